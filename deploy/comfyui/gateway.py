@@ -53,7 +53,7 @@ class EditError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Order:
+class GatewayRequest:
     """One edit or generation: the fields of its request, and its PNG files by field."""
 
     task: str
@@ -75,7 +75,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Progress:
+class PictureProgress:
     """News of one picture of an order; that of `index` -1 is only of the order's job."""
 
     order: int
@@ -111,7 +111,9 @@ def mask(image: bytes, fields: Mapping[str, Any]) -> bytes:
         return answer.content
 
 
-def pictures(orders: Sequence[Order], report: Callable[[Progress | None], None]) -> list[bytes]:
+def pictures(
+    orders: Sequence[GatewayRequest], report: Callable[[PictureProgress | None], None]
+) -> list[bytes]:
     """The pictures of all orders, in order; a few orders are asked for at a time.
 
     `report` is called in the caller's thread, with None now and then, and may raise to cancel all orders.
@@ -119,7 +121,7 @@ def pictures(orders: Sequence[Order], report: Callable[[Progress | None], None])
     Raises:
         EditError: the gateway is not reached, or refuses an order; says why. The other orders are cancelled.
     """
-    news: SimpleQueue[Progress | Future[list[bytes]]] = SimpleQueue()
+    news: SimpleQueue[PictureProgress | Future[list[bytes]]] = SimpleQueue()
     stop, jobs = Event(), dict[int, str]()
     pool = ThreadPoolExecutor(AT_ONCE, "giornata")
     try:
@@ -133,7 +135,7 @@ def pictures(orders: Sequence[Order], report: Callable[[Progress | None], None])
             except Empty:
                 report(None)
                 continue
-            if isinstance(item, Progress):
+            if isinstance(item, PictureProgress):
                 jobs[item.order] = item.job_id
                 report(item)
             else:
@@ -150,7 +152,7 @@ def pictures(orders: Sequence[Order], report: Callable[[Progress | None], None])
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _made(order: Order, number: int, news: SimpleQueue[Any], stop: Event) -> list[bytes]:
+def _made(order: GatewayRequest, number: int, news: SimpleQueue[Any], stop: Event) -> list[bytes]:
     """The pictures of one order; `stop` ends it at its next event, which cancels it at the gateway."""
     for tries_left in reversed(range(TRIES)):
         with _asked("POST", f"images/{order.task}", stream=True, **order.body) as answer:
@@ -177,7 +179,7 @@ def _streamed(answer: requests.Response, number: int, news: SimpleQueue[Any], st
             made[index] = picture
         share = 1.0 if index in made else event["step"] / event["steps"] if event.get("step") else 0.0
         preview = picture if event["type"].endswith(".partial_image") else None
-        news.put(Progress(number, index, event["job_id"], share, preview))
+        news.put(PictureProgress(number, index, event["job_id"], share, preview))
     if not made:
         raise EditError("The gateway ended its answer without a picture.")
     return [made[index] for index in sorted(made)]

@@ -211,7 +211,7 @@ def _painted(task: str, asked: Inputs, files: Sequence[Sequence[tuple[str, bytes
     }
     each, seed = given.get("n", 1), asked["seed"]
     orders = [
-        gateway.Order(task, {**given, "seed": (seed + number * each) % SEEDS}, [*own, *more])
+        gateway.GatewayRequest(task, {**given, "seed": (seed + number * each) % SEEDS}, [*own, *more])
         for number, own in enumerate(files)
     ]
     return pictures.images_of(gateway.pictures(orders, _Progress(len(files) * each)))
@@ -228,7 +228,7 @@ class _Progress:
         except ModuleNotFoundError:
             self._bar = None
 
-    def __call__(self, news: gateway.Progress | None) -> None:
+    def __call__(self, news: gateway.PictureProgress | None) -> None:
         """Show `news`; raises what ComfyUI raises where its user stops the workflow."""
         if self._bar is None:
             return

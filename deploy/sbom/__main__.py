@@ -10,13 +10,13 @@ from typing import Final
 
 import click
 
-from deploy.sbom.contents import ROOT, Image, images, requirements
+from deploy.sbom.contents import ROOT, ContainerImage, images, requirements
 
 FLAT: Final = {"PYTHONWARNINGS": "ignore::UserWarning:cyclonedx.model.bom"}
 """The bill lists what is there, and not what asks for what, of which the program warns."""
 
 
-def write(image: Image, folder: Path) -> Path:
+def write(image: ContainerImage, folder: Path) -> Path:
     """Write the bill of an image below `folder`, valid by CycloneDX's schema; the same bytes for the same pins."""
     path = folder / f"{image.service}.cdx.json"
     pinned = "".join(f"{name}=={version}\n" for name, version in requirements(image).items())

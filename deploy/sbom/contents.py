@@ -24,7 +24,7 @@ OWN: Final = "giornata"
 
 
 @dataclass(frozen=True)
-class Image:
+class ContainerImage:
     """What decides about the environment of an image."""
 
     service: str
@@ -36,12 +36,12 @@ class Image:
     """It has torch and what else is shared by services that compute."""
 
 
-def images() -> list[Image]:
+def images() -> list[ContainerImage]:
     """The images that Compose builds, each once: those for GPUs hold CUDA's libraries besides."""
     services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))["services"]
     dockerfile = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
     computing = set(re.findall(r"^FROM computing AS for-(\S+)$", dockerfile, re.MULTILINE))
-    found: dict[str, Image] = {}
+    found: dict[str, ContainerImage] = {}
     for described in services.values():
         told = described.get("build", {}).get("args", {})
         name = told.get("SERVICE")
@@ -49,11 +49,11 @@ def images() -> list[Image]:
         extras = "" if extras.startswith("$") else extras  # those of images for GPUs
         if name and (extras or name not in found):
             source = ROOT / told.get("SOURCE", f"services/{name}")
-            found[name] = Image(name, source, extras, name in computing)
+            found[name] = ContainerImage(name, source, extras, name in computing)
     return list(found.values())
 
 
-def requirements(image: Image) -> dict[str, str]:
+def requirements(image: ContainerImage) -> dict[str, str]:
     """Everything that the image's environment holds, by name, with its version; the repository's own is not among it.
 
     Raises:

@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from giornata.wire.permissions import User, application_user, inbox
+from giornata.wire.permissions import NatsRole, application_user, inbox
 
 DEFAULT_TENANT: Final = "default"
 """Owner of everything where no API keys are asked for."""
@@ -51,11 +51,11 @@ class KeysFileError(ValueError):
     """A file is not one of API keys, or lacks a key or tenant; the text says what and where."""
 
 
-class _Part(BaseModel):
+class _KeysFileModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
-class TenantLimits(_Part):
+class TenantLimits(_KeysFileModel):
     """A tenant's limits at one gateway; None: the limit of every tenant, from the gateway's configuration."""
 
     in_progress: int | None = Field(None, ge=0, le=1_000_000)
@@ -68,7 +68,7 @@ class TenantLimits(_Part):
     """An operator sees hosts, instances and the load of others; default no."""
 
 
-class NatsUser(_Part):
+class NatsUser(_KeysFileModel):
     """The user of NATS with which an application logs in."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
@@ -77,7 +77,7 @@ class NatsUser(_Part):
     """Hash of its password, as NATS servers compare it."""
 
 
-class ApiKey(_Part):
+class ApiKey(_KeysFileModel):
     """One key, as its hash."""
 
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -94,7 +94,7 @@ class ApiKey(_Part):
     @property
     def user(self) -> str:
         """The user of NATS that asks with this key."""
-        return User.APPLICATION if self.nats is None else application_user(self.nats.name)
+        return NatsRole.APPLICATION if self.nats is None else application_user(self.nats.name)
 
     @property
     def inbox(self) -> str:
@@ -102,7 +102,7 @@ class ApiKey(_Part):
         return inbox(self.user)
 
 
-class KeysFile(_Part):
+class KeysFile(_KeysFileModel):
     """All keys and all limits of a deployment."""
 
     version: Literal[1] = 1

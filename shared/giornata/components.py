@@ -13,7 +13,7 @@ UNSERVED_SAMPLING: Final = ("thresholding", "clip_sample")
 """Options of a scheduler by which a step is no longer linear in latent and output."""
 
 
-class Configs(NamedTuple):
+class CheckpointConfigs(NamedTuple):
     """The configurations of one checkpoint."""
 
     pipeline: Config
@@ -24,7 +24,7 @@ class Configs(NamedTuple):
     autoencoder: Config
 
 
-Refusal: TypeAlias = Callable[[Configs], str | None]
+Refusal: TypeAlias = Callable[[CheckpointConfigs], str | None]
 """Why a checkpoint is not served, as the end of a sentence; None where it is."""
 
 
@@ -52,20 +52,20 @@ def autoencoder_qwen_21(autoencoder: Config) -> LatentShape:
     return LatentShape(int(autoencoder["scale_factor_spatial"]), int(autoencoder["z_dim"]))
 
 
-def unserved_sampling(configs: Configs) -> str | None:
+def unserved_sampling(configs: CheckpointConfigs) -> str | None:
     """Why the checkpoint's scheduler is not served, as the end of a sentence; None where it is."""
     asked = [option for option in UNSERVED_SAMPLING if configs.scheduler.get(option)]
     return f"its scheduler asks for {' and '.join(asked)}, which is not served" if asked else None
 
 
-def unserved_qwen_21(configs: Configs) -> str | None:
+def unserved_qwen_21(configs: CheckpointConfigs) -> str | None:
     """Why a checkpoint of Qwen-Image 2.1 is not served, as :func:`unserved_sampling` says it."""
     if configs.pipeline.get("sample_sigmas") is not None:
         return "its pipeline has sample_sigmas, which fix the noise levels; served are those of any number of steps"
     return unserved_sampling(configs)
 
 
-def unserved_unet(configs: Configs, levels: int, **options: object) -> str | None:
+def unserved_unet(configs: CheckpointConfigs, levels: int, **options: object) -> str | None:
     """As :func:`unserved_sampling`, of a UNet with at most so many `levels` and with these `options` alone."""
     fixed = {"time_cond_proj_dim": None, "class_embed_type": None, "encoder_hid_dim_type": None} | options
     for name, served in fixed.items():
@@ -76,12 +76,12 @@ def unserved_unet(configs: Configs, levels: int, **options: object) -> str | Non
     return unserved_sampling(configs)
 
 
-def unserved_sd(configs: Configs) -> str | None:
+def unserved_sd(configs: CheckpointConfigs) -> str | None:
     """Why a checkpoint of Stable Diffusion 1 or 2 is not served, as :func:`unserved_sampling` says it."""
     return unserved_unet(configs, 4, addition_embed_type=None)
 
 
-def unserved_sdxl(configs: Configs) -> str | None:
+def unserved_sdxl(configs: CheckpointConfigs) -> str | None:
     """Why a checkpoint of Stable Diffusion XL is not served, such as a refiner, or one with normalised latents."""
     if configs.pipeline.get("requires_aesthetics_score"):
         return "it is a refiner, which takes an aesthetics score; base models are served"

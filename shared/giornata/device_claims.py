@@ -176,7 +176,7 @@ def _claim(path: Path, instance: str) -> Iterator[str | None]:
             yield None
 
 
-class Stated(NamedTuple):
+class GpuMemoryClaim(NamedTuple):
     """What a living process needs of its GPU."""
 
     gpu: str
@@ -213,9 +213,9 @@ class DeviceLedger:
         if self.folder is not None:
             os.pwrite(self._handle, f"{size_bytes:020}".encode(), 0)
 
-    def others(self) -> list[Stated]:
+    def others(self) -> list[GpuMemoryClaim]:
         """What others have stated. Of two that state first and then look here, at least one sees the other."""
-        found: list[Stated] = []
+        found: list[GpuMemoryClaim] = []
         if self.folder is None:
             return found
         with alone(self.folder):
@@ -223,7 +223,7 @@ class DeviceLedger:
                 with lock_if_free(path) as of_the_dead:
                     gpu, service, _ = path.name.split("@")
                     if of_the_dead is None:
-                        found.append(Stated(gpu, service, int(path.read_text(encoding="ascii") or 0)))
+                        found.append(GpuMemoryClaim(gpu, service, int(path.read_text(encoding="ascii") or 0)))
                     else:
                         path.unlink()
         return found

@@ -9,8 +9,8 @@ from pkgutil import resolve_name
 from typing import Any
 
 from giornata import components
-from giornata.components import Config, Configs, LatentShape, Refusal
-from giornata.kept_channels import KeptChannels, of_flux
+from giornata.components import CheckpointConfigs, Config, LatentShape, Refusal
+from giornata.kept_channels import CachedChannels, of_flux
 from giornata.wire.models import Task
 from giornata.wire.samplers import FLOW_MATCHING, Sampler
 from giornata.wire.step_caches import StepCache
@@ -56,10 +56,10 @@ class Family(StrEnum):
 
 
 @dataclass(frozen=True)
-class Distilled:
+class DistilledVariant:
     """What differs in a checkpoint of the kind that was distilled to few steps."""
 
-    told: Callable[[Configs], bool]
+    told: Callable[[CheckpointConfigs], bool]
     """Whether a checkpoint is."""
     steps: int
     guidance_scale: float | None = None
@@ -67,7 +67,7 @@ class Distilled:
 
 
 @dataclass(frozen=True)
-class Kind:
+class CheckpointKind:
     """What all checkpoints of one kind have in common, and where their folders say the rest."""
 
     family: str
@@ -86,7 +86,7 @@ class Kind:
     """`guidance_scale` is that of classifier-free guidance, computed above this value. None: networks embed it."""
     embeds_guidance: bool = False
     """Whether networks embed it where their configuration does not say: the default of their class in diffusers."""
-    distilled: Distilled | None = None
+    distilled: DistilledVariant | None = None
     mask_latents: int = 0
     """Latent pixels a side of the cells in which the family tells edited from kept; 0: it tells single pixels."""
     token_latents: int = 2
@@ -120,14 +120,14 @@ class Kind:
     autoencoder: str = "AutoencoderKL"
     latent_shape: Callable[[Config], LatentShape] = components.autoencoder_kl
     """Shape of the autoencoder's latents, from its ``config.json``."""
-    kept_channels: Callable[[Config], KeptChannels] = of_flux
+    kept_channels: Callable[[Config], CachedChannels] = of_flux
     """What a template keeps of a token, from the network's ``config.json``."""
     by_input_channels: Mapping[int, str] | None = None
     """The family by `in_channels` of the network; None where :attr:`family` is that of all. See :meth:`of`."""
     unserved: Refusal = components.unserved_sampling
     """Why a checkpoint is not served, as the end of a sentence."""
 
-    def of(self, family: str) -> Kind:
+    def of(self, family: str) -> CheckpointKind:
         """The kind of those checkpoints alone that are of `family`.
 
         Where input channels tell another family than :attr:`family`, they are mask and masked picture: such a network

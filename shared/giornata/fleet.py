@@ -46,7 +46,7 @@ class ListeningClock:
         self._ticked_s = None
 
 
-class Heard(Generic[K]):
+class LastSeenTimes(Generic[K]):
     """When telemetry last mentioned each of several things: instances, rows at workers, questions to prepost."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Heard(Generic[K]):
         return self._heard_s.get(name)
 
 
-class Fleet(Heard[str]):
+class Fleet(LastSeenTimes[str]):
     """The latest telemetry of every live instance."""
 
     def __init__(self) -> None:

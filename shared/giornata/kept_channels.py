@@ -9,7 +9,7 @@ from giornata.components import Config
 from giornata.wire.blocks import EXACT_BITS
 
 
-class KeptChannels(NamedTuple):
+class CachedChannels(NamedTuple):
     """Channels a token, of all blocks together."""
 
     activations: int
@@ -22,26 +22,26 @@ class KeptChannels(NamedTuple):
         return tokens * (self.activations * bits + self.statistics * max(bits, EXACT_BITS)) // 8
 
 
-def of_flux(network: Config) -> KeptChannels:
+def of_flux(network: Config) -> CachedChannels:
     """Keys and values of a network with two kinds of blocks, equally wide; KeyError if it is another one."""
     blocks = int(network["num_layers"]) + int(network["num_single_layers"])
-    return KeptChannels(2 * blocks * _width(network))
+    return CachedChannels(2 * blocks * _width(network))
 
 
-def of_joint(network: Config) -> KeptChannels:
+def of_joint(network: Config) -> CachedChannels:
     """As :func:`of_flux`, of a network with one kind of block; some of SD3.5's attend twice."""
     sites = int(network["num_layers"]) + len(network.get("dual_attention_layers", ()))
-    return KeptChannels(2 * sites * _width(network))
+    return CachedChannels(2 * sites * _width(network))
 
 
-def of_z_image(network: Config) -> KeptChannels:
+def of_z_image(network: Config) -> CachedChannels:
     """As :func:`of_flux`, of `ZImageTransformer2DModel`; its picture passes its own refiner first."""
     blocks = int(network["n_layers"]) + int(network["n_refiner_layers"])
     width = int(network["dim"]) * int(network["n_kv_heads"]) // int(network["n_heads"])
-    return KeptChannels(2 * blocks * width)
+    return CachedChannels(2 * blocks * width)
 
 
-def of_unet(tile: int, network: Config) -> KeptChannels:
+def of_unet(tile: int, network: Config) -> CachedChannels:
     """Keys, values, borders and moments of a `UNet2DConditionModel`; a token is a tile of `tile` latent pixels a side.
 
     Raises:
@@ -49,14 +49,17 @@ def of_unet(tile: int, network: Config) -> KeptChannels:
     """
     groups = int(network.get("norm_num_groups", 32))
     parts = [*_down(tile, network), *_middle(tile, network), *_up(tile, network)]
-    last = [_Part(norms=1), _Part(convolved=_border(tile) * _widths(network)[0])]  # of the output
+    last = [
+        _UnetPartChannels(norms=1),
+        _UnetPartChannels(convolved=_border(tile) * _widths(network)[0]),
+    ]  # of the output
     every = [*parts, *last]
-    return KeptChannels(
+    return CachedChannels(
         sum(part.convolved + part.attended for part in every), 2 * groups * sum(part.norms for part in every)
     )
 
 
-class _Part(NamedTuple):
+class _UnetPartChannels(NamedTuple):
     """A part of a UNet, such as a resnet, a transformer or a sampler."""
 
     norms: int = 0
@@ -64,7 +67,7 @@ class _Part(NamedTuple):
     attended: int = 0
 
 
-def _down(tile: int, network: Config) -> Iterator[_Part]:
+def _down(tile: int, network: Config) -> Iterator[_UnetPartChannels]:
     widths, depths = _widths(network), _depths(network)
     before, side = widths[0], tile
     for level, (width, kind) in enumerate(zip(widths, network["down_block_types"], strict=True)):
@@ -75,11 +78,11 @@ def _down(tile: int, network: Config) -> Iterator[_Part]:
             before = width
         if level + 1 < len(widths):
             # The last row and column: with a stride of 2 nothing else is read.
-            yield _Part(convolved=(2 * side - 1) * width)
+            yield _UnetPartChannels(convolved=(2 * side - 1) * width)
             side //= 2
 
 
-def _middle(tile: int, network: Config) -> Iterator[_Part]:
+def _middle(tile: int, network: Config) -> Iterator[_UnetPartChannels]:
     if network.get("mid_block_type", "UNetMidBlock2DCrossAttn") is None:
         return
     width, side = _widths(network)[-1], tile >> (len(_widths(network)) - 1)
@@ -88,7 +91,7 @@ def _middle(tile: int, network: Config) -> Iterator[_Part]:
     yield _resnet(width, width, side)
 
 
-def _up(tile: int, network: Config) -> Iterator[_Part]:
+def _up(tile: int, network: Config) -> Iterator[_UnetPartChannels]:
     widths = _widths(network)[::-1]
     layers = _layers(network)[::-1]
     depths = network.get("reverse_transformer_layers_per_block") or _depths(network)[::-1]
@@ -102,17 +105,17 @@ def _up(tile: int, network: Config) -> Iterator[_Part]:
             before = width
         if level + 1 < len(widths):
             # Each cell is repeated as 2x2 and kept once.
-            yield _Part(convolved=_border(side) * width)
+            yield _UnetPartChannels(convolved=_border(side) * width)
             side *= 2
 
 
-def _resnet(before: int, width: int, side: int) -> _Part:
+def _resnet(before: int, width: int, side: int) -> _UnetPartChannels:
     """Two norms, each in front of a convolution."""
-    return _Part(norms=2, convolved=_border(side) * (before + width))
+    return _UnetPartChannels(norms=2, convolved=_border(side) * (before + width))
 
 
-def _transformer(width: int, side: int, depth: int) -> _Part:
-    return _Part(norms=1, attended=2 * depth * width * side**2)
+def _transformer(width: int, side: int, depth: int) -> _UnetPartChannels:
+    return _UnetPartChannels(norms=1, attended=2 * depth * width * side**2)
 
 
 def _border(side: int) -> int:

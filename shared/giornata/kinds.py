@@ -12,21 +12,21 @@ from functools import partial
 from typing import Final
 
 from giornata import components
-from giornata.families import Distilled, Family, Kind
+from giornata.families import CheckpointKind, DistilledVariant, Family
 from giornata.kept_channels import of_joint, of_unet, of_z_image
 from giornata.wire.samplers import DISCRETE_TIME, FLOW_MATCHING, WITH_LIGHTNING
 
-_FLUX_INPAINT: Final = Kind(
+_FLUX_INPAINT: Final = CheckpointKind(
     Family.FLUX_INPAINT,
     takes_true_cfg=True,
     steps=28,
     guidance_scale=7.0,
     strength=0.6,
     generation_guidance_scale=3.5,
-    distilled=Distilled(lambda found: not found.network.get("guidance_embeds"), steps=4),
+    distilled=DistilledVariant(lambda found: not found.network.get("guidance_embeds"), steps=4),
     mask_latents=1,
 )
-_SD: Final = Kind(
+_SD: Final = CheckpointKind(
     Family.SD,
     takes_true_cfg=False,
     steps=50,
@@ -58,7 +58,7 @@ _SDXL: Final = replace(
     by_input_channels={4: Family.SDXL, 9: Family.SDXL_INPAINT},
     unserved=components.unserved_sdxl,
 )
-_SD3: Final = Kind(
+_SD3: Final = CheckpointKind(
     Family.SD3,
     takes_true_cfg=False,
     steps=50,
@@ -75,7 +75,7 @@ _SD3: Final = Kind(
     kept_channels=of_joint,
     by_input_channels={16: Family.SD3},
 )
-_Z_IMAGE: Final = Kind(
+_Z_IMAGE: Final = CheckpointKind(
     Family.Z_IMAGE,
     takes_true_cfg=False,
     steps=50,
@@ -84,7 +84,7 @@ _Z_IMAGE: Final = Kind(
     generation_guidance_scale=5.0,
     guided_above=0.0,
     # no entry tells Z-Image-Turbo, except that its noise levels are shifted by 3 where the base model's are by 6
-    distilled=Distilled(
+    distilled=DistilledVariant(
         lambda found: float(found.scheduler.get("shift", 6)) <= 3, steps=9, guidance_scale=0.0
     ),
     mask_latents=1,
@@ -93,7 +93,7 @@ _Z_IMAGE: Final = Kind(
     token_multiple=32,
     kept_channels=of_z_image,
 )
-_FLUX2_KLEIN: Final = Kind(
+_FLUX2_KLEIN: Final = CheckpointKind(
     Family.FLUX2_KLEIN,
     takes_true_cfg=False,
     steps=50,
@@ -101,7 +101,7 @@ _FLUX2_KLEIN: Final = Kind(
     strength=0.8,
     generation_guidance_scale=4.0,
     guided_above=1.0,
-    distilled=Distilled(lambda found: bool(found.pipeline.get("is_distilled")), steps=4),
+    distilled=DistilledVariant(lambda found: bool(found.pipeline.get("is_distilled")), steps=4),
     mask_latents=2,
     references=1,
     max_references=4,
@@ -130,7 +130,7 @@ _FLUX2: Final = replace(
     max_references=8,
     prompt_frame=31,  # the pipeline's system message, between marks
 )
-_QWEN_IMAGE: Final = Kind(
+_QWEN_IMAGE: Final = CheckpointKind(
     Family.QWEN_IMAGE,
     takes_true_cfg=True,
     steps=50,
@@ -175,7 +175,7 @@ _QWEN_IMAGE_21: Final = replace(
     latent_shape=components.autoencoder_qwen_21,
     unserved=components.unserved_qwen_21,
 )
-_CHROMA: Final = Kind(
+_CHROMA: Final = CheckpointKind(
     Family.CHROMA,
     takes_true_cfg=False,
     steps=28,
@@ -198,13 +198,13 @@ _FLUX_KONTEXT: Final = replace(
     max_references=1,
     replaces_own=True,
 )
-KINDS: Final[dict[str, Kind]] = {
+KINDS: Final[dict[str, CheckpointKind]] = {
     "FluxPipeline": _FLUX_INPAINT,
     "FluxInpaintPipeline": _FLUX_INPAINT,
     "FluxImg2ImgPipeline": _FLUX_INPAINT,
     "FluxKontextPipeline": _FLUX_KONTEXT,
     "FluxKontextInpaintPipeline": _FLUX_KONTEXT,
-    "FluxFillPipeline": Kind(
+    "FluxFillPipeline": CheckpointKind(
         Family.FLUX_FILL,
         takes_true_cfg=False,
         steps=50,

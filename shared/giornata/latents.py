@@ -19,7 +19,7 @@ KLEIN_PATCH: Final = 2
 
 
 @dataclass(frozen=True)
-class Normalisation:
+class LatentNormalisation:
     """What lies between an autoencoder's own latents and those of the network."""
 
     posterior: Callable[[Any, Tensor], Any]
@@ -30,7 +30,7 @@ class Normalisation:
     """(1, 3, height, width) pixels of the network's latents."""
 
 
-def normalisation_of(autoencoder: Any) -> Normalisation:
+def normalisation_of(autoencoder: Any) -> LatentNormalisation:
     """The normalisation of a diffusers autoencoder, by its class.
 
     Raises:
@@ -120,9 +120,9 @@ def _decode(autoencoder: Any, latents: Tensor) -> Tensor:
 
 
 NORMALISATIONS: Final = {
-    "AutoencoderKL": Normalisation(_encode, _shifted_and_scaled, _decode_shifted_and_scaled),
-    "AutoencoderKLQwenImage": Normalisation(_encode_frame, _by_channel, _decode_by_channel),
-    "AutoencoderKLQwenImage21": Normalisation(_encode_opaque, _by_channel, _decode_on_white),
-    "AutoencoderKLFlux2": Normalisation(_encode, _by_patch, _decode_by_patch),
+    "AutoencoderKL": LatentNormalisation(_encode, _shifted_and_scaled, _decode_shifted_and_scaled),
+    "AutoencoderKLQwenImage": LatentNormalisation(_encode_frame, _by_channel, _decode_by_channel),
+    "AutoencoderKLQwenImage21": LatentNormalisation(_encode_opaque, _by_channel, _decode_on_white),
+    "AutoencoderKLFlux2": LatentNormalisation(_encode, _by_patch, _decode_by_patch),
 }
 """By the class of the autoencoder: shift and scale; statistics by channel, twice; batch norm by 2x2 patches."""

@@ -32,14 +32,14 @@ from giornata.wire.loras import (
     PIECE_BYTES,
     BeginUpload,
     DropUpload,
-    FilePiece,
+    FileChunk,
     FinishUpload,
     KeepUpload,
     LoraRecord,
     ReadFile,
-    Received,
     StoredFile,
-    UploadPiece,
+    UploadChunk,
+    UploadProgress,
 )
 
 ANSWER_MS: Final = 10_000
@@ -60,7 +60,7 @@ TIER_NAME: Final = "tier"
 log = structlog.get_logger(__name__)
 
 
-class Upload:
+class LoraUpload:
     """A file that is sent. Make it with :func:`sending`."""
 
     def __init__(self, bus: Bus, tenant: str | None) -> None:
@@ -71,10 +71,10 @@ class Upload:
         self.sent_bytes = 0
         """Acknowledged bytes."""
 
-    async def begin(self) -> Received:
+    async def begin(self) -> UploadProgress:
         """Announce the file, and hear how large it may be."""
         request = BeginUpload(upload_id=self.upload_id, tenant=self._tenant, remaining_ms=ANSWER_MS)
-        return await _asked(self._bus, "begin", request, Received)
+        return await _asked(self._bus, "begin", request, UploadProgress)
 
     async def write(self, data: bytes) -> None:
         """Send whole pieces; what is left over goes with the next ones."""
@@ -106,29 +106,29 @@ class Upload:
         """Have the file forgotten. What is not heard is swept by the store later."""
         request = DropUpload(upload_id=self.upload_id, tenant=self._tenant, remaining_ms=ANSWER_MS)
         try:
-            await self._bus.call(subjects.lora("drop"), request, Received, Deadline.after_ms(ANSWER_MS))
+            await self._bus.call(subjects.lora("drop"), request, UploadProgress, Deadline.after_ms(ANSWER_MS))
         except GiornataError as error:
             log.info("upload_not_dropped", upload=self.upload_id, error=str(error))
 
     async def _send(self, size_bytes: int) -> None:
         piece = bytes(self._pending[:size_bytes])
-        request = UploadPiece(
+        request = UploadChunk(
             upload_id=self.upload_id,
             tenant=self._tenant,
             offset=self.sent_bytes,
             data=piece,
             remaining_ms=ANSWER_MS,
         )
-        await _asked(self._bus, "piece", request, Received)
+        await _asked(self._bus, "piece", request, UploadProgress)
         del self._pending[:size_bytes]
         self._digest.update(piece)
         self.sent_bytes += size_bytes
 
 
 @asynccontextmanager
-async def sending(bus: Bus, tenant: str | None = None) -> AsyncIterator[Upload]:
+async def sending(bus: Bus, tenant: str | None = None) -> AsyncIterator[LoraUpload]:
     """An upload that has begun; it is dropped where its sender fails. `tenant`: whose LoRA it becomes, if it does."""
-    upload = Upload(bus, tenant)
+    upload = LoraUpload(bus, tenant)
     try:
         await upload.begin()
         yield upload
@@ -149,7 +149,7 @@ async def pieces(bus: Bus, file: StoredFile, limit_bytes: int) -> AsyncIterator[
     digest, offset = hashlib.sha256(), 0
     while offset < file.size_bytes:
         request = ReadFile(sha256=file.sha256, offset=offset, size_bytes=PIECE_BYTES, remaining_ms=ANSWER_MS)
-        piece = (await _asked(bus, "read", request, FilePiece)).data
+        piece = (await _asked(bus, "read", request, FileChunk)).data
         if not piece:
             break
         yield piece

@@ -23,7 +23,7 @@ _OPERATION: Final = "KV-Operation"
 """The header of a revision that deletes its key."""
 
 
-class Mirror(Generic[R]):
+class BucketMirror(Generic[R]):
     """The records of a bucket by owner, the first token of their keys. Used from one event loop.
 
     It follows nothing for long: :meth:`refresh` asks for what has changed.

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from giornata.components import Config, Configs, LatentShape
-from giornata.families import Distilled, Family, Kind
+from giornata.components import CheckpointConfigs, Config, LatentShape
+from giornata.families import CheckpointKind, DistilledVariant, Family
 from giornata.kinds import KINDS
 from giornata.memory_plan import QUANTIZED, ModelMemory
 from giornata.schedulers import sampler_of
@@ -60,7 +60,7 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
     for config in sorted(folder.glob("*/config.json")):
         if (reason := unloadable(_read_json(config))) is not None:
             raise ValueError(f"{folder} cannot be served: its {config.parent.name} {reason}")
-    configs = Configs(
+    configs = CheckpointConfigs(
         index,
         _read_json(folder / kind.network / "config.json"),
         _read_optional(folder / "scheduler" / "scheduler_config.json"),
@@ -180,7 +180,7 @@ def _numbers(file: Path) -> int:
     return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
-def _max_prompt_tokens(folder: Path, kind: Kind, padded: int) -> int | None:
+def _max_prompt_tokens(folder: Path, kind: CheckpointKind, padded: int) -> int | None:
     if kind.prompt_frame is None:
         return None
     if kind.family != Family.SD3:
@@ -189,7 +189,7 @@ def _max_prompt_tokens(folder: Path, kind: Kind, padded: int) -> int | None:
     return max(clip, padded - kind.prompt_frame) if has_t5 else clip
 
 
-def _kind(folder: Path, index: Mapping[str, Any]) -> Kind:
+def _kind(folder: Path, index: Mapping[str, Any]) -> CheckpointKind:
     pipeline = str(index.get("_class_name"))
     if pipeline not in KINDS:
         named = {name.removesuffix("Pipeline"): name for name in KINDS}
@@ -201,7 +201,7 @@ def _kind(folder: Path, index: Mapping[str, Any]) -> Kind:
     return KINDS[pipeline]
 
 
-def _latent_shape(folder: Path, kind: Kind, configs: Configs) -> LatentShape:
+def _latent_shape(folder: Path, kind: CheckpointKind, configs: CheckpointConfigs) -> LatentShape:
     try:
         return kind.latent_shape(configs.autoencoder)
     except KeyError as error:
@@ -210,7 +210,7 @@ def _latent_shape(folder: Path, kind: Kind, configs: Configs) -> LatentShape:
         ) from error
 
 
-def _served_family(folder: Path, kind: Kind, configs: Configs) -> str:
+def _served_family(folder: Path, kind: CheckpointKind, configs: CheckpointConfigs) -> str:
     """The family of a checkpoint; ValueError if this variant of it is not served."""
     if (reason := kind.unserved(configs)) is not None:
         raise ValueError(f"{folder} cannot be served: {reason}")
@@ -225,7 +225,7 @@ def _served_family(folder: Path, kind: Kind, configs: Configs) -> str:
     return kind.by_input_channels[channels]
 
 
-def _guidance(kind: Kind, configs: Configs, told: ServingDefaults) -> dict[str, Any]:
+def _guidance(kind: CheckpointKind, configs: CheckpointConfigs, told: ServingDefaults) -> dict[str, Any]:
     """The card's defaults, and what guidance it takes."""
     distilled = kind.distilled if kind.distilled and kind.distilled.told(configs) else None
     steps = distilled.steps if distilled else kind.steps
@@ -248,7 +248,9 @@ def _guidance(kind: Kind, configs: Configs, told: ServingDefaults) -> dict[str, 
     }
 
 
-def _of_generations(kind: Kind, distilled: Distilled | None, told: ServingDefaults) -> float | None:
+def _of_generations(
+    kind: CheckpointKind, distilled: DistilledVariant | None, told: ServingDefaults
+) -> float | None:
     if kind.generation_guidance_scale is None:
         return None
     if told.generation_guidance_scale is not None:
@@ -258,7 +260,9 @@ def _of_generations(kind: Kind, distilled: Distilled | None, told: ServingDefaul
     return kind.generation_guidance_scale
 
 
-def _steps_of_generations(kind: Kind, distilled: Distilled | None, told: ServingDefaults) -> int | None:
+def _steps_of_generations(
+    kind: CheckpointKind, distilled: DistilledVariant | None, told: ServingDefaults
+) -> int | None:
     """None where they are those of edits."""
     if kind.generation_guidance_scale is None:
         return None
@@ -266,11 +270,11 @@ def _steps_of_generations(kind: Kind, distilled: Distilled | None, told: Serving
     return told.generation_steps or own
 
 
-def _own_sampler(kind: Kind, configs: Configs) -> Sampler:
+def _own_sampler(kind: CheckpointKind, configs: CheckpointConfigs) -> Sampler:
     return sampler_of(configs.scheduler) if kind.samplers is DISCRETE_TIME else kind.samplers[0]
 
 
-def _native_size(kind: Kind, configs: Configs, latents: LatentShape) -> int:
+def _native_size(kind: CheckpointKind, configs: CheckpointConfigs, latents: LatentShape) -> int:
     if not kind.network_size:
         return int(configs.autoencoder.get("sample_size", kind.native_size))
     sides = configs.network.get("sample_size", kind.native_size // latents.scale_factor)

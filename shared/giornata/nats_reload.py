@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import nats.errors
 
-from giornata.bus.connection import TellingClient, opened
+from giornata.bus.connection import FailFastNatsClient, opened
 from giornata.deadlines import Deadline
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.permissions import RELOADER
@@ -47,7 +47,7 @@ async def reload_servers(url: str, password_file: Path) -> int:
     return len(servers)
 
 
-async def _servers(client: TellingClient) -> list[str]:
+async def _servers(client: FailFastNatsClient) -> list[str]:
     """IDs of the cluster's servers. Each tells how many it knows, so that all are heard; one may just have died."""
     inbox, deadline = client.new_inbox(), Deadline.after_ms(LIMIT_S * 1000)
     heard = await client.subscribe(inbox)
@@ -66,7 +66,7 @@ async def _servers(client: TellingClient) -> list[str]:
     return found
 
 
-async def _reload(client: TellingClient, server: str) -> bool:
+async def _reload(client: FailFastNatsClient, server: str) -> bool:
     """Whether the server has taken its configuration."""
     try:
         async with asyncio.timeout(LIMIT_S):

@@ -34,12 +34,12 @@ from giornata.wire.nats_config import (
     has_anonymous,
     users_config,
 )
-from giornata.wire.permissions import RELOADER, User
+from giornata.wire.permissions import RELOADER, NatsRole
 from giornata.wire.workers import ServiceName
 
 USERS_CONF: Final = Path("server", "users.conf")
 CLUSTER_CONF: Final = "cluster.conf"
-RUNNING: Final = frozenset({*ServiceName, User.PROFILER})
+RUNNING: Final = frozenset({*ServiceName, NatsRole.PROFILER})
 """Users that are programs: each may run in a container, and has a folder of its own."""
 PASSWORD_BYTES: Final = 32
 """A password of 256 random bits needs no stretching; its hexadecimal digits may stand in an address."""
@@ -54,7 +54,7 @@ def write_users(
     folder: Path,
     applications: Mapping[str, str] | None = None,
     *,
-    anonymous: User | None = None,
+    anonymous: NatsRole | None = None,
 ) -> None:
     """Write a password for every user that has none yet, and ``server/users.conf``; the folder is made.
 
@@ -63,7 +63,7 @@ def write_users(
         applications: hashes of the applications' passwords, by user.
         anonymous: whom clients without a password are; None refuses them.
     """
-    users = [user for user in User if user is not User.APPLICATION or anonymous]
+    users = [user for user in NatsRole if user is not NatsRole.APPLICATION or anonymous]
     passwords = {user.value: _password(password_file(folder, user)) for user in users}
     reloader = _password(password_file(folder, RELOADER))
     text = users_config(passwords | dict(applications or {}), reloader, anonymous=anonymous)
@@ -78,7 +78,7 @@ def update_users(folder: Path, keys: Path) -> None:
     """
     config = folder / USERS_CONF
     with alone(config.parent):
-        anonymous = User.APPLICATION if has_anonymous(config.read_text(encoding="utf-8")) else None
+        anonymous = NatsRole.APPLICATION if has_anonymous(config.read_text(encoding="utf-8")) else None
         write_users(folder, read_keys(keys).passwords, anonymous=anonymous)
 
 

@@ -15,7 +15,7 @@ import click
 from giornata.bus import bus
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName, ServiceState
 
 
@@ -30,7 +30,7 @@ async def is_ready(
             ready.set()
 
     login = bus.connect(
-        nats_url, "probe", user=User(service), password_file=password_file, timeout_s=timeout_s
+        nats_url, "probe", user=NatsRole(service), password_file=password_file, timeout_s=timeout_s
     )
     async with login as connected, connected.listen(subjects.telemetry_of(service), ServiceState, hear):
         with contextlib.suppress(TimeoutError):

@@ -46,7 +46,7 @@ FULL_RETRY_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Revised(Generic[R]):
+class RecordRevision(Generic[R]):
     """A record as it was at one of its revisions, which may be the present one."""
 
     record: R
@@ -68,7 +68,7 @@ class RecordBucket(Generic[R]):
     key_of: Callable[[R], str]
     missing: type[GiornataError]
 
-    async def read(self, key: str) -> Revised[R]:
+    async def read(self, key: str) -> RecordRevision[R]:
         """The present revision of a record."""
         try:
             entry = await repeated(lambda: self.bucket.get(key))
@@ -76,7 +76,7 @@ class RecordBucket(Generic[R]):
             raise self._none(key) from error
         if entry.value is None or entry.revision is None:
             raise self._none(key)
-        return Revised(codec.decode(self.kind, entry.value), entry.revision)
+        return RecordRevision(codec.decode(self.kind, entry.value), entry.revision)
 
     async def get(self, key: str) -> R:
         """A record."""
@@ -104,7 +104,9 @@ class RecordBucket(Generic[R]):
         """The record after `change` was applied to the present one, again if another writer was faster."""
         return (await self.revise(key, change)).record
 
-    async def revise(self, key: str, change: Change[R], known: Revised[R] | None = None) -> Revised[R]:
+    async def revise(
+        self, key: str, change: Change[R], known: RecordRevision[R] | None = None
+    ) -> RecordRevision[R]:
         """As :meth:`change`. `known` is the revision that is probably the present one: so long, nothing is read.
 
         What is to stay as it is was read, and is not only known.
@@ -114,7 +116,7 @@ class RecordBucket(Generic[R]):
             following = change(present.record)
             if following is not None and following != present.record:
                 with contextlib.suppress(KeyWrongLastSequenceError):
-                    return Revised(following, await self._write(key, following, present.revision))
+                    return RecordRevision(following, await self._write(key, following, present.revision))
             elif known is None:
                 return present
             known = None
@@ -236,7 +238,7 @@ class RecordBucket(Generic[R]):
 
 
 @dataclass(frozen=True)
-class Records(RecordBucket[JobRecord]):
+class JobRecordStore(RecordBucket[JobRecord]):
     """The bucket of job records, by job id; an unknown id raises JobNotFound. Make it with :meth:`open`.
 
     The record of an ended job is kept as long as its results, and `linger_s` more.
@@ -245,7 +247,7 @@ class Records(RecordBucket[JobRecord]):
     linger_s: int = field(default=LINGER_S, kw_only=True)
 
     @classmethod
-    async def open(cls, jetstream: JetStreamContext, *, linger_s: int = LINGER_S) -> Records:
+    async def open(cls, jetstream: JetStreamContext, *, linger_s: int = LINGER_S) -> JobRecordStore:
         """Open the bucket."""
         bucket = await jetstream.key_value(RECORDS)
         return cls(jetstream, RECORDS, bucket, JobRecord, _job_id, JobNotFound, linger_s=linger_s)
@@ -255,8 +257,8 @@ class Records(RecordBucket[JobRecord]):
         return record.job.result_ttl_s + self.linger_s if record.state.terminal else None
 
     async def revise(
-        self, key: str, change: Change[JobRecord], known: Revised[JobRecord] | None = None
-    ) -> Revised[JobRecord]:
+        self, key: str, change: Change[JobRecord], known: RecordRevision[JobRecord] | None = None
+    ) -> RecordRevision[JobRecord]:
         """Change a record as in every bucket. A terminal record stays as it is, and `change` is not called."""
         return await super().revise(
             key, lambda record: None if record.state.terminal else change(record), known

@@ -27,7 +27,7 @@ def firm() -> bool:
 
 
 @dataclass(eq=False)
-class Holding:
+class TenantAllocation:
     """A part of a pool that one request or connection of a tenant has."""
 
     tenant: str
@@ -45,7 +45,7 @@ class Holding:
 class _Tenant:
     weight: float
     held: int = 0
-    holdings: dict[Holding, None] = field(default_factory=dict)
+    holdings: dict[TenantAllocation, None] = field(default_factory=dict)
     wanted: int = 0
     """The most that it held or asked for lately."""
     until_s: float = 0.0
@@ -78,7 +78,7 @@ class SharedPool:
         """The amount that a tenant has."""
         return self._tenants[tenant].held if tenant in self._tenants else 0
 
-    def fits(self, holding: Holding, amount: int, now: float, kept: float = KEPT) -> bool:
+    def fits(self, holding: TenantAllocation, amount: int, now: float, kept: float = KEPT) -> bool:
         """Whether `amount` more is free for a holding; any amount is where nothing is held."""
         free, own = self.capacity - self.used, self._level(holding, amount)
         if not self.used or not amount:
@@ -96,13 +96,13 @@ class SharedPool:
         asked = sum(max(0, one.wanted - one.held) for one in others if now < one.until_s)
         return amount <= free - min(kept * self.capacity, asked)
 
-    def take(self, holding: Holding, amount: int, now: float) -> bool:
+    def take(self, holding: TenantAllocation, amount: int, now: float) -> bool:
         """Give a holding `amount` more if it fits, at once or in the place of others; if not, room is kept for it."""
         tenant = self._tenant(holding, now)
         wanted = tenant.held + amount
         if now >= tenant.until_s or wanted >= tenant.wanted:
             tenant.wanted, tenant.until_s = wanted, now + LINGER_S
-        gone: list[Holding] = []
+        gone: list[TenantAllocation] = []
         if not self.fits(holding, amount, now) and not (gone := self._owed(holding, amount, now)):
             return False
         for one in gone:
@@ -112,7 +112,7 @@ class SharedPool:
         self.count(holding, amount, now)
         return True
 
-    def count(self, holding: Holding, amount: int, now: float) -> None:
+    def count(self, holding: TenantAllocation, amount: int, now: float) -> None:
         """Count `amount` more that a holding has, whether it fits or not."""
         tenant = self._tenant(holding, now)
         tenant.holdings[holding] = None
@@ -126,9 +126,9 @@ class SharedPool:
         self.used = 0
         self._tenants.clear()
         for name, has in held.items():
-            self.count(Holding(name, self.weight_of(name)), has, 0.0)
+            self.count(TenantAllocation(name, self.weight_of(name)), has, 0.0)
 
-    def give_back(self, holding: Holding) -> None:
+    def give_back(self, holding: TenantAllocation) -> None:
         """A holding ends, or is taken back; one that has nothing is no mistake."""
         tenant = self._tenants.get(holding.tenant)
         if tenant is not None and holding in tenant.holdings:
@@ -137,7 +137,7 @@ class SharedPool:
             self.used -= holding.amount
             holding.amount = 0
 
-    def _owed(self, holding: Holding, amount: int, now: float) -> list[Holding]:
+    def _owed(self, holding: TenantAllocation, amount: int, now: float) -> list[TenantAllocation]:
         """The holdings to take back so that `amount` is free for a tenant with less; none where they do not suffice."""
         needed, own = self.used + amount - self.capacity, self._level(holding, amount)
         levels = {name: one.held / one.weight for name, one in self._tenants.items()}
@@ -147,7 +147,7 @@ class SharedPool:
             for one in (tenant.holdings if self._renews or name != holding.tenant else ())
             if now - one.moved_s >= self.grace_s and one.takeable()
         ]
-        chosen: list[Holding] = []
+        chosen: list[TenantAllocation] = []
         while needed > 0:
             first = max(able, key=lambda one: (levels[one.tenant], -one.moved_s), default=None)
             if first is None or (levels[first.tenant] <= own and not self._renews):
@@ -158,10 +158,10 @@ class SharedPool:
             needed -= first.amount
         return chosen
 
-    def _level(self, holding: Holding, amount: int) -> float:
+    def _level(self, holding: TenantAllocation, amount: int) -> float:
         return (self.held(holding.tenant) + amount) / holding.weight
 
-    def _tenant(self, holding: Holding, now: float) -> _Tenant:
+    def _tenant(self, holding: TenantAllocation, now: float) -> _Tenant:
         known = self._tenants.get(holding.tenant)
         if known is None:
             for name in [n for n, one in self._tenants.items() if not one.held and now >= one.until_s]:
@@ -175,4 +175,4 @@ def has_room(held: Mapping[str, int], tenant: str, amount: int, capacity: int, *
     """Whether a tenant may have `amount` more where tenants have what is `held`, all of it firm and of equal weight."""
     pool = SharedPool(capacity, lambda: alone)
     pool.measured(held)
-    return pool.fits(Holding(tenant), amount, 0.0)
+    return pool.fits(TenantAllocation(tenant), amount, 0.0)

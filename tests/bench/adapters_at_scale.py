@@ -17,14 +17,14 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, Final
 
-from giornata.residency.plans.naming import PlacementName
-from giornata.scheduling.fair_line import Turn
-from giornata.scheduling.line import LineName
+from giornata.residency.plans.naming import ResidencyPlanName
+from giornata.scheduling.fair_line import TenantJobOrder
+from giornata.scheduling.line import QueueOrder
 from giornata.scheduling.policies import PolicyName
-from giornata.scheduling.rock import Rock
+from giornata.scheduling.rock import RockScheduler
 from giornata.scheduling.scheduler import Scheduler
 from giornata_tools.loadgen import gentd26
-from giornata_tools.loadgen.charts import Chart, Drawn
+from giornata_tools.loadgen.charts import Chart, PointStyle
 from giornata_tools.loadgen.drawing import COLOURS, figure, svg
 from giornata_tools.loadgen.trace import TraceLine
 from giornata_tools.simulation.jobs import SimulatedJob
@@ -65,27 +65,27 @@ class Variant:
     """Share of the steps that may be made before adapters are there."""
 
 
-_OURS: Final = RunOptions(turn=Turn.ARRIVAL)
+_OURS: Final = RunOptions(turn=TenantJobOrder.ARRIVAL)
 _ROCK: Final = RunOptions.of(PolicyName.ROCK)
 _LRUMS: Final = RunOptions.of(PolicyName.LRUMS)
 VARIANTS: Final[Mapping[str, Variant]] = {
     "rrod": Variant(RunOptions.of(PolicyName.RROD)),
     "lrums": Variant(_LRUMS),
-    "proactive": Variant(replace(_LRUMS, placing=PlacementName.PROACTIVE)),
+    "proactive": Variant(replace(_LRUMS, placing=ResidencyPlanName.PROACTIVE)),
     BASE: Variant(_ROCK),
-    "rock with one queue": Variant(_ROCK, partial(Rock, queues=False)),
-    "rock without placement": Variant(replace(_ROCK, placing=PlacementName.OFF)),
+    "rock with one queue": Variant(_ROCK, partial(RockScheduler, queues=False)),
+    "rock without placement": Variant(replace(_ROCK, placing=ResidencyPlanName.OFF)),
     "blind": Variant(replace(_OURS, adapters=False)),
     "loads known": Variant(replace(_OURS, loads_ahead=False, load_weight=0.0)),
     "begun while waiting": Variant(replace(_OURS, load_weight=0.0)),
     OURS: Variant(_OURS),
-    "ours with plan by use": Variant(replace(_OURS, placing=PlacementName.USE)),
-    "the same at load weight 2": Variant(replace(_OURS, placing=PlacementName.USE, load_weight=2.0)),
+    "ours with plan by use": Variant(replace(_OURS, placing=ResidencyPlanName.USE)),
+    "the same at load weight 2": Variant(replace(_OURS, placing=ResidencyPlanName.USE, load_weight=2.0)),
     "ours at load weight 2": Variant(replace(_OURS, load_weight=2.0)),
     "ours at load weight 0.5": Variant(replace(_OURS, load_weight=0.5)),
     "ours at load weight 4": Variant(replace(_OURS, load_weight=4.0)),
-    "ours by least work": Variant(replace(_OURS, turn=Turn.LEAST_WORK)),
-    "ours by kinds": Variant(replace(_OURS, line_name=LineName.KINDS)),
+    "ours by least work": Variant(replace(_OURS, turn=TenantJobOrder.LEAST_WORK)),
+    "ours by kinds": Variant(replace(_OURS, line_name=QueueOrder.KINDS)),
     FREE_LOADS: Variant(_OURS, free=True),
 }
 DRAWN: Final = ("rrod", "lrums", "proactive", BASE, OURS, "ours at load weight 0.5", FREE_LOADS)
@@ -211,7 +211,7 @@ def charts(rows: Sequence[Mapping[str, Any]]) -> None:
             if row["setting"] == setting and (row["served by"] in DRAWN or len(rows) <= len(COLOURS))
         }
         chart = Chart(
-            f"Adapters at scale, {setting}", "loads a use", "mean latency, seconds", dots, Drawn.DOTS
+            f"Adapters at scale, {setting}", "loads a use", "mean latency, seconds", dots, PointStyle.DOTS
         )
         if dots:
             (report.OUT / f"adapters_at_scale_{place}.svg").write_text(svg(figure(chart)), "utf-8")

@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from diffusers import FluxFillPipeline
 
-from giornata_denoiser.controls.executing import ExecutingControls
+from giornata_denoiser.controls.executing import ControlDispatcher
 from giornata_denoiser.controls.local import HELD_STEPS, LocalControls
 from giornata_denoiser.rows.adapters import Adapters, RowLora
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.checkout import TRAINED
-from giornata_tools.joining.shares import Tried, joins_within
+from giornata_tools.joining.shares import JoinStepTrial, joins_within
 from giornata_tools.model.adapters import card, judging, silhouettes
 from giornata_tools.model.adapters.looks import swapped_caption
 from giornata_tools.model.painting import edits, fill_pipeline
 from giornata_tools.model.scenes import Scene
 from giornata_tools.quality import metrics
-from giornata_tools.quality.cases import Case
+from giornata_tools.quality.cases import QualityCase
 from tests.bench.compute.adapted import LORAS, AdaptedModel, Edits, Way
 from tests.bench.compute.bench_model import Request, box_of
 from tests.bench.compute.setting import DEFAULT
@@ -44,7 +44,7 @@ Line = dict[str, Any]
 
 def here(held_steps: int) -> Way:
     """This process computes ControlNets, each time for so many steps."""
-    return lambda nets, network: ExecutingControls(LocalControls(nets, network, held_steps), None)
+    return lambda nets, network: ControlDispatcher(LocalControls(nets, network, held_steps), None)
 
 
 EACH: Final = "each step's own"
@@ -164,7 +164,7 @@ def bounded(limit: int, steps: int) -> Iterator[Line]:
     for name in LORAS:
         one, pipeline = card.read(name), fill_pipeline(TRAINED)
         pipeline.load_lora_weights(one.file.parent, weight_name=one.file.name, adapter_name=name)
-        tried: list[Tried] = []
+        tried: list[JoinStepTrial] = []
         for line, seen in _late(pipeline, name, cases, steps, JOINS):
             tried.append(seen)
             yield line
@@ -174,8 +174,8 @@ def bounded(limit: int, steps: int) -> Iterator[Line]:
 
 
 def _late(
-    pipeline: FluxFillPipeline, name: str, cases: Sequence[Case], steps: int, joins: Sequence[int]
-) -> Iterator[tuple[Line, Tried]]:
+    pipeline: FluxFillPipeline, name: str, cases: Sequence[QualityCase], steps: int, joins: Sequence[int]
+) -> Iterator[tuple[Line, JoinStepTrial]]:
     """Edits whose LoRA joins after each of `joins` steps, beside those that have it from the first."""
     scenes, seeds = [case.scene for case in cases], [case.slot.index for case in cases]
     prompts = [scene.caption for scene in scenes]
@@ -195,7 +195,7 @@ def _late(
         pictures = made(step)
         ssims = tuple(metrics.ssim(*one) for one in zip(pictures, truth, boxes, strict=True))
         line = _line("bounded", f"{name}: after {step} steps", pictures, truth, boxes)
-        yield {**line, "K": step}, Tried(step, steps, ssims)
+        yield {**line, "K": step}, JoinStepTrial(step, steps, ssims)
 
 
 def _joined(

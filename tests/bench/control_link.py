@@ -25,8 +25,8 @@ from typing import Any, Final
 
 import torch
 
-from giornata.control.link.asking import StepAsked
-from giornata.control.link.client import Link
+from giornata.control.link.asking import ControlStepRequest
+from giornata.control.link.client import ControlLink
 from giornata.control.link.listener import Listener, among
 from giornata.wire.controlnets import DataPath
 from tests.bench.reporting.report import measured, write
@@ -77,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ways: dict[str, Callable[[], Taken]] = {COPY: _copying(size)}
         asking: dict[str, Callable[[], Taken]] = {}
         for path in (DataPath.UNIX, DataPath.TCP):
-            link = stack.enter_context(Link(path, addresses[path], TOKEN, slab_bytes=2 * size, device=CPU))
+            link = stack.enter_context(
+                ControlLink(path, addresses[path], TOKEN, slab_bytes=2 * size, device=CPU)
+            )
             ways[path] = partial(_step, link, options, [shape] * options.samples)
             asking[path] = partial(_step, link, options, [(1, 64)])
         for turn in range(options.repeats + WARM_UP):
@@ -126,7 +128,7 @@ def _copying(size: int) -> Callable[[], Taken]:
     return once
 
 
-def _step(link: Link, options: SimpleNamespace, shapes: Sequence[tuple[int, int]]) -> Taken:
+def _step(link: ControlLink, options: SimpleNamespace, shapes: Sequence[tuple[int, int]]) -> Taken:
     """One step; of its clock, when the last sample has come."""
     theirs = _processor_s(link)
     latents = torch.ones(options.picture, 64, dtype=DTYPE)
@@ -139,7 +141,7 @@ def _step(link: Link, options: SimpleNamespace, shapes: Sequence[tuple[int, int]
     return ended - began, processor + _processor_s(link) - theirs
 
 
-def _asked(link: Link, row: str, latents: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> Any:
+def _asked(link: ControlLink, row: str, latents: torch.Tensor, shapes: Sequence[tuple[int, int]]) -> Any:
     tokens, channels = zip(*shapes, strict=True)
     dtype = torch.float32 if row == CLOCK else DTYPE
     return link.ask(
@@ -154,14 +156,14 @@ def _asked(link: Link, row: str, latents: torch.Tensor, shapes: Sequence[tuple[i
     )
 
 
-def _processor_s(link: Link) -> float:
+def _processor_s(link: ControlLink) -> float:
     """What the instance's process has computed since its start, to microseconds."""
     with _asked(link, CLOCK, torch.zeros(1, 1), [(1, 2)]) as asked:
         seconds, micros = asked.sample(0, WAIT_S)[0].tolist()
     return float(seconds + micros / 1e6)
 
 
-def _end(link: Link) -> None:
+def _end(link: ControlLink) -> None:
     with _asked(link, END, torch.zeros(1, 1), [(1, 1)]) as asked:
         asked.sample(0, WAIT_S)
 
@@ -185,7 +187,7 @@ def _instance(options: SimpleNamespace) -> Iterator[dict[DataPath, str]]:
 
 def _serve(pipe: Connection, unix: Path, options: SimpleNamespace) -> None:
     torch.set_num_threads(1)
-    asked: queue.SimpleQueue[StepAsked] = queue.SimpleQueue()
+    asked: queue.SimpleQueue[ControlStepRequest] = queue.SimpleQueue()
     made = [
         torch.full((options.tokens, options.channels), index + 1.0, dtype=DTYPE)
         for index in range(options.samples)

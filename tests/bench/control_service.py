@@ -50,9 +50,9 @@ from giornata.planning.costing import CostModel
 from giornata.planning.operations import step_work
 from giornata.scheduling.batch import Capacity
 from giornata.wire.queues import CostFit
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
-from giornata_denoiser.choices import Executor
+from giornata_denoiser.choices import ControlNetExecutor
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.networks import controlled
 from giornata_denoiser.controls.opening import open_controls
@@ -136,7 +136,7 @@ async def _scene(options: SimpleNamespace, rows: Rows, stack: AsyncExitStack) ->
     service = await stack.enter_async_context(instance(servers, configured, rows.family.dtype))
     rooms = {
         executor: await stack.enter_async_context(room(servers, checkpoint, costs, executor))
-        for executor in Executor
+        for executor in ControlNetExecutor
     }
     requests = Requests(servers, checkpoint, rows, checkpoint.controlnets)
     beside = stack.enter_context(neighbour((os.cpu_count() or 1) - 1))
@@ -164,7 +164,7 @@ def _costs(rows: Rows) -> CostModel:
         engine.step()
         times.append((time.perf_counter() - began) * 1e3)
     operations = rows.family.operations
-    work = step_work(operations, row.shapes, [(Mode.FULL,) * operations.blocks])
+    work = step_work(operations, row.shapes, [(BlockMode.FULL,) * operations.blocks])
     weight = min(times) / work.multiplications
     fit = partial(CostFit, r2=1.0, residual_ms=0.1 * min(times), samples=0, outliers=0)
     return CostModel(fit(weights=(0.0, 0.0, weight, weight, 0.0, 0.0)), fit(weights=(0.0, 0.0)))
@@ -175,8 +175,8 @@ async def _workload(scene: Scene, count: int, mask: float) -> list[dict[str, Any
     held = 1 if mask == FULL else HELD_STEPS
     turns = Turns(scene.service, scene.beside, held, scene.options.disturbed)
     async with AsyncExitStack() as stack:
-        here = await stepping(scene, plain, Executor.LOCAL, stack)
-        there = await stepping(scene, plain, Executor.SERVICE, stack)
+        here = await stepping(scene, plain, ControlNetExecutor.LOCAL, stack)
+        there = await stepping(scene, plain, ControlNetExecutor.SERVICE, stack)
         steps: dict[Setting, Step] = {
             Setting.NONE: await stepping(scene, plain, None, stack),
             Setting.HERE: here,

@@ -12,8 +12,8 @@ import time
 from typing import Any, Final
 
 from giornata.scheduling.degrees.fixed import FixedDegrees
-from giornata.scheduling.degrees.pool import DEGREES, PoolRow, Rule
-from giornata.scheduling.degrees.rule import Replanning
+from giornata.scheduling.degrees.pool import DEGREES, PoolRow, PoolRule
+from giornata.scheduling.degrees.rule import ReplanningRule
 from giornata_tools.simulation.degrees.derived import eager_s
 from tests.bench.reporting.report import Measured, measured, write
 from tests.flags import Several, option, parsed
@@ -53,7 +53,7 @@ def waiting(rows: int, chance: random.Random, *, masked: bool) -> list[PoolRow]:
     return found
 
 
-def cost(rule: Rule, cases: list[list[PoolRow]]) -> Measured:
+def cost(rule: PoolRule, cases: list[list[PoolRow]]) -> Measured:
     """Milliseconds of processor time of a decision about each of `cases`, none of which the rule has seen before."""
     times, free = [], frozenset(range(DEVICES))
     for rows in cases:
@@ -77,7 +77,7 @@ def main() -> None:
         for rows in options.rows:
             chance = random.Random(SEED)  # noqa: S311 - a workload
             cases = [waiting(rows, chance, masked=kind == "masked") for _ in range(options.cases)]
-            rule = cost(Replanning(DEVICES), cases)
+            rule = cost(ReplanningRule(DEVICES), cases)
             table.append(
                 {
                     "rows": rows,

@@ -25,7 +25,7 @@ from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.parallel.family import shared
-from giornata_denoiser.parallel.groups import Groups
+from giornata_denoiser.parallel.groups import RankGroups
 from tests.bench.reporting.options import shared as shared_flags
 from tests.bench.reporting.report import write
 from tests.fakes import tiny_flux
@@ -97,7 +97,7 @@ def _measured(devices: tuple[int, ...], tokens: int, text: int, pipes: Sequence[
 def _serve(me: int, port: int, seed: int, pipe: Connection) -> None:
     """Compute forwards until the pipe is closed, alone or with the other process."""
     torch.set_num_threads(1)
-    groups = Groups(TCPStore("127.0.0.1", port, is_master=False), me, torch.device("cpu"), TIMEOUT_S)
+    groups = RankGroups(TCPStore("127.0.0.1", port, is_master=False), me, torch.device("cpu"), TIMEOUT_S)
     of = _family(seed)
 
     @cache

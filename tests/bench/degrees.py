@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Final
 
-from giornata_tools.loadgen.charts import Chart, Drawn, Points
+from giornata_tools.loadgen.charts import Chart, Points, PointStyle
 from giornata_tools.loadgen.drawing import figure, svg
 from giornata_tools.processes import side_by_side
 from giornata_tools.simulation.degrees import results
 from giornata_tools.simulation.degrees.results import PoolRun, standard_error
-from giornata_tools.simulation.degrees.rules import BoundCase, Case, bound_of, run_case
+from giornata_tools.simulation.degrees.rules import BoundCase, PoolRuleCase, bound_of, run_case
 from giornata_tools.simulation.degrees.workloads import SLO_S, PoolWorkload
 from tests.bench.reporting import report
 from tests.bench.systems.pools import BETWEEN, BOUND, SCALES, Entry, Table, tables
@@ -45,7 +45,7 @@ DRAWN: Final = (
 class Simulated:
     """All runs, each made once."""
 
-    runs: Mapping[Case, PoolRun]
+    runs: Mapping[PoolRuleCase, PoolRun]
     bounds: Mapping[PoolWorkload, float]
     seeds: range
 
@@ -58,9 +58,11 @@ class Simulated:
         return fmean(self.bounds[replace(load, seed=seed)] for seed in self.seeds)
 
 
-def cases(entry: Entry, load: PoolWorkload, seeds: range) -> list[Case]:
+def cases(entry: Entry, load: PoolWorkload, seeds: range) -> list[PoolRuleCase]:
     """Cases of a table's cell, one for each seed."""
-    return [Case(replace(load, in_full=entry.in_full, seed=seed), entry.rule, DEVICES) for seed in seeds]
+    return [
+        PoolRuleCase(replace(load, in_full=entry.in_full, seed=seed), entry.rule, DEVICES) for seed in seeds
+    ]
 
 
 def simulate(chosen: Sequence[Table], seeds: range, processes: int) -> Simulated:
@@ -143,7 +145,7 @@ def charts(chosen: Sequence[Table], found: Simulated) -> dict[str, Chart]:
                 "seconds",
                 "share",
                 results.latency_lines(labelled),
-                Drawn.LINE,
+                PointStyle.LINE,
             )
             drawn[f"degrees_side_{mix}"] = Chart(
                 f"Deadlines kept by resolution, {mix}, scale 1.5",

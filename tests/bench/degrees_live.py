@@ -25,8 +25,8 @@ from diffusers import FluxTransformer2DModel
 
 from giornata.families import Family
 from giornata.scheduling.degrees.fixed import FixedDegrees
-from giornata.scheduling.degrees.pool import Decision, Devices, PoolRow, Rule
-from giornata.scheduling.degrees.rule import Replanning
+from giornata.scheduling.degrees.pool import Devices, PoolDecision, PoolRow, PoolRule
+from giornata.scheduling.degrees.rule import ReplanningRule
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import Row
 from giornata_tools.model.random.build import build
@@ -67,11 +67,11 @@ def model_in(folder: Path) -> Model:
 class Turns:
     """A rule that is another one from turn to turn."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: PoolRule) -> None:
         self.rule = rule
 
-    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> Decision:
-        """See :class:`giornata.scheduling.degrees.pool.Rule`."""
+    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> PoolDecision:
+        """See :class:`giornata.scheduling.degrees.pool.PoolRule`."""
         return self.rule.decide(now_s, rows, free)
 
 
@@ -155,11 +155,11 @@ def main() -> None:
     )
     with TemporaryDirectory() as folder:
         model = model_in(Path(folder))
-        rule = Turns(Replanning(DEVICES))
+        rule = Turns(ReplanningRule(DEVICES))
         with running(model.config(DEVICES), rule) as bench:
             took_s = alone_s(bench, rule, model)
-            rules: dict[str, Rule] = {
-                "by the rule": Replanning(DEVICES),
+            rules: dict[str, PoolRule] = {
+                "by the rule": ReplanningRule(DEVICES),
                 "degree 1 by deadline": FixedDegrees(DEVICES, 1, by_deadline=True),
                 "degree 2 by deadline": FixedDegrees(DEVICES, 2, by_deadline=True),
             }

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from giornata.packed import elementwise
 from giornata.packed.attention import choose, grouped
 from giornata.packed.packing import Segments
-from giornata.packed.pages import Levels, Own, Pages, Placed
+from giornata.packed.pages import KVPages, PageDestination, ProjectedKV, QuantisedTensor
 from tests.bench.reporting.options import clock_of, wait_for
 from tests.bench.reporting.report import write
 from tests.flags import option, parsed
@@ -104,22 +104,24 @@ def _gathers(device: torch.device, dtype: torch.dtype) -> list[Work]:
 
     length = own_tokens + outside
 
-    def levels(tokens: int, first: int) -> Levels:
+    def levels(tokens: int, first: int) -> QuantisedTensor:
         data = torch.randint(0, 256, (first + tokens * channels,), device=device, dtype=torch.uint8)
-        return Levels(data[first:].view(tokens, channels), *torch.rand(2, channels, device=device).unbind())
+        return QuantisedTensor(
+            data[first:].view(tokens, channels), *torch.rand(2, channels, device=device).unbind()
+        )
 
-    def placed(first: int) -> list[Placed]:
+    def placed(first: int) -> list[PageDestination]:
         kept_key, kept_value = levels(picture, first), levels(picture, first)
 
-        def pages() -> Pages:
+        def pages() -> KVPages:
             index = torch.randperm(picture, device=device)[:outside]
-            return Pages(index, kept_key, kept_value, levels(outside, first), levels(outside, first))
+            return KVPages(index, kept_key, kept_value, levels(outside, first), levels(outside, first))
 
-        return [Placed(pages(), row * length + own_tokens) for row in range(ROWS)]
+        return [PageDestination(pages(), row * length + own_tokens) for row in range(ROWS)]
 
     places = torch.cat([row * length + torch.arange(own_tokens, device=device) for row in range(ROWS)])
     own_key, own_value = torch.randn(2, ROWS * own_tokens, HEADS, WIDTH, device=device, dtype=dtype).unbind()
-    own = Own(own_key, own_value, places)
+    own = ProjectedKV(own_key, own_value, places)
     key, value = (torch.empty(ROWS * length, HEADS, WIDTH, device=device, dtype=dtype) for _ in range(2))
     read = ROWS * outside * channels * 2 * 2 + own.key.nbytes * 2  # keys and values, levels and corrections
     amount = (read + key.nbytes + value.nbytes) / 1e9

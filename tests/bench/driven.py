@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from giornata.packed.kept import KeepingRecorder
+from giornata.packed.kept import CachedKVRecorder
 from giornata.packed.region import region
-from giornata.packed.uses import Taken, Use
+from giornata.packed.uses import BlockInputs, CachedTokens
 from giornata.scheduling.batch import RowKey
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.families.protocol import ModelFamily
@@ -91,9 +91,13 @@ def _line(
 def _step(of: ModelFamily, count: int, masked: bool, options: SimpleNamespace) -> Step:
     """A forward of so many rows, of different sizes; masked ones take keys and values of a step in full."""
     rows = [_row(of, index, options) for index in range(count)]
-    latents, steps, uses = torch.cat([row.latent for row in rows]).to(of.device), [0] * count, [Use()] * count
+    latents, steps, uses = (
+        torch.cat([row.latent for row in rows]).to(of.device),
+        [0] * count,
+        [BlockInputs()] * count,
+    )
 
-    def predicted(rows: Sequence[Row], uses: Sequence[Use]) -> Step:
+    def predicted(rows: Sequence[Row], uses: Sequence[BlockInputs]) -> Step:
         with torch.inference_mode():
             assembly = assemble(of, rows)
 
@@ -109,9 +113,10 @@ def _step(of: ModelFamily, count: int, masked: bool, options: SimpleNamespace) -
             OwnKeysValues(row.region.outside, row.own_tokens[0]) for row in rows if row.region is not None
         ]
         predicted(
-            [replace(row, region=None) for row in rows], [Use(recorder=KeepingRecorder(one)) for one in kept]
+            [replace(row, region=None) for row in rows],
+            [BlockInputs(recorder=CachedKVRecorder(one)) for one in kept],
         )()
-        uses = [Use(Taken((Mode.KV,) * of.depth, one)) for one in kept]
+        uses = [BlockInputs(CachedTokens((BlockMode.KV,) * of.depth, one)) for one in kept]
     step = predicted(rows, uses)
     step()
     return step

@@ -18,7 +18,7 @@ from typing import Any, Final
 import click
 import torch
 
-from giornata.packed.uses import Taken, Use
+from giornata.packed.uses import BlockInputs, CachedTokens
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.engine import Engine
@@ -135,7 +135,7 @@ def _forward_alone(rows: Rows, batch: Sequence[Row]) -> Callable[[], object]:
         entry = row.template.entries[0]
         own = row.own_tokens[0]
         slabs = Slabs(entry, row.region, own, family, device=device_for(family.device, engines.DEVICE_BYTES))
-        uses.append(Use(Taken(entry.modes, slabs)))
+        uses.append(BlockInputs(CachedTokens(entry.modes, slabs)))
     steps = [0] * len(batch)
     return lambda: family.network.predict(assembly.batch, latents, assembly.conditioning, steps, uses=uses)
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from giornata.packed.region import Region, united
-from giornata.packed.uses import Use
+from giornata.packed.uses import BlockInputs
 from giornata.planning.costs import renewed_every
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.config import DenoiserConfig
@@ -26,7 +26,7 @@ from giornata_denoiser.engine.assembly import assemble, place
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from giornata_tools.quality import metrics
 from tests.bench.compute.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.compute.setting import DEFAULT
@@ -100,7 +100,7 @@ class Pictures:
         return replace(request, mask=mask, prompt=other.prompt, seed=request.seed + 1000)
 
 
-def left_by(model: BenchModel, request: Request) -> Recording | None:
+def left_by(model: BenchModel, request: Request) -> CachedTemplate | None:
     """What an edit without a template leaves; None where it computes all of the picture."""
     row = model.edit(request, DEFAULT.halo)
     where = model.region(request, DEFAULT.halo)
@@ -108,7 +108,7 @@ def left_by(model: BenchModel, request: Request) -> Recording | None:
         return None
     every = renewed_every(row.steps, RENEWED)
     (done,) = model.run([replace(row, region=where, renewed_every=every, records=SPEC)])
-    return Recording("left", row.grid, done.entries, edited=where)
+    return CachedTemplate("left", row.grid, done.entries, edited=where)
 
 
 def recording(model: BenchModel, request: Request) -> dict[str, float]:
@@ -118,7 +118,7 @@ def recording(model: BenchModel, request: Request) -> dict[str, float]:
 
     def step(recorder: EntryRecorder | None) -> float:
         began = time.process_time()
-        denoise_step(model.family, assembly, [row], (Use(recorder=recorder),))
+        denoise_step(model.family, assembly, [row], (BlockInputs(recorder=recorder),))
         return (time.process_time() - began) * 1e3
 
     def recorder() -> EntryRecorder:

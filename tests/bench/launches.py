@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
-from giornata.packed.tracing import Lane
+from giornata.packed.tracing import TraceLane
 from tests.bench.compute.batches import MASK, Batches, StepKind
 from tests.bench.compute.launches import Launches, counted
 from tests.bench.compute.models import described
@@ -57,15 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _line(kind: StepKind, count: int, found: dict[StepKind, Launches]) -> dict[str, Any]:
     own, full = found[kind], found[StepKind.FULL]
-    most = own.operations[Lane.COMPUTE].most_common(SHOWN)
+    most = own.operations[TraceLane.COMPUTE].most_common(SHOWN)
     return {
         "rows": count,
         "step": str(kind),
-        "operations": own.count(Lane.COMPUTE),
-        "÷ full": round(own.count(Lane.COMPUTE) / full.count(Lane.COMPUTE), 3),
-        "in loads": own.count(Lane.LOAD),
-        "GB": round(own.moved_bytes[Lane.COMPUTE] / 1e9, 2),
-        "GB in loads": round(own.moved_bytes[Lane.LOAD] / 1e9, 2),
+        "operations": own.count(TraceLane.COMPUTE),
+        "÷ full": round(own.count(TraceLane.COMPUTE) / full.count(TraceLane.COMPUTE), 3),
+        "in loads": own.count(TraceLane.LOAD),
+        "GB": round(own.moved_bytes[TraceLane.COMPUTE] / 1e9, 2),
+        "GB in loads": round(own.moved_bytes[TraceLane.LOAD] / 1e9, 2),
         "most": ", ".join(f"{name} {times}" for name, times in most),
     }
 

@@ -21,12 +21,22 @@ from typing import Any, Final
 import click
 import torch
 
-from giornata.packed.uses import Use
-from giornata.planning.blocks import Block, Link, Modes, Planner, always, exact, greedy, sequential, timeline
-from giornata.wire.values import Mode
+from giornata.packed.uses import BlockInputs
+from giornata.planning.blocks import (
+    BlockCost,
+    LoadLink,
+    Modes,
+    Planner,
+    always,
+    exact,
+    greedy,
+    sequential,
+    timeline,
+)
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.rows.row import RecordingSpec
@@ -46,10 +56,10 @@ NAIVE: Final = "naive"
 THE_PLAN, THE_ENGINE = "the plan", "the engine"
 BEST: Final = "exact"
 PLANNERS: Final[dict[str, Planner]] = {
-    "strawman": always(Mode.KV),
-    NAIVE: always(Mode.KV),
+    "strawman": always(BlockMode.KV),
+    NAIVE: always(BlockMode.KV),
     "greedy": greedy,
-    "full": always(Mode.FULL),
+    "full": always(BlockMode.FULL),
     BEST: exact,
 }
 KV_SLABS, HIDDEN_SLABS = 2, 1
@@ -67,8 +77,8 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
             option("--loads", type=Several(float), default=[4.2, 2.0, 1.0, 0.5], help="÷ time with cache"),
             option(
                 "--forms",
-                type=Several(click.Choice([str(form) for form in Form])),
-                default=[str(form) for form in Form],
+                type=Several(click.Choice([str(form) for form in CacheForm])),
+                default=[str(form) for form in CacheForm],
                 help="what templates keep",
             ),
         ],
@@ -87,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         costs = block_costs.measured(
             scene.rows.family, scene.row, _loaded(scene, scene.entries[0]), options.repeats
         )
-        block_ms[load] = {str(mode): round(costs.mean_ms(mode), 3) for mode in Mode}
+        block_ms[load] = {str(mode): round(costs.mean_ms(mode), 3) for mode in BlockMode}
         lines += _compared(scene, costs, load, options)
     workload = {
         **vars(options),
@@ -103,11 +113,11 @@ def _scene(rows: Rows, options: SimpleNamespace) -> Scene:
     """A masked row, and the entries of a run of its template over its own noise levels."""
     edit = Edit(0, 0, options.mask, 0.5, 0.5, options.steps)
     row = rows.row(replace(edit, ratio=1.0), reuse=False)
-    recording = RecordingSpec(frozenset(map(Form, options.forms)), DEFAULT.bits)
+    recording = RecordingSpec(frozenset(map(CacheForm, options.forms)), DEFAULT.bits)
     entries = []
     for _ in range(options.steps):
         recorder = EntryRecorder(row.level, rows.family.depth, recording)
-        use = Use(recorder=recorder)
+        use = BlockInputs(recorder=recorder)
         (latent,) = denoise_step(rows.family, assemble(rows.family, [row]), [row], [use]).latents
         entries.append(recorder.entry())
         row = row.advanced(latent)
@@ -125,14 +135,14 @@ def _loaded(scene: Scene, entry: Entry) -> Slabs:
     return slabs
 
 
-def _blocks(scene: Scene, costs: block_costs.Costs) -> list[Block]:
+def _blocks(scene: Scene, costs: block_costs.Costs) -> list[BlockCost]:
     """All blocks of all steps of the picture; what is around a step's blocks counts as the first one's."""
     kept = scene.entries[0].blocks[0]
     return [
-        Block(
-            full_ms=costs.blocks[Mode.FULL][index],
-            hidden_ms=costs.blocks[Mode.HIDDEN][index],
-            kv_ms=costs.blocks[Mode.KV][index],
+        BlockCost(
+            full_ms=costs.blocks[BlockMode.FULL][index],
+            hidden_ms=costs.blocks[BlockMode.HIDDEN][index],
+            kv_ms=costs.blocks[BlockMode.KV][index],
             hidden_slabs=HIDDEN_SLABS,
             kv_slabs=KV_SLABS,
             fresh=index == 0,
@@ -149,10 +159,10 @@ def _compared(
     scene: Scene, costs: block_costs.Costs, load: float, options: SimpleNamespace
 ) -> Iterator[dict[str, Any]]:
     """Every system at one speed of loading; they take turns, and the first turn warms up."""
-    load_ms = load * costs.mean_ms(Mode.KV)
-    size = scene.slabs(scene.entries[0]).load_bytes(0, Mode.KV)
+    load_ms = load * costs.mean_ms(BlockMode.KV)
+    size = scene.slabs(scene.entries[0]).load_bytes(0, BlockMode.KV)
     rate = size / (load_ms / 1e3)
-    link = Link(load_ms / KV_SLABS)
+    link = LoadLink(load_ms / KV_SLABS)
     blocks = _blocks(scene, costs)
     plans: dict[str, Modes] = {}
     plan_ms: dict[str, float] = {}
@@ -175,7 +185,7 @@ def _compared(
             if turn:
                 engines[name].append(found)
     for name, modes in plans.items():
-        counts = ((mode, modes.count(mode)) for mode in Mode)
+        counts = ((mode, modes.count(mode)) for mode in BlockMode)
         yield _line(load, THE_PLAN, name, carried_out) | {
             "plan ms": round(plan_ms[name], 2),
             "blocks": " ".join(f"{mode} {count}" for mode, count in counts if count),

@@ -31,13 +31,13 @@ from safetensors.torch import save
 from giornata.bus import bus, streams
 from giornata.bus.bus import Bus
 from giornata.config import new_instance
-from giornata.packed.low_rank import LowRank, low_rank
+from giornata.packed.low_rank import SequenceLoras, low_rank
 from giornata.packed.tracing import UNTRACED
 from giornata.tenant_records import LoraRecords
 from giornata.wire import subjects
-from giornata.wire.loras import Canonical, LoraRecord, LoraState, LoraStyle, StoredFile, lora_id
+from giornata.wire.loras import CanonicalLora, LoraRecord, LoraState, LoraStyle, StoredFile, lora_id
 from giornata.wire.workers import ServiceState
-from giornata_denoiser.adapters.store import SUFFIX, Budgets, LoraTiers
+from giornata_denoiser.adapters.store import SUFFIX, LoraTierCapacities, LoraTiers
 from giornata_denoiser.rows.adapters import RowLora
 from tests.bench.compute.batches import Batches, StepKind
 from tests.bench.compute.rows import Rows
@@ -52,7 +52,7 @@ AT_ONCE: Final = 64
 LIMIT_S: Final = 120.0
 LIST_AIM_MS: Final = 50.0
 MASK: Final = 0.2
-BUDGETS: Final = Budgets(1 << 40, 1 << 34, 1 << 34)
+BUDGETS: Final = LoraTierCapacities(1 << 40, 1 << 34, 1 << 34)
 EMPTY: Final = hashlib.sha256(b"").hexdigest()
 
 
@@ -95,7 +95,7 @@ async def _register(url: str, count: int) -> None:
 
 def _record(number: int) -> LoraRecord:
     digest = hashlib.sha256(str(number).encode()).hexdigest()
-    made = Canonical(
+    made = CanonicalLora(
         file=StoredFile(sha256=EMPTY, size_bytes=0), model_digest=digest, rank=16, modules=40, weights=10**6
     )
     return LoraRecord(
@@ -278,7 +278,7 @@ def _none(lora: RowLora, path: Path, *, ahead: bool) -> None:
 
 
 def _step_line(
-    beside: int, tiers: LoraTiers[LowRank], start_ms: float, times: dict[int, list[float]]
+    beside: int, tiers: LoraTiers[SequenceLoras], start_ms: float, times: dict[int, list[float]]
 ) -> dict[str, Any]:
     ratios = [own / base for own, base in zip(times[beside], times[0], strict=True)]
     began = time.perf_counter()

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from giornata.packed.low_rank import LowRank, low_rank
+from giornata.packed.low_rank import SequenceLoras, low_rank
 from giornata.packed.tracing import UNTRACED
 from giornata_denoiser.families.protocol import ModelFamily
 from tests.bench.compute.batches import Batches, StepKind
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write("lora_rows", lines, workload=workload)
 
 
-def _kinds(family: ModelFamily, rows: int, rank: int) -> dict[str, list[LowRank | None]]:
+def _kinds(family: ModelFamily, rows: int, rank: int) -> dict[str, list[SequenceLoras | None]]:
     """Which set each row has, by what the sets are."""
     loras = [tensors_of(family, rank, seed) for seed in range(rows)]
     own = [low_rank(str(index), [(lora, 1.0)]) for index, lora in enumerate(loras)]
@@ -109,7 +109,7 @@ def _line(
     name: str,
     times: Sequence[float],
     base: Sequence[float],
-    sets: Sequence[LowRank | None],
+    sets: Sequence[SequenceLoras | None],
     family: ModelFamily,
 ) -> dict[str, Any]:
     ratios = [a / b for a, b in zip(times, base, strict=True)]
@@ -122,7 +122,7 @@ def _line(
     }
 
 
-def _added(sets: Sequence[LowRank | None], family: ModelFamily) -> float:
+def _added(sets: Sequence[SequenceLoras | None], family: ModelFamily) -> float:
     """Multiplications of factors ÷ those of the weights, of the layers that a step computes."""
     layers = [(path, layer) for path, layer in _layers(transformer_of(family)) if "norm" not in path]
     if not sets or sets[0] is None:

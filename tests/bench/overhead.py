@@ -28,13 +28,13 @@ import uvloop
 from giornata import tensors
 from giornata.blobs import BlobStore, intermediate, open_blobs
 from giornata.families import Family
-from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
 from giornata.scheduling.scheduler import LOOKED_AT
 from giornata.wire.values import Intermediate
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.stack import running
 from giornata_tools.model.random.build import build
@@ -62,7 +62,7 @@ BOOKKEEPING = "step bookkeeping: admission, plans, loads"
 
 async def request_overhead(model: Path, state: Path) -> tuple[Measured, Measured]:
     """Milliseconds of (whole requests, requests minus their compute spans), sequential edits on a quiet stack."""
-    plan = StackPlan(state=state, logs=state / "logs", models=(Model(str(model)),))
+    plan = StackPlan(state=state, logs=state / "logs", models=(StackModel(str(model)),))
     image, mask = file(scene(SIZE, SIZE)), file(box(SIZE, SIZE))
     whole, overhead = [], []
     async with running(plan) as stack:
@@ -100,7 +100,7 @@ def router_decisions() -> Measured:
             worker=WorkerState(capacity_rows=64, capacity_tokens=1 << 20, running=rows),
         )
         placement.observe(state, 0)
-    demand = Demand(CARD.name, CARD.digest, (RowShape(text=512, image=4096, computed=600, steps=30),))
+    demand = JobDemand(CARD.name, CARD.digest, (RowShape(text=512, image=4096, computed=600, steps=30),))
     times = []
     for i in range(500):
         began = time.perf_counter()

@@ -21,7 +21,7 @@ import torch
 from diffusers import FluxFillPipeline, TaylorSeerCacheConfig
 from PIL import Image
 
-from giornata.wire.step_caches import WARMUP, Extrapolation
+from giornata.wire.step_caches import WARMUP, TaylorSeerSchedule
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.step_cache import TaylorRule
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _taylor(told: str) -> TaylorRule:
     interval, order = map(int, told.split("/"))
-    return TaylorRule(Extrapolation(interval, WARMUP), order)
+    return TaylorRule(TaylorSeerSchedule(interval, WARMUP), order)
 
 
 def _name(rule: TaylorRule | None) -> str:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from giornata.planning.batch import BatchRow, evaluate, plan_batch
-from giornata.planning.blocks import Block, Link, exact, greedy, timeline
+from giornata.planning.blocks import BlockCost, LoadLink, exact, greedy, timeline
 from tests.bench.compute.brute_force import best_ms
 from tests.bench.reporting.report import write
 from tests.flags import option, parsed
@@ -61,7 +61,7 @@ def random_row(chance: random.Random, blocks: int, template: int, *, hidden: boo
     for place in range(blocks):
         kv = chance.uniform(1, 4)
         made.append(
-            Block(
+            BlockCost(
                 full_ms=chance.uniform(5, 20),
                 hidden_ms=kv + chance.uniform(0, 4),
                 kv_ms=kv,
@@ -74,9 +74,9 @@ def random_row(chance: random.Random, blocks: int, template: int, *, hidden: boo
     return BatchRow(tuple(made), template)
 
 
-def random_link(chance: random.Random) -> Link:
+def random_link(chance: random.Random) -> LoadLink:
     """Slow enough to matter, and busy at first in half of all cases."""
-    return Link(chance.uniform(0.2, 4), chance.choice((0.0, chance.uniform(0, 10))))
+    return LoadLink(chance.uniform(0.2, 4), chance.choice((0.0, chance.uniform(0, 10))))
 
 
 def _batches(chance: random.Random, rows: int, blocks: int, cases: int) -> dict[str, Any]:
@@ -101,15 +101,15 @@ def _greedy(chance: random.Random, cases: int) -> dict[str, Any]:
     return _line(f"1 row x {FLUX_BLOCKS} blocks, greedy", "÷ exact", [1.0] * len(ratios), ratios)
 
 
-def _greedy_over_exact(blocks: Sequence[Block], link: Link) -> float:
+def _greedy_over_exact(blocks: Sequence[BlockCost], link: LoadLink) -> float:
     ended, least = (timeline(blocks, planner(blocks, link), link).finish_ms for planner in (greedy, exact))
     return ended / least
 
 
 def _equal_blocks() -> dict[str, Any]:
     """57 equal blocks where loading dominates: 2 ms with the cache, 10 without, 8 to load."""
-    block = Block(full_ms=10, hidden_ms=10, kv_ms=2, hidden_slabs=0, kv_slabs=1)
-    blocks, link = [block] * FLUX_BLOCKS, Link(8)
+    block = BlockCost(full_ms=10, hidden_ms=10, kv_ms=2, hidden_slabs=0, kv_slabs=1)
+    blocks, link = [block] * FLUX_BLOCKS, LoadLink(8)
     ratio = _greedy_over_exact(blocks, link)
     return _line("57 equal blocks: kv 2, full 10, load 8", "÷ exact", [1.0], [ratio])
 

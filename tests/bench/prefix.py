@@ -17,11 +17,11 @@ import torch
 from diffusers import Flux2Transformer2DModel, QwenImage21Transformer2DModel
 from torch import Tensor
 
-from giornata.packed.kept import KeepingRecorder
+from giornata.packed.kept import CachedKVRecorder
 from giornata.packed.region import Region, region
-from giornata.packed.uses import Taken, Use
+from giornata.packed.uses import BlockInputs, CachedTokens
 from giornata.scheduling.batch import RowKey
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.families.driven.flux2_kv import Flux2KleinKV
@@ -79,13 +79,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _line(of: ModelFamily, text: int, masked: bool, options: SimpleNamespace) -> dict[str, Any]:
     row, clock = _row(of, text, options), clock_of(options)
-    where, uses = None, [Use()]
+    where, uses = None, [BlockInputs()]
     with torch.inference_mode():
         if masked:
             where = _region(row)
             kept = OwnKeysValues(where.outside, replace(row, region=where).own_tokens[0])
-            _step(of, row, [Use(recorder=KeepingRecorder(kept))])()
-            uses = [Use(Taken((Mode.KV,) * of.depth, kept))]
+            _step(of, row, [BlockInputs(recorder=CachedKVRecorder(kept))])()
+            uses = [BlockInputs(CachedTokens((BlockMode.KV,) * of.depth, kept))]
         step, both = _step(of, row, uses, where), _anew(of, row, uses, where)
         step()
         times = [(_timed(step, clock), _timed(both, clock)) for _ in range(options.repeats)]
@@ -106,13 +106,13 @@ def _timed(step: Step, clock: Callable[[], float]) -> float:
     return (clock() - began) * 1e3
 
 
-def _step(of: ModelFamily, row: Row, uses: Sequence[Use], where: Region | None = None) -> Step:
+def _step(of: ModelFamily, row: Row, uses: Sequence[BlockInputs], where: Region | None = None) -> Step:
     """A forward with what was prepared when the row joined."""
     assembly = assemble(of, [replace(row, region=where)])
     return lambda: of.network.predict(assembly.batch, row.latent, assembly.conditioning, [0], uses=uses)
 
 
-def _anew(of: ModelFamily, row: Row, uses: Sequence[Use], where: Region | None) -> Step:
+def _anew(of: ModelFamily, row: Row, uses: Sequence[BlockInputs], where: Region | None) -> Step:
     """A forward that prepares the row once more."""
 
     def step() -> Tensor:

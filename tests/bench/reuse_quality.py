@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from giornata.planning.specs import together
 from giornata.wire.samplers import Sampler
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.identity import form_of, levels_of
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.loadgen.drawing import svg
@@ -56,7 +56,7 @@ def axes(default: Setting) -> Iterator[Setting]:
     for keeps_padding in (False, True):
         yield from (replace(default, teacher=teacher, keeps_padding=keeps_padding) for teacher in Teacher)
     yield replace(default, corrected=False)
-    yield replace(default, form=Form.HIDDEN)
+    yield replace(default, form=CacheForm.HIDDEN)
     yield from (replace(default, bits=bits) for bits in BITS)
     yield from (replace(default, levels=levels) for levels in LEVELS)
     yield from (replace(default, halo=halo) for halo in HALOS)
@@ -69,7 +69,7 @@ def axes(default: Setting) -> Iterator[Setting]:
 
 def product() -> Iterator[Setting]:
     """Everything combined with everything, corrected."""
-    for form, bits, levels, halo in itertools.product(Form, BITS, LEVELS, HALOS):
+    for form, bits, levels, halo in itertools.product(CacheForm, BITS, LEVELS, HALOS):
         yield Setting(form, bits, levels, halo)
 
 
@@ -78,9 +78,13 @@ def possible(settings: Iterable[Setting], model: BenchModel) -> list[Setting]:
 
     Where blocks have no use for their inputs there is one form, and prompts without padding have none to keep.
     """
-    one_form = form_of(DenoiserConfig(model="any", template_form=Form.HIDDEN), model.family) is Form.KV
+    one_form = (
+        form_of(DenoiserConfig(model="any", template_form=CacheForm.HIDDEN), model.family) is CacheForm.KV
+    )
     pads = not together(model.family.specs)
-    kept = (s for s in settings if not (one_form and s.form is Form.HIDDEN) and (pads or not s.keeps_padding))
+    kept = (
+        s for s in settings if not (one_form and s.form is CacheForm.HIDDEN) and (pads or not s.keeps_padding)
+    )
     return sorted(dict.fromkeys(kept), key=_order)
 
 
@@ -104,7 +108,7 @@ class Comparison:
     def __init__(self, model: BenchModel, requests: Sequence[Request]) -> None:
         self._model, self._requests = model, requests
         self._full: dict[int, list[Reference]] = {}
-        self._templates: tuple[object, list[Recording]] = None, []
+        self._templates: tuple[object, list[CachedTemplate]] = None, []
 
     def row(self, switches: Setting) -> dict[str, Any]:
         """A row of the table."""
@@ -162,7 +166,7 @@ class Comparison:
             ]
         return self._full[halo]
 
-    def _recorded(self, switches: Setting) -> list[Recording]:
+    def _recorded(self, switches: Setting) -> list[CachedTemplate]:
         """The latest stay, so that variants in order of them record little."""
         key = (switches.form, switches.bits, switches.levels)
         if self._templates[0] != key:
@@ -250,7 +254,7 @@ def main() -> None:
     workload |= {"steps": model.steps, "guidance": model.guidance, "sampler": model.sampler}
     path = write("reuse_quality", rows, workload=workload)
     picture = path.with_suffix(".svg")
-    picture.write_text(svg(pareto([row for row in rows if row["form"] in set(Form)])), encoding="utf-8")
+    picture.write_text(svg(pareto([row for row in rows if row["form"] in set(CacheForm)])), encoding="utf-8")
     print(f"written to {picture}")
 
 

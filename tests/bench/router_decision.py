@@ -20,14 +20,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from giornata.scheduling.backlog import computed
-from giornata.scheduling.fair_line import FairLine
+from giornata.scheduling.fair_line import FairQueue
 from giornata.scheduling.kinds_fit import fit
-from giornata.scheduling.kinds_line import KindsLine
-from giornata.scheduling.line import RELOOK_S, Claim, Line
+from giornata.scheduling.kinds_line import JobKindQueue
+from giornata.scheduling.line import RELOOK_S, RowQueue, SchedulingParams
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
-from giornata.scheduling.rock import Rock
-from giornata.scheduling.scheduler import AHEAD, LOOKED_AT, InTurn, Placed, Scheduler
+from giornata.scheduling.rock import RockScheduler
+from giornata.scheduling.scheduler import AHEAD, LOOKED_AT, QueueOrderScheduler, RowAssignment, Scheduler
 from giornata.wire.workers import ServiceState
 from tests.bench.reporting.report import Measured, measured, write
 from tests.bench.systems.deciding import TEMPLATES, demand_of, fleet, mixed
@@ -75,11 +75,13 @@ def decisions(
     return measured(times[WARM_UP:]), measured(foretold[WARM_UP:]), measured(heard)
 
 
-def whole_decisions(scheduler: Scheduler, line: Line, states: Sequence[ServiceState], loras: int) -> Measured:
+def whole_decisions(
+    scheduler: Scheduler, line: RowQueue, states: Sequence[ServiceState], loras: int
+) -> Measured:
     """Milliseconds until a job that joins the empty `line` counts on its worker."""
     placement = Placement()
     within_ms = _within_ms(states)
-    claim = Claim(finish_by_s=None if within_ms is None else within_ms / 1e3)
+    claim = SchedulingParams(finish_by_s=None if within_ms is None else within_ms / 1e3)
     for state in states:
         placement.observe(state, 0)
     times = []
@@ -98,14 +100,14 @@ def whole_decisions(scheduler: Scheduler, line: Line, states: Sequence[ServiceSt
 
 def looks(policy: PolicyName, states: Sequence[ServiceState], looked_at: int, loras: int) -> Measured:
     """Milliseconds to choose the likely workers of those who wait; none where jobs have no LoRAs."""
-    placement, line = Placement(), FairLine()
-    scheduler = InTurn(POLICIES[policy], looked_at)
+    placement, line = Placement(), FairQueue()
+    scheduler = QueueOrderScheduler(POLICIES[policy], looked_at)
     for state in states:
         placement.observe(state, 0)
         for number in range(8):
             placement.assign(f"{state.instance} {number}", 1, state.instance, demand_of(number, 0), 0)
     for ticket in range(2 * AHEAD):
-        line.join(f"j{ticket}", demand_of(ticket, loras), Claim(), 0)
+        line.join(f"j{ticket}", demand_of(ticket, loras), SchedulingParams(), 0)
     times = []
     for number in range(JOBS // 4):
         began = time.perf_counter()
@@ -114,11 +116,11 @@ def looks(policy: PolicyName, states: Sequence[ServiceState], looked_at: int, lo
     return measured(times)
 
 
-def kinds_line(loras: int) -> KindsLine:
+def kinds_line(loras: int) -> JobKindQueue:
     """ROCK's line, with a model of as many jobs as it is fitted to."""
-    line, chance = KindsLine(), random.Random(SEED)  # noqa: S311 - a workload
+    line, chance = JobKindQueue(), random.Random(SEED)  # noqa: S311 - a workload
     for ticket in range(FITTED):
-        joined = line.join(f"f{ticket}", mixed(ticket, loras, chance), Claim(), 0.1 * ticket)
+        joined = line.join(f"f{ticket}", mixed(ticket, loras, chance), SchedulingParams(), 0.1 * ticket)
         line.leave(joined.key)
     jobs = line.to_fit(0.1 * FITTED)
     assert jobs is not None
@@ -138,20 +140,20 @@ def matches(states: Sequence[ServiceState], loras: int) -> Measured:
             placement.assign(f"{state.instance} {number}", 1, state.instance, demand_of(number, 0), 0)
             held.append(f"{state.instance} {number}")
     for ticket in range(WAITING):
-        line.join(f"j{ticket}", mixed(ticket, loras, chance), Claim(), 0)
+        line.join(f"j{ticket}", mixed(ticket, loras, chance), SchedulingParams(), 0)
     times = []
     for number in range(JOBS):
-        placements: Sequence[Placed] = ()
+        placements: Sequence[RowAssignment] = ()
         while not placements:  # a place may be beyond the workers that are looked at
             placement.release(held.pop(chance.randrange(len(held))), 1)
             began = time.perf_counter()
-            placements = Rock().decide(line, placement, number).placements
+            placements = RockScheduler().decide(line, placement, number).placements
         for key, worker, rows, passes in placements:
             placement.assign(key[0], 1, worker, line.serve(key, rows, number, passes), number)
         times.append((time.perf_counter() - began) * 1e3)
         for key, *_ in placements:
             held.append(key[0])
-            line.join(f"{key[0]}'", mixed(number, loras, chance), Claim(), number)
+            line.join(f"{key[0]}'", mixed(number, loras, chance), SchedulingParams(), number)
     return measured(times[WARM_UP:])
 
 
@@ -161,7 +163,7 @@ def _within_ms(states: Sequence[ServiceState]) -> float | None:
 
 
 def _rock_row(workers: int, states: Sequence[ServiceState], loras: int) -> dict[str, Any]:
-    decide = whole_decisions(Rock(), kinds_line(loras), states, loras)
+    decide = whole_decisions(RockScheduler(), kinds_line(loras), states, loras)
     matched = matches(states, loras)
     return {
         "workers": workers,
@@ -189,8 +191,8 @@ def main() -> None:
         for policy in POLICIES:
             for looked_at in sorted({LOOKED_AT, workers}) if workers > 2 * LOOKED_AT else [workers]:
                 decision, forecast, telemetry = decisions(policy, states, looked_at, options.loras)
-                scheduler = InTurn(POLICIES[policy], looked_at)
-                decide = whole_decisions(scheduler, FairLine(), states, options.loras)
+                scheduler = QueueOrderScheduler(POLICIES[policy], looked_at)
+                decide = whole_decisions(scheduler, FairQueue(), states, options.loras)
                 rows.append(
                     {
                         "workers": workers,

@@ -22,7 +22,7 @@ from giornata.wire import subjects
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import Job, Priority
-from giornata.wire.messages import Accepted, SubmitRequest
+from giornata.wire.messages import JobAck, SubmitRequest
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import resolve
 from giornata.wire.stores import EVENTS
@@ -97,7 +97,7 @@ async def _carried(bus: buses.Bus, options: SimpleNamespace) -> None:
             while True:
                 try:
                     request = SubmitRequest(job=_job(number, options.steps), remaining_ms=60_000)
-                    await bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(5000))
+                    await bus.call(subjects.SUBMIT, request, JobAck, Deadline.after_ms(5000))
                     break
                 except ServiceUnavailable:
                     await asyncio.sleep(0.1)

@@ -17,8 +17,8 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from giornata_tools.loadgen.distributions import arrival_times
-from giornata_tools.loadgen.outcomes import Figures, figures
-from giornata_tools.loadgen.workload import Request, draw
+from giornata_tools.loadgen.outcomes import LoadFigures, figures
+from giornata_tools.loadgen.workload import WorkloadRequest, draw
 from tests.bench.reporting.report import charts, write
 from tests.bench.systems.live import (
     PROMPT,
@@ -98,13 +98,13 @@ async def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def _measured(
-    urls: Sequence[str], requests: Sequence[Request], pictures: Pictures, options: SimpleNamespace
-) -> Figures:
+    urls: Sequence[str], requests: Sequence[WorkloadRequest], pictures: Pictures, options: SimpleNamespace
+) -> LoadFigures:
     outcomes = await served(urls, requests, pictures)
     return figures(requests, outcomes, warmup_s=0.0, seconds=options.seconds, slo_s=options.slo)
 
 
-def _line(share: float, rate: float, name: str, told: Figures, baseline: Figures) -> dict[str, Any]:
+def _line(share: float, rate: float, name: str, told: LoadFigures, baseline: LoadFigures) -> dict[str, Any]:
     own, other = told.latency_s, baseline.latency_s
     assert own is not None
     assert other is not None

@@ -22,9 +22,9 @@ from typing import Any, Final
 
 from scipy import stats
 
-from giornata.scheduling.fair_line import Turn
+from giornata.scheduling.fair_line import TenantJobOrder
 from giornata.scheduling.policies import PolicyName
-from giornata.scheduling.scheduler import InTurn
+from giornata.scheduling.scheduler import QueueOrderScheduler
 from giornata_tools.simulation.options import RunOptions
 from tests.bench.reporting import report
 from tests.bench.systems.clusters import (
@@ -41,8 +41,8 @@ OURS: Final = "finish_time"
 BASELINES: Final = (PolicyName.REQUEST_LEVEL, PolicyName.TOKEN_LEVEL, PolicyName.MASK_AWARE)
 VARIANTS: Final[Mapping[str, RunOptions]] = {
     **{policy.value: RunOptions.of(policy) for policy in (*BASELINES, PolicyName.DEADLINE_AWARE)},
-    "fair order": RunOptions(turn=Turn.ARRIVAL, slack=0.0),
-    "fair order, jobs whole": RunOptions(turn=Turn.ARRIVAL, slack=0.0, spreads=False),
+    "fair order": RunOptions(turn=TenantJobOrder.ARRIVAL, slack=0.0),
+    "fair order, jobs whole": RunOptions(turn=TenantJobOrder.ARRIVAL, slack=0.0, spreads=False),
     OURS: RunOptions(),
     WITHOUT_AFFINITY: RunOptions(),
 }
@@ -77,7 +77,7 @@ def figures(task: tuple[int, str, int], seconds: float) -> Figures:
         bound = scenario.bound(jobs)
         return Figures(bound.mean(warmup_s=WARMUP_S), bound.percentile(95, warmup_s=WARMUP_S))
     options = replace(VARIANTS[variant], looked_at=workers, seed=seed)
-    other = InTurn(without_affinity, workers) if variant == WITHOUT_AFFINITY else None
+    other = QueueOrderScheduler(without_affinity, workers) if variant == WITHOUT_AFFINITY else None
     run = scenario.run(jobs, options, scheduler=other)
     found, single = scenario.summary(run), scenario.summary(run.of_rows(1))
     return Figures(

@@ -27,18 +27,18 @@ import psutil
 from giornata.model_cards import read_model_card
 from giornata.planning.operations import COMPUTE
 from giornata.scheduling.adapters import NeededLora
-from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata_prepost.images.stages import PixelLimits, inspect
 from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.stack import Stack
 from giornata_tools.loadgen.adapters import AdapterWorkload
-from giornata_tools.loadgen.charts import Chart, Drawn, Points, distribution
-from giornata_tools.loadgen.distributions import Crowds, arrival_times, crowded_times
+from giornata_tools.loadgen.charts import Chart, Points, PointStyle, distribution
+from giornata_tools.loadgen.distributions import ArrivalBursts, arrival_times, crowded_times
 from giornata_tools.loadgen.drawing import figure, svg
-from giornata_tools.loadgen.outcomes import Spread, spread
-from giornata_tools.loadgen.workload import Request, Workload, draw
+from giornata_tools.loadgen.outcomes import DistributionSummary, spread
+from giornata_tools.loadgen.workload import Workload, WorkloadRequest, draw
 from giornata_tools.simulation.adapters import adapted
 from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob, template_name
 from giornata_tools.simulation.templates import TemplateSetting
@@ -90,7 +90,11 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
 
 
 def jobs_of(
-    requests: Sequence[Request], pictures: Pictures, card: ModelCard, text: int, sizes: Mapping[str, int]
+    requests: Sequence[WorkloadRequest],
+    pictures: Pictures,
+    card: ModelCard,
+    text: int,
+    sizes: Mapping[str, int],
 ) -> list[SimulatedJob]:
     """The requests as the simulator takes them, with the tokens that their masks really touch.
 
@@ -101,7 +105,7 @@ def jobs_of(
     for number, request in enumerate(requests):
         image, computed = _tokens(files.templates[request.template].file, files.masks[request], card)
         shape = RowShape(text, image, computed, request.steps or card.default_steps)
-        demand = Demand(MODEL, DIGEST, (shape,), template_name(request.template))
+        demand = JobDemand(MODEL, DIGEST, (shape,), template_name(request.template))
         plain = SimulatedJob(f"j{number}", request.at_s, demand)
         made.append(adapted(plain, [NeededLora(name, sizes[name]) for name in request.adapters]))
     return made
@@ -176,7 +180,7 @@ class Bench:
     """While nobody edits."""
     sizes: Mapping[str, int]
     """Bytes of LoRAs by their ids."""
-    burst: Sequence[Request]
+    burst: Sequence[WorkloadRequest]
     """Requests that came at once."""
     burst_s: float
     """Until the last of them had ended."""
@@ -206,7 +210,7 @@ class Bench:
     async def live(self, rate: float) -> Live:
         """Requests by chance at `rate` a second; one where none would arrive."""
         seconds, seed = self.options.seconds, self.options.seed
-        crowds = Crowds(self.options.crowds, seconds / 8, seconds / 3)
+        crowds = ArrivalBursts(self.options.crowds, seconds / 8, seconds / 3)
         times = crowded_times(rate, seconds, seed, crowds) if crowds.factor > 1 else []
         times = times or arrival_times(rate, seconds, seed) or [0.0]
         requests = draw(times, self.work, self.options.seed)
@@ -264,7 +268,7 @@ async def main(arguments: Sequence[str] | None = None) -> None:
                 for name, values in (("live", live.latencies), ("simulated", told)):
                     curves[f"{name}, {share:g}"] = distribution(values)
     OUT.mkdir(parents=True, exist_ok=True)
-    chart = Chart("Share of requests that have ended", "seconds", "share", curves, Drawn.LINE)
+    chart = Chart("Share of requests that have ended", "seconds", "share", curves, PointStyle.LINE)
     (OUT / "simulator_fidelity.svg").write_text(svg(figure(chart)), encoding="utf-8")
     workload = {
         **vars(options),
@@ -314,7 +318,7 @@ def _line(share: float, rate: float, live: Sequence[float], told: Sequence[float
     }
 
 
-def _spread(values: Sequence[float]) -> Spread:
+def _spread(values: Sequence[float]) -> DistributionSummary:
     found = spread(values)
     assert found is not None
     return found

@@ -17,20 +17,20 @@ from typing import Any, Final
 import click
 import torch
 
-from giornata.packed.kept import KeepingRecorder
-from giornata.packed.uses import Taken, Use
+from giornata.packed.kept import CachedKVRecorder
+from giornata.packed.uses import BlockInputs, CachedTokens
 from giornata.planning.specs import taking_modes
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.own import OwnKeysValues, own_bits
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from tests.bench.compute.batches import tera_operations
 from tests.bench.compute.models import described
 from tests.bench.compute.rows import Rows
@@ -53,7 +53,9 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
             padding_option(),
             family_option(),
             option("--ratios", type=Several(float), default=list(RATIOS), help="of the mask"),
-            option("--forms", type=Several(click.Choice([*map(str, Form)])), default=[*map(str, Form)]),
+            option(
+                "--forms", type=Several(click.Choice([*map(str, CacheForm)])), default=[*map(str, CacheForm)]
+            ),
             option("--halo", type=int, default=DEFAULT.halo),
             option("--bits", type=int, default=DEFAULT.bits),
         ],
@@ -73,12 +75,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     steps: dict[tuple[str, float], Callable[[], object]] = {
         FULL: lambda: denoise_step(family, assembly, [whole])
     }
-    kept = {form: Mode(form) for form in map(Form, options.forms) if Mode(form) in taking_modes(family.specs)}
+    kept = {
+        form: BlockMode(form)
+        for form in map(CacheForm, options.forms)
+        if BlockMode(form) in taking_modes(family.specs)
+    }
     masked = {ratio: rows.masked(_edit(ratio)) for ratio in options.ratios}
     for form in kept:
         recorder = EntryRecorder(whole.level, family.depth, RecordingSpec(frozenset({form}), options.bits))
-        denoise_step(family, assembly, [whole], [Use(recorder=recorder)])
-        template = Recording(form, whole.grid, (recorder.entry(),))
+        denoise_step(family, assembly, [whole], [BlockInputs(recorder=recorder)])
+        template = CachedTemplate(form, whole.grid, (recorder.entry(),))
         for ratio, row in masked.items():
             steps[str(form), ratio] = _prepared(rows, replace(row, template=template))
     times = _measured(steps, options.repeats, family.device, clock_of(options))
@@ -108,11 +114,11 @@ def _prepared(rows: Rows, row: Row) -> Callable[[], object]:
         raise ValueError("the row takes from no template")
     (entry,) = row.template.entries
     slabs = Slabs(entry, row.region, row.own_tokens[0], family, device=device_for(family.device, 0))
-    use = Use(Taken(entry.modes, slabs))
+    use = BlockInputs(CachedTokens(entry.modes, slabs))
     assembly = assemble(family, [row])
     if row.padding[0]:
         kept = OwnKeysValues(None, 0, None if slabs.keeps else own_bits(rows.setting.correction_bits))
-        denoise_step(family, assembly, [row], [replace(use, padding_recorder=KeepingRecorder(kept))])
+        denoise_step(family, assembly, [row], [replace(use, padding_recorder=CachedKVRecorder(kept))])
         use = replace(use, padding=kept)
     return lambda: denoise_step(family, assembly, [row], [use])
 
@@ -138,8 +144,8 @@ def _measured(
 
 def _line(
     family: ModelFamily,
-    form: Form,
-    mode: Mode,
+    form: CacheForm,
+    mode: BlockMode,
     ratio: float,
     row: Row,
     times: dict[tuple[str, float], list[float]],
@@ -159,7 +165,9 @@ def _line(
         "text share": round(shape.live_text / (shape.live_text + shape.computed), 3),
         "full ms": round(statistics.median(full), 1),
         "masked ms": round(statistics.median(ours), 1),
-        "full TFLOP/s": round(1e3 * tera_operations(family, [row], Mode.FULL) / statistics.median(full), 3),
+        "full TFLOP/s": round(
+            1e3 * tera_operations(family, [row], BlockMode.FULL) / statistics.median(full), 3
+        ),
         "masked TFLOP/s": round(1e3 * tera_operations(family, [row], mode) / statistics.median(ours), 3),
     }
 

@@ -11,15 +11,15 @@ import time
 import tracemalloc
 from typing import Any, Final
 
-from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.fair_line import FairLine
-from giornata.scheduling.line import Claim
+from giornata.scheduling.demand import JobDemand, RowShape
+from giornata.scheduling.fair_line import FairQueue
+from giornata.scheduling.line import SchedulingParams
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.waiting import QueuedJob, Waiting
-from giornata.scheduling.window import Window
+from giornata.scheduling.waiting import JobQueue, QueuedJob
+from giornata.scheduling.window import InFlightJobWindow
 from giornata.wire.jobs import Priority
-from giornata_router.rules.forecasting import Forecasting
-from giornata_router.rules.places import Places
+from giornata_router.rules.forecasting import FinishTimeEstimator
+from giornata_router.rules.places import QueueLimiter
 from tests.bench.reporting.report import measured, write
 from tests.bench.router_decision import SEED
 from tests.bench.systems.deciding import fleet
@@ -45,14 +45,14 @@ def queued_job(number: int, chance: random.Random) -> QueuedJob:
 def submissions(queued: int, workers: int) -> dict[str, Any]:
     """One row of the table: `queued` jobs before a fleet of `workers`."""
     chance = random.Random(SEED)  # noqa: S311 - a workload
-    placement, line, waiting, window = Placement(), FairLine(), Waiting(), Window(64)
+    placement, line, waiting, window = Placement(), FairQueue(), JobQueue(), InFlightJobWindow(64)
     for state in fleet(workers, chance):
         placement.observe(state, 0)
     window.resize(8 * workers)
-    forecasting = Forecasting(placement, line)
-    demand = Demand(CARD.name, CARD.digest, (SHAPE,))
+    forecasting = FinishTimeEstimator(placement, line)
+    demand = JobDemand(CARD.name, CARD.digest, (SHAPE,))
     forecasting.learn(demand)
-    places = Places(dict.fromkeys(Priority, 10**6), 1.0)
+    places = QueueLimiter(dict.fromkeys(Priority, 10**6), 1.0)
     tracemalloc.start()
     for number in range(queued):
         waiting.join(queued_job(number, chance))
@@ -61,7 +61,7 @@ def submissions(queued: int, workers: int) -> dict[str, Any]:
     while (turn := waiting.next(0)) is not None and window.has_room(turn):
         waiting.serve(turn)
         window.begin(turn)
-        line.join(turn.job.job_id, demand, Claim(turn.job.priority, turn.job.tenant), 0)
+        line.join(turn.job.job_id, demand, SchedulingParams(turn.job.priority, turn.job.tenant), 0)
     times, turns = [], []
     for number in range(JOBS):
         job = queued_job(queued + number, chance)

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from giornata.planning.costs import renewed_every
-from giornata.scheduling.batch import Joining
+from giornata.scheduling.batch import BatchingMode
 from giornata_denoiser.config import DenoiserConfig
 from tests.bench.compute import engines
 from tests.bench.compute.models import autoencoder, described, transformer_of
@@ -183,7 +183,7 @@ def _mixed(
     systems: dict[str, System] = {
         STATIC: padded,
         "static batching, equal counts": grouped,
-        "request-level, reuse": _engine(rows, drawn, batch, reuse=True, joining=Joining.REQUEST),
+        "request-level, reuse": _engine(rows, drawn, batch, reuse=True, joining=BatchingMode.REQUEST),
         "ours, reuse off": _engine(rows, drawn, batch, reuse=False),
         REUSE: _engine(rows, drawn, batch, reuse=True),
     }

@@ -28,7 +28,7 @@ from giornata.seeing.spans import NO_STEPS
 from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.folders import socket_folder
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan
 from giornata_tools.launcher.stack import Stack, running
 from giornata_tools.loadgen.drawing import svg
@@ -102,7 +102,7 @@ async def system(traces_url: str | None) -> AsyncIterator[System]:
         plan = StackPlan(
             state=folder,
             logs=folder / "logs",
-            models=(Model(str(TRAINED)),),
+            models=(StackModel(str(TRAINED)),),
             replicas={**ONE_EACH, ServiceName.LORA_STORE: 0},
             env=env,
         )

@@ -18,7 +18,7 @@ import torch
 
 from giornata.heap import keep_freed
 from giornata.packed.region import Region, region
-from giornata.packed.uses import Use
+from giornata.packed.uses import BlockInputs
 from tests.bench.compute.unets import MASKS, SHAPES, network, touched_tiles
 from tests.bench.reporting.options import clock_of
 from tests.bench.reporting.report import write
@@ -93,7 +93,7 @@ def _line(name: str, options: SimpleNamespace) -> dict[str, Any]:
 
 def _recorded(made: Network, grid: tuple[int, int]) -> Everything:
     everything = Everything()
-    forward(made, [tiny_unet.picture(made, grid, words=77)], [None], [Use(recorder=everything)])()
+    forward(made, [tiny_unet.picture(made, grid, words=77)], [None], [BlockInputs(recorder=everything)])()
     return everything
 
 

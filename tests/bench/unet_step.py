@@ -19,10 +19,10 @@ from torch import Tensor
 
 from giornata.heap import keep_freed
 from giornata.packed.region import Region, region
-from giornata.packed.uses import Taken, Use
-from giornata.planning.operations import Shape
+from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.planning.operations import SequenceShape
 from giornata.wire.blocks import BlockSpec
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
 from tests.bench.compute.unets import MASKS, SHAPES, network, touched_tiles
 from tests.bench.reporting.options import clock_of
@@ -65,7 +65,7 @@ def _lines(name: str, options: SimpleNamespace) -> list[dict[str, Any]]:
     made, side = network(name)
     picture, everything = tiny_unet.picture(made, (side, side), words=77), Everything()
     full = forward(made, [picture], [None])
-    forward(made, [picture], [None], [Use(recorder=everything)])()
+    forward(made, [picture], [None], [BlockInputs(recorder=everything)])()
     where = {
         (shape, ratio): region(touched_tiles(mask(side * made.side, ratio), made.side))
         for shape, mask in MASKS.items()
@@ -98,16 +98,16 @@ def _line(
         "tiles": f"{computed} of {tiles}",
         "full ÷ masked": round(statistics.median(ratios), 2),
         "spread": f"{min(ratios):.2f}-{max(ratios):.2f}",
-        "limit": round(operation_limit(specs, Shape(0, tiles, computed), Mode.KV), 2),
+        "limit": round(operation_limit(specs, SequenceShape(0, tiles, computed), BlockMode.KV), 2),
         "full ms": round(statistics.median(full)),
         "masked ms": round(statistics.median(masked)),
     }
 
 
-def taking(made: Network, everything: Everything, place: Region) -> Use:
+def taking(made: Network, everything: Everything, place: Region) -> BlockInputs:
     """What a row takes, gathered once as an engine's slabs are."""
     source = Recorded(everything, place, room=True)
-    return Use(Taken((Mode.KV,) * len(made.blocks), Gathered(source)))
+    return BlockInputs(CachedTokens((BlockMode.KV,) * len(made.blocks), Gathered(source)))
 
 
 class Gathered:
@@ -120,7 +120,10 @@ class Gathered:
 
 
 def forward(
-    made: Network, pictures: Sequence[Picture], where: Sequence[Region | None], uses: Sequence[Use] = ()
+    made: Network,
+    pictures: Sequence[Picture],
+    where: Sequence[Region | None],
+    uses: Sequence[BlockInputs] = (),
 ) -> Step:
     """A forward over these pictures, each computed where `where` says."""
     batch = made.assemble(

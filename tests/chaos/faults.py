@@ -16,7 +16,7 @@ from nats.js import JetStreamContext
 from giornata.retries import COMING_UP_S, repeated
 from giornata.wire import stores
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher.process import Process
+from giornata_tools.launcher.process import StackProcess
 from giornata_tools.launcher.stack import Stack
 from tests.chaos.plan import Fault, Kind, Server
 from tests.chaos.relay import Direction, Network
@@ -159,6 +159,6 @@ class Faults:
         return info.config.max_bytes or -1
 
 
-async def _ended(processes: Sequence[Process], number: signal.Signals) -> list[int]:
+async def _ended(processes: Sequence[StackProcess], number: signal.Signals) -> list[int]:
     """Exit statuses after a signal."""
     return await asyncio.gather(*(process.crash(number) for process in processes))

@@ -22,7 +22,7 @@ from giornata.bus import bus
 from giornata.retries import COMING_UP_S, repeated
 from giornata.wire import codec, stores
 from giornata.wire.events import DoneEvent, EventKind
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.progress import JobRecord
 from giornata.wire.subjects import events_of_kind
 from tests.chaos.outcomes import Recorded
@@ -59,7 +59,7 @@ class Records:
 
 @asynccontextmanager
 async def watching(
-    nats_url: str, password: Callable[[User], Path | None], hear: Callable[[DoneEvent], None]
+    nats_url: str, password: Callable[[NatsRole], Path | None], hear: Callable[[DoneEvent], None]
 ) -> AsyncIterator[Records]:
     """The records, and every `done` event, while inside.
 
@@ -68,7 +68,7 @@ async def watching(
         password: file of a user's password.
         hear: is told of ended jobs, as often as it is published and heard.
     """
-    router, gateway = User.ROUTER, User.GATEWAY
+    router, gateway = NatsRole.ROUTER, NatsRole.GATEWAY
     async with (
         bus.connect(nats_url, "chaos", user=router, password_file=password(router)) as reading,
         bus.connect(nats_url, "chaos", user=gateway, password_file=password(gateway)) as hearing,

@@ -12,7 +12,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from giornata_tools.loadgen.outcomes import Spread, spread
+from giornata_tools.loadgen.outcomes import DistributionSummary, spread
 from tests.chaos.audit import Seen, violations
 from tests.chaos.edits import Door
 from tests.chaos.plan import TARGETS, Kind
@@ -60,7 +60,7 @@ class Report:
             "blobs left to their time": len(self.seen.blobs),
         }
 
-    def recoveries(self) -> dict[str, Spread | None]:
+    def recoveries(self) -> dict[str, DistributionSummary | None]:
         """Seconds until the stack was whole, by kind of fault."""
         found = {
             kind: [
@@ -130,9 +130,9 @@ class Report:
         return table
 
 
-def _told(one: Spread | None) -> str:
+def _told(one: DistributionSummary | None) -> str:
     return "-" if one is None else f"p50 {one.p50:.1f}  p95 {one.p95:.1f}  most {one.most:.1f}"
 
 
-def _rounded(one: Spread | None) -> dict[str, float] | None:
+def _rounded(one: DistributionSummary | None) -> dict[str, float] | None:
     return None if one is None else {name: round(value, 3) for name, value in asdict(one).items()}

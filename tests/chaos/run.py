@@ -15,7 +15,7 @@ import giornata.client
 from giornata.wire.events import DoneEvent
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.folders import socket_folder
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan
 from giornata_tools.launcher.stack import Stack, running
 from tests.chaos import look, plan
@@ -127,7 +127,7 @@ def _plan(state: Path, logs: Path, model: Path, nats_servers: int, relays: str, 
     return StackPlan(
         state=state,
         logs=logs,
-        models=(Model(str(model), "tiny"),),
+        models=(StackModel(str(model), "tiny"),),
         ready_s=READY_S,
         replicas=REPLICAS,
         nats_servers=nats_servers,

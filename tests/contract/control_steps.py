@@ -5,15 +5,15 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from giornata.wire.control_steps import (
-    AskStep,
     CancelStep,
+    ControlNetStepFailed,
     DeviceMemory,
     Dtype,
     LinkOpened,
     OpenLink,
-    SampleCame,
+    ResidualReady,
+    ResidualsRequest,
     StepCancelled,
-    StepFailed,
 )
 from giornata.wire.controlnets import DataPath
 
@@ -33,7 +33,7 @@ CONTROL_STEPS: tuple[BaseModel, ...] = (
         ),
     ),
     LinkOpened(),
-    AskStep(
+    ResidualsRequest(
         number=3,
         row="job_1/1/0",
         step=7,
@@ -46,7 +46,7 @@ CONTROL_STEPS: tuple[BaseModel, ...] = (
         channels=(64, 128),
     ),
     CancelStep(number=3),
-    SampleCame(number=3, index=0),
-    StepFailed(number=3, code="not_open", message="no such row"),
+    ResidualReady(number=3, index=0),
+    ControlNetStepFailed(number=3, code="not_open", message="no such row"),
     StepCancelled(number=3),
 )

@@ -7,28 +7,35 @@ from pydantic import BaseModel
 from giornata.families import Family
 from giornata.wire.adapters import ControlKind
 from giornata.wire.blocks import BlockSpec
-from giornata.wire.controlnets import CloseControl, Closed, ControlBase, DataPath, OpenControl, Opened
+from giornata.wire.controlnets import (
+    CloseControl,
+    CloseControlReply,
+    ControlBase,
+    DataPath,
+    OpenControl,
+    OpenControlReply,
+)
 from giornata.wire.devices import HostDevice
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DenoisedEvent, DoneEvent, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.fleet import FleetSummary
 from giornata.wire.host_tiers import (
-    AskTier,
-    BringFile,
-    Brought,
     HostTier,
     TierChange,
+    TierLoadReply,
+    TierLoadRequest,
     TierLoads,
     TierSnapshot,
+    TierSnapshotRequest,
     WantedFiles,
     packed,
 )
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority, PromptTokens
 from giornata.wire.loras import (
     BeginUpload,
-    Canonical,
+    CanonicalLora,
     DropUpload,
-    FilePiece,
+    FileChunk,
     FinishUpload,
     KeepUpload,
     LoraCounters,
@@ -39,23 +46,22 @@ from giornata.wire.loras import (
     PinLora,
     ProfiledLora,
     ReadFile,
-    Received,
     RemoveLora,
     StoredFile,
-    UploadPiece,
+    UploadChunk,
+    UploadProgress,
 )
 from giornata.wire.masks import (
     FoundRegion,
     MaskCard,
     MaskedRegion,
-    MaskMade,
     MaskMessage,
+    MaskMessageReply,
     MaskParameters,
     MaskReply,
     MaskRequest,
 )
 from giornata.wire.messages import (
-    Accepted,
     CancelMessage,
     CancelRows,
     EditMessage,
@@ -64,10 +70,11 @@ from giornata.wire.messages import (
     Epoch,
     FinishReply,
     FinishRequest,
-    Forecast,
-    ForecastRequest,
     GenerateMessage,
     InspectRequest,
+    JobAck,
+    JobEstimate,
+    JobEstimateRequest,
     LoadLoras,
     Picture,
     PrefetchTemplate,
@@ -175,7 +182,7 @@ LORA = LoraRecord(
     source=STORED,
     style=LoraStyle.KOHYA,
     rank=4,
-    canonical=Canonical(file=STORED, model_digest="dd", rank=4, modules=2, text_modules=1, weights=96),
+    canonical=CanonicalLora(file=STORED, model_digest="dd", rank=4, modules=2, text_modules=1, weights=96),
     joins_within=0.25,
     worker="l1",
     worked_s=2,
@@ -343,9 +350,9 @@ MESSAGES: list[BaseModel] = [
     FinishReply(image=REF, decode_ms=1.5, paste_ms=0.5),
     CancelRows(job_id="job_1", attempt=2),
     JOB,
-    Accepted(job_id="job_1"),
-    Forecast(position=2, finish_ms=1500.5),
-    ForecastRequest(job_id="job_1", remaining_ms=900),
+    JobAck(job_id="job_1"),
+    JobEstimate(position=2, finish_ms=1500.5),
+    JobEstimateRequest(job_id="job_1", remaining_ms=900),
     TEMPLATE,
     INPUTS,
     TemplateRequest(template=TEMPLATE, remaining_ms=900),
@@ -374,9 +381,9 @@ MESSAGES: list[BaseModel] = [
         paths=(DataPath.UNIX, DataPath.TCP),
         remaining_ms=900,
     ),
-    Opened(path=DataPath.UNIX, address="/run/c1.sock", token="t", behind=((0, 0, None),)),  # noqa: S106 - no secret
+    OpenControlReply(path=DataPath.UNIX, address="/run/c1.sock", token="t", behind=((0, 0, None),)),  # noqa: S106 - no secret
     CloseControl(job_id="job_1", attempt=1, index=0, remaining_ms=900),
-    Closed(was_open=True),
+    CloseControlReply(was_open=True),
     *CONTROL_STEPS,
     CancelMessage(job_id="job_1", api_key="k"),
     EditReply(
@@ -392,7 +399,7 @@ MESSAGES: list[BaseModel] = [
     ProbeMessage(parameters=EditParameters(prompt="x"), image=b"\x89PNG", mask=b"\x89PNG", tenant="alice"),
     GenerateMessage(parameters=GenerationParameters(prompt="x", size="64x48"), progress="_INBOX.a"),
     MaskMessage(parameters=MaskParameters(prompt="the hat", max_regions=3), image=REF, api_key="k"),
-    MaskMade(
+    MaskMessageReply(
         width=64,
         height=48,
         regions=(MaskedRegion(score=0.75, box=(8, 4, 16, 12), area=150, ref=REF),),
@@ -468,15 +475,15 @@ MESSAGES: list[BaseModel] = [
         prepost=PrepostState(image_processes=2),
     ),
     BeginUpload(upload_id="upload_1", tenant="default", remaining_ms=900),
-    UploadPiece(upload_id="upload_1", tenant="default", offset=3, data=b"xyz", remaining_ms=900),
-    Received(size_bytes=6, limit_bytes=2048),
+    UploadChunk(upload_id="upload_1", tenant="default", offset=3, data=b"xyz", remaining_ms=900),
+    UploadProgress(size_bytes=6, limit_bytes=2048),
     FinishUpload(
         upload_id="upload_1", tenant="default", model="tiny", name="rims", file=STORED, remaining_ms=900
     ),
     KeepUpload(upload_id="upload_1", file=STORED, remaining_ms=900),
     DropUpload(upload_id="upload_1", tenant="default", remaining_ms=900),
     ReadFile(sha256="ab", offset=3, size_bytes=3, remaining_ms=900),
-    FilePiece(data=b"xyz"),
+    FileChunk(data=b"xyz"),
     RemoveLora(lora_id="lora_1", tenant="default", remaining_ms=900),
     ProfiledLora(
         lora_id="lora_1",
@@ -488,10 +495,10 @@ MESSAGES: list[BaseModel] = [
     ),
     NormaliseLora(lora=LORA, remaining_ms=900),
     PinLora(lora_id="lora_1", tenant="default", pinned=True, remaining_ms=900),
-    AskTier(remaining_ms=900),
+    TierSnapshotRequest(remaining_ms=900),
     TierSnapshot.of("h", 7, 2, [("ab" * 32, 6)]),
-    BringFile(file=STORED, ahead=True, remaining_ms=900),
-    Brought(loaded=True),
+    TierLoadRequest(file=STORED, ahead=True, remaining_ms=900),
+    TierLoadReply(loaded=True),
     WantedFiles(epoch=(7, 8), number=3, sha256s=packed(["ab" * 32])),
     LoadLoras(files=(STORED,), epoch=Epoch(7, 8)),
     ErrorBody(

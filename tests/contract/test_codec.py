@@ -19,7 +19,7 @@ from giornata.wire.masks import FoundRegion, MaskCard, MaskedRegion, MaskParamet
 from giornata.wire.messages import CancelRows, Picture
 from giornata.wire.models import ModelCard
 from giornata.wire.step_caches import SETTINGS, StepCache
-from giornata.wire.values import Wire
+from giornata.wire.values import WireModel
 from giornata.wire.workers import ServiceState
 from tests.contract.messages import CARD, ENCODING, INSPECTION, JOB, LORA, MESSAGES
 
@@ -41,7 +41,7 @@ def test_every_message_is_pinned() -> None:
         kind
         for module in (messages, events, masks)
         for kind in vars(module).values()
-        if isinstance(kind, type) and issubclass(kind, Wire) and kind.__module__ == module.__name__
+        if isinstance(kind, type) and issubclass(kind, WireModel) and kind.__module__ == module.__name__
     }
     nested = {Picture, MaskPicture, MaskedRegion, FoundRegion, MaskParameters, MaskCard}  # inside of messages
     assert sent - nested <= {type(message) for message in MESSAGES}

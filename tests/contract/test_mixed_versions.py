@@ -18,10 +18,10 @@ from giornata.wire.messages import SubmitRequest
 from giornata.wire.progress import Assignment, JobRecord, RowState, TemplateUse
 from giornata.wire.requests import EditParameters
 from giornata.wire.templates import TemplateRecord
-from giornata.wire.values import ComputeTimes, Recorded, StageTimes
-from giornata_router.live_record import TimeSheet
+from giornata.wire.values import ComputeTimes, RecordModel, StageTimes
+from giornata_router.live_record import StageTimer
 from giornata_router.rules import transitions
-from giornata_router.rules.transitions import Times
+from giornata_router.rules.transitions import JobTimes
 from tests.contract.messages import INSPECTION, JOB, MESSAGES, REF, TEMPLATE
 from tests.contract.versions import LATER, Path, next_version, parts, sown, unknown
 
@@ -30,7 +30,7 @@ PREVIOUS: Final = {
     for name, data in map(str.split, (File(__file__).parent / "previous.txt").read_text("ascii").splitlines())
 }
 """Records and a queued job as the previous version wrote them. Kept as they are while they must be readable."""
-TIMES = Times(StageTimes(prepare=1), ComputeTimes(inspect=1), spent_ms=5)
+TIMES = JobTimes(StageTimes(prepare=1), ComputeTimes(inspect=1), spent_ms=5)
 HELD = Assignment(1, "d1", (0,))
 RECORD = next(message for message in MESSAGES if isinstance(message, JobRecord))
 RUNNING = RECORD.model_copy(
@@ -40,7 +40,7 @@ RUNNING = RECORD.model_copy(
 Change = Callable[[Any], Any]
 CHANGES: Final[dict[str, tuple[Change, Path]]] = {
     "enter": (lambda r: transitions.entered(r, JobState.FINISHING, TIMES), ()),
-    "time": (lambda r: transitions.entered(r, JobState.FINISHING, TimeSheet(r, 5.0).times()), ()),
+    "time": (lambda r: transitions.entered(r, JobState.FINISHING, StageTimer(r, 5.0).times()), ()),
     "assign": (
         lambda r: transitions.assigned(
             _free(r), [Assignment(2, "d2", (0,))], r.inspection, r.encoding, TIMES
@@ -93,13 +93,13 @@ def _free(record: JobRecord) -> JobRecord:
     return free
 
 
-def changed(record: Recorded, change: Change) -> Recorded:
+def changed(record: RecordModel, change: Change) -> RecordModel:
     """What another reader sees after a service has read, changed and written a record."""
     kind = type(record)
     return codec.decode(kind, codec.encode(change(codec.decode(kind, codec.encode(record)))))
 
 
-def check_kept(before: Recorded, after: Recorded, replaced: Path) -> None:
+def check_kept(before: RecordModel, after: RecordModel, replaced: Path) -> None:
     there = {path for path, _ in parts(after)}
     expected = {
         path: fields
@@ -148,7 +148,7 @@ def test_a_job_keeps_what_it_does_not_know_from_the_door_to_its_record(data: st.
 
 
 @pytest.mark.parametrize("kind", [JobRecord, TemplateRecord])
-def test_what_is_unknown_is_equal_only_to_itself_and_the_hash_agrees(kind: type[Recorded]) -> None:
+def test_what_is_unknown_is_equal_only_to_itself_and_the_hash_agrees(kind: type[RecordModel]) -> None:
     plain: Any = RUNNING if kind is JobRecord else TEMPLATE
     added: tuple[Callable[[Path], dict[str, object]], ...] = (
         lambda _: {"x": "a"},
@@ -163,7 +163,7 @@ def test_what_is_unknown_is_equal_only_to_itself_and_the_hash_agrees(kind: type[
 
 
 @pytest.mark.parametrize("kind", [JobRecord, TemplateRecord])
-def test_every_part_of_a_record_keeps_unknown_fields(kind: type[Recorded]) -> None:
+def test_every_part_of_a_record_keeps_unknown_fields(kind: type[RecordModel]) -> None:
     properties = next_version(kind).model_json_schema(mode="serialization")
     reached = [properties, *properties.get("$defs", {}).values()]
     objects = {told["title"]: told for told in reached if told.get("type") == "object"}
@@ -174,7 +174,7 @@ def test_every_part_of_a_record_keeps_unknown_fields(kind: type[Recorded]) -> No
 @pytest.mark.parametrize(
     ("kind", "name"), [(JobRecord, n) for n in CHANGES] + [(TemplateRecord, n) for n in TEMPLATE_CHANGES]
 )
-def test_records_of_the_previous_version_are_read_and_changed(kind: type[Recorded], name: str) -> None:
+def test_records_of_the_previous_version_are_read_and_changed(kind: type[RecordModel], name: str) -> None:
     record = codec.decode(kind, PREVIOUS[kind.__name__])
     assert all(not fields for fields in unknown(record).values())
     if isinstance(record, JobRecord):

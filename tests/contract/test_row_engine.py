@@ -14,8 +14,8 @@ import pytest
 
 from giornata.planning.operations import COMPUTE
 from giornata.scheduling.batch import Capacity
-from giornata.scheduling.degrees.rule import Switches
-from giornata_denoiser.choices import Form
+from giornata.scheduling.degrees.rule import ReplanningOptions
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.protocol import RowEngine, StepReport
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from tests.fakes import tiny_flux
@@ -72,7 +72,7 @@ class GatedPool:
             rows=capacity.rows,
             tokens=capacity.tokens,
             profile=SLOW,
-            switches=Switches(cap_s=math.inf),
+            switches=ReplanningOptions(cap_s=math.inf),
         )
 
     def begin(self) -> None:
@@ -177,7 +177,7 @@ def test_one_attempt_is_cancelled_and_the_other_goes_on(make: Make) -> None:
 def test_all_rows_of_edits_are_taken_as_of_their_last_step_and_no_more_are_accepted(make: Make) -> None:
     """A template run is dropped: another worker begins it again."""
     made = make(ONE)
-    recording = RecordingSpec(frozenset({Form.KV}), 0)
+    recording = RecordingSpec(frozenset({CacheForm.KV}), 0)
     run = replace(tiny_flux.row(FAMILY, Spec("run")), records=recording)
     made.engine.submit([*rows(Spec("a", steps=3), Spec("b")), run])
     assert stepped(made) == [("a", 1)]

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.fair_line import FairLine
-from giornata.scheduling.line import Claim, Line
+from giornata.scheduling.demand import JobDemand, RowShape
+from giornata.scheduling.fair_line import FairQueue
+from giornata.scheduling.line import RowQueue, SchedulingParams
 from giornata.scheduling.occupancy import Attempt
-from giornata.scheduling.patience import Patience
+from giornata.scheduling.patience import StallTimeout
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.scheduler import Decision, Scheduler
+from giornata.scheduling.scheduler import Scheduler, SchedulingDecision
 from giornata.scheduling.schedulers import SCHEDULERS
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
@@ -96,8 +96,8 @@ class Cell:
     """A fleet and a line as the router would see them, and what is applied to them."""
 
     fleet: Mapping[str, FakeWorker]
-    line: Line
-    placement: Placement = field(default_factory=lambda: Placement(Patience(factor=2.0, least_ms=100.0)))
+    line: RowQueue
+    placement: Placement = field(default_factory=lambda: Placement(StallTimeout(factor=2.0, least_ms=100.0)))
     attempts: Counter[str] = field(default_factory=Counter)
 
     def hear(self, name: str, running: int) -> None:
@@ -127,7 +127,7 @@ class Cell:
         if known.refused:
             self.placement.refuse(name)
 
-    def apply(self, decision: Decision) -> list[Attempt]:
+    def apply(self, decision: SchedulingDecision) -> list[Attempt]:
         made = []
         for (job_id, ticket), worker, rows, passes in decision.placements:
             self.attempts[job_id] += 1
@@ -139,11 +139,11 @@ class Cell:
 
 
 def cell(fleet: list[FakeWorker], jobs: list[Wanted], *, by_deadline: bool) -> Cell:
-    made = Cell({f"d{i}": one for i, one in enumerate(fleet)}, FairLine(by_deadline=by_deadline))
+    made = Cell({f"d{i}": one for i, one in enumerate(fleet)}, FairQueue(by_deadline=by_deadline))
     for name, one in made.fleet.items():
         made.hear(name, one.running)
     for number, job in enumerate(jobs):
-        demand = Demand(
+        demand = JobDemand(
             CARD.name,
             CARD.digest,
             (SHAPE,) * job.rows,
@@ -151,7 +151,7 @@ def cell(fleet: list[FakeWorker], jobs: list[Wanted], *, by_deadline: bool) -> C
             together=job.together,
             alone=job.alone,
         )
-        claim = Claim(job.priority, job.tenant, finish_by_s=job.finish_by_s)
+        claim = SchedulingParams(job.priority, job.tenant, finish_by_s=job.finish_by_s)
         rows = tuple(range(number, number + job.rows))
         made.line.join(f"j{number}", demand, claim, job.since_s, rows=rows)
     return made
@@ -207,7 +207,7 @@ def test_deciding_changes_nothing(
     scheduler: Scheduler, fleet: list[FakeWorker], jobs: list[Wanted], by_deadline: bool
 ) -> None:
     known = cell(fleet, jobs, by_deadline=by_deadline)
-    asked = Demand(CARD.name, CARD.digest, (SHAPE,), template="t0")
+    asked = JobDemand(CARD.name, CARD.digest, (SHAPE,), template="t0")
 
     def seen() -> tuple[object, ...]:
         candidates = known.placement.candidates(asked, 16)

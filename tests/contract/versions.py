@@ -10,17 +10,17 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import create_model
 
-from giornata.wire.values import Recorded
+from giornata.wire.values import RecordModel
 
-V = TypeVar("V", bound=Recorded)
+V = TypeVar("V", bound=RecordModel)
 Path = tuple[object, ...]
 LATER = "later"
 """The field that the next version adds to every part of a record."""
 
 
-def parts(value: object, path: Path = ()) -> Iterator[tuple[Path, Recorded]]:
+def parts(value: object, path: Path = ()) -> Iterator[tuple[Path, RecordModel]]:
     """Every part of a record and where it is, the record itself first."""
-    if isinstance(value, Recorded):
+    if isinstance(value, RecordModel):
         yield path, value
         for name in type(value).model_fields:
             yield from parts(getattr(value, name), (*path, name))
@@ -39,7 +39,7 @@ def sown(value: V, fields: Callable[[Path], Mapping[str, object]], path: Path = 
 
 
 def _sown(value: Any, fields: Callable[[Path], Mapping[str, object]], path: Path) -> Any:
-    if isinstance(value, Recorded):
+    if isinstance(value, RecordModel):
         return sown(value, fields, path)
     if isinstance(value, tuple):
         return tuple(_sown(item, fields, (*path, index)) for index, item in enumerate(value))
@@ -48,7 +48,7 @@ def _sown(value: Any, fields: Callable[[Path], Mapping[str, object]], path: Path
     return value
 
 
-def unknown(value: Recorded) -> dict[Path, dict[str, Any]]:
+def unknown(value: RecordModel) -> dict[Path, dict[str, Any]]:
     """The fields that this version does not know, by the path of their part."""
     return {path: dict(part.model_extra or {}) for path, part in parts(value)}
 
@@ -65,7 +65,7 @@ def next_version(kind: type[V]) -> type[V]:
 
 
 def _next(annotation: Any) -> Any:
-    if isinstance(annotation, type) and issubclass(annotation, Recorded):
+    if isinstance(annotation, type) and issubclass(annotation, RecordModel):
         return next_version(annotation)
     origin, arguments = get_origin(annotation), tuple(map(_next, get_args(annotation)))
     if origin in {Union, UnionType}:

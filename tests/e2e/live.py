@@ -19,11 +19,11 @@ from typing import Any, Self, TypeVar
 from unittest import mock
 
 from giornata.fleet import Fleet
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher import commands
 from giornata_tools.launcher.folders import socket_folder
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan
 from giornata_tools.launcher.stack import Stack, running
 from tests.fakes import paced_denoiser
@@ -65,9 +65,9 @@ class LiveStack:
     @property
     def observer_password_file(self) -> Path:
         """Password of the NATS user that hears telemetry."""
-        return self.password_file(User.OBSERVER)
+        return self.password_file(NatsRole.OBSERVER)
 
-    def password_file(self, user: User) -> Path:
+    def password_file(self, user: NatsRole) -> Path:
         """Password of a NATS user."""
         path = self._stack.nats_password_file(user)
         assert path is not None
@@ -163,7 +163,7 @@ def live_stack(
         plan = StackPlan(
             state=Path(folder),
             logs=Path(folder) / "logs",
-            models=(Model(str(model), "tiny"),),
+            models=(StackModel(str(model), "tiny"),),
             ready_s=READY_S,
             replicas={**ONE_EACH, **replicas},
             nats_servers=nats_servers,

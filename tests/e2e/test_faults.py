@@ -14,7 +14,7 @@ import pytest
 import giornata.client
 from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.servers import NATS, VALKEY
 from giornata_tools.launcher.stack import running
@@ -230,7 +230,7 @@ async def test_a_stopped_stack_leaves_accepted_jobs_to_the_next(
         plan = StackPlan(
             state=tmp_path / "state",
             logs=tmp_path / "logs",
-            models=(Model(str(tiny_model), "tiny"),),
+            models=(StackModel(str(tiny_model), "tiny"),),
             drain_s=1,  # too short to finish: what was computed is kept
             env_of=env_of,
         )

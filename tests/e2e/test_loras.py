@@ -20,10 +20,10 @@ from torch import Tensor
 import giornata.client
 from giornata.wire.errors import GiornataError, LoraNotFound
 from giornata.wire.loras import LoraRecord
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata_tools.joining.probes import scenes
-from giornata_tools.joining.profiler import Profile, Setting
-from giornata_tools.joining.session import Login, connected
+from giornata_tools.joining.profiler import LoraProfile, ProbeSetting
+from giornata_tools.joining.session import ProfilerLogin, connected
 from tests.e2e.live import LiveStack
 from tests.e2e.pictures import box, file, pixels, scene
 
@@ -138,14 +138,14 @@ async def test_pictures_tell_how_late_a_lora_may_join(
     http: aiohttp.ClientSession, stack: LiveStack, faint: bytes, lora: bytes
 ) -> None:
     names = [await uploaded(http, file) for file in (faint, lora)]
-    told: dict[str, Profile] = {}
+    told: dict[str, LoraProfile] = {}
 
-    def ended(record: LoraRecord, outcome: Profile | GiornataError) -> None:
-        assert isinstance(outcome, Profile), outcome
+    def ended(record: LoraRecord, outcome: LoraProfile | GiornataError) -> None:
+        assert isinstance(outcome, LoraProfile), outcome
         told[record.lora_id] = outcome
 
-    login = Login(stack.nats_url, stack.password_file(User.PROFILER), stack.blobs_url)
-    async with connected(login, Setting(steps=4), scenes(1)) as session:
+    login = ProfilerLogin(stack.nats_url, stack.password_file(NatsRole.PROFILER), stack.blobs_url)
+    async with connected(login, ProbeSetting(steps=4), scenes(1)) as session:
         found = await session.found(names)
         assert await session.profile(found, lambda _: lambda _edits, _tried: None, ended)
     shares = [told[name].joins_within for name in names]

@@ -11,11 +11,11 @@ import pytest
 import giornata.client
 from giornata.bus import bus
 from giornata.fleet import Fleet
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.wire import subjects
 from giornata.wire.events import EventKind
 from giornata.wire.jobs import JobState
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.stores import EVENTS
 from giornata.wire.workers import ServiceName
 from tests.e2e.balancer import balancing
@@ -76,11 +76,11 @@ async def test_every_instance_is_replaced_and_no_request_fails(start_stack: Star
 
 async def each_has_ended_once(stack: LiveStack, jobs: set[str]) -> None:
     """Every job has completed, was said to have ended once, and has lost no attempt; some were handed on."""
-    password_file = stack.password_file(User.GATEWAY)
+    password_file = stack.password_file(NatsRole.GATEWAY)
     async with bus.connect(
-        stack.nats_url, "test", user=User.GATEWAY, password_file=password_file
+        stack.nats_url, "test", user=NatsRole.GATEWAY, password_file=password_file
     ) as connected:
-        records = await Records.open(connected.jetstream)
+        records = await JobRecordStore.open(connected.jetstream)
         found = {job_id: await records.get(job_id) for job_id in jobs}
         done = subjects.events_of_kind(EventKind.DONE)
         stream = await connected.jetstream.stream_info(EVENTS, subjects_filter=done)

@@ -12,7 +12,7 @@ import pytest
 from giornata.families import Family
 from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS
-from giornata_tools.launcher.model import Model, choose
+from giornata_tools.launcher.model import StackModel, choose
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.stack import Stack, running
 from tests.e2e.jobs import ended, submit, until_step
@@ -20,8 +20,8 @@ from tests.e2e.pictures import edit_form, pixels
 from tests.patience import HUNG_S
 
 
-async def built(family: Family, name: str) -> Model:
-    return Model((await choose({}, family, MODELS, print)).source, name)
+async def built(family: Family, name: str) -> StackModel:
+    return StackModel((await choose({}, family, MODELS, print)).source, name)
 
 
 async def answered(http: aiohttp.ClientSession, **fields: Any) -> tuple[int, Any]:
@@ -29,7 +29,7 @@ async def answered(http: aiohttp.ClientSession, **fields: Any) -> tuple[int, Any
         return response.status, await response.json()
 
 
-async def one_may_leave(stack: Stack, http: aiohttp.ClientSession, model: Model) -> None:
+async def one_may_leave(stack: Stack, http: aiohttp.ClientSession, model: StackModel) -> None:
     """The only denoiser of `model` drains: its job waits for the next one, and the other model goes on."""
     job = await submit(http, edit_form(model=model.name, num_inference_steps=100, reuse="off"))
     await until_step(http, job, 3)

@@ -12,7 +12,7 @@ import pytest
 
 import giornata.client
 from giornata.bus import bus as buses
-from giornata.seeing.told import Told, attribute
+from giornata.seeing.told import SpanAttributes, attribute
 from giornata.wire import codec, subjects
 from giornata.wire.messages import EditMessage, EditReply
 from giornata.wire.requests import EditParameters
@@ -187,7 +187,7 @@ def test_nothing_that_a_tenant_wrote_is_told(collector: Collector) -> None:
     assert len(collector.spans) > 40
     for secret in (PROMPT, "walrus", KEY, "sk-"):
         assert secret.encode() not in everything
-    named = {attribute(name) for name in Told.__annotations__}
+    named = {attribute(name) for name in SpanAttributes.__annotations__}
     for one in collector.spans:
         assert one.attributes.keys() <= named, one.name
 

@@ -16,8 +16,8 @@ from giornata.wire import subjects
 from giornata.wire.masks import MaskCard, MaskReply, MaskRequest
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.pictures import Pixels
-from giornata_prepost.images.regions import HeatMap, Wanted
-from giornata_prepost.segmentation import Finding
+from giornata_prepost.images.regions import HeatMap, RegionCriteria
+from giornata_prepost.segmentation import SegmentationHandler
 from giornata_prepost.work import ImagePool, ModelThread
 
 COLOURS: Final[Mapping[str, tuple[int, int, int]]] = {
@@ -33,7 +33,7 @@ class ColourSegmenter:
 
     card = CARD
 
-    def seen(self, picture: Pixels, words: str, wanted: Wanted) -> HeatMap:
+    def seen(self, picture: Pixels, words: str, wanted: RegionCriteria) -> HeatMap:
         named = [rgb for name, rgb in COLOURS.items() if name in words] or [(600, 600, 600)]
         far = [np.abs(picture.astype(np.float32) - np.array(rgb, np.float32)).max(axis=2) for rgb in named]
         return HeatMap(np.clip(1 - np.min(far, axis=0) / 255, 0, 1).astype(np.float32))
@@ -53,7 +53,9 @@ class ColourMasks:
     async def running(self) -> AsyncIterator[None]:
         thread, config = ModelThread(), PrepostConfig(model="unused", image_processes=1)
         async with ImagePool(1) as pool:
-            finding = Finding(config, self._blobs, pool, thread, ColourSegmenter(), asyncio.Semaphore(2))
+            finding = SegmentationHandler(
+                config, self._blobs, pool, thread, ColourSegmenter(), asyncio.Semaphore(2)
+            )
 
             async def answer(request: MaskRequest) -> MaskReply:
                 self.asked.append(request)

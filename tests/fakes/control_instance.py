@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from giornata.control.link.asking import StepAsked
+from giornata.control.link.asking import ControlStepRequest
 from giornata.control.link.listener import Listener, among
 from giornata.control.link.slabs import DTYPES, NAMES, bytes_of
 from giornata.wire.control_steps import Dtype
@@ -128,9 +128,11 @@ def instance(folder: Path, device: str = "cpu") -> Iterator[Instance]:
 class Told:
     """What the process does when it is told to."""
 
-    def __init__(self, listener: Listener, asked: queue.SimpleQueue[StepAsked], device: torch.device) -> None:
+    def __init__(
+        self, listener: Listener, asked: queue.SimpleQueue[ControlStepRequest], device: torch.device
+    ) -> None:
         self._listener, self._asked, self._device = listener, asked, device
-        self._steps: list[StepAsked] = []
+        self._steps: list[ControlStepRequest] = []
 
     def next_step(self) -> tuple[object, ...]:
         """The fields of a `RemoteStep`."""
@@ -173,7 +175,7 @@ class Told:
 
 
 def _run(pipe: Connection, unix: Path, device: str) -> None:
-    asked: queue.SimpleQueue[StepAsked] = queue.SimpleQueue()
+    asked: queue.SimpleQueue[ControlStepRequest] = queue.SimpleQueue()
     where = torch.device(device)
     admits = partial(among, tokens=TOKENS)
     with Listener(admits, asked.put, unix=unix, tcp=("127.0.0.1", 0), device=where) as listener:

@@ -14,7 +14,7 @@ from giornata import __version__
 from giornata.bus.answering import Endpoint
 from giornata.bus.bus import Bus
 from giornata.bus.telemetry import telemetry
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.wire import subjects
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DenoisedEvent, EventKind, StepEvent
@@ -39,7 +39,7 @@ class FakeDenoiser:
     def __init__(
         self,
         bus: Bus,
-        records: Records,
+        records: JobRecordStore,
         instance: str,
         *,
         step_s: float = 0.0,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from giornata.control.protocol import ControlNet
-from giornata_denoiser.controls.executing import ExecutingControls
+from giornata_denoiser.controls.executing import ControlDispatcher
 from giornata_denoiser.controls.local import LocalControls
 from giornata_denoiser.controls.networks import controlled
-from giornata_denoiser.engine.controls import Controls
+from giornata_denoiser.engine.controls import ControlExecutor
 from giornata_denoiser.families.protocol import Network
 
 
@@ -17,8 +17,8 @@ def controls_of(
     network: Network,
     token_pixels: int,
     held_steps: int,
-) -> Controls:
+) -> ControlExecutor:
     """What computes `nets` beside the `network`, which can have some."""
     found = controlled(network, token_pixels)
     assert found is not None
-    return ExecutingControls(LocalControls(nets, found, held_steps), None)
+    return ControlDispatcher(LocalControls(nets, found, held_steps), None)

@@ -13,7 +13,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from giornata.packed.low_rank import LowRank, low_rank
+from giornata.packed.low_rank import SequenceLoras, low_rank
 
 Chosen = tuple[tuple[str, float], ...]
 """A row's LoRAs and their scales."""
@@ -42,7 +42,7 @@ class Loras:
                 weight.data = SIZE * torch.randn(weight.shape, dtype=torch.float64).to(dtype)
                 weight.requires_grad_(requires_grad=False)
         self.module = module.eval()
-        self._sets: dict[Chosen, LowRank | None] = {(): None}
+        self._sets: dict[Chosen, SequenceLoras | None] = {(): None}
 
     @contextmanager
     def alone(self, chosen: Chosen) -> Iterator[Any]:
@@ -67,7 +67,7 @@ class Loras:
                     found[f"{path}.up"] = layers.lora_B[name].weight.detach() * (alpha / rank)
         return found
 
-    def set_of(self, chosen: Chosen) -> LowRank | None:
+    def set_of(self, chosen: Chosen) -> SequenceLoras | None:
         """The set of these LoRAs, the same object each time."""
         if chosen not in self._sets:
             self._sets[chosen] = low_rank(
@@ -75,6 +75,6 @@ class Loras:
             )
         return self._sets[chosen]
 
-    def sets(self, chosen: Sequence[Chosen]) -> list[LowRank | None]:
+    def sets(self, chosen: Sequence[Chosen]) -> list[SequenceLoras | None]:
         """Those of several rows."""
         return [self.set_of(each) for each in chosen]

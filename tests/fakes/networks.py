@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from giornata.planning.operations import Operations
+from giornata.planning.operations import NetworkOperations
 from giornata.wire.blocks import BlockSpec
 
 
@@ -14,5 +14,5 @@ def plain(count: int) -> tuple[BlockSpec, ...]:
     return (block,)
 
 
-PLAIN: Final = Operations(plain(1))
-PLAIN_4: Final = Operations(plain(4))
+PLAIN: Final = NetworkOperations(plain(1))
+PLAIN_4: Final = NetworkOperations(plain(4))

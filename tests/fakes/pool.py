@@ -10,19 +10,19 @@ from contextlib import contextmanager
 from giornata.planning.costing import CostModel
 from giornata.planning.profiles import Profile
 from giornata.scheduling.degrees.pool import Devices
-from giornata.scheduling.degrees.rule import Replanning, Switches
-from giornata.wire.values import Mode
-from giornata_denoiser.engine.checks import Verdict
-from giornata_denoiser.engine.computing import Computing
+from giornata.scheduling.degrees.rule import ReplanningOptions, ReplanningRule
+from giornata.wire.values import BlockMode
+from giornata_denoiser.engine.checks import FiniteCheck
+from giornata_denoiser.engine.computing import ModelRunner
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.pool.channel import Channel, Ended, pair
-from giornata_denoiser.pool.leader import Pool
+from giornata_denoiser.pool.channel import Channel, ChannelClosed, pair
+from giornata_denoiser.pool.leader import DevicePool
 from giornata_denoiser.pool.memory import Arena
-from giornata_denoiser.pool.messages import Ready
-from giornata_denoiser.pool.patience import Patience
+from giornata_denoiser.pool.messages import RankReady
+from giornata_denoiser.pool.patience import RankTimeouts
 from giornata_denoiser.pool.rank import Loaded, Rank
-from giornata_denoiser.pool.ranks import Ranks
+from giornata_denoiser.pool.ranks import RankSupervisor
 from giornata_denoiser.pool.steps import RankSteps
 from giornata_denoiser.pool.times import PoolTimes
 from tests.fakes.profiles import PROFILE
@@ -75,16 +75,16 @@ class ThreadRank:
 
     @contextmanager
     def _loaded(self) -> Iterator[Loaded]:
-        def make(family: ModelFamily) -> Computing:
-            return Computing(family, time.perf_counter, judge=Verdict)
+        def make(family: ModelFamily) -> ModelRunner:
+            return ModelRunner(family, time.perf_counter, judge=FiniteCheck)
 
-        yield RankSteps(self._me, OneDevice(self._family), make), Ready(profile=self._profile)
+        yield RankSteps(self._me, OneDevice(self._family), make), RankReady(profile=self._profile)
 
     def _run(self) -> None:
         rank = Rank(self._there, on_end=lambda: None)
         try:
             rank.run(self._loaded())
-        except Ended:
+        except ChannelClosed:
             pass
         finally:
             rank.close()
@@ -97,19 +97,19 @@ def pool(
     *,
     rows: int = 8,
     tokens: int = 10_000,
-    switches: Switches | None = None,
-    patience: Patience | None = None,
+    switches: ReplanningOptions | None = None,
+    patience: RankTimeouts | None = None,
     profile: Profile = PROFILE,
-) -> Pool:
+) -> DevicePool:
     """A pool with a rank for each of `families`, all of them of one network."""
-    ranks = Ranks(
-        ["cpu"] * len(families), lambda me: ThreadRank(me, families[me], profile), patience or Patience()
+    ranks = RankSupervisor(
+        ["cpu"] * len(families), lambda me: ThreadRank(me, families[me], profile), patience or RankTimeouts()
     )
-    times = PoolTimes(CostModel.of(ranks.loaded()), families[0].operations, Mode.KV, rows, tokens)
-    return Pool(
+    times = PoolTimes(CostModel.of(ranks.loaded()), families[0].operations, BlockMode.KV, rows, tokens)
+    return DevicePool(
         ranks,
         Arena(),
-        rule=Replanning(len(families), switches, together=times.together),
+        rule=ReplanningRule(len(families), switches, together=times.together),
         groups=(),
         times=times.of,
         together=times.together,

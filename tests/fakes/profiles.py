@@ -6,17 +6,19 @@ from typing import Final
 
 from giornata.planning.costing import CostModel
 from giornata.planning.costs import LOAD
-from giornata.planning.operations import COMPUTE, Work
+from giornata.planning.operations import COMPUTE, StepWork
 from giornata.planning.profiles import Profile
-from giornata.planning.regression import Fit
+from giornata.planning.regression import LinearFit
 from tests.fakes.networks import plain
 
 WEIGHTS: Final = (2.0, 0.4, 1e-6, 2e-6, 0.0, 0.0)
 LOAD_WEIGHTS: Final = (0.05, 1e-6)
 
 
-def record(names: tuple[str, ...], weights: tuple[float, ...]) -> Fit:
-    return Fit(names=names, weights=weights, r2=0.99, residual_ms_p50=0.5, residual_ms_p95=1.5, samples=40)
+def record(names: tuple[str, ...], weights: tuple[float, ...]) -> LinearFit:
+    return LinearFit(
+        names=names, weights=weights, r2=0.99, residual_ms_p50=0.5, residual_ms_p95=1.5, samples=40
+    )
 
 
 PROFILE: Final = Profile(
@@ -36,7 +38,7 @@ PROFILE: Final = Profile(
 class Steady(CostModel):
     """Tells what it observes, and decides by the profile: no edit skips a template because a busy machine was slow."""
 
-    def observe_step(self, work: Work, step_ms: float, *, degree: int = 1, halves: bool = False) -> bool:
+    def observe_step(self, work: StepWork, step_ms: float, *, degree: int = 1, halves: bool = False) -> bool:
         costs, ways = self.costs, self.ways
         taken = super().observe_step(work, step_ms, degree=degree, halves=halves)
         self.costs, self.ways = costs, ways

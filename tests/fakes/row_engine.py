@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from giornata.scheduling.batch import Batch, Capacity
+from giornata.scheduling.batch import Capacity, RowBatch
 from giornata_denoiser.engine.protocol import EngineState, StepReport
 from giornata_denoiser.rows.row import Row
 
@@ -20,7 +20,7 @@ class SteppedEngine:
     def __init__(
         self, capacity: Capacity, on_report: Callable[[StepReport], object] = lambda _: None
     ) -> None:
-        self.batch: Batch[Row] = Batch(capacity)
+        self.batch: RowBatch[Row] = RowBatch(capacity)
         self._on_report = on_report
         self._under_way: tuple[Row, ...] = ()
         self._accepting = True

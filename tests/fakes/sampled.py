@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from giornata_denoiser.engine.sampling import Drawn, States, advance, draw
-from giornata_denoiser.rows.track import Track
+from giornata_denoiser.engine.sampling import SamplerState, StepNoise, advance, draw
+from giornata_denoiser.rows.track import SamplerTable
 
 
 class Latents:
@@ -31,7 +31,7 @@ class Latents:
 class Sampled:
     """What of a row its sampler reads."""
 
-    track: Track
+    track: SamplerTable
     grid: tuple[int, int]
     latent: Tensor
     generator: Tensor | None = None
@@ -57,8 +57,8 @@ def batch_of(
     rows: list[Sampled],
     outputs: list[Tensor],
     region: Tensor | None = None,
-    drawn: Sequence[Drawn] | None = None,
-) -> Callable[[], list[States]]:
+    drawn: Sequence[StepNoise] | None = None,
+) -> Callable[[], list[SamplerState]]:
     """What makes the next step of a batch; it draws noise where none is `drawn`."""
     device, lengths = outputs[0].device, [len(output) for output in outputs]
     assembly: Any = SimpleNamespace(
@@ -71,14 +71,14 @@ def batch_of(
     batch: Any = rows
     packed = torch.cat(outputs)
 
-    def step() -> list[States]:
+    def step() -> list[SamplerState]:
         found = _drawn(rows, outputs) if drawn is None else drawn
         return advance(assembly, batch, latents, packed, [each.noise for each in found])
 
     return step
 
 
-def _drawn(rows: list[Sampled], outputs: list[Tensor]) -> list[Drawn]:
+def _drawn(rows: list[Sampled], outputs: list[Tensor]) -> list[StepNoise]:
     network: Any = Latents(outputs[0].dtype)
     batch: Any = rows
     return [draw(row, network) for row in batch]

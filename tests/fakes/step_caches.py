@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from giornata.wire.step_caches import Extrapolation
+from giornata.wire.step_caches import TaylorSeerSchedule
 from giornata_denoiser.rows.step_cache import TaylorRule
 
 
 def taylor(interval: int, order: int, warmup: int) -> TaylorRule:
-    return TaylorRule(Extrapolation(interval, warmup), order)
+    return TaylorRule(TaylorSeerSchedule(interval, warmup), order)

@@ -10,7 +10,7 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-from giornata.packed.attention import Outside
+from giornata.packed.attention import DenseKV
 from giornata.packed.region import Region, region
 from giornata.wire.blocks import BORDER, MOMENTS
 from giornata_denoiser.families.protocol import SequenceInputs
@@ -178,12 +178,12 @@ class Recorded:
     def __init__(self, of: Everything, where: Region, *, room: bool = False) -> None:
         self.of, self.where, self.room = of, where, len(where.computed) if room else 0
 
-    def keys_values(self, block: int) -> Outside:
+    def keys_values(self, block: int) -> DenseKV:
         parts = []
         for heads in self.of.heads[block]:
             outside = heads[self.where.outside]
             parts.append(torch.cat((outside.new_full((self.room, *outside.shape[1:]), torch.nan), outside)))
-        return Outside(parts[0], parts[1], self.room)
+        return DenseKV(parts[0], parts[1], self.room)
 
     def hidden(self, block: int) -> Tensor:
         raise AssertionError("a UNet takes no block's input")

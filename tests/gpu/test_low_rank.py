@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.packed.low_rank import Factors
-from giornata.packed.low_rank_products import Acting, choose, convolve
+from giornata.packed.low_rank import LowRankFactors
+from giornata.packed.low_rank_products import FactorSpan, choose, convolve
 from tests.examples import examples
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
@@ -36,11 +36,11 @@ def test_products_equal_each_span_alone_in_float64(
     wanted, parts = leaving.double(), []
     for (start, end), (_, rank) in zip(bounds, spans, strict=True):
         if rank:
-            factors = Factors(random(rank, 32) / 32**0.5, random(24, rank) / rank**0.5)
+            factors = LowRankFactors(random(rank, 32) / 32**0.5, random(24, rank) / rank**0.5)
             wanted[start:end] += (
                 entering[start:end].double() @ (factors.up.double() @ factors.down.double()).t()
             )
-            parts.append(Acting(Factors(*(part.to(device) for part in factors)), start, end))
+            parts.append(FactorSpan(LowRankFactors(*(part.to(device) for part in factors)), start, end))
     beside = random(bounds[-1][1], 8)
     both = torch.cat((leaving, beside), 1).to(device)  # some columns of more, as joined projections are
     choose(device, dtype)(entering.to(device), both[:, :24], parts)
@@ -52,7 +52,7 @@ def test_products_equal_each_span_alone_in_float64(
 def test_convolutions_equal_those_of_the_changed_weight(device: torch.device, stride: int) -> None:
     torch.manual_seed(0)
     module = torch.nn.Conv2d(6, 5, 3, stride, padding=1).requires_grad_(requires_grad=False)
-    factors = Factors(torch.randn(2, 6, 3, 3) / 7, torch.randn(5, 2, 1, 1))
+    factors = LowRankFactors(torch.randn(2, 6, 3, 3) / 7, torch.randn(5, 2, 1, 1))
     entering = torch.randn(3, 6, 8, 8)
     leaving = module(entering)
     wanted = leaving.clone()
@@ -61,6 +61,6 @@ def test_convolutions_equal_those_of_the_changed_weight(device: torch.device, st
         entering[1:], module.weight + change, module.bias, stride, padding=1
     )
     found = leaving.to(device)
-    parts = [Acting(Factors(*(part.to(device) for part in factors)), 1, 3)]
+    parts = [FactorSpan(LowRankFactors(*(part.to(device) for part in factors)), 1, 3)]
     convolve(entering.to(device), found, parts, module)
     torch.testing.assert_close(found.cpu(), wanted, atol=1e-3, rtol=0)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from giornata.packed import elementwise, low_rank_products
 from giornata.packed.attention import beside, choose
-from giornata.packed.elementwise import Elementwise, HeadNorm, Projected
-from giornata.packed.low_rank import Factors
-from giornata.packed.low_rank_products import Acting
+from giornata.packed.elementwise import ElementwiseOps, HeadNorm, QKVProjection
+from giornata.packed.low_rank import LowRankFactors
+from giornata.packed.low_rank_products import FactorSpan
 from giornata.packed.packing import Segments, layout
-from giornata.packed.pages import Levels, Pages
+from giornata.packed.pages import KVPages, QuantisedTensor
 from giornata_denoiser.rows.stored import store
 
 
@@ -62,14 +62,16 @@ class Draw:
         """(count,) int64: so many numbers from 0 on, in any order."""
         return torch.randperm(count, generator=self._generator, device=self.device)
 
-    def stored(self, tokens: int, channels: int, bits: int, aside: int = 0) -> tuple[Levels, Tensor]:
+    def stored(self, tokens: int, channels: int, bits: int, aside: int = 0) -> tuple[QuantisedTensor, Tensor]:
         """Tokens in so many bits, `aside` bytes beyond a multiple of 16; and their values in float64."""
         kept = store(self(tokens, channels), bits)
         if kept.scale is None or kept.low is None:
-            return Levels(*kept.tensors), kept.data.double()
+            return QuantisedTensor(*kept.tensors), kept.data.double()
         data = torch.cat((kept.data.new_zeros(aside), kept.data.flatten()))[aside:].view_as(kept.data)
         levels = data if bits == 8 else torch.cat((data & 15, data >> 4), dim=1)
-        return Levels(data, kept.scale, kept.low), levels.double() * kept.scale.double() + kept.low.double()
+        return QuantisedTensor(
+            data, kept.scale, kept.low
+        ), levels.double() * kept.scale.double() + kept.low.double()
 
 
 @pytest.fixture
@@ -77,7 +79,7 @@ def shape(device: torch.device) -> Shape:
     return FLUX if device.type == "cuda" else TINY
 
 
-def fastest(device: torch.device, dtype: torch.dtype) -> Elementwise:
+def fastest(device: torch.device, dtype: torch.dtype) -> ElementwiseOps:
     return elementwise.choose(device, dtype)
 
 
@@ -121,14 +123,14 @@ def test_masked_rows_attend_to_what_is_gathered_beside_one_in_full(
     own = Segments((masked, masked, masked, shape.text + shape.picture), device)
     query, key, value = (draw(own.bounds[-1][1], shape.heads, shape.width) for _ in range(3))
     query *= PEAKED
-    outside: dict[int, Pages] = {}
+    outside: dict[int, KVPages] = {}
     beyond: dict[int, list[Tensor]] = {}
     for row, (bits, corrected) in enumerate(((8, True), (4, False), (0, False))):
         index = draw.order(shape.picture)[shape.computed :]
         kept = [draw.stored(shape.picture, shape.channels, bits, aside) for _ in range(2)]
         added = [draw.stored(len(index), shape.channels, 8, aside) for _ in range(2)]
         deltas = [levels if corrected else None for levels, _ in added]
-        outside[row] = Pages(index, kept[0][0], kept[1][0], *deltas)
+        outside[row] = KVPages(index, kept[0][0], kept[1][0], *deltas)
         beyond[row] = [
             (values[index] + corrected * more).view(-1, shape.heads, shape.width)
             for (_, values), (_, more) in zip(kept, added, strict=True)
@@ -187,11 +189,11 @@ def test_heads_are_normed_turned_and_joined(
     places, tokens = layout(text, image, device), sum(text) + sum(image)
     cosine, sine = draw(2, tokens, shape.width, dtype=torch.float32).unbind()
 
-    def projected(count: int) -> Projected:
+    def projected(count: int) -> QKVProjection:
         packed = draw(count, 3 * shape.channels).view(count, 3, shape.heads, shape.width)
         query, key, value = packed.unbind(1)
         norms = [HeadNorm(draw(shape.width), 1e-6) for _ in range(2)]
-        return Projected(query, key, value, norms[0], norms[1])
+        return QKVProjection(query, key, value, norms[0], norms[1])
 
     made = [projected(count) for count in ((sum(text), sum(image)) if streams == 2 else (tokens,))]
     query, key, value = fastest(device, dtype).attended(made, places, (cosine, sine))
@@ -235,7 +237,7 @@ def test_low_rank_products_of_rows_with_other_loras_or_none(
                 draw(rank, shape.channels) / shape.channels**0.5,
                 draw(outputs, rank) / rank**0.5,
             )
-            parts.append(Acting(Factors(down, up), start, end))
+            parts.append(FactorSpan(LowRankFactors(down, up), start, end))
     low_rank_products.choose(device, dtype)(entering, leaving, parts)
     acted = {part.start: part for part in parts}
     sums = torch.finfo(torch.float32).eps / torch.finfo(dtype).eps

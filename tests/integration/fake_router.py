@@ -17,7 +17,7 @@ from giornata.bus.answering import Endpoint
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.fleet import Fleet
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.tenant_records import TemplateRecords
 from giornata.wire import codec, subjects, templates
 from giornata.wire.adapters import ControlCard
@@ -27,11 +27,11 @@ from giornata.wire.fleet import FleetPage, FleetRequest, InstanceReports
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, PromptTokens
 from giornata.wire.masks import MaskCard
 from giornata.wire.messages import (
-    Accepted,
     CancelMessage,
     CancelRows,
-    Forecast,
-    ForecastRequest,
+    JobAck,
+    JobEstimate,
+    JobEstimateRequest,
     SubmitRequest,
     TemplateRequest,
 )
@@ -89,7 +89,7 @@ class FakeRouter:
 
     bus: Bus
     blobs: RedisBlobs
-    records: Records
+    records: JobRecordStore
     cards: tuple[ModelCard, ...] = (CARD,)
     controlnets: dict[str, tuple[ControlCard, ...]] = field(default_factory=dict)
     """By model: each model's are those of one more denoiser."""
@@ -129,7 +129,7 @@ class FakeRouter:
     registered: list[TemplateRecord] = field(default_factory=list)
     template_refusal: GiornataError | None = None
     """Raised by registrations."""
-    forecast: Forecast | None = None
+    forecast: JobEstimate | None = None
     progress: tuple[RowProgress, ...] = ()
     tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
 
@@ -146,7 +146,7 @@ class FakeRouter:
             ),
             self.bus.answer(
                 Endpoint(subjects.SUBMIT, SubmitRequest, self._submit),
-                Endpoint(subjects.FORECAST, ForecastRequest, self._forecast),
+                Endpoint(subjects.FORECAST, JobEstimateRequest, self._forecast),
                 Endpoint(subjects.TEMPLATE, TemplateRequest, self._register),
                 Endpoint(subjects.FLEET, FleetRequest, self._page),
             ),
@@ -155,11 +155,11 @@ class FakeRouter:
             for cancelled in self.cancelled.values():
                 cancelled.set()
 
-    async def _forecast(self, request: ForecastRequest) -> Forecast:
+    async def _forecast(self, request: JobEstimateRequest) -> JobEstimate:
         steps = tuple((row.index, row.step) for row in self.progress if row.job_id == request.job_id)
         if self.forecast is None and not steps:
             raise JobNotFound(received=request.job_id)
-        return (self.forecast or Forecast()).model_copy(update={"steps": steps})
+        return (self.forecast or JobEstimate()).model_copy(update={"steps": steps})
 
     async def _page(self, _request: FleetRequest) -> FleetPage:
         reports = tuple(report(state, StepRates(), 0.0) for state in self.states())
@@ -206,7 +206,7 @@ class FakeRouter:
         await self.summarise(ready=ready)
         with contextlib.suppress(GiornataError):  # its answer comes after the summary on the same connections
             await self.bus.call(
-                subjects.EDIT_CANCEL, CancelMessage(job_id="none"), Accepted, Deadline.after_ms(HUNG_MS)
+                subjects.EDIT_CANCEL, CancelMessage(job_id="none"), JobAck, Deadline.after_ms(HUNG_MS)
             )
 
     async def summarise(self, *, ready: bool = True) -> None:
@@ -232,7 +232,7 @@ class FakeRouter:
     ) -> TemplateRecord:
         return await self.templates.change(record.tenant, record.template_id, change)
 
-    async def _submit(self, request: SubmitRequest) -> Accepted:
+    async def _submit(self, request: SubmitRequest) -> JobAck:
         self.submitted.add(request.job.job_id)
         self.asked.set()
         if self.answer_when is not None:
@@ -250,7 +250,7 @@ class FakeRouter:
             self.tasks.create_task(self._carry_out(job))
         if self.answer_late is not None:
             await self.answer_late.wait()
-        return Accepted(job_id=job.job_id)
+        return JobAck(job_id=job.job_id)
 
     async def _carry_out(self, job: Job) -> None:
         await self._tell(

@@ -16,7 +16,7 @@ from giornata.blobs import RedisBlobs
 from giornata.bus import bus, streams
 from giornata.bus.bus import Bus
 from giornata.config import new_instance
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.wire import subjects
 from giornata.wire.progress import JobRecord
 from giornata.wire.workers import ServiceName, ServiceState
@@ -67,7 +67,7 @@ async def open_stage(nats_url: str, redis_url: str, folder: Path, **options: Any
         behind = await stack.enter_async_context(bus.connect(nats_url, "fakes"))
         blobs = await stack.enter_async_context(RedisBlobs.open(redis_url))
         await streams.ensure(behind.jetstream, replicas=1, events_ttl_s=3600)
-        router = FakeRouter(behind, blobs, await Records.open(behind.jetstream))
+        router = FakeRouter(behind, blobs, await JobRecordStore.open(behind.jetstream))
         await stack.enter_async_context(router.running())
         await stack.enter_async_context(_heartbeat(router))
         stage = await stack.enter_async_context(open_gateway(router, nats_url, redis_url, folder, **options))

@@ -20,14 +20,14 @@ from giornata.deadlines import Deadline
 from giornata.lora_transfer import sending
 from giornata.tenant_records import LoraRecords
 from giornata.wire import subjects
-from giornata.wire.loras import Canonical, LoraRecord, NormaliseLora, StoredFile
+from giornata.wire.loras import CanonicalLora, LoraRecord, NormaliseLora, StoredFile
 from giornata.wire.workers import ServiceState
 from giornata_lora_store.config import LoraStoreConfig
 from giornata_lora_store.service import LoraStore
 from tests.configs import configured
 from tests.patience import HUNG_MS
 
-Answer = Callable[[NormaliseLora], Canonical]
+Answer = Callable[[NormaliseLora], CanonicalLora]
 
 
 def lora(seed: int = 0, rank: int = 4) -> bytes:
@@ -38,8 +38,8 @@ def lora(seed: int = 0, rank: int = 4) -> bytes:
     return save({f"{name}.lora_A.weight": down.astype("f4"), f"{name}.lora_B.weight": up.astype("f4")})
 
 
-def canonical(_: NormaliseLora) -> Canonical:
-    return Canonical(file=StoredFile(sha256="0" * 64, size_bytes=1), model_digest="d", rank=4, modules=1)
+def canonical(_: NormaliseLora) -> CanonicalLora:
+    return CanonicalLora(file=StoredFile(sha256="0" * 64, size_bytes=1), model_digest="d", rank=4, modules=1)
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Store:
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by :func:`open_bench`."""
 
-    async def normalise(self, request: NormaliseLora) -> Canonical:
+    async def normalise(self, request: NormaliseLora) -> CanonicalLora:
         self.asked.put_nowait(request)
         await self.may_answer.wait()
         return self.answer(request)

@@ -11,7 +11,7 @@ from nats.js.errors import ServiceUnavailableError
 
 from giornata.nats_users import USERS_CONF, password_file, write_cluster, write_users
 from giornata.retries import repeated
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata_tools.launcher.servers import free_ports
 from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
@@ -38,7 +38,7 @@ class NatsCluster:
         """Addresses of all servers, with commas in between."""
         return ",".join(server.url for server in self.servers.values())
 
-    def password_file(self, user: User) -> Path:
+    def password_file(self, user: NatsRole) -> Path:
         return password_file(self.users, user)
 
     async def leader(self, jetstream: JetStreamContext, stream: str) -> str:

@@ -20,7 +20,7 @@ from giornata.wire.requests import EditParameters, GenerationParameters
 from giornata.wire.resolution import cfg_scale, resolve
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.controls import Controls
+from giornata_denoiser.engine.controls import ControlExecutor
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
@@ -127,7 +127,9 @@ def of_generation(card: ModelCard, **fields: Any) -> EditParameters:
     return resolve(fitted(carried_out(given), card), card, seed=5)
 
 
-def ended(checkpoint: Checkpoint, rows: Sequence[Row], controls: Controls | None = None) -> dict[str, Row]:
+def ended(
+    checkpoint: Checkpoint, rows: Sequence[Row], controls: ControlExecutor | None = None
+) -> dict[str, Row]:
     """Rows that share their batch, after their last step."""
     ticks = count()
     engine = Engine(

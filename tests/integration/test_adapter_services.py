@@ -30,7 +30,7 @@ from giornata.wire.errors import (
 )
 from giornata.wire.jobs import BlobRef
 from giornata.wire.loras import ReadFile
-from giornata.wire.messages import Accepted, CancelRows
+from giornata.wire.messages import CancelRows, JobAck
 from giornata.wire.workers import ServiceName, ServiceState
 from tests.contract.messages import BASE, ENCODING, INSPECTION, JOB
 from tests.patience import HUNG_MS, HUNG_S
@@ -84,7 +84,7 @@ class Running:
         return state
 
     async def ask(self) -> BaseModel:
-        return await self.bus.call(self.subject, QUESTIONS[self.name], Accepted, Deadline.after_ms(HUNG_MS))
+        return await self.bus.call(self.subject, QUESTIONS[self.name], JobAck, Deadline.after_ms(HUNG_MS))
 
 
 @pytest.fixture(params=list(MODULES))

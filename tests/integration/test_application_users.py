@@ -22,12 +22,12 @@ from giornata.bus.connection import barrier
 from giornata.config import new_instance
 from giornata.nats_reload import reload_servers
 from giornata.nats_users import password_file, read_keys
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.wire import codec, subjects
 from giornata.wire.errors import ErrorBody, GiornataError, NotPermitted, ServiceUnavailable, Unauthorized
 from giornata.wire.masks import MaskMessage, MaskParameters
 from giornata.wire.messages import CancelMessage, EditMessage, FinishReply, FinishRequest
-from giornata.wire.permissions import RELOADER, User
+from giornata.wire.permissions import RELOADER, NatsRole
 from giornata.wire.requests import EditParameters
 from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig
@@ -121,12 +121,12 @@ async def system(
             await stack.enter_async_context(
                 buses.connect(server.url, f"test-{user}", user=user, password_file=password_file(users, user))
             )
-            for user in (User.GATEWAY, User.PREPOST, User.DENOISER)
+            for user in (NatsRole.GATEWAY, NatsRole.PREPOST, NatsRole.DENOISER)
         ]
         blobs = await stack.enter_async_context(RedisBlobs.open(redis_url))
         await streams.ensure(worker.jetstream, replicas=1, events_ttl_s=60)
         prepost = Prepost(behind, blobs)
-        denoiser = FakeDenoiser(worker, await Records.open(worker.jetstream), "d1")
+        denoiser = FakeDenoiser(worker, await JobRecordStore.open(worker.jetstream), "d1")
         system = System(operator, shop, prepost)
         config = GatewayConfig(
             nats_url=server.url,
@@ -137,7 +137,7 @@ async def system(
             api_keys_file=operator.keys,
         )
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        router = running_router(server.url, "r1", password_file=password_file(users, User.ROUTER))
+        router = running_router(server.url, "r1", password_file=password_file(users, NatsRole.ROUTER))
         for entered in (router, prepost.run(), denoiser.run()):
             await stack.enter_async_context(entered)
         tasks.create_task(service.serve(config, front, blobs, system.stop))
@@ -288,7 +288,7 @@ def _setting(event: asyncio.Event) -> Callable[[], Awaitable[None]]:
 
 async def test_a_client_with_the_wrong_inbox_is_told_at_once(system: System) -> None:
     url = system.shop.url.replace("app.shop:", "application:")
-    application = password_file(system.operator.users, User.APPLICATION).read_text().strip()
+    application = password_file(system.operator.users, NatsRole.APPLICATION).read_text().strip()
     async with buses.connect(system.shop.url, "shop") as shop:
         shop.client._inbox_prefix = bytearray(b"_INBOX")
         wrong = giornata.client.Client(shop, None, system.shop.key, "shop")

@@ -17,10 +17,10 @@ import pytest
 from aiohttp import web
 from PIL import Image
 
-from giornata_tools.cli.bench.run import BenchPlan, Target, run
-from giornata_tools.loadgen.images_api import Api
+from giornata_tools.cli.bench.run import BenchPlan, BenchTarget, run
+from giornata_tools.loadgen.images_api import ApiDialect
 from giornata_tools.loadgen.schedule import OfferedLoad
-from giornata_tools.loadgen.workload import MaskShape, Request
+from giornata_tools.loadgen.workload import MaskShape, WorkloadRequest
 from tests.fakes.images_server import Asked, at_once, images_server, pictures, refused
 from tests.integration.gateway_fakes import Stage
 
@@ -29,7 +29,7 @@ KEY = "sk-never-shown"
 
 def load(count: int, *, gap_s: float = 0.01, rate: float | None = 100.0, **asked: Any) -> OfferedLoad:
     """`count` requests, `gap_s` apart, all of them measured."""
-    due = Request(0.0, 0, 0.2, 8, 1, 0, MaskShape.BLOB)
+    due = WorkloadRequest(0.0, 0, 0.2, 8, 1, 0, MaskShape.BLOB)
     requests = tuple(
         replace(due, at_s=number * gap_s, template=number % 2, seed=number, **asked)
         for number in range(count)
@@ -38,9 +38,9 @@ def load(count: int, *, gap_s: float = 0.01, rate: float | None = 100.0, **asked
 
 
 def plan(out: Path, *urls: str, loads: tuple[OfferedLoad, ...], **options: Any) -> BenchPlan:
-    targets = tuple(Target(name, url) for name, url in zip(("ours", "theirs"), urls, strict=False))
+    targets = tuple(BenchTarget(name, url) for name, url in zip(("ours", "theirs"), urls, strict=False))
     standard: dict[str, Any] = {
-        "api": Api.GIORNATA,
+        "api": ApiDialect.GIORNATA,
         "api_key": None,
         "templates": None,
         "size": (48, 32),
@@ -97,7 +97,7 @@ async def test_to_a_server_of_openais_api_go_only_its_fields(tmp_path: Path) -> 
     async with images_server() as server:
         fields = {"prompt": "a hat", "model": "gpt-image-1"}
         url = f"{server.url}/v1"
-        assert await run(plan(tmp_path, url, loads=(load(1),), api=Api.OPENAI, fields=fields)) == 0
+        assert await run(plan(tmp_path, url, loads=(load(1),), api=ApiDialect.OPENAI, fields=fields)) == 0
     assert [asked.fields for asked in server.asked] == [{"n": "1", **fields}] * 2
     assert server.asked[0].files.keys() == {"image", "mask"}
     assert server.asked[0].authorization is None

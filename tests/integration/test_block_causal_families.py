@@ -21,10 +21,10 @@ from torch import Tensor
 from giornata.families import Family
 from giornata.latents import normalisation_of
 from giornata.packed.region import region
-from giornata_denoiser.choices import EXACT, Form
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
-from giornata_prepost.families.processors import TextProcessor
+from giornata_denoiser.rows.template import CachedTemplate
+from giornata_prepost.families.processors import QwenTextProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import opened
@@ -104,7 +104,7 @@ def both(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[Family], Pat
     folder = tiny_checkpoint(family)
     if family is Family.FLUX2_KLEIN_KV:
         return Both(family, served(folder), opened(Flux2KleinKVPipeline, folder))
-    processor = TextProcessor.of(folder / "processor")
+    processor = QwenTextProcessor.of(folder / "processor")
     return Both(family, served(folder), opened(QwenImage21Pipeline, folder, processor=processor))
 
 
@@ -204,14 +204,14 @@ def test_rows_of_one_batch_equal_each_alone(both: Both) -> None:
         assert distance(together[row.key.job_id].latent, alone.latent) <= CLOSE
 
 
-@pytest.mark.parametrize("form", list(Form))
-def test_an_edit_takes_from_a_recording_of_its_own_levels(both: Both, form: Form) -> None:
+@pytest.mark.parametrize("form", list(CacheForm))
+def test_an_edit_takes_from_a_recording_of_its_own_levels(both: Both, form: CacheForm) -> None:
     edit = edited(both, "edit", num_inference_steps=3, strength=1.0)
     found = region(edit.conditioning["mask"].amax(dim=1).view(edit.grid) > 0)
     assert found is not None
     recorded = replace(edit, records=RecordingSpec(frozenset({form}), EXACT))
     full = ended(both.served.checkpoint, [recorded])["edit"]
-    template = Recording("itself", edit.grid, full.entries)
+    template = CachedTemplate("itself", edit.grid, full.entries)
     taking = replace(edit, region=found, template=template, tolerance=0.0)
     assert distance(ended(both.served.checkpoint, [taking])["edit"].latent, full.latent) <= CLOSE
 

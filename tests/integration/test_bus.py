@@ -21,7 +21,7 @@ from giornata.wire.errors import (
     ServiceUnavailable,
 )
 from giornata.wire.loras import ReadFile
-from giornata.wire.messages import Accepted, CancelRows, ForecastRequest
+from giornata.wire.messages import CancelRows, JobAck, JobEstimateRequest
 from giornata.wire.workers import ServiceName
 from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_MS, HUNG_S
@@ -41,16 +41,16 @@ def endpoint(handler: object) -> Endpoint:
     return Endpoint(SUBJECT, CancelRows, handler)  # type: ignore[arg-type]  # handlers of several shapes
 
 
-async def ask(bus: Bus, job_id: str = "j", ms: float = HUNG_MS) -> Accepted:
-    return await bus.call(SUBJECT, CancelRows(job_id=job_id, attempt=1), Accepted, Deadline.after_ms(ms))
+async def ask(bus: Bus, job_id: str = "j", ms: float = HUNG_MS) -> JobAck:
+    return await bus.call(SUBJECT, CancelRows(job_id=job_id, attempt=1), JobAck, Deadline.after_ms(ms))
 
 
 async def test_requests_are_handled_side_by_side(bus: Bus) -> None:
     together = asyncio.Barrier(8)
 
-    async def handler(request: CancelRows) -> Accepted:
+    async def handler(request: CancelRows) -> JobAck:
         await together.wait()  # passes only when all eight are being handled
-        return Accepted(job_id=request.job_id)
+        return JobAck(job_id=request.job_id)
 
     async with bus.serve("test", endpoint(handler), instance="i"):
         replies = await asyncio.gather(*(ask(bus, f"j{i}") for i in range(8)))
@@ -58,7 +58,7 @@ async def test_requests_are_handled_side_by_side(bus: Bus) -> None:
 
 
 async def test_an_error_is_raised_as_the_same_class_with_all_it_says(bus: Bus) -> None:
-    async def handler(_request: CancelRows) -> Accepted:
+    async def handler(_request: CancelRows) -> JobAck:
         raise MaskEmpty(field="mask", received="0 px", accepted="at least one")
 
     async with bus.serve("test", endpoint(handler), instance="i"):
@@ -72,7 +72,7 @@ async def test_an_error_is_raised_as_the_same_class_with_all_it_says(bus: Bus) -
 
 
 async def test_an_unexpected_error_is_answered_without_its_text(bus: Bus) -> None:
-    async def handler(_request: CancelRows) -> Accepted:
+    async def handler(_request: CancelRows) -> JobAck:
         raise ValueError("secret")
 
     async with bus.serve("test", endpoint(handler), instance="i"):
@@ -82,7 +82,7 @@ async def test_an_unexpected_error_is_answered_without_its_text(bus: Bus) -> Non
 
 
 async def test_a_malformed_request_is_answered_with_what_is_missing(bus: Bus) -> None:
-    async def handler(_request: CancelRows) -> Accepted:
+    async def handler(_request: CancelRows) -> JobAck:
         raise AssertionError("must not be called")
 
     async with bus.serve("test", endpoint(handler), instance="i"):
@@ -90,7 +90,7 @@ async def test_a_malformed_request_is_answered_with_what_is_missing(bus: Bus) ->
             await bus.call(
                 SUBJECT,
                 ReadFile(sha256="a", offset=0, size_bytes=1, remaining_ms=1),
-                Accepted,
+                JobAck,
                 Deadline.after_ms(HUNG_MS),
             )
 
@@ -99,7 +99,7 @@ async def test_nobody_there_and_nobody_answering_are_told_apart(bus: Bus) -> Non
     with pytest.raises(ServiceUnavailable):
         await ask(bus)
 
-    async def handler(_request: CancelRows) -> Accepted:
+    async def handler(_request: CancelRows) -> JobAck:
         await asyncio.sleep(60)
         raise AssertionError
 
@@ -116,13 +116,13 @@ async def test_nobody_there_and_nobody_answering_are_told_apart(bus: Bus) -> Non
 
 async def test_what_was_lost_with_the_connection_is_asked_again(private_nats: NatsServer) -> None:
     asked: asyncio.Queue[str] = asyncio.Queue()
-    never: asyncio.Future[Accepted] = asyncio.get_running_loop().create_future()
+    never: asyncio.Future[JobAck] = asyncio.get_running_loop().create_future()
     answers = iter([never])
 
-    async def handler(request: CancelRows) -> Accepted:
+    async def handler(request: CancelRows) -> JobAck:
         asked.put_nowait(request.job_id)
         first = next(answers, None)
-        return Accepted(job_id=request.job_id) if first is None else await first
+        return JobAck(job_id=request.job_id) if first is None else await first
 
     async with (
         buses.connect(private_nats.url, "asker") as one,
@@ -143,12 +143,12 @@ async def test_a_cancellation_that_comes_with_the_answer_is_heeded(bus: Bus, *, 
     """wait_for of Python 3.11 loses such a cancellation, and its caller goes on."""
     went_on = asyncio.Event()
 
-    async def handler(request: CancelRows) -> Accepted:
+    async def handler(request: CancelRows) -> JobAck:
         [future] = bus.client._asked[SUBJECT.lower()]  # the answer, before its asker knows of it
         future.add_done_callback(lambda _: asking.cancel())
         if not answered:
             future.set_exception(LostError())
-        return Accepted(job_id=request.job_id)
+        return JobAck(job_id=request.job_id)
 
     async def ask_and_go_on() -> None:
         async with asyncio.timeout(HUNG_S):
@@ -163,10 +163,10 @@ async def test_a_cancellation_that_comes_with_the_answer_is_heeded(bus: Bus, *, 
 
 
 async def test_one_that_was_cancelled_may_ask_while_it_puts_things_in_order(bus: Bus) -> None:
-    async def handler(request: CancelRows) -> Accepted:
-        return Accepted(job_id=request.job_id)
+    async def handler(request: CancelRows) -> JobAck:
+        return JobAck(job_id=request.job_id)
 
-    async def leave() -> Accepted:
+    async def leave() -> JobAck:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -195,17 +195,17 @@ async def test_a_request_to_jetstream_fails_with_its_connection(private_nats: Na
 async def test_a_handler_ends_when_its_request_has_no_time_left(bus: Bus) -> None:
     ended = asyncio.Event()
 
-    async def handler(_request: ForecastRequest) -> Accepted:
+    async def handler(_request: JobEstimateRequest) -> JobAck:
         try:
             await asyncio.sleep(60)
         finally:
             ended.set()
         raise AssertionError
 
-    async with bus.serve("test", Endpoint(SUBJECT, ForecastRequest, handler), instance="i"):
-        request = ForecastRequest(job_id="j", remaining_ms=50)
+    async with bus.serve("test", Endpoint(SUBJECT, JobEstimateRequest, handler), instance="i"):
+        request = JobEstimateRequest(job_id="j", remaining_ms=50)
         with pytest.raises(DeadlineExceeded):
-            await bus.call(SUBJECT, request, Accepted, Deadline.after_ms(HUNG_MS))
+            await bus.call(SUBJECT, request, JobAck, Deadline.after_ms(HUNG_MS))
         assert ended.is_set()
 
 
@@ -213,10 +213,10 @@ async def test_leaving_answers_every_request_that_was_delivered(bus: Bus, nats_u
     begun = asyncio.Event()
     finish = asyncio.Event()
 
-    async def handler(request: CancelRows) -> Accepted:
+    async def handler(request: CancelRows) -> JobAck:
         begun.set()
         await finish.wait()
-        return Accepted(job_id=request.job_id)
+        return JobAck(job_id=request.job_id)
 
     async with buses.connect(nats_url, "other") as other:
         async with other.serve("test", endpoint(handler), instance="i"):
@@ -234,8 +234,8 @@ async def test_an_endpoint_answers_from_the_moment_it_is_entered_and_to_the_mome
 ) -> None:
     """The library's flush overtakes commands that are still to be written; one in twenty requests was lost."""
 
-    async def handler(request: CancelRows) -> Accepted:
-        return Accepted(job_id=request.job_id)
+    async def handler(request: CancelRows) -> JobAck:
+        return JobAck(job_id=request.job_id)
 
     async with buses.connect(nats_url, "other") as other:
         for i in range(100):
@@ -247,8 +247,8 @@ async def test_an_endpoint_answers_from_the_moment_it_is_entered_and_to_the_mome
 
 
 async def test_a_service_can_be_found_by_its_name(bus: Bus) -> None:
-    async def handler(request: CancelRows) -> Accepted:
-        return Accepted(job_id=request.job_id)
+    async def handler(request: CancelRows) -> JobAck:
+        return JobAck(job_id=request.job_id)
 
     async with bus.serve("prepost", endpoint(handler), instance="found-me"):
         info = await bus.client.request("$SRV.INFO.giornata-prepost", timeout=HUNG_S)
@@ -289,8 +289,8 @@ async def test_no_server_is_a_plain_sentence() -> None:
 
 
 async def test_a_reply_above_the_servers_limit_is_an_error_not_a_lost_connection(bus: Bus) -> None:
-    async def handler(request: CancelRows) -> Accepted:
-        return Accepted(job_id="x" * (9 << 20))
+    async def handler(request: CancelRows) -> JobAck:
+        return JobAck(job_id="x" * (9 << 20))
 
     async with bus.serve("test", Endpoint(SUBJECT, CancelRows, handler, limit_bytes=16 << 20), instance="i"):
         with pytest.raises(Exception, match="larger than the NATS server accepts"):
@@ -314,7 +314,7 @@ async def test_a_cancelled_connect_leaves_nothing_behind() -> None:
 
 
 async def test_a_handlers_own_timeout_is_not_the_requests(bus: Bus) -> None:
-    async def handler(_request: CancelRows) -> Accepted:
+    async def handler(_request: CancelRows) -> JobAck:
         raise TimeoutError
 
     async with bus.serve("test", endpoint(handler), instance="i"):
@@ -323,8 +323,8 @@ async def test_a_handlers_own_timeout_is_not_the_requests(bus: Bus) -> None:
 
 
 async def test_leaving_without_a_server_ends_soon_and_quietly(private_nats: NatsServer) -> None:
-    async def handler(request: CancelRows) -> Accepted:
-        return Accepted(job_id=request.job_id)
+    async def handler(request: CancelRows) -> JobAck:
+        return JobAck(job_id=request.job_id)
 
     async with (
         asyncio.timeout(HUNG_S),
@@ -379,7 +379,7 @@ async def test_waiting_to_catch_up_ends_with_the_connection(private_nats: NatsSe
 
 
 async def test_what_is_not_ours_to_answer_is_not_answered(bus: Bus) -> None:
-    async def handler(_request: CancelRows) -> Accepted:
+    async def handler(_request: CancelRows) -> JobAck:
         raise UnansweredError
 
     async with bus.answer(endpoint(handler)):

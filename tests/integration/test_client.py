@@ -27,7 +27,7 @@ from giornata.wire.errors import (
 )
 from giornata.wire.events import DoneEvent, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import JobState
-from giornata.wire.messages import Forecast
+from giornata.wire.messages import JobEstimate
 from giornata_gateway.jobs import ledger
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway_fakes import Stage
@@ -67,7 +67,7 @@ async def test_an_accepted_edit_tells_its_place_and_when_it_should_be_done(
     stage: Stage, nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger, "FORECAST_MS", HUNG_MS)
-    stage.router.forecast = Forecast(position=3, finish_ms=12_500)
+    stage.router.forecast = JobEstimate(position=3, finish_ms=12_500)
     async with giornata.client.connect(nats_url) as client:
         edit = await client.edit(image=b"picture", prompt="a scarf")
         states = [told async for told in edit if isinstance(told, StateEvent)]

@@ -24,9 +24,9 @@ from giornata.wire.devices import HostDevice
 from giornata.wire.errors import Failed, NoFreeDevice
 from giornata.wire.workers import ServiceName
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.pool.messages import Opening
+from giornata_denoiser.pool.messages import RankSetup
 from giornata_denoiser.pool.opening import start_ranks
-from giornata_denoiser.pool.processes import Process
+from giornata_denoiser.pool.processes import LocalRankProcess
 from tests.patience import HUNG_S
 
 GPUS = tuple(HostDevice(device=f"cuda:{index}", id=f"GPU-{index}a") for index in range(8))
@@ -160,14 +160,14 @@ def test_ranks_of_a_pool_see_what_their_leader_has_claimed(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     told = dict[int, tuple[str, bytes]]()
 
-    class Started(Process):
-        def __init__(self, opening: Opening, visible: str | None = None) -> None:
-            super().__init__(cast("Opening", None), visible)
+    class Started(LocalRankProcess):
+        def __init__(self, opening: RankSetup, visible: str | None = None) -> None:
+            super().__init__(cast("RankSetup", None), visible)
             while not (environ := Path(f"/proc/{self.pid}/environ").read_bytes()):
                 time.sleep(0.01)  # Popen returns a moment before the new program's stack is set up
             told[opening.me] = opening.config.device, environ
 
-    monkeypatch.setattr("giornata_denoiser.pool.opening.Process", Started)
+    monkeypatch.setattr("giornata_denoiser.pool.opening.LocalRankProcess", Started)
     ranks = start_ranks(DenoiserConfig(model="m", devices="cuda:0,cuda:1"))
     ranks.close(within_s=0.0)
     for me, shown in enumerate(("GPU-3a", "GPU-5a")):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from giornata.device_claims import DeviceLedger, Stated
+from giornata.device_claims import DeviceLedger, GpuMemoryClaim
 from giornata.wire.errors import Failed
 from tests.patience import HUNG_S
 
@@ -41,7 +41,10 @@ def test_a_statement_ends_with_its_process_however_that_ends(tmp_path: Path) -> 
     mine.state(5)
     first, second = process(tmp_path / "ledger", 7), process(tmp_path / "ledger", 11)
     try:
-        assert sorted(mine.others()) == [Stated("GPU-a", "prepost", 7), Stated("GPU-a", "prepost", 11)]
+        assert sorted(mine.others()) == [
+            GpuMemoryClaim("GPU-a", "prepost", 7),
+            GpuMemoryClaim("GPU-a", "prepost", 11),
+        ]
         assert mine.others_bytes() == 18
         first.kill()
         first.wait(HUNG_S)

@@ -28,9 +28,9 @@ from transformers.models.pixtral import image_processing_pil_pixtral
 
 from giornata.families import Family
 from giornata.packed.region import beside, region
-from giornata_denoiser.choices import EXACT, Form
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from giornata_prepost.families.processors import PixtralTextProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
@@ -243,8 +243,8 @@ def test_rows_of_one_batch_equal_the_pipeline_and_each_alone(both: Both) -> None
         assert distance(together[name].latent, latents) <= LATENTS, name
 
 
-@pytest.mark.parametrize("form", list(Form))
-def test_a_masked_row_beside_others_takes_what_was_recorded(both: Both, form: Form) -> None:
+@pytest.mark.parametrize("form", list(CacheForm))
+def test_a_masked_row_beside_others_takes_what_was_recorded(both: Both, form: CacheForm) -> None:
     """It ends as in full on its region; outside of it, an empty template run leaves the picture's own latents."""
     edit = both.edited("edit", [FIRST], strength=1.0)
     touched = edit.conditioning["mask"].amax(dim=1).view(edit.grid) > 0
@@ -258,7 +258,7 @@ def test_a_masked_row_beside_others_takes_what_was_recorded(both: Both, form: Fo
         taking = replace(
             edit,
             region=beside(found, edit.companions),
-            template=Recording(name, edit.grid, full.entries),
+            template=CachedTemplate(name, edit.grid, full.entries),
             tolerance=0.0,
         )
         together = ended(both.served.checkpoint, [others[0], taking, others[1]])

@@ -8,7 +8,7 @@ import secrets
 import pytest
 
 from giornata.bus import bus, streams
-from giornata.mirrors import FEW, Mirror
+from giornata.mirrors import FEW, BucketMirror
 from giornata.records import MANY
 from giornata.tenant_records import LoraRecords
 from giornata.wire.loras import LoraRecord, LoraState
@@ -26,7 +26,7 @@ async def test_it_tells_what_the_bucket_tells_after_any_changes(nats_url: str, c
     async with bus.connect(nats_url, "test") as connected:
         await streams.ensure_shared(connected.jetstream, replicas=1, events_ttl_s=3600)
         records = await LoraRecords.open(connected.jetstream)
-        mirror = Mirror(records.bucket)
+        mirror = BucketMirror(records.bucket)
         for first in range(3):
             for number in range(first, first + changes):
                 record = made(tenants[number % 2], number)
@@ -47,7 +47,7 @@ async def test_it_reads_what_has_changed_and_nothing_else(
     async with bus.connect(nats_url, "test") as connected:
         await streams.ensure_shared(connected.jetstream, replicas=1, events_ttl_s=3600)
         records = await LoraRecords.open(connected.jetstream)
-        mirror = Mirror(records.bucket)
+        mirror = BucketMirror(records.bucket)
         await asyncio.gather(*(records.create(made(tenant, number)) for number in range(10)))
         await mirror.refresh()
         asked: list[int] = []

@@ -16,13 +16,13 @@ from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.bus.work_queue import QueueConsumer
 from giornata.deadlines import Deadline
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.wire import stores, subjects
 from giornata.wire.errors import DeadlineExceeded, JobNotFound, ServiceUnavailable
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import Job, JobState, Priority
-from giornata.wire.messages import Accepted, Epoch, SubmitRequest
-from giornata.wire.permissions import User
+from giornata.wire.messages import Epoch, JobAck, SubmitRequest
+from giornata.wire.permissions import NatsRole
 from giornata.wire.progress import JobRecord
 from giornata_router.rules import transitions
 from tests.fakes.denoiser import FakeDenoiser
@@ -49,7 +49,7 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
         yield opened
 
 
-async def connected(stack: AsyncExitStack, cluster: NatsCluster, user: User) -> Bus:
+async def connected(stack: AsyncExitStack, cluster: NatsCluster, user: NatsRole) -> Bus:
     return await stack.enter_async_context(
         buses.connect(cluster.url, f"test-{user}", user=user, password_file=cluster.password_file(user))
     )
@@ -65,7 +65,7 @@ def insisting(*more: type[Exception]) -> AsyncRetrying:
     )
 
 
-async def accept(bus: Bus, records: Records, job: Job) -> JobRecord:
+async def accept(bus: Bus, records: JobRecordStore, job: Job) -> JobRecord:
     """What a router does before it says that a job is accepted."""
     async for attempt in insisting():
         with attempt:
@@ -82,7 +82,7 @@ async def accept(bus: Bus, records: Records, job: Job) -> JobRecord:
     return record
 
 
-async def kept(bus: Bus, records: Records, accepted: list[JobRecord]) -> None:
+async def kept(bus: Bus, records: JobRecordStore, accepted: list[JobRecord]) -> None:
     """Every accepted job is in the queue once, and has its record; a new leader may have to take them up first."""
     async for attempt in insisting(AssertionError, JobNotFound):
         with attempt:
@@ -108,10 +108,10 @@ async def kept(bus: Bus, records: Records, accepted: list[JobRecord]) -> None:
 async def test_one_server_may_die_whichever_and_the_next_when_it_is_back(
     cluster: NatsCluster, stack: AsyncExitStack
 ) -> None:
-    bus = await connected(stack, cluster, User.ROUTER)
+    bus = await connected(stack, cluster, NatsRole.ROUTER)
     await streams.ensure(bus.jetstream, replicas=3, events_ttl_s=60)
     await streams.ensure_queue(bus.jetstream, replicas=3, max_messages=1000)
-    records = await Records.open(bus.jetstream)
+    records = await JobRecordStore.open(bus.jetstream)
     accepted = [await accept(bus, records, make_job()) for _ in range(20)]
 
     first = await cluster.leader(bus.jetstream, stores.JOBS)
@@ -132,9 +132,9 @@ async def test_one_of_two_who_create_a_record_at_once_is_told_that_it_was_first(
     cluster: NatsCluster, stack: AsyncExitStack
 ) -> None:
     """A router does: by accepting a job, and by carrying it as soon as the queue delivers it."""
-    buses_of_both = [await connected(stack, cluster, User.ROUTER) for _ in range(2)]
+    buses_of_both = [await connected(stack, cluster, NatsRole.ROUTER) for _ in range(2)]
     await streams.ensure(buses_of_both[0].jetstream, replicas=3, events_ttl_s=60)
-    both = [await Records.open(bus.jetstream) for bus in buses_of_both]
+    both = [await JobRecordStore.open(bus.jetstream) for bus in buses_of_both]
     for _ in range(300):  # in one of forty the second writer finds no record to read
         record = transitions.accepted(make_job())
         created = await asyncio.gather(*(records.create(record) for records in both))
@@ -142,10 +142,10 @@ async def test_one_of_two_who_create_a_record_at_once_is_told_that_it_was_first(
 
 
 async def test_all_servers_may_be_killed_at_once(cluster: NatsCluster, stack: AsyncExitStack) -> None:
-    bus = await connected(stack, cluster, User.ROUTER)
+    bus = await connected(stack, cluster, NatsRole.ROUTER)
     await streams.ensure(bus.jetstream, replicas=3, events_ttl_s=60)
     await streams.ensure_queue(bus.jetstream, replicas=3, max_messages=1000)
-    records = await Records.open(bus.jetstream)
+    records = await JobRecordStore.open(bus.jetstream)
     accepted = [await accept(bus, records, make_job()) for _ in range(20)]
     for server in cluster.servers.values():
         server.kill()
@@ -158,12 +158,12 @@ async def test_all_servers_may_be_killed_at_once(cluster: NatsCluster, stack: As
 async def test_what_was_begun_on_one_server_goes_on_with_three(
     cluster: NatsCluster, stack: AsyncExitStack
 ) -> None:
-    bus = await connected(stack, cluster, User.ROUTER)
+    bus = await connected(stack, cluster, NatsRole.ROUTER)
     await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
     older = (await bus.jetstream.stream_info(stores.EVENTS)).config.evolve(subjects=[subjects.ALL_EVENTS])
     await bus.jetstream.update_stream(older)
     await streams.ensure_queue(bus.jetstream, replicas=1, max_messages=10)
-    records = await Records.open(bus.jetstream)
+    records = await JobRecordStore.open(bus.jetstream)
     accepted = [await accept(bus, records, make_job())]
     for replicas in (3, 1):  # who comes later with fewer takes nothing away
         await streams.update(
@@ -183,12 +183,12 @@ async def test_what_was_begun_on_one_server_goes_on_with_three(
 class Insisting(Bench):
     """Sees what the gateway sees: events, and the record where an event was missed."""
 
-    async def submit(self, job: Job) -> Accepted:
+    async def submit(self, job: Job) -> JobAck:
         self.done.setdefault(job.job_id, asyncio.get_running_loop().create_future())
         request = SubmitRequest(job=job, remaining_ms=2000)
         async for attempt in insisting():
             with attempt:
-                return await self.bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(2000))
+                return await self.bus.call(subjects.SUBMIT, request, JobAck, Deadline.after_ms(2000))
         raise AssertionError("tenacity either returns or raises")
 
     async def end(self, job: Job) -> JobRecord:
@@ -207,21 +207,22 @@ async def test_every_accepted_job_ends_though_servers_die_under_the_router(
     cluster: NatsCluster, stack: AsyncExitStack
 ) -> None:
     gateway, prepost, denoiser = [
-        await connected(stack, cluster, user) for user in (User.GATEWAY, User.PREPOST, User.DENOISER)
+        await connected(stack, cluster, user)
+        for user in (NatsRole.GATEWAY, NatsRole.PREPOST, NatsRole.DENOISER)
     ]
-    onlooker = await connected(stack, cluster, User.ROUTER)
+    onlooker = await connected(stack, cluster, NatsRole.ROUTER)
     await streams.ensure(onlooker.jetstream, replicas=3, events_ttl_s=60)
-    bench = Insisting(gateway, await Records.open(gateway.jetstream), FakePrepost(prepost))
+    bench = Insisting(gateway, await JobRecordStore.open(gateway.jetstream), FakePrepost(prepost))
     done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
     await stack.enter_async_context(gateway.listen(done, DoneEvent, bench.hear))
     await stack.enter_async_context(bench.prepost.run())
     workers = [
-        FakeDenoiser(denoiser, await Records.open(denoiser.jetstream), name, step_s=0.5)
+        FakeDenoiser(denoiser, await JobRecordStore.open(denoiser.jetstream), name, step_s=0.5)
         for name in ("d1", "d2")
     ]
     routers = []
     for name in ("r1", "r2"):
-        password_file = cluster.password_file(User.ROUTER)
+        password_file = cluster.password_file(NatsRole.ROUTER)
         router = running_router(
             cluster.url, name, replicas=3, password_file=password_file, lease_s=streams.LEASE_TTL_S
         )

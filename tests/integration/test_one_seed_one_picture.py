@@ -26,13 +26,13 @@ from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import cfg_scale, resolve
 from giornata.wire.samplers import Sampler
 from giornata_denoiser.attempts.inputs import rows_of
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.rows.row import RecordingSpec
-from giornata_denoiser.rows.template import Recording
-from giornata_denoiser.templates.lookup import Reusing
-from giornata_prepost.encoding import Encoded, Inputs, encoded, template_row
+from giornata_denoiser.rows.template import CachedTemplate
+from giornata_denoiser.templates.lookup import TemplateReuse
+from giornata_prepost.encoding import EncodingInputs, JobConditioning, encoded, template_row
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.stages import Controls, Inspected, PixelLimits, inspect
+from giornata_prepost.images.stages import ControlFiles, InspectedEdit, PixelLimits, inspect
 from tests.fakes.fleet import REF
 from tests.integration.painting import Served, ended, served
 from tests.integration.prepost.asking import png
@@ -97,17 +97,17 @@ class Bench:
             result_ttl_s=60,
         )
 
-    def inspected(self, job: Job) -> Inspected:
-        controls = Controls([png(scene()) for _ in self.uses], self.uses)
+    def inspected(self, job: Job) -> InspectedEdit:
+        controls = ControlFiles([png(scene()) for _ in self.uses], self.uses)
         return inspect(png(scene()), png(marked()), job.parameters, self.of.card, LIMITS, (), controls)
 
-    def encoded(self, reuse: Reuse) -> tuple[Job, Inspection, Encoded]:
+    def encoded(self, reuse: Reuse) -> tuple[Job, Inspection, JobConditioning]:
         job = self.job(reuse)
         found = self.inspected(job)
         inspection = Inspection.model_validate(
             {**vars(found), "prepared": None, "references": None, "controls": None, "alpha": None}
         )
-        inputs = Inputs(found.prepared, controls=found.controls)
+        inputs = EncodingInputs(found.prepared, controls=found.controls)
         return job, inspection, encoded(self.of.images, job, inputs, SIZE)
 
 
@@ -149,8 +149,8 @@ async def test_off_hit_and_miss_begin_with_the_same_latent_where_they_paint(both
     for name, reuse, how in (
         ("off", Reuse.OFF, None),
         ("not reusing", Reuse.AUTO, None),
-        ("miss", Reuse.AUTO, Reusing(1.0, None, COMPUTING_COSTS, renew_steps=7)),
-        ("hit", Reuse.AUTO, Reusing(1.0, None, COMPUTING_COSTS)),
+        ("miss", Reuse.AUTO, TemplateReuse(1.0, None, COMPUTING_COSTS, renew_steps=7)),
+        ("hit", Reuse.AUTO, TemplateReuse(1.0, None, COMPUTING_COSTS)),
     ):
         job, inspection, made = bench.encoded(reuse)
         encoding = Encoding(
@@ -165,8 +165,8 @@ async def test_off_hit_and_miss_begin_with_the_same_latent_where_they_paint(both
         taking = replace(how, recording=recording) if how and name == "hit" else how
         rows = await rows_of(request, both.checkpoint, blobs, taking)
         if name == "not reusing":
-            recorded = replace(rows[0], records=RecordingSpec(frozenset({Form.KV}), 0))
-            recording = Recording("t", rows[0].grid, ended(both.checkpoint, [recorded])["edit"].entries)
+            recorded = replace(rows[0], records=RecordingSpec(frozenset({CacheForm.KV}), 0))
+            recording = CachedTemplate("t", rows[0].grid, ended(both.checkpoint, [recorded])["edit"].entries)
         assert all((row.template is not None) == (name == "hit") for row in rows)
         latents[name] = [row.latent for row in rows]
         for row in rows:

@@ -24,7 +24,7 @@ from giornata.wire.resolution import resolve
 from giornata_denoiser.checkpoint import load
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
-from giornata_prepost.families.flux import InpaintImages
+from giornata_prepost.families.flux import FluxInpaintImages
 from giornata_prepost.images import pictures
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels
@@ -56,7 +56,7 @@ def ours(folder: Path, card: ModelCard, image: bytes, mask: bytes, parameters: E
     """The edit by the services' own functions, in the order of a job."""
     found = inspect(image, mask, parameters, card, LIMITS)
     prepost, denoiser = (
-        InpaintImages(folder, card, CPU, torch.float32),
+        FluxInpaintImages(folder, card, CPU, torch.float32),
         load(folder, dtype=torch.float32, device=CPU),
     )
     prepared = safetensors.numpy.load(found.prepared)

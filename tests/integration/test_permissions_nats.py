@@ -21,19 +21,19 @@ from giornata.bus.connection import RefusedError, barrier
 from giornata.deadlines import Deadline
 from giornata.nats_users import password_file
 from giornata.probe import is_ready
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.tenant_records import TemplateRecords, WebhookRecords
 from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import JobState
-from giornata.wire.messages import Accepted, CancelMessage, CancelRows, SubmitRequest
-from giornata.wire.permissions import User
+from giornata.wire.messages import CancelMessage, CancelRows, JobAck, SubmitRequest
+from giornata.wire.permissions import NatsRole
 from giornata.wire.stores import RECORDS
 from giornata.wire.webhooks import WebhookRecord
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.cli.doctor import servers
-from giornata_tools.cli.doctor.finding import Verdict
+from giornata_tools.cli.doctor.finding import CheckStatus
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
 from tests.integration.nats_server import NatsServer
@@ -41,12 +41,14 @@ from tests.integration.router.bench import make_job, running_router
 from tests.patience import HUNG_MS, HUNG_S
 
 Guarded = tuple[NatsServer, Path]
-Connect = Callable[[User], Any]
+Connect = Callable[[NatsRole], Any]
 
-GATEWAY, ROUTER, DENOISER, PREPOST, CONTROLNET, LORA_STORE, APPLICATION, PROFILER, OBSERVER, OPERATOR = User
+GATEWAY, ROUTER, DENOISER, PREPOST, CONTROLNET, LORA_STORE, APPLICATION, PROFILER, OBSERVER, OPERATOR = (
+    NatsRole
+)
 KEEPERS = {GATEWAY, ROUTER, DENOISER}
 
-PUBLISHERS: dict[str, set[User]] = {
+PUBLISHERS: dict[str, set[NatsRole]] = {
     subjects.EDIT: {APPLICATION},
     subjects.EDIT_PROBE: {PROFILER},
     subjects.MASK: {APPLICATION},
@@ -89,7 +91,7 @@ PUBLISHERS: dict[str, set[User]] = {
     subjects.event("g", "j", EventKind.STEP): {DENOISER},
     subjects.event("g", "j", EventKind.PREVIEW): {DENOISER},
     subjects.event("g", "j", EventKind.DENOISED): {DENOISER},
-    **{subjects.telemetry(service, "i"): {User(service)} for service in ServiceName},
+    **{subjects.telemetry(service, "i"): {NatsRole(service)} for service in ServiceName},
     "$KV.giornata-jobs.j": KEEPERS,
     "$KV.giornata-templates.t.id": KEEPERS,
     "$KV.giornata-leases.router": {ROUTER},
@@ -119,7 +121,7 @@ PUBLISHERS: dict[str, set[User]] = {
     "_INBOX_denoiser.a.b": {CONTROLNET, LORA_STORE},
     "anything": set(),
 }
-SUBSCRIBERS: dict[str, set[User]] = {
+SUBSCRIBERS: dict[str, set[NatsRole]] = {
     subjects.EDIT: {GATEWAY},
     subjects.EDIT_PROBE: {GATEWAY},
     subjects.SUBMIT: {ROUTER},
@@ -155,7 +157,7 @@ async def connect(guarded_nats: Guarded) -> AsyncIterator[Connect]:
     server, users = guarded_nats
     async with AsyncExitStack() as stack:
 
-        def connected(user: User) -> Any:
+        def connected(user: NatsRole) -> Any:
             return stack.enter_async_context(
                 buses.connect(server.url, f"test-{user}", user=user, password_file=password_file(users, user))
             )
@@ -163,8 +165,8 @@ async def connect(guarded_nats: Guarded) -> AsyncIterator[Connect]:
         yield connected
 
 
-@pytest.mark.parametrize("user", list(User))
-async def test_each_may_do_what_its_service_does_and_nothing_else(connect: Connect, user: User) -> None:
+@pytest.mark.parametrize("user", list(NatsRole))
+async def test_each_may_do_what_its_service_does_and_nothing_else(connect: Connect, user: NatsRole) -> None:
     bus: Bus = await connect(user)
     with capture_logs() as logs:
         for subject in PUBLISHERS:
@@ -183,7 +185,7 @@ async def test_a_refused_request_fails_at_once_and_is_logged(connect: Connect) -
     began = time.monotonic()
     request = SubmitRequest(job=make_job(), remaining_ms=60_000)
     with capture_logs() as logs, pytest.raises(NotPermitted, match=r"giornata\.router\.submit"):
-        await prepost.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(60_000))
+        await prepost.call(subjects.SUBMIT, request, JobAck, Deadline.after_ms(60_000))
     assert time.monotonic() - began < 30, "not by its time limit"
     assert {log["event"] for log in logs} == {"nats_refused"}
     with pytest.raises(RefusedError):
@@ -193,7 +195,7 @@ async def test_a_refused_request_fails_at_once_and_is_logged(connect: Connect) -
 async def test_a_refused_subscription_ends_a_service_at_its_start(connect: Connect) -> None:
     prepost: Bus = await connect(PREPOST)
 
-    async def answer(_request: CancelRows) -> Accepted:
+    async def answer(_request: CancelRows) -> JobAck:
         raise AssertionError("must not be called")
 
     endpoint = Endpoint(subjects.SUBMIT, CancelRows, answer)
@@ -223,7 +225,7 @@ async def test_a_job_runs_from_the_gateway_to_its_end_with_everybodys_own_rights
             running_router(server.url, "r1", password_file=password_file(users, ROUTER)),
             gateway.listen(done, DoneEvent, ended.put_nowait),
             FakePrepost(prepost).run(),
-            FakeDenoiser(denoiser, await Records.open(denoiser.jetstream), "d1").run(),
+            FakeDenoiser(denoiser, await JobRecordStore.open(denoiser.jetstream), "d1").run(),
             asyncio.timeout(HUNG_S),
         ):
             job = make_job()
@@ -232,7 +234,7 @@ async def test_a_job_runs_from_the_gateway_to_its_end_with_everybodys_own_rights
                     await gateway.call(
                         subjects.SUBMIT,
                         SubmitRequest(job=job, remaining_ms=HUNG_MS),
-                        Accepted,
+                        JobAck,
                         Deadline.after_ms(HUNG_MS),
                     )
                 except ServiceUnavailable:  # the router does not lead yet
@@ -258,9 +260,9 @@ async def test_an_answer_that_would_write_a_record_is_not_given(
     revision = await records.put("job_x", b"kept")
     heard = asyncio.Event()
 
-    async def cancel(message: CancelMessage) -> Accepted:
+    async def cancel(message: CancelMessage) -> JobAck:
         heard.set()
-        return Accepted(job_id=message.job_id)
+        return JobAck(job_id=message.job_id)
 
     server, _ = guarded_nats
     async with (
@@ -271,7 +273,7 @@ async def test_an_answer_that_would_write_a_record_is_not_given(
         with capture_logs() as logs:
             await application.client.publish(subjects.EDIT_CANCEL, message, reply="$KV.giornata-jobs.job_x")
             answer = await application.call(
-                subjects.EDIT_CANCEL, CancelMessage(job_id="j"), Accepted, Deadline.after_ms(HUNG_MS)
+                subjects.EDIT_CANCEL, CancelMessage(job_id="j"), JobAck, Deadline.after_ms(HUNG_MS)
             )
     assert answer.job_id == "j"
     assert "answer_refused" in {log["event"] for log in logs}
@@ -328,7 +330,7 @@ async def test_who_brings_no_password_is_an_application(guarded_nats: Guarded) -
             ):  # asked, and nobody there
                 await client.cancel("j")
         found = await servers.nats_server(url)
-        assert (found.verdict, "application" in found.sentence) == (Verdict.OK, True), found
+        assert (found.verdict, "application" in found.sentence) == (CheckStatus.OK, True), found
 
 
 async def test_a_wrong_password_is_told(guarded_nats: Guarded, tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from giornata.families import Family
 from giornata.packed.region import beside, region
-from giornata_denoiser.choices import EXACT, Form
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
-from giornata_prepost.families.processors import PictureProcessor
+from giornata_denoiser.rows.template import CachedTemplate
+from giornata_prepost.families.processors import QwenPictureProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import opened
@@ -76,7 +76,7 @@ class Both:
 @pytest.fixture(scope="module")
 def both(tiny_checkpoint: Callable[[Family], Path]) -> Both:
     folder = tiny_checkpoint(Family.QWEN_IMAGE_EDIT)
-    processor = PictureProcessor.of(folder / "processor")
+    processor = QwenPictureProcessor.of(folder / "processor")
     return Both(served(folder), opened(QwenImageEditInpaintPipeline, folder, processor=processor))
 
 
@@ -125,14 +125,14 @@ def test_text_encoder_and_network_see_the_picture(both: Both) -> None:
     assert images.text_tokens({"prompt_embeds": text}) == row.prompts[0].joint_tokens
 
 
-@pytest.mark.parametrize("form", list(Form))
-def test_a_masked_row_beside_others_takes_what_was_recorded(both: Both, form: Form) -> None:
+@pytest.mark.parametrize("form", list(CacheForm))
+def test_a_masked_row_beside_others_takes_what_was_recorded(both: Both, form: CacheForm) -> None:
     edit = both.edited("edit")
     recorded = replace(edit, records=RecordingSpec(frozenset({form}), EXACT))
     full = ended(both.served.checkpoint, [recorded])["edit"]
     found = region(edit.conditioning["mask"].amax(dim=1).view(edit.grid) > 0)
     assert found is not None
-    template = Recording("itself", edit.grid, full.entries)
+    template = CachedTemplate("itself", edit.grid, full.entries)
     taking = replace(edit, region=beside(found, edit.companions), template=template, tolerance=0.0)
     other = both.edited("other", image=255 - picture(SIZE))
     together = ended(both.served.checkpoint, [taking, other])

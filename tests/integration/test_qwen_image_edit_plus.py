@@ -26,10 +26,10 @@ from transformers import Qwen2VLProcessor
 
 from giornata.families import Family
 from giornata.packed.region import beside, region
-from giornata_denoiser.choices import EXACT, Form
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
-from giornata_prepost.families.processors import PICTURE, PictureProcessor
+from giornata_denoiser.rows.template import CachedTemplate
+from giornata_prepost.families.processors import PICTURE, QwenPictureProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import opened
@@ -112,7 +112,7 @@ def both(
     shutil.copytree(tiny_checkpoint(Family.QWEN_IMAGE_EDIT_PLUS), folder)
     file = folder / "transformer" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"zero_cond_t": request.param}))
-    processor = PictureProcessor.of(folder / "processor")
+    processor = QwenPictureProcessor.of(folder / "processor")
     found = Both(served(folder), opened(QwenImageEditPlusPipeline, folder, processor=processor))
     assert found.pipeline.transformer.zero_cond_t == request.param
     return found
@@ -128,7 +128,7 @@ def assert_equal(both: Both, row: Row, found: tuple[Tensor, Pixels]) -> None:
     assert_paints(both.served, row, SIZE, *found, within=CLOSE)
 
 
-class WholeProcessor(PictureProcessor):
+class WholeProcessor(QwenPictureProcessor):
     """What transformers' own class makes of the same two parts."""
 
     image_token, video_token = PICTURE, "<|video_pad|>"
@@ -234,14 +234,14 @@ def test_rows_of_one_batch_equal_each_alone(both: Both) -> None:
         assert distance(together[row.key.job_id].latent, final_latent(both.served, row)) <= CLOSE
 
 
-@pytest.mark.parametrize("form", list(Form))
-def test_a_masked_row_beside_others_takes_what_was_recorded(both: Both, form: Form) -> None:
+@pytest.mark.parametrize("form", list(CacheForm))
+def test_a_masked_row_beside_others_takes_what_was_recorded(both: Both, form: CacheForm) -> None:
     edit = both.edited("edit", mask(SIZE), 2)
     recorded = replace(edit, records=RecordingSpec(frozenset({form}), EXACT))
     full = ended(both.served.checkpoint, [recorded])["edit"]
     found = region(edit.conditioning["mask"].amax(dim=1).view(edit.grid) > 0)
     assert found is not None
-    template = Recording("itself", edit.grid, full.entries)
+    template = CachedTemplate("itself", edit.grid, full.entries)
     taking = replace(edit, region=beside(found, edit.companions), template=template, tolerance=0.0)
     other = both.edited("other", EVERYTHING, 1, image=255 - picture(SIZE))
     together = ended(both.served.checkpoint, [taking, other])

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from giornata.families import Family
 from giornata.packed.region import beside, region
-from giornata_denoiser.choices import EXACT, Form
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.baseline.pipeline import PIPELINES, opened
@@ -173,8 +173,8 @@ def test_a_generation_equals_the_pipeline_without_an_edited_picture(both: Both, 
     assert distance(final_latent(both.served, row), theirs) <= LATENTS
 
 
-@pytest.mark.parametrize("form", list(Form))
-def test_a_masked_row_beside_others_takes_what_was_recorded(both: Both, form: Form) -> None:
+@pytest.mark.parametrize("form", list(CacheForm))
+def test_a_masked_row_beside_others_takes_what_was_recorded(both: Both, form: CacheForm) -> None:
     """It computes its region alone; references are outside of it, recorded, and in the same places."""
     asked: dict[str, Any] = {"strength": 1.0, "guidance_scale": 1.0}  # nothing is guided
     edit = both.edited("edit", [FIRST], **asked)
@@ -182,7 +182,7 @@ def test_a_masked_row_beside_others_takes_what_was_recorded(both: Both, form: Fo
     full = ended(both.served.checkpoint, [recorded])["edit"]
     found = region(edit.conditioning["mask"].amax(dim=1).view(edit.grid) > 0)
     assert found is not None
-    template = Recording("itself", edit.grid, full.entries)
+    template = CachedTemplate("itself", edit.grid, full.entries)
     taking = replace(edit, region=beside(found, edit.companions), template=template, tolerance=0.0)
     others = [both.edited("plain", **asked), both.edited("other", [SECOND], **asked)]
     together = ended(both.served.checkpoint, [others[0], taking, others[1]])

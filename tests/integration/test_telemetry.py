@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from giornata import probe
 from giornata.bus import bus as buses
-from giornata.bus.telemetry import RETOLD_S, Sparing, telemetry
+from giornata.bus.telemetry import RETOLD_S, TelemetryDeduplicator, telemetry
 from giornata.wire import subjects
 from giornata.wire.workers import ServiceName, ServiceState, Tier, WorkerState
 from tests.patience import HUNG_S
@@ -89,14 +89,16 @@ def busy(*ids: str) -> ServiceState:
     return state(ServiceName.DENOISER, "d1", worker=told)
 
 
-def told_by(sparing: Sparing, worker: ServiceState, now: float) -> dict[Tier, tuple[str, ...]] | None:
+def told_by(
+    sparing: TelemetryDeduplicator, worker: ServiceState, now: float
+) -> dict[Tier, tuple[str, ...]] | None:
     spared = sparing.spared(worker, now).worker
     assert spared is not None
     return spared.resident
 
 
 def test_recordings_are_told_when_they_change_and_now_and_then() -> None:
-    sparing = Sparing()
+    sparing = TelemetryDeduplicator()
     assert told_by(sparing, busy("a", "b"), 0.0) == {Tier.MEMORY: ("a", "b")}
     assert told_by(sparing, busy("b", "a"), 0.25) is None, "the order of their use is no news"
     assert told_by(sparing, busy("b"), 0.5) == {Tier.MEMORY: ("b",)}

@@ -19,9 +19,9 @@ from giornata.families import Family
 from giornata.latents import normalisation_of
 from giornata.packed.region import beside, region
 from giornata.wire.requests import EditParameters
-from giornata_denoiser.choices import EXACT, Form
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from giornata_prepost.images.geometry import Size
 from tests.distances import distance
 from tests.integration.painting import Served, assert_paints, ended, of_edit, of_generation, served
@@ -173,8 +173,8 @@ def test_rows_of_one_batch_equal_each_alone(both: Both) -> None:
         assert distance(together[row.key.job_id].latent, alone.latent) <= LATENTS
 
 
-@pytest.mark.parametrize("form", list(Form))
-def test_an_edit_takes_from_a_recording_of_its_own_levels(both: Both, form: Form) -> None:
+@pytest.mark.parametrize("form", list(CacheForm))
+def test_an_edit_takes_from_a_recording_of_its_own_levels(both: Both, form: CacheForm) -> None:
     """From a recording of itself it ends as in full; from a template run it computes its region and keeps the rest."""
     asked = of_edit(both.served.card, **both.asked(both.plain), num_inference_steps=3, strength=1.0)
     edit = both.served.edited("edit", asked, picture(SIZE), mask(SIZE), sampled=False)
@@ -187,7 +187,7 @@ def test_an_edit_takes_from_a_recording_of_its_own_levels(both: Both, form: Form
     for name, run in (("itself", edit), ("empty", empty)):
         recorded = replace(run, records=RecordingSpec(frozenset({form}), EXACT))
         full = ended(both.served.checkpoint, [recorded])["edit"]
-        template = Recording(name, edit.grid, full.entries)
+        template = CachedTemplate(name, edit.grid, full.entries)
         taking = replace(edit, region=beside(found, edit.companions), template=template, tolerance=0.0)
         latents[name] = full.latent, ended(both.served.checkpoint, [taking])["edit"].latent
     whole, taken = latents["itself"]

@@ -15,9 +15,9 @@ import pytest
 from giornata.blobs import RedisBlobs
 from giornata.wire.jobs import BlobRef
 from giornata_tools.launcher.folders import socket_folder
-from giornata_tools.launcher.process import Process
+from giornata_tools.launcher.process import StackProcess
 from giornata_tools.launcher.servers import valkey_command
-from giornata_tools.launcher.warden import Warden
+from giornata_tools.launcher.warden import OrphanReaper
 from tests.patience import HUNG_S
 
 MB = 1 << 20
@@ -32,11 +32,11 @@ def folder() -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def valkey(folder: Path) -> AsyncIterator[Process]:
+async def valkey(folder: Path) -> AsyncIterator[StackProcess]:
     """Up while inside; on leaving, killed where it lives."""
-    with Warden() as warden:
+    with OrphanReaper() as warden:
         command = valkey_command(folder / "store", folder / "v.sock", os.environ)
-        process = await Process.start(command, folder, warden)
+        process = await StackProcess.start(command, folder, warden)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(process.attend())
             try:
@@ -76,8 +76,8 @@ async def test_a_server_that_reads_its_file_is_waited_for(folder: Path) -> None:
     async with valkey(folder), RedisBlobs.open(f"unix://{folder / 'v.sock'}") as blobs:
         refs = [await blobs.put(f"b{number}", os.urandom(16) * (MB // 4), 600) for number in range(30)]
     command = valkey_command(folder / "store", folder / "v.sock", os.environ)
-    with Warden() as warden:
-        process = await Process.start(command, folder, warden)
+    with OrphanReaper() as warden:
+        process = await StackProcess.start(command, folder, warden)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(process.attend())
             try:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from giornata_tools.model.adapters import card, judging, looks, silhouettes
-from giornata_tools.model.scenes import COLOURS, Task, captions, sample
-from giornata_tools.model.scenes.outlines import Thing
+from giornata_tools.model.scenes import COLOURS, SceneTask, captions, sample
+from giornata_tools.model.scenes.outlines import SceneShape
 from giornata_tools.quality import cases
 from giornata_tools.quality.checker import check
 
@@ -55,7 +55,7 @@ def test_exchanged_twice_is_the_caption(seed: int) -> None:
 
 @given(seed=st.integers(0, 10**6))
 def test_rims_lie_inside_of_what_is_asked_for(seed: int) -> None:
-    scene = sample(rng(seed), 64, Task.ADD)
+    scene = sample(rng(seed), 64, SceneTask.ADD)
     rimmed = looks.outlined(scene)
     changed = (rimmed.after != scene.after).any(axis=2)
     area = silhouettes.silhouette(scene.asked, 64)
@@ -66,7 +66,7 @@ def test_rims_lie_inside_of_what_is_asked_for(seed: int) -> None:
 
 
 def test_a_removal_has_no_rim() -> None:
-    scene = sample(rng(1), 64, Task.REMOVE)
+    scene = sample(rng(1), 64, SceneTask.REMOVE)
     assert looks.outlined(scene) is scene
 
 
@@ -119,7 +119,7 @@ def test_held_out_scenes_are_always_the_same_and_fit() -> None:
 
 
 def test_a_control_image_is_the_silhouettes_edge() -> None:
-    thing = Thing("square", "red", 32, 32, 12, 0)
+    thing = SceneShape("square", "red", 32, 32, 12, 0)
     image = silhouettes.control_image([thing], 64)
     assert image.shape == (64, 64, 3)
     assert set(np.unique(image)) == {0, 255}

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_tools.baseline.batching import Rule, WaitingRow, next_batch
+from giornata_tools.baseline.batching import BatchCandidate, BatchPolicy, next_batch
 
-RULE = Rule(size=2, window_s=1.0)
+RULE = BatchPolicy(size=2, window_s=1.0)
 
 
-def rows(*alike: str, since: float = 0.0) -> list[WaitingRow]:
-    return [WaitingRow(kind, since) for kind in alike]
+def rows(*alike: str, since: float = 0.0) -> list[BatchCandidate]:
+    return [BatchCandidate(kind, since) for kind in alike]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_rows_of_a_batch_are_alike_and_the_first_of_their_kind(
     kinds: list[str], size: int, window_s: float, now: float
 ) -> None:
     waiting = rows(*kinds)
-    places = list(map(waiting.index, next_batch(waiting, Rule(size, window_s), now)))
+    places = list(map(waiting.index, next_batch(waiting, BatchPolicy(size, window_s), now)))
     assert len(places) <= size
     if places:
         kind = kinds[places[0]]

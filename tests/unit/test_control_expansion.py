@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.control.expansion import Blocks, flux, sd3, summed
+from giornata.control.expansion import BlockCounts, flux, sd3, summed
 
 COUNTS = st.integers(1, 20)
 
@@ -16,7 +16,7 @@ COUNTS = st.integers(1, 20)
 def test_it_is_the_one_that_diffusers_adds(
     double: int, single: int, doubles: int, singles: int, repeats: bool
 ) -> None:
-    base, samples = Blocks(double, single), Blocks(min(doubles, double), min(singles, single))
+    base, samples = BlockCounts(double, single), BlockCounts(min(doubles, double), min(singles, single))
     interval = math.ceil(double / samples.double)
     expected = [block % samples.double if repeats else block // interval for block in range(double)]
     interval = math.ceil(single / samples.single)
@@ -26,9 +26,9 @@ def test_it_is_the_one_that_diffusers_adds(
 
 
 def test_without_samples_of_a_kind_nothing_is_added_there() -> None:
-    base = Blocks(2, 3)
-    assert flux(base, Blocks(1, 0)) == (0, 0, None, None, None)
-    assert flux(base, Blocks(0, 1)) == (None, None, 0, 0, 0)
+    base = BlockCounts(2, 3)
+    assert flux(base, BlockCounts(1, 0)) == (0, 0, None, None, None)
+    assert flux(base, BlockCounts(0, 1)) == (None, None, 0, 0, 0)
 
 
 @given(blocks=st.integers(1, 40), samples=COUNTS)

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from giornata.control.loading import load
-from giornata.control.protocol import Conditions, ControlNet, ControlText, Item
+from giornata.control.protocol import ControlConditions, ControlNet, ControlSequenceStep, ControlText
 from giornata.planning.controls import control_work, of_weights, work_of
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase
@@ -28,13 +28,13 @@ WORDS = 77
 """CLIP's, which UNets attend to; of others any number does."""
 
 
-def counted(net: ControlNet, given: Conditions, latent_channels: int) -> float:
+def counted(net: ControlNet, given: ControlConditions, latent_channels: int) -> float:
     """Multiplications of one sequence's step; every one is followed by an addition, and torch counts both."""
     latents = torch.randn(given.grid[0] * given.grid[1], latent_channels)
     opened = net.open(given)
     # in this form attention is two products of matrices, which are counted; the processor's own kernel is not
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        samples = list(net.run([Item(opened, 0, latents)]))
+        samples = list(net.run([ControlSequenceStep(opened, 0, latents)]))
     assert samples
     return float(counter.get_total_flops()) / 2
 
@@ -65,7 +65,7 @@ def test_of_unets(
     pooled = tiny_unet.POOLED if shape == "xl" else None
     text = words(tiny_unet.CROSS, WORDS, pooled=pooled, sizes=shape == "xl")
     hint = torch.rand(3, *(4 * side * tiles for tiles in grid))
-    found = counted(net, Conditions(hint, grid, (text,), torch.tensor([500.0])), channels)
+    found = counted(net, ControlConditions(hint, grid, (text,), torch.tensor([500.0])), channels)
     work, image = net.work(base(ControlKind.UNET, channels)), grid[0] * grid[1]
     assert control_work(work, text=0, image=image, sequences=1) == pytest.approx(found, rel=1e-9)
     assert control_work(work, text=0, image=image, sequences=2) == pytest.approx(found), "each has its own"
@@ -77,7 +77,7 @@ def test_of_sd3(tmp_path: Path, options: dict[str, Any], words_: int, grid: tupl
     tiny_sd3_control.net(tiny_driven.transformer("sd3").config, **options).save_pretrained(tmp_path)
     net, image = load(tmp_path, torch.float32, torch.device("cpu")), grid[0] * grid[1]
     text = words(tiny_driven.TEXT, words_, pooled=tiny_driven.POOLED)
-    given = Conditions(torch.randn(image, tiny_driven.LATENT), grid, (text,), torch.tensor([500.0]))
+    given = ControlConditions(torch.randn(image, tiny_driven.LATENT), grid, (text,), torch.tensor([500.0]))
     found = counted(net, given, tiny_driven.LATENT)
     work = net.work(base(ControlKind.SD3, tiny_driven.LATENT))
     assert control_work(work, text=words_, image=image, sequences=2) == pytest.approx(found, rel=1e-9)
@@ -90,7 +90,7 @@ def test_of_flux(tmp_path: Path, shape: tuple[int, int], words_: int, grid: tupl
     tiny_flux_control.net(*shape).save_pretrained(tmp_path)
     net, image = load(tmp_path, torch.float32, torch.device("cpu")), grid[0] * grid[1]
     text = words(tiny_flux.JOINT_DIM, words_, pooled=tiny_flux.POOLED_DIM)
-    given = Conditions(torch.randn(image, tiny_flux.LATENT), grid, (text,), torch.tensor([500.0]))
+    given = ControlConditions(torch.randn(image, tiny_flux.LATENT), grid, (text,), torch.tensor([500.0]))
     found = counted(net, given, tiny_flux.LATENT)
     work = net.work(base(ControlKind.FLUX, tiny_flux.LATENT))
     assert control_work(work, text=words_, image=image, sequences=1) == pytest.approx(found, rel=1e-9)

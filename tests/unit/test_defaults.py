@@ -9,7 +9,7 @@ from typing import Any
 import diffusers
 import pytest
 
-from giornata.families import Kind
+from giornata.families import CheckpointKind
 from giornata.kinds import KINDS
 from giornata.wire.defaults import defaults_of
 from giornata.wire.generations import carried_out, fitted
@@ -110,6 +110,6 @@ def _signature(name: str) -> Any:
     return inspect.signature(getattr(diffusers, name).__call__).parameters
 
 
-def _scales(kind: Kind, scale: float | None) -> tuple[float | None, ...]:
+def _scales(kind: CheckpointKind, scale: float | None) -> tuple[float | None, ...]:
     """No scale for Qwen-Image: its networks embed no guidance, and only `true_cfg_scale` has a default."""
     return () if kind.family.startswith("qwen-image") else (scale,)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.fleet import SILENCE_S, Fleet, Heard
+from giornata.fleet import SILENCE_S, Fleet, LastSeenTimes
 from giornata.wire.errors import InvalidField, ModelNotFound
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.views.catalog import choose_card
@@ -32,7 +32,7 @@ def test_silence_is_death_and_is_told_once() -> None:
 
 
 def test_silence_counts_only_while_something_could_be_heard() -> None:
-    heard = Heard[str]()
+    heard = LastSeenTimes[str]()
     heard.hear("a", 0.0)
     heard.hear("b", 1.0)
     assert heard.silent(SILENCE_S) == []

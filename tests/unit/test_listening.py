@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.bus.connection import LostError, TellingClient
-from giornata.bus.listening import LOOK_S, Listening, keep_looking
-from giornata.fleet import COUNTED_S, SILENCE_S, Heard, ListeningClock
+from giornata.bus.connection import FailFastNatsClient, LostError
+from giornata.bus.listening import LOOK_S, TrackedSubscription, keep_looking
+from giornata.fleet import COUNTED_S, SILENCE_S, LastSeenTimes, ListeningClock
 
 TELLS_S = 0.5
 """Twice a second, the slowest telemetry."""
@@ -40,7 +40,7 @@ class Listener:
     """
 
     def __init__(self, dies_s: float) -> None:
-        self.clock, self.heard = ListeningClock(), Heard[str]()
+        self.clock, self.heard = ListeningClock(), LastSeenTimes[str]()
         self.lost: dict[str, float] = {}
         """When each was first found silent."""
         self._dies_s = dies_s
@@ -94,11 +94,11 @@ def test_an_overloaded_process_notices_a_death_later(lag_s: float) -> None:
     assert listener.lost["dead"] <= 10.0 + (SILENCE_S + 2 * COUNTED_S) * slowness + lag_s
 
 
-class Backlog(Listening):
+class Backlog(TrackedSubscription):
     """A subscription with messages that are not handled yet, or without a connection."""
 
     def __init__(self) -> None:
-        super().__init__(TellingClient())
+        super().__init__(FailFastNatsClient())
         self.asked, self.handled_all, self.lost = asyncio.Event(), asyncio.Event(), False
 
     async def caught_up(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from giornata.families import Family, Kind
+from giornata.families import CheckpointKind, Family
 from giornata.kinds import KINDS
 from giornata.model_cards import SAMPLE_BYTES, digest, read_model_card
 from giornata.wire.samplers import DISCRETE_TIME
@@ -83,7 +83,7 @@ def test_a_refusal_names_the_closest_pipeline_if_one_is_close(
 
 
 def test_a_family_more_is_a_row_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = Kind(
+    toy = CheckpointKind(
         "toy", takes_true_cfg=True, steps=9, guidance_scale=5.0, strength=0.5, token_latents=1,
         network="unet", tokenizer="tokenizer", max_text_tokens=77,
     )  # fmt: skip
@@ -99,7 +99,7 @@ def test_a_family_more_is_a_row_more(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_default_sampler_is_the_checkpoints_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timed = Kind(
+    timed = CheckpointKind(
         "timed", takes_true_cfg=True, steps=9, guidance_scale=5.0, strength=0.5, samplers=DISCRETE_TIME
     )
     monkeypatch.setitem(KINDS, "TimedPipeline", timed)

@@ -26,8 +26,8 @@ from giornata.wire.events import EventKind
 from giornata.wire.nats_config import cluster_config, has_anonymous, users_config
 from giornata.wire.permissions import (
     RELOADER,
-    Rights,
-    User,
+    NatsPermissions,
+    NatsRole,
     application_user,
     inbox,
     rights,
@@ -35,7 +35,7 @@ from giornata.wire.permissions import (
 )
 from giornata.wire.workers import ServiceName
 
-SERVICES = [User(service) for service in ServiceName]
+SERVICES = [NatsRole(service) for service in ServiceName]
 
 
 def covers(pattern: str, subject: str) -> bool:
@@ -84,7 +84,7 @@ def one_of_each() -> dict[str, str]:
 
 @pytest.mark.parametrize(("name", "subject"), one_of_each().items())
 def test_every_subject_has_somebody_who_listens(name: str, subject: str) -> None:
-    listeners = {user for user in User if may(rights(user).subscribe, subject.replace(".x", ".*"))}
+    listeners = {user for user in NatsRole if may(rights(user).subscribe, subject.replace(".x", ".*"))}
     stored = name in {
         "jobs",
         "event_state",
@@ -97,52 +97,55 @@ def test_every_subject_has_somebody_who_listens(name: str, subject: str) -> None
 def test_every_subject_has_somebody_who_tells(name: str, subject: str) -> None:
     if name == "telemetry":
         subject = subjects.telemetry(ServiceName.ROUTER, "r")
-    publishers = {user for user in User if may(rights(user).publish, subject)}
+    publishers = {user for user in NatsRole if may(rights(user).publish, subject)}
     two = {"lora_begin", "lora_piece", "lora_drop", "lora_read"}  # with prepost, gateway or denoiser
     assert len(publishers) == (2 if name in two else 1), publishers
 
 
 def test_every_service_tells_of_itself_and_of_nobody_else() -> None:
-    for teller, service in itertools.product(User, ServiceName):
+    for teller, service in itertools.product(NatsRole, ServiceName):
         told = may(rights(teller).publish, subjects.telemetry(service, "i"))
-        assert told is (teller == User(service)), (teller, service)
+        assert told is (teller == NatsRole(service)), (teller, service)
 
 
 def test_nobody_reads_the_answers_of_another() -> None:
-    assert len({inbox(user) for user in User}) == len(User)
-    for reader, owner in itertools.product(User, User):
+    assert len({inbox(user) for user in NatsRole}) == len(NatsRole)
+    for reader, owner in itertools.product(NatsRole, NatsRole):
         assert may(rights(reader).subscribe, f"{inbox(owner)}.abc.1") is (reader is owner), (reader, owner)
 
 
 def test_answers_go_only_to_those_who_may_ask() -> None:
     answers = {
-        (user, asker) for user in User for asker in User if may(rights(user).publish, f"{inbox(asker)}.a.b")
+        (user, asker)
+        for user in NatsRole
+        for asker in NatsRole
+        if may(rights(user).publish, f"{inbox(asker)}.a.b")
     }
-    asked = {(User.GATEWAY, User.APPLICATION), (User.ROUTER, User.GATEWAY)}
+    asked = {(NatsRole.GATEWAY, NatsRole.APPLICATION), (NatsRole.ROUTER, NatsRole.GATEWAY)}
     asked |= {
-        (User.LORA_STORE, User.GATEWAY),
-        (User.LORA_STORE, User.PREPOST),
-        (User.LORA_STORE, User.DENOISER),
-        (User.LORA_STORE, User.PROFILER),
-        (User.LORA_STORE, User.ROUTER),
-        (User.GATEWAY, User.PROFILER),
-        (User.CONTROLNET, User.DENOISER),
-        (User.PREPOST, User.LORA_STORE),
-        (User.PREPOST, User.GATEWAY),
+        (NatsRole.LORA_STORE, NatsRole.GATEWAY),
+        (NatsRole.LORA_STORE, NatsRole.PREPOST),
+        (NatsRole.LORA_STORE, NatsRole.DENOISER),
+        (NatsRole.LORA_STORE, NatsRole.PROFILER),
+        (NatsRole.LORA_STORE, NatsRole.ROUTER),
+        (NatsRole.GATEWAY, NatsRole.PROFILER),
+        (NatsRole.CONTROLNET, NatsRole.DENOISER),
+        (NatsRole.PREPOST, NatsRole.LORA_STORE),
+        (NatsRole.PREPOST, NatsRole.GATEWAY),
     }
-    asked |= {(worker, User.ROUTER) for worker in (User.PREPOST, User.DENOISER)}
-    micro = (User.GATEWAY, User.PREPOST, User.CONTROLNET, User.LORA_STORE)
-    assert answers == asked | {(service, User.OBSERVER) for service in micro}
+    asked |= {(worker, NatsRole.ROUTER) for worker in (NatsRole.PREPOST, NatsRole.DENOISER)}
+    micro = (NatsRole.GATEWAY, NatsRole.PREPOST, NatsRole.CONTROLNET, NatsRole.LORA_STORE)
+    assert answers == asked | {(service, NatsRole.OBSERVER) for service in micro}
 
 
 def test_an_application_has_four_subjects_and_its_inbox() -> None:
     asks = (subjects.EDIT, subjects.GENERATE, subjects.MASK, subjects.EDIT_CANCEL)
-    assert rights(User.APPLICATION) == Rights(asks, ("_INBOX.>",))
+    assert rights(NatsRole.APPLICATION) == NatsPermissions(asks, ("_INBOX.>",))
     shop = application_user("shop")
-    assert rights(shop) == Rights(asks, ("_INBOX_app.shop.>",))
-    writers = {user for user in User if may(rights(user).publish, f"{inbox(shop)}.a.b")}
-    assert writers == {User.GATEWAY}
-    assert not any(may(rights(user).subscribe, f"{inbox(shop)}.a.b") for user in [*User, "app.shop-2"])
+    assert rights(shop) == NatsPermissions(asks, ("_INBOX_app.shop.>",))
+    writers = {user for user in NatsRole if may(rights(user).publish, f"{inbox(shop)}.a.b")}
+    assert writers == {NatsRole.GATEWAY}
+    assert not any(may(rights(user).subscribe, f"{inbox(shop)}.a.b") for user in [*NatsRole, "app.shop-2"])
     for bad in ("", "a.b", "a*", ">"):
         with pytest.raises(ValueError, match="id must match"):
             application_user(bad)
@@ -163,7 +166,7 @@ def test_an_application_is_named_in_its_address(url: str, user: str) -> None:
 
 def test_nobody_has_everything() -> None:
     broad = {">", "$JS.>", "$JS.API.>", "$KV.>", "giornata.>", "_INBOX*"}
-    for user in User:
+    for user in NatsRole:
         assert broad.isdisjoint({*rights(user).publish, *rights(user).subscribe})
         assert not may(rights(user).publish, "$JS.API.STREAM.DELETE.GIORNATA_JOBS")
         assert not may(rights(user).publish, "$JS.API.STREAM.PURGE.GIORNATA_JOBS")
@@ -186,7 +189,7 @@ def test_answers_go_to_inboxes_alone(subject: str, is_one: bool) -> None:
 
 
 def test_the_configuration_names_every_user_once_with_its_rights() -> None:
-    names = [*User, "app.shop"]
+    names = [*NatsRole, "app.shop"]
     text = users_config({user: f"pw-{user}" for user in names}, "pw-reloader")
     listed = [json.loads(line.rstrip(",")) for line in text.splitlines() if line.lstrip().startswith("{")]
     assert [user["user"] for user in listed] == names
@@ -198,7 +201,7 @@ def test_the_configuration_names_every_user_once_with_its_rights() -> None:
     assert "no_auth_user" not in text
     assert not has_anonymous(text)
     assert "giornata" not in text.partition("accounts {")[2], "who reloads servers does nothing else"
-    with_anonymous = users_config(dict.fromkeys(User, "x"), "x", anonymous=User.APPLICATION)
+    with_anonymous = users_config(dict.fromkeys(NatsRole, "x"), "x", anonymous=NatsRole.APPLICATION)
     assert 'no_auth_user: "application"' in with_anonymous
     assert has_anonymous(with_anonymous)
 
@@ -210,7 +213,7 @@ def test_servers_of_a_cluster_need_a_password_of_their_own() -> None:
 
 
 def test_nats_accepts_what_is_written(tmp_path: Path) -> None:
-    write_users(tmp_path / "users", anonymous=User.APPLICATION)
+    write_users(tmp_path / "users", anonymous=NatsRole.APPLICATION)
     write_cluster(tmp_path / "users", "127.0.0.1:6222", ["127.0.0.1:6222"])
     (tmp_path / "nats.conf").write_text(
         f'server_name: n1\njetstream {{ store_dir: "{tmp_path}" }}\n'
@@ -226,10 +229,12 @@ def test_nats_accepts_what_is_written(tmp_path: Path) -> None:
 def test_passwords_are_long_different_kept_and_private(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "giornata.nats_users", str(tmp_path / "users"), "--cluster", "n1", "n2"]
     subprocess.run(command, check=True)
-    users = {RELOADER, *User} - {User.APPLICATION}
+    users = {RELOADER, *NatsRole} - {NatsRole.APPLICATION}
     passwords = {user: password_file(tmp_path / "users", user).read_text().strip() for user in users}
     assert len(set(passwords.values())) == len(users)
-    assert not password_file(tmp_path / "users", User.APPLICATION).exists(), "each application has its own"
+    assert not password_file(tmp_path / "users", NatsRole.APPLICATION).exists(), (
+        "each application has its own"
+    )
     assert all(re.fullmatch("[0-9a-f]{64}", password) for password in passwords.values())
     first = {path: path.read_text() for path in (tmp_path / "users").rglob("*") if path.is_file()}
     assert "@n2:6222" in first[tmp_path / "users" / "server" / CLUSTER_CONF]

@@ -17,7 +17,7 @@ from giornata.kinds import KINDS
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import ErrorBody
 from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
-from giornata.wire.masks import MaskedRegion, MaskMade, MaskMessage
+from giornata.wire.masks import MaskedRegion, MaskMessage, MaskMessageReply
 from giornata.wire.messages import EVENT_HEADER, CancelMessage, EditMessage, EditReply, Picture
 from giornata.wire.models import Task
 from giornata.wire.requests import PROMPT_BYTES
@@ -216,7 +216,7 @@ def test_the_request_table_of_the_nats_door_is_complete() -> None:
     "kind",
     [
         EditReply, Picture, ErrorBody, StateEvent, StepEvent, PreviewEvent, DoneEvent, CancelMessage,
-        MaskMessage, MaskMade, MaskedRegion,
+        MaskMessage, MaskMessageReply, MaskedRegion,
     ],
 )  # fmt: skip
 def test_every_field_of_the_other_nats_messages_is_named(kind: type[BaseModel]) -> None:

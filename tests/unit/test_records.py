@@ -12,7 +12,7 @@ from nats.js.api import PubAck
 from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
-from giornata.records import MAX_CONFLICTS, Change, Records, Revised
+from giornata.records import MAX_CONFLICTS, Change, JobRecordStore, RecordRevision
 from giornata.wire import codec
 from giornata.wire.errors import InternalError, JobNotFound
 from giornata.wire.jobs import JobState
@@ -23,7 +23,7 @@ RECORD = JobRecord(job=JOB)
 
 
 class Bucket:
-    """What of a key-value bucket `Records` uses; `meanwhile` is what others do between a read and a write."""
+    """What of a key-value bucket `JobRecordStore` uses; `meanwhile` is what others do between a read and a write."""
 
     def __init__(self) -> None:
         self.value = b""
@@ -71,13 +71,15 @@ def bucket() -> Bucket:
     return Bucket()
 
 
-def kept_in(bucket: Bucket) -> Records:
+def kept_in(bucket: Bucket) -> JobRecordStore:
     fakes: tuple[Any, Any] = bucket, bucket  # nothing here lists records, which asks the stream
-    return Records(fakes[0], "jobs", fakes[1], JobRecord, lambda record: record.job.job_id, JobNotFound)
+    return JobRecordStore(
+        fakes[0], "jobs", fakes[1], JobRecord, lambda record: record.job.job_id, JobNotFound
+    )
 
 
 @pytest.fixture
-async def records(bucket: Bucket) -> Records:
+async def records(bucket: Bucket) -> JobRecordStore:
     records = kept_in(bucket)
     assert await records.create(RECORD)
     return records
@@ -92,7 +94,7 @@ def entering(state: JobState) -> Change[JobRecord]:
 
 
 async def test_a_change_that_comes_second_is_applied_to_the_first_ones_result(
-    bucket: Bucket, records: Records
+    bucket: Bucket, records: JobRecordStore
 ) -> None:
 
     def somebody_is_faster() -> None:
@@ -105,8 +107,8 @@ async def test_a_change_that_comes_second_is_applied_to_the_first_ones_result(
     assert await records.get(JOB.job_id) == changed
 
 
-async def test_a_change_of_the_known_revision_reads_nothing(bucket: Bucket, records: Records) -> None:
-    known = Revised(RECORD, bucket.revision)
+async def test_a_change_of_the_known_revision_reads_nothing(bucket: Bucket, records: JobRecordStore) -> None:
+    known = RecordRevision(RECORD, bucket.revision)
     for causes in (1, 2, 3):
         known = await records.revise(JOB.job_id, failure, known)
         assert (len(known.record.causes), known.revision) == (causes, bucket.revision)
@@ -115,9 +117,9 @@ async def test_a_change_of_the_known_revision_reads_nothing(bucket: Bucket, reco
 
 
 async def test_a_known_revision_that_is_not_the_present_one_is_read_and_changed(
-    bucket: Bucket, records: Records
+    bucket: Bucket, records: JobRecordStore
 ) -> None:
-    known = Revised(RECORD, bucket.revision)
+    known = RecordRevision(RECORD, bucket.revision)
     await records.change(JOB.job_id, lambda record: record.model_copy(update={"cancel": True}))
     revised = await records.revise(JOB.job_id, failure, known)
     assert (revised.record.cancel, len(revised.record.causes)) == (True, 1)
@@ -125,29 +127,29 @@ async def test_a_known_revision_that_is_not_the_present_one_is_read_and_changed(
 
 
 async def test_what_a_change_leaves_as_it_is_was_read_and_is_not_only_known(
-    bucket: Bucket, records: Records
+    bucket: Bucket, records: JobRecordStore
 ) -> None:
-    known = Revised(RECORD, bucket.revision)
+    known = RecordRevision(RECORD, bucket.revision)
     await records.change(JOB.job_id, entering(JobState.COMPLETED))
     for change in (entering(JobState.FAILED), lambda record: record, lambda _: None):
         revised = await records.revise(JOB.job_id, change, known)
         assert revised.record.state is JobState.COMPLETED
 
 
-async def test_endless_conflict_is_an_error(bucket: Bucket, records: Records) -> None:
+async def test_endless_conflict_is_an_error(bucket: Bucket, records: JobRecordStore) -> None:
     bucket.meanwhile = lambda: bucket.put(bucket.value)
     with pytest.raises(InternalError, match="too many"):
         await records.change(JOB.job_id, failure)
     assert bucket.writes == 1 + MAX_CONFLICTS
 
 
-async def test_what_changes_nothing_is_not_written(bucket: Bucket, records: Records) -> None:
+async def test_what_changes_nothing_is_not_written(bucket: Bucket, records: JobRecordStore) -> None:
     assert await records.change(JOB.job_id, lambda _: None) == RECORD
     assert await records.change(JOB.job_id, lambda record: record) == RECORD
     assert bucket.writes == 1
 
 
-async def test_a_record_is_created_once_and_an_unknown_one_is_named(records: Records) -> None:
+async def test_a_record_is_created_once_and_an_unknown_one_is_named(records: JobRecordStore) -> None:
     assert not await records.create(RECORD)
     with pytest.raises(JobNotFound, match="other"):
         await kept_in(Bucket()).change("other", failure)
@@ -163,7 +165,9 @@ async def test_the_first_terminal_state_is_the_last(states: list[JobState]) -> N
     assert (await records.get(JOB.job_id)).state is expected
 
 
-async def test_an_ended_jobs_record_alone_has_a_life_of_its_own(bucket: Bucket, records: Records) -> None:
+async def test_an_ended_jobs_record_alone_has_a_life_of_its_own(
+    bucket: Bucket, records: JobRecordStore
+) -> None:
     await records.change(JOB.job_id, entering(JobState.RUNNING))
     assert bucket.lives_s == []
     await records.change(JOB.job_id, entering(JobState.FAILED))

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_tools.model.scenes import COLOURS, GROUNDS, SHAPES, Task, sample
+from giornata_tools.model.scenes import COLOURS, GROUNDS, SHAPES, SceneTask, sample
 from giornata_tools.model.scenes.captions import PLURALS, REMOVE, add_caption, words
 from giornata_tools.model.scenes.masks import RATIO_QUANTILES, box, brush, ellipse, ratio
-from giornata_tools.model.scenes.outlines import RING_HOLE, Thing, coverage, outline
+from giornata_tools.model.scenes.outlines import RING_HOLE, SceneShape, coverage, outline
 from giornata_tools.model.scenes.palette import CONTRAST, ground_colour, rgb
 
 SIDES = (48, 128, 256)
@@ -20,17 +20,17 @@ def rng(*seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@given(seed=st.integers(0, 10**6), side=st.sampled_from(SIDES), task=st.sampled_from(list(Task)))
-def test_a_scene_changes_only_inside_its_mask(seed: int, side: int, task: Task) -> None:
+@given(seed=st.integers(0, 10**6), side=st.sampled_from(SIDES), task=st.sampled_from(list(SceneTask)))
+def test_a_scene_changes_only_inside_its_mask(seed: int, side: int, task: SceneTask) -> None:
     scene = sample(rng(seed), side, task, clear=True)
     assert scene.before.shape == scene.after.shape == (side, side, 3)
     assert scene.mask.shape == (side, side)
     changed = (scene.before != scene.after).any(axis=2)
-    if task is Task.EMPTY:
+    if task is SceneTask.EMPTY:
         assert not scene.mask.any()
         assert not changed.any()
         assert scene.caption == ""
-    elif task is not Task.ADD_SEVERAL:
+    elif task is not SceneTask.ADD_SEVERAL:
         outside = changed & ~scene.mask
         assert outside.sum() <= 0.03 * changed.sum(), "a tip may stick out of an ellipse or a stroke, no more"
 
@@ -48,15 +48,15 @@ def test_a_caption_names_what_is_in_the_mask() -> None:
     for seed in range(200):
         scene = sample(rng(3, seed), 64)
         said = scene.caption.replace("grey", "gray").split()
-        if scene.task is Task.ADD:
+        if scene.task is SceneTask.ADD:
             (thing,) = scene.asked
             assert thing.colour in said
             assert thing.shape in said
-        if scene.task is Task.ADD_SEVERAL:
+        if scene.task is SceneTask.ADD_SEVERAL:
             for thing in scene.asked:
                 assert thing.colour in said
                 assert {thing.shape, PLURALS[thing.shape]} & set(said)
-        if scene.task is Task.REMOVE:
+        if scene.task is SceneTask.REMOVE:
             assert scene.caption in REMOVE
 
 
@@ -66,7 +66,7 @@ def test_everything_that_can_be_asked_for_is_drawn() -> None:
     assert {thing.shape for thing in asked} == set(SHAPES)
     assert {thing.colour for thing in asked} == set(COLOURS)
     assert {scene.ground for scene in scenes} == set(GROUNDS)
-    assert {scene.task for scene in scenes} == set(Task)
+    assert {scene.task for scene in scenes} == set(SceneTask)
 
 
 def test_every_word_of_a_caption_is_known() -> None:
@@ -93,7 +93,7 @@ def test_several_things_are_counted(things: list[tuple[str, str]], said: str) ->
 def test_areas_of_shapes_are_those_of_geometry() -> None:
     radius = 80.0
     areas = {
-        shape: float(coverage(Thing(shape, "red", 128, 128, radius, 0), 256).alpha.sum()) / radius**2
+        shape: float(coverage(SceneShape(shape, "red", 128, 128, radius, 0), 256).alpha.sum()) / radius**2
         for shape in SHAPES
     }
     assert areas["circle"] == pytest.approx(np.pi, rel=0.02)
@@ -109,7 +109,7 @@ def test_areas_of_shapes_are_those_of_geometry() -> None:
 
 @given(x=st.floats(-60, 120), y=st.floats(-60, 120), radius=st.floats(1, 50), shape=st.sampled_from(SHAPES))
 def test_what_lies_beyond_the_canvas_is_cut_off(x: float, y: float, radius: float, shape: str) -> None:
-    cover = coverage(Thing(shape, "red", x, y, radius, 3.0), 64)
+    cover = coverage(SceneShape(shape, "red", x, y, radius, 3.0), 64)
     height, width = cover.alpha.shape
     assert 0 <= cover.left <= 64 - width
     assert 0 <= cover.top <= 64 - height

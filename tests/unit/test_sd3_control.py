@@ -12,7 +12,7 @@ from torch.nn.functional import pixel_shuffle
 
 from giornata.control.loading import load
 from giornata.control.mismatch import ControlMismatch
-from giornata.control.protocol import Conditions, ControlText, Item
+from giornata.control.protocol import ControlConditions, ControlSequenceStep, ControlText
 from giornata.control.sd3 import SD3Control
 from tests.fakes import tiny_driven, tiny_sd3_control
 
@@ -32,9 +32,9 @@ def words(tokens: int) -> ControlText:
     return ControlText(embeds.double(), pooled.double())
 
 
-def conditions(grid: tuple[int, int], tokens: int, channels: int = tiny_driven.LATENT) -> Conditions:
+def conditions(grid: tuple[int, int], tokens: int, channels: int = tiny_driven.LATENT) -> ControlConditions:
     hint = torch.randn(grid[0] * grid[1], channels).double()
-    return Conditions(hint, grid, (words(tokens), words(tokens)), torch.tensor([901.0, 501.0, 37.0]))
+    return ControlConditions(hint, grid, (words(tokens), words(tokens)), torch.tensor([901.0, 501.0, 37.0]))
 
 
 def maps(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -64,7 +64,10 @@ def test_rows_that_share_forwards_equal_each_alone(
     opened = [net.open(row) for row in rows]
     steps = [(0, 0, 0), (0, 0, 1), (1, 2, 0), (2, 1, 1), (0, 2, 0)]  # row, step, sequence
     latents = [torch.randn(6, tiny_driven.LATENT).double() for _ in steps]
-    items = [Item(opened[row], step, one, nth) for (row, step, nth), one in zip(steps, latents, strict=True)]
+    items = [
+        ControlSequenceStep(opened[row], step, one, nth)
+        for (row, step, nth), one in zip(steps, latents, strict=True)
+    ]
     samples = list(net.run(items))
     assert len(samples) == net.samples
     for place, ((of, step, nth), latent) in enumerate(zip(steps, latents, strict=True)):
@@ -87,6 +90,6 @@ def test_rows_that_share_forwards_equal_each_alone(
 def test_what_is_not_the_rows_is_refused(tmp_path: Path) -> None:
     net, times = loaded(tmp_path / "net"), torch.zeros(1)
     with pytest.raises(ControlMismatch, match="pooled"):
-        net.open(Conditions(torch.zeros(4, 64), (2, 2), (ControlText(words(5).embeds),), times))
+        net.open(ControlConditions(torch.zeros(4, 64), (2, 2), (ControlText(words(5).embeds),), times))
     with pytest.raises(ControlMismatch, match=r"\(4, 64\) tokens and channels, and was given \(4, 68\)"):
-        net.open(Conditions(torch.zeros(4, 68), (2, 2), (words(5),), times))
+        net.open(ControlConditions(torch.zeros(4, 68), (2, 2), (words(5),), times))

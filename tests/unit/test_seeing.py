@@ -14,7 +14,7 @@ from opentelemetry.trace import SpanContext
 from giornata.seeing import spans
 from giornata.seeing.otlp import add_ids
 from giornata.seeing.spans import NO_SPAN, NO_STEPS, STEPS
-from giornata.seeing.told import Kind, Told, attribute
+from giornata.seeing.told import SpanAttributes, TraceSpanKind, attribute
 from giornata.wire import subjects
 from giornata.wire.errors import InternalError, MaskEmpty
 from tests.fakes.spans import telling
@@ -50,7 +50,7 @@ def test_off_there_is_one_span_and_one_place_for_steps_and_no_header() -> None:
 
 def test_the_page_names_all_that_may_be_told() -> None:
     page = (Path(__file__).parents[2] / "docs" / "seeing.md").read_text(encoding="utf-8")
-    told = {attribute(name).removeprefix("giornata.") for name in Told.__annotations__}
+    told = {attribute(name).removeprefix("giornata.") for name in SpanAttributes.__annotations__}
     assert sorted(name for name in told if f"`{name}`" not in page) == []
 
 
@@ -63,7 +63,7 @@ def test_a_span_needs_one_around_it_unless_a_trace_begins_there(told: InMemorySp
 
 
 def test_a_span_goes_on_with_the_trace_that_a_message_brings(told: InMemorySpanExporter) -> None:
-    with spans.span("answer", Kind.ANSWERS, parent={"TraceParent": SAMPLED["traceparent"]}):
+    with spans.span("answer", TraceSpanKind.ANSWERS, parent={"TraceParent": SAMPLED["traceparent"]}):
         carried = spans.headers()
     assert carried is not None
     assert carried["traceparent"].split("-")[1] == SAMPLED["traceparent"].split("-")[1]
@@ -124,7 +124,7 @@ def test_an_error_is_told_by_its_code_and_never_by_its_text(
 
 
 def test_what_was_asked_wrongly_is_no_failure_of_what_answers(told: InMemorySpanExporter) -> None:
-    with pytest.raises(MaskEmpty), spans.span("door", Kind.ANSWERS, root=True):
+    with pytest.raises(MaskEmpty), spans.span("door", TraceSpanKind.ANSWERS, root=True):
         raise MaskEmpty
     [one] = told.get_finished_spans()
     assert one.attributes == {"error.type": "mask_empty"}

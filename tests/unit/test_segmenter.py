@@ -14,12 +14,12 @@ from scipy import ndimage
 from giornata_tools.model.scenes import COLOURS, SHAPES
 from giornata_tools.model.scenes.captions import PLURALS
 from giornata_tools.model.scenes.masks import overlap
-from giornata_tools.model.scenes.outlines import Thing, coverage
+from giornata_tools.model.scenes.outlines import SceneShape, coverage
 from giornata_tools.model.segmenter import architecture, phrases
 from giornata_tools.model.segmenter.phrases import NAMING, Phrase, PhraseKind
 from giornata_tools.model.segmenter.scenes import GROUND, NAMES, NamedScene, held_out, sample, seen
 from giornata_tools.model.train import segmenter
-from giornata_tools.model.train.segmenter import SegmenterLesson
+from giornata_tools.model.train.segmenter import SegmenterTrainingModel
 
 
 def rng(*seed: int) -> np.random.Generator:
@@ -51,7 +51,7 @@ def test_equal_seeds_give_equal_scenes_and_no_scene_for_measuring_is_trained_on(
 
 
 def test_a_thing_is_seen_where_nothing_lies_on_it() -> None:
-    below, above = Thing("circle", "red", 30, 30, 20, 0), Thing("square", "blue", 44, 30, 10, 0)
+    below, above = SceneShape("circle", "red", 30, 30, 20, 0), SceneShape("square", "blue", 44, 30, 10, 0)
     colours, shapes = seen([below, above], 64)
     assert (colours[30, 44], shapes[30, 44]) == (NAMES.index("blue"), SHAPES.index("square"))
     assert (colours[30, 20], shapes[30, 20]) == (NAMES.index("red"), SHAPES.index("circle"))
@@ -94,7 +94,7 @@ def test_what_is_absent_is_nowhere(seed: int, kind: PhraseKind) -> None:
 
 def test_the_red_circle_is_every_red_circle_and_no_other_thing() -> None:
     things = [
-        Thing(shape, colour, x, 32, 8, 0)
+        SceneShape(shape, colour, x, 32, 8, 0)
         for x, (colour, shape) in zip(
             (10, 32, 54), [("red", "circle"), ("blue", "circle"), ("red", "circle")], strict=True
         )
@@ -115,7 +115,7 @@ def test_every_word_is_one_token() -> None:
 
 def test_the_lesson_computes_what_the_model_does() -> None:
     torch.manual_seed(0)
-    lesson = SegmenterLesson().eval()
+    lesson = SegmenterTrainingModel().eval()
     batch = segmenter.asked(rng(3), held_out(architecture.SIDE, 2), architecture.tokenizer())
     with torch.inference_mode():
         logits, names = lesson(batch.pixels, batch.ids)
@@ -128,7 +128,7 @@ def test_the_lesson_computes_what_the_model_does() -> None:
 
 def test_products_are_the_same_attention() -> None:
     torch.manual_seed(0)
-    lesson = SegmenterLesson().eval()
+    lesson = SegmenterTrainingModel().eval()
     batch = segmenter.asked(rng(3), held_out(64, 2), architecture.tokenizer())
     layers = [*lesson.model.clip.vision_model.encoder.layers, *lesson.model.decoder.layers]
     found = []
@@ -142,7 +142,7 @@ def test_products_are_the_same_attention() -> None:
 
 def test_a_small_picture_takes_a_window_of_the_places() -> None:
     torch.manual_seed(0)
-    lesson = SegmenterLesson().eval()
+    lesson = SegmenterTrainingModel().eval()
     pixels = torch.zeros(1, 3, architecture.SIDE, architecture.SIDE)
     with torch.inference_mode():
         whole = lesson._embedded(pixels, (0, 0))[0, 1:].view(architecture.GRID, architecture.GRID, -1)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from giornata.shares import KEPT, LINGER_S, Holding, SharedPool, has_room
+from giornata.shares import KEPT, LINGER_S, SharedPool, TenantAllocation, has_room
 
 CAPACITY = 100
 WEIGHTS = {"alice": 1.0, "bob": 2.0, "carol": 0.5}
@@ -15,11 +15,11 @@ def several() -> bool:
     return False
 
 
-def loose(tenant: str) -> Holding:
-    return Holding(tenant, WEIGHTS.get(tenant, 1.0), lambda: True)
+def loose(tenant: str) -> TenantAllocation:
+    return TenantAllocation(tenant, WEIGHTS.get(tenant, 1.0), lambda: True)
 
 
-def hold(pool: SharedPool, tenant: str, amounts: list[int], *, now: float = 0.0) -> list[Holding]:
+def hold(pool: SharedPool, tenant: str, amounts: list[int], *, now: float = 0.0) -> list[TenantAllocation]:
     made = [loose(tenant) for _ in amounts]
     for one, amount in zip(made, amounts, strict=True):
         assert pool.take(one, amount, now)
@@ -38,7 +38,7 @@ def test_one_tenant_alone_may_hold_everything_and_anything_where_nothing_is_held
 def test_what_rests_for_longest_is_taken_back_at_once_for_who_has_less() -> None:
     pool = SharedPool(CAPACITY, several)
     first, second, third = hold(pool, "alice", [30, 30, 40])
-    gone: list[Holding] = []
+    gone: list[TenantAllocation] = []
     pool.take(first, 0, 5.0)
     second.revoke = lambda: gone.append(second)
     assert pool.take(loose("bob"), 20, 6.0)
@@ -90,12 +90,12 @@ def test_nothing_is_kept_from_a_tenant_within_its_share() -> None:
 def test_firm_holdings_leave_a_quarter_to_whoever_comes() -> None:
     pool = SharedPool(CAPACITY, several)
     for _ in range(5):
-        assert pool.take(Holding("alice"), int(CAPACITY * (1 - KEPT)) // 5, 0.0)
-    assert not pool.take(Holding("alice"), 1, 0.0)
-    assert pool.take(Holding("bob"), 20, 0.0)
+        assert pool.take(TenantAllocation("alice"), int(CAPACITY * (1 - KEPT)) // 5, 0.0)
+    assert not pool.take(TenantAllocation("alice"), 1, 0.0)
+    assert pool.take(TenantAllocation("bob"), 20, 0.0)
     alone = SharedPool(CAPACITY)
-    assert alone.take(Holding("alice"), 99, 0.0)
-    assert alone.take(Holding("alice"), 1, 0.0)
+    assert alone.take(TenantAllocation("alice"), 99, 0.0)
+    assert alone.take(TenantAllocation("alice"), 1, 0.0)
 
 
 def test_room_among_firm_holdings_counts_all_that_is_held_in_any_order() -> None:
@@ -129,15 +129,15 @@ class SharedPoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool, self.now = SharedPool(CAPACITY, several, grace_s=2.0), 0.0
-        self.held: list[Holding] = []
-        self.revoked: list[Holding] = []
+        self.held: list[TenantAllocation] = []
+        self.revoked: list[TenantAllocation] = []
 
     @rule(tenant=st.sampled_from(sorted(WEIGHTS)), amount=st.integers(1, 60))
     def takes(self, tenant: str, amount: int) -> None:
         holding, idle = loose(tenant), not self.pool.used
         alone = not any(one.amount for one in self.held if one.tenant != tenant)
         rested = all(self.now - one.moved_s >= 2.0 for one in self.held)
-        gone = self.revoked = list[Holding]()
+        gone = self.revoked = list[TenantAllocation]()
         holding.revoke = lambda: self.revoked.append(holding)
         if not self.pool.take(holding, amount, self.now):
             active = {one.tenant: one.weight for one in self.held if one.amount} | {tenant: holding.weight}
@@ -201,5 +201,5 @@ def test_who_has_most_of_what_was_measured_leaves_a_part_and_others_may_use_it(
     for kept in (KEPT, KEPT / 2):
         room = free if behind or not held else free - kept * CAPACITY
         expected = amount <= room or not held
-        assert pool.fits(Holding(tenant, WEIGHTS[tenant]), amount, 0.0, kept) == expected
+        assert pool.fits(TenantAllocation(tenant, WEIGHTS[tenant]), amount, 0.0, kept) == expected
     assert (pool.used, pool.held("dave")) == (sum(held.values()), 0)

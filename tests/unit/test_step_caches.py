@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from giornata.fleet import served
-from giornata.scheduling.demand import Pace, RowShape
+from giornata.scheduling.demand import RowShape, StepTimeModel
 from giornata.scheduling.progress import shape_of
 from giornata.wire.adapters import AskedControl
 from giornata.wire.errors import InvalidField
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import EditParameters, extrapolated_steps
 from giornata.wire.resolution import fields_of, resolve
-from giornata.wire.step_caches import SETTINGS, Extrapolation, StepCache
+from giornata.wire.step_caches import SETTINGS, StepCache, TaylorSeerSchedule
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState
 from tests.fakes.fleet import CARD
 from tests.unit.test_requests import refusal
@@ -102,7 +102,7 @@ def test_extrapolated_steps_cost_nothing_and_the_first_one_in_full_is_not_among_
     shape = RowShape(text=10, image=100, computed=30, steps=20)
     for reuses in (False, True):
         plain, cached = (
-            each.load(Pace(), reuses=reuses) for each in (shape, replace(shape, skipped=skipped))
+            each.load(StepTimeModel(), reuses=reuses) for each in (shape, replace(shape, skipped=skipped))
         )
         assert cached.steps * cached.step_ms == pytest.approx(plain.step_ms * (20 - skipped))
         assert (cached.first_ms, cached.tokens) == (plain.first_ms, plain.tokens)
@@ -115,6 +115,6 @@ def test_a_row_that_runs_is_as_cheap_as_its_steps_to_come() -> None:
 
 
 def test_which_steps_are_extrapolated() -> None:
-    computed = [step for step in range(12) if Extrapolation(4, 2).computes(step)]
+    computed = [step for step in range(12) if TaylorSeerSchedule(4, 2).computes(step)]
     assert computed == [0, 1, 3, 7, 11]
-    assert Extrapolation(4, 2).skipped(12) == 7
+    assert TaylorSeerSchedule(4, 2).skipped(12) == 7

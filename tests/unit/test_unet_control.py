@@ -9,7 +9,7 @@ import torch
 
 from giornata.control.loading import load
 from giornata.control.mismatch import ControlMismatch
-from giornata.control.protocol import Conditions, ControlText, Item
+from giornata.control.protocol import ControlConditions, ControlSequenceStep, ControlText
 from giornata.control.unet import UnetControl
 from giornata.control.weighing import skip_channels
 from giornata.packed.tiles import joined, parted
@@ -36,10 +36,12 @@ def words(shape: str, tokens: int) -> ControlText:
     return ControlText(embeds, torch.randn(tiny_unet.POOLED).double(), (torch.rand(6) * 100).round().double())
 
 
-def conditions(shape: str, grid: tuple[int, int], tokens: int) -> Conditions:
+def conditions(shape: str, grid: tuple[int, int], tokens: int) -> ControlConditions:
     height, width = (4 * SIDES[shape] * tiles for tiles in grid)
     both = words(shape, tokens), words(shape, tokens)
-    return Conditions(torch.rand(3, height, width).double(), grid, both, torch.tensor([901.0, 501.0, 37.0]))
+    return ControlConditions(
+        torch.rand(3, height, width).double(), grid, both, torch.tensor([901.0, 501.0, 37.0])
+    )
 
 
 @pytest.mark.parametrize(("shape", "order"), [("sd", "rgb"), ("xl", "rgb"), ("xl", "bgr")])
@@ -52,7 +54,10 @@ def test_rows_that_share_forwards_equal_each_alone(tmp_path: Path, shape: str, o
     opened = [net.open(row) for row in rows]
     steps = [(0, 0, 0), (0, 0, 1), (1, 2, 0), (2, 1, 1), (0, 2, 0)]  # row, step, sequence
     latents = [torch.randn(6, 4 * side**2).double() for _ in steps]
-    items = [Item(opened[row], step, one, nth) for (row, step, nth), one in zip(steps, latents, strict=True)]
+    items = [
+        ControlSequenceStep(opened[row], step, one, nth)
+        for (row, step, nth), one in zip(steps, latents, strict=True)
+    ]
     samples = list(net.run(items))
     assert len(samples) == net.samples
     for place, ((of, step, nth), latent) in enumerate(zip(steps, latents, strict=True)):
@@ -106,8 +111,8 @@ def test_a_text_of_another_model_is_refused(tmp_path: Path) -> None:
     net = loaded("xl", tmp_path / "net", "rgb")
     wrong = ControlText(torch.zeros(5, tiny_unet.CROSS + 8))
     with pytest.raises(ControlMismatch, match="width 24, and the model has 32"):
-        net.open(Conditions(torch.zeros(3, 32, 32), (2, 2), (wrong,), torch.zeros(1)))
+        net.open(ControlConditions(torch.zeros(3, 32, 32), (2, 2), (wrong,), torch.zeros(1)))
     with pytest.raises(ControlMismatch, match="pooled"):
-        net.open(Conditions(torch.zeros(3, 32, 32), (2, 2), (words("sd", 5),), torch.zeros(1)))
+        net.open(ControlConditions(torch.zeros(3, 32, 32), (2, 2), (words("sd", 5),), torch.zeros(1)))
     with pytest.raises(ControlMismatch, match="was given"):
-        net.open(Conditions(torch.zeros(1, 32, 32), (2, 2), (words("xl", 5),), torch.zeros(1)))
+        net.open(ControlConditions(torch.zeros(1, 32, 32), (2, 2), (words("xl", 5),), torch.zeros(1)))

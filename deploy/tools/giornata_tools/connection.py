@@ -15,7 +15,7 @@ FILE: Final = "connection.json"
 
 
 @dataclass(frozen=True)
-class Connection:
+class StackAddresses:
     """Addresses of a running stack, and where the passwords for its servers lie."""
 
     url: str
@@ -30,7 +30,7 @@ class Connection:
 
 
 @contextmanager
-def published(state: Path, connection: Connection) -> Iterator[None]:
+def published(state: Path, connection: StackAddresses) -> Iterator[None]:
     """Keep the file in the folder `state`, readable by its owner alone, while inside.
 
     It is locked until this process ends, however that is: the lock tells a running stack's file from one left behind.
@@ -48,11 +48,11 @@ def published(state: Path, connection: Connection) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def running(state: Path) -> Connection | None:
+def running(state: Path) -> StackAddresses | None:
     """The connection of the stack that runs with the folder `state`; None without one."""
     with suppress(OSError, ValueError, TypeError), (state / FILE).open(encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:  # held: the stack's process lives
-            return Connection(**json.load(file))
+            return StackAddresses(**json.load(file))
     return None

@@ -16,7 +16,7 @@ async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
     from giornata.bus.bus import connect_as
     from giornata.device_claims import DeviceLedger, gpus_of
     from giornata.heap import keep_freed
-    from giornata_controlnet.nets import Nets, read_cards
+    from giornata_controlnet.nets import ResidentControlNets, read_cards
     from giornata_controlnet.service import ControlNetService
 
     configured = await asyncio.to_thread(read_cards, config.controlnets)
@@ -28,7 +28,7 @@ async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
         if own.torch_device().type == "cpu":
             keep_freed()
         ledger = DeviceLedger(own.device_ledger, gpus[0].id if gpus else None, ServiceName.CONTROLNET)
-        with Nets(
+        with ResidentControlNets(
             configured,
             own.torch_device(),
             own.torch_dtype(),

@@ -10,11 +10,11 @@ from typing import Final, NamedTuple, Self
 import structlog
 import torch
 
-from giornata.control.link.asking import StepAsked
+from giornata.control.link.asking import ControlStepRequest
 from giornata.control.running import run
 from giornata.wire.controlnets import StepRefusal
 from giornata_controlnet.open_row import OpenRow
-from giornata_controlnet.steps import Due, first, refused
+from giornata_controlnet.steps import QueuedStep, first, refused
 
 WORK: Final = 1e9
 """Multiplications of which the time is told."""
@@ -24,7 +24,7 @@ NEWEST: Final = 0.3
 log = structlog.get_logger(__name__)
 
 
-class Computed(NamedTuple):
+class ControlStepStats(NamedTuple):
     """What was computed so far, and what waits."""
 
     steps: int
@@ -34,7 +34,7 @@ class Computed(NamedTuple):
     pending_ms: float
 
 
-class Computing:
+class ControlNetThread:
     """Computes steps in the order in which they are asked for, in a thread, from entering to leaving the context.
 
     A step that fails with others is computed alone, so that the culprit fails alone. Where memory runs out, half as
@@ -61,8 +61,8 @@ class Computing:
         # A denoiser that shares this thread's core computes meanwhile, and counts that time as its own.
         self._clock = time.thread_time if device.type == "cpu" else time.perf_counter
         self._most_tokens = self._tokens = tokens
-        self._waiting: list[Due] = []
-        self._running: Sequence[Due] = ()
+        self._waiting: list[QueuedStep] = []
+        self._running: Sequence[QueuedStep] = ()
         self._steps, self._late = 0, 0
         self._work_ms: float | None = None
         self._stopping = False
@@ -81,7 +81,7 @@ class Computing:
             self._changed.notify()
         self._thread.join()
 
-    def ask(self, asked: StepAsked) -> None:
+    def ask(self, asked: ControlStepRequest) -> None:
         """Compute a step when its turn comes; one that cannot be of an open row is refused at once. In any thread."""
         row = self._find(asked.row, asked.token)
         refusal = refused(row, asked)
@@ -91,15 +91,15 @@ class Computing:
             asked.fail(code, message)
             return
         with self._changed:
-            self._waiting.append(Due(asked, row))
+            self._waiting.append(QueuedStep(asked, row))
             self._changed.notify()
 
-    def counted(self) -> Computed:
+    def counted(self) -> ControlStepStats:
         """The counters; in any thread."""
         with self._changed:
             work = sum(due.work for due in (*self._waiting, *self._running))
             pending_ms = work / WORK * (self._work_ms or 0.0)
-            return Computed(self._steps, self._late, self._work_ms, pending_ms)
+            return ControlStepStats(self._steps, self._late, self._work_ms, pending_ms)
 
     def _run(self) -> None:
         try:
@@ -109,7 +109,7 @@ class Computing:
         except Exception as error:  # noqa: BLE001 - the thread's edge: its owner is told
             self._on_crash(error)
 
-    def _next(self) -> list[Due]:
+    def _next(self) -> list[QueuedStep]:
         """The steps of the next forward, once there are any; none when the thread is to end."""
         with self._changed:
             self._running = ()
@@ -125,7 +125,7 @@ class Computing:
                 if taken:
                     return taken
 
-    def _compute(self, due: Sequence[Due]) -> None:
+    def _compute(self, due: Sequence[QueuedStep]) -> None:
         began = self._clock()
         try:
             self._forward(due)
@@ -152,7 +152,7 @@ class Computing:
             if left := [each for each in part if not each.asked.gone]:
                 self._compute(left)
 
-    def _forward(self, due: Sequence[Due]) -> None:
+    def _forward(self, due: Sequence[QueuedStep]) -> None:
         steps = [each.of(self._device, self._dtype) for each in due]
         for row, index, sample in run(steps):
             one = due[row]
@@ -162,7 +162,7 @@ class Computing:
             if all(each.asked.gone for each in due):
                 return
 
-    def _succeeded(self, due: Sequence[Due], seconds: float) -> None:
+    def _succeeded(self, due: Sequence[QueuedStep], seconds: float) -> None:
         took_ms = seconds * 1e3 / (sum(each.work for each in due) / WORK)
         with self._changed:
             self._steps += len(due)
@@ -170,7 +170,7 @@ class Computing:
             before = took_ms if self._work_ms is None else self._work_ms
             self._work_ms = before + NEWEST * (took_ms - before)
 
-    def _fail(self, due: Due, error: Exception) -> None:
+    def _fail(self, due: QueuedStep, error: Exception) -> None:
         log.error("step_failed", row=due.row.key, step=due.asked.step, exc_info=error)
         if isinstance(error, torch.OutOfMemoryError):
             due.asked.fail(StepRefusal.OUT_OF_MEMORY, "this instance has not enough memory for the step")

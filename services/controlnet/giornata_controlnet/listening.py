@@ -9,21 +9,24 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from giornata.control.link.asking import StepAsked
+from giornata.control.link.asking import ControlStepRequest
 from giornata.control.link.listener import Listener
 from giornata.machine import host_name
 from giornata.scratch import scratch_folder
 from giornata.wire.controlnets import DataPath, OpenControl
 from giornata.wire.errors import ControlNetUnavailable, Failed
 from giornata_controlnet.config import ControlNetConfig
-from giornata_controlnet.rows import Rows
+from giornata_controlnet.rows import OpenRowTable
 
 SUFFIX: Final = ".sock"
 
 
 @contextmanager
 def listening(
-    config: ControlNetConfig, rows: Rows, asked: Callable[[StepAsked], None], left: Callable[[str], object]
+    config: ControlNetConfig,
+    rows: OpenRowTable,
+    asked: Callable[[ControlStepRequest], None],
+    left: Callable[[str], object],
 ) -> Iterator[Mapping[DataPath, str]]:
     """Listen within the context; gives the addresses as denoisers are told them.
 

@@ -18,7 +18,7 @@ from giornata.control.loading import imported, load
 from giornata.control.naming import named
 from giornata.control.protocol import ControlNet
 from giornata.control_cards import read_control_card
-from giornata.residency.loaded import Found, LoadedTier
+from giornata.residency.loaded import LoadedTier, TierLookup
 from giornata.residency.popularity import Popularity
 from giornata.wire.adapters import ControlCard
 from giornata.wire.errors import ControlNetUnavailable, Failed
@@ -26,14 +26,14 @@ from giornata.wire.errors import ControlNetUnavailable, Failed
 log = structlog.get_logger(__name__)
 
 
-class Configured(NamedTuple):
+class ConfiguredControlNet(NamedTuple):
     """A ControlNet whose card has been read."""
 
     card: ControlCard
     folder: Path
 
 
-def read_cards(configured: str) -> tuple[Configured, ...]:
+def read_cards(configured: str) -> tuple[ConfiguredControlNet, ...]:
     """The ControlNets of a configuration, without their weights; hub ids are downloaded first.
 
     Raises:
@@ -43,7 +43,7 @@ def read_cards(configured: str) -> tuple[Configured, ...]:
     for name, checkpoint in named(configured).items():
         try:
             folder = checkpoint_folder(checkpoint, CONTROL_FILES)
-            found.append(Configured(read_control_card(folder, name), folder))
+            found.append(ConfiguredControlNet(read_control_card(folder, name), folder))
             imported(found[-1].card.kind)  # no row waits for it
         except (ValueError, OSError) as error:
             mistakes.append(f"{name}: {error}")
@@ -52,7 +52,7 @@ def read_cards(configured: str) -> tuple[Configured, ...]:
     return tuple(found)
 
 
-class Nets:
+class ResidentControlNets:
     """ControlNets by digest on one device, loaded when a row asks for them; a context.
 
     Those that rows have pinned stay; the others are let go of beyond `budget_bytes`, the least popular first. Used on
@@ -68,7 +68,7 @@ class Nets:
 
     def __init__(
         self,
-        configured: tuple[Configured, ...],
+        configured: tuple[ConfiguredControlNet, ...],
         device: torch.device,
         dtype: torch.dtype,
         *,
@@ -79,10 +79,10 @@ class Nets:
         self.device, self.dtype = device, dtype
         self.hits, self.misses = 0, 0
         """Rows whose ControlNets were all here when they were opened, and those that waited for one."""
-        self._folders: Mapping[str, Configured] = {each.card.digest: each for each in configured}
+        self._folders: Mapping[str, ConfiguredControlNet] = {each.card.digest: each for each in configured}
         self._popularity = Popularity()
         self._tier: LoadedTier[ControlNet] = LoadedTier(budget_bytes, _size_of, self._popularity.score)
-        self._loading: dict[str, asyncio.Future[Found[ControlNet]]] = {}
+        self._loading: dict[str, asyncio.Future[TierLookup[ControlNet]]] = {}
         self._threads = ThreadPoolExecutor(loads, thread_name_prefix="controlnet-load")
         for card in self.cards:
             if card.weight_bytes > budget_bytes:
@@ -148,7 +148,7 @@ class Nets:
             raise RuntimeError(f"the ControlNet {digest} was not read")
         return found
 
-    def _ended(self, digest: str, loading: asyncio.Future[Found[ControlNet]]) -> None:
+    def _ended(self, digest: str, loading: asyncio.Future[TierLookup[ControlNet]]) -> None:
         del self._loading[digest]
         if not loading.cancelled() and (error := loading.exception()) is not None:
             log.error("controlnet_not_loaded", digest=digest[:12], error=str(error))

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from giornata.control.expansion import Behind, Summed, summed
-from giornata.control.running import Act
+from giornata.control.expansion import Behind, ResidualLayout, summed
+from giornata.control.running import RowControlNet
 from giornata.packed.region import Region
 from giornata.wire.controlnets import ControlBase
 
 
 @dataclass(frozen=True, eq=False)
-class Acting:
+class ActiveControlNet:
     """A ControlNet of a row, and the steps in which it acts."""
 
-    act: Act
+    act: RowControlNet
     first: int
     end: int
     """The first step after them."""
@@ -31,7 +31,7 @@ class OpenRow:
     key: str
     denoiser: str
     """The instance that has opened it, and alone may ask for its steps."""
-    nets: Sequence[Acting]
+    nets: Sequence[ActiveControlNet]
     """Those that act in any step, in the order of the job."""
     behind: tuple[Behind, ...]
     """Which sample each ControlNet of the job adds behind each block; all None for one that never acts."""
@@ -45,14 +45,14 @@ class OpenRow:
     """The tokens of steps that are not whole, on the ControlNets' device; None: all tokens."""
     pins: ExitStack
     """Closed when the row is: lets go of its weights."""
-    _sums: dict[tuple[bool, ...], Summed] = field(default_factory=dict, init=False, repr=False)
+    _sums: dict[tuple[bool, ...], ResidualLayout] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def tokens(self) -> int:
         """Tokens of the picture."""
         return self.grid[0] * self.grid[1]
 
-    def acting(self, step: int) -> list[Act]:
+    def acting(self, step: int) -> list[RowControlNet]:
         """The ControlNets that act in a step."""
         return [net.act for net in self.nets if net.first <= step < net.end]
 
@@ -60,7 +60,7 @@ class OpenRow:
         """Multiplications of a step that computes the whole picture."""
         return sum(net.work for net in self.nets if net.first <= step < net.end)
 
-    def sums(self, step: int) -> Summed:
+    def sums(self, step: int) -> ResidualLayout:
         """The sums of a step's samples."""
         acts = self._acts(step)
         if acts not in self._sums:

@@ -14,8 +14,8 @@ from giornata.blobs import BlobStore, intermediate
 from giornata.control.expansion import Behind, sequences
 from giornata.control.inputs import images, images_of, texts
 from giornata.control.mismatch import ControlMismatch
-from giornata.control.protocol import Conditions, ControlNet, ControlText
-from giornata.control.running import Act
+from giornata.control.protocol import ControlConditions, ControlNet, ControlText
+from giornata.control.running import RowControlNet
 from giornata.packed.region import Region, region_of
 from giornata.planning.controls import control_work
 from giornata.wire.adapters import ControlUse, ControlWork
@@ -27,11 +27,11 @@ from giornata.wire.errors import (
     SchemaMismatch,
 )
 from giornata.wire.values import Intermediate
-from giornata_controlnet.nets import Nets
-from giornata_controlnet.open_row import Acting, OpenRow
+from giornata_controlnet.nets import ResidentControlNets
+from giornata_controlnet.open_row import ActiveControlNet, OpenRow
 
 
-async def open_row(request: OpenControl, nets: Nets, blobs: BlobStore) -> OpenRow:
+async def open_row(request: OpenControl, nets: ResidentControlNets, blobs: BlobStore) -> OpenRow:
     """The row of `request`, whose ControlNets stay loaded until its pins are closed.
 
     Raises:
@@ -62,7 +62,7 @@ async def open_row(request: OpenControl, nets: Nets, blobs: BlobStore) -> OpenRo
         return row
 
 
-def _check(request: OpenControl, nets: Nets) -> None:
+def _check(request: OpenControl, nets: ResidentControlNets) -> None:
     """Raise where a ControlNet is unknown, or where the request's parts do not belong together."""
     uses = request.job.controls
     if missing := [use.model for use in uses if not nets.has(use.digest)]:
@@ -99,7 +99,12 @@ def _acting(request: OpenControl) -> Mapping[int, tuple[ControlUse, tuple[int, i
 
 @torch.inference_mode()
 def _made(
-    request: OpenControl, nets: Nets, loaded: Mapping[str, ControlNet], *, text: bytes, seen: bytes
+    request: OpenControl,
+    nets: ResidentControlNets,
+    loaded: Mapping[str, ControlNet],
+    *,
+    text: bytes,
+    seen: bytes,
 ) -> OpenRow:
     """The row, with empty pins; to be called in a worker thread."""
     told = texts(tensors.unpack(text), request.sequences, request.job.parameters.guidance_scale)
@@ -108,7 +113,7 @@ def _made(
     times = torch.tensor(request.times, dtype=torch.float32)
     count, region = sequences(request.base.kind, len(told)), _region(request, nets.device)
     steps_of = _acting(request)
-    acting: list[Acting] = []
+    acting: list[ActiveControlNet] = []
     behind: list[Behind] = []
     for nth, use in enumerate(request.job.controls):
         steps = steps_of.get(nth)
@@ -118,9 +123,9 @@ def _made(
         net, (first, end) = loaded[use.digest], steps[1]
         added: Behind = net.behind(request.base)
         behind.append(added)
-        opened = net.open(Conditions(shown[nth].to(nets.dtype), request.grid, told, times, use.mode))
+        opened = net.open(ControlConditions(shown[nth].to(nets.dtype), request.grid, told, times, use.mode))
         work = _work(net.work(request.base), told, request.grid)
-        acting.append(Acting(Act(net, opened, use.scale, added), first, end, work))
+        acting.append(ActiveControlNet(RowControlNet(net, opened, use.scale, added), first, end, work))
     return OpenRow(
         control_row(request.job.job_id, request.attempt, request.index),
         request.denoiser,

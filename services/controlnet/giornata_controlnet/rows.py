@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False)
-class _Opening:
+class _PendingRow:
     """A row that is being opened."""
 
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -31,7 +31,7 @@ class _Opening:
 
 
 @dataclass(eq=False)
-class _Kept:
+class _TrackedRow:
     """A row that is open."""
 
     row: OpenRow
@@ -39,7 +39,7 @@ class _Kept:
     """When it was opened, or last asked for a step."""
 
 
-class Rows:
+class OpenRowTable:
     """Open rows by key, at most `capacity`; a row without a step for `idle_s` is closed.
 
     Args:
@@ -50,8 +50,8 @@ class Rows:
 
     def __init__(self, capacity: int, idle_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._capacity, self._idle_s, self._clock = capacity, idle_s, clock
-        self._rows: dict[str, _Kept] = {}
-        self._opening: dict[str, _Opening] = {}
+        self._rows: dict[str, _TrackedRow] = {}
+        self._opening: dict[str, _PendingRow] = {}
         self._tokens: dict[str, str] = {}
         """By denoiser."""
         self._changed = asyncio.Event()
@@ -101,7 +101,7 @@ class Rows:
                 accepted=str(self._capacity),
             )
         self.close(key)
-        opening = self._opening[key] = _Opening()
+        opening = self._opening[key] = _PendingRow()
         try:
             made = await make()
         finally:
@@ -111,7 +111,7 @@ class Rows:
         if opening.closed:
             made.pins.close()
             raise ControlNetUnavailable("The row was closed while it was being opened.")
-        self._rows[key] = _Kept(made, self._clock())
+        self._rows[key] = _TrackedRow(made, self._clock())
         self._changed.set()
         return made
 

@@ -19,22 +19,22 @@ from giornata.machine import host_name, usable_cores
 from giornata.wire import subjects
 from giornata.wire.controlnets import (
     CloseControl,
-    Closed,
+    CloseControlReply,
     ControlState,
     DataPath,
     OpenControl,
-    Opened,
+    OpenControlReply,
     control_row,
 )
 from giornata.wire.devices import HostDevice
 from giornata.wire.errors import InternalError
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_controlnet.computing import Computing
+from giornata_controlnet.computing import ControlNetThread
 from giornata_controlnet.config import ControlNetConfig
 from giornata_controlnet.listening import listening, path_of
-from giornata_controlnet.nets import Nets
+from giornata_controlnet.nets import ResidentControlNets
 from giornata_controlnet.opening import open_row
-from giornata_controlnet.rows import Rows
+from giornata_controlnet.rows import OpenRowTable
 
 log = structlog.get_logger(__name__)
 
@@ -49,15 +49,15 @@ class ControlNetService:
         config: ControlNetConfig,
         bus: Bus,
         blobs: BlobStore,
-        nets: Nets,
+        nets: ResidentControlNets,
         gpus: Sequence[HostDevice] = (),
     ) -> None:
         self._config, self._bus, self._blobs, self._nets = config, bus, blobs, nets
         self._gpus = tuple(gpus)
-        self._rows = Rows(config.control_rows, config.control_idle_s)
+        self._rows = OpenRowTable(config.control_rows, config.control_idle_s)
         self._draining = False
         self._crash: Exception | None = None
-        self._computing: Computing
+        self._computing: ControlNetThread
 
     async def run(self, stop: asyncio.Event) -> None:
         """Open rows and compute their steps until `stop`; then finish the rows that are open.
@@ -90,12 +90,12 @@ class ControlNetService:
             await stop.wait()
             await self._drain()
 
-    def _thread(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> Computing:
+    def _thread(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> ControlNetThread:
         def crashed(error: Exception) -> None:
             self._crash = error
             stop.set()
 
-        return Computing(
+        return ControlNetThread(
             self._rows.find,
             self._nets.device,
             self._nets.dtype,
@@ -103,22 +103,24 @@ class ControlNetService:
             on_crash=lambda error: loop.call_soon_threadsafe(crashed, error),
         )
 
-    async def _open(self, request: OpenControl) -> Opened:
+    async def _open(self, request: OpenControl) -> OpenControlReply:
         """Endpoint ``giornata.controlnet.<instance>.open``."""
         path = path_of(request, self._addresses)
         key = control_row(request.job.job_id, request.attempt, request.index)
         make = partial(open_row, request, self._nets, self._blobs)
         row = await self._rows.open(key, request.denoiser, make)
-        return Opened(
+        return OpenControlReply(
             path=path,
             address=self._addresses[path],
             token=self._rows.token(request.denoiser),
             behind=row.behind,
         )
 
-    async def _close(self, request: CloseControl) -> Closed:
+    async def _close(self, request: CloseControl) -> CloseControlReply:
         """Endpoint ``giornata.controlnet.<instance>.close``."""
-        return Closed(was_open=self._rows.close(control_row(request.job_id, request.attempt, request.index)))
+        return CloseControlReply(
+            was_open=self._rows.close(control_row(request.job_id, request.attempt, request.index))
+        )
 
     async def _drain(self) -> None:
         if self._crash is not None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from giornata.control.link.asking import StepAsked
+from giornata.control.link.asking import ControlStepRequest
 from giornata.control.running import RowStep
 from giornata.packed.moving import moved
 from giornata.wire.controlnets import StepRefusal
@@ -21,10 +21,10 @@ LEVEL_TOLERANCE: Final = 1e-5
 
 
 @dataclass(eq=False)
-class Due:
+class QueuedStep:
     """A step that was asked for, of a row that is open."""
 
-    asked: StepAsked
+    asked: ControlStepRequest
     row: OpenRow
     answered: set[int] = field(default_factory=set)
     """Its sums that were told."""
@@ -46,7 +46,7 @@ class Due:
         return RowStep(row.acting(step), step, latents, row.sequences, row.region, self.asked.whole)
 
 
-def refused(row: OpenRow | None, asked: StepAsked) -> tuple[StepRefusal, str] | None:
+def refused(row: OpenRow | None, asked: ControlStepRequest) -> tuple[StepRefusal, str] | None:
     """Code and sentence where a step cannot be one of `row`; None where it can."""
     if row is None:
         return (
@@ -80,7 +80,7 @@ def sharing(tokens: Iterable[int], limit: int) -> int:
     return count
 
 
-def first(steps: Iterable[Due], limit: int) -> list[Due]:
+def first(steps: Iterable[QueuedStep], limit: int) -> list[QueuedStep]:
     """The waiting `steps` that share the next forward; see :func:`sharing`."""
     waiting = list(steps)
     return list(islice(waiting, sharing((each.tokens for each in waiting), limit)))

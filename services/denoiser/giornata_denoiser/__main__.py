@@ -18,7 +18,7 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
     from giornata.device_claims import gpus_of
     from giornata.heap import keep_freed
     from giornata.planning.costing import CostModel
-    from giornata.records import Records
+    from giornata.records import JobRecordStore
     from giornata.retries import just_made
     from giornata_denoiser.checkpoint import open_checkpoint
     from giornata_denoiser.engine.rehearsal import rehearse
@@ -40,7 +40,7 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
             events_ttl_s=own.result_ttl_s,
             store_bytes=own.nats_store_bytes,
         )
-        records = await just_made(partial(Records.open, connected.jetstream))
+        records = await just_made(partial(JobRecordStore.open, connected.jetstream))
         if own.device_names:
             # Started here, since the kernel ends them with the thread that starts them.
             ranks = start_ranks(own)

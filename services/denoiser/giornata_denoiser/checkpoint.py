@@ -19,7 +19,7 @@ from giornata.model_cards import model_memory, read_model_card
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName
-from giornata_denoiser.choices import Quantize
+from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.networks import controlled
 from giornata_denoiser.controls.opening import open_controls
@@ -28,7 +28,7 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.quantizing import check
 from giornata_denoiser.families.weights import OUTLINE
 
-LOADERS: Final[dict[str, Callable[[Path, torch.dtype, torch.device, Quantize], ModelFamily]]] = {
+LOADERS: Final[dict[str, Callable[[Path, torch.dtype, torch.device, WeightQuantization], ModelFamily]]] = {
     family: when_called(f"giornata_denoiser.families.{name}")
     for family, name in {
         Family.FLUX_INPAINT: "flux.checkpoints:inpaint",
@@ -93,7 +93,7 @@ def stated(
     if device.type != "cuda" or config.device_ledger is None:
         return DeviceLedger(), None
     ledger = DeviceLedger(config.device_ledger, host_device(device).id, ServiceName.DENOISER)
-    quantized = config.quantize is not Quantize.OFF
+    quantized = config.quantize is not WeightQuantization.OFF
     model = model_memory(folder, config.torch_dtype().itemsize, quantized=quantized)
     ledger.state(model.denoiser(read_model_card(folder).native_size ** 2))
     return ledger, model
@@ -108,7 +108,9 @@ def outline(config: DenoiserConfig) -> Checkpoint:
     return _loaded(config, OUTLINE)
 
 
-def _loaded(config: DenoiserConfig, device: torch.device, quantized: Quantize = Quantize.OFF) -> Checkpoint:
+def _loaded(
+    config: DenoiserConfig, device: torch.device, quantized: WeightQuantization = WeightQuantization.OFF
+) -> Checkpoint:
     try:
         folder, dtype, name = checkpoint_folder(config.model), config.torch_dtype(), config.served_name
         ledger, memory = stated(config, folder, device)
@@ -124,7 +126,7 @@ def load(
     dtype: torch.dtype,
     device: torch.device,
     name: str | None = None,
-    quantized: Quantize = Quantize.OFF,
+    quantized: WeightQuantization = WeightQuantization.OFF,
 ) -> Checkpoint:
     """Load the checkpoint in `folder`, a diffusers folder; requests call it by `name`, default the folder's.
 
@@ -138,7 +140,7 @@ def load(
     if card.family not in LOADERS:
         raise ValueError(f"{folder} is of the family {card.family}; denoised are {', '.join(LOADERS)}")
     if device == OUTLINE:
-        return Checkpoint(card, LOADERS[card.family](folder, dtype, device, Quantize.OFF), None)
+        return Checkpoint(card, LOADERS[card.family](folder, dtype, device, WeightQuantization.OFF), None)
     preview_map = fit_autoencoder(folder, device)  # before the network: never both in memory
     return Checkpoint(card, LOADERS[card.family](folder, dtype, device, quantized), preview_map)
 

@@ -11,7 +11,7 @@ BITS: Final = (EXACT, 8, 4)
 """Bits of recorded values."""
 
 
-class Form(StrEnum):
+class CacheForm(StrEnum):
     """What a block keeps of every token."""
 
     KV = "kv"
@@ -20,7 +20,7 @@ class Form(StrEnum):
     """The block's input: half the bytes, projected again by every edit."""
 
 
-class Executor(StrEnum):
+class ControlNetExecutor(StrEnum):
     """Who computes ControlNets."""
 
     AUTO = "auto"
@@ -31,7 +31,7 @@ class Executor(StrEnum):
     """An instance of the ControlNet service, where one has them all."""
 
 
-class Quantize(StrEnum):
+class WeightQuantization(StrEnum):
     """In which numbers a denoiser keeps the weights of its network's blocks."""
 
     OFF = "off"

@@ -10,8 +10,8 @@ from pydantic import Field, field_validator, model_validator
 
 from giornata.checkpoints import ModelConfig
 from giornata.machine import HOST_SHARE, memory_bytes
-from giornata.scheduling.batch import Joining
-from giornata_denoiser.choices import BITS, Executor, Form, Quantize
+from giornata.scheduling.batch import BatchingMode
+from giornata_denoiser.choices import BITS, CacheForm, ControlNetExecutor, WeightQuantization
 from giornata_denoiser.devices import VARIABLE, claimed_of, parsed
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class TemplatePolicy(StrEnum):
     """The edit computes everything; what there is serves, and what is registered is recorded."""
 
 
-class ReuseText(StrEnum):
+class TextReusePolicy(StrEnum):
     """What edits that reuse take of their prompts' tokens."""
 
     OFF = "off"
@@ -49,8 +49,8 @@ class DenoiserConfig(ModelConfig):
     template_policy: TemplatePolicy = Field(
         TemplatePolicy.BACKGROUND, description="What happens where an edit's template has not been recorded."
     )
-    template_form: Form = Field(
-        Form.KV,
+    template_form: CacheForm = Field(
+        CacheForm.KV,
         description="What is recorded: `kv`, keys and values, or `hidden`, half the bytes and slower.",
     )
     template_bits: int = Field(
@@ -123,14 +123,14 @@ class DenoiserConfig(ModelConfig):
     renew_steps: ClassVar[int] = 7
     """An edit without a template computes one step in so many in full, or three where that is more, and the others
     only where its mask is; 0 computes all in full."""
-    reuse_text: ReuseText = Field(
-        ReuseText.OFF,
+    reuse_text: TextReusePolicy = Field(
+        TextReusePolicy.OFF,
         description="`padding`: most steps of edits that reuse take the keys and values that an earlier step made of "
         "their prompts' padding; `off`: every step computes all text tokens.",
     )
 
-    quantize: Quantize = Field(
-        Quantize.OFF,
+    quantize: WeightQuantization = Field(
+        WeightQuantization.OFF,
         description="Numbers of the weights of a transformer's blocks on a GPU: `int8` or `float8` halve their bytes; "
         "`off`: the model's dtype. Needs torchao.",
     )
@@ -151,7 +151,7 @@ class DenoiserConfig(ModelConfig):
         None,
         description="What steps cost here, as `giornata profile` has measured it; default a few steps at the start.",
     )
-    batching: ClassVar[Joining] = Joining.STEP
+    batching: ClassVar[BatchingMode] = BatchingMode.STEP
     """When waiting rows join: at a `step`, or per `request`, when all others have left."""
     step_limit_ms: ClassVar[float | None] = None
     """Rows join while a step is predicted to take no longer; default no limit."""
@@ -168,7 +168,7 @@ class DenoiserConfig(ModelConfig):
     control_held_steps: ClassVar[int] = 2
     """Where an edit takes what lies outside its mask from elsewhere, what its ControlNets add serves so many steps;
     1 computes them in each. Edits with `reuse=off` always do."""
-    control_executor: ClassVar[Executor] = Executor.AUTO
+    control_executor: ClassVar[ControlNetExecutor] = ControlNetExecutor.AUTO
     """Who computes ControlNets that both this process and an instance of the ControlNet service have: `local`,
     `service`, or `auto`, whoever is predicted to hold up the steps less."""
     control_late_s: ClassVar[float] = 10.0

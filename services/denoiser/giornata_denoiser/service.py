@@ -19,10 +19,10 @@ from giornata.blobs import BlobStore
 from giornata.bus import telemetry
 from giornata.bus.answering import Endpoint
 from giornata.bus.bus import Bus
-from giornata.packed.low_rank import LowRank
+from giornata.packed.low_rank import SequenceLoras
 from giornata.planning.costing import CostModel
 from giornata.planning.profiles import Profile
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.retries import just_made
 from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects
@@ -43,28 +43,28 @@ from giornata_denoiser.adapters.fetching import tier_in
 from giornata_denoiser.adapters.opening import held, tiers_of
 from giornata_denoiser.adapters.store import LoraTiers
 from giornata_denoiser.attempts.adapting import adapters_of
-from giornata_denoiser.attempts.carrying import Carrier, Fetched
-from giornata_denoiser.attempts.epochs import Epochs
+from giornata_denoiser.attempts.carrying import AttemptInputs, AttemptRunner
+from giornata_denoiser.attempts.epochs import EpochFence
 from giornata_denoiser.attempts.inputs import rows_of
-from giornata_denoiser.attempts.outcomes import Outcomes
+from giornata_denoiser.attempts.outcomes import AttemptResultWriter
 from giornata_denoiser.attempts.reporting import Reporter
-from giornata_denoiser.attempts.telling import Telling
+from giornata_denoiser.attempts.telling import EventPublisher
 from giornata_denoiser.checkpoint import Checkpoint, without_step_caches
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.room import ControlRoom, control_room, controls_of, open_rows
+from giornata_denoiser.controls.room import DenoiserControlNets, control_room, controls_of, open_rows
 from giornata_denoiser.engine.loop import EngineLoop
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.pool.keeping import shared_memory
-from giornata_denoiser.pool.leader import Pool
+from giornata_denoiser.pool.leader import DevicePool
 from giornata_denoiser.pool.memory import Arena
 from giornata_denoiser.pool.opening import check_adapters, decisions, in_thread, pool_of
-from giornata_denoiser.pool.ranks import Ranks
+from giornata_denoiser.pool.ranks import RankSupervisor
 from giornata_denoiser.rows.adapters import RowLora
 from giornata_denoiser.templates.host import ORDINARY, PINNED, HostMemory
-from giornata_denoiser.templates.lookup import Lookup
-from giornata_denoiser.templates.registered import Registrations
-from giornata_denoiser.templates.runs import Runs
-from giornata_denoiser.templates.store import RecordingStore
+from giornata_denoiser.templates.lookup import TemplateLookup
+from giornata_denoiser.templates.registered import TemplateRegistrations
+from giornata_denoiser.templates.runs import TemplateRuns
+from giornata_denoiser.templates.store import TemplateStore
 from giornata_denoiser.tuning import engine_of
 
 HAND_BACK_S: Final = 10.0
@@ -80,25 +80,25 @@ class Denoiser:
     `gpus` are told.
     """
 
-    _engine: EngineLoop | Pool
-    _loras: LoraTiers[LowRank]
-    _controls: ControlRoom | None
-    _carrier: Carrier
-    _store: RecordingStore
-    _runs: Runs
-    _lookup: Lookup
+    _engine: EngineLoop | DevicePool
+    _loras: LoraTiers[SequenceLoras]
+    _controls: DenoiserControlNets | None
+    _carrier: AttemptRunner
+    _store: TemplateStore
+    _runs: TemplateRuns
+    _lookup: TemplateLookup
 
     def __init__(
         self,
         config: DenoiserConfig,
         bus: Bus,
         blobs: BlobStore,
-        records: Records,
+        records: JobRecordStore,
         checkpoint: Checkpoint,
         *,
         profile: Profile,
         costs: CostModel,
-        ranks: Ranks | None = None,
+        ranks: RankSupervisor | None = None,
         gpus: tuple[HostDevice, ...] = (),
     ) -> None:
         self._ranks, self._arena, self._gpus = ranks, Arena(), gpus
@@ -106,11 +106,11 @@ class Denoiser:
             checkpoint = without_step_caches(checkpoint)
         self._config, self._bus, self._blobs, self._checkpoint = config, bus, blobs, checkpoint
         self._profile, self._costs = profile, costs
-        self._outcomes = Outcomes(blobs, records, config.instance)
+        self._outcomes = AttemptResultWriter(blobs, records, config.instance)
         self._reports: asyncio.Queue[StepReport] = asyncio.Queue()
-        self._telling = Telling(bus)
+        self._telling = EventPublisher(bus)
         self._reporter = Reporter(config, checkpoint, profile, self._costs)
-        self._epochs = Epochs()
+        self._epochs = EpochFence()
         self._draining = False
         self._crash: Exception | None = None
 
@@ -122,7 +122,7 @@ class Denoiser:
         """
         config, bus = self._config, self._bus
         templates = await just_made(partial(TemplateRecords.open, bus.jetstream))
-        registrations = Registrations(templates, config.instance)
+        registrations = TemplateRegistrations(templates, config.instance)
         async with AsyncExitStack() as stack:
             network, told = self._checkpoint.family.network, self._reporter.adapter_loaded
             self._loras = stack.enter_context(tiers_of(config, bus, network, told))
@@ -157,7 +157,7 @@ class Denoiser:
         ):
             await stack.enter_async_context(listening)
 
-    async def _opened_engine(self, stack: AsyncExitStack, stop: asyncio.Event) -> EngineLoop | Pool:
+    async def _opened_engine(self, stack: AsyncExitStack, stop: asyncio.Event) -> EngineLoop | DevicePool:
         """What computes rows: this process, or the ranks of a pool. It ends with `stack`, and a pool in a thread."""
         loop = asyncio.get_running_loop()
 
@@ -189,9 +189,9 @@ class Denoiser:
         )
         return stack.enter_context(EngineLoop(stack.enter_context(engine), on_report, on_crash))
 
-    def _make_rooms(self, registrations: Registrations, tasks: asyncio.TaskGroup) -> None:
+    def _make_rooms(self, registrations: TemplateRegistrations, tasks: asyncio.TaskGroup) -> None:
         config, checkpoint = self._config, self._checkpoint
-        self._store = RecordingStore(
+        self._store = TemplateStore(
             config.template_memory_mb << 20,
             config.template_folder,
             config.template_disk_mb << 20,
@@ -200,7 +200,7 @@ class Denoiser:
             host=self._host(),
             told=self._reporter.loaded,
         )
-        self._runs = Runs(
+        self._runs = TemplateRuns(
             config,
             checkpoint,
             self._blobs,
@@ -209,7 +209,7 @@ class Denoiser:
             registrations=registrations,
             tasks=tasks,
         )
-        self._lookup = Lookup(
+        self._lookup = TemplateLookup(
             config,
             checkpoint,
             self._store,
@@ -218,7 +218,7 @@ class Denoiser:
             costs=lambda: self._costs.costs,
             tasks=tasks,
         )
-        self._carrier = Carrier(
+        self._carrier = AttemptRunner(
             config.instance,
             capacity_rows=config.capacity_rows,
             engine=self._engine,
@@ -229,11 +229,11 @@ class Denoiser:
         )
 
     @asynccontextmanager
-    async def _fetch(self, request: RunRequest) -> AsyncIterator[Fetched]:
+    async def _fetch(self, request: RunRequest) -> AsyncIterator[AttemptInputs]:
         async with self._lookup.held(request) as reusing:
             rows = await rows_of(request, self._checkpoint, self._blobs, reusing)
             async with held(self._loras, rows) as arriving, open_rows(self._controls, request, rows) as kept:
-                yield Fetched(kept.rows, arriving, kept.failed)
+                yield AttemptInputs(kept.rows, arriving, kept.failed)
 
     def _host(self) -> HostMemory:
         """Where templates are to lie: ranks map them, a GPU of this process reads pinned ones."""
@@ -325,7 +325,7 @@ class Denoiser:
             adapters_resident=self._loras.resident(),
             lora_host=tier_in(self._config.lora_host_folder),
             controlled=None if self._controls is None else self._controls.base,
-            ranks=self._engine.ranks() if isinstance(self._engine, Pool) else (),
+            ranks=self._engine.ranks() if isinstance(self._engine, DevicePool) else (),
         )
         return telemetry.state_of(
             ServiceName.DENOISER,

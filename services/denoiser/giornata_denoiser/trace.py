@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from giornata.packed.tracing import Lane
+from giornata.packed.tracing import TraceLane
 
 EVENTS: Final = 200_000
 """Most spans of a trace; older ones are dropped."""
@@ -33,14 +33,14 @@ class Trace:
         self, device: torch.device | str = "cpu", clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._lock = threading.Lock()
-        self._spans: deque[tuple[Lane, str, Mark, Mark, dict[str, object]]] = deque(maxlen=EVENTS)
+        self._spans: deque[tuple[TraceLane, str, Mark, Mark, dict[str, object]]] = deque(maxlen=EVENTS)
         self._clock = clock
         self._on_device = torch.device(device).type == "cuda"
         self._mark = _DeviceClock(clock).mark if self._on_device else self._host_mark
 
     @contextmanager
-    def span(self, lane: Lane, name: str, **arguments: object) -> Iterator[None]:
-        """See :meth:`giornata.packed.tracing.Tracing.span`."""
+    def span(self, lane: TraceLane, name: str, **arguments: object) -> Iterator[None]:
+        """See :meth:`giornata.packed.tracing.LaneTracer.span`."""
         began = self._mark()
         try:
             yield
@@ -49,7 +49,7 @@ class Trace:
             with self._lock:
                 self._spans.append(span)
 
-    def spans(self) -> list[tuple[Lane, str, float, float, dict[str, object]]]:
+    def spans(self) -> list[tuple[TraceLane, str, float, float, dict[str, object]]]:
         """Lane, name, begin and end in seconds, and arguments, in order of their begin. Waits for the device."""
         with self._lock:
             spans = list(self._spans)
@@ -60,7 +60,7 @@ class Trace:
 
     def chrome(self) -> dict[str, Any]:
         """The Trace Event Format's object: complete events in microseconds, a thread for every lane."""
-        lanes = {lane: {"pid": 0, "tid": number} for number, lane in enumerate(Lane)}
+        lanes = {lane: {"pid": 0, "tid": number} for number, lane in enumerate(TraceLane)}
         names = [
             {"ph": "M", "name": "thread_name", **where, "args": {"name": str(lane)}}
             for lane, where in lanes.items()

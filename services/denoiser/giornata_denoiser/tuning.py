@@ -22,12 +22,12 @@ from giornata.scheduling.batch import Capacity
 from giornata.wire.workers import LoadSample, ServiceName, Tier
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.controls import Controls
+from giornata_denoiser.engine.controls import ControlExecutor
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.loading import Loaded, Loader, device_for
+from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, device_for
 from giornata_denoiser.engine.low_ranks import LowRanks
 from giornata_denoiser.engine.sources import ReuseOptions
-from giornata_denoiser.engine.weighing import Budget
+from giornata_denoiser.engine.weighing import StepBudget
 from giornata_denoiser.templates.identity import keeping, levels_of
 from giornata_denoiser.trace import Trace
 
@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryBudget:
     """How the memory beside the model's weights is divided, in bytes."""
 
     templates: int
@@ -56,7 +56,7 @@ class Memory:
     """Rows, with their slabs, and activations."""
 
 
-def memory_of(config: DenoiserConfig, free_bytes: int | None) -> Memory:
+def memory_of(config: DenoiserConfig, free_bytes: int | None) -> MemoryBudget:
     """What is configured, else shares of what there is.
 
     `free_bytes` are those of the GPU once the model is there; None on a CPU, where rows have no limit.
@@ -68,7 +68,7 @@ def memory_of(config: DenoiserConfig, free_bytes: int | None) -> Memory:
         if config.template_device_mb is not None:
             device = config.template_device_mb << 20
         left = max(0.0, SPARED * free_bytes - device)
-    return Memory(
+    return MemoryBudget(
         config.template_memory_mb << 20,
         device,
         ahead if config.template_ahead_mb is None else config.template_ahead_mb << 20,
@@ -85,7 +85,7 @@ def engine_of(
     told: Callable[[LoadSample], object] = lambda _: None,
     *,
     low_ranks: LowRanks | None = None,
-    controls: Controls | None = None,
+    controls: ControlExecutor | None = None,
 ) -> Iterator[Engine]:
     """An engine with its loader, which ends with the context; then the trace is written, if there is one.
 
@@ -97,7 +97,7 @@ def engine_of(
     _tell(config, checkpoint, memory)
     trace = Trace(device) if config.trace_file is not None else None
 
-    def loaded(load: Loaded) -> None:
+    def loaded(load: FinishedSlabLoad) -> None:
         # On a GPU the loader's thread only gives orders; the profile tells how long they take.
         if device.type == "cpu" and load.size_bytes:
             model.observe_load(load.size_bytes, load.ms)
@@ -124,7 +124,7 @@ def engine_of(
 
 
 def reusing_of(
-    config: DenoiserConfig, device: torch.device, memory: Memory, loader: Loader, model: CostModel
+    config: DenoiserConfig, device: torch.device, memory: MemoryBudget, loader: Loader, model: CostModel
 ) -> ReuseOptions:
     """How steps on `device` reuse templates."""
     return ReuseOptions(
@@ -137,9 +137,9 @@ def reusing_of(
     )
 
 
-def budget_of(config: DenoiserConfig, profile: Profile, memory: Memory) -> Budget:
+def budget_of(config: DenoiserConfig, profile: Profile, memory: MemoryBudget) -> StepBudget:
     """The limits of one step, by time and memory."""
-    return Budget(
+    return StepBudget(
         step_ms=config.step_limit_ms or math.inf,
         memory_bytes=memory.rows,
         activation_bytes=profile.activation_bytes,
@@ -147,7 +147,7 @@ def budget_of(config: DenoiserConfig, profile: Profile, memory: Memory) -> Budge
     )
 
 
-def memory_on(config: DenoiserConfig, checkpoint: Checkpoint, spared: int = 0) -> Memory:
+def memory_on(config: DenoiserConfig, checkpoint: Checkpoint, spared: int = 0) -> MemoryBudget:
     """:func:`memory_of` what the model and others leave of its device, once `spared` bytes are taken."""
     device = checkpoint.family.device
     if device.type != "cuda":
@@ -158,7 +158,9 @@ def memory_on(config: DenoiserConfig, checkpoint: Checkpoint, spared: int = 0) -
     return shared_memory(config, checkpoint, free - spared, total, own)
 
 
-def shared_memory(config: DenoiserConfig, checkpoint: Checkpoint, free: int, total: int, own: int) -> Memory:
+def shared_memory(
+    config: DenoiserConfig, checkpoint: Checkpoint, free: int, total: int, own: int
+) -> MemoryBudget:
     """:func:`memory_of` a GPU of which this process has taken `own` bytes; what it may take is stated in the ledger.
 
     Of what others have stated, some may be free yet. Where no prepost has stated anything, one of this checkpoint may
@@ -174,7 +176,7 @@ def shared_memory(config: DenoiserConfig, checkpoint: Checkpoint, free: int, tot
     return memory
 
 
-def _tell(config: DenoiserConfig, checkpoint: Checkpoint, memory: Memory) -> None:
+def _tell(config: DenoiserConfig, checkpoint: Checkpoint, memory: MemoryBudget) -> None:
     """Log the budgets, and what of a picture's template they leave out: every step would compute that in full."""
     card, depth = checkpoint.card, checkpoint.family.depth
     log.info(

@@ -27,7 +27,7 @@ ANSWER_MS: Final = 2000
 """How long an answer waits for reports."""
 
 
-class Heard(NamedTuple):
+class LatestFleetSummary(NamedTuple):
     """The latest summary, and when it came."""
 
     summary: FleetSummary
@@ -52,14 +52,14 @@ class FleetListener:
         self._bridged_s = max(bridged_s, SILENCE_S)
         self.heard = asyncio.Event()
         """A router has told."""
-        self._latest: Heard | None = None
+        self._latest: LatestFleetSummary | None = None
         self._asking = asyncio.Lock()
         self._reports: list[InstanceReport] | None = None
         self._reported_s = -math.inf
 
     def hear(self, summary: FleetSummary) -> None:
         """Take in a summary of the router that leads."""
-        self._latest = Heard(summary, time.monotonic())
+        self._latest = LatestFleetSummary(summary, time.monotonic())
         self.heard.set()
 
     def cards(self) -> dict[str, ModelCard]:
@@ -112,7 +112,7 @@ class FleetListener:
                 self._reported_s = time.monotonic()
             return self._reports
 
-    def _led(self) -> Heard | None:
+    def _led(self) -> LatestFleetSummary | None:
         """The latest summary while a router leads, or is soon followed by one that does."""
         known = self._latest
         return known if known and time.monotonic() - known.at_s < self._bridged_s else None

@@ -26,33 +26,33 @@ from giornata.wire.masks import MaskParameters
 from giornata.wire.webhooks import WebhookState
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.intake.departure import Departure
+from giornata_gateway.intake.departure import GracefulShutdown
 from giornata_gateway.intake.key_file import KeyFile
-from giornata_gateway.intake.limits import GRACE_S, Memory, Places, Stay
+from giornata_gateway.intake.limits import GRACE_S, AdmissionSlot, ConcurrencyLimiter, MemoryLimiter
 from giornata_gateway.intake.quotas import Quotas
 from giornata_gateway.intake.rules.tenants import Tenant, tenant_of
 from giornata_gateway.jobs.ledger import JobEnds, JobLedger
 from giornata_gateway.jobs.loras import Loras
-from giornata_gateway.jobs.masks import Masks, ShownMask
-from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
+from giornata_gateway.jobs.masks import SegmentationClient, StandaloneMask
+from giornata_gateway.jobs.preparation import EditOrder, JobPreparer, PreparedJob
 from giornata_gateway.jobs.records import JobRecords
-from giornata_gateway.jobs.registration import Registration
-from giornata_gateway.jobs.submission import AwaitedJob, Submission
+from giornata_gateway.jobs.registration import TemplateRegistry
+from giornata_gateway.jobs.submission import AwaitedJob, JobSubmitter
 from giornata_gateway.metrics import Metrics
-from giornata_gateway.storage import Storage
+from giornata_gateway.storage import StorageProbe
 from giornata_gateway.views.webhooks import webhook_body
-from giornata_gateway.webhooks.desk import WebhookDesk
+from giornata_gateway.webhooks.desk import WebhookService
 
 STRANGERS: Final = 4
 """One of so many connections may be one on which no key was shown yet."""
 
 
 @dataclass(frozen=True)
-class Admitted:
+class AdmittedJob:
     """An edit that may be submitted, and its stay."""
 
-    prepared: Prepared
-    stay: Stay
+    prepared: PreparedJob
+    stay: AdmissionSlot
     started_s: float = field(default_factory=time.monotonic)
 
     def submitting(self) -> None:
@@ -90,7 +90,7 @@ class Gateway:
         tasks: asyncio.TaskGroup,
     ) -> None:
         self.config, self.bus, self.blobs, self.fleet, self.keys = config, bus, blobs, fleet, keys
-        self.departure = Departure()
+        self.departure = GracefulShutdown()
         self.ledger = JobLedger(bus, records)
         self.ends = JobEnds(records, self._ended)
         strangers = max(1, config.max_connections // STRANGERS)
@@ -105,21 +105,21 @@ class Gateway:
         if blobs.pool is not None:
             pools["blobs"], blobs.pool.weight_of = blobs.pool, self._weight
         self.metrics = Metrics(lambda: len(self.ends), self._webhooks_kept, pools)
-        self.places = Places(pools["pictures"])
+        self.places = ConcurrencyLimiter(pools["pictures"])
         """For pictures in progress."""
         self.quotas = Quotas(self.places.estimate_s, self.metrics.tenant_refused)
-        self.watchers = Places(pools["streams"], "event streams", TooManyStreams)
+        self.watchers = ConcurrencyLimiter(pools["streams"], "event streams", TooManyStreams)
         """For event streams that look on."""
-        self.uploads = Memory(pools["uploads"])
+        self.uploads = MemoryLimiter(pools["uploads"])
         """Pictures on their way into the blob store."""
-        self.answers = Memory(pools["answers"])
+        self.answers = MemoryLimiter(pools["answers"])
         """Pictures on their way to clients."""
         self.loras = Loras(config, bus, loras, fleet)
-        self.masks = Masks(config, bus, blobs, fleet, tasks)
-        self.preparation = Preparation(config, blobs, fleet, self.loras.used, self.masks, tasks)
+        self.masks = SegmentationClient(config, bus, blobs, fleet, tasks)
+        self.preparation = JobPreparer(config, blobs, fleet, self.loras.used, self.masks, tasks)
         tried = self.metrics.stores_tried
-        self.storage = Storage(bus, blobs, told=tried, tasks=tasks)
-        self.submission = Submission(
+        self.storage = StorageProbe(bus, blobs, told=tried, tasks=tasks)
+        self.submission = JobSubmitter(
             config,
             bus,
             fleet,
@@ -130,9 +130,9 @@ class Gateway:
             tasks,
             self.quotas.leave,
         )
-        self.registration = Registration(config, bus, blobs, templates, fleet, tasks)
+        self.registration = TemplateRegistry(config, bus, blobs, templates, fleet, tasks)
         told = partial(webhook_body, base_url=config.public_url)
-        self.webhooks = WebhookDesk(
+        self.webhooks = WebhookService(
             config, bus, webhooks, records, payload=told, count=self.metrics.webhook_sent
         )
 
@@ -143,8 +143,8 @@ class Gateway:
         return tenant_of(key, None if self.keys is None else self.keys.current, defaults)
 
     async def admit(
-        self, order: EditOrder, key: str | None, held: ExitStack, stay: Stay | None = None
-    ) -> Admitted:
+        self, order: EditOrder, key: str | None, held: ExitStack, stay: AdmissionSlot | None = None
+    ) -> AdmittedJob:
         """The job of an order, admitted and prepared, or the job that `key` led to before; submit it at once.
 
         `key` is an idempotency key. `held` keeps the edit's places until it is closed; `stay` are those that it has.
@@ -152,14 +152,14 @@ class Gateway:
         order = await order.identified(key)
         known = await self.submission.known(order)
         if known is not None:  # nothing is computed, and its pictures may be gone
-            return Admitted(known, stay or held.enter_context(self.places.held(order.tenant)))
+            return AdmittedJob(known, stay or held.enter_context(self.places.held(order.tenant)))
         await self.preparation.check_blobs(order)
         started_s = time.monotonic()
         stay = stay or self.stay_of(order, held)
         prepared = await self.preparation.prepare(await self.registration.applied(order))
-        return Admitted(prepared, stay, started_s)
+        return AdmittedJob(prepared, stay, started_s)
 
-    async def submit(self, admitted: Admitted) -> Job:
+    async def submit(self, admitted: AdmittedJob) -> Job:
         """Have a job accepted; the one that is carried out, which with an idempotency key may be an earlier one."""
         admitted.submitting()
         job = await self.submission.submit(admitted.prepared)
@@ -167,7 +167,7 @@ class Gateway:
         return job
 
     @asynccontextmanager
-    async def awaited(self, admitted: Admitted, *, streamed: bool) -> AsyncIterator[AwaitedJob]:
+    async def awaited(self, admitted: AdmittedJob, *, streamed: bool) -> AsyncIterator[AwaitedJob]:
         """A job while its request waits, `streamed` where its steps are told.
 
         Leaving cancels it, unless it has an idempotency key.
@@ -177,7 +177,7 @@ class Gateway:
             admitted.accepted(awaited.job, awaited=True)
             yield awaited
 
-    def stay_of(self, order: EditOrder, held: ExitStack, *, always: bool = False) -> Stay:
+    def stay_of(self, order: EditOrder, held: ExitStack, *, always: bool = False) -> AdmissionSlot:
         """Hold the places of an order until `held` is closed; counts and raises as :meth:`stay`."""
         longest_s = order.deadline.remaining_s() + TAKE_OVER_S  # its job has ended then in any case
         stay = self.stay(order.tenant, order.most_rows, order.job_id, longest_s, always=always)
@@ -186,7 +186,7 @@ class Gateway:
     @contextmanager
     def stay(
         self, tenant: Tenant, pictures: int, name: str, longest_s: float, *, always: bool = False
-    ) -> Iterator[Stay]:
+    ) -> Iterator[AdmissionSlot]:
         """Hold places for pictures that `tenant` asks for while inside, and count them as in its progress.
 
         `name` names the job, or the registration of a template. They count at most for `longest_s`; `always` is that of
@@ -204,8 +204,8 @@ class Gateway:
     @asynccontextmanager
     async def shown(
         self, tenant: Tenant, asked: MaskParameters, image: bytes | BlobRef, deadline: Deadline
-    ) -> AsyncIterator[ShownMask]:
-        """What words name in a picture, as :meth:`Masks.shown` tells it. While inside it counts as one picture."""
+    ) -> AsyncIterator[StandaloneMask]:
+        """What words name in a picture, see :meth:`SegmentationClient.shown`. While inside it counts as one picture."""
         name = f"mask_{secrets.token_urlsafe(9)}"
         with self.stay(tenant, 1, name, deadline.remaining_s()):
             async with self.masks.shown(tenant.name, asked, image, deadline) as shown:

@@ -18,7 +18,7 @@ from giornata.wire.workers import ServiceState
 from giornata_gateway.adapter_metrics import adapter_metrics, host_tier_metrics, lora_metrics
 from giornata_gateway.metric_families import counter, gauge
 from giornata_gateway.views.fleet import stores_of
-from giornata_gateway.webhooks.rules.trying import Outcome
+from giornata_gateway.webhooks.rules.trying import DeliveryOutcome
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 """Upper bounds of the histograms' buckets."""
@@ -242,7 +242,7 @@ class Metrics:
         """Count one refusal by a limit of a tenant."""
         self._tenant_refusals.labels(tenant, code).inc()
 
-    def webhook_sent(self, outcome: Outcome) -> None:
+    def webhook_sent(self, outcome: DeliveryOutcome) -> None:
         """Count one attempt to send a webhook."""
         self._webhooks.labels(outcome).inc()
 
@@ -263,10 +263,10 @@ class Metrics:
         self, reports: Sequence[InstanceReport], waits_s: Mapping[str, float] = MappingProxyType({})
     ) -> bytes:
         """Everything in Prometheus' text format; of the fleet what is reported, and nothing without a router."""
-        return generate_latest(self.registry) + generate_latest(_Fleet(reports, waits_s, self._pools))
+        return generate_latest(self.registry) + generate_latest(_FleetRegistry(reports, waits_s, self._pools))
 
 
-class _Fleet(CollectorRegistry):
+class _FleetRegistry(CollectorRegistry):
     """What is reported of the fleet, as a registry."""
 
     def __init__(

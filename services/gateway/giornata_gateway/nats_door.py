@@ -19,17 +19,17 @@ from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError, InternalError
 from giornata.wire.events import EVENT_TYPES, StateEvent
 from giornata.wire.jobs import JobState
-from giornata.wire.masks import MaskMade
+from giornata.wire.masks import MaskMessageReply
 from giornata.wire.messages import (
     EVENT_HEADER,
     IDEMPOTENCY_HEADER,
-    Accepted,
     CancelMessage,
     EditReply,
+    JobAck,
     Picture,
 )
 from giornata.wire.models import Task
-from giornata.wire.permissions import User, inbox
+from giornata.wire.permissions import NatsRole, inbox
 from giornata.wire.progress import JobRecord
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.intake.rules.envelopes import (
@@ -53,7 +53,7 @@ from giornata_gateway.intake.rules.idempotency import read_key
 from giornata_gateway.intake.rules.mask_forms import check_no_key
 from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.jobs.feed import ClientEvent, open_feed, until_done
-from giornata_gateway.jobs.masks import ShownMask
+from giornata_gateway.jobs.masks import StandaloneMask
 from giornata_gateway.jobs.preparation import EditOrder
 from giornata_gateway.jobs.submission import AwaitedJob
 from giornata_gateway.views.answers import error_of
@@ -71,7 +71,7 @@ KINDS: Final = {kind_type: kind for kind, kind_type in EVENT_TYPES.items()}
 @asynccontextmanager
 async def open_door(gateway: Gateway) -> AsyncIterator[None]:
     """Answer over NATS while inside; on leaving, finish what was delivered."""
-    endpoints = DoorEndpoints(gateway, min(REPLY_BYTES, gateway.bus.client.max_payload))
+    endpoints = NatsEndpoints(gateway, min(REPLY_BYTES, gateway.bus.client.max_payload))
 
     def counting(endpoint: Endpoint) -> Endpoint:
         return replace(endpoint, unread=partial(_unread, gateway, endpoint.subject))
@@ -92,7 +92,7 @@ async def open_door(gateway: Gateway) -> AsyncIterator[None]:
 
 
 @dataclass(frozen=True)
-class DoorEndpoints:
+class NatsEndpoints:
     """Handlers of the endpoints."""
 
     gateway: Gateway
@@ -107,7 +107,7 @@ class DoorEndpoints:
     async def probe(self, envelope: ProbeEnvelope, headers: Mapping[str, str], reply: str) -> EditReply:
         """Carry out an edit for the profiler, as the tenant that it names; the server lets nobody else ask."""
         with _counted(self.gateway, subjects.EDIT_PROBE):
-            tenant = Tenant(envelope.tenant, inbox=inbox(User.PROFILER))
+            tenant = Tenant(envelope.tenant, inbox=inbox(NatsRole.PROFILER))
             check_reply(reply, tenant)
             return await self._edit(envelope, tenant, headers)
 
@@ -148,7 +148,7 @@ class DoorEndpoints:
             )
             return await self._carried_out(order, key, envelope.progress, inline_bytes(envelope))
 
-    async def mask(self, envelope: MaskEnvelope, headers: Mapping[str, str], reply: str) -> MaskMade:
+    async def mask(self, envelope: MaskEnvelope, headers: Mapping[str, str], reply: str) -> MaskMessageReply:
         """Find what words name. It counts as a picture; masks that do not fit into the answer are kept as results."""
         gateway = self.gateway
         with _counted(gateway, subjects.MASK):
@@ -163,14 +163,14 @@ class DoorEndpoints:
                 async with gateway.shown(tenant, asked, envelope.image, deadline) as shown:
                     return await self._mask_made(shown, tenant)
 
-    async def cancel(self, message: CancelMessage, reply: str) -> Accepted:
+    async def cancel(self, message: CancelMessage, reply: str) -> JobAck:
         """Cancel a job of the caller's tenant; one that has ended stays as it is."""
         gateway = self.gateway
         with _counted(gateway, subjects.EDIT_CANCEL):
             tenant = self._asker(message.api_key, reply)
             record = await gateway.ledger.read_of(tenant.name, message.job_id)
             await gateway.ledger.cancel(record.job.job_id)
-            return Accepted(job_id=record.job.job_id)
+            return JobAck(job_id=record.job.job_id)
 
     def _deadline(self, envelope: Envelope) -> Deadline:
         return Deadline.after_ms(envelope.remaining_ms).at_most(self.gateway.config.job_budget_s)
@@ -222,7 +222,7 @@ class DoorEndpoints:
             subject, codec.encode(event), headers={EVENT_HEADER: KINDS[type(event)]}
         )
 
-    async def _mask_made(self, shown: ShownMask, tenant: Tenant) -> MaskMade:
+    async def _mask_made(self, shown: StandaloneMask, tenant: Tenant) -> MaskMessageReply:
         pictures = shown.pictures
         sizes = {index: ref.size_bytes for index, ref in enumerate(pictures)}
         inline = [pictures[index] for index in inline_pictures(sizes, self.limit_bytes)]

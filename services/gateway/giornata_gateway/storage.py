@@ -33,7 +33,7 @@ TRIAL: Final = bytes(4096)
 log = structlog.get_logger(__name__)
 
 
-class Storage:
+class StorageProbe:
     """Tries to write into the blob store, and into the streams that an edit needs, one at a time."""
 
     def __init__(

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Final
 
 from giornata.api_keys import DEFAULT_TENANT
-from giornata.mirrors import Mirror
+from giornata.mirrors import BucketMirror
 from giornata.shares import has_room
 from giornata.tenant_records import LoraRecords
 from giornata.wire.errors import LoraLimit, LoraStoreFull
@@ -18,7 +18,7 @@ MEASURED_BYTES: Final = 64 << 20
 """After so many bytes that came here the folder is measured again: other instances fill it, too."""
 
 
-class FolderShares:
+class TenantStorageQuotas:
     """The bytes of each tenant: of its uploads, its LoRAs, and its deleted LoRAs whose files are not swept yet.
 
     A file of several tenants counts for the one that had it first. What belongs to no tenant, such as the LoRAs that
@@ -26,7 +26,7 @@ class FolderShares:
     """
 
     def __init__(self, files: LoraFiles, records: LoraRecords) -> None:
-        self._files, self._mirror = files, Mirror(records.bucket)
+        self._files, self._mirror = files, BucketMirror(records.bucket)
         self._sizes: dict[str, int] = {}
         self._owners: dict[str, str] = {}
         """By the name of a file, also after its record has gone."""

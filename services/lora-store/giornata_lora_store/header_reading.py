@@ -11,7 +11,7 @@ from typing import Any, Final
 from safetensors import SafetensorError, safe_open
 
 from giornata.wire.errors import LoraTooLarge, LoraUnreadable
-from giornata_lora_store.rules.headers import Tensor
+from giornata_lora_store.rules.headers import TensorInfo
 
 TENSOR_QUOTES: Final = 10
 """Quotes of a tensor in a header: two each of its name, its three fields and its dtype."""
@@ -21,7 +21,7 @@ LENGTH: Final = struct.Struct("<Q")
 ACCEPTED: Final = "a whole file of safetensors"
 
 
-def read_header(path: Path, limit_bytes: int, most_tensors: int) -> dict[str, Tensor]:
+def read_header(path: Path, limit_bytes: int, most_tensors: int) -> dict[str, TensorInfo]:
     """Name, dtype and shape of every tensor in a file.
 
     The library reads the header into its own types, and refuses every other structure, before Python makes objects of
@@ -42,7 +42,7 @@ def read_header(path: Path, limit_bytes: int, most_tensors: int) -> dict[str, Te
         with safe_open(path, framework="numpy") as file:
             _check_names(text)
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
-            return {name: Tensor(one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
+            return {name: TensorInfo(one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
     except (SafetensorError, ValueError, RecursionError) as error:
         raise LoraUnreadable(received=str(error), accepted=ACCEPTED) from error
 

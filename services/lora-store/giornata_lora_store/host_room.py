@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from giornata.residency.ledger import Ledger
+from giornata.residency.ledger import EvictionLedger
 from giornata.wire.errors import LoraTooLarge
 from giornata.wire.host_tiers import TOLD_CHANGES, TierChange
 
 
-class HostRoom:
+class HostTierContents:
     """The books of a tier.
 
     Files that the plan wants stay while files come ahead or by plan. A file on demand takes their place, least wanted
@@ -21,7 +21,7 @@ class HostRoom:
         self.budget_bytes = budget_bytes
         self.number = 0
         self.evicted = 0
-        self._ledger = Ledger(budget_bytes)
+        self._ledger = EvictionLedger(budget_bytes)
         self._whole: dict[str, int] = {}
         self._changes = deque[TierChange](maxlen=TOLD_CHANGES)
         self._pins: tuple[str, ...] = ()

@@ -17,20 +17,20 @@ import structlog
 
 from giornata.cancellation import heed_cancel
 from giornata.lora_transfer import WHOLE_MS
-from giornata.residency.allowance import Allowance
+from giornata.residency.allowance import LoadTokenBucket
 from giornata.wire.errors import GiornataError, LoraNotFound, LoraTooLarge, LoraUnreadable, ServiceUnavailable
 from giornata.wire.host_tiers import (
     MOST_FILES,
-    AskTier,
-    BringFile,
-    Brought,
     HostTier,
+    TierLoadReply,
+    TierLoadRequest,
     TierLoads,
     TierSnapshot,
+    TierSnapshotRequest,
 )
 from giornata_lora_store.files import LoraFiles
 from giornata_lora_store.host_folder import DIGEST, HostFolder
-from giornata_lora_store.host_room import HostRoom
+from giornata_lora_store.host_room import HostTierContents
 
 PIECE_BYTES: Final = 4 << 20
 """What is copied at a time."""
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass
-class _Load:
+class _FileLoad:
     """A file on its way."""
 
     digest: str
@@ -54,7 +54,7 @@ class _Load:
         return self.reason != "plan"
 
 
-class HostTierDesk:
+class HostTierLoader:
     """One tier. Loads are tasks of `tasks`, so that a question that is given up does not end them."""
 
     def __init__(
@@ -66,10 +66,10 @@ class HostTierDesk:
         plan_bytes_per_s: float,
     ) -> None:
         self._tasks, self._folder, self._source = tasks, folder, source
-        self._room = HostRoom(budget_bytes)
-        self._allowance = Allowance(plan_bytes_per_s)
+        self._room = HostTierContents(budget_bytes)
+        self._allowance = LoadTokenBucket(plan_bytes_per_s)
         self._epoch = time.time_ns() // 1000
-        self._loads: dict[str, _Load] = {}
+        self._loads: dict[str, _FileLoad] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._counts = Counter[str]()
         self._waited_s = self._copied_s = 0.0
@@ -87,7 +87,7 @@ class HostTierDesk:
         """Most bytes of its files."""
         return self._room.budget_bytes
 
-    async def bring(self, request: BringFile) -> Brought:
+    async def bring(self, request: TierLoadRequest) -> TierLoadReply:
         """Have a file in the folder.
 
         Raises:
@@ -104,7 +104,7 @@ class HostTierDesk:
             self._counts["hits"] += 1
             with suppress(FileNotFoundError):
                 self._folder.used(digest)
-            return Brought(loaded=False)
+            return TierLoadReply(loaded=False)
         reason = "ahead" if request.ahead else "demand"
         load = self._loads.get(digest) or self._begin(digest, reason)
         if not request.ahead and not load.urgent:
@@ -114,9 +114,9 @@ class HostTierDesk:
             await asyncio.shield(load.done)
         finally:
             self._waited_s += time.monotonic() - begun_s
-        return Brought(loaded=True)
+        return TierLoadReply(loaded=True)
 
-    async def snapshot(self, _: AskTier) -> TierSnapshot:
+    async def snapshot(self, _: TierSnapshotRequest) -> TierSnapshot:
         """What the tier holds."""
         return TierSnapshot.of(
             self.name, self._epoch, self._room.number, islice(self._room.held(), MOST_FILES)
@@ -184,14 +184,14 @@ class HostTierDesk:
         except (GiornataError, OSError) as error:
             log.info("wanted_file_not_brought", digest=digest, error=str(error))
 
-    def _begin(self, digest: str, reason: str) -> _Load:
-        load = self._loads[digest] = _Load(digest, reason, time.monotonic())
+    def _begin(self, digest: str, reason: str) -> _FileLoad:
+        load = self._loads[digest] = _FileLoad(digest, reason, time.monotonic())
         task = self._tasks.create_task(self._carry(load), name=f"load-{digest[:12]}")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return load
 
-    async def _carry(self, load: _Load) -> None:
+    async def _carry(self, load: _FileLoad) -> None:
         """Copy a file; the load's future has what became of it."""
         digest, size_bytes = load.digest, None
         try:
@@ -216,7 +216,7 @@ class HostTierDesk:
             self._remove(self._room.leave(digest, None if failed else size_bytes))
             self._end(load, failed)
 
-    async def _copy(self, path: Path, load: _Load) -> None:
+    async def _copy(self, path: Path, load: _FileLoad) -> None:
         total = hashlib.sha256()
         with path.open("rb") as source, self._folder.part(load.digest).open("wb") as target:
             while size_bytes := await asyncio.to_thread(self._piece, source, target, total):
@@ -236,7 +236,7 @@ class HostTierDesk:
         self._copied_s += time.monotonic() - begun_s
         return len(data)
 
-    async def _paced(self, load: _Load) -> None:
+    async def _paced(self, load: _FileLoad) -> None:
         """Hold a load that can wait while a job waits for another one, and beyond its bandwidth."""
         while not load.urgent:
             load.go.clear()
@@ -248,7 +248,7 @@ class HostTierDesk:
                 async with asyncio.timeout(wait_s):
                     await load.go.wait()
 
-    def _end(self, load: _Load, error: Exception | None) -> None:
+    def _end(self, load: _FileLoad, error: Exception | None) -> None:
         del self._loads[load.digest]
         for other in self._loads.values():
             other.go.set()

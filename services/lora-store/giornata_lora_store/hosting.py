@@ -12,29 +12,32 @@ from giornata.bus.answering import Endpoint
 from giornata.bus.bus import Bus
 from giornata.tenant_records import LoraRecords
 from giornata.wire import subjects
-from giornata.wire.host_tiers import AskTier, BringFile, HostTier
+from giornata.wire.host_tiers import HostTier, TierLoadRequest, TierSnapshotRequest
 from giornata.wire.loras import MESSAGE_BYTES, LoraRecord
 from giornata_lora_store.config import LoraStoreConfig
 from giornata_lora_store.files import LoraFiles
 from giornata_lora_store.host_folder import HostFolder
-from giornata_lora_store.host_tier import HostTierDesk
-from giornata_lora_store.wanting import Pins, Plan, follow_plan, follow_records
+from giornata_lora_store.host_tier import HostTierLoader
+from giornata_lora_store.wanting import HostTierPlan, LoraPins, follow_plan, follow_records
 
 
-class Hosting:
+class HostTierService:
     """What a store does for its host tier. Make it with :func:`hosting`."""
 
-    def __init__(self, config: LoraStoreConfig, bus: Bus, desk: HostTierDesk, pins: Pins) -> None:
+    def __init__(self, config: LoraStoreConfig, bus: Bus, desk: HostTierLoader, pins: LoraPins) -> None:
         self._config, self._bus, self._desk, self._pins = config, bus, desk, pins
-        self._plan = Plan()
+        self._plan = HostTierPlan()
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """What it answers."""
         return (
-            Endpoint(subjects.bring(self._desk.name), BringFile, self._desk.bring),
+            Endpoint(subjects.bring(self._desk.name), TierLoadRequest, self._desk.bring),
             Endpoint(
-                subjects.tier(self._config.instance), AskTier, self._desk.snapshot, limit_bytes=MESSAGE_BYTES
+                subjects.tier(self._config.instance),
+                TierSnapshotRequest,
+                self._desk.snapshot,
+                limit_bytes=MESSAGE_BYTES,
             ),
         )
 
@@ -70,8 +73,8 @@ class Hosting:
 
 @asynccontextmanager
 async def hosting(
-    config: LoraStoreConfig, bus: Bus, files: LoraFiles, pins: Pins
-) -> AsyncIterator[Hosting | None]:
+    config: LoraStoreConfig, bus: Bus, files: LoraFiles, pins: LoraPins
+) -> AsyncIterator[HostTierService | None]:
     """The host tier that a configuration asks for; None where it asks for none.
 
     Raises:
@@ -83,18 +86,18 @@ async def hosting(
     folder = await asyncio.to_thread(HostFolder, config.lora_host_folder, config.lora_host_name)
     try:
         async with asyncio.TaskGroup() as loads:
-            desk = HostTierDesk(
+            desk = HostTierLoader(
                 loads, folder, files, config.lora_host_mb << 20, config.lora_plan_mb_s * (1 << 20)
             )
             try:
-                yield Hosting(config, bus, desk, pins)
+                yield HostTierService(config, bus, desk, pins)
             finally:
                 desk.close()
     finally:
         folder.close()
 
 
-async def follow_pins(records: LoraRecords, pins: Pins, hosting: Hosting | None) -> None:
+async def follow_pins(records: LoraRecords, pins: LoraPins, hosting: HostTierService | None) -> None:
     """Tell `pins` of every record, and the host tier of every change of them, for ever."""
 
     def take(key: str, record: LoraRecord | None) -> None:

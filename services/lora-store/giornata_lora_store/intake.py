@@ -17,21 +17,21 @@ from giornata.wire.errors import LoraNotFound
 from giornata.wire.loras import (
     BeginUpload,
     DropUpload,
-    FilePiece,
+    FileChunk,
     FinishUpload,
     KeepUpload,
     LoraRecord,
     LoraState,
     ProfiledLora,
     ReadFile,
-    Received,
     RemoveLora,
     StoredFile,
-    UploadPiece,
+    UploadChunk,
+    UploadProgress,
 )
 from giornata_lora_store.files import LoraFiles
-from giornata_lora_store.folder_shares import FolderShares
-from giornata_lora_store.inspection import Inspection
+from giornata_lora_store.folder_shares import TenantStorageQuotas
+from giornata_lora_store.inspection import LoraHeaderInspector
 from giornata_lora_store.rules.joining import check_share, with_share
 
 TOLD_S: Final = 2.0
@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass
-class Intake:
+class LoraStoreEndpoints:
     """The endpoints of a store.
 
     Every question may be asked twice, and pieces of one upload may go to different instances.
@@ -49,8 +49,8 @@ class Intake:
 
     records: LoraRecords
     files: LoraFiles
-    inspection: Inspection
-    shares: FolderShares
+    inspection: LoraHeaderInspector
+    shares: TenantStorageQuotas
     validate: Callable[[LoraRecord], None]
     """Is told of every LoRA that is to be validated."""
     uploads: int = 0
@@ -59,7 +59,7 @@ class Intake:
     _told_s: dict[str, float] = field(default_factory=dict)
     """When the record of an upload was written here last, on the monotonic clock."""
 
-    async def begin(self, request: BeginUpload) -> Received:
+    async def begin(self, request: BeginUpload) -> UploadProgress:
         """Make an upload."""
         if request.tenant is not None:
             await self.shares.measure()
@@ -78,9 +78,9 @@ class Intake:
                 )
             )
         self.uploads += 1
-        return Received(size_bytes=size_bytes, limit_bytes=self.files.file_bytes)
+        return UploadProgress(size_bytes=size_bytes, limit_bytes=self.files.file_bytes)
 
-    async def piece(self, request: UploadPiece) -> Received:
+    async def piece(self, request: UploadChunk) -> UploadProgress:
         """Keep a piece, then acknowledge it."""
         if request.tenant is not None:
             await self.shares.check(request.tenant, request.upload_id, request.offset + len(request.data))
@@ -89,7 +89,7 @@ class Intake:
         )
         if request.tenant is not None:
             await self._tell(request.tenant, request.upload_id, size_bytes)
-        return Received(size_bytes=size_bytes, limit_bytes=self.files.file_bytes)
+        return UploadProgress(size_bytes=size_bytes, limit_bytes=self.files.file_bytes)
 
     async def finish(self, request: FinishUpload) -> LoraRecord:
         """Make a LoRA of an upload; the same file of the same tenant and model is the same LoRA.
@@ -138,18 +138,18 @@ class Intake:
         await asyncio.to_thread(self.files.keep, path, request.file)
         return request.file
 
-    async def drop(self, request: DropUpload) -> Received:
+    async def drop(self, request: DropUpload) -> UploadProgress:
         """Forget an upload that will not go on."""
         await asyncio.to_thread(self.files.drop, request.upload_id)
         if request.tenant is not None:
             await self._forget_upload(request.tenant, request.upload_id)
-        return Received(size_bytes=0, limit_bytes=self.files.file_bytes)
+        return UploadProgress(size_bytes=0, limit_bytes=self.files.file_bytes)
 
-    async def read(self, request: ReadFile) -> FilePiece:
+    async def read(self, request: ReadFile) -> FileChunk:
         """Give bytes of a file out."""
         data = await asyncio.to_thread(self.files.read, request.sha256, request.offset, request.size_bytes)
         self.read_bytes += len(data)
-        return FilePiece(data=data)
+        return FileChunk(data=data)
 
     async def remove(self, request: RemoveLora) -> LoraRecord:
         """Forget a LoRA, or an upload. Its files stay for edits that have begun, and are swept later."""

@@ -31,19 +31,19 @@ from giornata.wire.loras import (
     ProfiledLora,
     ReadFile,
     RemoveLora,
-    UploadPiece,
+    UploadChunk,
 )
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_lora_store.config import LoraStoreConfig
 from giornata_lora_store.files import LoraFiles
-from giornata_lora_store.folder_shares import FolderShares, names
-from giornata_lora_store.hosting import Hosting, follow_pins, hosting
-from giornata_lora_store.inspection import Inspection
-from giornata_lora_store.intake import Intake
-from giornata_lora_store.rules.headers import Limits
+from giornata_lora_store.folder_shares import TenantStorageQuotas, names
+from giornata_lora_store.hosting import HostTierService, follow_pins, hosting
+from giornata_lora_store.inspection import LoraHeaderInspector
+from giornata_lora_store.intake import LoraStoreEndpoints
+from giornata_lora_store.rules.headers import LoraSizeLimits
 from giornata_lora_store.sharing import SharedFolder
-from giornata_lora_store.validation import Validation
-from giornata_lora_store.wanting import Pins
+from giornata_lora_store.validation import LoraValidator
+from giornata_lora_store.wanting import LoraPins
 
 SWEEP_S: Final = 600.0
 """How often all records are read: for files that no record needs, and for LoRAs that a lost instance has left."""
@@ -56,17 +56,17 @@ class LoraStore:
 
     def __init__(self, config: LoraStoreConfig, bus: Bus, files: LoraFiles, records: LoraRecords) -> None:
         self._config, self._bus, self._files, self._records = config, bus, files, records
-        self._validation = Validation(
+        self._validation = LoraValidator(
             bus, records, instance=config.instance, limit_s=config.lora_validation_s
         )
-        limits = Limits(config.lora_rank, config.lora_tensors)
-        inspection = Inspection(limits, config.lora_header_bytes)
-        shares = self._shares = FolderShares(files, records)
-        self._intake = Intake(records, files, inspection, shares, self._validation.add)
+        limits = LoraSizeLimits(config.lora_rank, config.lora_tensors)
+        inspection = LoraHeaderInspector(limits, config.lora_header_bytes)
+        shares = self._shares = TenantStorageQuotas(files, records)
+        self._intake = LoraStoreEndpoints(records, files, inspection, shares, self._validation.add)
         shared = config.lora_shared_folder
         self._shared = None if shared is None else SharedFolder(shared, self._intake)
-        self._pins = Pins(records)
-        self._hosting: Hosting | None = None
+        self._pins = LoraPins(records)
+        self._hosting: HostTierService | None = None
         self._writable = True
         self._used_bytes = 0
 
@@ -99,7 +99,7 @@ class LoraStore:
         intake, piece = self._intake, partial(Endpoint, limit_bytes=MESSAGE_BYTES)
         endpoints: tuple[Endpoint, ...] = (
             Endpoint(subjects.lora("begin"), BeginUpload, intake.begin),
-            Endpoint(subjects.lora("piece"), UploadPiece, intake.piece),
+            Endpoint(subjects.lora("piece"), UploadChunk, intake.piece),
             Endpoint(subjects.lora("finish"), FinishUpload, intake.finish),
             Endpoint(subjects.lora("keep"), KeepUpload, intake.keep),
             Endpoint(subjects.lora("drop"), DropUpload, intake.drop),

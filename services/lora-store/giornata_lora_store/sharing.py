@@ -16,13 +16,13 @@ import structlog
 from giornata.wire import loras
 from giornata.wire.errors import GiornataError
 from giornata.wire.loras import EVERYONE, LoraRecord, LoraState, StoredFile
-from giornata_lora_store.intake import Intake
+from giornata_lora_store.intake import LoraStoreEndpoints
 from giornata_lora_store.rules.shared_paths import SharedPath, shared_path
 
 log = structlog.get_logger(__name__)
 
 
-class Seen(NamedTuple):
+class FileFingerprint(NamedTuple):
     """By what a file is known to be as it was."""
 
     inode: int
@@ -33,9 +33,9 @@ class Seen(NamedTuple):
 class SharedFolder:
     """What one instance knows of the folder. All instances see the same files, and do the same twice at worst."""
 
-    def __init__(self, folder: Path, intake: Intake) -> None:
+    def __init__(self, folder: Path, intake: LoraStoreEndpoints) -> None:
         self._folder, self._intake = folder, intake
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, FileFingerprint] = {}
         self._ids: dict[str, str] = {}
         """By path: the LoRA that the file is."""
         self._refused: set[str] = set()
@@ -59,7 +59,7 @@ class SharedFolder:
         for path in self._ids.keys() - found.keys():
             await self._forget(path)
 
-    async def _found(self) -> dict[str, tuple[SharedPath, Seen]]:
+    async def _found(self) -> dict[str, tuple[SharedPath, FileFingerprint]]:
         found = await asyncio.to_thread(lambda: dict(self._entries()))
         self.unread = sum(self._seen.get(path) != seen for path, (_, seen) in found.items())
         return found
@@ -113,7 +113,7 @@ class SharedFolder:
             await self._intake.records.delete(await self._intake.records.get(EVERYONE, lora_id))
             log.info("shared_lora_removed", path=path, lora=lora_id)
 
-    def _entries(self) -> Iterator[tuple[str, tuple[SharedPath, Seen]]]:
+    def _entries(self) -> Iterator[tuple[str, tuple[SharedPath, FileFingerprint]]]:
         """Relative path, its meaning and what is seen of each file. No link is followed, so that none leads out."""
         for folder in os.scandir(self._folder):
             if not folder.is_dir(follow_symlinks=False):
@@ -126,7 +126,7 @@ class SharedFolder:
                     continue
                 with suppress(FileNotFoundError):
                     stat = entry.stat(follow_symlinks=False)
-                    yield path, (what, Seen(stat.st_ino, stat.st_size, stat.st_mtime_ns))
+                    yield path, (what, FileFingerprint(stat.st_ino, stat.st_size, stat.st_mtime_ns))
 
     def _refuse(self, path: str, reason: str) -> None:
         if path not in self._refused:

@@ -22,7 +22,7 @@ from giornata.fleet import Fleet
 from giornata.tenant_records import LoraRecords
 from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError, LoraNotFound
-from giornata.wire.loras import Canonical, LoraRecord, LoraState, NormaliseLora
+from giornata.wire.loras import CanonicalLora, LoraRecord, LoraState, NormaliseLora
 from giornata.wire.workers import ServiceState
 
 AT_ONCE: Final = 2
@@ -38,7 +38,7 @@ LEAVING_S: Final = 2.0
 log = structlog.get_logger(__name__)
 
 
-class Validation:
+class LoraValidator:
     """The LoRAs that this instance knows to be unfinished. Used from one event loop; run :meth:`run` once."""
 
     def __init__(self, bus: Bus, records: LoraRecords, *, instance: str, limit_s: float) -> None:
@@ -170,11 +170,11 @@ class Validation:
             lambda now: now.model_copy(update=news) if now.state is LoraState.VALIDATING else None,
         )
 
-    async def _normalised(self, record: LoraRecord) -> Canonical:
+    async def _normalised(self, record: LoraRecord) -> CanonicalLora:
         deadline = Deadline.after_ms(self._limit_s * 1000)
         subject = subjects.prepost("adapter", record.model or "")
         request = NormaliseLora(lora=record, remaining_ms=deadline.remaining_ms())
-        return await self._bus.call(subject, request, Canonical, deadline)
+        return await self._bus.call(subject, request, CanonicalLora, deadline)
 
     @asynccontextmanager
     async def _working(self, record: LoraRecord) -> AsyncIterator[None]:

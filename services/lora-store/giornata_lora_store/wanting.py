@@ -27,7 +27,7 @@ AGAIN_S: Final = 1.0
 log = structlog.get_logger(__name__)
 
 
-class Plan:
+class HostTierPlan:
     """The latest wanted set for one tier."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Plan:
         log.warning("plan_ignored", why=why, what=what[:200])
 
 
-class Pins:
+class LoraPins:
     """What the catalogue pins, and how much it may: the least budget of the host tiers that are known."""
 
     def __init__(self, records: LoraRecords) -> None:

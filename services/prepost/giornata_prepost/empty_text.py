@@ -15,7 +15,7 @@ from giornata.blobs import BlobStore
 from giornata.wire.jobs import BlobRef
 from giornata_prepost.families.protocol import ImageModel, SeenPictures
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.work import ModelThread, Precedence
+from giornata_prepost.work import CallPriority, ModelThread
 
 TTL_S: Final = 24 * 3600
 """How long it is kept in the blob store; it is written again once it is gone."""
@@ -25,7 +25,7 @@ SIZES: Final = 16
 """Picture sizes, or pictures, of which an instance remembers it, where the family's text varies with them."""
 
 
-class EmptyText:
+class EmptyPromptCache:
     """One instance's; its claim checks are those of `instance`."""
 
     def __init__(self, model: ImageModel, thread: ModelThread, blobs: BlobStore, instance: str) -> None:
@@ -56,7 +56,7 @@ class EmptyText:
 
     async def _encoded(self, key: str, size: Size, seen: SeenPictures) -> bytes:
         if key not in self._packed:
-            text, _ = await self._thread.timed(Precedence.BEGIN, self._model.encode_text, "", size, seen)
+            text, _ = await self._thread.timed(CallPriority.BEGIN, self._model.encode_text, "", size, seen)
             self._packed[key] = await asyncio.to_thread(tensors.pack, text)
         packed = self._packed[key]
         self._packed.move_to_end(key)

@@ -35,7 +35,7 @@ MOST_TOKENS: Final = 16_384
 """Most tokens of a prompt that no family cuts: memory and time grow with their square."""
 
 
-class Inputs(NamedTuple):
+class EncodingInputs(NamedTuple):
     """What encoding reads beside the job: safetensors of its inspection, and text parts of its LoRAs."""
 
     prepared: bytes | None
@@ -45,7 +45,7 @@ class Inputs(NamedTuple):
     text_loras: tuple[TextLora, ...] = ()
 
 
-class Encoded(NamedTuple):
+class JobConditioning(NamedTuple):
     """The conditioning of a job."""
 
     text: Tensors
@@ -60,7 +60,7 @@ class Encoded(NamedTuple):
     """safetensors, see :attr:`giornata.wire.jobs.Encoding.references`; None without any."""
 
 
-def encoded(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Encoded:
+def encoded(model: ImageModel, job: Job, inputs: EncodingInputs, size: Size) -> JobConditioning:
     """The conditioning of a job whose picture has this `size`.
 
     Raises:
@@ -98,7 +98,7 @@ def encoded(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Encoded:
         )
     names = [control_name(index) for index in range(len(job.controls))]
     negative = parameters.negative_prompt if guided_by(job) is not None else None
-    return Encoded(
+    return JobConditioning(
         text,
         *_packed(rows, names, shared=controls.shared),
         prompt_tokens,
@@ -123,7 +123,7 @@ def template_row(model: ImageModel, prepared: bytes) -> bytes:
     return tensors.pack(row)
 
 
-def _text(model: ImageModel, job: Job, inputs: Inputs, size: Size) -> Tensors:
+def _text(model: ImageModel, job: Job, inputs: EncodingInputs, size: Size) -> Tensors:
     """Both halves of the job's text, under the text parts of its LoRAs."""
     if job.regions and model.text_varies_with_picture:
         raise NotSupported(
@@ -161,7 +161,7 @@ def _picture(prepared: bytes, region: str = "") -> tuple[Pixels, npt.NDArray[np.
 
 
 def _region_rows(
-    model: ImageModel, job: Job, inputs: Inputs, *, seeds: Sequence[int], draws: bool
+    model: ImageModel, job: Job, inputs: EncodingInputs, *, seeds: Sequence[int], draws: bool
 ) -> Iterator[Tensors]:
     """A row for each region, as an edit of its crop alone would have it."""
     if inputs.prepared is None or job.parameters.strength is None:
@@ -171,7 +171,7 @@ def _region_rows(
         yield from model.encode_rows(image, mask, [seed], draws=draws, strength=job.parameters.strength)
 
 
-def _controls(model: ImageModel, job: Job, inputs: Inputs) -> ControlEncoding:
+def _controls(model: ImageModel, job: Job, inputs: EncodingInputs) -> ControlEncoding:
     if not job.controls:
         return ControlEncoding(nothing, shared=True)
     if not isinstance(model, ControlledModel):

@@ -17,11 +17,11 @@ from giornata.wire.jobs import BlobRef, Inspection, Job
 from giornata.wire.messages import FinishRequest
 from giornata.wire.models import ModelCard, Task
 from giornata_prepost.images import generation
-from giornata_prepost.images.controls import View, control_images
+from giornata_prepost.images.controls import ModelCrop, control_images
 from giornata_prepost.images.each_region import inspect_regions
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.references import prepare
-from giornata_prepost.images.stages import Controls, Inspected, PixelLimits, inspect
+from giornata_prepost.images.stages import ControlFiles, InspectedEdit, PixelLimits, inspect
 from giornata_prepost.work import ImagePool
 
 
@@ -43,7 +43,7 @@ async def store_intermediate(blobs: BlobStore, job: Job, name: str, data: bytes)
     return await blobs.put(new_key(job.folder, name), data, job.intermediate_ttl_s)
 
 
-def inspection_of(found: Inspected, compute_ms: float, **stored: BlobRef | None) -> Inspection:
+def inspection_of(found: InspectedEdit, compute_ms: float, **stored: BlobRef | None) -> Inspection:
     """The measures for the router, with claim checks instead of blobs: `stored`, by the names of these."""
     blobs = dict.fromkeys(("prepared", "alpha", "references", "controls")) | stored
     return Inspection.model_validate(vars(found) | blobs | {"compute_ms": compute_ms})
@@ -59,7 +59,7 @@ def latents_of(data: bytes, request: FinishRequest) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Inspecting:
+class ImageInspector:
     """One instance's, for the model of `card`."""
 
     blobs: BlobStore
@@ -88,7 +88,7 @@ class Inspecting:
         }
         return inspection_of(found, compute_ms, **stored)
 
-    async def measured(self, job: Job) -> tuple[Inspected, float]:
+    async def measured(self, job: Job) -> tuple[InspectedEdit, float]:
         """What inspecting an edit finds, and the milliseconds that it took in a process of the pool."""
         if job.image is None:
             raise InputLost("A job without image has nothing to inspect.", received=job.job_id)
@@ -100,7 +100,7 @@ class Inspecting:
             work = self.pool.timed(inspect_regions, *each, limit_s=self.timeout_s)
         else:
             mask = await self.blobs.get(job.mask) if job.mask else None
-            controls = Controls(await self._files(job.control_images), job.controls)
+            controls = ControlFiles(await self._files(job.control_images), job.controls)
             edit = (image, mask, job.parameters, self.card, self.limits, references, controls)
             work = self.pool.timed(inspect, *edit, limit_s=self.timeout_s)
         with span("inspect pictures") as inspecting:
@@ -122,7 +122,7 @@ class Inspecting:
                 found = await self._with(measured(beside.grids), job, "references", beside.packed, compute_ms)
             if job.controls:
                 files, size = await self._files(job.control_images), model_size(found)
-                view = View(size, None, size)
+                view = ModelCrop(size, None, size)
                 packed, compute_ms = await in_pool(control_images, files, job.controls, view, most)
                 found = await self._with(found, job, "controls", packed, compute_ms)
         return found

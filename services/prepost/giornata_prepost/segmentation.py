@@ -16,15 +16,15 @@ from giornata.wire.masks import MASK, FoundRegion, MaskCard, MaskReply, MaskRequ
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.regions import (
-    Candidate,
+    Detection,
+    RegionCriteria,
     Seen,
-    Shown,
-    Wanted,
+    SegmentedRegion,
     best_score,
     finished,
     looked_at,
 )
-from giornata_prepost.work import ImagePool, ModelThread, Precedence
+from giornata_prepost.work import CallPriority, ImagePool, ModelThread
 
 SEEN_PIXELS: Final = 2 << 20
 """A picture enters a segmenter with at most so many; all known ones scale it down further."""
@@ -35,7 +35,7 @@ class Segmenter(Protocol):
 
     card: MaskCard
 
-    def seen(self, picture: Pixels, words: str, wanted: Wanted) -> Seen:
+    def seen(self, picture: Pixels, words: str, wanted: RegionCriteria) -> Seen:
         """What it sees of `words` in a picture (height, width, 3); `wanted` spares work for what is not taken.
 
         InvalidField where the words have more tokens than it reads.
@@ -46,7 +46,7 @@ class Segmenter(Protocol):
 class Refiner(Protocol):
     """Draws outlines in boxes. Used from one thread."""
 
-    def outlined(self, picture: Pixels, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    def outlined(self, picture: Pixels, candidates: tuple[Detection, ...]) -> tuple[Detection, ...]:
         """The candidates with the heat of what is in their boxes."""
         ...
 
@@ -56,13 +56,13 @@ def rehearse_segmenter(segmenter: Segmenter) -> None:
 
     Failed where what is seen is not finite.
     """
-    seen = segmenter.seen(np.zeros((64, 64, 3), np.uint8), "a", Wanted(segmenter.card.threshold, 1))
+    seen = segmenter.seen(np.zeros((64, 64, 3), np.uint8), "a", RegionCriteria(segmenter.card.threshold, 1))
     if not isfinite(best_score(seen)):
         raise Failed("The mask model computes values that are not finite.", received=segmenter.card.name)
 
 
 @dataclass(frozen=True)
-class Finding:
+class SegmentationHandler:
     """One instance's, with one segmenter."""
 
     config: PrepostConfig
@@ -78,7 +78,7 @@ class Finding:
         card = self.segmenter.card
         threshold = card.threshold if request.threshold is None else request.threshold
         limit_s = self.config.image_timeout_s
-        wanted = Wanted(threshold, request.max_regions, request.each)
+        wanted = RegionCriteria(threshold, request.max_regions, request.each)
         async with self.held:
             image = await self.blobs.get(request.image)
             (picture, size), _ = await self.pool.timed(
@@ -86,7 +86,7 @@ class Finding:
             )
             with span("segment") as segmenting:
                 seen, compute_ms = await self.thread.timed(
-                    Precedence.BEGIN, self.segmenter.seen, picture, request.prompt, wanted
+                    CallPriority.BEGIN, self.segmenter.seen, picture, request.prompt, wanted
                 )
                 segmenting.note(compute_ms=compute_ms)
             masks, _ = await self.pool.timed(finished, seen, size, wanted, request.prompt, limit_s=limit_s)
@@ -101,7 +101,7 @@ class Finding:
             compute_ms=compute_ms,
         )
 
-    async def _region(self, request: MaskRequest, index: int, found: Shown) -> FoundRegion:
+    async def _region(self, request: MaskRequest, index: int, found: SegmentedRegion) -> FoundRegion:
         mask = None
         if found.png is not None:
             mask = await self.blobs.put(request.folder + region_name(index), found.png, request.ttl_s)

@@ -23,7 +23,7 @@ from giornata.wire.errors import Failed, InvalidField
 from giornata.wire.masks import MaskCard
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.pictures import Pixels
-from giornata_prepost.images.regions import Candidate, HeatMap, Wanted, distinct
+from giornata_prepost.images.regions import Detection, HeatMap, RegionCriteria, distinct
 from giornata_prepost.segmentation import Refiner, Segmenter
 
 UNNAMED: Final = 1 << 20
@@ -68,7 +68,7 @@ class ClipSeg:
         self._network, self._device = network.to(device).eval(), device
 
     @torch.no_grad()
-    def seen(self, picture: Pixels, words: str, wanted: Wanted) -> HeatMap:  # noqa: ARG002 - the map has all of them
+    def seen(self, picture: Pixels, words: str, wanted: RegionCriteria) -> HeatMap:  # noqa: ARG002 - the map has all of them
         """The map, of the network's own size: (352, 352) of published ones."""
         text = self._network.config.text_config
         words = checked(words, self._processor.tokenizer, text.max_position_embeddings)
@@ -97,7 +97,7 @@ class Sam2:
         self._side: int = network.config.prompt_encoder_config.image_size
 
     @torch.no_grad()
-    def outlined(self, picture: Pixels, candidates: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+    def outlined(self, picture: Pixels, candidates: tuple[Detection, ...]) -> tuple[Detection, ...]:
         """The candidates with the heat of their outlines, of the network's own size: (256, 256)."""
         boxes = torch.tensor([one.box for one in candidates], device=self._device).clamp(0, 1) * self._side
         told = self._network(
@@ -141,7 +141,7 @@ class Detector:
         self._network, self._device, self._refiner = network.to(device).eval(), device, refiner
 
     @torch.no_grad()
-    def seen(self, picture: Pixels, words: str, wanted: Wanted) -> tuple[Candidate, ...]:
+    def seen(self, picture: Pixels, words: str, wanted: RegionCriteria) -> tuple[Detection, ...]:
         """The best candidates, one for each thing; those that are taken are outlined.
 
         Where none has the score that is wanted, the best one alone.
@@ -159,7 +159,7 @@ class Detector:
         boxes = (told["boxes"] / sides).cpu().tolist()
         scores = told["scores"].cpu().tolist()
         every = [
-            Candidate(score, (box[0], box[1], box[2], box[3]))
+            Detection(score, (box[0], box[1], box[2], box[3]))
             for score, box in zip(scores, boxes, strict=True)
         ]
         taken = distinct(every, wanted)

@@ -45,7 +45,7 @@ from giornata.wire.values import Intermediate
 from giornata.wire.workers import PrepostState, ServiceName, ServiceState
 from giornata_prepost import encoding
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.empty_text import EmptyText
+from giornata_prepost.empty_text import EmptyPromptCache
 from giornata_prepost.families.protocol import ImageModel, rehearse
 from giornata_prepost.images import generation
 from giornata_prepost.images.each_region import finish_regions
@@ -53,18 +53,18 @@ from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.stages import PixelLimits, finish, inspect_template
 from giornata_prepost.inspecting import (
-    Inspecting,
+    ImageInspector,
     inspection_of,
     latents_of,
     model_size,
     new_key,
     store_intermediate,
 )
-from giornata_prepost.loras.normaliser import Normaliser
-from giornata_prepost.loras.text_parts import TextParts
+from giornata_prepost.loras.normaliser import LoraNormaliser
+from giornata_prepost.loras.text_parts import TextLoraCache
 from giornata_prepost.loras.work import LoraPool
-from giornata_prepost.segmentation import Finding, Segmenter, rehearse_segmenter
-from giornata_prepost.work import ImagePool, ModelThread, Precedence
+from giornata_prepost.segmentation import SegmentationHandler, Segmenter, rehearse_segmenter
+from giornata_prepost.work import CallPriority, ImagePool, ModelThread
 
 Q = TypeVar("Q", bound=Question)
 R = TypeVar("R", bound=BaseModel)
@@ -93,16 +93,16 @@ class Prepost:
         self._limits = PixelLimits(config.max_pixels, config.model_pixels)
         # of two edits a process has in memory, one is computed while the other's pictures arrive
         self._held = asyncio.Semaphore(2 * config.image_processes)
-        self._inspecting = Inspecting(
+        self._inspecting = ImageInspector(
             blobs, pool, model.card, self._limits, config.image_timeout_s, self._held
         )
         self._thread = ModelThread()
         self._finding = None
         if segmenter is not None:
-            self._finding = Finding(config, blobs, pool, self._thread, segmenter, self._held)
+            self._finding = SegmentationHandler(config, blobs, pool, self._thread, segmenter, self._held)
         self._answering: dict[asyncio.Timeout, str] = {}
         """Questions in progress, by their time limit."""
-        self._empty_text = EmptyText(model, self._thread, blobs, config.instance)
+        self._empty_text = EmptyPromptCache(model, self._thread, blobs, config.instance)
         self._cut_off_s: float | None = None
         """The end of draining, on the loop's clock."""
 
@@ -118,9 +118,9 @@ class Prepost:
             stack.callback(self._thread.close)
             folder = stack.enter_context(scratch_folder())
             loras = await stack.enter_async_context(LoraPool())
-            await self._thread.timed(Precedence.BEGIN, rehearse, self._model)
+            await self._thread.timed(CallPriority.BEGIN, rehearse, self._model)
             if self._finding is not None:
-                await self._thread.timed(Precedence.BEGIN, rehearse_segmenter, self._finding.segmenter)
+                await self._thread.timed(CallPriority.BEGIN, rehearse_segmenter, self._finding.segmenter)
             endpoints = self._endpoints(bus, loras, folder)
             await stack.enter_async_context(bus.serve("prepost", *endpoints, instance=self._config.instance))
             await stack.enter_async_context(telemetry(bus, self._config.telemetry_hz, self._state))
@@ -136,11 +136,11 @@ class Prepost:
         """What is answered; text parts of LoRAs are kept in `text_folder`."""
         config = self._config
         masks = [] if self._finding is None else [self._until_cut_off(self._finding.answer)]
-        texts = TextParts(
+        texts = TextLoraCache(
             bus, text_folder, file_bytes=config.lora_file_bytes, kept_bytes=config.lora_text_bytes
         )
         encode = partial(self.encode, texts=texts)
-        normaliser = Normaliser(bus, loras, self._model.card, config)
+        normaliser = LoraNormaliser(bus, loras, self._model.card, config)
         stages: dict[str, tuple[type[Question], Callable[..., Awaitable[BaseModel]]]] = {
             "inspect": (InspectRequest, self._until_cut_off(self.inspect)),
             "encode": (EncodeRequest, self._until_cut_off(encode)),
@@ -166,7 +166,7 @@ class Prepost:
         job.check_model(self._model.card)
         return await self._inspecting.inspection(job)
 
-    async def encode(self, request: EncodeRequest, texts: TextParts) -> Encoding:
+    async def encode(self, request: EncodeRequest, texts: TextLoraCache) -> Encoding:
         """Conditioning of the job and of each of its rows; `texts` has the text parts of its LoRAs."""
         job = request.job
         job.check_model(self._model.card)
@@ -175,11 +175,11 @@ class Prepost:
             None if ref is None else await intermediate(self._blobs, ref, Intermediate.PREPARED)
             for ref in (inspection.prepared, inspection.references, inspection.controls)
         ]
-        inputs = encoding.Inputs(prepared, references, controls, await texts.of(job.loras))
+        inputs = encoding.EncodingInputs(prepared, references, controls, await texts.of(job.loras))
         size = model_size(inspection)
         with span("encode") as encoding_span:
             made, compute_ms = await self._thread.timed(
-                Precedence.BEGIN, encoding.encoded, self._model, job, inputs, size
+                CallPriority.BEGIN, encoding.encoded, self._model, job, inputs, size
             )
             encoding_span.note(compute_ms=compute_ms)
         store = partial(store_intermediate, self._blobs, job)
@@ -218,7 +218,7 @@ class Prepost:
         with span("decode", index=request.index) as decoding:
             for ref in (request.latents, *request.others):
                 latents = latents_of(await intermediate(self._blobs, ref, Intermediate.LATENTS), request)
-                decoded.append(await self._thread.timed(Precedence.FINISH, decode, latents, size))
+                decoded.append(await self._thread.timed(CallPriority.FINISH, decode, latents, size))
             decode_ms = sum(took_ms for _, took_ms in decoded)
             decoding.note(compute_ms=decode_ms)
         painted = [pixels for pixels, _ in decoded]
@@ -244,7 +244,7 @@ class Prepost:
                 inspect_template, *edit, limit_s=self._config.image_timeout_s
             )
         row, _ = await self._thread.timed(
-            Precedence.BEGIN, encoding.template_row, self._model, found.prepared
+            CallPriority.BEGIN, encoding.template_row, self._model, found.prepared
         )
         size = Size(found.model_width, found.model_height)
         seen = encoding.seen_by(self._model, found.prepared)

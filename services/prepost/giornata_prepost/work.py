@@ -153,7 +153,7 @@ class ImagePool(WorkPool):
         return ImageUnreadable("Working on the image ends the process that does it.")
 
 
-class Precedence(IntEnum):
+class CallPriority(IntEnum):
     """Which waiting call goes first; equals in order of arrival.
 
     No call starves: at most as many edits finish as have begun.
@@ -168,11 +168,13 @@ class ModelThread:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="model")
-        self._waiting: PriorityQueue[tuple[Precedence, int, Future[Any], Callable[[], Any]]] = PriorityQueue()
+        self._waiting: PriorityQueue[tuple[CallPriority, int, Future[Any], Callable[[], Any]]] = (
+            PriorityQueue()
+        )
         self._tickets = count()
 
     async def timed(
-        self, turn: Precedence, function: Callable[[*Arguments], Result], *args: *Arguments
+        self, turn: CallPriority, function: Callable[[*Arguments], Result], *args: *Arguments
     ) -> tuple[Result, float]:
         """`function(*args)` in the thread, and the milliseconds it took there.
 

@@ -9,7 +9,7 @@ from functools import partial
 from giornata import runtime
 from giornata.blobs import open_blobs
 from giornata.bus import bus, streams
-from giornata.records import Quarantine, Records
+from giornata.records import JobRecordStore, Quarantine
 from giornata.retries import just_made
 from giornata.wire.workers import ServiceName
 from giornata_router.config import RouterConfig
@@ -32,7 +32,7 @@ async def main(config: RouterConfig, stop: asyncio.Event) -> None:
         await streams.ensure_queue(
             jetstream, replicas=replicas, max_messages=config.max_messages, store_bytes=store_bytes
         )
-        records = await just_made(partial(Records.open, jetstream, linger_s=config.record_linger_s))
+        records = await just_made(partial(JobRecordStore.open, jetstream, linger_s=config.record_linger_s))
         quarantine = await just_made(partial(Quarantine.open, jetstream))
         await Router(connected, blobs, records, quarantine, config).run(stop)
 

@@ -12,10 +12,10 @@ import structlog
 from nats.aio.msg import Msg
 
 from giornata.bus.work_queue import acknowledge
-from giornata.records import Revised
+from giornata.records import RecordRevision
 from giornata.scheduling.waiting import QueuedJob
 from giornata.seeing import spans
-from giornata.seeing.told import Kind
+from giornata.seeing.told import TraceSpanKind
 from giornata.wire import codec
 from giornata.wire.errors import GiornataError, JobNotFound, ServiceUnavailable, StoreFull
 from giornata.wire.jobs import Job
@@ -23,8 +23,8 @@ from giornata.wire.progress import JobRecord
 from giornata.wire.values import ComputeTimes, StageTimes
 from giornata_router.lease import LeaseEndedError
 from giornata_router.rules import transitions
-from giornata_router.tools import Tools
-from giornata_router.walk import Walk
+from giornata_router.tools import RouterContext
+from giornata_router.walk import JobRunner
 
 FIRST_PAUSE_S: Final = 1.0
 MOST_PAUSE_S: Final = 60.0
@@ -46,7 +46,7 @@ class HeldJob:
     """Where the message is acknowledged; empty until it is delivered."""
     sequence: int = 0
     """The message's number in the stream; 0 until it is delivered."""
-    walk: Walk | None = None
+    walk: JobRunner | None = None
     cancelled: bool = False
     """A cancel was heard, maybe before there was a walk."""
     tries: int = 0
@@ -80,7 +80,7 @@ class HeldJob:
         return min(MOST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.tries - 1, 10))
 
 
-async def carry(tools: Tools, held: HeldJob) -> bool:
+async def carry(tools: RouterContext, held: HeldJob) -> bool:
     """Carry a job to its end, and take its message out of the queue; False if that has to be tried again."""
     job_id = held.job.job_id
     try:
@@ -101,12 +101,12 @@ async def carry(tools: Tools, held: HeldJob) -> bool:
     return False
 
 
-async def _walk(tools: Tools, held: HeldJob) -> None:
+async def _walk(tools: RouterContext, held: HeldJob) -> None:
     job = codec.decode(Job, held.data)
     waited_s, held.waits_since_s = time.monotonic() - held.waits_since_s, time.monotonic()
     with spans.span(
         "job",
-        Kind.TAKES,
+        TraceSpanKind.TAKES,
         root=True,
         parent=spans.below(job.traceparent),
         began_ago_s=waited_s,
@@ -117,7 +117,7 @@ async def _walk(tools: Tools, held: HeldJob) -> None:
         tries=held.tries + 1,
     ) as span:
         spans.past("queue", waited_s)
-        held.walk = Walk(tools, await _known(tools, held, job), waited_s * 1e3)
+        held.walk = JobRunner(tools, await _known(tools, held, job), waited_s * 1e3)
         if held.cancelled:
             held.walk.cancel()
         try:
@@ -130,24 +130,24 @@ async def _walk(tools: Tools, held: HeldJob) -> None:
         _tell(job, record)
 
 
-async def _known(tools: Tools, held: HeldJob, job: Job) -> Revised[JobRecord]:
+async def _known(tools: RouterContext, held: HeldJob, job: Job) -> RecordRevision[JobRecord]:
     """The record of a job: as its submission has just written it, or as it stands."""
     record = transitions.accepted(job)
     revision = await held.first_revision()
     if revision is None:  # the router that accepted it may have died before it wrote the record
         revision = await tools.records.create(record)
-    return await tools.records.read(job.job_id) if revision is None else Revised(record, revision)
+    return await tools.records.read(job.job_id) if revision is None else RecordRevision(record, revision)
 
 
-async def _give_up(tools: Tools, held: HeldJob, error: GiornataError) -> bool:
+async def _give_up(tools: RouterContext, held: HeldJob, error: GiornataError) -> bool:
     """End a job with a record that cannot be read, since nothing else will: its time is over."""
     job = codec.decode(Job, held.data)
-    times = transitions.Times(StageTimes(queue=job.budget_ms), ComputeTimes(), job.budget_ms)
+    times = transitions.JobTimes(StageTimes(queue=job.budget_ms), ComputeTimes(), job.budget_ms)
     record = transitions.closed(transitions.accepted(job), error, times)
     try:
         await tools.quarantine.put(record)
-        known = Revised(record, await tools.records.put(record))
-        await Walk(tools, known, 0.0).to_the_end()
+        known = RecordRevision(record, await tools.records.put(record))
+        await JobRunner(tools, known, 0.0).to_the_end()
         await acknowledge(tools.bus.client, held.reply)
     except (nats.errors.Error, StoreFull, LeaseEndedError) as failure:
         log.warning("job_not_given_up", job=job.job_id, error=repr(failure))
@@ -157,7 +157,7 @@ async def _give_up(tools: Tools, held: HeldJob, error: GiornataError) -> bool:
     return True
 
 
-async def heed_record(tools: Tools, held: HeldJob) -> None:
+async def heed_record(tools: RouterContext, held: HeldJob) -> None:
     """Cancel a carried job if its record says so."""
     try:
         if (await tools.records.get(held.job.job_id)).cancel:
@@ -166,12 +166,12 @@ async def heed_record(tools: Tools, held: HeldJob) -> None:
         log.warning("record_not_heeded", job=held.job.job_id, error=repr(error))
 
 
-async def end_unheld(tools: Tools, job_id: str) -> None:
+async def end_unheld(tools: RouterContext, job_id: str) -> None:
     """End a job that has not come yet, if its record says that it is cancelled; its message goes when it comes."""
     try:
         known = await tools.records.read(job_id)
         if known.record.cancel and not known.record.state.terminal:
-            await Walk(tools, known, 0.0).to_the_end()
+            await JobRunner(tools, known, 0.0).to_the_end()
     except JobNotFound:
         log.info("cancel_of_unknown_job", job=job_id)
     except (GiornataError, nats.errors.Error, LeaseEndedError) as error:

@@ -16,10 +16,10 @@ import nats.errors
 import structlog
 
 from giornata.cancellation import heed_cancel
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.line import Claim
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.line import SchedulingParams
 from giornata.seeing import spans
-from giornata.seeing.told import Kind
+from giornata.seeing.told import TraceSpanKind
 from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError, JobCancelled, Overloaded
 from giornata.wire.events import DenoisedEvent
 from giornata.wire.jobs import Encoding, Inspection, JobState
@@ -27,9 +27,9 @@ from giornata.wire.messages import RunAnswer, RunRequest
 from giornata.wire.progress import Assignment, JobRecord, RowRecord, assignments
 from giornata_router.dispatch import NoReport, Outcome, PendingRows
 from giornata_router.lease import LeaseEndedError
-from giornata_router.live_record import EndedError, LiveRecord
+from giornata_router.live_record import JobEndedError, LiveJobRecord
 from giornata_router.rules import transitions
-from giornata_router.tools import RUN_REPLY_S, Tools
+from giornata_router.tools import RUN_REPLY_S, RouterContext
 
 LOST: Final = frozenset(why.name.lower() for why in (NoReport.LOST, NoReport.UNLISTED, NoReport.STALLED))
 """How attempts end whose worker is at fault."""
@@ -37,14 +37,19 @@ LOST: Final = frozenset(why.name.lower() for why in (NoReport.LOST, NoReport.UNL
 log = structlog.get_logger(__name__)
 
 
-class Computing:
+class DenoiseStage:
     """Make it once the job is encoded, then await :meth:`run` once.
 
     `fetching` is the worker that was told to load what the rows need while they were encoded.
     """
 
     def __init__(
-        self, tools: Tools, live: LiveRecord, inspection: Inspection, encoding: Encoding, fetching: str | None
+        self,
+        tools: RouterContext,
+        live: LiveJobRecord,
+        inspection: Inspection,
+        encoding: Encoding,
+        fetching: str | None,
     ) -> None:
         self._tools, self._dispatch = tools, tools.dispatch
         self._live, self._sheet, self._job = live, live.sheet, live.job
@@ -148,7 +153,12 @@ class Computing:
         job_id, attempt = self._job.job_id, assignment.attempt
         links = {self._left_by[row.index]: None for row in rows if row.index in self._left_by}
         with spans.span(
-            "attempt", Kind.ASKS, parent=self._within, links=links, attempt=attempt, worker=assignment.worker
+            "attempt",
+            TraceSpanKind.ASKS,
+            parent=self._within,
+            links=links,
+            attempt=attempt,
+            worker=assignment.worker,
         ) as span:
             async with self._dispatch.expecting(job_id, attempt) as report:
                 if adopted:
@@ -231,15 +241,15 @@ class Computing:
             most = limit - 1
         return await self._live.change(lambda record: transitions.lost(record, assignment, why, at_most=most))
 
-    def _demand(self, rows: Sequence[RowRecord]) -> Demand:
+    def _demand(self, rows: Sequence[RowRecord]) -> JobDemand:
         record, limit = self._live.record, self._tools.config.max_failures
         return transitions.demand(record, self._inspection, rows, self._encoding, max_failures=limit)
 
-    def _claim(self, demand: Demand) -> Claim:
+    def _claim(self, demand: JobDemand) -> SchedulingParams:
         job = self._job
-        return Claim(job.priority, job.tenant, job.weight, self._denoised_by_s(demand))
+        return SchedulingParams(job.priority, job.tenant, job.weight, self._denoised_by_s(demand))
 
-    def _denoised_by_s(self, demand: Demand) -> float | None:
+    def _denoised_by_s(self, demand: JobDemand) -> float | None:
         """When the rows have to be computed for the job to end as its client wishes, by the monotonic clock."""
         slo_ms = self._job.parameters.slo_ms
         if slo_ms is None:
@@ -262,6 +272,6 @@ def _outcome(outcome: Outcome) -> str:
 
 def _foremost(group: ExceptionGroup) -> Exception:
     """The error that says what becomes of the job, where several attempts failed at once."""
-    kinds = (LeaseEndedError, EndedError, JobCancelled, GiornataError, nats.errors.Error, Exception)
+    kinds = (LeaseEndedError, JobEndedError, JobCancelled, GiornataError, nats.errors.Error, Exception)
     found = [_foremost(error) if isinstance(error, ExceptionGroup) else error for error in group.exceptions]
     return min(found, key=lambda error: [isinstance(error, kind) for kind in kinds].index(True))

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from giornata.bus.streams import LINGER_S
 from giornata.config import ServiceConfig
-from giornata.residency.plans.naming import PlacementName
-from giornata.scheduling.line import AGEING_S, LineName
+from giornata.residency.plans.naming import ResidencyPlanName
+from giornata.scheduling.line import AGEING_S, QueueOrder
 from giornata.scheduling.policies import LOAD_WEIGHT, PolicyName
 
 
@@ -31,13 +31,13 @@ class RouterConfig(ServiceConfig):
         description="How a worker is chosen: by predicted finish; by deadline; or as one of the baselines does. `rock` "
         "matches queues of alike jobs with workers, and needs the extra `rock`.",
     )
-    line: LineName | None = Field(
+    line: QueueOrder | None = Field(
         None,
         description="Whose turn comes next: `fair`, tenants take turns; `kinds`, ROCK's queues of alike jobs, which "
         "needs the extra `rock`. Default `fair`; `kinds` for the policy `rock`.",
     )
-    placement: PlacementName = Field(
-        PlacementName.USE,
+    placement: ResidencyPlanName = Field(
+        ResidencyPlanName.USE,
         description="What the host tiers of LoRAs, and memories of workers, should hold: `use`, what is used most for "
         "what another load costs; `off`, what jobs needed; as one of the baselines, `rock`, with the extra `rock`, or "
         "`proactive`.",
@@ -98,21 +98,21 @@ class RouterConfig(ServiceConfig):
 
     @model_validator(mode="after")
     def _kinds_can_be_fitted(self) -> Self:
-        asked = "line=kinds" if self.line is LineName.KINDS else f"policy={self.policy}"
-        if self.policy is PolicyName.DEADLINE_AWARE and self.line_name is LineName.KINDS:
+        asked = "line=kinds" if self.line is QueueOrder.KINDS else f"policy={self.policy}"
+        if self.policy is PolicyName.DEADLINE_AWARE and self.line_name is QueueOrder.KINDS:
             raise ValueError(
                 "received policy=deadline_aware with line=kinds, which knows no deadlines; accepted is fair"
             )
-        if self.policy is PolicyName.ROCK or self.line_name is LineName.KINDS:
+        if self.policy is PolicyName.ROCK or self.line_name is QueueOrder.KINDS:
             require_rock(asked)
-        if self.placement is PlacementName.ROCK:
+        if self.placement is ResidencyPlanName.ROCK:
             require_rock(f"placement={self.placement}")
         return self
 
     @property
-    def line_name(self) -> LineName:
+    def line_name(self) -> QueueOrder:
         """The line that is used."""
-        return self.line or (LineName.KINDS if self.policy is PolicyName.ROCK else LineName.FAIR)
+        return self.line or (QueueOrder.KINDS if self.policy is PolicyName.ROCK else QueueOrder.FAIR)
 
     @property
     def max_messages(self) -> int:

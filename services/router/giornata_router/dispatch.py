@@ -11,8 +11,8 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final
 
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.line import Claim, Key, Line
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.line import Key, RowQueue, SchedulingParams
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.scheduler import Scheduler, likely
@@ -41,7 +41,7 @@ Outcome = DenoisedEvent | NoReport
 class PendingRows:
     """Rows of one job in the line, and what was decided about them that the job has not taken yet."""
 
-    def __init__(self, rows: Sequence[int], numbers: Iterator[int], claim: Claim) -> None:
+    def __init__(self, rows: Sequence[int], numbers: Iterator[int], claim: SchedulingParams) -> None:
         self.claim = claim
         self.left = list(rows)
         """Rows that have no worker."""
@@ -85,7 +85,7 @@ class Dispatch:
         self,
         scheduler: Scheduler,
         placement: Placement,
-        line: Line,
+        line: RowQueue,
         connected: Callable[[], bool] = lambda: True,
         listened_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,7 +93,7 @@ class Dispatch:
         self._scheduler, self._connected, self._listened_s = scheduler, connected, listened_s
         self._pending: dict[Key, PendingRows] = {}
         self._reports: dict[Attempt, asyncio.Future[Outcome]] = {}
-        self._claims: dict[Attempt, Claim] = {}
+        self._claims: dict[Attempt, SchedulingParams] = {}
         """Those of the attempts at workers."""
         self._shares_s = 0.0
         """Time of the next check for rows that have to give way."""
@@ -117,11 +117,11 @@ class Dispatch:
         for attempt in list(self._reports):
             self._resolve(attempt, NoReport.RECHECK)
 
-    def likely(self, demand: Demand) -> str | None:
+    def likely(self, demand: JobDemand) -> str | None:
         """See :func:`giornata.scheduling.scheduler.likely`."""
         return likely(self._scheduler, self.placement, demand, time.monotonic())
 
-    def fetching(self, worker: str, demand: Demand) -> None:
+    def fetching(self, worker: str, demand: JobDemand) -> None:
         """A worker was told to load what `demand` needs."""
         self.placement.fetch(worker, demand, self._listened_s())
 
@@ -130,8 +130,8 @@ class Dispatch:
         self,
         job_id: str,
         rows: Sequence[int],
-        demand: Demand,
-        claim: Claim,
+        demand: JobDemand,
+        claim: SchedulingParams,
         *,
         numbers: Iterator[int],
         fetching: str | None = None,
@@ -153,7 +153,7 @@ class Dispatch:
             for assignment in pending.placed:
                 self.release(job_id, assignment.attempt)
 
-    def adopt(self, job_id: str, assignment: Assignment, demand: Demand, claim: Claim) -> None:
+    def adopt(self, job_id: str, assignment: Assignment, demand: JobDemand, claim: SchedulingParams) -> None:
         """Count rows as on the worker that has them already, since another router or an earlier walk gave them."""
         self._claims[job_id, assignment.attempt] = claim
         self.placement.assign(job_id, assignment.attempt, assignment.worker, demand, self._listened_s())

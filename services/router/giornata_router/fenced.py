@@ -9,7 +9,7 @@ import structlog
 
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records import Change, Records, Revised
+from giornata.records import Change, JobRecordStore, RecordRevision
 from giornata.wire import codec, subjects
 from giornata.wire.jobs import Inspection, Job
 from giornata.wire.messages import (
@@ -33,14 +33,14 @@ log = structlog.get_logger(__name__)
 class LeaderRecords:
     """The job records `records`; a write raises LeaseEndedError instead, once the lease has ended."""
 
-    def __init__(self, records: Records, leadership: Leadership) -> None:
+    def __init__(self, records: JobRecordStore, leadership: Leadership) -> None:
         self._records, self._leadership = records, leadership
 
     async def get(self, job_id: str) -> JobRecord:
         """A record; an unknown id raises JobNotFound."""
         return (await self.read(job_id)).record
 
-    async def read(self, job_id: str) -> Revised[JobRecord]:
+    async def read(self, job_id: str) -> RecordRevision[JobRecord]:
         """The present revision of a record; an unknown id raises JobNotFound."""
         return await self._records.read(job_id)
 
@@ -55,8 +55,8 @@ class LeaderRecords:
         return await self._records.put(record)
 
     async def revise(
-        self, job_id: str, change: Change[JobRecord], known: Revised[JobRecord]
-    ) -> Revised[JobRecord]:
+        self, job_id: str, change: Change[JobRecord], known: RecordRevision[JobRecord]
+    ) -> RecordRevision[JobRecord]:
         """Change a record, as in every bucket. The lease is looked at when the present record is known."""
 
         def led(record: JobRecord) -> JobRecord | None:
@@ -66,7 +66,7 @@ class LeaderRecords:
         return await self._records.revise(job_id, led, known)
 
 
-class Workers:
+class WorkerClient:
     """The messages to denoisers. Each carries the epoch of the lease, and none is sent after its end."""
 
     def __init__(self, bus: Bus, leadership: Leadership) -> None:

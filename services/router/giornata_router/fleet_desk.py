@@ -32,7 +32,7 @@ PAGE: Final = 100
 log = structlog.get_logger(__name__)
 
 
-class FleetDesk:
+class FleetReporter:
     """What the active router tells of its fleet; a standby only listens."""
 
     def __init__(self, bus: Bus, fleet: Fleet, instance: str) -> None:

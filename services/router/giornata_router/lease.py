@@ -19,7 +19,7 @@ from giornata.bus.answering import UnansweredError
 from giornata.bus.streams import LEASE_TTL_S
 from giornata.wire.messages import Epoch
 from giornata.wire.stores import LEASES, bucket_stream
-from giornata_router.rules.tenure import Sighting, Watch
+from giornata_router.rules.tenure import LeaseEntry, LeaseWatch
 
 RENEW_S: Final = LEASE_TTL_S / 3
 """How often the lease is renewed, and how often a standby looks at it."""
@@ -93,7 +93,7 @@ class Lease:
     ) -> None:
         self._jetstream, self._bucket, self._holder = jetstream, bucket, holder.encode()
         self._leadership, self._clock = leadership, clock
-        self._watch = Watch(LEASE_TTL_S)
+        self._watch = LeaseWatch(LEASE_TTL_S)
         self._revision = 0
 
     async def acquire(self) -> float:
@@ -130,15 +130,15 @@ class Lease:
         except nats.errors.Error as error:
             log.warning("lease_not_released", error=repr(error))
 
-    async def _read(self) -> Sighting:
+    async def _read(self) -> LeaseEntry:
         try:
             entry = await self._bucket.get(KEY)
         except KeyNotFoundError as missing:
             if missing.entry is not None:
-                return Sighting(missing.entry.revision, free=missing.op == KV_DEL)
+                return LeaseEntry(missing.entry.revision, free=missing.op == KV_DEL)
             stream = await self._jetstream.stream_info(bucket_stream(LEASES))
-            return Sighting(0, free=stream.state.last_seq == 0)
-        return Sighting(entry.revision or 0, free=False)
+            return LeaseEntry(0, free=stream.state.last_seq == 0)
+        return LeaseEntry(entry.revision or 0, free=False)
 
     async def _take(self, revision: int) -> None:
         """Write the entry, unless it has changed since `revision`: then another router was faster."""

@@ -7,24 +7,24 @@ import time
 
 import structlog
 
-from giornata.scheduling.fair_line import FairLine
+from giornata.scheduling.fair_line import FairQueue
 from giornata.scheduling.kinds import PAUSE_S
-from giornata.scheduling.kinds_line import KindsLine
-from giornata.scheduling.line import Line, LineName
+from giornata.scheduling.kinds_line import JobKindQueue
+from giornata.scheduling.line import QueueOrder, RowQueue
 from giornata.scheduling.policies import PolicyName
 from giornata_router.config import RouterConfig
 
 log = structlog.get_logger(__name__)
 
 
-def line_of(config: RouterConfig) -> Line:
+def line_of(config: RouterConfig) -> RowQueue:
     """A line without jobs."""
-    if config.line_name is LineName.KINDS:
-        return KindsLine(ageing_s=config.ageing_s)
-    return FairLine(by_deadline=config.policy is PolicyName.DEADLINE_AWARE, ageing_s=config.ageing_s)
+    if config.line_name is QueueOrder.KINDS:
+        return JobKindQueue(ageing_s=config.ageing_s)
+    return FairQueue(by_deadline=config.policy is PolicyName.DEADLINE_AWARE, ageing_s=config.ageing_s)
 
 
-async def keep_fitted(line: KindsLine, pause_s: float = PAUSE_S) -> None:
+async def keep_fitted(line: JobKindQueue, pause_s: float = PAUSE_S) -> None:
     """Look every `pause_s` whether jobs have changed, and sort them by a model of theirs; until it is cancelled."""
     from giornata.scheduling.kinds_fit import fit  # noqa: PLC0415 - takes seconds, and needs the extra `rock`
 

@@ -13,7 +13,7 @@ from typing import Final, Literal
 from giornata.bus.bus import Bus
 from giornata.cancellation import heed_cancel
 from giornata.deadlines import Deadline
-from giornata.records import Change, Revised
+from giornata.records import Change, RecordRevision
 from giornata.wire import subjects
 from giornata.wire.errors import JobCancelled
 from giornata.wire.events import DoneEvent, EventKind, StateEvent
@@ -22,7 +22,7 @@ from giornata.wire.progress import JobRecord
 from giornata.wire.values import ComputeTimes, StageTimes
 from giornata_router.fenced import LeaderRecords
 from giornata_router.rules import transitions
-from giornata_router.rules.transitions import Times
+from giornata_router.rules.transitions import JobTimes
 
 UNWRITTEN_S: Final = 1.0
 """A state that lasts this long is written by itself: the next change may be far away."""
@@ -31,11 +31,11 @@ Stage = Literal["prepare", "queue", "denoise", "finish"]
 Compute = Literal["inspect", "encode", "denoise", "decode", "paste"]
 
 
-class EndedError(Exception):
+class JobEndedError(Exception):
     """The job is terminal, and not by this walk: it was cancelled uncarried, or another router ended it."""
 
 
-class TimeSheet:
+class StageTimer:
     """Where a job's time goes: adds to the times that the record already holds, of earlier attempts and other routers.
 
     The job has just waited `waited_ms` in the work queue, which count as spent.
@@ -81,13 +81,13 @@ class TimeSheet:
         now = time.monotonic()
         self._denoised.append((now - denoise_ms / 1e3, now))
 
-    def times(self) -> Times:
+    def times(self) -> JobTimes:
         """The times, as a record holds them."""
         spent_ms = self._spent_before_ms + int((time.monotonic() - self._began_s) * 1000)
-        return Times(StageTimes(**self._stage_ms), ComputeTimes(**self._compute_ms), spent_ms)
+        return JobTimes(StageTimes(**self._stage_ms), ComputeTimes(**self._compute_ms), spent_ms)
 
 
-class LiveRecord:
+class LiveJobRecord:
     """A job's record, the events that tell of it, and the job's time.
 
     A change is written over the revision that is known here, and the record is read only where another writer was
@@ -95,11 +95,11 @@ class LiveRecord:
     """
 
     def __init__(
-        self, bus: Bus, records: LeaderRecords, known: Revised[JobRecord], waited_ms: float = 0.0
+        self, bus: Bus, records: LeaderRecords, known: RecordRevision[JobRecord], waited_ms: float = 0.0
     ) -> None:
         self._bus, self._records, self._known = bus, records, known
         self.job = known.record.job
-        self.sheet = TimeSheet(known.record, waited_ms)
+        self.sheet = StageTimer(known.record, waited_ms)
         self.deadline = Deadline.after_ms(self.job.budget_ms - known.record.spent_ms - waited_ms)
         self.doing = "waiting in the queue"
         """What the job was at, for the error that says that its time is over."""
@@ -155,7 +155,7 @@ class LiveRecord:
             self._entered = None
         self._learn(revised)
 
-    def _learn(self, found: Revised[JobRecord]) -> None:
+    def _learn(self, found: RecordRevision[JobRecord]) -> None:
         """Keep the later revision: several tasks of a walk read and change the record at once."""
         if found.revision >= self._known.revision:
             self._known = found
@@ -169,7 +169,7 @@ class LiveRecord:
         """
         heed_cancel()
         if self.record.state.terminal:
-            raise EndedError
+            raise JobEndedError
         if self.record.cancel:
             raise JobCancelled
         return self.record

@@ -18,22 +18,22 @@ from nats.js.errors import APIError
 from giornata.bus.bus import Bus
 from giornata.cancellation import heed_cancel
 from giornata.deadlines import Deadline
-from giornata.mirrors import Mirror
+from giornata.mirrors import BucketMirror
 from giornata.residency.host_tiers import HostTiers
-from giornata.residency.plans.naming import PLANNERS, PlacementName
-from giornata.residency.plans.values import Observed, PlaceKind, Wanted
-from giornata.residency.uses import Uses
+from giornata.residency.plans.naming import PLANNERS, ResidencyPlanName
+from giornata.residency.plans.values import ResidencySnapshot, TierKind, Wanted
+from giornata.residency.uses import AdapterUsage
 from giornata.scheduling.placement import Placement
 from giornata.tenant_records import LoraRecords
 from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import GiornataError
-from giornata.wire.host_tiers import MOST_WANTED, AskTier, TierSnapshot, WantedFiles, packed
+from giornata.wire.host_tiers import MOST_WANTED, TierSnapshot, TierSnapshotRequest, WantedFiles, packed
 from giornata.wire.loras import MESSAGE_BYTES, LoraRecord, StoredFile
 from giornata.wire.messages import LoadLoras
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.lease import Leadership
-from giornata_router.rules.planning import Catalogue, observed
+from giornata_router.rules.planning import LoraCatalogue, observed
 
 LOOK_S: Final = 0.25
 """How often gaps in what is known of the host tiers are looked for."""
@@ -44,7 +44,7 @@ AT_ONCE: Final = 32
 log = structlog.get_logger(__name__)
 
 
-class PlacementDesk:
+class LoraPlacementPlanner:
     """What the active router plans; a standby only listens."""
 
     def __init__(self, bus: Bus, placement: Placement, config: RouterConfig) -> None:
@@ -53,7 +53,7 @@ class PlacementDesk:
         placement.hosts(self._tiers)
         self._planner = PLANNERS.get(config.placement)
         self._plan = self._planner and self._planner.make(config.placement_seed)
-        self._uses = Uses(self._planner.half_life_s) if self._planner else Uses()
+        self._uses = AdapterUsage(self._planner.half_life_s) if self._planner else AdapterUsage()
         self._period_s = config.placement_s or (self._planner.period_s if self._planner else 0.0)
         self._written: dict[str, frozenset[str]] = {}
         self._number = 0
@@ -87,7 +87,7 @@ class PlacementDesk:
                     await self._withdraw(leadership)
                 elif time.monotonic() - self._planned_s >= self._period_s and self._tiers_known():
                     if mirror is None:
-                        mirror = Mirror((await LoraRecords.open(self._bus.jetstream)).bucket)
+                        mirror = BucketMirror((await LoraRecords.open(self._bus.jetstream)).bucket)
                     await self._round(mirror, leadership)
                     self._planned_s = time.monotonic()
             except (nats.errors.Error, APIError, GiornataError) as error:
@@ -96,11 +96,11 @@ class PlacementDesk:
 
     def _tiers_known(self) -> bool:
         """Whether a plan has places: hosts, or workers where it fills them."""
-        return bool(self._tiers.names()) or self._config.placement is not PlacementName.USE
+        return bool(self._tiers.names()) or self._config.placement is not ResidencyPlanName.USE
 
     async def _ask_gaps(self) -> None:
         for name, instance in self._tiers.gaps().items():
-            request = AskTier(remaining_ms=SNAPSHOT_MS)
+            request = TierSnapshotRequest(remaining_ms=SNAPSHOT_MS)
             try:
                 snapshot = await self._bus.call(
                     subjects.tier(instance),
@@ -114,11 +114,11 @@ class PlacementDesk:
                 continue
             self._tiers.snapshot(instance, snapshot)
 
-    async def _round(self, mirror: Mirror[LoraRecord], leadership: Leadership) -> None:
+    async def _round(self, mirror: BucketMirror[LoraRecord], leadership: Leadership) -> None:
         await mirror.refresh()
         workers = [state for state in self._placement.fleet.all() if state.worker is not None]
         seen = observed(
-            Catalogue.of(mirror.all()), self._tiers, workers, self._placement.adapters, time.time()
+            LoraCatalogue.of(mirror.all()), self._tiers, workers, self._placement.adapters, time.time()
         )
         plan, uses, now = self._plan, self._uses.copy(), time.monotonic()
         if plan is None:
@@ -128,12 +128,12 @@ class PlacementDesk:
         log.debug("planned", places=len(wanted), own_s=time.thread_time() - began_s)
         await self._tell(seen, wanted, leadership)
 
-    async def _tell(self, seen: Observed, wanted: Wanted, leadership: Leadership) -> None:
+    async def _tell(self, seen: ResidencySnapshot, wanted: Wanted, leadership: Leadership) -> None:
         for place in seen.places:
             digests = wanted.get(place.name)
             if digests is None:
                 continue
-            if place.kind is PlaceKind.DEVICE:
+            if place.kind is TierKind.DEVICE:
                 lacking = [digest for digest in digests if digest not in place.held][:AT_ONCE]
                 if lacking:
                     files = tuple(StoredFile(sha256=one, size_bytes=seen.sizes[one]) for one in lacking)

@@ -21,10 +21,10 @@ from tenacity import AsyncRetrying
 from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.fleet import Fleet, Heard
-from giornata.scheduling.line import Claim, Key
+from giornata.fleet import Fleet, LastSeenTimes
+from giornata.scheduling.line import Key, SchedulingParams
 from giornata.seeing.spans import span
-from giornata.seeing.told import Kind
+from giornata.seeing.told import TraceSpanKind
 from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, GiornataError
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
@@ -40,7 +40,7 @@ from giornata.wire.messages import (
 from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
-from giornata_router.rules.stages import Stage, StageCost, StagePlacement, Verb
+from giornata_router.rules.stages import PrepostStage, StageCost, StagePlacement, Verb
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -61,7 +61,7 @@ class _StageQuestion(Generic[R]):
     """Its size, in the unit of its verb."""
 
 
-class Questions:
+class PrepostRequests:
     """The open questions to prepost. What no living instance says to have is lost, with its instance or its message.
 
     `connected` says whether telemetry could be heard now. `listened_s` is the clock in which silence is counted, and
@@ -75,7 +75,7 @@ class Questions:
         listened_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet, self._connected, self._listened_s = fleet, connected, listened_s
-        self._heard = Heard[asyncio.Timeout]()
+        self._heard = LastSeenTimes[asyncio.Timeout]()
         """When a question was asked, or an instance last said to have it."""
         self._names: dict[asyncio.Timeout, str] = {}
 
@@ -123,7 +123,12 @@ class PrepostClient:
     """Each question raises its own errors, and DeadlineExceeded where it stays unanswered until its deadline."""
 
     def __init__(
-        self, bus: Bus, questions: Questions, placement: StagePlacement, fleet: Fleet, config: RouterConfig
+        self,
+        bus: Bus,
+        questions: PrepostRequests,
+        placement: StagePlacement,
+        fleet: Fleet,
+        config: RouterConfig,
     ) -> None:
         self._bus, self._questions, self._config = bus, questions, config
         self._placement, self._fleet = placement, fleet
@@ -203,7 +208,7 @@ class PrepostClient:
         async def ask_once() -> R:
             async with self._at_instance(stage, deadline, frozenset(failed)) as instance:
                 name = f"ask prepost {stage.verb}"
-                with span(name, Kind.ASKS, links=tries[-1:], tries=len(tries) + 1) as asking:
+                with span(name, TraceSpanKind.ASKS, links=tries[-1:], tries=len(tries) + 1) as asking:
                     tries.append(asking.traceparent or "")
                     asking.note(worker=instance)
                     # a stage that needs longer than its limit would never end: each failure doubles it
@@ -236,13 +241,13 @@ class PrepostClient:
         """Wait for the stage's turn; inside, it takes room of an instance."""
         owner = asked.owner
         cost = self._placement.costs.of(asked.verb, owner.model_digest, owner.tenant, asked.amount)
-        stage = Stage(asked.verb, owner.model, owner.model_digest, cost, avoid)
+        stage = PrepostStage(asked.verb, owner.model, owner.model_digest, cost, avoid)
         if isinstance(owner, Job):
             slo_ms, since_s = owner.parameters.slo_ms, deadline.at_s - owner.budget_ms / 1e3
             by_s = None if slo_ms is None else since_s + slo_ms / 1e3
-            name, claim = owner.job_id, Claim(owner.priority, owner.tenant, owner.weight, by_s)
+            name, claim = owner.job_id, SchedulingParams(owner.priority, owner.tenant, owner.weight, by_s)
         else:
-            name, claim, since_s = owner.template_id, Claim(tenant=owner.tenant), time.monotonic()
+            name, claim, since_s = owner.template_id, SchedulingParams(tenant=owner.tenant), time.monotonic()
         key = self._placement.join(name, stage, claim, since_s)
         given = self._waiting[key] = asyncio.get_running_loop().create_future()
         self._place()

@@ -15,18 +15,18 @@ from nats.aio.msg import Msg
 from giornata.bus.streams import is_full
 from giornata.bus.work_queue import QueueConsumer
 from giornata.retries import error_code
-from giornata.scheduling.waiting import QueuedJob, Turn, Waiting
-from giornata.scheduling.window import Window
+from giornata.scheduling.waiting import JobQueue, NextJob, QueuedJob
+from giornata.scheduling.window import InFlightJobWindow
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable, StorageFull
 from giornata.wire.jobs import Job, Priority
 from giornata.wire.messages import (
     IDEMPOTENCY_HEADER,
-    Accepted,
     CancelRows,
     Epoch,
-    Forecast,
-    ForecastRequest,
+    JobAck,
+    JobEstimate,
+    JobEstimateRequest,
     SubmitRequest,
 )
 from giornata.wire.queues import QueueState
@@ -34,9 +34,9 @@ from giornata.wire.workers import RowProgress, ServiceName, ServiceState
 from giornata_router.carrying import HeldJob, carry, end_unheld, heed_record
 from giornata_router.deliveries import Deliveries
 from giornata_router.rules import transitions
-from giornata_router.rules.places import RETRY_AFTER_S, Places
-from giornata_router.tools import Tools
-from giornata_router.unreadable import Unreadable
+from giornata_router.rules.places import RETRY_AFTER_S, QueueLimiter
+from giornata_router.tools import RouterContext
+from giornata_router.unreadable import UnreadableMessages
 
 LOOK_S = 0.25
 """How often the window is fitted to the fleet, and budgets are looked at; telemetry comes too often for that."""
@@ -49,25 +49,25 @@ _MESSAGES_EXCEEDED = 10077
 log = structlog.get_logger(__name__)
 
 
-class Queue:
+class LeaderJobQueue:
     """The active router's work, from taking the lease to giving it up. `walks` owns the jobs that are carried."""
 
-    def __init__(self, tools: Tools, walks: asyncio.TaskGroup, epoch: Epoch) -> None:
+    def __init__(self, tools: RouterContext, walks: asyncio.TaskGroup, epoch: Epoch) -> None:
         self._tools, self._walks = tools, walks
         config, bus = tools.config, tools.bus
         limits = {
             Priority.INTERACTIVE: config.queue_limit_interactive,
             Priority.BATCH: config.queue_limit_batch,
         }
-        self._places = Places(limits, config.tenant_share)
-        self._waiting, self._window = Waiting(config.ageing_s), Window(config.prepared_rows)
+        self._places = QueueLimiter(limits, config.tenant_share)
+        self._waiting, self._window = JobQueue(config.ageing_s), InFlightJobWindow(config.prepared_rows)
         self._held: dict[str, HeldJob] = {}
         """Every accepted and unfinished job."""
         self._carried: dict[str, HeldJob] = {}
         self._caught_up_by_s = time.monotonic() + CATCH_UP_S
         self._begun = {row.job_id for state in tools.dispatch.placement.fleet.all() for row in _rows(state)}
         """Jobs that workers have had since before the queue was taken over."""
-        self._unreadable = Unreadable(walks)
+        self._unreadable = UnreadableMessages(walks)
         self._ended = False
         self._ending = asyncio.Semaphore(ENDED_AT_ONCE)
         self._deliveries = {
@@ -89,7 +89,7 @@ class Queue:
         """How long one more picture would wait for a worker, by model."""
         return self._tools.forecasting.waits_ms(len(self._waiting))
 
-    async def submit(self, request: SubmitRequest) -> Accepted:
+    async def submit(self, request: SubmitRequest) -> JobAck:
         """Make a job durable; the reply means that it will end in a picture or a clear error.
 
         Raises:
@@ -125,9 +125,9 @@ class Queue:
         finally:
             if own is not None and not own.created(created) and not stored:
                 self._release(own)
-        return Accepted(job_id=job.job_id)
+        return JobAck(job_id=job.job_id)
 
-    async def forecast(self, request: ForecastRequest) -> Forecast:
+    async def forecast(self, request: JobEstimateRequest) -> JobEstimate:
         """Endpoint ``giornata.router.forecast``.
 
         Raises:
@@ -140,7 +140,7 @@ class Queue:
         steps = tuple(self._tools.dispatch.placement.steps(request.job_id).items())
         if found is None and not steps:
             raise JobNotFound(received=request.job_id)
-        return (found or Forecast()).model_copy(update={"steps": steps})
+        return (found or JobEstimate()).model_copy(update={"steps": steps})
 
     def _subject(self, priority: Priority) -> str:
         return subjects.jobs(priority)
@@ -219,7 +219,7 @@ class Queue:
         elif job.job_id in self._begun:
             self._begun.discard(job.job_id)
             self._waiting.leave(job.job_id)
-            self._begin(Turn(held.job, yields=False))
+            self._begin(NextJob(held.job, yields=False))
 
     def _hold(self, job: QueuedJob) -> HeldJob:
         held = self._held[job.job_id] = HeldJob(job, job.since_s)
@@ -253,7 +253,7 @@ class Queue:
         else:
             self._walks.create_task(work, name=name)
 
-    def _begin(self, turn: Turn) -> None:
+    def _begin(self, turn: NextJob) -> None:
         self._window.begin(turn)
         self._start(self._carry(self._held[turn.job.job_id]), name="walk")
 

@@ -7,18 +7,20 @@ from functools import partial
 import structlog
 
 from giornata.deadlines import Deadline
-from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.tenant_records import TemplateRecords
 from giornata.wire import templates
 from giornata.wire.errors import DeadlineExceeded, InternalError, Overloaded, ServiceUnavailable
 from giornata.wire.messages import RecordRequest, RunAnswer, TemplateRequest
 from giornata.wire.templates import TemplateRecord
-from giornata_router.tools import RUN_REPLY_S, Tools
+from giornata_router.tools import RUN_REPLY_S, RouterContext
 
 log = structlog.get_logger(__name__)
 
 
-async def register(tools: Tools, records: TemplateRecords, request: TemplateRequest) -> TemplateRecord:
+async def register(
+    tools: RouterContext, records: TemplateRecords, request: TemplateRequest
+) -> TemplateRecord:
     """Endpoint ``giornata.router.template``: the record, once a worker is recording; the worker tells it how that ends.
 
     Raises:
@@ -30,7 +32,7 @@ async def register(tools: Tools, records: TemplateRecords, request: TemplateRequ
     inputs = await tools.prepost.template(template, deadline)
     tokens = inputs.inspection.tokens
     # one row; the worker chooses its number of steps, and no job waits for it
-    demand = Demand(template.model, template.model_digest, (RowShape(0, tokens, tokens, steps=1),))
+    demand = JobDemand(template.model, template.model_digest, (RowShape(0, tokens, tokens, steps=1),))
     tried: set[str] = set()
     while worker := tools.dispatch.placement.soonest(demand, tried):
         tried.add(worker)

@@ -28,7 +28,7 @@ _STREAMS: Final = (stores.JOBS, *stores.STREAMS)
 log = structlog.get_logger(__name__)
 
 
-class Room:
+class StreamCapacity:
     """How full each stream is. Nothing is known, and every job may come, until :meth:`watch` has read it."""
 
     def __init__(self, jetstream: JetStreamContext) -> None:

@@ -20,10 +20,10 @@ from giornata.bus.bus import Bus
 from giornata.bus.listening import keep_looking
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.fleet import ListeningClock
-from giornata.records import Quarantine, Records
+from giornata.records import JobRecordStore, Quarantine
 from giornata.retries import just_made
-from giornata.scheduling.kinds_line import KindsLine
-from giornata.scheduling.patience import Patience
+from giornata.scheduling.kinds_line import JobKindQueue
+from giornata.scheduling.patience import StallTimeout
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.schedulers import scheduler_of
@@ -32,9 +32,9 @@ from giornata.wire import subjects
 from giornata.wire.events import DenoisedEvent, EventKind
 from giornata.wire.fleet import FleetRequest
 from giornata.wire.messages import (
-    Accepted,
     CancelRows,
-    ForecastRequest,
+    JobAck,
+    JobEstimateRequest,
     SubmitRequest,
     TemplateRequest,
 )
@@ -43,18 +43,18 @@ from giornata.wire.telemetry import TelemetryReader
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
-from giornata_router.fenced import LeaderRecords, Workers
-from giornata_router.fleet_desk import FleetDesk
+from giornata_router.fenced import LeaderRecords, WorkerClient
+from giornata_router.fleet_desk import FleetReporter
 from giornata_router.lease import RENEW_S, Leadership, Lease, LeaseEndedError
 from giornata_router.lines import keep_fitted, line_of
-from giornata_router.placement_desk import PlacementDesk
-from giornata_router.prepost import PrepostClient, Questions
-from giornata_router.queue import Queue
+from giornata_router.placement_desk import LoraPlacementPlanner
+from giornata_router.prepost import PrepostClient, PrepostRequests
+from giornata_router.queue import LeaderJobQueue
 from giornata_router.registrar import register
-from giornata_router.room import Room
-from giornata_router.rules.forecasting import Forecasting
+from giornata_router.room import StreamCapacity
+from giornata_router.rules.forecasting import FinishTimeEstimator
 from giornata_router.rules.stages import StagePlacement
-from giornata_router.tools import Tools
+from giornata_router.tools import RouterContext
 
 Request = TypeVar("Request", bound=BaseModel)
 Reply = TypeVar("Reply", bound=BaseModel)
@@ -66,10 +66,15 @@ class Router:
     """One router instance: active or standing by."""
 
     def __init__(
-        self, bus: Bus, blobs: BlobStore, records: Records, quarantine: Quarantine, config: RouterConfig
+        self,
+        bus: Bus,
+        blobs: BlobStore,
+        records: JobRecordStore,
+        quarantine: Quarantine,
+        config: RouterConfig,
     ) -> None:
         self._bus, self._config = bus, config
-        placement = Placement(Patience(config.stall_factor, config.stall_s * 1e3))
+        placement = Placement(StallTimeout(config.stall_factor, config.stall_s * 1e3))
         line = self._line = line_of(config)
         self._leadership, self._clock = Leadership(), ListeningClock()
 
@@ -86,11 +91,11 @@ class Router:
             by_deadline=config.policy is PolicyName.DEADLINE_AWARE,
             ageing_s=config.ageing_s,
         )
-        questions = Questions(placement.fleet, connected, listened_s)
+        questions = PrepostRequests(placement.fleet, connected, listened_s)
         self._prepost = PrepostClient(bus, questions, stages, placement.fleet, config)
-        forecasting = Forecasting(placement, line, stages)
-        self._room = Room(bus.jetstream)
-        self._tools = Tools(
+        forecasting = FinishTimeEstimator(placement, line, stages)
+        self._room = StreamCapacity(bus.jetstream)
+        self._tools = RouterContext(
             bus,
             LeaderRecords(records, self._leadership),
             self._prepost,
@@ -99,14 +104,14 @@ class Router:
             quarantine,
             self._room,
             config,
-            Workers(bus, self._leadership),
+            WorkerClient(bus, self._leadership),
             self._leadership,
             blobs,
         )
-        self._queue: Queue | None = None
+        self._queue: LeaderJobQueue | None = None
         """What is led; None on a standby."""
-        self._desk = FleetDesk(bus, placement.fleet, config.instance)
-        self._places = PlacementDesk(bus, placement, config)
+        self._desk = FleetReporter(bus, placement.fleet, config.instance)
+        self._places = LoraPlacementPlanner(bus, placement, config)
         bus.on_reconnect.append(self._dispatch.recheck)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -160,11 +165,11 @@ class Router:
     async def _work(self, lease: Lease, stop: asyncio.Event) -> None:
         """Lead; then, in this order, take no more jobs, leave unfinished ones in the queue, and stop answering."""
         walks = asyncio.TaskGroup()
-        queue = Queue(self._tools, walks, self._leadership.check())
+        queue = LeaderJobQueue(self._tools, walks, self._leadership.check())
         template = partial(register, self._tools, await TemplateRecords.open(self._bus.jetstream))
         endpoints = (
             Endpoint(subjects.SUBMIT, SubmitRequest, self._by_holder(partial(self._submit, queue))),
-            Endpoint(subjects.FORECAST, ForecastRequest, self._by_holder(queue.forecast)),
+            Endpoint(subjects.FORECAST, JobEstimateRequest, self._by_holder(queue.forecast)),
             Endpoint(subjects.FLEET, FleetRequest, self._by_holder(self._desk.page)),
             Endpoint(subjects.TEMPLATE, TemplateRequest, self._by_holder(template)),
         )
@@ -180,7 +185,7 @@ class Router:
             pulls.create_task(self._desk.tell(self._leadership, queue.waits_ms), name="summary")
             pulls.create_task(queue.run(), name="queue")
             pulls.create_task(self._places.run(self._leadership), name="placement")
-            if isinstance(self._line, KindsLine):
+            if isinstance(self._line, JobKindQueue):
                 pulls.create_task(keep_fitted(self._line), name="kinds")
             self._bus.on_reconnect.append(queue.recheck)
             try:
@@ -191,8 +196,8 @@ class Router:
                 self._bus.on_reconnect.remove(queue.recheck)
             raise _StepDownError  # a task group has no other way to cancel its tasks
 
-    async def _submit(self, queue: Queue, request: SubmitRequest) -> Accepted:
-        """Endpoint ``giornata.router.submit``: see :meth:`giornata_router.queue.Queue.submit`."""
+    async def _submit(self, queue: LeaderJobQueue, request: SubmitRequest) -> JobAck:
+        """Endpoint ``giornata.router.submit``: see :meth:`giornata_router.queue.LeaderJobQueue.submit`."""
         accepted = await queue.submit(request)
         self._places.see(lora.sha256 for lora in request.job.loras if lora.scale)
         return accepted

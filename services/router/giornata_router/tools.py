@@ -10,28 +10,28 @@ from giornata.bus.bus import Bus
 from giornata.records import Quarantine
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
-from giornata_router.fenced import LeaderRecords, Workers
+from giornata_router.fenced import LeaderRecords, WorkerClient
 from giornata_router.lease import Leadership
 from giornata_router.prepost import PrepostClient
-from giornata_router.room import Room
-from giornata_router.rules.forecasting import Forecasting
+from giornata_router.room import StreamCapacity
+from giornata_router.rules.forecasting import FinishTimeEstimator
 
 RUN_REPLY_S: Final = 5.0
 """A worker answers at once whether it takes rows; after this time it counts as gone."""
 
 
 @dataclass(frozen=True)
-class Tools:
+class RouterContext:
     """Edges and books of one router."""
 
     bus: Bus
     records: LeaderRecords
     prepost: PrepostClient
     dispatch: Dispatch
-    forecasting: Forecasting
+    forecasting: FinishTimeEstimator
     quarantine: Quarantine
-    room: Room
+    room: StreamCapacity
     config: RouterConfig
-    workers: Workers
+    workers: WorkerClient
     leadership: Leadership
     blobs: BlobStore

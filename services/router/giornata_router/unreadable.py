@@ -18,7 +18,7 @@ KEPT_S: Final = 24 * 3600.0
 log = structlog.get_logger(__name__)
 
 
-class Unreadable:
+class UnreadableMessages:
     """Holds messages without a place in the queue, for a leader that can read them.
 
     `tasks` owns the wait for the end.

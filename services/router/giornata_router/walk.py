@@ -10,8 +10,8 @@ from typing import Final
 import nats.errors
 import structlog
 
-from giornata.records import Revised
-from giornata.scheduling.demand import Demand
+from giornata.records import RecordRevision
+from giornata.scheduling.demand import JobDemand
 from giornata.wire.errors import (
     AttemptsExhausted,
     DeadlineExceeded,
@@ -23,11 +23,11 @@ from giornata.wire.errors import (
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, JobState
 from giornata.wire.progress import Assignment, JobRecord, RowRecord
 from giornata.wire.values import Intermediate
-from giornata_router.computing import Computing
+from giornata_router.computing import DenoiseStage
 from giornata_router.lease import LeaseEndedError
-from giornata_router.live_record import EndedError, LiveRecord
+from giornata_router.live_record import JobEndedError, LiveJobRecord
 from giornata_router.rules import leftovers, transitions
-from giornata_router.tools import Tools
+from giornata_router.tools import RouterContext
 
 MOST_PAUSE_S: Final = 30.0
 """Longest pause before a result is made again that was lost again and again."""
@@ -35,12 +35,12 @@ MOST_PAUSE_S: Final = 30.0
 log = structlog.get_logger(__name__)
 
 
-class Walk:
+class JobRunner:
     """Carries one job: make it with its record as last known, then await :meth:`to_the_end` once."""
 
-    def __init__(self, tools: Tools, known: Revised[JobRecord], waited_ms: float) -> None:
+    def __init__(self, tools: RouterContext, known: RecordRevision[JobRecord], waited_ms: float) -> None:
         self._tools, self._job = tools, known.record.job
-        self._live = LiveRecord(tools.bus, tools.records, known, waited_ms)
+        self._live = LiveJobRecord(tools.bus, tools.records, known, waited_ms)
         self._sheet, self._deadline = self._live.sheet, self._live.deadline
         self._scope: asyncio.Timeout | None = None
         self._cancelled = False
@@ -112,7 +112,7 @@ class Walk:
             raise
         except TimeoutError:
             return self._out_of_time()
-        except EndedError:
+        except JobEndedError:
             return None
         except GiornataError as error:
             return error
@@ -194,10 +194,10 @@ class Walk:
                 await self._make_again({}, inspected=True)
                 inspection = self._live.record.inspection or inspection
         self._tools.forecasting.prepared(self._job.job_id)
-        await Computing(self._tools, self._live, inspection, encoding, likely).run()
+        await DenoiseStage(self._tools, self._live, inspection, encoding, likely).run()
         return inspection
 
-    async def _prefetch(self, inspection: Inspection, demand: Demand) -> str | None:
+    async def _prefetch(self, inspection: Inspection, demand: JobDemand) -> str | None:
         """Tell the worker that probably gets a row to load its template and LoRAs while the rows are encoded."""
         if demand.template is None and not demand.adapters:
             return None

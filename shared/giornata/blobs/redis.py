@@ -19,7 +19,7 @@ from redis.backoff import ExponentialBackoff
 
 from giornata.api_keys import DEFAULT_TENANT
 from giornata.blobs.store import UNANSWERED, BlobStore, verify
-from giornata.shares import KEPT, Holding, SharedPool
+from giornata.shares import KEPT, SharedPool, TenantAllocation
 from giornata.wire.errors import BlobStoreFull, ServiceUnavailable, StorageFull
 from giornata.wire.jobs import BlobRef
 
@@ -115,7 +115,7 @@ class RedisBlobs(BlobStore):
                 self._pool.capacity = sys.maxsize
             finally:
                 self._due_s = self._clock() + rest_s
-        pool, asking = self._pool, Holding(tenant, self._pool.weight_of(tenant))
+        pool, asking = self._pool, TenantAllocation(tenant, self._pool.weight_of(tenant))
         if not pool.fits(asking, max(1, size_bytes), 0.0, kept):
             pool.outcomes[tenant, "refused"] += 1
             received = f"{size_bytes} bytes beside {pool.held(tenant)} of {tenant}, {pool.used} of all"

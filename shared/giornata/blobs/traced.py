@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from giornata.blobs.store import BlobStore
 from giornata.seeing.spans import span
-from giornata.seeing.told import Kind
+from giornata.seeing.told import TraceSpanKind
 from giornata.wire.jobs import BlobRef
 
 
@@ -15,15 +15,15 @@ class TracedBlobs(BlobStore):
         self._store, self.pool = store, store.pool
 
     async def write(self, key: str, data: bytes, ttl_s: int) -> None:
-        with span("blob write", Kind.ASKS, bytes=len(data)):
+        with span("blob write", TraceSpanKind.ASKS, bytes=len(data)):
             await self._store.write(key, data, ttl_s)
 
     async def put(self, key: str, data: bytes, ttl_s: int) -> BlobRef:
-        with span("blob write", Kind.ASKS, bytes=len(data)):
+        with span("blob write", TraceSpanKind.ASKS, bytes=len(data)):
             return await self._store.put(key, data, ttl_s)
 
     async def get(self, ref: BlobRef) -> bytes:
-        with span("blob read", Kind.ASKS, bytes=ref.size_bytes):
+        with span("blob read", TraceSpanKind.ASKS, bytes=ref.size_bytes):
             return await self._store.get(ref)
 
     async def has(self, ref: BlobRef) -> bool:
@@ -33,7 +33,7 @@ class TracedBlobs(BlobStore):
         return await self._store.renew(ref, ttl_s)
 
     async def delete(self, *refs: BlobRef) -> None:
-        with span("blob delete", Kind.ASKS):
+        with span("blob delete", TraceSpanKind.ASKS):
             await self._store.delete(*refs)
 
     async def ping(self) -> None:

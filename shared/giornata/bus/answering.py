@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from giornata.bus.connection import MAX_HEADER_BYTES, OVERSIZED
 from giornata.seeing.spans import span
-from giornata.seeing.told import Kind
+from giornata.seeing.told import TraceSpanKind
 from giornata.wire import codec, subjects
 from giornata.wire.errors import (
     DeadlineExceeded,
@@ -108,7 +108,11 @@ async def _respond(endpoint: Endpoint, message: Msg) -> None:
                 headers = [brought] if endpoint.headers else []
                 asked = [message.reply] if endpoint.reply else []
                 with span(
-                    endpoint.name, Kind.ANSWERS, root=endpoint.door, parent=brought, subject=endpoint.name
+                    endpoint.name,
+                    TraceSpanKind.ANSWERS,
+                    root=endpoint.door,
+                    parent=brought,
+                    subject=endpoint.name,
                 ):
                     reply = await endpoint.handler(request, *headers, *asked)
         except TimeoutError as error:

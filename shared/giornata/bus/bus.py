@@ -31,15 +31,15 @@ from pydantic import BaseModel
 from giornata import __version__
 from giornata.bus.answering import Endpoint, Receive, spawning
 from giornata.bus.connection import (
+    FailFastNatsClient,
     LostError,
     RefusedError,
-    TellingClient,
     drain,
     drain_service,
     drained_tasks,
     opened,
 )
-from giornata.bus.listening import Listening
+from giornata.bus.listening import TrackedSubscription
 from giornata.config import ServiceConfig
 from giornata.deadlines import Deadline
 from giornata.seeing import spans
@@ -53,7 +53,7 @@ from giornata.wire.errors import (
     ServiceUnavailable,
     from_body,
 )
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName
 
 log = structlog.get_logger(__name__)
@@ -67,7 +67,7 @@ RETURN_MS = 3000
 class Bus:
     """One NATS connection. Make it with :func:`connect`."""
 
-    def __init__(self, client: TellingClient) -> None:
+    def __init__(self, client: FailFastNatsClient) -> None:
         self.client = client
         self.jetstream: JetStreamContext = client.jetstream()
         self.on_reconnect = client.on_reconnect
@@ -173,12 +173,12 @@ class Bus:
         kind: type[M],
         callback: Callable[[M], None],
         read: Callable[[bytes], M] | None = None,
-    ) -> AsyncIterator[Listening]:
+    ) -> AsyncIterator[TrackedSubscription]:
         """Call `callback` with every message on `subject`; it must only decide or enqueue.
 
         Malformed messages are logged and dropped. `read` decodes a message, by default as every `kind` is decoded.
         """
-        listening, read = Listening(self.client), read or partial(codec.decode, kind)
+        listening, read = TrackedSubscription(self.client), read or partial(codec.decode, kind)
 
         async def receive(message: Msg) -> None:
             try:
@@ -208,7 +208,7 @@ def answer_in(message: Msg, reply: type[M]) -> M:
 def connect_as(service: ServiceName, config: ServiceConfig) -> AbstractAsyncContextManager[Bus]:
     """The connection of a service, as its configuration says; see :func:`connect`."""
     return connect(
-        config.nats_url, config.instance, user=User(service), password_file=config.nats_password_file
+        config.nats_url, config.instance, user=NatsRole(service), password_file=config.nats_password_file
     )
 
 
@@ -217,7 +217,7 @@ async def connect(
     url: str,
     name: str,
     *,
-    user: str = User.APPLICATION,
+    user: str = NatsRole.APPLICATION,
     password_file: Path | None = None,
     timeout_s: float = 10,
 ) -> AsyncIterator[Bus]:

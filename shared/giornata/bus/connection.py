@@ -25,7 +25,7 @@ from nats.aio.subscription import Subscription
 
 from giornata.cancellation import heeding_cancel
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
-from giornata.wire.permissions import User, inbox, user_in
+from giornata.wire.permissions import NatsRole, inbox, user_in
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +56,7 @@ class LostError(nats.errors.Error):
     """The connection was lost before the answer; the other side may have acted."""
 
 
-class TellingClient(Client):
+class FailFastNatsClient(Client):
     """A client whose requests fail when they are refused or the connection is lost. Make it with :func:`opened`."""
 
     def __init__(self) -> None:
@@ -177,12 +177,12 @@ def _fail(futures: Iterable[asyncio.Future[Any]], error: nats.errors.Error) -> N
 @asynccontextmanager
 async def opened(
     url: str, name: str, user: str, password_file: Path | None, timeout_s: float
-) -> AsyncIterator[TellingClient]:
+) -> AsyncIterator[FailFastNatsClient]:
     """A client that reconnects for ever while it is up and drains on leaving; see :func:`giornata.bus.bus.connect`."""
     password = await _read(password_file) if password_file else None
-    if user == User.APPLICATION:
+    if user == NatsRole.APPLICATION:
         user = user_in(url)
-    client = TellingClient()
+    client = FailFastNatsClient()
     try:
         try:
             async with asyncio.timeout(timeout_s):

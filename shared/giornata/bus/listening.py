@@ -10,17 +10,17 @@ from typing import Final
 import nats.errors
 from nats.aio.subscription import Subscription
 
-from giornata.bus.connection import TellingClient
+from giornata.bus.connection import FailFastNatsClient
 from giornata.fleet import ListeningClock
 
 LOOK_S: Final = 0.25
 """How often silence is looked for; a timer, since silence raises no event."""
 
 
-class Listening:
+class TrackedSubscription:
     """A subscription whose messages are handled one after another; :meth:`giornata.bus.bus.Bus.listen` makes it."""
 
-    def __init__(self, client: TellingClient) -> None:
+    def __init__(self, client: FailFastNatsClient) -> None:
         self._client = client
         self.subscription: Subscription | None = None
         """None until it is made."""
@@ -52,7 +52,9 @@ class Listening:
             self._waiting.remove(entry)
 
 
-async def keep_looking(listening: Listening, clock: ListeningClock, look: Callable[[], None]) -> None:
+async def keep_looking(
+    listening: TrackedSubscription, clock: ListeningClock, look: Callable[[], None]
+) -> None:
     """For ever, tick `clock` when all that came before is handled, and then `look`.
 
     A process that lags ticks as much later, so that it looks at what it knew at that time. A backlog that never empties

@@ -32,7 +32,7 @@ started, and after a lost message. The list is always whole, so that the next on
 log = structlog.get_logger(__name__)
 
 
-class Sparing:
+class TelemetryDeduplicator:
     """Leaves out of telemetry what was told lately and has not changed since: it is most of a worker's message."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ async def publish(bus: Bus, state: ServiceState) -> None:
 
 
 async def _publish(bus: Bus, hz: float, report: Report) -> None:
-    sparing = Sparing()
+    sparing = TelemetryDeduplicator()
     while True:
         await _tell(bus, lambda: sparing.spared(report(), time.monotonic()))
         await asyncio.sleep(1 / hz)  # the rate of telemetry, not a poll

@@ -21,7 +21,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import APIError, NotFoundError
 
-from giornata.bus.connection import TellingClient
+from giornata.bus.connection import FailFastNatsClient
 from giornata.retries import repeated
 from giornata.wire import stores, subjects
 from giornata.wire.jobs import Priority
@@ -57,7 +57,7 @@ class QueueConsumer:
 
     def __init__(
         self,
-        client: TellingClient,
+        client: FailFastNatsClient,
         jetstream: JetStreamContext,
         priority: Priority,
         epoch: Epoch,
@@ -168,6 +168,6 @@ class QueueConsumer:
                     await self._jetstream.delete_consumer(stores.JOBS, self._name)
 
 
-async def acknowledge(client: TellingClient, reply: str) -> None:
+async def acknowledge(client: FailFastNatsClient, reply: str) -> None:
     """Take a message out of the queue, and return when it is out."""
     await client.request(reply, b"+ACK", timeout=ACKNOWLEDGED_S)

@@ -20,7 +20,7 @@ from giornata.wire import codec, generations, messages, subjects
 from giornata.wire.adapters import CONTROL_IMAGES, check_control_images, named_control_images
 from giornata.wire.errors import NotPermitted, PayloadTooLarge
 from giornata.wire.jobs import BlobRef, Priority
-from giornata.wire.masks import MaskMade, MaskMessage, MaskParameters, MaskPicture
+from giornata.wire.masks import MaskMessage, MaskMessageReply, MaskParameters, MaskPicture
 from giornata.wire.references import named_references
 from giornata.wire.requests import EditParameters, GenerationParameters, asked
 
@@ -220,14 +220,14 @@ class Client:
             api_key=self._api_key,
         )
         until, limit = Deadline(deadline.at_s + GRACE_S), self._bus.client.max_payload
-        made = await self._bus.call(subjects.MASK, message, MaskMade, until, limit_bytes=limit)
+        made = await self._bus.call(subjects.MASK, message, MaskMessageReply, until, limit_bytes=limit)
         return await fetched(made, self.picture_bytes)
 
     async def cancel(self, job_id: str) -> None:
         """Cancel a job of this tenant, submitted by any of its clients."""
         message = messages.CancelMessage(job_id=job_id, api_key=self._api_key)
         await self._bus.call(
-            subjects.EDIT_CANCEL, message, messages.Accepted, Deadline.after_ms(message.remaining_ms)
+            subjects.EDIT_CANCEL, message, messages.JobAck, Deadline.after_ms(message.remaining_ms)
         )
 
     async def picture_bytes(self, picture: messages.Picture | MaskPicture) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from giornata.wire.masks import MaskedRegion, MaskMade, MaskPicture
+from giornata.wire.masks import MaskedRegion, MaskMessageReply, MaskPicture
 
 
 class RegionMask(MaskedRegion):
@@ -13,14 +13,16 @@ class RegionMask(MaskedRegion):
     data: bytes
 
 
-class MaskResult(MaskMade):
+class MaskResult(MaskMessageReply):
     """What the words name. `data` is the mask of all regions together, as an edit takes it."""
 
     data: bytes
     regions: tuple[RegionMask, ...]
 
 
-async def fetched(made: MaskMade, picture_bytes: Callable[[MaskPicture], Awaitable[bytes]]) -> MaskResult:
+async def fetched(
+    made: MaskMessageReply, picture_bytes: Callable[[MaskPicture], Awaitable[bytes]]
+) -> MaskResult:
     """An answer with the files of all its masks, which `picture_bytes` gets."""
     regions = [dict(one) | {"data": await picture_bytes(one)} for one in made.regions]
     return MaskResult.model_validate(dict(made) | {"data": await picture_bytes(made), "regions": regions})

@@ -12,7 +12,7 @@ Behind = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
-class Blocks:
+class BlockCounts:
     """Numbers of double and single blocks, of a network; or of the samples for each, of a ControlNet."""
 
     double: int
@@ -25,7 +25,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Summed:
+class ResidualLayout:
     """What several ControlNets add: their samples, summed where they meet behind one block.
 
     Diffusers' `Multi` classes sum samples before that, and drop those that the first net does not have.
@@ -39,7 +39,7 @@ class Summed:
     """By sum: the first block behind which it is added."""
 
 
-def flux(base: Blocks, samples: Blocks, *, repeats: bool = False) -> Behind:
+def flux(base: BlockCounts, samples: BlockCounts, *, repeats: bool = False) -> Behind:
     """As `FluxTransformer2DModel.forward` has it: double blocks first in both.
 
     So many neighbouring blocks share a sample that all samples serve; for `repeats` (XLabs' ControlNets, with an
@@ -62,7 +62,7 @@ def sd3(blocks: int, samples: int) -> Behind:
     return (*(int(block / interval) for block in range(blocks - 1)), None)
 
 
-def summed(nets: Sequence[Behind]) -> Summed:
+def summed(nets: Sequence[Behind]) -> ResidualLayout:
     """The sums of the ControlNets that act on a row in a step; each says what it adds behind every block."""
     behind: list[int | None] = []
     found: dict[tuple[tuple[int, int], ...], int] = {}
@@ -76,7 +76,7 @@ def summed(nets: Sequence[Behind]) -> Summed:
             found[parts] = len(found)
             first.append(block)
         behind.append(found[parts])
-    return Summed(tuple(behind), tuple(found), tuple(first))
+    return ResidualLayout(tuple(behind), tuple(found), tuple(first))
 
 
 def sequences(kind: ControlKind, texts: int) -> int:

@@ -12,19 +12,19 @@ from diffusers.models.controlnets.controlnet_flux import FluxControlNetModel
 from torch import Tensor, nn
 from torch.nn import functional
 
-from giornata.control.expansion import Behind, Blocks, flux
+from giornata.control.expansion import Behind, BlockCounts, flux
 from giornata.control.mismatch import ControlMismatch, fits
-from giornata.control.protocol import Conditions, Item
+from giornata.control.protocol import ControlConditions, ControlSequenceStep
 from giornata.control.weighing import flux_work
 from giornata.packed import attention, elementwise
-from giornata.packed.flux.blocks import Parts
+from giornata.packed.flux.blocks import FluxComponents
 from giornata.packed.flux.forward import FluxForward
 from giornata.packed.flux.modulation import Modulation, prepared
-from giornata.packed.flux.projections import Projections
+from giornata.packed.flux.projections import FluxProjections
 from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.moving import moved
 from giornata.packed.packing import layout
-from giornata.packed.region import Rotary, Sequences
+from giornata.packed.region import PackedBatch, Rotary
 from giornata.packed.tracing import UNTRACED
 from giornata.wire.adapters import ControlCard, ControlWork
 from giornata.wire.controlnets import ControlBase
@@ -33,7 +33,7 @@ TRAIN_TIMESTEPS: Final = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class FluxControlSession:
     """What all steps of one sequence share, on the device."""
 
     modulation: Tensor
@@ -53,17 +53,17 @@ class FluxControl:
         self.card = card
         self.device: torch.device = net.device
         self.dtype: torch.dtype = net.dtype
-        self.samples = Blocks(len(self.net.controlnet_blocks), len(self.net.controlnet_single_blocks))
+        self.samples = BlockCounts(len(self.net.controlnet_blocks), len(self.net.controlnet_single_blocks))
         """How many it makes."""
         self.repeats = self.net.input_hint_block is not None
         """Whether double blocks take its samples in turns."""
         each = elementwise.choose(self.device, self.dtype)
         attend = attention.choose(self.device, self.dtype, each.gather)
-        self._parts = Parts(net, Projections(net), attend, each, LowRankHooks(net))
+        self._parts = FluxComponents(net, FluxProjections(net), attend, each, LowRankHooks(net))
 
     def behind(self, base: ControlBase) -> Behind:
         """See :meth:`giornata.control.protocol.ControlNet.behind`."""
-        blocks = Blocks(len(base.channels) - base.singles, base.singles)
+        blocks = BlockCounts(len(base.channels) - base.singles, base.singles)
         config = self.net.config
         fits(
             self.card,
@@ -93,7 +93,7 @@ class FluxControl:
         return flux_work(self.net)
 
     @torch.inference_mode()
-    def open(self, conditions: Conditions) -> Opened:
+    def open(self, conditions: ControlConditions) -> FluxControlSession:
         """See :meth:`giornata.control.protocol.ControlNet.open`: Flux has one sequence."""
         net, given, own = self.net, conditions, conditions.texts[0]
         text = net.context_embedder(self._checked_text(moved(own.embeds, self.device)))
@@ -112,7 +112,7 @@ class FluxControl:
         if net.config.guidance_embeds:
             scaled.append(torch.full_like(times, own.guidance_scale).to(self.dtype) * TRAIN_TIMESTEPS)
         pooled = moved(own.pooled, self.device).expand(len(times), -1)
-        return Opened(
+        return FluxControlSession(
             prepared(net, net.time_text_embed(*scaled, pooled)),
             hint,
             text,
@@ -120,10 +120,10 @@ class FluxControl:
         )
 
     @torch.inference_mode()
-    def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:
+    def run(self, items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
         """See :meth:`giornata.control.protocol.ControlNet.run`: all items share one packed forward."""
-        opened = [cast("Opened", item.opened) for item in items]
-        sequences = Sequences(
+        opened = [cast("FluxControlSession", item.opened) for item in items]
+        sequences = PackedBatch(
             layout([len(each.text) for each in opened], [len(item.latents) for item in items], self.device),
             (torch.cat([each.rotary[0] for each in opened]), torch.cat([each.rotary[1] for each in opened])),
             (None,) * len(items),
@@ -153,7 +153,7 @@ class FluxControl:
             raise ControlMismatch(f"the ControlNet {self.card.name} takes no mode")
         return mode
 
-    def _hint(self, given: Conditions) -> Tensor:
+    def _hint(self, given: ControlConditions) -> Tensor:
         """(tokens, channels) of the control image."""
         hint = moved(given.hint, self.device).to(self.dtype)
         if self.repeats:

@@ -28,7 +28,7 @@ class ControlText:
 
 
 @dataclass(frozen=True, eq=False)
-class Conditions:
+class ControlConditions:
     """What a ControlNet sees of one row in all of its steps."""
 
     hint: Tensor
@@ -45,7 +45,7 @@ class Conditions:
 
 
 @dataclass(frozen=True, eq=False)
-class Item:
+class ControlSequenceStep:
     """The next step of one sequence of a row."""
 
     opened: object
@@ -77,7 +77,7 @@ class ControlNet(Protocol):
     def work(self, base: ControlBase) -> ControlWork:
         """What it computes in one step beside a denoising network that it fits."""
 
-    def open(self, conditions: Conditions) -> object:
+    def open(self, conditions: ControlConditions) -> object:
         """Compute what all steps of a row share.
 
         Raises:
@@ -85,5 +85,5 @@ class ControlNet(Protocol):
                 unknown, or not taken.
         """
 
-    def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:
+    def run(self, items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
         """Its samples in order, as they are computed: by item (tokens, channels), unscaled."""

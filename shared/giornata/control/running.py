@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from giornata.control.expansion import Behind, summed
-from giornata.control.protocol import ControlNet, Item
+from giornata.control.protocol import ControlNet, ControlSequenceStep
 from giornata.packed.region import Region
 
 
 @dataclass(frozen=True, eq=False)
-class Act:
+class RowControlNet:
     """A ControlNet that acts on a row."""
 
     net: ControlNet
@@ -29,7 +29,7 @@ class Act:
 class RowStep:
     """One row's next step."""
 
-    acts: Sequence[Act]
+    acts: Sequence[RowControlNet]
     """At least one; all of one kind."""
     step: int
     latents: Tensor
@@ -42,7 +42,7 @@ class RowStep:
     """Whether all tokens are asked for although there is a region."""
 
 
-class Made(NamedTuple):
+class ScaledResidual(NamedTuple):
     """One sum of samples, scaled."""
 
     row: int
@@ -53,16 +53,16 @@ class Made(NamedTuple):
     """(sequences, tokens, channels)"""
 
 
-class _Forward:
+class _ControlNetForward:
     """The forward of one ControlNet; its samples are computed as they are asked for."""
 
     def __init__(self, net: ControlNet) -> None:
         self._net = net
-        self._items: list[Item] = []
+        self._items: list[ControlSequenceStep] = []
         self._computing: Iterator[tuple[Tensor, ...]] | None = None
         self._made: list[tuple[Tensor, ...]] = []
 
-    def add(self, items: Sequence[Item]) -> tuple[int, ...]:
+    def add(self, items: Sequence[ControlSequenceStep]) -> tuple[int, ...]:
         """The places of these `items` in every sample."""
         first = len(self._items)
         self._items += items
@@ -78,15 +78,15 @@ class _Forward:
 
 
 @torch.inference_mode()
-def run(rows: Sequence[RowStep]) -> Iterator[Made]:
+def run(rows: Sequence[RowStep]) -> Iterator[ScaledResidual]:
     """What the ControlNets of `rows` add in their steps: in the order of blocks, as it is computed."""
-    forwards: dict[int, _Forward] = {}
+    forwards: dict[int, _ControlNetForward] = {}
     places: dict[tuple[int, int], tuple[int, ...]] = {}
     for number, row in enumerate(rows):
         for nth, act in enumerate(row.acts):
-            forward = forwards.setdefault(id(act.net), _Forward(act.net))
+            forward = forwards.setdefault(id(act.net), _ControlNetForward(act.net))
             places[number, nth] = forward.add(
-                [Item(act.opened, row.step, row.latents, one) for one in range(row.sequences)]
+                [ControlSequenceStep(act.opened, row.step, row.latents, one) for one in range(row.sequences)]
             )
     sums = [summed([act.behind for act in row.acts]) for row in rows]
     order = sorted(
@@ -104,4 +104,4 @@ def run(rows: Sequence[RowStep]) -> Iterator[Made]:
             part = part * row.acts[nth].scale
             total = part if total is None else total + part
         if total is not None:
-            yield Made(number, index, total)
+            yield ScaledResidual(number, index, total)

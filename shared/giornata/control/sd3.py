@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from giornata.control.expansion import Behind, sd3
 from giornata.control.mismatch import ControlMismatch, fits
-from giornata.control.protocol import Conditions, Item
+from giornata.control.protocol import ControlConditions, ControlSequenceStep
 from giornata.control.weighing import sd3_work
 from giornata.packed.moving import moved
 from giornata.wire.adapters import ControlCard, ControlInput, ControlWork
@@ -24,7 +24,7 @@ PATCH: Final = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class SD3ControlSession:
     """What all steps of one row share, on the device."""
 
     grid: tuple[int, int]
@@ -67,7 +67,7 @@ class SD3Control:
         return sd3_work(self.net)
 
     @torch.inference_mode()
-    def open(self, conditions: Conditions) -> Opened:
+    def open(self, conditions: ControlConditions) -> SD3ControlSession:
         """See :meth:`giornata.control.protocol.ControlNet.open`.
 
         InstantX's ControlNets are told zeros in place of the pooled text, as their configuration says; so are those
@@ -89,10 +89,10 @@ class SD3Control:
         height, width = (side * PATCH for side in conditions.grid)
         places = net.pos_embed.cropped_pos_embed(height, width)[0].to(self.dtype)
         hint = _embedded(net.pos_embed_input, self._hint(conditions))
-        return Opened(conditions.grid, places + hint, tuple(texts), tuple(vectors))
+        return SD3ControlSession(conditions.grid, places + hint, tuple(texts), tuple(vectors))
 
     @torch.inference_mode()
-    def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:
+    def run(self, items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
         """See :meth:`giornata.control.protocol.ControlNet.run`."""
         groups: dict[tuple[tuple[int, int], int], list[int]] = {}
         for index, item in enumerate(items):
@@ -104,7 +104,7 @@ class SD3Control:
                 made |= dict(zip(of, next(samples), strict=True))
             yield tuple(made[index] for index in range(len(items)))
 
-    def _forward(self, items: Sequence[Item]) -> Iterator[Tensor]:
+    def _forward(self, items: Sequence[ControlSequenceStep]) -> Iterator[Tensor]:
         """(items, tokens, inner_dim) of each sample, block by block."""
         net = self.net
         latents = torch.stack([item.latents for item in items])
@@ -115,7 +115,7 @@ class SD3Control:
             text, image = block(hidden_states=image, encoder_hidden_states=text, temb=vectors)
             yield sample(image)
 
-    def _hint(self, given: Conditions) -> Tensor:
+    def _hint(self, given: ControlConditions) -> Tensor:
         """(tokens, channels) of the control image."""
         hint = moved(given.hint, self.device).to(self.dtype)
         expected = given.grid[0] * given.grid[1], self.net.pos_embed_input.proj.in_channels * PATCH**2
@@ -132,5 +132,5 @@ def _embedded(embed: Any, patches: Tensor) -> Tensor:
     return functional.linear(patches, embed.proj.weight.flatten(1), embed.proj.bias)
 
 
-def _of(item: Item) -> Opened:
-    return cast("Opened", item.opened)
+def _of(item: ControlSequenceStep) -> SD3ControlSession:
+    return cast("SD3ControlSession", item.opened)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from giornata.control.expansion import Behind
 from giornata.control.mismatch import ControlMismatch, fits
-from giornata.control.protocol import Conditions, ControlText, Item
+from giornata.control.protocol import ControlConditions, ControlSequenceStep, ControlText
 from giornata.control.weighing import skip_channels, unet_work
 from giornata.packed.moving import moved
 from giornata.packed.tiles import joined, parted
@@ -25,7 +25,7 @@ TIME_IDS: Final = 6
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class UnetControlSession:
     """What all steps of one row share, on the device."""
 
     hint: Tensor
@@ -88,13 +88,13 @@ class UnetControl:
         return math.prod(conv.stride[0] for conv in self._embedding.modules() if isinstance(conv, nn.Conv2d))
 
     @torch.inference_mode()
-    def open(self, conditions: Conditions) -> Opened:
+    def open(self, conditions: ControlConditions) -> UnetControlSession:
         """See :meth:`giornata.control.protocol.ControlNet.open`."""
         self._check(conditions)
         pixels = moved(conditions.hint, self.device).to(self.dtype)
         if self._reversed:
             pixels = pixels.flip(0)
-        return Opened(
+        return UnetControlSession(
             self._embedding(pixels[None])[0],
             conditions.grid,
             tuple(self._text(text) for text in conditions.texts),
@@ -102,7 +102,7 @@ class UnetControl:
         )
 
     @torch.inference_mode()
-    def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:
+    def run(self, items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
         """See :meth:`giornata.control.protocol.ControlNet.run`: items of one size and text length are one forward."""
         groups: dict[tuple[tuple[int, int], int, int], list[int]] = {}
         for index, item in enumerate(items):
@@ -116,7 +116,7 @@ class UnetControl:
         for nth in range(self.samples):
             yield tuple(made[index][nth] for index in range(len(items)))
 
-    def _forward(self, items: Sequence[Item], grid: tuple[int, int]) -> tuple[Tensor, ...]:
+    def _forward(self, items: Sequence[ControlSequenceStep], grid: tuple[int, int]) -> tuple[Tensor, ...]:
         """(items, channels, height, width) of each sample."""
         channels = int(self.net.config.in_channels)
         latents = torch.stack([item.latents for item in items])
@@ -144,7 +144,7 @@ class UnetControl:
         parts = (text.embeds, text.pooled, text.time_ids)
         return ControlText(*(None if part is None else moved(part, self.device) for part in parts))  # type: ignore[arg-type]  # embeds stays a tensor
 
-    def _check(self, given: Conditions) -> None:
+    def _check(self, given: ControlConditions) -> None:
         width, called = int(self.net.config.cross_attention_dim), f"the ControlNet {self.card.name}"
         for text in given.texts:
             if text.embeds.shape[-1] != width:
@@ -162,9 +162,9 @@ class UnetControl:
             )
 
 
-def _of(item: Item) -> Opened:
-    return cast("Opened", item.opened)
+def _of(item: ControlSequenceStep) -> UnetControlSession:
+    return cast("UnetControlSession", item.opened)
 
 
-def _text_of(item: Item) -> ControlText:
+def _text_of(item: ControlSequenceStep) -> ControlText:
     return _of(item).texts[item.sequence]

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from giornata.packed.moving import moved
 from giornata.packed.packing import Segments
-from giornata.packed.pages import Gather, Own, Pages, Placed, gather
+from giornata.packed.pages import Gather, KVPages, PageDestination, ProjectedKV, gather
 
 
 @dataclass(frozen=True, eq=False)
-class Outside:
+class DenseKV:
     """Keys and values of tokens that one sequence attends to and does not compute.
 
     Where they are kept for long, room is left in front of them for the sequence's own, so that no step moves them.
@@ -38,7 +38,7 @@ class Outside:
     these are, or none."""
 
 
-Apart = Outside | Pages
+Apart = DenseKV | KVPages
 """Keys and values of tokens that a sequence attends to and does not compute."""
 Beside = Apart | tuple[Apart, ...]
 """All of these of one sequence. At most one of several has room: for the sequence's own and all others."""
@@ -170,30 +170,30 @@ def beside(
     lengths = tuple(sorted((s, sum(map(_length, of))) for s, of in parts.items()))
     places = _places(own.lengths, lengths, key.device)
     segments = places.segments
-    if not any(isinstance(each, Pages) for of in parts.values() for each in of):
+    if not any(isinstance(each, KVPages) for of in parts.values() for each in of):
         apart = [
-            [each for each in parts.get(s, ()) if isinstance(each, Outside)] for s in range(len(own.lengths))
+            [each for each in parts.get(s, ()) if isinstance(each, DenseKV)] for s in range(len(own.lengths))
         ]
         keys = [[each.key[each.room :] for each in of] for of in apart]
         values = [[each.value[each.room :] for each in of] for of in apart]
         return _concatenated(key, own, keys), _concatenated(value, own, values), segments
     shape = (segments.bounds[-1][1], *key.shape[1:])
     all_keys, all_values = key.new_empty(shape), value.new_empty(shape)
-    stored: list[Placed] = []
+    stored: list[PageDestination] = []
     for sequence, of in parts.items():
         start = segments.bounds[sequence][0] + own.lengths[sequence]
         for each in of:
-            if isinstance(each, Pages):
-                stored.append(Placed(each, start))
+            if isinstance(each, KVPages):
+                stored.append(PageDestination(each, start))
             else:
                 all_keys[start : start + _length(each)] = each.key[each.room :]
                 all_values[start : start + _length(each)] = each.value[each.room :]
             start += _length(each)
-    gather(stored, Own(key, value, places.own), all_keys, all_values)
+    gather(stored, ProjectedKV(key, value, places.own), all_keys, all_values)
     return all_keys, all_values, segments
 
 
-class _Places(NamedTuple):
+class _KVPlaces(NamedTuple):
     segments: Segments
     """Own and outside tokens of each sequence."""
     own: Tensor
@@ -201,14 +201,14 @@ class _Places(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _places(own: tuple[int, ...], outside: tuple[tuple[int, int], ...], device: torch.device) -> _Places:
+def _places(own: tuple[int, ...], outside: tuple[tuple[int, int], ...], device: torch.device) -> _KVPlaces:
     """Where tokens lie, for sequences with so many tokens of their own, and so many outside by sequence."""
     beyond = dict(outside)
     segments = Segments(tuple(length + beyond.get(s, 0) for s, length in enumerate(own)), device)
     parts = [
         torch.arange(start, start + length) for (start, _), length in zip(segments.bounds, own, strict=True)
     ]
-    return _Places(segments, moved(torch.cat(parts), device))
+    return _KVPlaces(segments, moved(torch.cat(parts), device))
 
 
 def _parts(outside: Beside) -> tuple[Apart, ...]:
@@ -216,7 +216,7 @@ def _parts(outside: Beside) -> tuple[Apart, ...]:
 
 
 def _length(outside: Apart) -> int:
-    return len(outside) if isinstance(outside, Pages) else len(outside.key) - outside.room
+    return len(outside) if isinstance(outside, KVPages) else len(outside.key) - outside.room
 
 
 def _concatenated(packed: Tensor, own: Segments, outside: Sequence[Sequence[Tensor]]) -> Tensor:
@@ -229,7 +229,7 @@ def _extended(
     key: Tensor, value: Tensor, outside: tuple[Apart, ...], gather: Gather
 ) -> tuple[Tensor, Tensor]:
     """One sequence's keys and values, its own (tokens, heads, head_dim) before those outside."""
-    apart = [each for each in outside if isinstance(each, Outside)]
+    apart = [each for each in outside if isinstance(each, DenseKV)]
     roomy = next((each for each in apart if each.room), None)
     if len(apart) < len(outside) or roomy is None:
         own = Segments((len(key),), key.device)

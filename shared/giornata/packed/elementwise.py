@@ -31,7 +31,7 @@ class HeadNorm(NamedTuple):
     eps: float
 
 
-class Projected(NamedTuple):
+class QKVProjection(NamedTuple):
     """What one stream's tokens ask, show and carry: (tokens, heads, head_dim) each, and the norms of the first two."""
 
     query: Tensor
@@ -42,7 +42,7 @@ class Projected(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Elementwise:
+class ElementwiseOps:
     """The functions of one implementation."""
 
     modulated: Callable[[Tensor, Sequence[Tensor], Segments, float], Tensor]
@@ -54,7 +54,7 @@ class Elementwise:
     """x + gate * values for x and values (tokens, channels), gate (sequences, channels) and segments."""
     rotated: Callable[[Tensor, HeadNorm, Rotary], Tensor]
     """Norm and rotary embedding of (tokens, heads, head_dim), rows of any stride."""
-    attended: Callable[[Sequence[Projected], Layout, Rotary], tuple[Tensor, Tensor, Tensor]]
+    attended: Callable[[Sequence[QKVProjection], Layout, Rotary], tuple[Tensor, Tensor, Tensor]]
     """Query, key and value in joint order, (joint_tokens, heads, head_dim), the first two normed and rotated.
 
     The streams are text and image, or one that is in joint order already; their rows may have any stride.
@@ -65,7 +65,7 @@ class Elementwise:
     """What is attended to and was stored."""
 
 
-def choose(device: torch.device, dtype: torch.dtype) -> Elementwise:
+def choose(device: torch.device, dtype: torch.dtype) -> ElementwiseOps:
     """The fastest implementation for tensors of `dtype` on `device`.
 
     Warns where Triton is here and cannot launch kernels: it builds them with the machine's C compiler.
@@ -83,24 +83,26 @@ def choose(device: torch.device, dtype: torch.dtype) -> Elementwise:
 
 
 def modulated(x: Tensor, vectors: Sequence[Tensor], segments: Segments, eps: float) -> Tensor:
-    """See :attr:`Elementwise.modulated`."""
+    """See :attr:`ElementwiseOps.modulated`."""
     shift, scale = vectors
     normed = F.layer_norm(x, x.shape[-1:], eps=eps)
     return _per_token(_per_token(normed, 1 + scale, segments, torch.mul), shift, segments, torch.add)
 
 
 def gated(x: Tensor, values: Tensor, gate: Tensor, segments: Segments) -> Tensor:
-    """See :attr:`Elementwise.gated`."""
+    """See :attr:`ElementwiseOps.gated`."""
     return x + _per_token(values, gate, segments, torch.mul)
 
 
 def rotated(heads: Tensor, norm: HeadNorm, rotary: Rotary) -> Tensor:
-    """See :attr:`Elementwise.rotated`."""
+    """See :attr:`ElementwiseOps.rotated`."""
     return rotate(F.rms_norm(heads, heads.shape[-1:], norm.weight, norm.eps), rotary)
 
 
-def attended(streams: Sequence[Projected], layout: Layout, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-    """See :attr:`Elementwise.attended`."""
+def attended(
+    streams: Sequence[QKVProjection], layout: Layout, rotary: Rotary
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See :attr:`ElementwiseOps.attended`."""
     if len(streams) == 1:
         (only,) = streams
         return (
@@ -120,7 +122,7 @@ def attended(streams: Sequence[Projected], layout: Layout, rotary: Rotary) -> tu
 
 
 def beside_gelu(x: Tensor, y: Tensor) -> Tensor:
-    """See :attr:`Elementwise.beside_gelu`."""
+    """See :attr:`ElementwiseOps.beside_gelu`."""
     return torch.cat((x, F.gelu(y, approximate="tanh")), dim=1)
 
 
@@ -150,5 +152,5 @@ def _per_token(values: Tensor, vectors: Tensor, segments: Segments, combine: Cal
     return out
 
 
-TORCH = Elementwise(modulated, gated, rotated, attended, beside_gelu, gather)
+TORCH = ElementwiseOps(modulated, gated, rotated, attended, beside_gelu, gather)
 """torch's operations, on any device."""

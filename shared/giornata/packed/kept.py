@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from giornata.packed.attention import Apart, Outside
+from giornata.packed.attention import Apart, DenseKV
 
 
-class KeptKeysValues:
-    """What one sequence keeps; satisfies :class:`giornata.packed.uses.Source`.
+class CachedKV:
+    """What one sequence keeps; satisfies :class:`giornata.packed.uses.KVSource`.
 
     `index`, (kept,) int64 on the device, are the tokens that are kept of those that a recorder shows; None keeps all.
     There is room for the keys and values of `own` tokens in front of those that are kept.
@@ -46,9 +46,9 @@ class KeptKeysValues:
         """(tokens, heads, head_dim) each, of which it keeps its own."""
         key, value = self._of(key), self._of(value)
         kept = self._kept.get(block)
-        if not isinstance(kept, Outside):
+        if not isinstance(kept, DenseKV):
             shape = self._own + len(key), *key.shape[1:]
-            kept = self._kept[block] = Outside(key.new_empty(shape), value.new_empty(shape), self._own)
+            kept = self._kept[block] = DenseKV(key.new_empty(shape), value.new_empty(shape), self._own)
         kept.key[self._own :] = key
         kept.value[self._own :] = value
 
@@ -60,10 +60,10 @@ class KeptKeysValues:
         return shown if self._index is None else shown.index_select(0, self._index)
 
 
-class KeepingRecorder:
+class CachedKVRecorder:
     """Fills what a sequence keeps in a step, whose :class:`giornata.packed.uses.ActivationRecorder` it is."""
 
-    def __init__(self, kept: KeptKeysValues) -> None:
+    def __init__(self, kept: CachedKV) -> None:
         self._kept = kept
 
     def hidden(self, block: int, hidden: Tensor) -> None:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from giornata.packed.elementwise import Elementwise, HeadNorm, Projected
+from giornata.packed.elementwise import ElementwiseOps, HeadNorm, QKVProjection
 from giornata.packed.packing import Layout, Segments
 from giornata.packed.page_kernels import gather
 from giornata.packed.region import Rotary
@@ -192,7 +192,7 @@ def _gelu_beside(
 
 
 def modulated(x: Tensor, vectors: Sequence[Tensor], segments: Segments, eps: float) -> Tensor:
-    """See :attr:`giornata.packed.elementwise.Elementwise.modulated`."""
+    """See :attr:`giornata.packed.elementwise.ElementwiseOps.modulated`."""
     shift, scale = vectors
     tokens, channels = x.shape
     out = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
@@ -207,7 +207,7 @@ def modulated(x: Tensor, vectors: Sequence[Tensor], segments: Segments, eps: flo
 
 
 def gated(x: Tensor, values: Tensor, gate: Tensor, segments: Segments) -> Tensor:
-    """See :attr:`giornata.packed.elementwise.Elementwise.gated`."""
+    """See :attr:`giornata.packed.elementwise.ElementwiseOps.gated`."""
     tokens, channels = x.shape
     out = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
     one = len(gate) == 1
@@ -221,15 +221,17 @@ def gated(x: Tensor, values: Tensor, gate: Tensor, segments: Segments) -> Tensor
 
 
 def rotated(heads: Tensor, norm: HeadNorm, rotary: Rotary) -> Tensor:
-    """See :attr:`giornata.packed.elementwise.Elementwise.rotated`."""
+    """See :attr:`giornata.packed.elementwise.ElementwiseOps.rotated`."""
     out = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
-    alone = Projected(heads, heads, heads, norm, norm)
+    alone = QKVProjection(heads, heads, heads, norm, norm)
     _launch(alone, None, rotary, (out, out, out), query=False, value=False)
     return out
 
 
-def attended(streams: Sequence[Projected], layout: Layout, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-    """See :attr:`giornata.packed.elementwise.Elementwise.attended`."""
+def attended(
+    streams: Sequence[QKVProjection], layout: Layout, rotary: Rotary
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See :attr:`giornata.packed.elementwise.ElementwiseOps.attended`."""
     first = streams[0]
     tokens = sum(len(stream.query) for stream in streams)
     shape = (tokens, *first.query.shape[1:])
@@ -244,7 +246,7 @@ def attended(streams: Sequence[Projected], layout: Layout, rotary: Rotary) -> tu
 
 
 def beside_gelu(x: Tensor, y: Tensor) -> Tensor:
-    """See :attr:`giornata.packed.elementwise.Elementwise.beside_gelu`."""
+    """See :attr:`giornata.packed.elementwise.ElementwiseOps.beside_gelu`."""
     tokens, channels = len(x), x.shape[1] + y.shape[1]
     out = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
     block = min(1024, triton.next_power_of_2(channels))
@@ -261,7 +263,7 @@ def launch(device: torch.device) -> None:
 
 
 def _launch(
-    stream: Projected,
+    stream: QKVProjection,
     positions: Tensor | None,
     rotary: Rotary,
     out: tuple[Tensor, Tensor, Tensor],
@@ -288,5 +290,5 @@ def _warps(elements: int) -> int:
     return min(8, max(1, elements // 512))
 
 
-TRITON = Elementwise(modulated, gated, rotated, attended, beside_gelu, gather)
+TRITON = ElementwiseOps(modulated, gated, rotated, attended, beside_gelu, gather)
 """Triton's kernels, for float32 and half precision on a CUDA device."""

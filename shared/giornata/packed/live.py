@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 from giornata.packed.packing import Layout
-from giornata.packed.region import Live, Sequences
-from giornata.packed.uses import Taken, Use
-from giornata.wire.values import Mode
+from giornata.packed.region import ComputeSet, PackedBatch
+from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.wire.values import BlockMode
 
 LAST = -1
 """No block: behind the last one."""
 
 
-class LiveTokens:
+class ComputeSetStream:
     """The image stream's live tokens, from block to block.
 
     Text is live in every block. A sequence that takes something computes its region alone, but for blocks in
     `Mode.FULL`.
     """
 
-    def __init__(self, sequences: Sequences, uses: Sequence[Use]) -> None:
+    def __init__(self, sequences: PackedBatch, uses: Sequence[BlockInputs]) -> None:
         self._sequences = sequences
         self.taken = {s: use.taken for s, use in enumerate(uses) if use.taken is not None}
         self.recorders = {s: use.recorder for s, use in enumerate(uses) if use.recorder is not None}
@@ -34,7 +34,7 @@ class LiveTokens:
         self.hidden: dict[int, Tensor] = {}
         """By sequence: the present block's input of the outside tokens, (outside, ...), where it is needed."""
         # A first block that needs the hidden state of outside tokens makes it from their latents.
-        self.now = self._where(lambda taken: taken.modes[0] is not Mode.KV)
+        self.now = self._where(lambda taken: taken.modes[0] is not BlockMode.KV)
 
     def enter(self, block: int, image: Tensor) -> Tensor:
         """The image stream as `block` computes it, (live_tokens, ...); recorders see it."""
@@ -44,7 +44,7 @@ class LiveTokens:
         self.hidden = {
             sequence: self._outside_of(image[slice(*spans[sequence])], sequence, block)
             for sequence, taken in self.taken.items()
-            if taken.modes[block] is Mode.HIDDEN
+            if taken.modes[block] is BlockMode.HIDDEN
         }
         image = self._converted(image, self._in(block), block)
         spans = self.now.layout.image.bounds
@@ -54,7 +54,7 @@ class LiveTokens:
 
     def enter_joint(self, block: int, joint: Tensor) -> Tensor:
         """:meth:`enter` for the joint order."""
-        needed = any(taken.modes[block] is Mode.HIDDEN for taken in self.taken.values())
+        needed = any(taken.modes[block] is BlockMode.HIDDEN for taken in self.taken.values())
         if not self.recorders and not needed and self._in(block) is self.now:
             self.hidden = {}
             return joint
@@ -93,10 +93,10 @@ class LiveTokens:
                 part += sample
         return stream
 
-    def _in(self, block: int) -> Live:
-        return self._where(lambda taken: taken.modes[block] is Mode.FULL)
+    def _in(self, block: int) -> ComputeSet:
+        return self._where(lambda taken: taken.modes[block] is BlockMode.FULL)
 
-    def _where(self, whole: Callable[[Taken], bool]) -> Live:
+    def _where(self, whole: Callable[[CachedTokens], bool]) -> ComputeSet:
         count = len(self._sequences.regions)
         return self._sequences.live(tuple(s not in self.taken or whole(self.taken[s]) for s in range(count)))
 
@@ -112,7 +112,7 @@ class LiveTokens:
         kept = self.taken[sequence].source.hidden(block)
         return kept.view(len(kept), *like.shape[1:])
 
-    def _converted(self, image: Tensor, wanted: Live, block: int) -> Tensor:
+    def _converted(self, image: Tensor, wanted: ComputeSet, block: int) -> Tensor:
         """The image stream with the tokens of `wanted`, which are live from now on.
 
         Tokens that join are those of the input of `block`, as the template had them.

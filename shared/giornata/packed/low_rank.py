@@ -21,7 +21,7 @@ TEXT_ENCODER: Final = "text_encoder"
 """Beginning of names in a canonical file: of modules that are not the denoising network's."""
 
 
-class Factors(NamedTuple):
+class LowRankFactors(NamedTuple):
     """The change of one module's weight, ``up @ down``."""
 
     down: Tensor
@@ -29,22 +29,22 @@ class Factors(NamedTuple):
     up: Tensor
     """(out_features, rank), scales folded in; of a convolution (out_channels, rank, 1, 1)"""
 
-    def rows(self, outputs: slice) -> Factors:
+    def rows(self, outputs: slice) -> LowRankFactors:
         """Those of some of the outputs."""
-        return Factors(self.down, self.up[outputs])
+        return LowRankFactors(self.down, self.up[outputs])
 
 
-class LowRank:
+class SequenceLoras:
     """The LoRAs of a sequence, by path of a module in the denoising network.
 
     Compared by identity: sequences of equal sets have one object, whose `name` tells the set.
     """
 
-    def __init__(self, name: str, modules: Mapping[str, Factors]) -> None:
+    def __init__(self, name: str, modules: Mapping[str, LowRankFactors]) -> None:
         self.name = name
         self._modules = dict(modules)
 
-    def factors(self, path: str) -> Factors | None:
+    def factors(self, path: str) -> LowRankFactors | None:
         """Those of a module; None where the set leaves it as it is."""
         return self._modules.get(path)
 
@@ -69,60 +69,60 @@ class LowRank:
         return tuple(part for factors in self._modules.values() for part in factors)
 
 
-def low_rank(name: str, loras: Sequence[tuple[Mapping[str, Tensor], float]]) -> LowRank:
+def low_rank(name: str, loras: Sequence[tuple[Mapping[str, Tensor], float]]) -> SequenceLoras:
     """The set of some LoRAs, each with its scale: ranks side by side, scales folded in.
 
     A LoRA is the tensors of its canonical file on one device and of one dtype: ``<path>.down``, ``<path>.up``. Those of
     text encoders are left out. The factors of a single LoRA at scale 1 are its tensors, not copies.
     """
-    found: dict[str, list[Factors]] = {}
+    found: dict[str, list[LowRankFactors]] = {}
     for tensors, scale in loras:
         for key, down in tensors.items():
             if key.endswith(DOWN) and not key.startswith(TEXT_ENCODER):
                 path = key.removesuffix(DOWN)
                 up = tensors[path + UP]
-                found.setdefault(path, []).append(Factors(down, up if scale == 1.0 else up * scale))
-    return LowRank(name, {path: _side_by_side(parts) for path, parts in found.items()})
+                found.setdefault(path, []).append(LowRankFactors(down, up if scale == 1.0 else up * scale))
+    return SequenceLoras(name, {path: _side_by_side(parts) for path, parts in found.items()})
 
 
-def _side_by_side(parts: Sequence[Factors]) -> Factors:
+def _side_by_side(parts: Sequence[LowRankFactors]) -> LowRankFactors:
     if len(parts) == 1:
         return parts[0]
     downs, ups = zip(*parts, strict=True)
-    return Factors(torch.cat(downs), torch.cat(ups, dim=1))
+    return LowRankFactors(torch.cat(downs), torch.cat(ups, dim=1))
 
 
-class Span(NamedTuple):
+class LoraSpan(NamedTuple):
     """Neighbours in a packed tensor that one set changes."""
 
-    low_rank: LowRank
+    low_rank: SequenceLoras
     start: int
     end: int
 
 
-class Spans(NamedTuple):
+class LoraSpans(NamedTuple):
     """What sets change of a packed tensor; what no span holds stays as it is."""
 
-    of: tuple[Span, ...]
+    of: tuple[LoraSpan, ...]
     units: int
     """What bounds count: all of the tensor's units. A unit may be a token, or the cells of a tile."""
 
 
-class Owners:
+class BatchLoras:
     """The set of each sequence of a batch; None for a sequence without one."""
 
-    def __init__(self, low_ranks: Sequence[LowRank | None]) -> None:
+    def __init__(self, low_ranks: Sequence[SequenceLoras | None]) -> None:
         self._low_ranks = tuple(low_ranks)
-        self._spans: dict[tuple[tuple[int, ...], tuple[int, ...] | None], Spans] = {}
+        self._spans: dict[tuple[tuple[int, ...], tuple[int, ...] | None], LoraSpans] = {}
 
     def __bool__(self) -> bool:
         return any(each is not None for each in self._low_ranks)
 
-    def of(self, sequence: int) -> LowRank | None:
+    def of(self, sequence: int) -> SequenceLoras | None:
         """The set of one sequence."""
         return self._low_ranks[sequence] if self._low_ranks else None
 
-    def over(self, lengths: tuple[int, ...], of: tuple[int, ...] | None = None) -> Spans:
+    def over(self, lengths: tuple[int, ...], of: tuple[int, ...] | None = None) -> LoraSpans:
         """Where sets act on a tensor that is packed by sequence, so many units of each, all sequences or those `of`.
 
         Neighbours of one set are one span.
@@ -134,7 +134,7 @@ class Owners:
         return self._spans[key]
 
 
-def _spans(low_ranks: Sequence[LowRank | None], lengths: Sequence[int]) -> Spans:
+def _spans(low_ranks: Sequence[SequenceLoras | None], lengths: Sequence[int]) -> LoraSpans:
     bounds = pairwise(accumulate(lengths, initial=0))
     some = [(each, *of) for each, of in zip(low_ranks, bounds, strict=True) if of[0] < of[1]]
     spans = []
@@ -142,10 +142,10 @@ def _spans(low_ranks: Sequence[LowRank | None], lengths: Sequence[int]) -> Spans
         parts = list(group)
         low_rank = parts[0][0]
         if low_rank is not None:
-            spans.append(Span(low_rank, parts[0][1], parts[-1][2]))
-    return Spans(tuple(spans), sum(lengths))
+            spans.append(LoraSpan(low_rank, parts[0][1], parts[-1][2]))
+    return LoraSpans(tuple(spans), sum(lengths))
 
 
-def whole(low_rank: LowRank) -> Spans:
+def whole(low_rank: SequenceLoras) -> LoraSpans:
     """Where a set acts on a tensor that belongs to one sequence: everywhere."""
-    return Spans((Span(low_rank, 0, 1),), 1)
+    return LoraSpans((LoraSpan(low_rank, 0, 1),), 1)

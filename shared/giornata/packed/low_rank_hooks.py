@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from giornata.packed.low_rank import LowRank, Spans, whole
-from giornata.packed.low_rank_products import Acting, choose, convolve
+from giornata.packed.low_rank import LoraSpans, SequenceLoras, whole
+from giornata.packed.low_rank_products import FactorSpan, choose, convolve
 
-Where = Callable[[str], Spans]
+Where = Callable[[str], LoraSpans]
 """What sets change of the tensor that enters the module of this path now."""
 _OF_TEXT: Final = re.compile(r"(^|\.)(add_[qkv]_proj|to_add_out|\w*_context|context_embedder|txt_\w+)(\.|$)")
 
@@ -64,11 +64,11 @@ class LowRankHooks:
         finally:
             self._where = before
 
-    def alone(self, low_rank: LowRank | None) -> Any:
+    def alone(self, low_rank: SequenceLoras | None) -> Any:
         """:meth:`acting` on all that enters any layer: it belongs to one sequence."""
         return self.acting(None if low_rank is None else lambda _: whole(low_rank))
 
-    def parts(self, module: nn.Module, rows: int) -> list[Acting]:
+    def parts(self, module: nn.Module, rows: int) -> list[FactorSpan]:
         """What acts now on so many `rows`, or items, that enter `module`.
 
         Raises:
@@ -84,7 +84,7 @@ class LowRankHooks:
         if rest:
             raise ValueError(f"{path} received {rows} rows, expected a multiple of {units}")
         return [
-            Acting(factors, start * each, end * each)
+            FactorSpan(factors, start * each, end * each)
             for low_rank, start, end in spans
             if (factors := low_rank.factors(path)) is not None
         ]

@@ -9,19 +9,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor, nn
 
-from giornata.packed.low_rank import Factors
+from giornata.packed.low_rank import LowRankFactors
 
 
-class Acting(NamedTuple):
+class FactorSpan(NamedTuple):
     """Factors of a module, and what they act on."""
 
-    factors: Factors
+    factors: LowRankFactors
     start: int
     end: int
     """Rows of what enters a linear layer, items of what enters a convolution."""
 
 
-Products = Callable[[Tensor, Tensor, Sequence[Acting]], None]
+Products = Callable[[Tensor, Tensor, Sequence[FactorSpan]], None]
 """Adds ``up (down x)`` of each span: of what enters a linear layer, (rows, in_features), to what leaves it, (rows,
 out_features), which may be some columns of more."""
 
@@ -31,7 +31,7 @@ def choose(device: torch.device, dtype: torch.dtype) -> Products:  # noqa: ARG00
     return segmented
 
 
-def segmented(entering: Tensor, leaving: Tensor, parts: Sequence[Acting]) -> None:
+def segmented(entering: Tensor, leaving: Tensor, parts: Sequence[FactorSpan]) -> None:
     """Two products a span; see :data:`Products`."""
     for factors, start, end in parts:
         low = entering[start:end] @ factors.down.flatten(1).t()
@@ -41,7 +41,7 @@ def segmented(entering: Tensor, leaving: Tensor, parts: Sequence[Acting]) -> Non
 def convolve(
     entering: Tensor,
     leaving: Tensor,
-    parts: Sequence[Acting],
+    parts: Sequence[FactorSpan],
     module: nn.Conv2d,
     *,
     padding: int | None = None,

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from giornata.packed.moving import moved
-from giornata.packed.pages import Levels, Own, Placed
+from giornata.packed.pages import PageDestination, ProjectedKV, QuantisedTensor
 
 FIELDS: Final = 11
 """Fields of a table's row: first row to write, rows, index; then data, scale, low and bits of what is stored,
@@ -114,7 +114,7 @@ def _gather(
             _copy(own_value, places, value, token, value_stride, CHANNELS, BLOCK)
 
 
-def gather(placed: Sequence[Placed], own: Own, key: Tensor, value: Tensor) -> None:
+def gather(placed: Sequence[PageDestination], own: ProjectedKV, key: Tensor, value: Tensor) -> None:
     """See :data:`giornata.packed.pages.Gather`; what is stored as computed has the dtype of `key`."""
     channels = key[0].numel()
     rows = []
@@ -131,7 +131,7 @@ def gather(placed: Sequence[Placed], own: Own, key: Tensor, value: Tensor) -> No
     )  # fmt: skip
 
 
-def _fields(levels: Levels | None) -> tuple[int, int, int, int]:
+def _fields(levels: QuantisedTensor | None) -> tuple[int, int, int, int]:
     if levels is None:
         return 0, 0, 0, NOTHING
     scale, low = (0 if part is None else part.data_ptr() for part in (levels.scale, levels.low))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-class Levels(NamedTuple):
+class QuantisedTensor(NamedTuple):
     """(tokens, channels) as stored: value = low + level * scale, or as computed where there is no scale."""
 
     data: Tensor
@@ -42,17 +42,17 @@ class Levels(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Pages:
+class KVPages:
     """Keys and values that one sequence attends to besides its own, on the device, still as they are stored."""
 
     index: Tensor
     """(outside,) int64: their rows in `key` and `value`."""
-    key: Levels
+    key: QuantisedTensor
     """(tokens, heads * head_dim), rotated."""
-    value: Levels
-    key_delta: Levels | None = None
+    value: QuantisedTensor
+    key_delta: QuantisedTensor | None = None
     """(outside, heads * head_dim): what is added to the key; None adds nothing."""
-    value_delta: Levels | None = None
+    value_delta: QuantisedTensor | None = None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -67,15 +67,15 @@ class Pages:
         return key, value
 
 
-class Placed(NamedTuple):
+class PageDestination(NamedTuple):
     """Where pages go."""
 
-    pages: Pages
+    pages: KVPages
     start: int
     """The first of their rows in the keys and values that are written."""
 
 
-class Own(NamedTuple):
+class ProjectedKV(NamedTuple):
     """What the sequences have projected themselves."""
 
     key: Tensor
@@ -86,11 +86,11 @@ class Own(NamedTuple):
     """(own_tokens,) int64: the rows that they are written to."""
 
 
-Gather = Callable[[Sequence[Placed], Own, Tensor, Tensor], None]
+Gather = Callable[[Sequence[PageDestination], ProjectedKV, Tensor, Tensor], None]
 """Writes pages, and what is the sequences' own, into key and value, (tokens, heads, head_dim) each, contiguous."""
 
 
-def gather(placed: Sequence[Placed], own: Own, key: Tensor, value: Tensor) -> None:
+def gather(placed: Sequence[PageDestination], own: ProjectedKV, key: Tensor, value: Tensor) -> None:
     """See :data:`Gather`; by torch's operations, on any device."""
     key.index_copy_(0, own.places, own.key)
     value.index_copy_(0, own.places, own.value)

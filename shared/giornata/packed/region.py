@@ -73,7 +73,7 @@ def region_of(cells: CellMap) -> Region | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Live:
+class ComputeSet:
     """The tokens that a block computes: all text tokens and, of each sequence, all image tokens or its region's."""
 
     whole: tuple[bool, ...]
@@ -86,7 +86,7 @@ class Live:
 
 
 @dataclass(frozen=True, eq=False)
-class Beyond:
+class CachedTokenSegments:
     """The outside tokens of some sequences, packed by sequence."""
 
     segments: Segments
@@ -97,16 +97,16 @@ class Beyond:
 
 
 @dataclass(frozen=True, eq=False)
-class Unpadded:
+class UnpaddedBatch:
     """A batch of which some prompts' padding is not computed."""
 
-    sequences: Sequences
+    sequences: PackedBatch
     text: Tensor
     """(text_tokens,) int64: the positions of its text stream in that of all tokens."""
 
 
 @dataclass(frozen=True, eq=False)
-class Sequences:
+class PackedBatch:
     """Where the tokens of a batch lie, and which of them are computed; packed by sequence.
 
     A row is one sequence, or two with true classifier-free guidance.
@@ -120,17 +120,17 @@ class Sequences:
     """The part of each picture that is computed, by sequence; None for all of it. On the layout's device."""
     padding: tuple[int, ...] = ()
     """How many of each sequence's text tokens, the last ones, are padding of its prompt; empty for none of any."""
-    _live: dict[tuple[bool, ...], Live] = field(default_factory=dict, init=False)
-    _beyond: dict[tuple[int, ...], Beyond] = field(default_factory=dict, init=False)
-    _unpadded: dict[tuple[int, ...], Unpadded] = field(default_factory=dict, init=False)
+    _live: dict[tuple[bool, ...], ComputeSet] = field(default_factory=dict, init=False)
+    _beyond: dict[tuple[int, ...], CachedTokenSegments] = field(default_factory=dict, init=False)
+    _unpadded: dict[tuple[int, ...], UnpaddedBatch] = field(default_factory=dict, init=False)
 
-    def without_padding(self, of: tuple[int, ...]) -> Unpadded:
+    def without_padding(self, of: tuple[int, ...]) -> UnpaddedBatch:
         """The batch without the padding of the sequences `of`, which have text beside it; kept with the batch."""
         if of not in self._unpadded:
             self._unpadded[of] = self._without_padding(of)
         return self._unpadded[of]
 
-    def live(self, whole: tuple[bool, ...]) -> Live:
+    def live(self, whole: tuple[bool, ...]) -> ComputeSet:
         """The tokens of a block that computes all image tokens of the sequences in `whole`, the regions of others.
 
         A sequence without a region is always whole. The result is kept with the batch.
@@ -140,13 +140,13 @@ class Sequences:
             self._live[whole] = self._selected(whole)
         return self._live[whole]
 
-    def beyond(self, of: tuple[int, ...]) -> Beyond:
+    def beyond(self, of: tuple[int, ...]) -> CachedTokenSegments:
         """The outside tokens of the sequences `of`, which have regions; kept with the batch."""
         if of not in self._beyond:
             self._beyond[of] = self._outside(of)
         return self._beyond[of]
 
-    def _without_padding(self, of: tuple[int, ...]) -> Unpadded:
+    def _without_padding(self, of: tuple[int, ...]) -> UnpaddedBatch:
         full = self.layout
         device = full.joint.device
         lengths = list(full.text.lengths)
@@ -159,13 +159,13 @@ class Sequences:
         text = moved(torch.cat(kept), device)
         made = layout(lengths, full.image.lengths, device, empty=True)
         joint = made.join(full.text_positions.index_select(0, text), full.image_positions)
-        return Unpadded(Sequences(made, self._rotary_at(joint), self.regions), text)
+        return UnpaddedBatch(PackedBatch(made, self._rotary_at(joint), self.regions), text)
 
-    def _selected(self, whole: tuple[bool, ...]) -> Live:
+    def _selected(self, whole: tuple[bool, ...]) -> ComputeSet:
         full = self.layout
         device = full.joint.device
         if all(whole):
-            return Live(whole, full, torch.arange(sum(full.image.lengths), device=device), self.rotary)
+            return ComputeSet(whole, full, torch.arange(sum(full.image.lengths), device=device), self.rotary)
         tokens = torch.split(torch.arange(sum(full.image.lengths), device=device), list(full.image.lengths))
         chosen = [
             part if every or region is None else part.index_select(0, region.computed)
@@ -174,9 +174,9 @@ class Sequences:
         made = layout(full.text.lengths, [len(picked) for picked in chosen], device, empty=True)
         image = torch.cat(chosen)
         joint = made.join(full.text_positions, full.image_positions.index_select(0, image))
-        return Live(whole, made, image, self._rotary_at(joint))
+        return ComputeSet(whole, made, image, self._rotary_at(joint))
 
-    def _outside(self, of: tuple[int, ...]) -> Beyond:
+    def _outside(self, of: tuple[int, ...]) -> CachedTokenSegments:
         full = self.layout
         tokens = torch.split(full.image_positions, list(full.image.lengths))
         parts = []
@@ -187,7 +187,7 @@ class Sequences:
             parts.append(tokens[sequence].index_select(0, region.outside))
         lengths = tuple(len(part) for part in parts)
         device = full.joint.device
-        return Beyond(
+        return CachedTokenSegments(
             Segments(lengths, device), moved(torch.tensor(of), device), self._rotary_at(torch.cat(parts))
         )
 

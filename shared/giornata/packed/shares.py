@@ -16,7 +16,7 @@ from torch import Tensor
 
 from giornata.packed.moving import moved
 from giornata.packed.packing import Segments, layout
-from giornata.packed.region import Region, Sequences
+from giornata.packed.region import PackedBatch, Region
 
 TEXT: Final = 0
 COMPUTED: Final = 1
@@ -37,7 +37,7 @@ def turned(size: int, turn: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Share:
+class Shard:
     """What one process of a group has of anything: the share of `rank` of `size`."""
 
     rank: int
@@ -53,16 +53,16 @@ class Share:
         starts = range(0, heads, heads // sites)
         return tuple(slice((start + own.start) * width, (start + own.stop) * width) for start in starts)
 
-    def portion(self, region: Region) -> Portion:
+    def portion(self, region: Region) -> RegionShard:
         """Its tokens of a picture with this region."""
         computed, outside = (part[self.rank] for part in _of_region(region, self.size))
         own, beyond = region.computed[computed], region.outside[outside]
         tokens = torch.cat((own, beyond)).sort().values
         places = [torch.searchsorted(tokens, part) for part in (own, beyond)]
-        return Portion(tokens, beyond, Region(places[0], places[1], region.digest))
+        return RegionShard(tokens, beyond, Region(places[0], places[1], region.digest))
 
 
-class Portion(NamedTuple):
+class RegionShard(NamedTuple):
     """What one process has of a picture; int64, ascending, on the region's device."""
 
     tokens: Tensor
@@ -82,7 +82,7 @@ def _of_region(region: Region, size: int) -> tuple[tuple[slice, ...], tuple[slic
     return spread(len(region.computed), turned(size, turn)), spread(len(region.outside), turned(size, ~turn))
 
 
-class Order(NamedTuple):
+class RankTokenOrder(NamedTuple):
     """Tokens of a batch, in the order in which one process has all of them, and in that of the ranks."""
 
     counts: tuple[int, ...]
@@ -95,7 +95,7 @@ class Order(NamedTuple):
     """(tokens,) int64: the inverse, gathers the order of one process."""
 
 
-class OwnPicture(NamedTuple):
+class PictureShard(NamedTuple):
     """One process's share of a picture and its companions; int64."""
 
     places: Tensor
@@ -108,36 +108,36 @@ class OwnPicture(NamedTuple):
     """(own_computed,): which of the region's tokens are among them, on the batch's device."""
 
 
-class OwnTokens(NamedTuple):
+class BatchShard(NamedTuple):
     """One process's share of a batch."""
 
-    sequences: Sequences
+    sequences: PackedBatch
     text: Tensor
     """(own_text_tokens,) int64: positions in the text stream of all tokens."""
     image: Tensor
     """(own_image_tokens,) int64: positions in the image stream of all tokens."""
-    pictures: tuple[OwnPicture, ...]
+    pictures: tuple[PictureShard, ...]
     """The process's share of each sequence's picture."""
 
 
-class Shares:
+class BatchSharding:
     """The shares of all of `size` ranks of a batch. Work on a device waits for nothing here: indices are made once.
 
     Each rank has as many tokens of a sequence's text, region and outside as any other, or one less. Text makes up for
     what ranks have less of the picture, so that over a batch they have equally many, too.
     """
 
-    def __init__(self, sequences: Sequences, size: int) -> None:
+    def __init__(self, sequences: PackedBatch, size: int) -> None:
         self._layout, self._device, self._size = sequences.layout, sequences.layout.joint.device, size
         self._regions = tuple(
             None if region is None else region.on(torch.device("cpu")) for region in sequences.regions
         )
-        self._orders: dict[tuple[object, ...], Order] = {}
+        self._orders: dict[tuple[object, ...], RankTokenOrder] = {}
         lengths = torch.tensor(self._layout.joint.lengths)
         self._sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         self._kind, self._rank = self._assigned()
 
-    def of(self, sequences: Sequences, rank: int) -> OwnTokens:
+    def of(self, sequences: PackedBatch, rank: int) -> BatchShard:
         """What `rank` has of the batch that these are the shares of."""
         mine = self._rank == rank
         streams = self._kind == TEXT, self._kind != TEXT
@@ -146,22 +146,22 @@ class Shares:
         joint = moved(mine.nonzero().squeeze(1), self._device)
         cosine, sine = sequences.rotary
         pictures = tuple(self._pictures(rank, torch.split(image, list(images))))
-        own = Sequences(
+        own = PackedBatch(
             layout(texts, images, self._device, empty=True),
             (cosine.index_select(0, joint), sine.index_select(0, joint)),
             tuple(picture.region for picture in pictures),
         )
-        return OwnTokens(own, moved(text, self._device), moved(image, self._device), pictures)
+        return BatchShard(own, moved(text, self._device), moved(image, self._device), pictures)
 
-    def live(self, whole: tuple[bool, ...], *, text: bool = True) -> Order:
-        """Tokens that a block computes: see :meth:`Sequences.live`; with text in joint order, or images alone."""
+    def live(self, whole: tuple[bool, ...], *, text: bool = True) -> RankTokenOrder:
+        """Tokens that a block computes: see :meth:`PackedBatch.live`; with text in joint order, or images alone."""
         key = whole, text
         if key not in self._orders:
             chosen = (self._kind != OUTSIDE) | torch.tensor(whole)[self._sequence]
             self._orders[key] = self._order(chosen if text else chosen & (self._kind != TEXT))
         return self._orders[key]
 
-    def answered(self, whole: tuple[bool, ...], companions: tuple[int, ...]) -> Order:
+    def answered(self, whole: tuple[bool, ...], companions: tuple[int, ...]) -> RankTokenOrder:
         """Images alone, as :meth:`live`, without so many of the last tokens of each sequence that is in `whole`."""
         key = "answered", whole, companions
         if key not in self._orders:
@@ -172,8 +172,8 @@ class Shares:
             self._orders[key] = self._order(chosen)
         return self._orders[key]
 
-    def beyond(self, of: tuple[int, ...]) -> Order:
-        """The outside tokens of the sequences `of`, ascending: see :meth:`Sequences.beyond`."""
+    def beyond(self, of: tuple[int, ...]) -> RankTokenOrder:
+        """The outside tokens of the sequences `of`, ascending: see :meth:`PackedBatch.beyond`."""
         if of not in self._orders:
             chosen = (self._kind == OUTSIDE) & torch.isin(self._sequence, torch.tensor(of))
             order = self._order(chosen)
@@ -204,17 +204,17 @@ class Shares:
             assign(TEXT, torch.arange(start, start + text), spread(text, _lightest(loads)))
         return kind, rank
 
-    def _pictures(self, rank: int, tokens: Sequence[Tensor]) -> Iterator[OwnPicture]:
+    def _pictures(self, rank: int, tokens: Sequence[Tensor]) -> Iterator[PictureShard]:
         """What `rank` has of each picture, of which these are the positions in the image stream."""
-        share, device = Share(rank, self._size), torch.device(self._device)
+        share, device = Shard(rank, self._size), torch.device(self._device)
         for own, region, (start, _) in zip(tokens, self._regions, self._layout.image.bounds, strict=True):
             places = own - start
             if region is None:
-                yield OwnPicture(places, moved(places, device), None, None)
+                yield PictureShard(places, moved(places, device), None, None)
                 continue
             portion = share.portion(region)
             computed = torch.searchsorted(region.computed, places[portion.region.computed])
-            yield OwnPicture(
+            yield PictureShard(
                 places, moved(places, device), portion.region.on(device), moved(computed, device)
             )
 
@@ -225,11 +225,11 @@ class Shares:
         ).tolist()
         return tuple(counted)
 
-    def _order(self, chosen: Tensor) -> Order:
+    def _order(self, chosen: Tensor) -> RankTokenOrder:
         ranks = self._rank[chosen]
         by_rank = ranks.argsort(stable=True)
         counts: list[int] = torch.bincount(ranks, minlength=self._size).tolist()
-        return Order(
+        return RankTokenOrder(
             tuple(counts),
             Segments(self._counted(chosen), self._device),
             moved(by_rank, self._device),

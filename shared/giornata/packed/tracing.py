@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 
-class Lane(StrEnum):
+class TraceLane(StrEnum):
     """Lines of a trace."""
 
     STEP = "steps"
@@ -17,19 +17,19 @@ class Lane(StrEnum):
     LOAD = "load"
 
 
-class Tracing(Protocol):
+class LaneTracer(Protocol):
     """Takes in spans, or nothing."""
 
-    def span(self, lane: Lane, name: str, **arguments: object) -> AbstractContextManager[None]:
+    def span(self, lane: TraceLane, name: str, **arguments: object) -> AbstractContextManager[None]:
         """What is done within, on the current stream of the current thread."""
 
 
-class Untraced:
+class NullLaneTracer:
     """Takes in nothing."""
 
-    def span(self, lane: Lane, name: str, **arguments: object) -> AbstractContextManager[None]:  # noqa: ARG002 - protocol
+    def span(self, lane: TraceLane, name: str, **arguments: object) -> AbstractContextManager[None]:  # noqa: ARG002 - protocol
         """Record nothing."""
         return nullcontext()
 
 
-UNTRACED: Final = Untraced()
+UNTRACED: Final = NullLaneTracer()

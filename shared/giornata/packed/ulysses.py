@@ -14,12 +14,20 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from giornata.packed.region import Sequences
-from giornata.packed.shares import Order, OwnPicture, OwnTokens, Share, Shares, spread, turned
-from giornata.packed.uses import Residuals, Use
+from giornata.packed.region import PackedBatch
+from giornata.packed.shares import (
+    BatchShard,
+    BatchSharding,
+    PictureShard,
+    RankTokenOrder,
+    Shard,
+    spread,
+    turned,
+)
+from giornata.packed.uses import BlockInputs, Residuals
 
 
-class Exchange(Protocol):
+class AllToAllGroup(Protocol):
     """A group of processes that compute one batch, as one of its members sees it."""
 
     @property
@@ -45,38 +53,38 @@ class Exchange(Protocol):
 class Ulysses:
     """One member's parts of the batches that a group computes together."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: AllToAllGroup) -> None:
         self._exchange = exchange
-        self._parts: WeakKeyDictionary[Sequences, SharedBatch] = WeakKeyDictionary()
+        self._parts: WeakKeyDictionary[PackedBatch, ShardedBatch] = WeakKeyDictionary()
 
     @property
-    def share(self) -> Share:
+    def share(self) -> Shard:
         """What this member has of anything."""
-        return Share(self._exchange.rank, self._exchange.size)
+        return Shard(self._exchange.rank, self._exchange.size)
 
-    def part(self, sequences: Sequences) -> SharedBatch:
+    def part(self, sequences: PackedBatch) -> ShardedBatch:
         """This member's part of a batch of `sequences`; kept while these are."""
         if sequences not in self._parts:
-            self._parts[sequences] = SharedBatch(self._exchange, sequences)
+            self._parts[sequences] = ShardedBatch(self._exchange, sequences)
         return self._parts[sequences]
 
 
-class SharedBatch:
+class ShardedBatch:
     """One member's part of a batch."""
 
-    def __init__(self, exchange: Exchange, sequences: Sequences) -> None:
+    def __init__(self, exchange: AllToAllGroup, sequences: PackedBatch) -> None:
         self._exchange = exchange
         self.layout = sequences.layout
         """Layout of all tokens of the batch."""
-        self.shares = Shares(sequences, exchange.size)
-        self.own: OwnTokens = self.shares.of(sequences, exchange.rank)
+        self.shares = BatchSharding(sequences, exchange.size)
+        self.own: BatchShard = self.shares.of(sequences, exchange.rank)
 
     @property
-    def sequences(self) -> Sequences:
+    def sequences(self) -> PackedBatch:
         """What this member computes."""
         return self.own.sequences
 
-    def uses(self, uses: Sequence[Use]) -> tuple[Use, ...]:
+    def uses(self, uses: Sequence[BlockInputs]) -> tuple[BlockInputs, ...]:
         """What this member's share of each sequence uses.
 
         Keys and values that are taken or recorded are of its heads, hidden states of its tokens.
@@ -84,11 +92,11 @@ class SharedBatch:
         if not uses:
             return ()
         return tuple(
-            use if use.residuals is None else replace(use, residuals=OwnResiduals(use.residuals, own))
+            use if use.residuals is None else replace(use, residuals=ResidualShard(use.residuals, own))
             for use, own in zip(uses, self.own.pictures, strict=True)
         )
 
-    def to_heads(self, order: Order, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def to_heads(self, order: RankTokenOrder, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """(own_tokens, heads, head_dim) each → (tokens, own_heads, head_dim): all tokens of `order`, by sequence."""
         share, many = self._share, len(parts)
         own, heads, width = parts[0].shape
@@ -105,7 +113,7 @@ class SharedBatch:
         got = self._exchange.trade(flat, sent, [count * many * mine * width for count in order.counts])
         return got.view(sum(order.counts), many, mine, width).index_select(0, order.by_sequence).unbind(1)
 
-    def to_tokens(self, order: Order, attended: Tensor, heads: int) -> Tensor:
+    def to_tokens(self, order: RankTokenOrder, attended: Tensor, heads: int) -> Tensor:
         """(tokens, own_heads, head_dim) → (own_tokens, heads, head_dim): the inverse of :meth:`to_heads`."""
         share, width = self._share, attended.shape[2]
         own, each = order.counts[share.rank], attended.shape[1] * width
@@ -116,7 +124,7 @@ class SharedBatch:
         parts = zip(torch.split(got, received), spans, strict=True)
         return torch.cat([part.view(own, span.stop - span.start, width) for part, span in parts], dim=1)
 
-    def gathered(self, order: Order, own: Tensor) -> Tensor:
+    def gathered(self, order: RankTokenOrder, own: Tensor) -> Tensor:
         """(own_tokens, channels) → (tokens, channels): all tokens of `order`, for every member."""
         channels, size = own.shape[1], self._share.size
         flat = own.flatten().repeat(size)
@@ -124,16 +132,16 @@ class SharedBatch:
         return got.view(sum(order.counts), channels).index_select(0, order.by_sequence)
 
     @property
-    def _share(self) -> Share:
-        return Share(self._exchange.rank, self._exchange.size)
+    def _share(self) -> Shard:
+        return Shard(self._exchange.rank, self._exchange.size)
 
 
 @dataclass(frozen=True, eq=False)
-class OwnResiduals:
+class ResidualShard:
     """One process's share of what ControlNets add; satisfies :class:`giornata.packed.uses.Residuals`."""
 
     of: Residuals
-    own: OwnPicture
+    own: PictureShard
 
     @property
     def whole(self) -> bool:

@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from giornata.packed.attention import Apart
-from giornata.packed.low_rank import LowRank
-from giornata.wire.values import Mode
+from giornata.packed.low_rank import SequenceLoras
+from giornata.wire.values import BlockMode
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class KeysValues(Protocol):
         """Keys, after norm and rotary embedding, and values, with room for the sequence's own or none."""
 
 
-class Source(KeysValues, Protocol):
+class KVSource(KeysValues, Protocol):
     """Where a sequence finds what a template run kept of the tokens outside its compute set."""
 
     def hidden(self, block: int) -> Tensor:
@@ -50,7 +50,7 @@ class ActivationRecorder(KeysValuesRecorder, Protocol):
         """(tokens, inner_dim): the image stream that enters `block`."""
 
     def part(self, block: int, part: str, kept: Tensor) -> None:
-        """(tokens, channels): another part of `block`, see :meth:`Source.part`."""
+        """(tokens, channels): another part of `block`, see :meth:`KVSource.part`."""
 
 
 class Residuals(Protocol):
@@ -68,26 +68,26 @@ class Residuals(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Taken:
+class CachedTokens:
     """What a sequence takes from a template: its region is computed, all other tokens are taken."""
 
-    modes: tuple[Mode, ...]
+    modes: tuple[BlockMode, ...]
     """The mode of every block."""
-    source: Source
+    source: KVSource
 
 
 @dataclass(frozen=True, eq=False)
-class Use:
+class BlockInputs:
     """All that one sequence uses beside its tokens, one field for each kind; any of them may come together."""
 
-    taken: Taken | None = None
+    taken: CachedTokens | None = None
     """None computes all tokens."""
     recorder: ActivationRecorder | None = None
     padding: KeysValues | None = None
     """Where its prompt's padding is found in every block, whatever the block's mode; None computes it."""
     padding_recorder: KeysValuesRecorder | None = None
     """Is shown its prompt's padding, where that is computed."""
-    low_rank: LowRank | None = None
+    low_rank: SequenceLoras | None = None
     """Its LoRAs, which change what the layers make of its tokens; None for none."""
     residuals: Residuals | None = None
     """None where no ControlNet acts on it."""

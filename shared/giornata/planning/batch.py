@@ -18,23 +18,23 @@ from numpy.typing import NDArray
 
 from giornata.planning.blocks import (
     MODES,
-    Block,
+    BlockCost,
+    BlockTimeline,
     Flags,
-    Link,
+    LoadLink,
     Modes,
     Planner,
-    Timeline,
     Times,
     always,
     exact,
 )
-from giornata.planning.columns import Columns
+from giornata.planning.columns import BlockCostColumns
 from giornata.planning.prefixes import cheapest, planned, prefixes_of
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 
 ROUNDS: Final = 4
 """Most rounds over all rows; a round that improves nothing is the last."""
-BEGINNINGS: Final = (always(Mode.KV), exact)
+BEGINNINGS: Final = (always(BlockMode.KV), exact)
 CODES: Final = {mode: code for code, mode in enumerate(MODES)}
 
 
@@ -42,15 +42,15 @@ CODES: Final = {mode: code for code, mode in enumerate(MODES)}
 class BatchRow:
     """One row of a batch at the planner; all rows have the same number of blocks."""
 
-    blocks: Sequence[Block]
+    blocks: Sequence[BlockCost]
     """What the row costs alone; `others_ms` is 0."""
     template: Hashable
     """Rows of one template load each entry once together."""
 
     @cached_property
-    def columns(self) -> Columns:
+    def columns(self) -> BlockCostColumns:
         """The same blocks."""
-        return Columns.of(self.blocks)
+        return BlockCostColumns.of(self.blocks)
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class BatchPlan:
     """A plan of every row."""
 
     modes: tuple[Modes, ...]
-    timeline: Timeline
+    timeline: BlockTimeline
 
 
-BatchPlanner = Callable[[Sequence[BatchRow], Link, float], BatchPlan]
+BatchPlanner = Callable[[Sequence[BatchRow], LoadLink, float], BatchPlan]
 """Finds modes for every row; the last argument is the time that every block takes besides, in ms."""
 
 
-def plan_batch(rows: Sequence[BatchRow], link: Link, base_ms: float = 0.0) -> BatchPlan:
+def plan_batch(rows: Sequence[BatchRow], link: LoadLink, base_ms: float = 0.0) -> BatchPlan:
     """Modes for every row, by coordinate descent over exact plans; the exact plan where there is one row.
 
     Where taking keys and values from the cache waits for nothing, nothing is faster, and nothing else is tried.
@@ -95,7 +95,7 @@ def plan_batch(rows: Sequence[BatchRow], link: Link, base_ms: float = 0.0) -> Ba
 def each(planner: Planner) -> BatchPlanner:
     """A planner of every row alone; `plan_batch` where its plan takes an entry that the template does not keep."""
 
-    def planned(rows: Sequence[BatchRow], link: Link, base_ms: float) -> BatchPlan:
+    def planned(rows: Sequence[BatchRow], link: LoadLink, base_ms: float) -> BatchPlan:
         alone = [_given(row, [(0.0, {})] * len(row.blocks), base_ms) for row in rows]
         plan = evaluate(rows, [planner(blocks, link) for blocks in alone], link, base_ms)
         return plan if math.isfinite(plan.timeline.finish_ms) else plan_batch(rows, link, base_ms)
@@ -103,7 +103,9 @@ def each(planner: Planner) -> BatchPlanner:
     return planned
 
 
-def evaluate(rows: Sequence[BatchRow], modes: Sequence[Modes], link: Link, base_ms: float = 0.0) -> BatchPlan:
+def evaluate(
+    rows: Sequence[BatchRow], modes: Sequence[Modes], link: LoadLink, base_ms: float = 0.0
+) -> BatchPlan:
     """The plan of a batch with these `modes`: a block of all rows begins when each has what its mode takes.
 
     Raises:
@@ -122,7 +124,7 @@ def evaluate(rows: Sequence[BatchRow], modes: Sequence[Modes], link: Link, base_
     before = np.concatenate(((0.0,), np.maximum(late, 0.0)[:-1]))
     waits = bool((late > before + 1e-12 * np.maximum(1.0, begun)).any())
     ends = (ended + np.maximum(late, 0.0)).tolist()
-    return BatchPlan(tuple(modes), Timeline(tuple(ends), int(slabs.sum()), waits))
+    return BatchPlan(tuple(modes), BlockTimeline(tuple(ends), int(slabs.sum()), waits))
 
 
 def _together(rows: Sequence[BatchRow], modes: Sequence[Modes]) -> tuple[Times, Times]:
@@ -133,7 +135,7 @@ def _together(rows: Sequence[BatchRow], modes: Sequence[Modes]) -> tuple[Times, 
         return np.array([getattr(row, name) for row in columns])
 
     mode = np.array([_codes(tuple(chosen)) for chosen in modes])
-    kv, full = mode == CODES[Mode.KV], mode == CODES[Mode.FULL]
+    kv, full = mode == CODES[BlockMode.KV], mode == CODES[BlockMode.FULL]
     live: Flags = of_all("fresh").astype(bool)
     live[:, 1:] |= full[:, :-1]
     computing = np.where(kv, of_all("kv_ms"), np.where(full, of_all("full_ms"), of_all("hidden_ms")))
@@ -157,7 +159,7 @@ def _codes(modes: Modes) -> NDArray[np.int8]:
     return np.array([CODES[mode] for mode in modes], np.int8)
 
 
-def _improved(rows: Sequence[BatchRow], best: BatchPlan, link: Link, base_ms: float) -> BatchPlan:
+def _improved(rows: Sequence[BatchRow], best: BatchPlan, link: LoadLink, base_ms: float) -> BatchPlan:
     for _ in range(ROUNDS):
         before = best
         for index, row in enumerate(rows):
@@ -174,7 +176,7 @@ def _improved(rows: Sequence[BatchRow], best: BatchPlan, link: Link, base_ms: fl
 def _cheapest(rows: Sequence[BatchRow], modes: Sequence[Modes]) -> bool:
     """Whether no block could compute less than it does."""
     return all(
-        chosen.count(Mode.KV) == len(chosen)
+        chosen.count(BlockMode.KV) == len(chosen)
         and bool((row.columns.kv_ms <= np.minimum(row.columns.hidden_ms, row.columns.full_ms)).all())
         for row, chosen in zip(rows, modes, strict=True)
     )
@@ -184,7 +186,7 @@ def _rank(plan: BatchPlan) -> tuple[float, int]:
     return plan.timeline.finish_ms, plan.timeline.slabs
 
 
-Entries = dict[tuple[Hashable, Mode], int]
+Entries = dict[tuple[Hashable, BlockMode], int]
 """Slabs by template and form: `HIDDEN` for the hidden state, which two modes read, and `KV`."""
 
 
@@ -200,19 +202,19 @@ def _beside(
         for place, (block, mode) in enumerate(zip(row.blocks, chosen, strict=True)):
             ms, entries = sums[place]
             if slabs := block.slabs(mode, live=live):
-                entries[row.template, Mode.KV if mode is Mode.KV else Mode.HIDDEN] = slabs
+                entries[row.template, BlockMode.KV if mode is BlockMode.KV else BlockMode.HIDDEN] = slabs
             sums[place] = ms + block.compute_ms(mode, live=live), entries
-            live = mode is Mode.FULL
+            live = mode is BlockMode.FULL
     return sums
 
 
-def _given(row: BatchRow, others: Sequence[tuple[float, Entries]], base_ms: float) -> list[Block]:
+def _given(row: BatchRow, others: Sequence[tuple[float, Entries]], base_ms: float) -> list[BlockCost]:
     """The row's blocks beside the others': an entry of its template that they load costs it nothing."""
     return [
         replace(
             block,
-            hidden_slabs=0 if (row.template, Mode.HIDDEN) in entries else block.hidden_slabs,
-            kv_slabs=0 if (row.template, Mode.KV) in entries else block.kv_slabs,
+            hidden_slabs=0 if (row.template, BlockMode.HIDDEN) in entries else block.hidden_slabs,
+            kv_slabs=0 if (row.template, BlockMode.KV) in entries else block.kv_slabs,
             others_ms=base_ms + ms,
             others_slabs=sum(entries.values()),
         )

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 
 Times = NDArray[np.float64]
 """(slabs + 1,) earliest end of computing in ms by slabs that the row itself has loaded; inf where there is none. One
@@ -25,13 +25,13 @@ of each state of the outside tokens' hidden state: GONE, and LIVE, at hand.
 """
 Flags = NDArray[np.bool_]
 Counts = NDArray[np.int64]
-MODES: Final = tuple(Mode)
-Modes = tuple[Mode, ...]
+MODES: Final = tuple(BlockMode)
+Modes = tuple[BlockMode, ...]
 """A mode for every block."""
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockCost:
     """One block of one step: what each mode takes, and what has to be loaded for it first."""
 
     full_ms: float
@@ -51,23 +51,23 @@ class Block:
     kv_kept: bool = True
     """Whether the template keeps a hidden state, and keys and values."""
 
-    def compute_ms(self, mode: Mode, *, live: bool) -> float:
+    def compute_ms(self, mode: BlockMode, *, live: bool) -> float:
         """Time of this row and the others; infinite where the mode needs what is neither at hand (`live`) nor kept."""
-        if mode is Mode.KV:
+        if mode is BlockMode.KV:
             return self.others_ms + self.kv_ms if self.kv_kept else math.inf
         if not (live or self.fresh or self.hidden_kept):
             return math.inf
-        return self.others_ms + (self.full_ms if mode is Mode.FULL else self.hidden_ms)
+        return self.others_ms + (self.full_ms if mode is BlockMode.FULL else self.hidden_ms)
 
-    def slabs(self, mode: Mode, *, live: bool) -> int:
+    def slabs(self, mode: BlockMode, *, live: bool) -> int:
         """Slabs that this row loads; `live`: the outside tokens' hidden state is at hand."""
-        if mode is Mode.KV:
+        if mode is BlockMode.KV:
             return self.kv_slabs
         return 0 if live or self.fresh else self.hidden_slabs
 
 
 @dataclass(frozen=True)
-class Link:
+class LoadLink:
     """The path on which the loader moves slabs, one after the other, in the order of the blocks."""
 
     slab_ms: float
@@ -76,7 +76,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class BlockTimeline:
     """When the blocks of a plan end, from now; never where a block does not find the entry that its mode takes."""
 
     ended_ms: tuple[float, ...]
@@ -90,7 +90,7 @@ class Timeline:
         return self.ended_ms[-1] if self.ended_ms else 0.0
 
 
-def timeline(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> Timeline:
+def timeline(blocks: Sequence[BlockCost], modes: Sequence[BlockMode], link: LoadLink) -> BlockTimeline:
     """Run `modes`: a block begins when the one before has ended and all of its slabs are there.
 
     Raises:
@@ -106,12 +106,12 @@ def timeline(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> Time
         there = link.busy_ms + slabs * link.slab_ms if needed else 0.0
         waits = waits or there > now
         now = max(now, there) + block.compute_ms(mode, live=live)
-        live = mode is Mode.FULL
+        live = mode is BlockMode.FULL
         ended.append(now)
-    return Timeline(tuple(ended), slabs, waits)
+    return BlockTimeline(tuple(ended), slabs, waits)
 
 
-class Takes(NamedTuple):
+class StepCacheReads(NamedTuple):
     """What the blocks of one step take from the cache."""
 
     forms: Modes
@@ -123,27 +123,29 @@ class Takes(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def takes(modes: Modes) -> Takes:
-    """What a step in these `modes` takes: no hidden state where it is at hand; see :class:`Block`."""
+def takes(modes: Modes) -> StepCacheReads:
+    """What a step in these `modes` takes: no hidden state where it is at hand; see :class:`BlockCost`."""
     forms, live = [], True
     for mode in modes:
-        forms.append(Mode.KV if mode is Mode.KV else Mode.FULL if live else Mode.HIDDEN)
-        live = mode is Mode.FULL
-    kv, hidden = (np.array([form is one for form in forms], np.int64) for one in (Mode.KV, Mode.HIDDEN))
-    return Takes(tuple(forms), kv, hidden)
+        forms.append(BlockMode.KV if mode is BlockMode.KV else BlockMode.FULL if live else BlockMode.HIDDEN)
+        live = mode is BlockMode.FULL
+    kv, hidden = (
+        np.array([form is one for form in forms], np.int64) for one in (BlockMode.KV, BlockMode.HIDDEN)
+    )
+    return StepCacheReads(tuple(forms), kv, hidden)
 
 
-def sequential(blocks: Sequence[Block], modes: Sequence[Mode], link: Link) -> float:
+def sequential(blocks: Sequence[BlockCost], modes: Sequence[BlockMode], link: LoadLink) -> float:
     """When `modes` end, in ms, if everything is loaded before computing begins: FlashPS's naive loading (figure 9)."""
-    computing = timeline(blocks, modes, Link(0.0))
+    computing = timeline(blocks, modes, LoadLink(0.0))
     loading_ms = link.busy_ms + computing.slabs * link.slab_ms if computing.slabs else 0.0
     return loading_ms + computing.finish_ms
 
 
-Planner = Callable[[Sequence[Block], Link], Modes]
+Planner = Callable[[Sequence[BlockCost], LoadLink], Modes]
 
 
-class Choices(NamedTuple):
+class PlanBackpointers(NamedTuple):
     """How the states after a block were reached, by slabs."""
 
     by_kv: Flags
@@ -154,7 +156,7 @@ class Choices(NamedTuple):
     """Before the block, by its own slabs: GONE ended earlier than LIVE."""
 
 
-def exact(blocks: Sequence[Block], link: Link) -> Modes:
+def exact(blocks: Sequence[BlockCost], link: LoadLink) -> Modes:
     """The modes with the earliest end; among equals, the ones that load least.
 
     Dynamic programming over (slabs, live), vectorised over slabs: time O(blocks * slabs).
@@ -164,7 +166,7 @@ def exact(blocks: Sequence[Block], link: Link) -> Modes:
     gone[0] = 0.0
     arrival = link.busy_ms + link.slab_ms * np.arange(most + 1)
     others = 0
-    choices: list[Choices] = []
+    choices: list[PlanBackpointers] = []
     for block in blocks:
         others += block.others_slabs
         there: Times = np.add(arrival, others * link.slab_ms, dtype=np.float64)
@@ -173,7 +175,9 @@ def exact(blocks: Sequence[Block], link: Link) -> Modes:
     return _traced(blocks, gone, live, choices)
 
 
-def _advance(block: Block, gone: Times, live: Times, arrival: Times) -> tuple[Times, Times, Choices]:
+def _advance(
+    block: BlockCost, gone: Times, live: Times, arrival: Times
+) -> tuple[Times, Times, PlanBackpointers]:
     """The states after one block, and how each was reached.
 
     Six ways: into GONE by keys and values from either state, or by the hidden state of either; into LIVE by computing
@@ -187,15 +191,15 @@ def _advance(block: Block, gone: Times, live: Times, arrival: Times) -> tuple[Ti
     kv = _shifted(np.minimum(gone, live), block.kv_slabs)
     if waits or block.kv_slabs:
         kv = np.maximum(kv, arrival)
-    cached = kv + block.compute_ms(Mode.KV, live=True)
+    cached = kv + block.compute_ms(BlockMode.KV, live=True)
     lost_ms = 0.0 if block.fresh or block.hidden_kept else math.inf  # it can not be loaded
     source = fetched + lost_ms
     from_live = at_hand <= source
     hidden = np.minimum(source, at_hand)
-    projected = hidden + block.compute_ms(Mode.HIDDEN, live=True)
-    after_live = hidden + block.compute_ms(Mode.FULL, live=True)
+    projected = hidden + block.compute_ms(BlockMode.HIDDEN, live=True)
+    after_live = hidden + block.compute_ms(BlockMode.FULL, live=True)
     by_kv = cached <= projected
-    return np.minimum(cached, projected), after_live, Choices(by_kv, from_live, gone < live)
+    return np.minimum(cached, projected), after_live, PlanBackpointers(by_kv, from_live, gone < live)
 
 
 def _shifted(times: Times, slabs: int) -> Times:
@@ -207,14 +211,14 @@ def _shifted(times: Times, slabs: int) -> Times:
     return moved
 
 
-def _traced(blocks: Sequence[Block], gone: Times, live: Times, choices: list[Choices]) -> Modes:
+def _traced(blocks: Sequence[BlockCost], gone: Times, live: Times, choices: list[PlanBackpointers]) -> Modes:
     slabs = int(np.minimum(gone, live).argmin())
     is_live = bool(live[slabs] <= gone[slabs])
-    modes: list[Mode] = []
+    modes: list[BlockMode] = []
     for block, chosen in zip(reversed(blocks), reversed(choices), strict=True):
-        mode = Mode.FULL if is_live else Mode.KV if chosen.by_kv[slabs] else Mode.HIDDEN
+        mode = BlockMode.FULL if is_live else BlockMode.KV if chosen.by_kv[slabs] else BlockMode.HIDDEN
         modes.append(mode)
-        if mode is Mode.KV:
+        if mode is BlockMode.KV:
             slabs -= block.kv_slabs
             is_live = not chosen.gone_first[slabs]
         else:
@@ -223,9 +227,9 @@ def _traced(blocks: Sequence[Block], gone: Times, live: Times, choices: list[Cho
     return tuple(reversed(modes))
 
 
-def greedy(blocks: Sequence[Block], link: Link) -> Modes:
+def greedy(blocks: Sequence[BlockCost], link: LoadLink) -> Modes:
     """Algorithm 1 of FlashPS, with a third mode: each block takes what ends first, the cache on a tie."""
-    modes: list[Mode] = []
+    modes: list[BlockMode] = []
     slabs, now, live = 0, 0.0, False
     for block in blocks:
         options = []
@@ -235,11 +239,11 @@ def greedy(blocks: Sequence[Block], link: Link) -> Modes:
             options.append((max(now, there) + block.compute_ms(mode, live=live), mode, needed))
         now, mode, needed = min(options, key=lambda option: option[0])
         slabs += needed
-        live = mode is Mode.FULL
+        live = mode is BlockMode.FULL
         modes.append(mode)
     return tuple(modes)
 
 
-def always(mode: Mode) -> Planner:
+def always(mode: BlockMode) -> Planner:
     """One mode for every block: `kv` and `hidden` are FlashPS's strawman loading (figure 9), `full` is no reuse."""
     return lambda blocks, _: (mode,) * len(blocks)

@@ -10,7 +10,7 @@ from typing import TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from giornata.planning.blocks import Block, Flags
+from giornata.planning.blocks import BlockCost, Flags
 
 Column = NDArray[np.float64]
 """(blocks,) milliseconds or slabs."""
@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Columns(Sequence[Block]):
-    """The blocks of one row, which nothing else is computed beside; each column is (blocks,), as in :class:`Block`."""
+class BlockCostColumns(Sequence[BlockCost]):
+    """The blocks of one row, with nothing computed beside it; each column is (blocks,), as in :class:`BlockCost`."""
 
     full_ms: Column
     hidden_ms: Column
@@ -32,9 +32,9 @@ class Columns(Sequence[Block]):
     kv_kept: Flags
 
     @classmethod
-    def of(cls, blocks: Sequence[Block]) -> Columns:
+    def of(cls, blocks: Sequence[BlockCost]) -> BlockCostColumns:
         """The columns of `blocks`, without what they wait for beside their own."""
-        if isinstance(blocks, Columns):
+        if isinstance(blocks, BlockCostColumns):
             return blocks
         numbers = np.array(
             [(b.full_ms, b.hidden_ms, b.kv_ms, b.hidden_slabs, b.kv_slabs) for b in blocks], float
@@ -46,21 +46,21 @@ class Columns(Sequence[Block]):
         return len(self.full_ms)
 
     @overload
-    def __getitem__(self, index: int) -> Block: ...
+    def __getitem__(self, index: int) -> BlockCost: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Block]: ...
+    def __getitem__(self, index: slice) -> Sequence[BlockCost]: ...
 
-    def __getitem__(self, index: int | slice) -> Block | Sequence[Block]:
+    def __getitem__(self, index: int | slice) -> BlockCost | Sequence[BlockCost]:
         return self._blocks[index]
 
     @cached_property
-    def _blocks(self) -> tuple[Block, ...]:
+    def _blocks(self) -> tuple[BlockCost, ...]:
         """The same as objects, made once: planners that go block by block ask for them."""
         columns = (self.full_ms, self.hidden_ms, self.kv_ms, self.hidden_slabs, self.kv_slabs)
         flags = zip(*(c.tolist() for c in (self.fresh, self.hidden_kept, self.kv_kept)), strict=True)
         return tuple(
-            Block(
+            BlockCost(
                 full, hidden, kv, int(hidden_slabs), int(kv_slabs), fresh, hidden_kept=kept, kv_kept=kv_kept
             )
             for (full, hidden, kv, hidden_slabs, kv_slabs), (fresh, kept, kv_kept) in zip(

@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 
 from giornata.planning.costs import StepCosts, completed
-from giornata.planning.degrees import ALONE, Way, Ways, ways_of
-from giornata.planning.operations import NETWORK, Work
+from giornata.planning.degrees import ALONE, StepParallelism, Ways, ways_of
+from giornata.planning.operations import NETWORK, StepWork
 from giornata.planning.profiles import Profile
-from giornata.planning.regression import Array, Fit, determination, solver
+from giornata.planning.regression import Array, LinearFit, determination, solver
 from giornata.wire.queues import CostFit
 from giornata.wire.workers import DegreeCosts, WorkerCosts
 
@@ -40,7 +40,7 @@ QUEUED: Final = 4096
 """Most loads that wait for the next step; the oldest are dropped."""
 
 
-class Online:
+class OnlineRegression:
     """A fit that follows its machine: least squares with forgetting, drawn to the offline weights where nothing is new.
 
     Minimises the sum over samples of FORGETTING^age * (time - w x)², plus TRUST samples' worth of (w - offline)² per
@@ -123,18 +123,18 @@ class CostModel:
 
     def learn_of(self, degrees: Iterable[DegreeCosts]) -> None:
         """Begin to follow those of these ways that are not known yet, from what is told of them."""
-        told = {Way(one.degree, one.halves): one.compute for one in degrees}
+        told = {StepParallelism(one.degree, one.halves): one.compute for one in degrees}
         unknown = told.keys() - self._computing.keys()
         if unknown:
             self._computing |= {way: _FollowedFit(told_compute(told[way])) for way in unknown}
             self._publish()
 
-    def observe_step(self, work: Work, step_ms: float, *, degree: int = 1, halves: bool = False) -> bool:
+    def observe_step(self, work: StepWork, step_ms: float, *, degree: int = 1, halves: bool = False) -> bool:
         """Take in a step that computed `work` and did not wait for loads.
 
         False for an outlier, and for a step of a way that is not known.
         """
-        followed = self._computing.get(Way(degree, halves))
+        followed = self._computing.get(StepParallelism(degree, halves))
         taken = followed is not None and followed.take(work.features, step_ms)
         while self._loads:
             size_bytes, load_ms = self._loads.popleft()
@@ -169,7 +169,7 @@ def told_compute(fit: CostFit) -> CostFit:
     return fit.model_copy(update={"weights": weights[:own], "adapting": weights[own:]})
 
 
-def _begun(fit: Fit) -> CostFit:
+def _begun(fit: LinearFit) -> CostFit:
     """What telemetry tells of a fit to a profile's measurements."""
     return CostFit(weights=fit.weights, r2=fit.r2, residual_ms=fit.residual_ms_p50, samples=0, outliers=0)
 
@@ -180,7 +180,7 @@ class _FollowedFit:
     def __init__(self, begun: CostFit) -> None:
         self.weights = (*begun.weights, *begun.adapting)
         """As they were fitted last."""
-        self._online = Online(self.weights)
+        self._online = OnlineRegression(self.weights)
         self._own = len(begun.weights)
         self._recent = np.zeros((WINDOW, 2))
         """(WINDOW, 2): measured and predicted ms, written in a ring."""

@@ -16,9 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from giornata.planning.blocks import MODES, Flags
-from giornata.planning.columns import Columns
-from giornata.planning.operations import COMPUTE, NETWORK, Operations, Shape, Work, step_work
-from giornata.wire.values import Mode
+from giornata.planning.columns import BlockCostColumns
+from giornata.planning.operations import (
+    COMPUTE,
+    NETWORK,
+    NetworkOperations,
+    SequenceShape,
+    StepWork,
+    step_work,
+)
+from giornata.wire.values import BlockMode
 
 Array = NDArray[np.float64]
 Sizes = NDArray[np.int64]
@@ -48,7 +55,7 @@ class StepCosts:
                 f"received {len(self.compute)} and {len(self.load)} weights, needed are {COMPUTE} and {LOAD}"
             )
 
-    def step_ms(self, work: Work) -> float:
+    def step_ms(self, work: StepWork) -> float:
         """Time of a step that computes `work` and waits for nothing."""
         return sum(weight * amount for weight, amount in zip(self.compute, work.features, strict=True))
 
@@ -57,8 +64,8 @@ class StepCosts:
         """Time of one forward beside what it computes."""
         return self.compute[0]
 
-    def rates(self, operations: Operations) -> Array:
-        """(blocks, amounts) milliseconds of each of :meth:`giornata.planning.operations.Shape.amounts` in a block."""
+    def rates(self, operations: NetworkOperations) -> Array:
+        """(blocks, amounts) milliseconds of each of `SequenceShape.amounts` in a block."""
         return _rates(self.compute, operations)
 
     def load_ms(self, size_bytes: float) -> float:
@@ -78,7 +85,7 @@ def completed(weights: tuple[float, ...]) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Loads:
+class BlockLoads:
     """Bytes that a row loads for each block, (blocks,) int64; 0 for an entry that is on the device."""
 
     hidden_bytes: Sizes
@@ -90,14 +97,14 @@ class Loads:
     @classmethod
     def equal(
         cls, blocks: int, hidden_bytes: int = 0, kv_bytes: int = 0, *, hidden_kept: bool = True
-    ) -> Loads:
+    ) -> BlockLoads:
         """Those of so many equal blocks, which keep keys and values."""
         hidden, kv = (np.full(blocks, size, np.int64) for size in (hidden_bytes, kv_bytes))
         return cls(hidden, kv, np.full(blocks, hidden_kept), np.ones(blocks, bool))
 
-    def then(self, later: Loads) -> Loads:
+    def then(self, later: BlockLoads) -> BlockLoads:
         """Those of this step and of the next one."""
-        return Loads(
+        return BlockLoads(
             np.concatenate((self.hidden_bytes, later.hidden_bytes)),
             np.concatenate((self.kv_bytes, later.kv_bytes)),
             np.concatenate((self.hidden_kept, later.hidden_kept)),
@@ -110,35 +117,41 @@ class Loads:
         return int(max(self.hidden_bytes.max(initial=0), self.kv_bytes.max(initial=0)))
 
 
-def slab_unit(loads: Iterable[Loads]) -> float:
+def slab_unit(loads: Iterable[BlockLoads]) -> float:
     """Bytes of a slab in a plan over these loads."""
     return max((load.largest_bytes for load in loads), default=0) / SLABS
 
 
 def row_blocks(
-    costs: StepCosts, operations: Operations, shapes: Sequence[Shape], loads: Loads, unit_bytes: float
-) -> Columns:
+    costs: StepCosts,
+    operations: NetworkOperations,
+    shapes: Sequence[SequenceShape],
+    loads: BlockLoads,
+    unit_bytes: float,
+) -> BlockCostColumns:
     """A row's blocks for the planner; `loads` are those of one step or of several.
 
     Loads are rounded up to whole slabs, of `unit_bytes` each.
     """
     count, blocks = len(loads.kv_bytes), operations.blocks
     times = np.tile(_of_blocks(costs.compute, operations, tuple(shapes)), count // blocks)
-    full, hidden, kv = (times[MODES.index(mode)] for mode in (Mode.FULL, Mode.HIDDEN, Mode.KV))
+    full, hidden, kv = (times[MODES.index(mode)] for mode in (BlockMode.FULL, BlockMode.HIDDEN, BlockMode.KV))
     slabs = np.ceil(np.array((loads.hidden_bytes, loads.kv_bytes)) / (unit_bytes or 1.0))
     fresh = np.arange(count) % blocks == 0
-    return Columns(full, hidden, kv, slabs[0], slabs[1], fresh, loads.hidden_kept, loads.kv_kept)
+    return BlockCostColumns(full, hidden, kv, slabs[0], slabs[1], fresh, loads.hidden_kept, loads.kv_kept)
 
 
 @lru_cache(maxsize=64)
-def _rates(weights: tuple[float, ...], operations: Operations) -> Array:
+def _rates(weights: tuple[float, ...], operations: NetworkOperations) -> Array:
     """See :meth:`StepCosts.rates`."""
     of_units: Array = np.einsum("f,bfa->ba", np.array(weights[1:]), operations.by_block)
     return of_units
 
 
 @lru_cache(maxsize=1024)
-def _of_blocks(weights: tuple[float, ...], operations: Operations, shapes: tuple[Shape, ...]) -> Array:
+def _of_blocks(
+    weights: tuple[float, ...], operations: NetworkOperations, shapes: tuple[SequenceShape, ...]
+) -> Array:
     """(modes, blocks) milliseconds that a row adds to each block in each of :data:`MODES`."""
     amounts = np.array([[shape.amounts(mode) for mode in MODES] for shape in shapes]).sum(0)
     added: Array = amounts @ _rates(weights, operations).T
@@ -168,9 +181,9 @@ def renewed_later(number: int, steps: int, every: int) -> int:
 
 def worth_reusing(
     costs: StepCosts,
-    operations: Operations,
-    shapes: Sequence[Shape],
-    modes: Sequence[Mode],
+    operations: NetworkOperations,
+    shapes: Sequence[SequenceShape],
+    modes: Sequence[BlockMode],
     bytes_a_step: float,
 ) -> bool:
     """Whether a row's step with reuse ends earlier than in full, loads behind computing: below the crossover.
@@ -180,6 +193,6 @@ def worth_reusing(
     whole = [replace(shape, padding=0) for shape in shapes]
     full, masked = (
         costs.step_ms(step_work(operations, of, [chosen] * len(of)))
-        for of, chosen in ((whole, (Mode.FULL,) * len(modes)), (shapes, modes))
+        for of, chosen in ((whole, (BlockMode.FULL,) * len(modes)), (shapes, modes))
     )
     return max(masked, costs.load_ms(bytes_a_step)) < full

@@ -12,13 +12,13 @@ from typing import Final, NamedTuple
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from giornata.planning.costs import StepCosts
-from giornata.planning.regression import Fit
+from giornata.planning.regression import LinearFit
 
 HALVED: Final = 2
 """The degree at which guided rows have a second way."""
 
 
-class Way(NamedTuple):
+class StepParallelism(NamedTuple):
     """How a step is spread over devices."""
 
     degree: int = 1
@@ -27,9 +27,9 @@ class Way(NamedTuple):
     """One of two devices computes the unconditional sequences (Katz, section 7); else all share each sequence."""
 
 
-ALONE: Final = Way()
+ALONE: Final = StepParallelism()
 """One device."""
-Ways = tuple[tuple[Way, StepCosts], ...]
+Ways = tuple[tuple[StepParallelism, StepCosts], ...]
 """Costs of ways beside :data:`ALONE`, in ascending order."""
 
 
@@ -40,7 +40,7 @@ class DegreeFit(BaseModel):
 
     degree: int
     halves: bool = False
-    compute: Fit
+    compute: LinearFit
 
     @model_validator(mode="after")
     def _is_a_way(self) -> DegreeFit:
@@ -52,11 +52,11 @@ class DegreeFit(BaseModel):
         return self
 
     @property
-    def way(self) -> Way:
+    def way(self) -> StepParallelism:
         """What was measured."""
-        return Way(self.degree, self.halves)
+        return StepParallelism(self.degree, self.halves)
 
 
-def ways_of(weights: Mapping[Way, tuple[float, ...]], load: tuple[float, ...]) -> Ways:
+def ways_of(weights: Mapping[StepParallelism, tuple[float, ...]], load: tuple[float, ...]) -> Ways:
     """Costs by way from weights of computing; a device loads as it does alone."""
     return tuple((way, StepCosts(weights[way], load)) for way in sorted(weights))

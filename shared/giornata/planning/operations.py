@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from giornata.planning.specs import each, grouped, together
 from giornata.wire.blocks import BlockSpec
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 
 Array = NDArray[np.float64]
 NETWORK: Final = ("calls", "sequences", "linear", "attention", "convolution", "gathered")
@@ -21,17 +21,17 @@ NETWORK: Final = ("calls", "sequences", "linear", "attention", "convolution", "g
 ADAPTING: Final = ("low_rank", "segments", "control")
 """Features of what adapters add."""
 COMPUTE: Final = (*NETWORK, *ADAPTING)
-"""Features of a step's computing, in the order of :attr:`Work.features`."""
+"""Features of a step's computing, in the order of :attr:`StepWork.features`."""
 VALUE_BYTES: Final = 2
 """Bytes of a weight of an adapter whose size alone is known: most files hold 16 bits a weight."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """What a step computes, summed over sequences and blocks."""
 
     calls: float = 0.0
-    """Forwards of the network; see :meth:`Operations.calls`."""
+    """Forwards of the network; see :meth:`NetworkOperations.calls`."""
     sequences: float = 0.0
     linear: float = 0.0
     """Multiplications of linear layers."""
@@ -42,7 +42,7 @@ class Work:
     gathered: float = 0.0
     """Values that tiles gather from their neighbours."""
     low_rank: float = 0.0
-    """Multiplications of LoRAs' factors; see :attr:`Shape.low_rank`."""
+    """Multiplications of LoRAs' factors; see :attr:`SequenceShape.low_rank`."""
     segments: float = 0.0
     """Sets of LoRAs that differ: the rows of one set are multiplied together."""
     control: float = 0.0
@@ -70,7 +70,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SequenceShape:
     """The tokens of one sequence."""
 
     text: int
@@ -94,34 +94,35 @@ class Shape:
         """Text tokens that are computed."""
         return self.text - self.padding
 
-    def own(self, mode: Mode) -> int:
+    def own(self, mode: BlockMode) -> int:
         """Image tokens that a block computes."""
-        return self.image if mode is Mode.FULL else self.computed
+        return self.image if mode is BlockMode.FULL else self.computed
 
-    def projected(self, mode: Mode) -> int:
+    def projected(self, mode: BlockMode) -> int:
         """Image tokens whose keys and values a block projects, and nothing else."""
-        return self.image - self.computed if mode is Mode.HIDDEN else 0
+        return self.image - self.computed if mode is BlockMode.HIDDEN else 0
 
-    def pairs(self, mode: Mode) -> int:
+    def pairs(self, mode: BlockMode) -> int:
         """Queries times keys, those of text and prefix among them."""
         return (self.live_text + self.own(mode)) * (self.prefix + self.text + self.image)
 
-    def amounts(self, mode: Mode) -> tuple[float, ...]:
-        """What one block computes, in the columns of :attr:`Operations.total`."""
+    def amounts(self, mode: BlockMode) -> tuple[float, ...]:
+        """What one block computes, in the columns of :attr:`NetworkOperations.total`."""
         own = self.own(mode)
         pairs = own * self.image
-        taking = own if mode is Mode.KV else 0
+        taking = own if mode is BlockMode.KV else 0
         text, projected, rank = self.live_text, self.projected(mode), self.low_rank
         network = 1.0, own, text, projected, pairs, self.pairs(mode) - pairs, taking
         return *network, rank * own, rank * text, rank * projected, self.segments, self.control
 
 
-class Operations:
+class NetworkOperations:
     """What the blocks of a network compute, as matrices: features by the amounts of a sequence.
 
-    Rows are :data:`COMPUTE` without calls. Columns are :meth:`Shape.amounts`: sequences, computed cells, computed text
-    tokens, projected cells, pairs of the picture, pairs with text or a prefix, cells that take from a recording; then
-    cells, text tokens and projected cells, each times its LoRAs' weights; segments; multiplications of ControlNets.
+    Rows are :data:`COMPUTE` without calls. Columns are :meth:`SequenceShape.amounts`: sequences, computed cells,
+    computed text tokens, projected cells, pairs of the picture, pairs with text or a prefix, cells that take from a
+    recording; then cells, text tokens and projected cells, each times its LoRAs' weights; segments; multiplications
+    of ControlNets.
     """
 
     def __init__(self, specs: Iterable[BlockSpec]) -> None:
@@ -143,7 +144,7 @@ class Operations:
         summed: Array = self.by_block.sum(0)
         return summed
 
-    def calls(self, shapes: Sequence[Shape], modes: Sequence[Sequence[Mode]]) -> int:
+    def calls(self, shapes: Sequence[SequenceShape], modes: Sequence[Sequence[BlockMode]]) -> int:
         """Forwards of a step of these sequences: 1 where each block takes for itself.
 
         Where all blocks of a sequence take or none, sequences that take are one forward, and of the others those of
@@ -152,30 +153,34 @@ class Operations:
         if not self.together:
             return 1
         whole = {
-            shape.image for shape, own in zip(shapes, modes, strict=True) if all(m is Mode.FULL for m in own)
+            shape.image
+            for shape, own in zip(shapes, modes, strict=True)
+            if all(m is BlockMode.FULL for m in own)
         }
-        takes = any(mode is not Mode.FULL for own in modes for mode in own[:1])
+        takes = any(mode is not BlockMode.FULL for own in modes for mode in own[:1])
         return max(1, len(whole) + takes)
 
-    def of(self, shape: Shape, modes: tuple[Mode, ...]) -> Array:
+    def of(self, shape: SequenceShape, modes: tuple[BlockMode, ...]) -> Array:
         """(features,) of a sequence with these modes, one a block."""
         return _of_sequence(self, shape, modes)
 
-    def in_modes(self, modes: tuple[Mode, ...]) -> tuple[tuple[Mode, Array], ...]:
+    def in_modes(self, modes: tuple[BlockMode, ...]) -> tuple[tuple[BlockMode, Array], ...]:
         """The modes among these, one a block, and the (features, amounts) of the blocks in each."""
         return _in_modes(self, modes)
 
 
-def step_work(operations: Operations, shapes: Sequence[Shape], modes: Sequence[Sequence[Mode]]) -> Work:
+def step_work(
+    operations: NetworkOperations, shapes: Sequence[SequenceShape], modes: Sequence[Sequence[BlockMode]]
+) -> StepWork:
     """What a whole step computes; `modes` holds those of every shape's blocks."""
     if not shapes:
-        return Work(calls=1)
+        return StepWork(calls=1)
     parts = [operations.of(shape, tuple(own)) for shape, own in zip(shapes, modes, strict=True)]
     _, *kinds = np.sum(parts, 0).tolist()
-    return Work(operations.calls(shapes, modes), len(shapes), *kinds)
+    return StepWork(operations.calls(shapes, modes), len(shapes), *kinds)
 
 
-class Amounts(NamedTuple):
+class MeanTokenCounts(NamedTuple):
     """Tokens of a step, on average over blocks."""
 
     image: float
@@ -186,7 +191,7 @@ class Amounts(NamedTuple):
     pairs: float
 
 
-def mean_amounts(shapes: Sequence[Shape], modes: Sequence[tuple[Mode, ...]]) -> Amounts:
+def mean_amounts(shapes: Sequence[SequenceShape], modes: Sequence[tuple[BlockMode, ...]]) -> MeanTokenCounts:
     """What the blocks of a step compute on average; `modes` are as in :func:`step_work`."""
     image = projected = pairs = 0.0
     for shape, own in zip(shapes, modes, strict=True):
@@ -195,10 +200,10 @@ def mean_amounts(shapes: Sequence[Shape], modes: Sequence[tuple[Mode, ...]]) -> 
             image += share * shape.own(mode)
             projected += share * shape.projected(mode)
             pairs += share * shape.pairs(mode)
-    return Amounts(image, sum(shape.live_text for shape in shapes), projected, pairs)
+    return MeanTokenCounts(image, sum(shape.live_text for shape in shapes), projected, pairs)
 
 
-def counted(work: Work, amounts: Amounts) -> dict[str, Any]:
+def counted(work: StepWork, amounts: MeanTokenCounts) -> dict[str, Any]:
     """The fields of a step's sample in telemetry that tell what it computes."""
     return {
         "sequences": round(work.sequences),
@@ -218,14 +223,16 @@ def counted(work: Work, amounts: Amounts) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4096)
-def _of_sequence(operations: Operations, shape: Shape, modes: tuple[Mode, ...]) -> Array:
+def _of_sequence(operations: NetworkOperations, shape: SequenceShape, modes: tuple[BlockMode, ...]) -> Array:
     parts = [matrix @ np.array(shape.amounts(mode)) for mode, matrix in operations.in_modes(modes)]
     summed: Array = np.sum(parts, 0)
     return summed
 
 
 @lru_cache(maxsize=1024)
-def _in_modes(operations: Operations, modes: tuple[Mode, ...]) -> tuple[tuple[Mode, Array], ...]:
+def _in_modes(
+    operations: NetworkOperations, modes: tuple[BlockMode, ...]
+) -> tuple[tuple[BlockMode, Array], ...]:
     if len(modes) != operations.blocks:
         raise ValueError(f"received {len(modes)} modes for {operations.blocks} blocks")
     first, *others = set(modes)

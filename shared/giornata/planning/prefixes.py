@@ -18,9 +18,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from giornata.planning.blocks import Link, Modes
-from giornata.planning.columns import Columns
-from giornata.wire.values import Mode
+from giornata.planning.blocks import LoadLink, Modes
+from giornata.planning.columns import BlockCostColumns
+from giornata.wire.values import BlockMode
 
 Numbers = NDArray[np.float64]
 Steps = NDArray[np.int64]
@@ -34,7 +34,7 @@ EQUAL: Final = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Prefixes:
+class PrefixPlanBatch:
     """Rows whose windows have the same steps.
 
     Candidate c of a step of n blocks: for c <= n, c blocks in full and the others from the cache; else c - n - 1 in
@@ -85,7 +85,7 @@ class Prefixes:
         return np.where(self.cached_from < self.least[..., np.newaxis], np.inf, self.own_ms)
 
 
-def prefixes_of(rows: Sequence[Columns], groups: Sequence[Hashable]) -> Prefixes | None:
+def prefixes_of(rows: Sequence[BlockCostColumns], groups: Sequence[Hashable]) -> PrefixPlanBatch | None:
     """The rows, if each keeps no hidden state, and they share a window of one or two steps; else None.
 
     Each takes from the cache only behind the last block that keeps no keys and values.
@@ -104,7 +104,7 @@ def prefixes_of(rows: Sequence[Columns], groups: Sequence[Hashable]) -> Prefixes
     )
     kept = np.logical_and.accumulate(kept[..., ::-1], axis=2)[..., ::-1]
     kv, slabs = np.where(kept, kv, full), np.where(kept, slabs, 0.0)
-    return Prefixes(full, hidden, kv, slabs, (~kept).sum(axis=2), _members(groups))
+    return PrefixPlanBatch(full, hidden, kv, slabs, (~kept).sum(axis=2), _members(groups))
 
 
 def _members(groups: Sequence[Hashable]) -> tuple[list[int], ...]:
@@ -114,7 +114,7 @@ def _members(groups: Sequence[Hashable]) -> tuple[list[int], ...]:
     return tuple(members.values())
 
 
-class Candidates(NamedTuple):
+class StepPlanCandidates(NamedTuple):
     """All plans of one step of a row beside the others; each is (..., candidates)."""
 
     computing_ms: Numbers
@@ -125,7 +125,7 @@ class Candidates(NamedTuple):
     """That all rows load in the step."""
 
 
-def planned(of: Prefixes, link: Link, base_ms: float) -> tuple[Modes, ...]:
+def planned(of: PrefixPlanBatch, link: LoadLink, base_ms: float) -> tuple[Modes, ...]:
     """The modes of every row: the best there are for one row; for several, no other step of one row alone is better.
 
     Several rows are planned from two beginnings: all from the cache, and each step of each row as if it were alone.
@@ -138,20 +138,20 @@ def planned(of: Prefixes, link: Link, base_ms: float) -> tuple[Modes, ...]:
     return _spelled(of, chosen)
 
 
-def cheapest(of: Prefixes) -> tuple[Modes, ...]:
+def cheapest(of: PrefixPlanBatch) -> tuple[Modes, ...]:
     """All from the cache that is kept."""
     return _spelled(of, of.least)
 
 
-def _spelled(of: Prefixes, chosen: Steps) -> tuple[Modes, ...]:
+def _spelled(of: PrefixPlanBatch, chosen: Steps) -> tuple[Modes, ...]:
     return tuple(tuple(chain.from_iterable(_modes(of.blocks, c) for c in row)) for row in chosen.tolist())
 
 
 def _modes(blocks: int, candidate: int) -> Modes:
     if candidate <= blocks:
-        return (Mode.FULL,) * candidate + (Mode.KV,) * (blocks - candidate)
+        return (BlockMode.FULL,) * candidate + (BlockMode.KV,) * (blocks - candidate)
     full = candidate - blocks - 1
-    return (*(Mode.FULL,) * full, Mode.HIDDEN, *(Mode.KV,) * (blocks - full - 1))
+    return (*(BlockMode.FULL,) * full, BlockMode.HIDDEN, *(BlockMode.KV,) * (blocks - full - 1))
 
 
 def _summed(values: Numbers) -> Numbers:
@@ -161,7 +161,7 @@ def _summed(values: Numbers) -> Numbers:
     return sums
 
 
-def scanned(of: Prefixes, chosen: Steps | None, link: Link, base_ms: float) -> Candidates:
+def scanned(of: PrefixPlanBatch, chosen: Steps | None, link: LoadLink, base_ms: float) -> StepPlanCandidates:
     """Every candidate of every row and step, while the other rows do what is `chosen`, (..., rows, steps).
 
     Without it, there are no others. Each of the result is (..., rows, steps, candidates).
@@ -189,10 +189,10 @@ def scanned(of: Prefixes, chosen: Steps | None, link: Link, base_ms: float) -> C
     np.maximum(waiting[..., 1 : n + 1], before + of.own_ms[..., 1 : n + 1], out=waiting[..., 1 : n + 1])
     np.maximum(waiting[..., n + 1 :], before + of.own_ms[..., n + 1 :], out=waiting[..., n + 1 :])
     loaded = (slabs[..., -1:] + others_slabs.sum(axis=-1, keepdims=True)) - slabs[..., of.cached_from]
-    return Candidates(of.possible_ms + after_ms[..., :1], waiting, loaded)
+    return StepPlanCandidates(of.possible_ms + after_ms[..., :1], waiting, loaded)
 
 
-def _taken(of: Prefixes, chosen: Steps) -> tuple[Numbers, Numbers]:
+def _taken(of: PrefixPlanBatch, chosen: Steps) -> tuple[Numbers, Numbers]:
     """What each row computes, in ms, and loads, in slabs, by block."""
     index, begins = np.arange(of.blocks), of.cached_from[chosen][..., np.newaxis]
     computing = np.where(index < begins, of.full_ms, of.kv_ms)
@@ -201,7 +201,7 @@ def _taken(of: Prefixes, chosen: Steps) -> tuple[Numbers, Numbers]:
     return computing, np.where(index < begins, 0.0, of.kv_slabs)
 
 
-def _beside(of: Prefixes, loading: Numbers) -> tuple[Numbers, Numbers]:
+def _beside(of: PrefixPlanBatch, loading: Numbers) -> tuple[Numbers, Numbers]:
     """What the others load beside each row, and what it would add: what it loads beyond the rest of its group."""
     if len(of.members) == len(of.full_ms):
         return loading.sum(axis=-3, keepdims=True) - loading, of.kv_slabs
@@ -218,9 +218,9 @@ def _beside(of: Prefixes, loading: Numbers) -> tuple[Numbers, Numbers]:
     return others + together, own
 
 
-def _of_window(alone: Candidates, link: Link) -> Steps:
+def _of_window(alone: StepPlanCandidates, link: LoadLink) -> Steps:
     """The best candidates, (1, steps), for the one row there is."""
-    first, last = (Candidates(*(column[0, step] for column in alone)) for step in (0, -1))
+    first, last = (StepPlanCandidates(*(column[0, step] for column in alone)) for step in (0, -1))
     ended, slabs = np.maximum(first.computing_ms, link.busy_ms + first.waiting_ms), first.slabs
     if alone.slabs.shape[1] == 1:
         return _first(ended, slabs)[np.newaxis, np.newaxis]
@@ -239,7 +239,7 @@ def _first(ended_ms: Numbers, slabs: Numbers) -> Steps:
     return index
 
 
-def _descended(of: Prefixes, plans: Steps, link: Link, base_ms: float) -> Steps:
+def _descended(of: PrefixPlanBatch, plans: Steps, link: LoadLink, base_ms: float) -> Steps:
     """The best of several `plans`, (plans, rows, steps), each improved by the best change of one step of one row.
 
     All are improved side by side, until none can be.
@@ -261,7 +261,7 @@ def _descended(of: Prefixes, plans: Steps, link: Link, base_ms: float) -> Steps:
     return best
 
 
-def _windows(found: Candidates, plans: Steps, link: Link) -> tuple[Numbers, Numbers]:
+def _windows(found: StepPlanCandidates, plans: Steps, link: LoadLink) -> tuple[Numbers, Numbers]:
     """When the window ends with each candidate in place of the planned one, and what it loads.
 
     Each is (plans, rows, steps, candidates).

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 from giornata.planning.costs import StepCosts, completed
 from giornata.planning.degrees import DegreeFit, Ways, ways_of
 from giornata.planning.operations import ADAPTING, COMPUTE
-from giornata.planning.regression import Fit
+from giornata.planning.regression import LinearFit
 from giornata.wire.blocks import BlockSpec
 
 SCHEMA: Final = 3
@@ -34,11 +34,11 @@ class Profile(BaseModel):
     """Date, ISO 8601."""
     blocks: tuple[BlockSpec, ...]
     """Equal ones counted, in the order of the first of each."""
-    compute: Fit
+    compute: LinearFit
     """Fit of the time that steps on one device take."""
     degrees: tuple[DegreeFit, ...] = ()
     """Fits of the time that steps on several devices take. A degree that is not here is not used."""
-    load: Fit
+    load: LinearFit
     activation_bytes: float
     """Peak memory of a step per token that it computes, weights and templates not counted."""
     even_bytes: float | None = None

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 Array = NDArray[np.float64]
 
 
-class Fit(BaseModel):
+class LinearFit(BaseModel):
     """A linear model and how good it is on what it was fitted to, as a profile holds it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,7 +43,7 @@ def solver() -> Any:
     return scipy.optimize.nnls
 
 
-def fit(names: Sequence[str], features: Array, times: Array, *, relative: bool = False) -> Fit:
+def fit(names: Sequence[str], features: Array, times: Array, *, relative: bool = False) -> LinearFit:
     """Least squares without negative weights.
 
     Args:
@@ -68,13 +68,13 @@ def fit(names: Sequence[str], features: Array, times: Array, *, relative: bool =
     return graded(names, weights, features, times)
 
 
-def graded(names: Sequence[str], weights: Array, features: Array, times: Array) -> Fit:
+def graded(names: Sequence[str], weights: Array, features: Array, times: Array) -> LinearFit:
     """Grade `weights`, (features,) ms per unit, on `features`, (samples, features), and `times`, (samples,) ms."""
     residuals = times - features @ weights
     shares = np.abs(residuals) / np.maximum(np.abs(times), np.finfo(np.float64).tiny)
     p50, p95 = np.quantile(np.abs(residuals), (0.5, 0.95)).tolist()
     error_p50, error_p95 = np.quantile(shares, (0.5, 0.95)).tolist()
-    return Fit(
+    return LinearFit(
         names=tuple(names),
         weights=tuple(weights.tolist()),
         r2=determination(times, residuals),

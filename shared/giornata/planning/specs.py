@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from giornata.wire.blocks import BlockSpec
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 
 LEAST_LEVELS: Final = 4
 """Below this many recorded noise levels the picture suffers."""
@@ -39,12 +39,14 @@ def together(specs: Iterable[BlockSpec]) -> bool:
     return any(spec.together for spec in specs)
 
 
-def taking_modes(specs: Sequence[BlockSpec]) -> tuple[Mode, ...]:
+def taking_modes(specs: Sequence[BlockSpec]) -> tuple[BlockMode, ...]:
     """The modes in which any of the blocks takes from a recording."""
-    return tuple(mode for mode in (Mode.HIDDEN, Mode.KV) if any(spec.channels([mode]) for spec in specs))
+    return tuple(
+        mode for mode in (BlockMode.HIDDEN, BlockMode.KV) if any(spec.channels([mode]) for spec in specs)
+    )
 
 
-def recording_bytes(specs: Sequence[BlockSpec], modes: Collection[Mode], cells: int, bits: int) -> int:
+def recording_bytes(specs: Sequence[BlockSpec], modes: Collection[BlockMode], cells: int, bits: int) -> int:
     """Bytes that one noise level of a recording for `modes` keeps, ranges and headers not counted.
 
     `cells` are those of the picture at the finest grain, and values have so many `bits`.
@@ -53,7 +55,7 @@ def recording_bytes(specs: Sequence[BlockSpec], modes: Collection[Mode], cells: 
 
 
 @dataclass(frozen=True)
-class Keeping:
+class TemplateRunScope:
     """What a template run keeps."""
 
     levels: int
@@ -63,7 +65,7 @@ class Keeping:
 
 def within(
     budget_bytes: int, *, levels: int, blocks: int, block_bytes: int, least_levels: int = LEAST_LEVELS
-) -> Keeping:
+) -> TemplateRunScope:
     """The most that fits: first all blocks at fewer levels, then fewer blocks.
 
     Noise levels cost little to drop, down to a few: the next nearest serves as well. Of the blocks the first ones are
@@ -72,4 +74,4 @@ def within(
     """
     slots = budget_bytes // max(1, block_bytes)
     kept = min(levels, max(slots // blocks, min(levels, least_levels)))
-    return Keeping(kept, blocks - min(blocks, slots // kept))
+    return TemplateRunScope(kept, blocks - min(blocks, slots // kept))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Allowance:
+class LoadTokenBucket:
     """A token bucket that may be overdrawn: what demand takes is not there for planned loads. Times are in seconds.
 
     A limiter that only makes its callers wait cannot say this: demand never waits.

@@ -17,7 +17,7 @@ KEPT: Final = 4096
 
 
 @dataclass
-class _Known:
+class _HostTierState:
     """One tier of one process."""
 
     epoch: int
@@ -50,7 +50,7 @@ class HostTiers:
     """The host tiers of a cluster, by name."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _HostTierState] = {}
 
     def observe(self, instance: str, told: HostTier) -> None:
         """Take in telemetry of a store. What an earlier process of the tier says late is passed over."""
@@ -113,10 +113,10 @@ class HostTiers:
         known = None if name is None else self._known.get(name)
         return known is not None and digest in known.held
 
-    def _of(self, name: str, epoch: int, instance: str) -> _Known | None:
+    def _of(self, name: str, epoch: int, instance: str) -> _HostTierState | None:
         known = self._known.get(name)
         if known is not None and known.epoch > epoch:
             return None
         if known is None or known.epoch < epoch:
-            known = self._known[name] = _Known(epoch, instance)
+            known = self._known[name] = _HostTierState(epoch, instance)
         return known

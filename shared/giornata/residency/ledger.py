@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop
 
 
-class Ledger:
+class EvictionLedger:
     """Names and their sizes, in the order of last use.
 
     Unpinned names may fill `budget_bytes`; pinned ones may exceed it, since they cannot go.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Link:
+class FifoLink:
     """First come, first served: a load takes a latency and its bytes over the bandwidth. Times are in seconds.
 
     Args:

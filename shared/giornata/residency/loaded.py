@@ -11,12 +11,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
-from giornata.residency.ledger import Ledger
+from giornata.residency.ledger import EvictionLedger
 
 V = TypeVar("V")
 
 
-class Found(NamedTuple, Generic[V]):
+class TierLookup(NamedTuple, Generic[V]):
     """What a tier has under a name."""
 
     value: V | None
@@ -31,7 +31,7 @@ class LoadedTier(Generic[V]):
     Args:
         budget_bytes: most bytes of values that are not pinned.
         size_of: bytes of a value.
-        worth: see :class:`giornata.residency.ledger.Ledger`; asked under the lock.
+        worth: see :class:`giornata.residency.ledger.EvictionLedger`; asked under the lock.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class LoadedTier(Generic[V]):
         """Held while names are changed, never while a value is loaded."""
         self.evicted = 0
         """Values that had to go since the start."""
-        self._ledger = Ledger(budget_bytes, worth)
+        self._ledger = EvictionLedger(budget_bytes, worth)
         self._size_of = size_of
         self._values: dict[str, V] = {}
         self._loading: dict[str, Future[V | None]] = {}
@@ -88,7 +88,7 @@ class LoadedTier(Generic[V]):
         stays: Callable[[], bool] = lambda: True,
         *,
         ahead: bool = False,
-    ) -> Found[V]:
+    ) -> TierLookup[V]:
         """The value from here, else what `read` makes of the tier below. One thread reads; others wait for it.
 
         It is kept if it `stays`, which is asked under the lock: a removal meanwhile holds. What `read` raises is
@@ -96,12 +96,12 @@ class LoadedTier(Generic[V]):
         """
         with self.lock:
             if (found := self._values.get(name) if ahead else self.get(name)) is not None:
-                return Found(found, loaded=False)
+                return TierLookup(found, loaded=False)
             others = self._loading.get(name)
             if others is None:
                 mine = self._loading[name] = Future()
         if others is not None:
-            return Found(others.result(), loaded=False)
+            return TierLookup(others.result(), loaded=False)
         try:
             found = read()
         except BaseException as error:
@@ -113,7 +113,7 @@ class LoadedTier(Generic[V]):
             if found is not None and stays():
                 self.keep(name, found)
         mine.set_result(found)
-        return Found(found, loaded=True)
+        return TierLookup(found, loaded=True)
 
     def keep(self, name: str, value: V) -> None:
         """Enter a value as the last used; it is let go of at once where it alone exceeds the budget, unpinned."""

@@ -15,7 +15,7 @@ REMEMBERED: Final = 1 << 16
 """Adapters of which uses are known."""
 
 
-class Uses:
+class AdapterUsage:
     """Feed it every job's adapters once. Times are seconds on one clock and never go back.
 
     Args:
@@ -39,9 +39,9 @@ class Uses:
         while self._window[0][0] < now - self._window_s:
             self._window.popleft()
 
-    def copy(self) -> Uses:
+    def copy(self) -> AdapterUsage:
         """The uses as they are now, for another thread."""
-        made = Uses(self._half_life_s, self._window_s)
+        made = AdapterUsage(self._half_life_s, self._window_s)
         made._lately, made._window = self._lately.copy(), self._window.copy()
         return made
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from giornata.scheduling.unit_time import LineTime
+from giornata.scheduling.unit_time import LinearTimeModel
 from giornata.wire.workers import AdapterLoad, Tier
 
 ASSUMED: Final[Mapping[Tier | None, float]] = {None: 2e-6, Tier.DISK: 5e-7, Tier.MEMORY: 1e-7}
@@ -34,11 +34,11 @@ class NeededControl(NamedTuple):
     """Share of the job's steps in which it acts."""
 
 
-class Arrivals:
+class LoraLoadTimes:
     """How long LoRAs take to become usable on workers of one kind."""
 
     def __init__(self) -> None:
-        self._hops = {source: LineTime(ms) for source, ms in ASSUMED.items()}
+        self._hops = {source: LinearTimeModel(ms) for source, ms in ASSUMED.items()}
 
     def observe(self, load: AdapterLoad) -> None:
         """Take in one hop of one LoRA."""

@@ -45,7 +45,7 @@ class RowLoad(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Backlog:
+class WorkerLoad:
     """One worker's rows."""
 
     places: int
@@ -72,14 +72,14 @@ class Backlog:
         needed = (1 - slack) * self.places * self.base_ms / (self.base_ms + slack * self.places * row_ms)
         return min(self.places, max(LEAST, math.ceil(needed)))
 
-    def running_what_fits(self, rows: Sequence[RowLoad]) -> Backlog:
+    def running_what_fits(self, rows: Sequence[RowLoad]) -> WorkerLoad:
         """The backlog with `rows` instead of its own: the first ones run, as many as may share a step."""
         count = tokens = 0
         for row in rows[: self.places]:
             if count and tokens + row.tokens + row.first_tokens > self.tokens:
                 break
             count, tokens = count + 1, tokens + row.tokens
-        return Backlog(self.places, self.base_ms, tuple(rows[:count]), tuple(rows[count:]), self.tokens)
+        return WorkerLoad(self.places, self.base_ms, tuple(rows[:count]), tuple(rows[count:]), self.tokens)
 
     def ends_ms(self) -> list[float]:
         """When each row leaves, running ones first, in ms from now."""
@@ -117,7 +117,7 @@ class Backlog:
         return begins, ends
 
 
-class Effect(NamedTuple):
+class PlacementEstimate(NamedTuple):
     """What a job's rows would do to a worker's backlog if they joined it."""
 
     finish_ms: float
@@ -130,7 +130,7 @@ class Effect(NamedTuple):
     """In a pool: by how many more rows deadlines are kept with the job than without it, 0 where its own is not kept.
     None of a worker with one device, and of a job without a deadline."""
 
-    def ready_after(self, ms: float) -> Effect:
+    def ready_after(self, ms: float) -> PlacementEstimate:
         """The same where the rows can begin only so long from now: only what waiting for a place does not hide counts.
 
         Others go on meanwhile, since a row that is not ready leaves its place in the step to them.
@@ -138,7 +138,7 @@ class Effect(NamedTuple):
         exposed_ms = max(0.0, ms - self.begin_ms)
         return self._replace(finish_ms=self.finish_ms + exposed_ms) if exposed_ms else self
 
-    def adapted_after(self, wait_ms: float, needing_ms: float) -> Effect:
+    def adapted_after(self, wait_ms: float, needing_ms: float) -> PlacementEstimate:
         """The same where adapters are there only after `wait_ms`, and the rows' own steps that need them take so long.
 
         A row that waits for adapters is beside the batch: it costs others nothing, and then makes its steps. So it ends
@@ -148,14 +148,14 @@ class Effect(NamedTuple):
         return self._replace(finish_ms=least_ms) if least_ms > self.finish_ms else self
 
 
-class Outlook:
+class FinishEstimator:
     """A backlog, prepared to be asked what becomes of it with more rows.
 
     Where all rows share a step, no row waits for another, and a row of r steps ends after r * base_ms plus, for every
     other row i, step_ms[i] * min(r, steps[i]): two look-ups in running sums by steps. Otherwise a virtual run tells.
     """
 
-    def __init__(self, backlog: Backlog) -> None:
+    def __init__(self, backlog: WorkerLoad) -> None:
         self.backlog = backlog
         rows = sorted(backlog.running, key=lambda row: row.steps)
         self._steps = [row.steps for row in rows]
@@ -167,7 +167,7 @@ class Outlook:
 
     @cached_property
     def ends_ms(self) -> list[float]:
-        """See :meth:`Backlog.ends_ms`."""
+        """See :meth:`WorkerLoad.ends_ms`."""
         return self.backlog.ends_ms()
 
     @property
@@ -178,7 +178,7 @@ class Outlook:
         most = self._steps[-1] if self._steps else 0
         return self._first_ms + most * self.backlog.base_ms + self._own_ms[-1]
 
-    def predict(self, rows: Sequence[RowLoad]) -> Effect:
+    def predict(self, rows: Sequence[RowLoad]) -> PlacementEstimate:
         """What happens if `rows`, at least one, join last."""
         backlog, first = self.backlog, rows[0]
         steps, count = first.steps, len(rows)
@@ -193,12 +193,12 @@ class Outlook:
         shared_steps = self._row_steps[done] + steps * (len(self._steps) - done)
         finish_ms = self._first_ms + steps * backlog.base_ms + others_ms + count * first.work_ms
         delay_ms = count * (first.step_ms * shared_steps + first.first_ms * len(self._steps))
-        return Effect(finish_ms, delay_ms)
+        return PlacementEstimate(finish_ms, delay_ms)
 
-    def _run(self, rows: Sequence[RowLoad]) -> Effect:
+    def _run(self, rows: Sequence[RowLoad]) -> PlacementEstimate:
         begins, ends = replace(self.backlog, waiting=(*self.backlog.waiting, *rows)).times_ms()
         delay_ms = max(0.0, sum(ends[: -len(rows)]) - sum(self.ends_ms))
-        return Effect(max(ends[-len(rows) :]), delay_ms, begins[-len(rows)])
+        return PlacementEstimate(max(ends[-len(rows) :]), delay_ms, begins[-len(rows)])
 
 
 def _sums(values: Iterable[float]) -> list[float]:
@@ -206,7 +206,7 @@ def _sums(values: Iterable[float]) -> list[float]:
     return [0.0, *accumulate(values)]
 
 
-class Prospect(NamedTuple):
+class WorkerEstimate(NamedTuple):
     """One worker, or several alike."""
 
     drained_ms: float
@@ -217,7 +217,7 @@ class Prospect(NamedTuple):
     """How many it stands for."""
 
 
-class Computed(NamedTuple):
+class JobFinishEstimate(NamedTuple):
     """When a job is computed."""
 
     finish_ms: float
@@ -226,7 +226,7 @@ class Computed(NamedTuple):
     """Time if nothing came before it."""
 
 
-def computed(prospects: Sequence[Prospect], ahead: float, rows: float) -> Computed | None:
+def computed(prospects: Sequence[WorkerEstimate], ahead: float, rows: float) -> JobFinishEstimate | None:
     """When a job's rows are computed, each by any worker; None where no worker serves it or its cost is unknown.
 
     `prospects` are the workers that serve it, `ahead` is how much comes before it, in rows like its own.
@@ -236,10 +236,10 @@ def computed(prospects: Sequence[Prospect], ahead: float, rows: float) -> Comput
     # idle workers end together: no level has to be found
     fastest_ms = min(worker.row_ms for worker in prospects)
     alone_ms = max(fastest_ms, rows / sum(worker.workers / worker.row_ms for worker in prospects))
-    return Computed(_level_ms(prospects, ahead + rows, fastest_ms), alone_ms)
+    return JobFinishEstimate(_level_ms(prospects, ahead + rows, fastest_ms), alone_ms)
 
 
-def _level_ms(prospects: Sequence[Prospect], rows: float, fastest_ms: float) -> float:
+def _level_ms(prospects: Sequence[WorkerEstimate], rows: float, fastest_ms: float) -> float:
     """The time at which all workers end together if they compute so many more rows."""
     workers = sorted(prospects)
     level_ms, rate, left = workers[0].drained_ms, 0.0, rows

@@ -21,7 +21,7 @@ class RowKey:
     index: int
 
 
-class Member(Protocol):
+class SchedulableRow(Protocol):
     """What the batch needs to know of a row."""
 
     @property
@@ -54,7 +54,7 @@ PATIENCE: Final = 8
 """Steps that may pass over background rows in a row."""
 
 
-class Joining(StrEnum):
+class BatchingMode(StrEnum):
     """When waiting rows may join."""
 
     STEP = "step"
@@ -63,10 +63,10 @@ class Joining(StrEnum):
     """When all running rows have left: the batching of whole requests that continuous batching is measured against."""
 
 
-M = TypeVar("M", bound=Member)
+M = TypeVar("M", bound=SchedulableRow)
 
 
-class Batch(Generic[M]):
+class RowBatch(Generic[M]):
     """Rows of one worker: first come, first served.
 
     A row that is larger than the whole capacity is not refused for ever: it runs alone. A row that waits for an input
@@ -83,7 +83,7 @@ class Batch(Generic[M]):
         self,
         capacity: Capacity,
         fits: Callable[[Sequence[M]], bool] = lambda _: True,
-        joining: Joining = Joining.STEP,
+        joining: BatchingMode = BatchingMode.STEP,
     ) -> None:
         self.capacity = capacity
         self._fits, self._joining_when = fits, joining
@@ -162,7 +162,7 @@ class Batch(Generic[M]):
 
     def admit(self) -> tuple[M, ...]:
         """Let waiting rows join, in order and while they fit, and return the rows of the next step."""
-        if self._joining_when is Joining.STEP or not self._running:
+        if self._joining_when is BatchingMode.STEP or not self._running:
             for member in list(self._joining(self._ready(self._waiting))):
                 del self._waiting[member.key]
                 self._running[member.key] = member

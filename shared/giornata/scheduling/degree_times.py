@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from giornata.planning.degrees import ALONE, HALVED, Way
+from giornata.planning.degrees import ALONE, HALVED, StepParallelism
 from giornata.scheduling.degrees.pool import PoolRow, Times
-from giornata.scheduling.demand import Pace, RowShape
-from giornata.wire.values import Mode
+from giornata.scheduling.demand import RowShape, StepTimeModel
+from giornata.wire.values import BlockMode
 
 GUIDED: Final = 2
 """Sequences of a row with true classifier-free guidance: the only one that has halves."""
@@ -70,7 +70,7 @@ class DegreeTimes:
         tokens: most text and image tokens that they compute; a row alone may have more.
     """
 
-    def __init__(self, pace: Pace, rows: int = 1 << 30, tokens: float = math.inf) -> None:
+    def __init__(self, pace: StepTimeModel, rows: int = 1 << 30, tokens: float = math.inf) -> None:
         self._paces = {ALONE: pace, **pace.spread}
         self._rows, self._tokens = rows, tokens
         self._known: dict[StepSize, RowTimes] = {}
@@ -112,9 +112,13 @@ class DegreeTimes:
                 found[way.degree] = min(took_s, found.get(way.degree, math.inf))
         return found
 
-    def _usable(self, degree: int, sizes: Iterable[StepSize]) -> list[Way]:
+    def _usable(self, degree: int, sizes: Iterable[StepSize]) -> list[StepParallelism]:
         """The ways of a degree that have costs; all rows are guided where one device computes half of the sequences."""
-        ways = [way for way in (Way(degree), Way(degree, halves=True)) if way in self._paces]
+        ways = [
+            way
+            for way in (StepParallelism(degree), StepParallelism(degree, halves=True))
+            if way in self._paces
+        ]
         guided = all(size.shape.sequences == GUIDED for size in sizes)
         return ways if guided else [way for way in ways if not way.halves]
 
@@ -127,12 +131,12 @@ class DegreeTimes:
 
 
 @lru_cache(maxsize=64)
-def times_at(pace: Pace) -> DegreeTimes:
+def times_at(pace: StepTimeModel) -> DegreeTimes:
     """The times of all pools of one pace, without a limit to what shares a step."""
     return DegreeTimes(pace)
 
 
-def _step_ms(pace: Pace, sizes: Sequence[StepSize], moved: Sequence[bool] = ()) -> float:
+def _step_ms(pace: StepTimeModel, sizes: Sequence[StepSize], moved: Sequence[bool] = ()) -> float:
     """Milliseconds of a step of these rows by one pace; each is as it was told of `moved`, default none is moved."""
     marks = moved or (False,) * len(sizes)
     forwards = 1
@@ -154,11 +158,11 @@ def _whole(size: StepSize, *, moved: bool) -> bool:
     return (moved and size.pays) or not (size.reuses or size.renewed_every)
 
 
-def _row_ms(pace: Pace, size: StepSize, *, moved: bool) -> float:
+def _row_ms(pace: StepTimeModel, size: StepSize, *, moved: bool) -> float:
     """What a row adds to a step; a moved one computes its prefix again, and all of its picture where it pays."""
     shape = size.shape
-    joining_ms = pace.row_ms(shape.joining, Mode.FULL) if moved and shape.prefix else 0.0
+    joining_ms = pace.row_ms(shape.joining, BlockMode.FULL) if moved and shape.prefix else 0.0
     if moved and size.pays:
-        return joining_ms + pace.row_ms(shape.whole, Mode.FULL)
+        return joining_ms + pace.row_ms(shape.whole, BlockMode.FULL)
     load = shape.load(pace, reuses=size.reuses, renewed_every=size.renewed_every)
     return joining_ms + load.step_ms

@@ -11,15 +11,15 @@ from typing import Final
 
 from giornata.planning.controls import control_work
 from giornata.planning.costs import StepCosts, renewed_every
-from giornata.planning.degrees import Way, Ways
-from giornata.planning.operations import Operations, Shape
+from giornata.planning.degrees import StepParallelism, Ways
+from giornata.planning.operations import NetworkOperations, SequenceShape
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.backlog import RowLoad
 from giornata.wire.adapters import ControlWork
 from giornata.wire.blocks import BlockSpec
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 
-TOKENS: Final = Operations([BlockSpec(linear=1.0, text=1.0)])
+TOKENS: Final = NetworkOperations([BlockSpec(linear=1.0, text=1.0)])
 """Operations of a network that nothing is known of: one operation a computed token."""
 ROUNDING: Final = 1e-9
 """Makes the share k / n of n steps k again."""
@@ -28,13 +28,13 @@ UNIT: Final = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepTimeModel:
     """What steps cost on one worker."""
 
     costs: StepCosts = UNIT
-    operations: Operations = TOKENS
+    operations: NetworkOperations = TOKENS
     """What the blocks of the network compute."""
-    reused: Mode = Mode.KV
+    reused: BlockMode = BlockMode.KV
     """How rows take from templates there."""
     renewed_every: int = 0
     """Rows without a template compute one step in so many in full there, and of others their compute set; 0: all."""
@@ -50,7 +50,7 @@ class Pace:
     """What steps cost that several of its devices compute together; empty of a worker with one device."""
 
     @cached_property
-    def spread(self) -> Mapping[Way, Pace]:
+    def spread(self) -> Mapping[StepParallelism, StepTimeModel]:
         """The same worker's pace in steps of each of these ways."""
         return {way: replace(self, costs=costs, ways=()) for way, costs in self.ways}
 
@@ -69,11 +69,11 @@ class Pace:
 
     @cached_property
     def _rates(self) -> tuple[float, ...]:
-        """Milliseconds of each of :meth:`Shape.amounts` in all blocks."""
+        """Milliseconds of each of :meth:`SequenceShape.amounts` in all blocks."""
         rates: list[float] = (self.slowness * self.costs.rates(self.operations).sum(0)).tolist()
         return tuple(rates)
 
-    def row_ms(self, shape: RowShape, mode: Mode) -> float:
+    def row_ms(self, shape: RowShape, mode: BlockMode) -> float:
         """Time that a row adds to a step."""
         added: float = sum(map(mul, self._rates, shape.amounts(mode)))
         return shape.sequences * added
@@ -92,7 +92,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class RowShape(Shape):
+class RowShape(SequenceShape):
     """One row, as far as its cost depends on it; its compute set counts where the template is at hand.
 
     Its padding counts where the worker keeps it, in steps that compute the compute set.
@@ -109,7 +109,7 @@ class RowShape(Shape):
     skipped: int = 0
     """Steps that are extrapolated, as far as that is known before; what they save is spread over all."""
 
-    def load(self, pace: Pace, *, reuses: bool, renewed_every: int = 0) -> RowLoad:
+    def load(self, pace: StepTimeModel, *, reuses: bool, renewed_every: int = 0) -> RowLoad:
         """What the row adds to steps of a worker of this pace.
 
         It takes from a template, or what one step in full in so many makes (0: none does), or computes everything.
@@ -119,17 +119,17 @@ class RowShape(Shape):
             return load
         return load._replace(step_ms=load.step_ms * (1 - self.skipped / self.steps))
 
-    def _of_computed(self, pace: Pace, *, reuses: bool, renewed_every: int) -> RowLoad:
+    def _of_computed(self, pace: StepTimeModel, *, reuses: bool, renewed_every: int) -> RowLoad:
         """:meth:`load` of a row that computes all of its steps."""
         unpadded = self if pace.keeps_padding else self.whole
-        full_ms = pace.row_ms(self.whole, Mode.FULL)
+        full_ms = pace.row_ms(self.whole, BlockMode.FULL)
         tokens = self.sequences * (self.text + self.image)
         prefix = 0 if self.begun else self.sequences * self.prefix
-        joining_ms = pace.row_ms(self.joining, Mode.FULL) if prefix else 0.0
+        joining_ms = pace.row_ms(self.joining, BlockMode.FULL) if prefix else 0.0
         whole = RowLoad(self.steps, full_ms, joining_ms, tokens, prefix)
         if not (reuses or renewed_every) or self.computed >= self.image:
             return whole
-        mode, loading = (pace.reused, pace.loading) if reuses else (Mode.KV, 1.0)
+        mode, loading = (pace.reused, pace.loading) if reuses else (BlockMode.KV, 1.0)
         masked_ms = loading * pace.row_ms(unpadded, mode)
         if masked_ms >= full_ms:  # above the crossover the worker does not reuse
             return whole
@@ -161,7 +161,7 @@ class RowShape(Shape):
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class JobDemand:
     """What a job asks of a worker."""
 
     model: str
@@ -184,7 +184,7 @@ class Demand:
     """Share of their steps that its rows may make before their adapters are there; 0: they wait for them, `exact`."""
     controls: tuple[NeededControl, ...] = ()
 
-    def piece(self) -> Demand:
+    def piece(self) -> JobDemand:
         """What is placed at once: the first row, or all rows where they stay together."""
         whole = self.together or self.alone or len(self.shapes) == 1
         return self if whole else replace(self, shapes=self.shapes[:1])
@@ -224,7 +224,7 @@ class Demand:
         """Whether a worker with so many rows can take it now; one without any can, since the largest job must run."""
         return rows == 0 or (not self.alone and rows + self.rows <= capacity_rows)
 
-    def loads(self, pace: Pace, *, reuses: bool) -> tuple[RowLoad, ...]:
+    def loads(self, pace: StepTimeModel, *, reuses: bool) -> tuple[RowLoad, ...]:
         """What its rows add to steps of a worker of this pace."""
         hit = reuses and self.template is not None
         most = pace.renewed_every if self.renews and not hit else 0

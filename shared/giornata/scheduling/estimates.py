@@ -17,23 +17,23 @@ from typing import Final
 from giornata.planning.controls import work_of as control_work_of
 from giornata.planning.costing import CostModel
 from giornata.planning.costs import StepCosts
-from giornata.planning.degrees import ALONE, Way
-from giornata.planning.operations import Operations, Work
+from giornata.planning.degrees import ALONE, StepParallelism
+from giornata.planning.operations import NetworkOperations, StepWork
 from giornata.planning.regression import solver
-from giornata.scheduling.adapters import Arrivals
-from giornata.scheduling.demand import Pace
+from giornata.scheduling.adapters import LoraLoadTimes
+from giornata.scheduling.demand import StepTimeModel
 from giornata.scheduling.unit_time import UnitTime
 from giornata.wire.adapters import ControlCard, ControlWork
 from giornata.wire.blocks import BlockSpec
-from giornata.wire.queues import KindCosts
-from giornata.wire.values import Mode
+from giornata.wire.queues import ModelDeviceCosts
+from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample, Tier, WorkerCosts, WorkerState
 
 SMOOTHING: Final = 0.1
 """Weight of the latest step in the running mean of how much slower a worker is."""
-UNKNOWN: Final = Pace()
+UNKNOWN: Final = StepTimeModel()
 """The pace of a worker that has not told what its steps cost."""
-UNTOLD: Final = Arrivals()
+UNTOLD: Final = LoraLoadTimes()
 """How long LoRAs take to come to a worker that has not told what its steps cost."""
 SLOWEST: Final = 8.0
 """A single step counts as at most this many times slower, or faster, than predicted: page faults say little."""
@@ -45,12 +45,12 @@ TEACHERS: Final = 4
 
 @dataclass(slots=True)
 class _Worker:
-    kind: _Kind
-    operations: Operations
-    reused: Mode
+    kind: _ModelDeviceEstimator
+    operations: NetworkOperations
+    reused: BlockMode
     renewed_every: int
     keeps_padding: bool
-    ways: frozenset[Way] = frozenset()
+    ways: frozenset[StepParallelism] = frozenset()
     """In which it spreads steps over several devices."""
     controls: tuple[tuple[str, ControlWork], ...] = ()
     """Digests and work of ControlNets in its process."""
@@ -71,14 +71,14 @@ class _Worker:
                 self.slowness = self.kind.step(sample, self.slowness)
 
 
-class Estimates:
+class WorkerCostModels:
     """Steps and loads of every worker; feed it all telemetry of denoisers."""
 
     def __init__(self) -> None:
         solver()  # loaded here, not when the first worker tells what its steps cost
-        self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._kinds: dict[tuple[str, str], _ModelDeviceEstimator] = {}
         """By a model's digest and a device."""
-        self._networks: dict[str, tuple[tuple[BlockSpec, ...], Operations]] = {}
+        self._networks: dict[str, tuple[tuple[BlockSpec, ...], NetworkOperations]] = {}
         """By a model's digest: the blocks that its workers tell, and what these compute."""
         self._workers: dict[str, _Worker] = {}
 
@@ -94,7 +94,7 @@ class Estimates:
             return
         kind = self._kinds.get((model_digest, costs.device))
         if kind is None:
-            kind = self._kinds[model_digest, costs.device] = _Kind(costs)
+            kind = self._kinds[model_digest, costs.device] = _ModelDeviceEstimator(costs)
         worker = self._workers.get(instance)
         if worker is None or worker.kind is not kind or worker.operations is not operations:
             self.forget(instance)
@@ -114,14 +114,14 @@ class Estimates:
         if gone is not None:
             gone.kind.workers -= 1
 
-    def _network(self, model_digest: str, told: tuple[BlockSpec, ...] | None) -> Operations | None:
+    def _network(self, model_digest: str, told: tuple[BlockSpec, ...] | None) -> NetworkOperations | None:
         """What the blocks of a model compute, as they are told now or were before; None before."""
         known = self._networks.get(model_digest)
         if told and (known is None or (told is not known[0] and told != known[0])):
-            known = self._networks[model_digest] = told, Operations(told)
+            known = self._networks[model_digest] = told, NetworkOperations(told)
         return None if known is None else known[1]
 
-    def pace(self, instance: str) -> Pace:
+    def pace(self, instance: str) -> StepTimeModel:
         """The pace of a worker; the same object for workers of one kind that are equally slow."""
         worker = self._workers.get(instance)
         if worker is None:
@@ -136,45 +136,45 @@ class Estimates:
         worker = self._workers.get(instance)
         return 0.0 if worker is None else worker.kind.disk.ms(size_bytes)
 
-    def arrivals(self, instance: str) -> Arrivals:
+    def arrivals(self, instance: str) -> LoraLoadTimes:
         """How long LoRAs take to come to a worker."""
         worker = self._workers.get(instance)
         return UNTOLD if worker is None else worker.kind.arrivals
 
-    def kinds(self) -> Iterator[KindCosts]:
+    def kinds(self) -> Iterator[ModelDeviceCosts]:
         """The costs of each kind, and how good they are."""
         for (digest, device), kind in self._kinds.items():
             state = kind.steps.state
-            yield KindCosts(model_digest=digest, device=device, compute=state.compute, load=state.load)
+            yield ModelDeviceCosts(model_digest=digest, device=device, compute=state.compute, load=state.load)
 
 
-_Lasting = tuple[Operations, Mode, int, bool, float, float, tuple[tuple[str, ControlWork], ...]]
+_Lasting = tuple[NetworkOperations, BlockMode, int, bool, float, float, tuple[tuple[str, ControlWork], ...]]
 """The fields of a pace beside its costs."""
 _ANEW: Final = {"samples": 0, "outliers": 0}
 """The counts of a regression that begins: its samples are those of the router."""
 
 
-class _Kind:
+class _ModelDeviceEstimator:
     """The regressions of one model on one device."""
 
     def __init__(self, costs: WorkerCosts) -> None:
         self.steps = CostModel(costs.compute.model_copy(update=_ANEW), costs.load.model_copy(update=_ANEW))
         self.disk = UnitTime()
-        self.arrivals = Arrivals()
+        self.arrivals = LoraLoadTimes()
         self.workers = 0
         """How many there are of the kind."""
         self._untaught = 0
         """Steps since the regression took one in."""
-        self._paces: dict[tuple[_Lasting, frozenset[Way]], Pace] = {}
+        self._paces: dict[tuple[_Lasting, frozenset[StepParallelism]], StepTimeModel] = {}
         """With the present costs."""
         self._fitted: StepCosts | None = None
         """The present costs, of which the paces are."""
 
-    def ways_of(self, told: WorkerCosts) -> frozenset[Way]:
+    def ways_of(self, told: WorkerCosts) -> frozenset[StepParallelism]:
         """The ways that a worker tells; those that are new to the kind are followed from now on."""
         if not told.degrees:
             return frozenset()
-        ways = frozenset(Way(one.degree, one.halves) for one in told.degrees)
+        ways = frozenset(StepParallelism(one.degree, one.halves) for one in told.degrees)
         if not ways <= {way for way, _ in self.steps.ways}:
             begun = (
                 one.model_copy(update={"compute": one.compute.model_copy(update=_ANEW)})
@@ -183,7 +183,7 @@ class _Kind:
             self.steps.learn_of(begun)
         return ways
 
-    def pace(self, worker: _Worker, loading: float) -> Pace:
+    def pace(self, worker: _Worker, loading: float) -> StepTimeModel:
         """The same object for the same values, until costs are refitted."""
         costs = self.steps.costs
         if costs is not self._fitted:
@@ -193,7 +193,7 @@ class _Kind:
         pace = self._paces.get((key, worker.ways))
         if pace is None:
             ways = tuple((way, of_way) for way, of_way in self.steps.ways if way in worker.ways)
-            pace = self._paces[key, worker.ways] = Pace(costs, *key, ways)
+            pace = self._paces[key, worker.ways] = StepTimeModel(costs, *key, ways)
         return pace
 
     def loaded(self, shown: WorkerState) -> None:
@@ -208,7 +208,7 @@ class _Kind:
 
     def step(self, sample: StepSample, slowness: float) -> float:
         """Take in a step; return how slow its worker is after it."""
-        work, way = work_of(sample), Way(sample.degree, sample.halves)
+        work, way = work_of(sample), StepParallelism(sample.degree, sample.halves)
         costs = self.steps.costs if way == ALONE else dict(self.steps.ways).get(way)
         if (
             costs is None
@@ -223,9 +223,9 @@ class _Kind:
         return slowness + SMOOTHING * (bounded - slowness)
 
 
-def work_of(sample: StepSample) -> Work:
+def work_of(sample: StepSample) -> StepWork:
     """What a step computed, as its sample tells."""
-    return Work(
+    return StepWork(
         sample.calls,
         sample.sequences,
         sample.linear,

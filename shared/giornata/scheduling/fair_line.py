@@ -14,9 +14,9 @@ from enum import StrEnum
 from operator import itemgetter
 from typing import Final
 
-from giornata.scheduling.demand import Demand
+from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.line import AGEING_S, QueuedRows
-from giornata.scheduling.queued_rows import WaitingRows
+from giornata.scheduling.queued_rows import RowQueueBase
 from giornata.scheduling.shares import FairShares
 from giornata.wire.jobs import Priority
 
@@ -28,7 +28,7 @@ _Rank = tuple[bool, float, float, int]
 """What orders a tenant's jobs: whether it yields to interactive ones, its deadline, its deferred arrival, ticket."""
 
 
-class Turn(StrEnum):
+class TenantJobOrder(StrEnum):
     """Which of a tenant's jobs comes first."""
 
     LEAST_WORK = "least_work"
@@ -37,8 +37,8 @@ class Turn(StrEnum):
     """The one that arrived first."""
 
 
-class FairLine(WaitingRows):
-    """See :class:`giornata.scheduling.line.Line`.
+class FairQueue(RowQueueBase):
+    """See :class:`giornata.scheduling.line.RowQueue`.
 
     `turn` says which job of a tenant comes first. `by_deadline`, jobs of a class that wish to end by a time come first,
     the earliest first, as long as they can; a job that cannot any more has no claim and takes its turn. Jobs that take
@@ -51,7 +51,7 @@ class FairLine(WaitingRows):
         *,
         by_deadline: bool = False,
         ageing_s: float = AGEING_S,
-        turn: Turn = Turn.LEAST_WORK,
+        turn: TenantJobOrder = TenantJobOrder.LEAST_WORK,
         by_ends: bool = False,
     ) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class FairLine(WaitingRows):
         """Jobs that were served for their deadline, one after the other."""
 
     def order(self, now: float) -> list[QueuedRows]:
-        """See :class:`giornata.scheduling.line.Line`."""
+        """See :class:`giornata.scheduling.line.RowQueue`."""
         ordered = self._by_turns(now)
         if self._favoured >= FAVOURED:
             by_turn = (e for e in ordered if self._aged(e, now) and self._due_s(e, now) == math.inf)
@@ -72,7 +72,7 @@ class FairLine(WaitingRows):
         return ordered
 
     def changes_at(self, now: float) -> float | None:
-        """See :class:`giornata.scheduling.line.Line`."""
+        """See :class:`giornata.scheduling.line.RowQueue`."""
         times: list[float] = []
         for entry in self:
             claim = entry.claim
@@ -99,7 +99,7 @@ class FairLine(WaitingRows):
     def _rank(self, entry: QueuedRows, now: float) -> _Rank:
         yields = entry.claim.priority is Priority.BATCH and not self._aged(entry, now)
         turn_s = entry.since_s
-        if self._turn is Turn.LEAST_WORK:
+        if self._turn is TenantJobOrder.LEAST_WORK:
             whole = entry.demand.together or entry.demand.alone
             turn_s = -math.inf if whole else turn_s + DEFERRED * entry.takes_s
         return yields, self._due_s(entry, now), turn_s, entry.key[1]
@@ -117,7 +117,7 @@ class FairLine(WaitingRows):
     def _joined(self, entry: QueuedRows, now: float) -> None:  # noqa: ARG002 - other lines need the time
         self._shares.join(entry.claim.tenant, entry.claim.weight)
 
-    def _served(self, entry: QueuedRows, served: Demand, now: float, *, whole: bool) -> None:
+    def _served(self, entry: QueuedRows, served: JobDemand, now: float, *, whole: bool) -> None:
         self._shares.charge(entry.claim.tenant, max(1, served.steps))
         if whole:
             self._favoured = self._favoured + 1 if self._due_s(entry, now) < math.inf else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from giornata.scheduling.adapters import Arrivals, NeededLora
+from giornata.scheduling.adapters import LoraLoadTimes, NeededLora
 from giornata.wire.workers import Tier
 
 LANES: Final = 2
@@ -23,16 +23,16 @@ STAYING: Final = 2.0
 """The same of one that is in memory by then."""
 
 
-class _Load(NamedTuple):
+class _ExpectedLoad(NamedTuple):
     began_s: float
     ends_s: float
 
 
-class Incoming:
+class PendingAdapterLoads:
     """The loads of one worker, so many `lanes` at a time. Times are seconds on the clock by which it is fed."""
 
     def __init__(self, lanes: int = LANES) -> None:
-        self._loads: dict[str, _Load] = {}
+        self._loads: dict[str, _ExpectedLoad] = {}
         """By digest, in the order in which they were asked for."""
         self._free_s = [0.0] * lanes
         """When each lane is."""
@@ -41,14 +41,14 @@ class Incoming:
         """Whether none of these is on its way."""
         return not self._loads or self._loads.keys().isdisjoint(digests)
 
-    def copy(self) -> Incoming:
+    def copy(self) -> PendingAdapterLoads:
         """The same loads, which then go their own way."""
-        made = Incoming(len(self._free_s))
+        made = PendingAdapterLoads(len(self._free_s))
         made._loads, made._free_s = dict(self._loads), list(self._free_s)
         return made
 
     def bring(
-        self, adapters: Iterable[NeededLora], held: Mapping[str, Tier], arrivals: Arrivals, now: float
+        self, adapters: Iterable[NeededLora], held: Mapping[str, Tier], arrivals: LoraLoadTimes, now: float
     ) -> None:
         """The worker is told to load a job's `adapters`: those that are neither on its device nor on their way."""
         lane = self._first_free()
@@ -92,7 +92,7 @@ class Incoming:
     def _add(self, digest: str, takes_s: float, lane: int, now: float) -> None:
         began_s = max(now, self._free_s[lane])
         self._free_s[lane] = began_s + takes_s
-        self._loads[digest] = _Load(began_s, began_s + takes_s)
+        self._loads[digest] = _ExpectedLoad(began_s, began_s + takes_s)
 
     def _first_free(self) -> int:
         return min(range(len(self._free_s)), key=self._free_s.__getitem__)

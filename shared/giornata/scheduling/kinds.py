@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.line import Claim
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.line import SchedulingParams
 from giornata.wire.jobs import Priority
 
 KEPT: Final = 600
@@ -38,7 +38,7 @@ Features = tuple[float, float, float, float]
 Row = tuple[float, ...]
 
 
-def features_of(demand: Demand, claim: Claim, now: float) -> Features:
+def features_of(demand: JobDemand, claim: SchedulingParams, now: float) -> Features:
     """What tells jobs apart. Kind 1 is interactive with a deadline, 2 interactive, 3 batch.
 
     Sensitivity is 1 - exp(-t / 120 s), t being the time until the deadline. It has the sign of the paper: it grows
@@ -57,7 +57,7 @@ def sensitivity(tolerated_s: float) -> float:
 
 
 @dataclass(frozen=True)
-class Binned:
+class FeatureHistograms:
     """Marginal distributions of what a model was fitted to, in standardised units."""
 
     edges: tuple[Row, ...]
@@ -67,7 +67,7 @@ class Binned:
 
 
 @dataclass(frozen=True)
-class KindsModel:
+class JobKindModel:
     """A mixture of normal distributions of standardised features."""
 
     centre: Row
@@ -79,7 +79,7 @@ class KindsModel:
     factors: tuple[tuple[Row, ...], ...]
     """For each component, the upper triangular U with U @ U.T the inverse of the covariance: scikit-learn's
     `precisions_cholesky_`."""
-    binned: Binned
+    binned: FeatureHistograms
 
     @property
     def components(self) -> int:
@@ -130,13 +130,13 @@ def shares_of(values: Sequence[float], edges: Sequence[float]) -> Row:
     return tuple(count / total for count in counts)
 
 
-class SeenJobs:
+class RecentJobs:
     """The latest jobs, and when a model of them should be fitted. Times are seconds on one clock."""
 
     def __init__(self) -> None:
         self._latest: deque[Features] = deque(maxlen=KEPT)
         self._looked_s = -math.inf
-        self.model: KindsModel | None = None
+        self.model: JobKindModel | None = None
         """None until one is fitted: all jobs are of one kind."""
 
     def see(self, features: Features) -> None:

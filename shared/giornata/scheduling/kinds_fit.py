@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 
-from giornata.scheduling.kinds import Binned, Features, KindsModel, Row, shares_of
+from giornata.scheduling.kinds import FeatureHistograms, Features, JobKindModel, Row, shares_of
 
 MOST: Final = 8
 """Components."""
@@ -22,7 +22,7 @@ SPREAD: Final = 1e-9
 """Least standard deviation by which a feature is divided."""
 
 
-def fit(jobs: Sequence[Features], most: int = MOST) -> KindsModel:
+def fit(jobs: Sequence[Features], most: int = MOST) -> JobKindModel:
     """The mixture of 1 to `most` components with the least Bayesian information criterion.
 
     Args:
@@ -46,13 +46,15 @@ def fit(jobs: Sequence[Features], most: int = MOST) -> KindsModel:
         ]
     best = min(made, key=lambda mixture: mixture.bic(z))
     edges = tuple(_edges(z[:, place]) for place in range(z.shape[1]))
-    return KindsModel(
+    return JobKindModel(
         _row(centre),
         _row(scale),
         _row(best.weights_),
         tuple(_row(mean) for mean in best.means_),
         tuple(tuple(_row(line) for line in factor) for factor in best.precisions_cholesky_),
-        Binned(edges, tuple(shares_of(z[:, place].tolist(), edges[place]) for place in range(z.shape[1]))),
+        FeatureHistograms(
+            edges, tuple(shares_of(z[:, place].tolist(), edges[place]) for place in range(z.shape[1]))
+        ),
     )
 
 

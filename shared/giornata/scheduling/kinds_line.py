@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Final
 
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.kinds import Features, KindsModel, SeenJobs, features_of
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.kinds import Features, JobKindModel, RecentJobs, features_of
 from giornata.scheduling.line import AGEING_S, Key, QueuedRows
-from giornata.scheduling.queued_rows import WaitingRows
+from giornata.scheduling.queued_rows import RowQueueBase
 from giornata.wire.jobs import Priority
 
 CREDIT_S: Final = 60.0
 """A queue that was empty has at most so much less work served than the others: it does not hold them up for long."""
 
 
-class KindsLine(WaitingRows):
-    """See :class:`giornata.scheduling.line.Line`.
+class JobKindQueue(RowQueueBase):
+    """See :class:`giornata.scheduling.line.RowQueue`.
 
     Jobs are of one kind until a model is given; then each queue has its jobs in the order of their arrival. Batch jobs
     come after interactive ones until they have waited for a while. Tenants and deadlines do not count, as in ROCK.
@@ -25,7 +25,7 @@ class KindsLine(WaitingRows):
     def __init__(self, *, ageing_s: float = AGEING_S) -> None:
         super().__init__()
         self._ageing_s = ageing_s
-        self._seen = SeenJobs()
+        self._seen = RecentJobs()
         self._features: dict[Key, Features] = {}
         self._queues: dict[Key, int] = {}
         self._sizes: Counter[int] = Counter()
@@ -37,7 +37,7 @@ class KindsLine(WaitingRows):
         """The jobs that a model should be fitted to now; None where it need not."""
         return self._seen.to_fit(now)
 
-    def use(self, model: KindsModel) -> None:
+    def use(self, model: JobKindModel) -> None:
         """Sort jobs by `model` from now on, those that wait too; work that was served is forgotten."""
         self._seen.model = model
         self._queues = {key: model.kind(features) for key, features in self._features.items()}
@@ -56,7 +56,7 @@ class KindsLine(WaitingRows):
         return dict(found)
 
     def order(self, now: float) -> list[QueuedRows]:
-        """See :class:`giornata.scheduling.line.Line`."""
+        """See :class:`giornata.scheduling.line.RowQueue`."""
         queues = self.queues(now)
         work_s = {queue: self._work_s[queue] for queue in queues}
         ordered, places = list[QueuedRows](), dict.fromkeys(queues, 0)
@@ -72,7 +72,7 @@ class KindsLine(WaitingRows):
         return ordered
 
     def changes_at(self, now: float) -> float | None:
-        """See :class:`giornata.scheduling.line.Line`."""
+        """See :class:`giornata.scheduling.line.RowQueue`."""
         batch = (entry for entry in self if entry.claim.priority is Priority.BATCH)
         return min((at_s for entry in batch if (at_s := entry.since_s + self._ageing_s) > now), default=None)
 
@@ -89,7 +89,7 @@ class KindsLine(WaitingRows):
             self._work_s[queue] = max(self._work_s[queue], most_s - CREDIT_S)
         self._sizes[queue] += 1
 
-    def _served(self, entry: QueuedRows, served: Demand, now: float, *, whole: bool) -> None:  # noqa: ARG002
+    def _served(self, entry: QueuedRows, served: JobDemand, now: float, *, whole: bool) -> None:  # noqa: ARG002
         takes_s = entry.claim.takes_s * served.rows
         self._work_s[self._queues[entry.key]] += _work_s(takes_s, served.steps)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Protocol
 
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.totals import LineTotals
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.totals import QueueTotals
 from giornata.wire.jobs import Priority
 
 AGEING_S: Final = 30.0
@@ -25,7 +25,7 @@ RELOOK_S: Final = 1.0
 """Time after which they are looked at though nobody has joined or left: workers have gone on meanwhile."""
 
 
-class LineName(StrEnum):
+class QueueOrder(StrEnum):
     """What a line is called in configurations and simulations."""
 
     FAIR = "fair"
@@ -39,7 +39,7 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Claim:
+class SchedulingParams:
     """What decides when a job's turn comes."""
 
     priority: Priority = Priority.INTERACTIVE
@@ -59,9 +59,9 @@ class QueuedRows:
     key: Key
     rows: tuple[int, ...]
     """Indices of the rows that have no worker yet."""
-    demand: Demand
+    demand: JobDemand
     """What these rows ask for, in the same order."""
-    claim: Claim
+    claim: SchedulingParams
     since_s: float
     passed: int = 0
     """Rows of later jobs of the same model that were served first, since they needed less room."""
@@ -85,7 +85,7 @@ class QueuedRows:
         """Name and digest."""
         return self.demand.model, self.demand.model_digest
 
-    def asked(self, now: float) -> Demand:
+    def asked(self, now: float) -> JobDemand:
         """The demand, with the time that is left."""
         if self.claim.finish_by_s is None:
             return self.demand
@@ -99,7 +99,7 @@ class QueuedRows:
         return replace(self, rows=tuple(self.rows[place] for place in left), demand=demand)
 
 
-class Line(Protocol):
+class RowQueue(Protocol):
     """Jobs that are prepared, with rows that no worker has taken yet.
 
     No row is lost or served twice, and none waits for ever while others are served: the contract suite of lines
@@ -107,7 +107,7 @@ class Line(Protocol):
     """
 
     @property
-    def totals(self) -> LineTotals:
+    def totals(self) -> QueueTotals:
         """What the rows that wait ask for, summed up."""
 
     @property
@@ -123,8 +123,8 @@ class Line(Protocol):
     def join(
         self,
         job_id: str,
-        demand: Demand,
-        claim: Claim,
+        demand: JobDemand,
+        claim: SchedulingParams,
         now: float,
         *,
         rows: Sequence[int] | None = None,
@@ -132,7 +132,7 @@ class Line(Protocol):
     ) -> QueuedRows:
         """Let rows of a job wait for their turn; `rows` are their indices, by default counted from 0."""
 
-    def serve(self, key: Key, rows: Collection[int], now: float, passes: Key | None = None) -> Demand:
+    def serve(self, key: Key, rows: Collection[int], now: float, passes: Key | None = None) -> JobDemand:
         """Take `rows`, which have got a worker, out of the line, and return what they ask for.
 
         `now` is that of the order by which they were served. `passes` is a job that came before them and is served

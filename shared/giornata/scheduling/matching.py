@@ -17,7 +17,7 @@ BEST: Final = 3
 """Workers among which the least deviation of utilisations decides."""
 
 
-class Free(NamedTuple):
+class FreeWorker(NamedTuple):
     """A worker with a free place, as one queue sees it."""
 
     name: str
@@ -34,7 +34,7 @@ def affinity(wanted: Collection[str], held: Mapping[str, Tier]) -> float:
     return sum(held.get(digest) is Tier.DEVICE for digest in wanted) / len(wanted) if wanted else 0.0
 
 
-def weight(worker: Free, least_delay_ms: float) -> float:
+def weight(worker: FreeWorker, least_delay_ms: float) -> float:
     """0.6 of affinity, 0.3 of 1 - |u - 0.7|, 0.1 of the inverse delay.
 
     The delay's inverse is relative to that of the best worker. Taken in 1/seconds, as it is printed, it vanishes beside
@@ -48,13 +48,13 @@ def weight(worker: Free, least_delay_ms: float) -> float:
     )
 
 
-def weights(workers: Sequence[Free]) -> dict[str, float]:
+def weights(workers: Sequence[FreeWorker]) -> dict[str, float]:
     """By name of the worker."""
     least_ms = min((worker.delay_ms for worker in workers), default=0.0)
     return {worker.name: weight(worker, least_ms) for worker in workers}
 
 
-def chosen(workers: Sequence[Free]) -> Free | None:
+def chosen(workers: Sequence[FreeWorker]) -> FreeWorker | None:
     """The one of the three heaviest workers with which utilisations deviate least: the least utilised."""
     if not workers:
         return None

@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Final
 
 from giornata.residency.host_tiers import HostTiers
-from giornata.scheduling.adapters import Arrivals, by_tier
-from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
+from giornata.scheduling.adapters import LoraLoadTimes, by_tier
+from giornata.scheduling.backlog import FinishEstimator, RowLoad, WorkerLoad
 from giornata.scheduling.degrees.pool import PoolRow
-from giornata.scheduling.demand import UNIT, Demand, Pace
+from giornata.scheduling.demand import UNIT, JobDemand, StepTimeModel
 from giornata.scheduling.estimates import UNTOLD
-from giornata.scheduling.incoming import Incoming
-from giornata.scheduling.pool_outlook import PoolOutlook
+from giornata.scheduling.incoming import PendingAdapterLoads
+from giornata.scheduling.pool_outlook import PoolFinishEstimator
 from giornata.scheduling.pool_rows import PoolRows, pool_of
 from giornata.scheduling.progress import computed_of, left_of, reuses, shape_of
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, Tier, WorkerState
@@ -28,19 +28,19 @@ REMEMBERED: Final = 64
 
 
 @dataclass(frozen=True)
-class Booking:
+class AssignedAttempt:
     """Rows of one attempt, counted as on one worker."""
 
     key: Attempt
     worker: str
-    demand: Demand
+    demand: JobDemand
 
 
 @dataclass(frozen=True)
-class Totals:
+class WorkerTotals:
     """Everything a worker has, summed up."""
 
-    backlog: Backlog
+    backlog: WorkerLoad
     owners: tuple[str, ...]
     """The job of each of the backlog's rows."""
     tokens: int
@@ -60,31 +60,31 @@ class Totals:
         return len(self.owners)
 
     @cached_property
-    def outlook(self) -> Outlook | PoolOutlook:
+    def outlook(self) -> FinishEstimator | PoolFinishEstimator:
         """The backlog, prepared to be asked; made for the few workers of many that are asked."""
         if self.pool is None:
-            return Outlook(self.backlog)
-        return PoolOutlook(self.devices, self.pool, self.backlog)
+            return FinishEstimator(self.backlog)
+        return PoolFinishEstimator(self.devices, self.pool, self.backlog)
 
 
 @dataclass(slots=True)
-class Occupancy:
+class WorkerOccupancy:
     """One worker, as far as choosing it depends on it."""
 
     state: ServiceState
     shown: WorkerState
-    pace: Pace
-    incoming: Incoming
+    pace: StepTimeModel
+    incoming: PendingAdapterLoads
     """Adapters that are on their way to its device."""
     controlnets: frozenset[str] = frozenset()
     """Digests of the ControlNets that its process computes."""
     fetch_ms: float = 0.0
     """Time of reading one of its templates from disk."""
-    arrivals: Arrivals = UNTOLD
+    arrivals: LoraLoadTimes = UNTOLD
     """How long LoRAs take to come here."""
     listed: dict[Attempt, list[RowProgress]] = field(default_factory=dict)
     """Rows by the latest telemetry."""
-    unseen: dict[Attempt, Demand] = field(default_factory=dict)
+    unseen: dict[Attempt, JobDemand] = field(default_factory=dict)
     """What is assigned and not listed yet."""
     ended: dict[Attempt, None] = field(default_factory=dict)
     """The latest attempts that were reported: a message may list them still, or again if it is late."""
@@ -99,7 +99,7 @@ class Occupancy:
     on_disk: int = 0
     """Templates on disk, wherever else they are."""
     stalled: bool = False
-    totals: Totals | None = None
+    totals: WorkerTotals | None = None
     """None once the worker's rows have changed."""
     _loads: dict[Attempt, tuple[RowLoad, ...]] = field(default_factory=dict)
     """Costs of what is listed and unseen, at the present pace; a new message empties it."""
@@ -109,9 +109,11 @@ class Occupancy:
     """What rows are in steps of several devices, at the present pace; None of a worker with one."""
 
     @classmethod
-    def of(cls, state: ServiceState, shown: WorkerState, pace: Pace, before: Occupancy | None) -> Occupancy:
+    def of(
+        cls, state: ServiceState, shown: WorkerState, pace: StepTimeModel, before: WorkerOccupancy | None
+    ) -> WorkerOccupancy:
         """A worker by its latest telemetry, and by what was known `before`."""
-        incoming = Incoming(shown.adapter_lanes) if before is None else before.incoming
+        incoming = PendingAdapterLoads(shown.adapter_lanes) if before is None else before.incoming
         made = cls(state, shown, pace, incoming)
         for row in shown.running + shown.waiting:
             made.listed.setdefault((row.job_id, row.attempt), []).append(row)
@@ -161,7 +163,7 @@ class Occupancy:
         listed = sum(len(rows) for attempt, rows in self.listed.items() if attempt not in self.ended)
         return listed + sum(demand.rows for demand in self.unseen.values())
 
-    def give(self, attempt: Attempt, demand: Demand, now: float) -> None:
+    def give(self, attempt: Attempt, demand: JobDemand, now: float) -> None:
         """Count `demand` from `now` on; its adapters are on their way."""
         self.bring(demand, now)
         self.ended.pop(attempt, None)
@@ -190,22 +192,24 @@ class Occupancy:
         tiers, name = self.host_tiers, self.shown.lora_host
         return tiers is not None and name is not None and any(tiers.has(name, digest) for digest in digests)
 
-    def bring(self, demand: Demand, now: float) -> None:
+    def bring(self, demand: JobDemand, now: float) -> None:
         """The worker is told to load what `demand` needs."""
         if demand.adapters:
             held = {lora.digest: tier for lora in demand.adapters if (tier := self.tier_of(lora.digest))}
             self.incoming.bring(demand.adapters, held, self.arrivals, now)
 
-    def forget(self, attempt: Attempt, totals: Totals | None, incoming: Incoming) -> None:
+    def forget(self, attempt: Attempt, totals: WorkerTotals | None, incoming: PendingAdapterLoads) -> None:
         """Take `attempt` back as if it had never been given, with the `totals` and the loads of before."""
         del self.unseen[attempt]
         self._loads.pop(attempt, None)
         self.totals, self.incoming = totals, incoming
 
-    def sum_up(self, pace: Pace, demanded: Mapping[Attempt, Demand], slack: float = 0.0) -> Totals:
+    def sum_up(
+        self, pace: StepTimeModel, demanded: Mapping[Attempt, JobDemand], slack: float = 0.0
+    ) -> WorkerTotals:
         """Sum up everything it has at its present pace; `demanded` are attempts that it has no inputs of yet.
 
-        `slack` is that of :meth:`giornata.scheduling.backlog.Backlog.worth`.
+        `slack` is that of :meth:`giornata.scheduling.backlog.WorkerLoad.worth`.
         """
         if pace is not self.pace:
             self.pace = pace
@@ -226,10 +230,10 @@ class Occupancy:
             tokens += own_tokens
             if self.pool is not None:
                 pool += self.pool.of(rows, demand, self.places, len(pool))
-        empty = Backlog(self.shown.capacity_rows, pace.base_ms, tokens=self.shown.capacity_tokens)
+        empty = WorkerLoad(self.shown.capacity_rows, pace.base_ms, tokens=self.shown.capacity_tokens)
         work_ms = sum(load.work_ms for load in loads)
         backlog = empty.running_what_fits(loads)
-        made = Totals(backlog, tuple(owners), tokens, work_ms, self._worth(backlog, slack))
+        made = WorkerTotals(backlog, tuple(owners), tokens, work_ms, self._worth(backlog, slack))
         if self.pool is not None:
             devices = self.pool.devices
             made = replace(made, work_ms=work_ms / devices, pool=tuple(pool), devices=devices)
@@ -241,12 +245,12 @@ class Occupancy:
         if self.totals is not None:
             self.totals = replace(self.totals, places=self._worth(self.totals.backlog, slack))
 
-    def _worth(self, backlog: Backlog, slack: float) -> int:
+    def _worth(self, backlog: WorkerLoad, slack: float) -> int:
         known = self.pool is None and self.pace.costs is not UNIT
         return backlog.worth(slack) if known else backlog.places
 
     def _costs(
-        self, attempt: Attempt, rows: Iterable[RowProgress], demand: Demand | None
+        self, attempt: Attempt, rows: Iterable[RowProgress], demand: JobDemand | None
     ) -> tuple[RowLoad, ...]:
         """Costs of an attempt by its demand, or where there is none by its rows."""
         known = self._loads.get(attempt)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from giornata.scheduling.backlog import Backlog
+from giornata.scheduling.backlog import WorkerLoad
 
 
 @dataclass(frozen=True)
-class Patience:
+class StallTimeout:
     """A worker is stalled whose step takes longer than `least_ms`, and than `factor` times its predicted time."""
 
     factor: float = 10.0
@@ -19,6 +19,6 @@ class Patience:
         return stepping_ms <= max(self.least_ms, self.factor * step_ms)
 
 
-def next_step_ms(backlog: Backlog) -> float:
+def next_step_ms(backlog: WorkerLoad) -> float:
     """The longest that the next step of all running rows takes: each of them makes its first one."""
     return backlog.base_ms + sum(row.step_ms + row.first_ms for row in backlog.running)

@@ -11,20 +11,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-from giornata.fleet import Fleet, Heard
+from giornata.fleet import Fleet, LastSeenTimes
 from giornata.residency.host_tiers import HostTiers
-from giornata.scheduling.backlog import Prospect
+from giornata.scheduling.backlog import WorkerEstimate
 from giornata.scheduling.controls import ControlOffers
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.estimates import UNKNOWN, Estimates
-from giornata.scheduling.incoming import Incoming
-from giornata.scheduling.occupancy import Attempt, Booking, Occupancy, Served, Totals
-from giornata.scheduling.patience import Patience, next_step_ms
-from giornata.scheduling.policies import Candidate
-from giornata.scheduling.repeats import Repeats
-from giornata.scheduling.roster import Roster
-from giornata.scheduling.slack import SLACK, Slacks
-from giornata.scheduling.weighing import Weighing
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.estimates import UNKNOWN, WorkerCostModels
+from giornata.scheduling.incoming import PendingAdapterLoads
+from giornata.scheduling.occupancy import AssignedAttempt, Attempt, Served, WorkerOccupancy, WorkerTotals
+from giornata.scheduling.patience import StallTimeout, next_step_ms
+from giornata.scheduling.policies import CandidateWorker
+from giornata.scheduling.repeats import ReuseRate
+from giornata.scheduling.roster import WorkerIndex
+from giornata.scheduling.slack import SLACK, ModelSlack
+from giornata.scheduling.weighing import JobCostEstimator
 from giornata.wire.workers import ServiceState, Tier
 
 SAMPLED: Final = 32
@@ -35,22 +35,22 @@ class Placement:
     """The live fleet and the rows that were assigned to it from here.
 
     A worker gets no more rows once it computes them as fast as with all its places, but for a share of that rate: see
-    :class:`~giornata.scheduling.slack.Slacks`, of which `slack` is the most.
+    :class:`~giornata.scheduling.slack.ModelSlack`, of which `slack` is the most.
     """
 
-    def __init__(self, patience: Patience | None = None, *, slack: float = SLACK) -> None:
-        self._slacks = Slacks(slack)
+    def __init__(self, patience: StallTimeout | None = None, *, slack: float = SLACK) -> None:
+        self._slacks = ModelSlack(slack)
         self.fleet = Fleet()
-        self.estimates = Estimates()
-        self._repeats, self._lora_repeats = Repeats(), Repeats()
-        self._patience = patience or Patience()
-        self._bookings: dict[Attempt, Booking] = {}
-        self._listed = Heard[Attempt]()
+        self.estimates = WorkerCostModels()
+        self._repeats, self._lora_repeats = ReuseRate(), ReuseRate()
+        self._patience = patience or StallTimeout()
+        self._bookings: dict[Attempt, AssignedAttempt] = {}
+        self._listed = LastSeenTimes[Attempt]()
         """When a booking was made, or its worker listed it last."""
         self._attempts: dict[str, set[int]] = {}
         """The attempts of each job that are booked now."""
-        self._workers: dict[str, Occupancy] = {}
-        self._rosters: dict[Served, Roster] = {}
+        self._workers: dict[str, WorkerOccupancy] = {}
+        self._rosters: dict[Served, WorkerIndex] = {}
         self._refused: set[str] = set()
         self._pools: set[str] = set()
         """Workers with several devices."""
@@ -72,7 +72,7 @@ class Placement:
         digest = state.models[0].digest if state.models else ""
         self.estimates.observe(name, digest, shown, state.controlnets)
         before = self._workers.get(name)
-        worker = Occupancy.of(state, shown, self.estimates.pace(name), before)
+        worker = WorkerOccupancy.of(state, shown, self.estimates.pace(name), before)
         worker.controlnets = frozenset(card.digest for card in state.controlnets)
         worker.fetch_ms = self.estimates.fetch_ms(name, worker.disk_bytes)
         worker.arrivals = self.estimates.arrivals(name)
@@ -106,7 +106,7 @@ class Placement:
         self.fleet.listen(now)
         self._listed.listen(now)
 
-    def expire(self, now: float) -> list[Booking]:
+    def expire(self, now: float) -> list[AssignedAttempt]:
         """Bookings at workers that fell silent, or that were not heard for as long since the booking was made."""
         silent = {state.instance for state in self.fleet.expire(now)}
         for name in silent:
@@ -126,7 +126,7 @@ class Placement:
             or (self.fleet.get(booking.worker) is None and self._listed.is_silent(booking.key, now))
         ]
 
-    def unlisted(self) -> list[Booking]:
+    def unlisted(self) -> list[AssignedAttempt]:
         """Bookings that their worker tells of no longer though it is heard: the report of their end may be lost."""
         return [
             booking
@@ -135,7 +135,7 @@ class Placement:
             and self._listed.is_silent(booking.key, heard_s)
         ]
 
-    def stalled(self) -> list[Booking]:
+    def stalled(self) -> list[AssignedAttempt]:
         """Bookings at workers whose step has taken longer than patience allows; they get nothing until it ends."""
         names = {name for name, worker in self._workers.items() if worker.stalled}
         return [booking for booking in self._bookings.values() if booking.worker in names]
@@ -152,13 +152,13 @@ class Placement:
                 worker.limit(self._slacks.of(worker.served))
                 self._changed(worker)
 
-    def has_room(self, demand: Demand, excluded: Collection[str] = ()) -> bool:
+    def has_room(self, demand: JobDemand, excluded: Collection[str] = ()) -> bool:
         """Whether a worker that is not `excluded` could take `demand` now, be it a good choice or not."""
         return self._serving(demand).has_room(demand, self._closed(demand, excluded))
 
     def candidates(
-        self, demand: Demand, most: int, excluded: Collection[str] = (), fetching: str | None = None
-    ) -> list[Candidate]:
+        self, demand: JobDemand, most: int, excluded: Collection[str] = (), fetching: str | None = None
+    ) -> list[CandidateWorker]:
         """Workers for `demand`, busy or not.
 
         Of many, about `most` with least to compute, as many with its template and as many with its adapters. The
@@ -167,26 +167,26 @@ class Placement:
         serving, closed = self._serving(demand), self._closed(demand, excluded)
         many = len(serving) - len(closed) > 2 * most
         able = serving.fitting(demand, most, closed) if many else serving.all(closed)
-        weigh = Weighing(demand, self._repeats.share, self._lora_repeats.share)
+        weigh = JobCostEstimator(demand, self._repeats.share, self._lora_repeats.share)
         return [weigh.candidate(worker, self._now, fetching=worker.name == fetching) for worker in able]
 
-    def soonest(self, demand: Demand, excluded: Collection[str] = ()) -> str | None:
+    def soonest(self, demand: JobDemand, excluded: Collection[str] = ()) -> str | None:
         """The worker that will be empty first, whether it has room now or not; None if none serves `demand`."""
         closed = self._lacking(demand).union(excluded)
         return next((worker.name for worker in self._serving(demand).least(1, closed)), None)
 
-    def prospects(self, demand: Demand) -> list[Prospect]:
+    def prospects(self, demand: JobDemand) -> list[WorkerEstimate]:
         """Workers that serve `demand` at a known speed; of many, some stand for others with as much to compute."""
-        weigh = Weighing(demand)
+        weigh = JobCostEstimator(demand)
         return [
-            Prospect(worker.totals.outlook.drained_ms, weigh.among_ms(worker), number)
+            WorkerEstimate(worker.totals.outlook.drained_ms, weigh.among_ms(worker), number)
             for worker, number in self._sampled(demand)
             if worker.totals is not None and worker.pace is not UNKNOWN
         ]
 
-    def least_ms(self, demand: Demand) -> float:
+    def least_ms(self, demand: JobDemand) -> float:
         """Time that `demand` takes alone on the fastest of the workers in a sample; 0 while no speed is known."""
-        weigh = Weighing(demand)
+        weigh = JobCostEstimator(demand)
         known = (worker for worker, _ in self._sampled(demand) if worker.pace is not UNKNOWN)
         return min(map(weigh.alone_ms, known), default=0.0)
 
@@ -195,7 +195,7 @@ class Placement:
         known = self._workers.get(worker)
         return {} if known is None else known.loras
 
-    def assigned(self, job_id: str) -> list[Booking]:
+    def assigned(self, job_id: str) -> list[AssignedAttempt]:
         """The bookings of a job."""
         return [self._bookings[job_id, attempt] for attempt in self._attempts.get(job_id, ())]
 
@@ -221,12 +221,12 @@ class Placement:
         booking = self._bookings.get(attempt)
         return booking.worker if booking else None
 
-    def assign(self, job_id: str, attempt: int, worker: str, demand: Demand, now: float) -> None:
+    def assign(self, job_id: str, attempt: int, worker: str, demand: JobDemand, now: float) -> None:
         """Count `demand` as on `worker` from now on, instead of what the attempt was assigned with before."""
         if job_id not in self._attempts:
             self._see(demand)
         self.release(job_id, attempt)
-        booking = Booking((job_id, attempt), worker, demand)
+        booking = AssignedAttempt((job_id, attempt), worker, demand)
         self._bookings[booking.key] = booking
         self._listed.hear(booking.key, now)
         self._attempts.setdefault(job_id, set()).add(attempt)
@@ -236,7 +236,7 @@ class Placement:
             known.give(booking.key, demand, now)
             self._changed(known)
 
-    def fetch(self, worker: str, demand: Demand, now: float) -> None:
+    def fetch(self, worker: str, demand: JobDemand, now: float) -> None:
         """A worker was told to load what `demand` needs, which it probably gets."""
         self._now = now
         if (known := self._workers.get(worker)) is not None:
@@ -258,12 +258,12 @@ class Placement:
             self._changed(worker)
 
     @contextmanager
-    def trial(self) -> Iterator[Callable[[str, str, Demand], None]]:
+    def trial(self) -> Iterator[Callable[[str, str, JobDemand], None]]:
         """Inside, what is counted (job, worker, demand) is on its worker; on leaving, everything is as it was."""
-        counted: list[tuple[Occupancy, Attempt]] = []
-        before: dict[str, tuple[Totals | None, Incoming]] = {}
+        counted: list[tuple[WorkerOccupancy, Attempt]] = []
+        before: dict[str, tuple[WorkerTotals | None, PendingAdapterLoads]] = {}
 
-        def count(job_id: str, worker: str, demand: Demand) -> None:
+        def count(job_id: str, worker: str, demand: JobDemand) -> None:
             known, attempt = self._workers[worker], (job_id, -1 - len(counted))
             if worker not in before:
                 before[worker], known.incoming = (known.totals, known.incoming), known.incoming.copy()
@@ -278,17 +278,17 @@ class Placement:
                 known.forget(attempt, *before[known.name])
                 self._changed(known)
 
-    def _see(self, demand: Demand) -> None:
+    def _see(self, demand: JobDemand) -> None:
         if demand.template is not None:
             self._repeats.see(demand.template)
         for lora in demand.adapters:
             self._lora_repeats.see(lora.digest)
 
-    def _closed(self, demand: Demand, excluded: Collection[str]) -> Collection[str]:
+    def _closed(self, demand: JobDemand, excluded: Collection[str]) -> Collection[str]:
         closed = self._lacking(demand) | self._refused
         return closed.union(excluded) if closed else excluded
 
-    def _lacking(self, demand: Demand) -> set[str]:
+    def _lacking(self, demand: JobDemand) -> set[str]:
         """Workers that cannot have what `demand` needs.
 
         Pools have no adapters. Others lack ControlNets that no instance of the service computes for them. None where
@@ -306,31 +306,31 @@ class Placement:
         }
         return lacking if len(lacking) < len(serving) else set()
 
-    def _sampled(self, demand: Demand) -> list[tuple[Occupancy, float]]:
+    def _sampled(self, demand: JobDemand) -> list[tuple[WorkerOccupancy, float]]:
         """Workers that can compute `demand`; of many, some, and how many each of them stands for."""
         if lacking := self._lacking(demand):
             return [(worker, 1.0) for worker in self._serving(demand).all(lacking)]
         return self._serving(demand).sample(SAMPLED)
 
-    def _changed(self, worker: Occupancy) -> None:
+    def _changed(self, worker: WorkerOccupancy) -> None:
         for model in worker.served:
             self._roster(model).changed(worker.name)
 
-    def _roster(self, model: Served) -> Roster:
+    def _roster(self, model: Served) -> WorkerIndex:
         if model not in self._rosters:
-            self._rosters[model] = Roster(self._sum_up)
+            self._rosters[model] = WorkerIndex(self._sum_up)
         return self._rosters[model]
 
-    def _serving(self, demand: Demand) -> Roster:
+    def _serving(self, demand: JobDemand) -> WorkerIndex:
         return self._roster((demand.model, demand.model_digest))
 
-    def _is_stalled(self, worker: Occupancy) -> bool:
+    def _is_stalled(self, worker: WorkerOccupancy) -> bool:
         stepping_ms = worker.shown.stepping_ms
         if stepping_ms <= self._patience.least_ms:
             return False
         return not self._patience.allows(stepping_ms, next_step_ms(self._sum_up(worker).backlog))
 
-    def _sum_up(self, worker: Occupancy) -> Totals:
+    def _sum_up(self, worker: WorkerOccupancy) -> WorkerTotals:
         """Sum up a worker, with what was asked for by attempts that it has no inputs of yet."""
         demanded = {}
         for key, rows in worker.listed.items():

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from giornata.residency.rendezvous import home
-from giornata.scheduling.backlog import Effect, Outlook, RowLoad
+from giornata.scheduling.backlog import FinishEstimator, PlacementEstimate, RowLoad
 from giornata.scheduling.degrees.pool import PoolRow
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.pool_outlook import PoolOutlook
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.pool_outlook import PoolFinishEstimator
 from giornata.wire.workers import Tier
 
 LOAD_WEIGHT: Final = 1.0
@@ -21,7 +21,7 @@ QUEUED: Final = 4
 """Rows with which a worker's queue is as long as :func:`lrums` counts."""
 
 
-class Candidate(NamedTuple):
+class CandidateWorker(NamedTuple):
     """A worker that serves the job's model: what it has already, and where it has the job's template."""
 
     instance: str
@@ -30,7 +30,7 @@ class Candidate(NamedTuple):
     """Running, waiting and just assigned."""
     tokens: int
     """Image tokens that these rows compute: those of their masks, where they reuse."""
-    outlook: Outlook | PoolOutlook
+    outlook: FinishEstimator | PoolFinishEstimator
     loads: tuple[RowLoad, ...]
     """What the job's rows would add to steps of one device here."""
     template: Tier | None = None
@@ -52,39 +52,39 @@ class Candidate(NamedTuple):
     joining: tuple[PoolRow, ...] = ()
     """The job's rows as those of this pool; empty for a worker with one device."""
 
-    def prediction(self) -> Effect:
+    def prediction(self) -> PlacementEstimate:
         """What would become of this worker if it got the job; templates and adapters are loaded side by side."""
-        if isinstance(self.outlook, PoolOutlook):
+        if isinstance(self.outlook, PoolFinishEstimator):
             found = self.outlook.predict(self.joining, self.fetch_ms)
         else:
             found = self.outlook.predict(self.loads).ready_after(self.fetch_ms)
         return found.adapted_after(self.wait_ms, self.needing_ms)
 
 
-Policy = Callable[[Sequence[Candidate], Demand], Candidate | None]
+Policy = Callable[[Sequence[CandidateWorker], JobDemand], CandidateWorker | None]
 """The chosen candidate, or None where the job waits: no worker has room, or the worker worth waiting for is full."""
 
 
-def round_robin(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+def round_robin(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
     """One after the other, by the job's ticket."""
     able = sorted(with_room(candidates, demand), key=lambda c: c.instance)
     return able[demand.ticket % len(able)] if able else None
 
 
-def request_level(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+def request_level(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
     """The fewest rows: request-level balancing, a baseline of FlashPS section 6.5."""
     return min(with_room(candidates, demand), key=lambda c: (c.rows, c.instance), default=None)
 
 
-def token_level(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+def token_level(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
     """The fewest masked tokens: token-level balancing, the other baseline of FlashPS section 6.5."""
     return min(with_room(candidates, demand), key=lambda c: (c.tokens, c.rows, c.instance), default=None)
 
 
-def mask_aware(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+def mask_aware(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
     """The shortest step with the job's rows in it: FlashPS's Algorithm 2, by our cost model."""
 
-    def step_ms(candidate: Candidate) -> float:
+    def step_ms(candidate: CandidateWorker) -> float:
         backlog = candidate.outlook.backlog
         rows = (*backlog.running, *backlog.waiting, *candidate.loads)
         return backlog.base_ms + sum(row.step_ms for row in rows)
@@ -93,8 +93,8 @@ def mask_aware(candidates: Sequence[Candidate], demand: Demand) -> Candidate | N
 
 
 def finish_time(
-    candidates: Sequence[Candidate], demand: Demand, load_weight: float = LOAD_WEIGHT
-) -> Candidate | None:
+    candidates: Sequence[CandidateWorker], demand: JobDemand, load_weight: float = LOAD_WEIGHT
+) -> CandidateWorker | None:
     """The worker where the job costs least: its own finish, and the delay of all other rows there.
 
     What loading its adapters takes of the links counts beside that, with `load_weight`, even where nobody waits for it:
@@ -111,7 +111,7 @@ def finish_time(
 
     lora_homes = _homes(candidates)
 
-    def cost(candidate: Candidate) -> tuple[float, bool, float, str]:
+    def cost(candidate: CandidateWorker) -> tuple[float, bool, float, str]:
         predicted = candidate.prediction()
         cost_ms = predicted.finish_ms + predicted.delay_ms + load_weight * candidate.load_ms
         for digest, saves_ms in candidate.absent if lora_homes else ():
@@ -126,8 +126,8 @@ def finish_time(
 
 
 def deadline_aware(
-    candidates: Sequence[Candidate], demand: Demand, load_weight: float = LOAD_WEIGHT
-) -> Candidate | None:
+    candidates: Sequence[CandidateWorker], demand: JobDemand, load_weight: float = LOAD_WEIGHT
+) -> CandidateWorker | None:
     """Among workers that finish in time, the one where most deadlines are kept, then where others are delayed least.
 
     A pool finishes in time where its rule keeps more deadlines with the job than without it: it breaks no promise for
@@ -143,25 +143,25 @@ def deadline_aware(
     return best
 
 
-def _gained(predicted: Effect, demand: Demand) -> int:
+def _gained(predicted: PlacementEstimate, demand: JobDemand) -> int:
     """How many more rows are in time with a job that has a deadline than without it."""
     if predicted.gained is not None:
         return predicted.gained
     return demand.rows if predicted.finish_ms <= (demand.within_ms or 0.0) else 0
 
 
-def rrod(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+def rrod(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
     """Round robin, adapters on demand: the first baseline of ROCK, section 6.1. Simulated workers keep no adapter."""
     return round_robin(candidates, demand)
 
 
-def lrums(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+def lrums(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
     """Matching score, with adapters that go by last use: the second baseline of ROCK, section 6.1.
 
     Half the share of the job's adapters on the device, half how short the worker's queue is.
     """
 
-    def score(candidate: Candidate) -> tuple[float, int, str]:
+    def score(candidate: CandidateWorker) -> tuple[float, int, str]:
         free = 1 - min(1.0, candidate.rows / QUEUED)
         return 0.5 * candidate.held + 0.5 * free, -candidate.rows, candidate.instance
 
@@ -180,7 +180,7 @@ class PolicyName(StrEnum):
     RROD = "rrod"
     LRUMS = "lrums"
     ROCK = "rock"
-    """No policy of single jobs: :class:`giornata.scheduling.rock.Rock`."""
+    """No policy of single jobs: :class:`giornata.scheduling.rock.RockScheduler`."""
 
 
 POLICIES: Final[Mapping[PolicyName, Policy]] = MappingProxyType(
@@ -201,12 +201,12 @@ def policy_of(name: PolicyName, load_weight: float = LOAD_WEIGHT) -> Policy:
     return POLICIES[name] if known is None else partial(known, load_weight=load_weight)
 
 
-def with_room(candidates: Iterable[Candidate], demand: Demand) -> list[Candidate]:
+def with_room(candidates: Iterable[CandidateWorker], demand: JobDemand) -> list[CandidateWorker]:
     """The candidates that can take the job now."""
     return [c for c in candidates if demand.fits(c.rows, c.capacity_rows)]
 
 
-def _homes(candidates: Sequence[Candidate]) -> dict[str, str]:
+def _homes(candidates: Sequence[CandidateWorker]) -> dict[str, str]:
     """The workers to which LoRAs go that no candidate has, by digest."""
     nowhere = {digest for candidate in candidates[:1] for digest, _ in candidate.absent}
     for candidate in candidates:

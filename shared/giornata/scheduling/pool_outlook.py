@@ -13,12 +13,12 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Final
 
-from giornata.scheduling.backlog import Backlog, Effect
+from giornata.scheduling.backlog import PlacementEstimate, WorkerLoad
 from giornata.scheduling.degrees.candidates import candidate
 from giornata.scheduling.degrees.frontier import EPS
-from giornata.scheduling.degrees.packing import Wish, pack
+from giornata.scheduling.degrees.packing import PackingRequest, pack
 from giornata.scheduling.degrees.pool import PoolRow, Times
-from giornata.scheduling.degrees.spans import Spans
+from giornata.scheduling.degrees.spans import FreeDeviceSpans
 from giornata.scheduling.degrees.subsets import family
 
 NOW_S: Final = 0.0
@@ -26,7 +26,7 @@ NOW_S: Final = 0.0
 LAST: Final = math.inf
 
 
-class PoolOutlook:
+class PoolFinishEstimator:
     """A pool with all its rows, prepared to be asked what becomes of it with more.
 
     Args:
@@ -35,12 +35,12 @@ class PoolOutlook:
         backlog: the same rows, as if one device had them: what of a worker depends on that alone.
     """
 
-    def __init__(self, devices: int, rows: Sequence[PoolRow], backlog: Backlog) -> None:
+    def __init__(self, devices: int, rows: Sequence[PoolRow], backlog: WorkerLoad) -> None:
         self.backlog = backlog
         self._devices, self._rows = devices, tuple(rows)
         self._there = frozenset(range(devices))
         self._degrees = frozenset(map(len, family(devices)))
-        self._asked: tuple[Sequence[PoolRow], float, Effect] | None = None
+        self._asked: tuple[Sequence[PoolRow], float, PlacementEstimate] | None = None
         """The latest question and its answer: a policy may ask twice."""
 
     @cached_property
@@ -53,7 +53,7 @@ class PoolOutlook:
         """Time until all rows have left."""
         return max(self.ends_ms, default=0.0)
 
-    def predict(self, joining: Sequence[PoolRow], ready_ms: float = 0.0) -> Effect:
+    def predict(self, joining: Sequence[PoolRow], ready_ms: float = 0.0) -> PlacementEstimate:
         """What happens if a job's rows, at least one, join last, and can begin only so long from now.
 
         A row whose deadline is kept is not delayed, however much later it ends.
@@ -62,7 +62,7 @@ class PoolOutlook:
             self._asked = joining, ready_ms, self._predicted(joining, ready_ms)
         return self._asked[2]
 
-    def _predicted(self, joining: Sequence[PoolRow], ready_ms: float) -> Effect:
+    def _predicted(self, joining: Sequence[PoolRow], ready_ms: float) -> PlacementEstimate:
         ready = [
             replace(row, key=(self, number), place=LAST, until_s=ready_ms / 1e3 if ready_ms else None)
             for number, row in enumerate(joining)
@@ -83,7 +83,7 @@ class PoolOutlook:
             for row, before, later in zip(self._rows, self.ends_ms, ends, strict=False)
             if row.key not in kept
         )
-        return Effect(finish_ms, max(0.0, sum(delays)), ready_ms, gained)
+        return PlacementEstimate(finish_ms, max(0.0, sum(delays)), ready_ms, gained)
 
     @cached_property
     def _kept(self) -> frozenset[Hashable]:
@@ -91,7 +91,7 @@ class PoolOutlook:
         return self._packed(self._wishes)
 
     @cached_property
-    def _wishes(self) -> list[Wish]:
+    def _wishes(self) -> list[PackingRequest]:
         return self._wished(self._rows)
 
     @cached_property
@@ -99,13 +99,13 @@ class PoolOutlook:
         """Seconds of each row's step by the number of free devices; see :func:`_quickest`."""
         return [_quickest(row.step_s, self._devices) for row in self._rows]
 
-    def _wished(self, rows: Sequence[PoolRow]) -> list[Wish]:
+    def _wished(self, rows: Sequence[PoolRow]) -> list[PackingRequest]:
         """What rows that can be in time ask for."""
         found = (candidate(row, self._degrees, self._there) for row in rows if row.promised)
         return [each.wish(NOW_S) for each in found if each is not None and not each.hopeless(NOW_S)]
 
-    def _packed(self, wishes: Sequence[Wish]) -> frozenset[Hashable]:
-        return frozenset(pack(wishes, Spans.of(NOW_S, self._devices, ())))
+    def _packed(self, wishes: Sequence[PackingRequest]) -> frozenset[Hashable]:
+        return frozenset(pack(wishes, FreeDeviceSpans.of(NOW_S, self._devices, ())))
 
     def _ends(
         self, rows: Sequence[PoolRow], quickest: Sequence[Sequence[float]], kept: Collection[Hashable]

@@ -10,7 +10,7 @@ from giornata.planning.costs import renewed_every
 from giornata.scheduling.degree_times import StepSize, times_at
 from giornata.scheduling.degrees.pool import Devices, PoolRow
 from giornata.scheduling.degrees.subsets import MOST_DEVICES
-from giornata.scheduling.demand import Demand, Pace
+from giornata.scheduling.demand import JobDemand, StepTimeModel
 from giornata.scheduling.progress import left_of, reuses, shape_of
 from giornata.wire.workers import RankPhase, RowProgress, WorkerState
 
@@ -21,7 +21,7 @@ def devices_of(shown: WorkerState) -> int:
     return min(MOST_DEVICES, max(1, able))
 
 
-def pool_of(pace: Pace, shown: WorkerState, before: PoolRows | None = None) -> PoolRows | None:
+def pool_of(pace: StepTimeModel, shown: WorkerState, before: PoolRows | None = None) -> PoolRows | None:
     """What makes the rows of a worker; None where one device computes. `before` was made for the same pace."""
     devices = devices_of(shown)
     if devices == 1:
@@ -37,12 +37,12 @@ class PoolRows:
         devices: that compute; more than one.
     """
 
-    def __init__(self, pace: Pace, devices: int) -> None:
+    def __init__(self, pace: StepTimeModel, devices: int) -> None:
         self.pace, self.devices = pace, devices
         self._times = times_at(pace)
 
     def of(
-        self, listed: Sequence[RowProgress], demand: Demand | None, templates: Collection[str], place: int
+        self, listed: Sequence[RowProgress], demand: JobDemand | None, templates: Collection[str], place: int
     ) -> tuple[PoolRow, ...]:
         """The rows of one attempt, as far as they are `listed`, and as the `demand` says where there is one.
 
@@ -54,7 +54,7 @@ class PoolRows:
         told = next((row.due_ms for row in listed if row.due_ms is not None), None)
         return asked if told is None else tuple(replace(row, due_s=told / 1e3) for row in asked)
 
-    def asked(self, demand: Demand, templates: Collection[str], place: int = 0) -> tuple[PoolRow, ...]:
+    def asked(self, demand: JobDemand, templates: Collection[str], place: int = 0) -> tuple[PoolRow, ...]:
         """The rows of a demand that has not begun here."""
         hit = demand.template is not None and demand.template in templates
         most = self.pace.renewed_every if demand.renews and not hit else 0

@@ -9,21 +9,21 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.line import LOOK_S, RELOOK_S, Claim, Key, QueuedRows
-from giornata.scheduling.totals import LineTotals
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.line import LOOK_S, RELOOK_S, Key, QueuedRows, SchedulingParams
+from giornata.scheduling.totals import QueueTotals
 
 H = TypeVar("H", bound=Hashable)
 
 
-class WaitingRows:
+class RowQueueBase:
     """Rows by entry. Lines add the order: they are told of each entry that joins, is served and leaves."""
 
     def __init__(self) -> None:
         self._waiting: dict[Key, QueuedRows] = {}
         self._jobs: Counter[str] = Counter()
         self._models: Counter[tuple[str, str]] = Counter()
-        self._totals = LineTotals()
+        self._totals = QueueTotals()
         self._tickets = itertools.count()
         self._looked_s = -math.inf
         self._changed = False
@@ -39,26 +39,26 @@ class WaitingRows:
         return iter(self._waiting.values())
 
     @property
-    def totals(self) -> LineTotals:
-        """See :class:`giornata.scheduling.line.Line`."""
+    def totals(self) -> QueueTotals:
+        """See :class:`giornata.scheduling.line.RowQueue`."""
         return self._totals
 
     @property
     def models(self) -> Mapping[tuple[str, str], int]:
-        """See :class:`giornata.scheduling.line.Line`."""
+        """See :class:`giornata.scheduling.line.RowQueue`."""
         return self._models
 
     def join(
         self,
         job_id: str,
-        demand: Demand,
-        claim: Claim,
+        demand: JobDemand,
+        claim: SchedulingParams,
         now: float,
         *,
         rows: Sequence[int] | None = None,
         fetching: str | None = None,
     ) -> QueuedRows:
-        """See :class:`giornata.scheduling.line.Line`."""
+        """See :class:`giornata.scheduling.line.RowQueue`."""
         ticket = next(self._tickets)
         indices = tuple(range(demand.rows) if rows is None else rows)
         demand = replace(demand, ticket=ticket)
@@ -72,8 +72,8 @@ class WaitingRows:
         self._joined(joined, now)
         return joined
 
-    def serve(self, key: Key, rows: Collection[int], now: float, passes: Key | None = None) -> Demand:
-        """See :class:`giornata.scheduling.line.Line`."""
+    def serve(self, key: Key, rows: Collection[int], now: float, passes: Key | None = None) -> JobDemand:
+        """See :class:`giornata.scheduling.line.RowQueue`."""
         entry = self._waiting[key]
         if passes is not None:
             passed = self._waiting[passes]
@@ -92,23 +92,23 @@ class WaitingRows:
         return served
 
     def tell(self, key: Key, worker: str) -> None:
-        """See :class:`giornata.scheduling.line.Line`."""
+        """See :class:`giornata.scheduling.line.RowQueue`."""
         entry = self._waiting[key]
         self._waiting[key] = replace(entry, fetching=worker, told=entry.told | {worker})
 
     @property
     def looks_at(self) -> float | None:
-        """See :class:`giornata.scheduling.line.Line`."""
+        """See :class:`giornata.scheduling.line.RowQueue`."""
         if not self._totals.adapted:
             return None
         return self._looked_s + (LOOK_S if self._changed else RELOOK_S)
 
     def looked(self, now: float) -> None:
-        """See :class:`giornata.scheduling.line.Line`."""
+        """See :class:`giornata.scheduling.line.RowQueue`."""
         self._looked_s, self._changed = now, False
 
     def leave(self, key: Key) -> None:
-        """See :class:`giornata.scheduling.line.Line`."""
+        """See :class:`giornata.scheduling.line.RowQueue`."""
         entry = self._waiting.pop(key, None)
         if entry is None:
             return
@@ -122,7 +122,7 @@ class WaitingRows:
         """An entry waits from now on."""
         raise NotImplementedError
 
-    def _served(self, entry: QueuedRows, served: Demand, now: float, *, whole: bool) -> None:
+    def _served(self, entry: QueuedRows, served: JobDemand, now: float, *, whole: bool) -> None:
         """Rows of an entry have got a worker, or all of them: the entry leaves next."""
         raise NotImplementedError
 

@@ -9,7 +9,7 @@ SMOOTHING: Final = 0.02
 """Weight of the latest edit."""
 
 
-class _Edits:
+class _EditCounts:
     """Counts edits by template; of `most` templates, the latest."""
 
     def __init__(self, most: int) -> None:
@@ -24,7 +24,7 @@ class _Edits:
         return count
 
 
-class RecordingRule:
+class TemplateRunPolicy:
     """A template that comes a second time is worth a run.
 
     FlashPS's production trace (section 2) has 970 templates for 34 million requests: few templates come, and often.
@@ -33,7 +33,7 @@ class RecordingRule:
     """
 
     def __init__(self, edits: int = 2, served: int = 4) -> None:
-        self._least, self._served, self._edits = edits, served, _Edits(100_000)
+        self._least, self._served, self._edits = edits, served, _EditCounts(100_000)
 
     def see(self, template_id: str, *, registered: bool = False, served: bool = False) -> bool:
         """Count an edit that found no recording; return whether one is to be made: of a registered template, always."""
@@ -41,14 +41,14 @@ class RecordingRule:
         return registered or count >= (self._served if served else self._least)
 
 
-class Repeats:
+class ReuseRate:
     """Where all pictures, or all LoRAs, are new, keeping one in one place is worth nothing.
 
     Where few pictures come again and again, as in FlashPS's production trace, one more hit is almost certain.
     """
 
     def __init__(self) -> None:
-        self._edits = _Edits(10_000)
+        self._edits = _EditCounts(10_000)
         self.share = 0.5
         """Share of recent edits whose picture or LoRA was used before; a half before the first edit."""
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.kinds_line import KindsLine
-from giornata.scheduling.line import Key, Line, QueuedRows
-from giornata.scheduling.matching import Free, affinity, chosen, weights
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.kinds_line import JobKindQueue
+from giornata.scheduling.line import Key, QueuedRows, RowQueue
+from giornata.scheduling.matching import FreeWorker, affinity, chosen, weights
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.scheduler import LOOKED_AT, Decision, Placed, room_for_any
+from giornata.scheduling.scheduler import LOOKED_AT, RowAssignment, SchedulingDecision, room_for_any
 
 OLD_S: Final = 60.0
 """A queue whose first job has waited for so long comes first."""
@@ -25,57 +25,57 @@ ASKED: Final = 32
 
 
 @dataclass(frozen=True)
-class Rock:
+class RockScheduler:
     """Serves the heaviest pair of queue and free worker. `queues`: by kind, where the line knows kinds; else one."""
 
     looked_at: int = LOOKED_AT
     queues: bool = True
 
-    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+    def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
         """See :class:`giornata.scheduling.scheduler.Scheduler`."""
         if not room_for_any(line, placement):
-            return Decision()
+            return SchedulingDecision()
         with placement.trial() as count:
-            if self.queues and isinstance(line, KindsLine):
+            if self.queues and isinstance(line, JobKindQueue):
                 queues = line.queues(now)
             else:
                 queues = {0: waiting} if (waiting := line.order(now)) else {}
-            made = _Matching(self, placement, count, now, queues, line)
+            made = _RockDecisionBuilder(self, placement, count, now, queues, line)
             while made.serve_one():
                 pass
-        return Decision(made.placements, wake_at=line.changes_at(now) if made.queues else None)
+        return SchedulingDecision(made.placements, wake_at=line.changes_at(now) if made.queues else None)
 
 
 @dataclass
-class _Pair:
+class _QueueMatch:
     """A queue's first rows, and the workers that have a place for them."""
 
     queue: int
     entry: QueuedRows
-    asked: Demand
-    workers: list[Free]
+    asked: JobDemand
+    workers: list[FreeWorker]
 
 
 @dataclass
-class _Matching:
+class _RockDecisionBuilder:
     """A decision in the making."""
 
-    rules: Rock
+    rules: RockScheduler
     placement: Placement
-    count: Callable[[str, str, Demand], None]
+    count: Callable[[str, str, JobDemand], None]
     now: float
     queues: dict[int, list[QueuedRows]]
     """Entries that wait, by queue; a queue without any is left out."""
-    line: Line
+    line: RowQueue
     placed: dict[tuple[Key, str], list[int]] = field(default_factory=dict)
     """Rows by entry and worker."""
     kept: dict[str, Key] = field(default_factory=dict)
     """Workers that are kept free, each for an old entry that no worker has room for."""
 
     @property
-    def placements(self) -> tuple[Placed, ...]:
+    def placements(self) -> tuple[RowAssignment, ...]:
         """What one worker gets of an entry together, in the order of the first rows."""
-        return tuple(Placed(key, worker, tuple(rows)) for (key, worker), rows in self.placed.items())
+        return tuple(RowAssignment(key, worker, tuple(rows)) for (key, worker), rows in self.placed.items())
 
     def serve_one(self) -> bool:
         """Place the first rows of one queue; False where none can be."""
@@ -96,7 +96,7 @@ class _Matching:
         return True
 
     def _yields(self, entry: QueuedRows) -> bool:
-        return isinstance(self.line, KindsLine) and self.line.yields(entry, self.now)
+        return isinstance(self.line, JobKindQueue) and self.line.yields(entry, self.now)
 
     def _let_batch_come(self, *, yields: bool) -> bool:
         """No interactive queue can be served: drop them from this decision, so that batch jobs are asked."""
@@ -104,7 +104,7 @@ class _Matching:
         self.queues = {q: entries for q, entries in self.queues.items() if self._yields(entries[0]) != yields}
         return bool(self.queues) and len(self.queues) < before and not yields
 
-    def _pair(self, queue: int, entry: QueuedRows) -> _Pair | None:
+    def _pair(self, queue: int, entry: QueuedRows) -> _QueueMatch | None:
         asked = entry.asked(self.now).piece()
         closed = [name for name, key in self.kept.items() if key != entry.key]
         known = self.placement.candidates(asked, self.rules.looked_at, closed)
@@ -116,7 +116,7 @@ class _Matching:
             return None
         wanted = {lora.digest for one in self.queues[queue][:ASKED] for lora in one.demand.adapters}
         workers = [
-            Free(
+            FreeWorker(
                 c.instance,
                 affinity(wanted, self.placement.adapters(c.instance)),
                 c.rows / c.capacity_rows,
@@ -124,9 +124,9 @@ class _Matching:
             )
             for c in able
         ]
-        return _Pair(queue, entry, asked, workers)
+        return _QueueMatch(queue, entry, asked, workers)
 
-    def _place(self, pair: _Pair, worker: str) -> None:
+    def _place(self, pair: _QueueMatch, worker: str) -> None:
         entry, entries = pair.entry, self.queues[pair.queue]
         rows = entry.rows[: pair.asked.rows]
         self.count(entry.job_id, worker, pair.asked)
@@ -139,6 +139,6 @@ class _Matching:
             del self.queues[pair.queue]
 
 
-def _heaviest(pair: _Pair) -> tuple[float, int]:
+def _heaviest(pair: _QueueMatch) -> tuple[float, int]:
     """Weight of the queue with its best worker; of equal ones the older job's."""
     return max(weights(pair.workers).values()), -pair.entry.key[1]

@@ -12,14 +12,14 @@ from itertools import islice
 from operator import itemgetter
 from typing import Final
 
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.occupancy import Occupancy, Totals
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.occupancy import WorkerOccupancy, WorkerTotals
 
 FEWER: Final = 4
 """One in so many of the workers that are looked at has the adapters: each more that has them has more to compute."""
 
 
-class _Order:
+class _SortedNames:
     """Names ordered by a number, least first, and equal ones by name."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class _Order:
         return self._values[name], name
 
 
-class _Holders:
+class _HolderIndex:
     """Which workers have what."""
 
     def __init__(self) -> None:
@@ -85,22 +85,22 @@ class _Holders:
                 self._names.setdefault(key, set()).add(name)
 
 
-class Roster:
+class WorkerIndex:
     """Keeps workers in order while they change; `sum_up` sums up a worker that has changed."""
 
-    def __init__(self, sum_up: Callable[[Occupancy], Totals]) -> None:
+    def __init__(self, sum_up: Callable[[WorkerOccupancy], WorkerTotals]) -> None:
         self._sum_up = sum_up
-        self._members: dict[str, Occupancy] = {}
+        self._members: dict[str, WorkerOccupancy] = {}
         self._changed: dict[str, None] = {}
         """Workers that have to be summed up, in the order in which they changed."""
-        self._work, self._crowding = _Order(), _Order()
-        self._templates, self._adapters, self._on_device = _Holders(), _Holders(), _Holders()
+        self._work, self._crowding = _SortedNames(), _SortedNames()
+        self._templates, self._adapters, self._on_device = _HolderIndex(), _HolderIndex(), _HolderIndex()
         """Who has which templates, which adapters in any tier, and which adapters on the device."""
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def put(self, worker: Occupancy) -> None:
+    def put(self, worker: WorkerOccupancy) -> None:
         """Take in a worker, instead of what was known of it before."""
         before = self._members.get(worker.name)
         self._members[worker.name] = worker
@@ -127,11 +127,11 @@ class Roster:
         if name in self._members:
             self._changed[name] = None
 
-    def all(self, excluded: Collection[str] = ()) -> list[Occupancy]:
+    def all(self, excluded: Collection[str] = ()) -> list[WorkerOccupancy]:
         """All workers but the excluded ones, least to compute first."""
         return [self._members[name] for name in self._ordered(excluded)]
 
-    def sample(self, count: int) -> list[tuple[Occupancy, float]]:
+    def sample(self, count: int) -> list[tuple[WorkerOccupancy, float]]:
         """About `count` workers evenly spread over the order, each with how many workers it stands for.
 
         The order is that of the last time it was needed; only these workers are summed up.
@@ -144,11 +144,11 @@ class Roster:
                 self._place(name)
         return [(self._members[name], len(self._members) / len(names)) for name in names]
 
-    def least(self, count: int, excluded: Collection[str] = ()) -> list[Occupancy]:
+    def least(self, count: int, excluded: Collection[str] = ()) -> list[WorkerOccupancy]:
         """The `count` workers with least to compute."""
         return [self._members[name] for name in islice(self._ordered(excluded), count)]
 
-    def fitting(self, demand: Demand, count: int, excluded: Collection[str] = ()) -> list[Occupancy]:
+    def fitting(self, demand: JobDemand, count: int, excluded: Collection[str] = ()) -> list[WorkerOccupancy]:
         """The `count` workers with least to compute, and those with least to compute that have what `demand` needs.
 
         So many have its template, and one in :data:`FEWER` its adapters on the device, as many in any tier.
@@ -170,7 +170,7 @@ class Roster:
         self._settle()
         return sorted((name for name in having if name not in excluded), key=self._work.of)[:count]
 
-    def has_room(self, demand: Demand, excluded: Collection[str] = ()) -> bool:
+    def has_room(self, demand: JobDemand, excluded: Collection[str] = ()) -> bool:
         """Whether a worker could take `demand` now; workers that have changed are summed up until one can."""
         for name in self._crowding:
             if name not in excluded and name not in self._changed:
@@ -183,7 +183,7 @@ class Roster:
                 return True
         return False
 
-    def _fits(self, name: str, demand: Demand) -> bool:
+    def _fits(self, name: str, demand: JobDemand) -> bool:
         worker = self._members[name]
         totals = worker.totals or self._sum_up(worker)
         return demand.fits(totals.rows, totals.places)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
-from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.fair_line import FairLine
-from giornata.scheduling.line import LOOK_S, Claim, Key, Line, QueuedRows
+from giornata.scheduling.demand import JobDemand, RowShape
+from giornata.scheduling.fair_line import FairQueue
+from giornata.scheduling.line import LOOK_S, Key, QueuedRows, RowQueue, SchedulingParams
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import Candidate, Policy
+from giornata.scheduling.policies import CandidateWorker, Policy
 
 LOOKED_AT: Final = 16
 """How many of many workers a policy is asked about: so many with least to compute, and as many with the template."""
@@ -34,7 +34,7 @@ ROW: Final = RowShape(text=0, image=1, computed=1, steps=1)
 """The least that a job asks for."""
 
 
-class Placed(NamedTuple):
+class RowAssignment(NamedTuple):
     """Rows that one worker gets together, as one attempt."""
 
     key: Key
@@ -45,28 +45,28 @@ class Placed(NamedTuple):
     """The job that came before them and has to wait, since no worker has room for it."""
 
 
-class Likely(NamedTuple):
+class PrefetchRequest(NamedTuple):
     """A load that should begin, for rows that wait."""
 
     key: Key
     """Where they wait in the line."""
     worker: str
     """That probably gets them."""
-    demand: Demand
+    demand: JobDemand
     """What it should load for: those of the rows that it gets together."""
 
 
-class Decision(NamedTuple):
+class SchedulingDecision(NamedTuple):
     """What happens now. The caller applies it, in this order, before it asks again."""
 
-    placements: tuple[Placed, ...] = ()
+    placements: tuple[RowAssignment, ...] = ()
     preemptions: tuple[Attempt, ...] = ()
     """Attempts that their workers drop: the rows join the line again, and no failure is counted. An attempt whose rows
     were not sent yet stays in the placement.
     """
-    loads: tuple[Likely, ...] = ()
+    loads: tuple[PrefetchRequest, ...] = ()
     """Loads that should begin now and were not told before: none twice for one entry and worker. The caller tells the
-    worker, and counts each by :meth:`Placement.fetch` and :meth:`Line.tell`."""
+    worker, and counts each by :meth:`Placement.fetch` and :meth:`RowQueue.tell`."""
     wake_at: float | None = None
     """When to ask again though nothing has happened, in seconds, after `now`; None: only when something has."""
 
@@ -74,20 +74,20 @@ class Decision(NamedTuple):
 class Scheduler(Protocol):
     """Chooses which waiting rows go to which workers."""
 
-    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+    def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
         """What happens at `now`, on the clock by which `line` and `placement` are fed.
 
-        Both stay as they are, but for when the line's likely workers were looked at (:meth:`Line.looked`).
+        Both stay as they are, but for when the line's likely workers were looked at (:meth:`RowQueue.looked`).
         """
 
 
-def likely(scheduler: Scheduler, placement: Placement, demand: Demand, now: float) -> str | None:
+def likely(scheduler: Scheduler, placement: Placement, demand: JobDemand, now: float) -> str | None:
     """The worker that the first piece of `demand` would get now if no job came before it.
 
     Where none has room, the one that will be empty first; for a job with adapters, the one that should begin its loads.
     """
-    alone = FairLine()
-    alone.join("", demand.piece(), Claim(), now)
+    alone = FairQueue()
+    alone.join("", demand.piece(), SchedulingParams(), now)
     decided = scheduler.decide(alone, placement, now)
     if decided.placements:
         return decided.placements[0].worker
@@ -96,13 +96,13 @@ def likely(scheduler: Scheduler, placement: Placement, demand: Demand, now: floa
     return placement.soonest(demand)
 
 
-def room_for_any(line: Line, placement: Placement) -> bool:
+def room_for_any(line: RowQueue, placement: Placement) -> bool:
     """Whether some worker could take a row of a model that jobs wait for."""
-    return any(placement.has_room(Demand(*model, (ROW,))) for model in line.models)
+    return any(placement.has_room(JobDemand(*model, (ROW,))) for model in line.models)
 
 
 @dataclass(frozen=True)
-class InTurn:
+class QueueOrderScheduler:
     """Serves jobs in the order of the line.
 
     A job that no worker has room for, since its rows are to stay together or want a worker for themselves, lets later
@@ -121,18 +121,18 @@ class InTurn:
     loads_ahead: bool = True
     """Whether likely workers load while rows wait; not in baselines, which load when they get them."""
 
-    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+    def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
         """See :class:`Scheduler`."""
         looks_at = line.looks_at if self.loads_ahead else None
         looks = looks_at is not None and looks_at <= now
         has_room = room_for_any(line, placement)
         if not (has_room or looks):
-            return Decision(
+            return SchedulingDecision(
                 wake_at=looks_at
             )  # nearly every message of a worker ends here while many jobs wait
-        loads: tuple[Likely, ...] = ()
+        loads: tuple[PrefetchRequest, ...] = ()
         with placement.trial() as count:
-            made = _Deciding(self, placement, count, now, len(line.models))
+            made = _DecisionBuilder(self, placement, count, now, len(line.models))
             entries = line.order(now)
             for entry in entries if has_room else ():
                 if not made.serve(entry):
@@ -143,25 +143,25 @@ class InTurn:
                 looks_at = now + LOOK_S
         changes_at = line.changes_at(now) if made.choosy or made.excluded else None
         wake_at = min((at for at in (changes_at, looks_at) if at is not None), default=None)
-        return Decision(tuple(made.placed), loads=loads, wake_at=wake_at)
+        return SchedulingDecision(tuple(made.placed), loads=loads, wake_at=wake_at)
 
 
 @dataclass
-class _Deciding:
+class _DecisionBuilder:
     """A decision in the making."""
 
-    rules: InTurn
+    rules: QueueOrderScheduler
     placement: Placement
-    count: Callable[[str, str, Demand], None]
+    count: Callable[[str, str, JobDemand], None]
     now: float
     models: int
     """That jobs wait for."""
-    placed: list[Placed] = field(default_factory=list)
+    placed: list[RowAssignment] = field(default_factory=list)
     choosy: Counter[str] = field(default_factory=Counter)
     """Jobs of each model that wait although there is room; a model with :data:`MAX_CHOOSY` is asked no more."""
     excluded: set[str] = field(default_factory=set)
     """Workers that are kept free."""
-    reserved: dict[Key, Candidate] = field(default_factory=dict)
+    reserved: dict[Key, CandidateWorker] = field(default_factory=dict)
     """The full workers that jobs with adapters wait for although others have room; later jobs count them there."""
     left: dict[str, Key] = field(default_factory=dict)
     """The first job of each model that finds no room, though there may be room for a row."""
@@ -191,10 +191,12 @@ class _Deciding:
             if len(rows) == len(rest.rows):
                 break
             rest = rest.without(rows)
-        self.placed += (Placed(entry.key, worker, tuple(rows), passes) for worker, rows in given.items())
+        self.placed += (
+            RowAssignment(entry.key, worker, tuple(rows), passes) for worker, rows in given.items()
+        )
         return goes_on
 
-    def foresee(self, entries: Sequence[QueuedRows]) -> Iterator[Likely]:
+    def foresee(self, entries: Sequence[QueuedRows]) -> Iterator[PrefetchRequest]:
         """Loads that should begin for those of `entries`, in the order of their turns, that wait for workers."""
         given = defaultdict[Key, list[int]](list)
         for placed in self.placed:
@@ -213,15 +215,15 @@ class _Deciding:
                 continue
             near = best.load_ms and best.prediction().begin_ms <= AHEAD_S * 1e3
             if near and best.instance not in entry.told:
-                yield Likely(entry.key, best.instance, asked)
+                yield PrefetchRequest(entry.key, best.instance, asked)
             if entry.key not in self.reserved:
                 self.count(entry.job_id, best.instance, rest)
 
-    def _wanted(self, candidates: Sequence[Candidate], asked: Demand) -> Candidate | None:
+    def _wanted(self, candidates: Sequence[CandidateWorker], asked: JobDemand) -> CandidateWorker | None:
         """The best worker, whether it has room now or not."""
         return self.rules.policy([c._replace(capacity_rows=ANY) for c in candidates], asked)
 
-    def _wait(self, entry: QueuedRows, asked: Demand, candidates: Sequence[Candidate]) -> bool:
+    def _wait(self, entry: QueuedRows, asked: JobDemand, candidates: Sequence[CandidateWorker]) -> bool:
         """Let `entry` wait; False when no other job is to be asked.
 
         Where it waits for a worker that holds its adapters, later jobs count it there: else each of many would wait for
@@ -242,6 +244,6 @@ class _Deciding:
         return True
 
 
-def _kind(demand: Demand) -> tuple[str, frozenset[str]]:
+def _kind(demand: JobDemand) -> tuple[str, frozenset[str]]:
     """What tells the workers that can compute `demand`: its model and its ControlNets."""
     return demand.model_digest, frozenset(net.digest for net in demand.controls)

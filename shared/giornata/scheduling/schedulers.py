@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Final
 
 from giornata.scheduling.policies import LOAD_WEIGHT, PolicyName, policy_of
-from giornata.scheduling.rock import Rock
-from giornata.scheduling.scheduler import InTurn, Scheduler
+from giornata.scheduling.rock import RockScheduler
+from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler
 
 LOADING_AHEAD: Final = frozenset({PolicyName.FINISH_TIME, PolicyName.DEADLINE_AWARE})
 """Policies that know what loads cost, and begin them while jobs wait."""
@@ -17,8 +17,8 @@ LOADING_AHEAD: Final = frozenset({PolicyName.FINISH_TIME, PolicyName.DEADLINE_AW
 def scheduler_of(name: PolicyName, load_weight: float = LOAD_WEIGHT) -> Scheduler:
     """The scheduler of this name; see :func:`giornata.scheduling.policies.policy_of`."""
     if name is PolicyName.ROCK:
-        return Rock()
-    return InTurn(policy_of(name, load_weight), loads_ahead=name in LOADING_AHEAD)
+        return RockScheduler()
+    return QueueOrderScheduler(policy_of(name, load_weight), loads_ahead=name in LOADING_AHEAD)
 
 
 SCHEDULERS: Final[Mapping[PolicyName, Scheduler]] = MappingProxyType(

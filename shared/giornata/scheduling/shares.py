@@ -23,7 +23,7 @@ VOID: Final = 64
 """So many void entries may there be beside as many as are needed."""
 
 
-class _Place(NamedTuple, Generic[F]):
+class _StartTag(NamedTuple, Generic[F]):
     """Where the next work of a flow begins."""
 
     tag: float
@@ -37,12 +37,12 @@ class FairShares(Generic[F]):
 
     def __init__(self) -> None:
         self._virtual = 0.0
-        self._places: dict[F, _Place[F]] = {}
+        self._places: dict[F, _StartTag[F]] = {}
         self._waiting: dict[F, tuple[int, float]] = {}
         """How many jobs of a flow wait, and its weight."""
         self._weights = 0.0
         """Their sum."""
-        self._heap: list[_Place[F]] = []
+        self._heap: list[_StartTag[F]] = []
         """Places of flows that wait, and void ones."""
         self._tickets = count()
         self._most = VOID
@@ -88,7 +88,7 @@ class FairShares(Generic[F]):
         self._stand(flow, self.tag(flow) + work / self._waiting[flow][1])
 
     def _stand(self, flow: F, tag: float) -> None:
-        place = self._places[flow] = _Place(tag, next(self._tickets), flow)
+        place = self._places[flow] = _StartTag(tag, next(self._tickets), flow)
         heappush(self._heap, place)
         if len(self) > self._most:
             known = self._places.items()

@@ -14,7 +14,7 @@ NEARLY: Final = 1.25
 """A slack that is off by less than this factor is left as it is."""
 
 
-class Slacks:
+class ModelSlack:
     """The slack of each model's workers.
 
     It is `most` while no rows of the model wait, half of it where half as many wait as its workers have places, and

@@ -33,7 +33,7 @@ APART: Final = 1e-3
 """Least variation of amounts, squared, for which a line is drawn through them."""
 
 
-class LineTime:
+class LinearTimeModel:
     """Time that an amount takes, with a part that every amount takes: least squares with forgetting.
 
     Neither part is negative. Before the first observation it takes `unit_ms` for each unit; where all amounts were

@@ -65,7 +65,7 @@ class QueuedJob:
         return self.tenant, self.priority
 
 
-class Turn(NamedTuple):
+class NextJob(NamedTuple):
     """The job that comes next."""
 
     job: QueuedJob
@@ -73,7 +73,7 @@ class Turn(NamedTuple):
     """It is a batch job that has not aged: it comes after all interactive ones."""
 
 
-class _Flows:
+class _FlowQueue:
     """Jobs of one class, by flow; the flow with the least start tag comes next."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class _Flows:
         return found
 
 
-class _Alarms:
+class _JobTimers:
     """Times of jobs, the earliest first; of equal ones that which was set first."""
 
     def __init__(self) -> None:
@@ -150,14 +150,14 @@ class _Alarms:
                 yield job_id
 
 
-class Waiting:
+class JobQueue:
     """Every queued job that is not carried yet."""
 
     def __init__(self, ageing_s: float = AGEING_S) -> None:
         self._ageing_s = ageing_s
-        self._interactive, self._batch = _Flows(), _Flows()
-        self._jobs: dict[str, tuple[QueuedJob, _Flows]] = {}
-        self._ages, self._ends = _Alarms(), _Alarms()
+        self._interactive, self._batch = _FlowQueue(), _FlowQueue()
+        self._jobs: dict[str, tuple[QueuedJob, _FlowQueue]] = {}
+        self._ages, self._ends = _JobTimers(), _JobTimers()
         """When batch jobs age, and when budgets end."""
         self._rows = self._steps = 0
 
@@ -196,7 +196,7 @@ class Waiting:
         self._forget(job)
         return job
 
-    def next(self, now: float) -> Turn | None:
+    def next(self, now: float) -> NextJob | None:
         """The job that comes next, which stays until it is served; None where none waits."""
         for job_id in self._ages.due(now):
             job, _ = self._jobs[job_id]
@@ -205,11 +205,11 @@ class Waiting:
             self._jobs[job_id] = job, self._interactive
         first = self._interactive.first()
         if first is not None:
-            return Turn(first, yields=False)
+            return NextJob(first, yields=False)
         first = self._batch.first()
-        return None if first is None else Turn(first, yields=True)
+        return None if first is None else NextJob(first, yields=True)
 
-    def serve(self, turn: Turn) -> None:
+    def serve(self, turn: NextJob) -> None:
         """Take out the job that :meth:`next` has just returned."""
         self._jobs[turn.job.job_id][1].serve(turn.job)
         self._forget(turn.job)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from giornata.scheduling.waiting import QueuedJob, Turn
+from giornata.scheduling.waiting import NextJob, QueuedJob
 from giornata.wire.jobs import Priority
 
 
-class Window:
+class InFlightJobWindow:
     """Rows of carried jobs, from the beginning of their inspection to their end.
 
     Twice what ready workers hold at once: while a worker computes its rows, as many others are inspected, encoded or
@@ -32,12 +32,12 @@ class Window:
         """Follow the fleet: ready workers hold so many rows at once."""
         self._capacity_rows = capacity_rows
 
-    def has_room(self, turn: Turn) -> bool:
+    def has_room(self, turn: NextJob) -> bool:
         """Whether the job may be carried now."""
         used = self._used[False] + (self._used[True] if turn.yields else 0)
         return used < self.rows or self.within_share(turn.job)
 
-    def begin(self, turn: Turn) -> None:
+    def begin(self, turn: NextJob) -> None:
         """The job is carried from now on."""
         self._jobs[turn.job.job_id] = turn.job, turn.yields
         self._used[turn.yields] += turn.job.rows

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from giornata.scheduling.line import AGEING_S, Claim, Line, QueuedRows
+from giornata.scheduling.line import AGEING_S, QueuedRows, RowQueue, SchedulingParams
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
-from giornata.shares import Holding, SharedPool
+from giornata.shares import SharedPool, TenantAllocation
 from giornata.wire.jobs import Priority
 
 SOON_MS: Final = 1000.0
@@ -18,7 +18,7 @@ SOON_MS: Final = 1000.0
 
 
 def giving_way(
-    line: Line, placement: Placement, claims: Mapping[Attempt, Claim], now: float
+    line: RowQueue, placement: Placement, claims: Mapping[Attempt, SchedulingParams], now: float
 ) -> Attempt | None:
     """An attempt that should go back to the line, since a tenant with fewer rows at the model's workers finds no room.
 
@@ -47,8 +47,10 @@ def giving_way(
         for key, rows in here.items():
             other = claims[key]
             may_go = partial(bool, urgent or other.priority is Priority.BATCH)
-            pool.take(Holding(other.tenant, other.weight, may_go, partial(gone.append, key)), rows, now)
-        pool.take(Holding(tenant, own.weight), asked.rows, now)
+            pool.take(
+                TenantAllocation(other.tenant, other.weight, may_go, partial(gone.append, key)), rows, now
+            )
+        pool.take(TenantAllocation(tenant, own.weight), asked.rows, now)
         if gone:
             return gone[0]
     return None

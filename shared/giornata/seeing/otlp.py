@@ -21,8 +21,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from giornata import __version__
-from giornata.seeing.spans import NO_SPAN, NO_STEPS, STEPS, TRACEPARENT, Headers, Span, Steps
-from giornata.seeing.told import Kind, Told, attribute
+from giornata.seeing.spans import NO_SPAN, NO_STEPS, STEPS, TRACEPARENT, Headers, Span, StepSpans
+from giornata.seeing.told import SpanAttributes, TraceSpanKind, attribute
 from giornata.wire.errors import GiornataError
 
 PATH: Final = "/v1/traces"
@@ -33,10 +33,10 @@ EXPORT_S: Final = 5.0
 log = structlog.get_logger(__name__)
 
 _KINDS: Final = {
-    Kind.INSIDE: SpanKind.INTERNAL,
-    Kind.ASKS: SpanKind.CLIENT,
-    Kind.ANSWERS: SpanKind.SERVER,
-    Kind.TAKES: SpanKind.CONSUMER,
+    TraceSpanKind.INSIDE: SpanKind.INTERNAL,
+    TraceSpanKind.ASKS: SpanKind.CLIENT,
+    TraceSpanKind.ANSWERS: SpanKind.SERVER,
+    TraceSpanKind.TAKES: SpanKind.CONSUMER,
 }
 _W3C: Final = TraceContextTextMapPropagator()
 
@@ -47,7 +47,7 @@ def sending(service: str, instance: str, url: str, share: float) -> OtlpTracer:
     `share` of the traces that begin here are told; a trace that came with a ``traceparent`` is told as that says.
     """
     library = logging.getLogger("opentelemetry")
-    library.addHandler(_Told(logging.WARNING))
+    library.addHandler(_OpenTelemetryLogHandler(logging.WARNING))
     library.propagate = False  # or each line is told twice
     logging.getLogger("opentelemetry.trace.span").setLevel(
         logging.ERROR
@@ -73,13 +73,13 @@ class OtlpTracer:
     def span(
         self,
         name: str,
-        kind: Kind,
+        kind: TraceSpanKind,
         *,
         root: bool,
         parent: Headers | None,
         links: Iterable[str],
         began_ago_s: float,
-        told: Told,
+        told: SpanAttributes,
     ) -> Span:
         """See :func:`giornata.seeing.spans.span`."""
         within = contexts.get_current() if parent is None else _extracted(parent)
@@ -93,7 +93,7 @@ class OtlpTracer:
             links=[trace.Link(_spoken_of(link)) for link in links if link],
             start_time=_ago_ns(began_ago_s),
         )
-        return _Span(self._tracer, made, within, kind)
+        return _OtlpSpan(self._tracer, made, within, kind)
 
     def headers(self) -> dict[str, str] | None:
         """See :func:`giornata.seeing.spans.headers`."""
@@ -107,7 +107,7 @@ class OtlpTracer:
         self._provider.shutdown()
 
 
-class _Told(logging.Handler):
+class _OpenTelemetryLogHandler(logging.Handler):
     """What the SDK and the exporter say, as lines of this process's log."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -123,8 +123,8 @@ def add_ids(_logger: object, _method: str, event: MutableMapping[str, Any]) -> M
     return event
 
 
-class _Span(Span):
-    def __init__(self, tracer: trace.Tracer, made: trace.Span, within: Context, kind: Kind) -> None:
+class _OtlpSpan(Span):
+    def __init__(self, tracer: trace.Tracer, made: trace.Span, within: Context, kind: TraceSpanKind) -> None:
         self._tracer, self._made, self._kind = tracer, made, kind
         self._context = trace.set_span_in_context(made, within)
         self._failed = False
@@ -139,10 +139,10 @@ class _Span(Span):
             self._told_of(error)
         self._made.end()
 
-    def note(self, **told: Unpack[Told]) -> None:
+    def note(self, **told: Unpack[SpanAttributes]) -> None:
         self._made.set_attributes(_attributes(told))
 
-    def event(self, name: str, **told: Unpack[Told]) -> None:
+    def event(self, name: str, **told: Unpack[SpanAttributes]) -> None:
         self._made.add_event(name, _attributes(told))
 
     def fail(self, code: str) -> None:
@@ -155,15 +155,15 @@ class _Span(Span):
         _W3C.inject(carrier, self._context)
         return carrier.get(TRACEPARENT)
 
-    def steps(self) -> Steps:
-        return _Steps(self._tracer, self._context) if self._made.is_recording() else NO_STEPS
+    def steps(self) -> StepSpans:
+        return _OtlpStepSpans(self._tracer, self._context) if self._made.is_recording() else NO_STEPS
 
     def _told_of(self, error: BaseException) -> None:
         code = type(error).__name__
         if isinstance(error, GiornataError):
             code = error.code
             if (
-                self._kind is Kind.ANSWERS and error.status < 500
+                self._kind is TraceSpanKind.ANSWERS and error.status < 500
             ):  # what was asked was wrong, not what answers
                 self.note(code=code)
                 return
@@ -172,12 +172,12 @@ class _Span(Span):
         self.fail(code)
 
 
-class _Steps(Steps):
+class _OtlpStepSpans(StepSpans):
     def __init__(self, tracer: trace.Tracer, within: Context) -> None:
         self._tracer, self._within, self._count = tracer, within, 0
         self._rest_ns: tuple[int, int] | None = None
 
-    def add(self, began_ago_s: float, ended_ago_s: float, **told: Unpack[Told]) -> None:
+    def add(self, began_ago_s: float, ended_ago_s: float, **told: Unpack[SpanAttributes]) -> None:
         self._count += 1
         began_ns, ended_ns = _ago_ns(began_ago_s), _ago_ns(ended_ago_s)
         if self._count <= STEPS:
@@ -190,13 +190,13 @@ class _Steps(Steps):
             self._tell("steps", *self._rest_ns, {"steps": self._count - STEPS})
             self._rest_ns = None
 
-    def _tell(self, name: str, began_ns: int, ended_ns: int, told: Told) -> None:
+    def _tell(self, name: str, began_ns: int, ended_ns: int, told: SpanAttributes) -> None:
         self._tracer.start_span(name, self._within, attributes=_attributes(told), start_time=began_ns).end(
             ended_ns
         )
 
 
-def _attributes(told: Told) -> dict[str, Any]:
+def _attributes(told: SpanAttributes) -> dict[str, Any]:
     return {attribute(name): value for name, value in told.items()}
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol, Self, Unpack
 
-from giornata.seeing.told import Kind, Told
+from giornata.seeing.told import SpanAttributes, TraceSpanKind
 
 TRACEPARENT: Final = "traceparent"
 """The header of W3C Trace Context."""
@@ -22,10 +22,10 @@ STEPS: Final = 100
 Headers = Mapping[str, str]
 
 
-class Steps:
+class StepSpans:
     """Steps of one attempt. This class tells nothing."""
 
-    def add(self, began_ago_s: float, ended_ago_s: float, **told: Unpack[Told]) -> None:
+    def add(self, began_ago_s: float, ended_ago_s: float, **told: Unpack[SpanAttributes]) -> None:
         """A step that has ended."""
 
     def close(self) -> None:
@@ -41,10 +41,10 @@ class Span:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """End the span. An error that passes is told by its code, never by its text."""
 
-    def note(self, **told: Unpack[Told]) -> None:
+    def note(self, **told: Unpack[SpanAttributes]) -> None:
         """Add attributes."""
 
-    def event(self, name: str, **told: Unpack[Told]) -> None:
+    def event(self, name: str, **told: Unpack[SpanAttributes]) -> None:
         """What happened within, now."""
 
     def fail(self, code: str) -> None:
@@ -55,12 +55,12 @@ class Span:
         """How others may link to the span; None where nothing is told."""
         return None
 
-    def steps(self) -> Steps:
+    def steps(self) -> StepSpans:
         """Takes in the steps that are computed within."""
         return NO_STEPS
 
 
-NO_STEPS: Final = Steps()
+NO_STEPS: Final = StepSpans()
 NO_SPAN: Final = Span()
 
 
@@ -70,13 +70,13 @@ class Tracer(Protocol):
     def span(
         self,
         name: str,
-        kind: Kind,
+        kind: TraceSpanKind,
         *,
         root: bool,
         parent: Headers | None,
         links: Iterable[str],
         began_ago_s: float,
-        told: Told,
+        told: SpanAttributes,
     ) -> Span:
         """See :func:`span`."""
 
@@ -104,13 +104,13 @@ def on() -> bool:
 
 def span(
     name: str,
-    kind: Kind = Kind.INSIDE,
+    kind: TraceSpanKind = TraceSpanKind.INSIDE,
     *,
     root: bool = False,
     parent: Headers | None = None,
     links: Iterable[str] = (),
     began_ago_s: float = 0.0,
-    **told: Unpack[Told],
+    **told: Unpack[SpanAttributes],
 ) -> Span:
     """What is done inside, below the present span.
 
@@ -122,7 +122,7 @@ def span(
     return _tracer.span(name, kind, root=root, parent=parent, links=links, began_ago_s=began_ago_s, told=told)
 
 
-def past(name: str, began_ago_s: float, **told: Unpack[Told]) -> None:
+def past(name: str, began_ago_s: float, **told: Unpack[SpanAttributes]) -> None:
     """A span that ends now, and had begun before it was known."""
     if _tracer is not None:
         with span(name, began_ago_s=began_ago_s, **told):

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final, TypedDict
 
 
-class Told(TypedDict, total=False):
+class SpanAttributes(TypedDict, total=False):
     """Attributes by name. A span tells these and nothing else: text of users has no name here."""
 
     job: str
@@ -72,7 +72,7 @@ def attribute(name: str) -> str:
     return NAMES.get(name, f"giornata.{name}")
 
 
-class Kind(StrEnum):
+class TraceSpanKind(StrEnum):
     """Which side of a message a span is on."""
 
     INSIDE = "internal"

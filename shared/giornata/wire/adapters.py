@@ -13,7 +13,7 @@ from typing import Annotated, Final, Self, TypeVar
 from pydantic import Field, StringConstraints, model_validator
 
 from giornata.wire.errors import InvalidField
-from giornata.wire.values import Recorded, Wire
+from giornata.wire.values import RecordModel, WireModel
 
 MAX_LORAS: Final = 4
 MAX_CONTROLNETS: Final = 3
@@ -58,7 +58,7 @@ class ControlInput(StrEnum):
     ControlNets of SD3 that inpaint."""
 
 
-class AskedLora(Recorded):
+class AskedLora(RecordModel):
     """A LoRA of a request."""
 
     id: Annotated[str, StringConstraints(pattern=r"^lora_[0-9a-f]{32}$")] = Field(
@@ -73,7 +73,7 @@ class AskedLora(Recorded):
     )
 
 
-class AskedControl(Recorded):
+class AskedControl(RecordModel):
     """A ControlNet of a request."""
 
     model: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$")] = Field(
@@ -122,7 +122,7 @@ def joined_at(share: float, asked: Mapping[str, object]) -> float:
     return share
 
 
-class LoraUse(Recorded):
+class LoraUse(RecordModel):
     """A LoRA that a job uses, as its record was when the job was accepted."""
 
     lora_id: str
@@ -137,7 +137,7 @@ class LoraUse(Recorded):
     text_modules: int = 0
     """Modules of text encoders that it changes: prepost applies them."""
     weights: int = 0
-    """In the factors of the denoising network's modules, as :attr:`giornata.wire.loras.Canonical.weights` tells."""
+    """In the factors of the denoising network's modules, as :attr:`giornata.wire.loras.CanonicalLora.weights` tells."""
     scale: float = 1.0
     joins_within: float = 0.0
     """Share of the steps that a row may make before its files are loaded; 0: it waits. Above 0 of jobs with
@@ -145,7 +145,7 @@ class LoraUse(Recorded):
     whose rows make all of them without it."""
 
 
-class ControlUse(Recorded):
+class ControlUse(RecordModel):
     """A ControlNet that a job uses."""
 
     model: str
@@ -171,7 +171,7 @@ class ControlKind(StrEnum):
     """`ControlNetModel`: Stable Diffusion 1 and 2, SDXL."""
 
 
-class ControlWork(Wire):
+class ControlWork(WireModel):
     """What a ControlNet computes of one sequence of a row in one step: multiplications."""
 
     sequence: float = 0.0
@@ -188,7 +188,7 @@ class ControlWork(Wire):
     """Whether it is computed for one sequence, and the others of the row have its samples, too."""
 
 
-class ControlCard(Wire):
+class ControlCard(WireModel):
     """A ControlNet that an instance has loaded."""
 
     name: str

@@ -10,23 +10,23 @@ from typing import Final
 
 from pydantic import Field
 
-from giornata.wire.values import Mode, Wire
+from giornata.wire.values import BlockMode, WireModel
 
 BORDER: Final = "border"
 """The part of a convolution: its input's cells at the borders of tokens, which their neighbours read."""
 MOMENTS: Final = "moments"
 """The part of a group norm: mean and sum of squared differences of each token's groups; never quantised."""
-PARTS: Final[Mapping[Mode, tuple[str, ...]]] = {
-    Mode.FULL: (),
-    Mode.HIDDEN: ("hidden",),
-    Mode.KV: ("key", "value", BORDER, MOMENTS),
+PARTS: Final[Mapping[BlockMode, tuple[str, ...]]] = {
+    BlockMode.FULL: (),
+    BlockMode.HIDDEN: ("hidden",),
+    BlockMode.KV: ("key", "value", BORDER, MOMENTS),
 }
 """What a block in each mode takes from a recording, as far as a block of its kind has it."""
 EXACT_BITS: Final = 32
 """Least bits of a value that is never quantised: it is kept as it was computed."""
 
 
-class BlockSpec(Wire):
+class BlockSpec(WireModel):
     """A block, or `count` equal ones. What it counts is of one block and one sequence.
 
     Operations are multiplications; every one of them is followed by an addition.
@@ -59,11 +59,11 @@ class BlockSpec(Wire):
     together: bool = False
     """Whether all such blocks of a network take from a recording, or none: a UNet's, which know no outside cells."""
 
-    def channels(self, modes: Iterable[Mode]) -> int:
+    def channels(self, modes: Iterable[BlockMode]) -> int:
         """Channels a cell of all that a recording for these modes keeps of one block."""
         return sum(self.parts.get(part, 0) for mode in modes for part in PARTS[mode])
 
-    def cell_bits(self, modes: Iterable[Mode], bits: int) -> int:
+    def cell_bits(self, modes: Iterable[BlockMode], bits: int) -> int:
         """Bits a cell of what :meth:`channels` counts, in so many `bits` a value; :data:`MOMENTS` stay exact."""
         kept = [part for mode in modes for part in PARTS[mode]]
         exact = max(bits, EXACT_BITS)

@@ -1,7 +1,7 @@
 """Messages as bytes: msgpack maps with string keys and a schema number.
 
 A reader accepts its own schema number and the one before, and names missing fields. It ignores unknown fields of
-messages, and keeps those of records (:class:`giornata.wire.values.Recorded`).
+messages, and keeps those of records (:class:`giornata.wire.values.RecordModel`).
 Golden bytes in ``tests/contract`` pin the encoding.
 """
 

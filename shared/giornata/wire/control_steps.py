@@ -4,8 +4,9 @@ The denoiser owns the memory: it tells the place of every tensor in a slab of it
 Frames are four bytes of length and a message; over TCP a tensor's bytes follow its message.
 
 ======================  ==========================================================================================
-denoiser → instance     :class:`OpenLink`, once; :class:`AskStep`, followed by the latents; :class:`CancelStep`
-instance → denoiser     :class:`LinkOpened`, once; :class:`SampleCame`, followed by the sample; :class:`StepFailed`;
+denoiser → instance     :class:`OpenLink`, once; :class:`ResidualsRequest`, followed by the latents; :class:`CancelStep`
+instance → denoiser     :class:`LinkOpened`, once; :class:`ResidualReady`, followed by the sample;
+:class:`ControlNetStepFailed`;
                         :class:`StepCancelled`
 ======================  ==========================================================================================
 """
@@ -20,7 +21,7 @@ from typing import Annotated, Final, Literal, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from giornata.wire.controlnets import DataPath
-from giornata.wire.values import Wire
+from giornata.wire.values import WireModel
 
 MAX_SLAB_BYTES: Final = 1 << 36
 MAX_SAMPLES: Final = 256
@@ -48,7 +49,7 @@ class Dtype(StrEnum):
         return 4 if self is Dtype.FLOAT32 else 2
 
 
-class DeviceMemory(Wire):
+class DeviceMemory(WireModel):
     """Device memory that another process opens: what torch tells of a shared CUDA storage, value by value."""
 
     device: str = Field(max_length=64)
@@ -62,31 +63,31 @@ class DeviceMemory(Wire):
     event_sync: bool
 
 
-class Said(Wire):
+class LinkMessage(WireModel):
     """A message of either side."""
 
     kind: str
 
 
-class OpenLink(Said):
+class OpenLink(LinkMessage):
     """The first message. Over a Unix socket, the descriptor of shared memory comes with its first byte."""
 
     kind: Literal["open"] = "open"
     token: str = Field(repr=False, max_length=256)
-    """The secret of :class:`giornata.wire.controlnets.Opened`."""
+    """The secret of :class:`giornata.wire.controlnets.OpenControlReply`."""
     path: DataPath
     slab_bytes: int = Field(ge=1, le=MAX_SLAB_BYTES)
     memory: DeviceMemory | None = None
     """The slab's device memory with `DataPath.CUDA`; None with other paths."""
 
 
-class LinkOpened(Said):
+class LinkOpened(LinkMessage):
     """The instance admits the denoiser, and has its slab."""
 
     kind: Literal["opened"] = "opened"
 
 
-class AskStep(Said):
+class ResidualsRequest(LinkMessage):
     """Compute the samples of a row's step.
 
     The columns tell the place and shape of the latents first, then those of each sample.
@@ -134,14 +135,14 @@ class AskStep(Said):
         return apart and sum(places[-1]) <= slab_bytes
 
 
-class CancelStep(Said):
+class CancelStep(LinkMessage):
     """The step is not wanted any more. Answered by :class:`StepCancelled` in any case."""
 
     kind: Literal["cancel"] = "cancel"
     number: Number
 
 
-class SampleCame(Said):
+class ResidualReady(LinkMessage):
     """A sample of a step lies at its place; over TCP, its bytes follow."""
 
     kind: Literal["sample"] = "sample"
@@ -149,7 +150,7 @@ class SampleCame(Said):
     index: Number
 
 
-class StepFailed(Said):
+class ControlNetStepFailed(LinkMessage):
     """The step will not be computed, and none of its places is written to any more."""
 
     kind: Literal["failed"] = "failed"
@@ -158,12 +159,12 @@ class StepFailed(Said):
     message: str = Field(max_length=2000)
 
 
-class StepCancelled(Said):
+class StepCancelled(LinkMessage):
     """None of the step's places is written to any more."""
 
     kind: Literal["cancelled"] = "cancelled"
     number: Number
 
 
-FromDenoiser: TypeAlias = OpenLink | AskStep | CancelStep
-FromInstance: TypeAlias = LinkOpened | SampleCame | StepFailed | StepCancelled
+FromDenoiser: TypeAlias = OpenLink | ResidualsRequest | CancelStep
+FromInstance: TypeAlias = LinkOpened | ResidualReady | ControlNetStepFailed | StepCancelled

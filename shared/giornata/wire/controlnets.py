@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from giornata.wire.adapters import ControlKind
 from giornata.wire.jobs import Encoding, Inspection, Job
-from giornata.wire.values import CellMap, Wire
+from giornata.wire.values import CellMap, WireModel
 
 
 class DataPath(StrEnum):
@@ -24,7 +24,7 @@ class DataPath(StrEnum):
     """A TCP connection; between hosts."""
 
 
-class ControlBase(Wire):
+class ControlBase(WireModel):
     """A denoising network, as ControlNets that add to it have to know it."""
 
     kind: ControlKind
@@ -42,8 +42,8 @@ class ControlBase(Wire):
     """Channels of the pooled text; None without one."""
 
 
-class OpenControl(Wire):
-    """denoiser → one ControlNet instance: keep what all steps of a row share. Answered by :class:`Opened`.
+class OpenControl(WireModel):
+    """denoiser → one ControlNet instance: keep what all steps of a row share. Answered by :class:`OpenControlReply`.
 
     Idempotent: a row that is open already gets the same answer.
     """
@@ -77,7 +77,7 @@ class OpenControl(Wire):
     remaining_ms: int
 
 
-class Opened(Wire):
+class OpenControlReply(WireModel):
     """ControlNet instance → denoiser: the row's samples can be asked for there."""
 
     path: DataPath
@@ -92,7 +92,7 @@ class Opened(Wire):
 
 
 class StepRefusal(StrEnum):
-    """Code of a step that an instance does not compute (:class:`giornata.wire.control_steps.StepFailed`)."""
+    """Code of a step that an instance does not compute (:class:`giornata.wire.control_steps.ControlNetStepFailed`)."""
 
     ROW_UNKNOWN = "controlnet_row_unknown"
     """The row is not open here any longer, or not to this denoiser: open it, and ask again."""
@@ -104,8 +104,8 @@ class StepRefusal(StrEnum):
     """The step, alone, cannot be computed; the instance's log has the details."""
 
 
-class CloseControl(Wire):
-    """denoiser → one ControlNet instance: the row has ended here, or elsewhere. Answered by :class:`Closed`."""
+class CloseControl(WireModel):
+    """denoiser → one ControlNet instance: the row has ended here or elsewhere. See :class:`CloseControlReply`."""
 
     job_id: str
     attempt: int
@@ -113,13 +113,13 @@ class CloseControl(Wire):
     remaining_ms: int
 
 
-class Closed(Wire):
+class CloseControlReply(WireModel):
     """ControlNet instance → denoiser: it keeps nothing of the row."""
 
     was_open: bool
 
 
-class ControlState(Wire):
+class ControlState(WireModel):
     """Telemetry of a ControlNet instance, beside the cards of what it computes."""
 
     capacity_rows: int

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from giornata.wire.values import Wire
+from giornata.wire.values import WireModel
 
 
-class HostDevice(Wire):
+class HostDevice(WireModel):
     """A GPU of a host."""
 
     device: str

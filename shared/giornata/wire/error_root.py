@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from giornata.wire.values import Recorded
+from giornata.wire.values import RecordModel
 
 MESSAGE_CHARS = 2000
 VALUE_CHARS = 200
 """Texts are cut to these lengths, so that every error fits into a message and into the job's record."""
 
 
-class ErrorBody(Recorded):
+class ErrorBody(RecordModel):
     """An error as it travels: over NATS, into the job record, and as the body of an HTTP answer."""
 
     code: str

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from giornata.wire.errors import ErrorBody
 from giornata.wire.jobs import Box, JobState
 from giornata.wire.requests import OutputFormat
-from giornata.wire.values import StageTimes, Wire
+from giornata.wire.values import StageTimes, WireModel
 
 PREVIEW_BYTES: Final = 32 << 10
 PREVIEW_JOB_BYTES: Final = 512 << 10
@@ -36,7 +36,7 @@ KEPT: Final = (EventKind.STATE, EventKind.PREVIEW, EventKind.DONE)
 """The kinds that the stream captures."""
 
 
-class StateEvent(Wire):
+class StateEvent(WireModel):
     """The job entered a state; it is not the last."""
 
     job_id: str
@@ -48,7 +48,7 @@ class StateEvent(Wire):
     """Time until the pictures should be there, under the same conditions."""
 
 
-class StepEvent(Wire):
+class StepEvent(WireModel):
     """A row finished a step."""
 
     job_id: str
@@ -59,7 +59,7 @@ class StepEvent(Wire):
     steps: int
 
 
-class PreviewEvent(Wire):
+class PreviewEvent(WireModel):
     """A preview: the predicted picture, small and coarse. Only for jobs that ask for previews.
 
     A job's previews take at most :data:`PREVIEW_JOB_BYTES`, about as much as the other events of a job with 200 steps
@@ -83,7 +83,7 @@ class PreviewEvent(Wire):
     """Width and height of `image`; None of an older denoiser, which does not tell."""
 
 
-class DenoisedEvent(Wire):
+class DenoisedEvent(WireModel):
     """denoiser → router: the record holds the outcome of all rows of this attempt, or their state at a drain.
 
     In the same revision the denoiser has set their `worker` to None.
@@ -102,7 +102,7 @@ class DenoisedEvent(Wire):
     """The worker drains: rows without a result go on elsewhere from their `resume`."""
 
 
-class DoneEvent(Wire):
+class DoneEvent(WireModel):
     """The job has ended."""
 
     job_id: str

@@ -10,11 +10,11 @@ from giornata.wire.host_tiers import HostTier
 from giornata.wire.masks import MaskCard
 from giornata.wire.models import ModelCard
 from giornata.wire.queues import StoreRoom
-from giornata.wire.values import Wire
+from giornata.wire.values import WireModel
 from giornata.wire.workers import AdapterCounters, RankState, ServiceName, ServiceState, TemplateCounters
 
 
-class FleetSummary(Wire):
+class FleetSummary(WireModel):
     """router → gateways: what an edit can be done with now; told when it changes, and every second."""
 
     router: str
@@ -37,14 +37,14 @@ class FleetSummary(Wire):
     """JetStream's streams that may soon take nothing more."""
 
 
-class FleetRequest(Wire):
+class FleetRequest(WireModel):
     """gateway → router: the instances of one page, counted from 0."""
 
     page: int = 0
     remaining_ms: int
 
 
-class InstanceReport(Wire):
+class InstanceReport(WireModel):
     """What a router knows of an instance, its rows counted."""
 
     state: ServiceState
@@ -57,13 +57,13 @@ class InstanceReport(Wire):
     """Median time of its recent steps; None without any."""
 
 
-class InstanceReports(Wire):
+class InstanceReports(WireModel):
     """The instances of a page."""
 
     reports: tuple[InstanceReport, ...]
 
 
-class FleetPage(Wire):
+class FleetPage(WireModel):
     """router → gateway."""
 
     pages: int
@@ -72,7 +72,7 @@ class FleetPage(Wire):
     """An :class:`InstanceReports` as :mod:`giornata.wire.codec` writes it: many gateways get the same bytes."""
 
 
-class WorkerView(Wire):
+class WorkerView(WireModel):
     """What a denoiser does."""
 
     running_rows: int
@@ -93,7 +93,7 @@ class WorkerView(Wire):
     """The host tier that it takes LoRAs from."""
 
 
-class ControlView(Wire):
+class ControlView(WireModel):
     """What a ControlNet service does."""
 
     controlnets: list[str]
@@ -104,7 +104,7 @@ class ControlView(Wire):
     """Pictures that it would take now."""
 
 
-class InstanceView(Wire):
+class InstanceView(WireModel):
     """One instance of a service."""
 
     service: ServiceName
@@ -127,7 +127,7 @@ class InstanceView(Wire):
     """GPUs that it computes on; of a pool those alone that it has claimed, since `ranks` tell the others."""
 
 
-class FleetView(Wire):
+class FleetView(WireModel):
     """Answer of ``GET /v1/fleet``, and the data of its stream's events, which leave out what is null: unknown."""
 
     instances: list[InstanceView]

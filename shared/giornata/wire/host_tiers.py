@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from giornata.wire.loras import StoredFile
-from giornata.wire.values import Wire
+from giornata.wire.values import WireModel
 
 DIGEST_BYTES: Final = 32
 """Bytes of a sha-256."""
@@ -22,7 +22,7 @@ MOST_WANTED: Final = 6_000
 """Files of a wanted set, the most wanted first."""
 
 
-class TierChange(Wire):
+class TierChange(WireModel):
     """A file that came or went."""
 
     number: int
@@ -32,7 +32,7 @@ class TierChange(Wire):
     """None: it went."""
 
 
-class TierLoads(Wire):
+class TierLoads(WireModel):
     """Loads into a tier since its start, by their reason."""
 
     demand: int = 0
@@ -45,7 +45,7 @@ class TierLoads(Wire):
     """Time that loads on demand and ahead took together."""
 
 
-class HostTier(Wire):
+class HostTier(WireModel):
     """Telemetry of a host tier."""
 
     name: str
@@ -76,13 +76,13 @@ class HostTier(Wire):
     """Wanted files that are not here yet."""
 
 
-class AskTier(Wire):
+class TierSnapshotRequest(WireModel):
     """router → LoRA store: what does your host tier hold? Answered by a :class:`TierSnapshot`."""
 
     remaining_ms: int
 
 
-class TierSnapshot(Wire):
+class TierSnapshot(WireModel):
     """What a host tier holds after its change `number`."""
 
     name: str
@@ -111,8 +111,8 @@ class TierSnapshot(Wire):
         return dict(zip(unpacked(self.sha256s), self.sizes, strict=False))
 
 
-class BringFile(Wire):
-    """denoiser → LoRA store: have a file in your host tier. Answered, once it is there, by :class:`Brought`."""
+class TierLoadRequest(WireModel):
+    """denoiser → LoRA store: have a file in your host tier. Answered, once it is there, by :class:`TierLoadReply`."""
 
     file: StoredFile
     ahead: bool = False
@@ -122,14 +122,14 @@ class BringFile(Wire):
     remaining_ms: int
 
 
-class Brought(Wire):
+class TierLoadReply(WireModel):
     """LoRA store → denoiser: the file is in the tier's folder, under its digest."""
 
     loaded: bool
     """Whether it had to be copied from the store's folder."""
 
 
-class WantedFiles(Wire):
+class WantedFiles(WireModel):
     """active router → stores, in the bucket of wanted sets: what a host tier should hold."""
 
     epoch: tuple[int, int]

@@ -15,7 +15,7 @@ from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import MAX_SEED, EditParameters, Reuse, evaluations_of
 from giornata.wire.step_caches import StepCache
-from giornata.wire.values import CellMap, Grain, Recorded
+from giornata.wire.values import CellMap, Grain, RecordModel
 
 TAKE_OVER_S = 600
 """How long a job may outlive its budget while no router carries it."""
@@ -23,7 +23,7 @@ Box = tuple[int, int, int, int]
 """Left, top, width and height in pixels."""
 
 
-class BlobRef(Recorded):
+class BlobRef(RecordModel):
     """A claim check: the place, the size and the hash of bytes in the blob store."""
 
     key: str
@@ -58,7 +58,7 @@ class JobState(StrEnum):
         return self in {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED}
 
 
-class Job(Recorded):
+class Job(RecordModel):
     """An accepted edit or generation, and the envelope in which tenant, digest, time left and trace context travel."""
 
     job_id: str
@@ -167,7 +167,7 @@ def check_version(model: str, digest: str, card: ModelCard) -> None:
         )
 
 
-class Inspection(Recorded):
+class Inspection(RecordModel):
     """What prepost's `inspect` measures of a job's image and mask, or of the pictures that are to be generated."""
 
     width: int
@@ -229,7 +229,7 @@ class Inspection(Recorded):
         return x[0], y[0], max(1, x[1] - x[0]), max(1, y[1] - y[0])
 
 
-class PromptTokens(Recorded):
+class PromptTokens(RecordModel):
     """Tokens of a prompt, without what a pipeline puts around them."""
 
     given: int
@@ -237,7 +237,7 @@ class PromptTokens(Recorded):
     """The first of them, which the picture is made by."""
 
 
-class Encoding(Recorded):
+class Encoding(RecordModel):
     """What prepost's `encode` makes: conditioning of the job and of each row, as safetensors blobs."""
 
     model_config = ConfigDict(ser_json_bytes="base64")  # earlier versions' records have bytes here

@@ -12,7 +12,7 @@ from typing import Final
 
 from giornata.wire.errors import ErrorBody
 from giornata.wire.templates import digest_of
-from giornata.wire.values import Recorded, Wire
+from giornata.wire.values import RecordModel, WireModel
 
 EVERYONE: Final = "=everyone"
 """Stands for the tenant of LoRAs that an operator's folder shares with all; no tenant can have this name."""
@@ -49,14 +49,14 @@ class LoraStyle(StrEnum):
     """Modules are named as in the original checkpoint (`diffusion_model.…`), which ComfyUI and ai-toolkit write."""
 
 
-class StoredFile(Recorded):
+class StoredFile(RecordModel):
     """A file in the LoRA store."""
 
     sha256: str
     size_bytes: int
 
 
-class Canonical(Recorded):
+class CanonicalLora(RecordModel):
     """What prepost made of a source."""
 
     file: StoredFile
@@ -72,7 +72,7 @@ class Canonical(Recorded):
     """Weights in the factors of the denoising network's modules; 0: made by a version that did not count them."""
 
 
-class LoraRecord(Recorded):
+class LoraRecord(RecordModel):
     """The truth about a LoRA, or about an upload."""
 
     lora_id: str
@@ -89,7 +89,7 @@ class LoraRecord(Recorded):
     style: LoraStyle | None = None
     rank: int | None = None
     """The largest of any module in the source."""
-    canonical: Canonical | None = None
+    canonical: CanonicalLora | None = None
     joins_within: float | None = None
     """The largest share of the steps without it after which pictures are still alike, 0 where there is none; None:
     nothing was compared yet. Belongs to `canonical`: to its file, and to the checkpoint that it names."""
@@ -104,7 +104,7 @@ class LoraRecord(Recorded):
     """Path in the shared folder; None for a LoRA that was uploaded."""
 
 
-class LoraCounters(Wire):
+class LoraCounters(WireModel):
     """Telemetry of a LoRA store."""
 
     stored_bytes: int
@@ -127,7 +127,7 @@ def lora_id(tenant: str, model: str, sha256: str) -> str:
     return f"lora_{digest_of(tenant, model, sha256)}"
 
 
-class BeginUpload(Wire):
+class BeginUpload(WireModel):
     """gateway or prepost → LoRA store: a file comes in pieces. Idempotent on the id, which the sender draws."""
 
     upload_id: str
@@ -136,7 +136,7 @@ class BeginUpload(Wire):
     remaining_ms: int
 
 
-class UploadPiece(Wire):
+class UploadChunk(WireModel):
     """The bytes of an upload from `offset` on, at most :data:`PIECE_BYTES`. The same piece may come again."""
 
     upload_id: str
@@ -146,7 +146,7 @@ class UploadPiece(Wire):
     remaining_ms: int
 
 
-class Received(Wire):
+class UploadProgress(WireModel):
     """LoRA store → sender: so many bytes, from the first one on, are kept whatever process ends."""
 
     size_bytes: int
@@ -154,7 +154,7 @@ class Received(Wire):
     """Most bytes of the whole file."""
 
 
-class FinishUpload(Wire):
+class FinishUpload(WireModel):
     """gateway → LoRA store: the upload is whole, and becomes a LoRA of a model. Answered by its :class:`LoraRecord`."""
 
     upload_id: str
@@ -165,7 +165,7 @@ class FinishUpload(Wire):
     remaining_ms: int
 
 
-class KeepUpload(Wire):
+class KeepUpload(WireModel):
     """prepost → LoRA store: the upload is whole, and is kept by its digest. Answered by the :class:`StoredFile`."""
 
     upload_id: str
@@ -173,16 +173,16 @@ class KeepUpload(Wire):
     remaining_ms: int
 
 
-class DropUpload(Wire):
-    """gateway or prepost → LoRA store: the upload will not go on. Answered by what was :class:`Received`."""
+class DropUpload(WireModel):
+    """gateway or prepost → LoRA store: the upload will not go on. Answered by what was :class:`UploadProgress`."""
 
     upload_id: str
     tenant: str | None = None
     remaining_ms: int
 
 
-class ReadFile(Wire):
-    """prepost → LoRA store: the bytes of a file from `offset` on. Answered by a :class:`FilePiece`."""
+class ReadFile(WireModel):
+    """prepost → LoRA store: the bytes of a file from `offset` on. Answered by a :class:`FileChunk`."""
 
     sha256: str
     offset: int
@@ -190,13 +190,13 @@ class ReadFile(Wire):
     remaining_ms: int
 
 
-class FilePiece(Wire):
+class FileChunk(WireModel):
     """Bytes of a file; fewer than asked for at its end."""
 
     data: bytes
 
 
-class RemoveLora(Wire):
+class RemoveLora(WireModel):
     """gateway → LoRA store: forget a LoRA. Answered by its last :class:`LoraRecord`."""
 
     lora_id: str
@@ -204,7 +204,7 @@ class RemoveLora(Wire):
     remaining_ms: int
 
 
-class ProfiledLora(Wire):
+class ProfiledLora(WireModel):
     """profiler → LoRA store: so late may a LoRA join. Answered by its :class:`LoraRecord`."""
 
     lora_id: str
@@ -218,7 +218,7 @@ class ProfiledLora(Wire):
     remaining_ms: int
 
 
-class PinLora(Wire):
+class PinLora(WireModel):
     """gateway → LoRA store: keep a LoRA on every host, or no longer. Answered by its :class:`LoraRecord`."""
 
     lora_id: str
@@ -227,8 +227,8 @@ class PinLora(Wire):
     remaining_ms: int
 
 
-class NormaliseLora(Wire):
-    """LoRA store → prepost: make the canonical file of a source. Answered by :class:`Canonical`."""
+class NormaliseLora(WireModel):
+    """LoRA store → prepost: make the canonical file of a source. Answered by :class:`CanonicalLora`."""
 
     lora: LoraRecord
     remaining_ms: int

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, field_validator
 
-from giornata.wire.values import Recorded, not_blank
+from giornata.wire.values import RecordModel, not_blank
 
 MAX_WORDS: Final = 200
 """Characters of the words that name what a mask shows."""
@@ -23,7 +23,7 @@ MASK_PROMPT: Final = "mask_prompt"
 MaskWords = Annotated[str, StringConstraints(min_length=1, max_length=MAX_WORDS), AfterValidator(not_blank)]
 
 
-class MaskFromWords(Recorded):
+class SegmentationFields(RecordModel):
     """Fields of an edit that ask for its mask."""
 
     mask_prompt: MaskWords | None = Field(

@@ -7,15 +7,15 @@ from typing import Final
 from pydantic import Field
 
 from giornata.wire.jobs import BlobRef, Box
-from giornata.wire.mask_words import MAX_REGIONS, MaskFromWords, MaskWords
+from giornata.wire.mask_words import MAX_REGIONS, MaskWords, SegmentationFields
 from giornata.wire.requests import ModelName
-from giornata.wire.values import Wire
+from giornata.wire.values import WireModel
 
 MASK: Final = "mask"
 """Name of the mask that shows all regions together, where masks are kept."""
 
 
-class MaskCard(Wire):
+class MaskCard(WireModel):
     """A model that makes masks from words."""
 
     name: str
@@ -31,11 +31,11 @@ def region_name(index: int) -> str:
 
 def _of_mask(name: str) -> str | None:
     """The description of a field that edits have too."""
-    told = MaskFromWords.model_fields[name].description or ""
+    told = SegmentationFields.model_fields[name].description or ""
     return told.replace("`mask_prompt`", "`prompt`")
 
 
-class MaskParameters(Wire):
+class MaskParameters(WireModel):
     """What an application asks for that wants a mask alone."""
 
     prompt: MaskWords = Field(description='What the mask shows, in words: "the left shoe".')
@@ -46,14 +46,14 @@ class MaskParameters(Wire):
         description="Name of a model beside which masks are made; default: any. Masks do not depend on what paints.",
     )
 
-    def asked(self) -> MaskFromWords:
+    def asked(self) -> SegmentationFields:
         """The same as fields of an edit."""
-        return MaskFromWords(
+        return SegmentationFields(
             mask_prompt=self.prompt, mask_threshold=self.mask_threshold, max_regions=self.max_regions
         )
 
 
-class MaskMessage(Wire):
+class MaskMessage(WireModel):
     """The message of the NATS door ``giornata.mask``: a mask from words by request-reply."""
 
     parameters: MaskParameters
@@ -63,7 +63,7 @@ class MaskMessage(Wire):
     api_key: str | None = None
 
 
-class MaskPicture(Wire):
+class MaskPicture(WireModel):
     """A PNG of the upright picture's size, white on black: inline where it fits into the reply, else a claim check."""
 
     data: bytes | None = None
@@ -79,7 +79,7 @@ class MaskedRegion(MaskPicture):
     area: int
 
 
-class MaskMade(MaskPicture):
+class MaskMessageReply(MaskPicture):
     """What the NATS door answers to :class:`MaskMessage`: the mask of all regions together, and each region's own."""
 
     width: int
@@ -93,7 +93,7 @@ class MaskMade(MaskPicture):
     """:attr:`MaskCard.name`."""
 
 
-class MaskRequest(Wire):
+class MaskRequest(WireModel):
     """gateway → prepost: what do these words name in this picture? Answered by a :class:`MaskReply`.
 
     Asked again it keeps the same blobs again: the gateway names their place.
@@ -114,7 +114,7 @@ class MaskRequest(Wire):
     remaining_ms: int
 
 
-class FoundRegion(Wire):
+class FoundRegion(WireModel):
     """One thing in the picture."""
 
     score: float
@@ -127,7 +127,7 @@ class FoundRegion(Wire):
     """PNG of the upright picture's size, white on black; None unless :attr:`MaskRequest.each` asks for it."""
 
 
-class MaskReply(Wire):
+class MaskReply(WireModel):
     """prepost → gateway: what was found. There is at least one region: NothingFound is raised where there is none."""
 
     width: int

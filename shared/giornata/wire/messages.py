@@ -11,7 +11,7 @@ from giornata.wire.masks import MaskRequest
 from giornata.wire.progress import RowRecord
 from giornata.wire.requests import EditParameters, GenerationParameters, OutputFormat
 from giornata.wire.templates import TemplateInputs, TemplateRecord
-from giornata.wire.values import Wire
+from giornata.wire.values import WireModel
 
 
 class Epoch(NamedTuple):
@@ -23,20 +23,20 @@ class Epoch(NamedTuple):
     """With which the lease was taken; renewals do not change it."""
 
 
-class SubmitRequest(Wire):
+class SubmitRequest(WireModel):
     """gateway → router: make this job durable and carry it out. Idempotent on the job's id."""
 
     job: Job
     remaining_ms: int
 
 
-class Accepted(Wire):
+class JobAck(WireModel):
     """router → gateway: the job is in JetStream."""
 
     job_id: str
 
 
-class Forecast(Wire):
+class JobEstimate(WireModel):
     """When the router expects a job to have its pictures, and how far they are."""
 
     position: int | None = None
@@ -47,21 +47,21 @@ class Forecast(Wire):
     """Index and steps computed of each row that a worker has."""
 
 
-class ForecastRequest(Wire):
-    """gateway → router: when will a job be denoised? Answered by a :class:`Forecast`."""
+class JobEstimateRequest(WireModel):
+    """gateway → router: when will a job be denoised? Answered by a :class:`JobEstimate`."""
 
     job_id: str
     remaining_ms: int
 
 
-class InspectRequest(Wire):
+class InspectRequest(WireModel):
     """router → prepost: decode and measure; answered by an :class:`~giornata.wire.jobs.Inspection`."""
 
     job: Job
     remaining_ms: int
 
 
-class EncodeRequest(Wire):
+class EncodeRequest(WireModel):
     """router → prepost: conditioning of all rows; answered by an :class:`~giornata.wire.jobs.Encoding`."""
 
     job: Job
@@ -69,7 +69,7 @@ class EncodeRequest(Wire):
     remaining_ms: int
 
 
-class FinishRequest(Wire):
+class FinishRequest(WireModel):
     """router → prepost: decode one row's latents, paste, encode."""
 
     job: Job
@@ -81,7 +81,7 @@ class FinishRequest(Wire):
     remaining_ms: int
 
 
-class FinishReply(Wire):
+class FinishReply(WireModel):
     """prepost → router: the finished picture, and how long it took."""
 
     image: BlobRef
@@ -89,7 +89,7 @@ class FinishReply(Wire):
     paste_ms: float
 
 
-class RunRequest(Wire):
+class RunRequest(WireModel):
     """router → one denoiser: compute these rows. Idempotent on job and attempt."""
 
     job: Job
@@ -115,13 +115,13 @@ class RunAnswer(StrEnum):
     """Another router leads now: the worker has heard of a higher epoch."""
 
 
-class RunReply(Wire):
+class RunReply(WireModel):
     """denoiser → router."""
 
     answer: RunAnswer
 
 
-class CancelRows(Wire):
+class CancelRows(WireModel):
     """router → one denoiser: drop the rows of this attempt; another worker has them.
 
     gateway → all: a job is cancelled, which its record says too; without epoch.
@@ -134,7 +134,7 @@ class CancelRows(Wire):
     """No other worker has them yet: they are reported as they are now, and go on later."""
 
 
-class TemplateRequest(Wire):
+class TemplateRequest(WireModel):
     """gateway → router: record this template, unless it is; answered by its record. router → prepost: by its inputs."""
 
     template: TemplateRecord
@@ -162,7 +162,7 @@ def question(request: Question) -> str:
             return f"mask {request.folder}"
 
 
-class RecordRequest(Wire):
+class RecordRequest(WireModel):
     """router → one denoiser: record this template beside the edits. The template's record tells the outcome."""
 
     template: TemplateRecord
@@ -171,7 +171,7 @@ class RecordRequest(Wire):
     epoch: Epoch | None = None
 
 
-class PrefetchTemplate(Wire):
+class PrefetchTemplate(WireModel):
     """router → one denoiser: an edit of this picture probably comes; load what it needs ahead of it.
 
     That is the picture's recording, from disk into memory, and the LoRAs.
@@ -182,7 +182,7 @@ class PrefetchTemplate(Wire):
     epoch: Epoch | None = None
 
 
-class LoadLoras(Wire):
+class LoadLoras(WireModel):
     """router → one denoiser: the placement wants these LoRAs in your memory, the most wanted first."""
 
     files: tuple[StoredFile, ...]
@@ -190,7 +190,7 @@ class LoadLoras(Wire):
     epoch: Epoch | None = None
 
 
-class RemoveTemplate(Wire):
+class RemoveTemplate(WireModel):
     """gateway → every denoiser: forget the recordings of this template. Running rows go on."""
 
     tenant: str
@@ -205,7 +205,7 @@ EVENT_HEADER: Final = "Giornata-Event"
 """Header of a progress message: the event's kind (:class:`~giornata.wire.events.EventKind`)."""
 
 
-class GenerateMessage(Wire):
+class GenerateMessage(WireModel):
     """The message of the NATS door ``giornata.generate``: pictures from text by request-reply."""
 
     parameters: GenerationParameters
@@ -238,15 +238,15 @@ class ProbeMessage(EditMessage):
     """Whose LoRAs the edit may name."""
 
 
-class CancelMessage(Wire):
-    """Cancel a job: ``giornata.edit.cancel``. Answered by :class:`Accepted` once the record says so."""
+class CancelMessage(WireModel):
+    """Cancel a job: ``giornata.edit.cancel``. Answered by :class:`JobAck` once the record says so."""
 
     job_id: str
     remaining_ms: int = 5_000
     api_key: str | None = None
 
 
-class Picture(Wire):
+class Picture(WireModel):
     """One finished picture: inline when it fits into the reply, else a claim check."""
 
     index: int
@@ -257,7 +257,7 @@ class Picture(Wire):
     """The step from which LoRAs acted on it, counted from 0; None without LoRAs."""
 
 
-class EditReply(Wire):
+class EditReply(WireModel):
     """What the NATS door answers when the job is done."""
 
     job_id: str

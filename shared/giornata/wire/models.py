@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from giornata.wire.samplers import FLOW_MATCHING, Sampler
-from giornata.wire.values import Wire
+from giornata.wire.values import WireModel
 
 
 class Guidance(StrEnum):
@@ -32,7 +32,7 @@ class Task(StrEnum):
     """Text alone."""
 
 
-class ModelCard(Wire):
+class ModelCard(WireModel):
     """A served model: what the gateway validates against and the router matches."""
 
     name: str

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from giornata.wire import subjects
-from giornata.wire.permissions import RELOADER, Rights, User, rights
+from giornata.wire.permissions import RELOADER, NatsPermissions, NatsRole, rights
 
 ROUTES_USER: Final = "routes"
 """The user with which the servers of a cluster let each other in."""
 CLUSTER_PORT: Final = 6222
 
-_RELOADS: Final = Rights(
+_RELOADS: Final = NatsPermissions(
     ("$SYS.REQ.SERVER.PING", "$SYS.REQ.SERVER.*.RELOAD"), (f"{subjects.INBOX}_{RELOADER}.>",)
 )
 
@@ -22,7 +22,7 @@ def users_config(
     passwords: Mapping[str, str],
     reloader: str,
     *,
-    anonymous: User | None = None,
+    anonymous: NatsRole | None = None,
 ) -> str:
     """The users, their passwords and rights in a NATS server's configuration.
 
@@ -41,15 +41,15 @@ def users_config(
 
 def has_anonymous(config: str) -> bool:
     """Whether a configuration of :func:`users_config` lets clients in without a password."""
-    return config.endswith(_no_auth(User.APPLICATION))
+    return config.endswith(_no_auth(NatsRole.APPLICATION))
 
 
-def _login(user: str, password: str, granted: Rights) -> str:
+def _login(user: str, password: str, granted: NatsPermissions) -> str:
     allowed = {name: {"allow": listed} for name, listed in granted._asdict().items()}
     return json.dumps({"user": user, "password": password, "permissions": allowed})
 
 
-def _no_auth(user: User) -> str:
+def _no_auth(user: NatsRole) -> str:
     return f"no_auth_user: {json.dumps(user)}\n"
 
 

@@ -22,7 +22,7 @@ APPLICATIONS: Final = "app"
 """First part of the name of every application's own user; the second is the application's name."""
 
 
-class User(StrEnum):
+class NatsRole(StrEnum):
     """A user of the NATS servers. A service's user has the service's name."""
 
     GATEWAY = "gateway"
@@ -41,7 +41,7 @@ class User(StrEnum):
     """Reads and removes jobs in quarantine; their records hold prompts."""
 
 
-class Rights(NamedTuple):
+class NatsPermissions(NamedTuple):
     """Subjects, with wildcards; every other subject is refused."""
 
     publish: tuple[str, ...]
@@ -56,26 +56,26 @@ def application_user(name: str) -> str:
 def user_in(url: str) -> str:
     """The user that logs in at the addresses `url`: an application's own, or the one that all others share."""
     user = urlsplit(url.partition(",")[0].strip()).username or ""
-    return user if user.startswith(f"{APPLICATIONS}.") else User.APPLICATION
+    return user if user.startswith(f"{APPLICATIONS}.") else NatsRole.APPLICATION
 
 
 def inbox(user: str) -> str:
     """Prefix of the inboxes of `user`. Without a password it is the default of clients in every language."""
-    return subjects.INBOX if user == User.APPLICATION else f"{subjects.INBOX}_{user}"
+    return subjects.INBOX if user == NatsRole.APPLICATION else f"{subjects.INBOX}_{user}"
 
 
-def rights(user: str) -> Rights:
+def rights(user: str) -> NatsPermissions:
     """What `user` needs, and nothing else; every application needs the same beside its inbox."""
-    known = User.APPLICATION if user.startswith(f"{APPLICATIONS}.") else User(user)
+    known = NatsRole.APPLICATION if user.startswith(f"{APPLICATIONS}.") else NatsRole(user)
     publish, subscribe = _NEEDS[known]
-    return Rights(publish, (f"{inbox(user)}.>", *subscribe))
+    return NatsPermissions(publish, (f"{inbox(user)}.>", *subscribe))
 
 
-def _answers(*askers: User) -> tuple[str, ...]:
+def _answers(*askers: NatsRole) -> tuple[str, ...]:
     return tuple(f"{inbox(asker)}.>" for asker in askers)
 
 
-def _micro(service: User) -> tuple[str, ...]:
+def _micro(service: NatsRole) -> tuple[str, ...]:
     """Subjects on which a micro service tells its state (ADR-32 of NATS)."""
     name = f"giornata-{service}"
     verbs = ("PING", "INFO", "STATS")
@@ -112,21 +112,23 @@ def _lora(*verbs: subjects.LoraVerb) -> tuple[str, ...]:
     return tuple(map(subjects.lora, verbs))
 
 
-def _stateless(service: User, endpoints: Sequence[str], *askers: User) -> Rights:
+def _stateless(service: NatsRole, endpoints: Sequence[str], *askers: NatsRole) -> NatsPermissions:
     """A micro service that keeps nothing in JetStream; its health check hears its own telemetry."""
     told = subjects.telemetry_of(service)
-    return Rights((told, *_answers(*askers, User.OBSERVER)), (*endpoints, told, *_micro(service)))
+    return NatsPermissions(
+        (told, *_answers(*askers, NatsRole.OBSERVER)), (*endpoints, told, *_micro(service))
+    )
 
 
-def _and(granted: Rights, *publish: str) -> Rights:
+def _and(granted: NatsPermissions, *publish: str) -> NatsPermissions:
     """`granted`, and these subjects to publish."""
     return granted._replace(publish=(*granted.publish, *publish))
 
 
 _SUMMARIES: Final = (subjects.SUMMARY, f"{subjects.SUMMARY}.*")
 """Gateways and profilers of the version before this one listen to both."""
-_NEEDS: Final[Mapping[User, Rights]] = {
-    User.GATEWAY: Rights(
+_NEEDS: Final[Mapping[NatsRole, NatsPermissions]] = {
+    NatsRole.GATEWAY: NatsPermissions(
         publish=(
             subjects.SUBMIT,
             subjects.FORECAST,
@@ -135,8 +137,8 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             subjects.TEMPLATE_REMOVED,
             subjects.ALL_MASK,
             subjects.ALL_CANCELS,
-            subjects.telemetry_of(User.GATEWAY),
-            *_answers(User.APPLICATION, User.PROFILER, User.OBSERVER),
+            subjects.telemetry_of(NatsRole.GATEWAY),
+            *_answers(NatsRole.APPLICATION, NatsRole.PROFILER, NatsRole.OBSERVER),
             f"{subjects.INBOX}_{APPLICATIONS}.>",
             *_lora("begin", "piece", "finish", "drop", "remove", "pin"),
             subjects.TRIAL_JOB,
@@ -161,11 +163,11 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             subjects.events_of_kind(EventKind.DONE),
             subjects.events_of_kind(EventKind.STEP),
             *_SUMMARIES,
-            subjects.telemetry_of(User.GATEWAY),
-            *_micro(User.GATEWAY),
+            subjects.telemetry_of(NatsRole.GATEWAY),
+            *_micro(NatsRole.GATEWAY),
         ),
     ),
-    User.ROUTER: Rights(
+    NatsRole.ROUTER: NatsPermissions(
         publish=(
             subjects.ALL_PREPOST,
             subjects.ALL_PREPOST_AT,
@@ -173,9 +175,9 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             subjects.ALL_JOBS,
             subjects.events_of_kind(EventKind.STATE),
             subjects.events_of_kind(EventKind.DONE),
-            subjects.telemetry_of(User.ROUTER),
+            subjects.telemetry_of(NatsRole.ROUTER),
             subjects.SUMMARY,
-            *_answers(User.GATEWAY),
+            *_answers(NatsRole.GATEWAY),
             *_keeps(stores.TEMPLATES)[1:],
             *_keeps(stores.WANTED)[1:],
             *_reads(stores.LORAS)[1:],
@@ -201,13 +203,13 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             subjects.ALL_TELEMETRY,
         ),
     ),
-    User.DENOISER: Rights(
+    NatsRole.DENOISER: NatsPermissions(
         publish=(
             subjects.events_of_kind(EventKind.STEP),
             subjects.events_of_kind(EventKind.PREVIEW),
             subjects.events_of_kind(EventKind.DENOISED),
-            subjects.telemetry_of(User.DENOISER),
-            *_answers(User.ROUTER),
+            subjects.telemetry_of(NatsRole.DENOISER),
+            *_answers(NatsRole.ROUTER),
             *_keeps(stores.TEMPLATES),
             *subjects.ALL_CONTROLNET,
             *_lora("read"),
@@ -219,30 +221,30 @@ _NEEDS: Final[Mapping[User, Rights]] = {
             *subjects.ALL_WORKERS,
             subjects.ALL_CANCELS,
             subjects.TEMPLATE_REMOVED,
-            subjects.telemetry_of(User.DENOISER),
-            subjects.telemetry_of(User.CONTROLNET),
+            subjects.telemetry_of(NatsRole.DENOISER),
+            subjects.telemetry_of(NatsRole.CONTROLNET),
         ),
     ),
-    User.PREPOST: _and(
+    NatsRole.PREPOST: _and(
         _stateless(
-            User.PREPOST,
+            NatsRole.PREPOST,
             (subjects.ALL_PREPOST, subjects.ALL_PREPOST_AT),
-            User.ROUTER,
-            User.GATEWAY,
-            User.LORA_STORE,
+            NatsRole.ROUTER,
+            NatsRole.GATEWAY,
+            NatsRole.LORA_STORE,
         ),
         *_lora("begin", "piece", "keep", "drop", "read"),
     ),
-    User.CONTROLNET: _stateless(User.CONTROLNET, subjects.ALL_CONTROLNET, User.DENOISER),
-    User.LORA_STORE: _and(
+    NatsRole.CONTROLNET: _stateless(NatsRole.CONTROLNET, subjects.ALL_CONTROLNET, NatsRole.DENOISER),
+    NatsRole.LORA_STORE: _and(
         _stateless(
-            User.LORA_STORE,
-            (subjects.ALL_LORA, *subjects.ALL_LORA_TIERS, subjects.telemetry_of(User.PREPOST)),
-            User.GATEWAY,
-            User.ROUTER,
-            User.PREPOST,
-            User.DENOISER,
-            User.PROFILER,
+            NatsRole.LORA_STORE,
+            (subjects.ALL_LORA, *subjects.ALL_LORA_TIERS, subjects.telemetry_of(NatsRole.PREPOST)),
+            NatsRole.GATEWAY,
+            NatsRole.ROUTER,
+            NatsRole.PREPOST,
+            NatsRole.DENOISER,
+            NatsRole.PROFILER,
         ),
         subjects.ALL_ADAPTER,
         *_keeps(stores.LORAS),
@@ -250,10 +252,14 @@ _NEEDS: Final[Mapping[User, Rights]] = {
         *_follows(stores.bucket_stream(stores.LORAS)),
         *_of_streams(("CREATE",), stores.SHARED_STREAMS),
     ),
-    User.APPLICATION: Rights((subjects.EDIT, subjects.GENERATE, subjects.MASK, subjects.EDIT_CANCEL), ()),
-    User.PROFILER: Rights((subjects.EDIT_PROBE, *_lora("profiled"), *_reads(stores.LORAS)), _SUMMARIES),
-    User.OBSERVER: Rights(("$SRV.>",), (subjects.ALL_TELEMETRY,)),
-    User.OPERATOR: Rights(
+    NatsRole.APPLICATION: NatsPermissions(
+        (subjects.EDIT, subjects.GENERATE, subjects.MASK, subjects.EDIT_CANCEL), ()
+    ),
+    NatsRole.PROFILER: NatsPermissions(
+        (subjects.EDIT_PROBE, *_lora("profiled"), *_reads(stores.LORAS)), _SUMMARIES
+    ),
+    NatsRole.OBSERVER: NatsPermissions(("$SRV.>",), (subjects.ALL_TELEMETRY,)),
+    NatsRole.OPERATOR: NatsPermissions(
         (*_keeps(stores.QUARANTINE), *_follows(stores.bucket_stream(stores.QUARANTINE))), ()
     ),
 }

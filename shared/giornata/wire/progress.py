@@ -13,7 +13,7 @@ from pydantic import Field, field_validator
 
 from giornata.wire.errors import ErrorBody
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState
-from giornata.wire.values import ComputeTimes, Recorded, StageTimes
+from giornata.wire.values import ComputeTimes, RecordModel, StageTimes
 
 
 class TemplateUse(StrEnum):
@@ -29,7 +29,7 @@ class TemplateUse(StrEnum):
     """The request asked for no reuse."""
 
 
-class RowState(Recorded):
+class RowState(RecordModel):
     """A row at a step boundary, as a value with which another worker can go on.
 
     Noise, mask and template latents are in the row's encoding blob; a step changes none of them.
@@ -43,7 +43,7 @@ class RowState(Recorded):
     """The step from which its LoRAs act: 0 unless it began without them."""
 
 
-class RowRecord(Recorded):
+class RowRecord(RecordModel):
     """One picture of a job."""
 
     index: int
@@ -94,7 +94,7 @@ def assignments(rows: Iterable[RowRecord]) -> tuple[Assignment, ...]:
     )
 
 
-class JobRecord(Recorded):
+class JobRecord(RecordModel):
     """The truth about a job. Changed by revision; `completed`, `failed` and `cancelled` are written once."""
 
     job: Job

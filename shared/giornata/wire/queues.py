@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from giornata.wire.values import Wire
+from giornata.wire.values import WireModel
 
 
-class CostFit(Wire):
+class CostFit(WireModel):
     """A worker's linear cost model; see :mod:`giornata.planning.costs`."""
 
     weights: tuple[float, ...]
@@ -22,7 +22,7 @@ class CostFit(Wire):
     """Samples left out since the start."""
 
 
-class KindCosts(Wire):
+class ModelDeviceCosts(WireModel):
     """The router's regressions for all workers of one model and device."""
 
     model_digest: str
@@ -31,7 +31,7 @@ class KindCosts(Wire):
     load: CostFit
 
 
-class QueueState(Wire):
+class QueueState(WireModel):
     """Telemetry of the active router: the jobs that wait for a worker."""
 
     jobs: int = 0
@@ -46,10 +46,10 @@ class QueueState(Wire):
     """Time until the denoising of one more picture would begin. None: unknown, since no worker's speed is, or several
     models are served.
     """
-    costs: tuple[KindCosts, ...] = ()
+    costs: tuple[ModelDeviceCosts, ...] = ()
 
 
-class StoreRoom(Wire):
+class StoreRoom(WireModel):
     """How full one of JetStream's streams is."""
 
     store: str

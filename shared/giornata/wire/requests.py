@@ -27,10 +27,10 @@ from giornata.wire.adapters import (
     named_once,
 )
 from giornata.wire.errors import GiornataError, InvalidField, UnknownField
-from giornata.wire.mask_words import MaskFromWords
+from giornata.wire.mask_words import SegmentationFields
 from giornata.wire.samplers import Sampler, evaluations
-from giornata.wire.step_caches import MAX_INTERVAL, MAX_ORDER, SETTINGS, Extrapolation, StepCache
-from giornata.wire.values import Recorded, not_blank
+from giornata.wire.step_caches import MAX_INTERVAL, MAX_ORDER, SETTINGS, StepCache, TaylorSeerSchedule
+from giornata.wire.values import RecordModel, not_blank
 
 MAX_STEPS: Final = 200
 MAX_IMAGES: Final = 10
@@ -103,7 +103,7 @@ OutputSize = Annotated[str, StringConstraints(pattern=r"^(auto|[1-9]\d{1,4}x[1-9
 M = TypeVar("M", bound=BaseModel)
 
 
-class GenerationParameters(Recorded):
+class GenerationParameters(RecordModel):
     """A picture from text alone, as asked for. ``None`` means the model's own default.
 
     Doors make it by :func:`asked`, which refuses unknown fields; the parameters of a job's record keep them.
@@ -271,7 +271,7 @@ class GenerationParameters(Recorded):
         return int(width), int(height)
 
 
-class EditParameters(MaskFromWords, GenerationParameters):
+class EditParameters(SegmentationFields, GenerationParameters):
     """One edit, as asked for. A generation is carried out as one too: see :mod:`giornata.wire.generations`."""
 
     prompt: Prompt = Field(description=f"What belongs into the masked region. {PROMPTS_FIT}")
@@ -358,7 +358,7 @@ def evaluations_of(resolved: EditParameters, *, keeps_whole_steps: bool = False)
 def extrapolated_steps(resolved: EditParameters, steps: int) -> int:
     """How many of so many steps TaylorSeer extrapolates in a row that begins with them; 0 without it."""
     interval, warmup = resolved.step_cache_interval, resolved.step_cache_warmup
-    return 0 if interval is None or warmup is None else Extrapolation(interval, warmup).skipped(steps)
+    return 0 if interval is None or warmup is None else TaylorSeerSchedule(interval, warmup).skipped(steps)
 
 
 def request_error(error: ValidationError, fields: Iterable[str]) -> GiornataError:

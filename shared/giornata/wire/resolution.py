@@ -11,7 +11,7 @@ from giornata.wire.defaults import filled
 from giornata.wire.errors import InvalidField
 from giornata.wire.generations import FIELDS
 from giornata.wire.jobs import Job
-from giornata.wire.mask_words import EACH_PADDING, EACH_REGIONS, MaskFromWords
+from giornata.wire.mask_words import EACH_PADDING, EACH_REGIONS, SegmentationFields
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.references import REFERENCE
 from giornata.wire.requests import EditParameters, Reuse
@@ -33,7 +33,7 @@ def fields_of(card: ModelCard, *, controlled: bool, masked: bool) -> Mapping[Tas
     """
     refused = {field for field, takes, _ in _BY_CARD if not takes(card)}
     refused |= set() if card.max_references else {REFERENCE}
-    refused |= set() if masked else set(MaskFromWords.model_fields)
+    refused |= set() if masked else set(SegmentationFields.model_fields)
     refused |= set() if StepCache.TAYLORSEER in card.step_caches else {"step_cache", *SETTINGS}
     refused |= set() if controlled else {"controlnets", *CONTROL_IMAGES}
     return {task: [name for name in FIELDS[task] if name not in refused] for task in card.tasks}

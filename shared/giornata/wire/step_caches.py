@@ -31,7 +31,7 @@ SETTINGS: Final = ("step_cache_interval", "step_cache_order", "step_cache_warmup
 """Fields that set TaylorSeer."""
 
 
-class Extrapolation(NamedTuple):
+class TaylorSeerSchedule(NamedTuple):
     """Which steps TaylorSeer computes: `TaylorSeerCacheConfig` of diffusers."""
 
     interval: int

@@ -14,7 +14,7 @@ from giornata.wire.errors import ErrorBody, TemplateMismatch
 from giornata.wire.jobs import BlobRef, Inspection, check_version
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata.wire.values import Recorded, Wire
+from giornata.wire.values import RecordModel, WireModel
 
 RENEW_SHARE: Final = 0.9
 """A use renews a registration with less than this share of its life left, so that few uses write."""
@@ -37,7 +37,7 @@ class TemplateState(StrEnum):
         return self in {TemplateState.READY, TemplateState.FAILED}
 
 
-class TemplateInputs(Wire):
+class TemplateInputs(WireModel):
     """What a template run is computed from."""
 
     inspection: Inspection
@@ -49,7 +49,7 @@ class TemplateInputs(Wire):
     """As of an :class:`giornata.wire.jobs.Encoding`; a registered template has none."""
 
 
-class TemplateRecord(Recorded):
+class TemplateRecord(RecordModel):
     """The truth about a registered template."""
 
     template_id: str

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
 
-class Wire(BaseModel):
+class WireModel(BaseModel):
     """A value on the wire: immutable; fields that a newer version added are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
 
-class Recorded(Wire):
+class RecordModel(WireModel):
     """A record, or a part of one: fields that a newer version added are kept, and written back as they came.
 
     Its instances travel in messages too, since what comes in a message may end in a record.
@@ -41,7 +41,7 @@ class Intermediate(StrEnum):
     LATENTS = "latents"
 
 
-class Mode(StrEnum):
+class BlockMode(StrEnum):
     """How one block treats the tokens outside of the compute set."""
 
     FULL = "full"
@@ -56,7 +56,7 @@ Grain: TypeAlias = Annotated[int, Field(ge=1), PlainSerializer(str)]
 """Finest cells a side of one cell: 1 for transformers, whose cells are tokens. Its decimal digits on the wire."""
 
 
-class CellMap(Recorded):
+class CellMap(RecordModel):
     """A bitmap of a picture's cells, the same at every reader.
 
     With numpy, `bits` is ``packbits(cells).tobytes()`` of `cells` (height, width) bool, and `cells` is
@@ -87,7 +87,7 @@ class CellMap(Recorded):
         return int.from_bytes(self.bits, "big").bit_count()
 
 
-class StageTimes(Recorded):
+class StageTimes(RecordModel):
     """Milliseconds that a job spent in each stage, as the router sees them; summed over attempts."""
 
     prepare: float = 0.0
@@ -100,7 +100,7 @@ class StageTimes(Recorded):
     """Decode, paste, encode."""
 
 
-class ComputeTimes(Recorded):
+class ComputeTimes(RecordModel):
     """Milliseconds spent computing for a job; the rest of its latency is waiting and overhead."""
 
     inspect: float = 0.0

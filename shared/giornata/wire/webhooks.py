@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from giornata.wire.values import Recorded
+from giornata.wire.values import RecordModel
 
 
 class WebhookState(StrEnum):
@@ -16,7 +16,7 @@ class WebhookState(StrEnum):
     """It was given up."""
 
 
-class WebhookRecord(Recorded):
+class WebhookRecord(RecordModel):
     """The truth about the webhook of a job."""
 
     job_id: str

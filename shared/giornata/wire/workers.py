@@ -13,7 +13,7 @@ from giornata.wire.loras import LoraCounters
 from giornata.wire.masks import MaskCard
 from giornata.wire.models import ModelCard
 from giornata.wire.queues import CostFit, QueueState, StoreRoom
-from giornata.wire.values import Mode, Wire
+from giornata.wire.values import BlockMode, WireModel
 
 
 class ServiceName(StrEnum):
@@ -36,7 +36,7 @@ class Tier(StrEnum):
     DISK = "disk"
 
 
-class RowProgress(Wire):
+class RowProgress(WireModel):
     """A row that a worker has."""
 
     job_id: str
@@ -82,7 +82,7 @@ class RowProgress(Wire):
         return self.text_tokens > 0 if self.encoded is None else self.encoded
 
 
-class StepSample(Wire):
+class StepSample(WireModel):
     """One engine step: what it computed and how long it took. The router fits its regressions to these.
 
     Tokens and pairs are means over the network's blocks, of all sequences together.
@@ -141,7 +141,7 @@ class StepSample(Wire):
     instead of loads, and steps without a recorded entry."""
 
 
-class LoadSample(Wire):
+class LoadSample(WireModel):
     """The load of a recording, or of a part, from one tier to the next. The router fits its regressions to these."""
 
     tier: Tier
@@ -150,7 +150,7 @@ class LoadSample(Wire):
     load_ms: float
 
 
-class AdapterLoad(Wire):
+class AdapterLoad(WireModel):
     """One hop of a LoRA, or of a set of them: into memory, or onto the device from there.
 
     The router learns from these how long the LoRAs of other jobs take to arrive.
@@ -162,7 +162,7 @@ class AdapterLoad(Wire):
     load_ms: float
 
 
-class DegreeCosts(Wire):
+class DegreeCosts(WireModel):
     """What steps cost that several devices compute together."""
 
     degree: int
@@ -172,7 +172,7 @@ class DegreeCosts(Wire):
     compute: CostFit
 
 
-class WorkerCosts(Wire):
+class WorkerCosts(WireModel):
     """What a worker's steps and loads cost, as the worker sees it now."""
 
     compute: CostFit
@@ -183,7 +183,7 @@ class WorkerCosts(Wire):
     """What steps on several devices cost; empty for one device. A degree that is not here is not used."""
     device: str = ""
     """Torch's name of it; workers of one model and device share regressions at the router."""
-    reused: Mode = Mode.KV
+    reused: BlockMode = BlockMode.KV
     """How edits take from recordings here."""
     renewed_every: int = 0
     """Edits without a recording compute one step in so many in full here, or more; 0: all."""
@@ -191,7 +191,7 @@ class WorkerCosts(Wire):
     """Whether steps of edits that reuse take what an earlier one made of their prompts' padding."""
 
 
-class TemplateCounters(Wire):
+class TemplateCounters(WireModel):
     """What a denoiser's recordings have done since its start, and their size now."""
 
     hits_memory: int = 0
@@ -216,7 +216,7 @@ class TemplateCounters(Wire):
     first_bytes: int = 0
 
 
-class AdapterCounters(Wire):
+class AdapterCounters(WireModel):
     """What a denoiser's LoRAs have done since its start, and their size now."""
 
     hits_device: int = 0
@@ -255,7 +255,7 @@ class RankPhase(StrEnum):
     """Its process ended or was ended; another one is not there yet."""
 
 
-class RankState(Wire):
+class RankState(WireModel):
     """One device of a worker that has several."""
 
     device: str
@@ -267,7 +267,7 @@ class RankState(Wire):
     """Processes that have been started for it."""
 
 
-class StepCacheCounters(Wire):
+class StepCacheCounters(WireModel):
     """What rows with step caches have done since the worker's start."""
 
     computed_blocks: int = 0
@@ -276,7 +276,7 @@ class StepCacheCounters(Wire):
     """Blocks that caches stood in for."""
 
 
-class WorkerState(Wire):
+class WorkerState(WireModel):
     """Telemetry of a denoiser."""
 
     capacity_rows: int
@@ -321,14 +321,14 @@ class WorkerState(Wire):
     """None from versions without step caches."""
 
 
-class PrepostState(Wire):
+class PrepostState(WireModel):
     """Telemetry of a prepost. The router asks it by its own name, and not for more than it can begin."""
 
     image_processes: int
     """Pictures that it decodes, pastes and encodes at a time; its model computes one stage at a time."""
 
 
-class ServiceState(Wire):
+class ServiceState(WireModel):
     """Telemetry of any instance."""
 
     service: ServiceName

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from giornata.control.loading import load
 from giornata.control.protocol import ControlNet
-from giornata.packed.low_rank import LowRank, low_rank
+from giornata.packed.low_rank import SequenceLoras, low_rank
 from giornata.wire.adapters import ControlInput, control_name
-from giornata_denoiser.controls.networks import Controlled, controlled
-from giornata_denoiser.engine.controls import Controls
+from giornata_denoiser.controls.networks import ControlNetTarget, controlled
+from giornata_denoiser.engine.controls import ControlExecutor
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.rows.adapters import NONE, Adapters, RowControl, RowLora
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from giornata_prepost.families.protocol import ControlImage, ControlledModel
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.loras.normalising import normalise
@@ -33,7 +33,7 @@ from tests.bench.compute.setting import DEFAULT
 LORAS: Final = ("swapped", "outlined")
 CONTROLNET: Final = "outline"
 
-Way = Callable[[Mapping[str, ControlNet], Controlled], Controls]
+Way = Callable[[Mapping[str, ControlNet], ControlNetTarget], ControlExecutor]
 """Makes what computes the residuals of ControlNets, which are by digest, for a network."""
 
 
@@ -41,11 +41,11 @@ class ShippedLoras:
     """The LoRAs that ship, as prepost hands them on; satisfies :class:`giornata_denoiser.engine.low_ranks.LowRanks`."""
 
     def __init__(self) -> None:
-        self._sets: dict[tuple[RowLora, ...], LowRank] = {
+        self._sets: dict[tuple[RowLora, ...], SequenceLoras] = {
             (RowLora(name),): low_rank(name, [(_canonical(name), 1.0)]) for name in LORAS
         }
 
-    def find(self, loras: tuple[RowLora, ...]) -> LowRank | None:
+    def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
         """The set of one LoRA."""
         return self._sets.get(loras)
 
@@ -100,14 +100,14 @@ class AdaptedModel:
         encoded = cast("ControlledModel", self._model.images).encode_controls(shown, None)
         return encoded.condition(torch.Generator())[control_name(0)]
 
-    def templates(self, edits: Edits, adapters: Adapters = NONE) -> list[Recording]:
+    def templates(self, edits: Edits, adapters: Adapters = NONE) -> list[CachedTemplate]:
         """As the product records them, but under `adapters`."""
         recording = RecordingSpec(frozenset({DEFAULT.form}), DEFAULT.bits)
         return [
             self._model.template(request, recording, DEFAULT.levels, adapters) for request in edits.requests
         ]
 
-    def reusing(self, edits: Edits, templates: Sequence[Recording]) -> Edits:
+    def reusing(self, edits: Edits, templates: Sequence[CachedTemplate]) -> Edits:
         """The edits with what lies outside their masks from `templates`."""
         rows = [
             replace(

@@ -11,11 +11,11 @@ from typing import Any, Final
 import torch
 
 from giornata.packed.attention import varlen
-from giornata.packed.low_rank import LowRank
-from giornata.packed.tracing import UNTRACED, Tracing
-from giornata.packed.uses import Taken, Use
+from giornata.packed.low_rank import SequenceLoras
+from giornata.packed.tracing import UNTRACED, LaneTracer
+from giornata.packed.uses import BlockInputs, CachedTokens
 from giornata.planning.operations import step_work
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.recording import CorrectionRecorder
 from giornata_denoiser.blocks.slabs import Slabs
@@ -27,8 +27,8 @@ from giornata_denoiser.families.driven.network import DrivenNetwork
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import Stored
-from giornata_denoiser.rows.template import Entry, Kept
+from giornata_denoiser.rows.stored import StoredTensor
+from giornata_denoiser.rows.template import CachedBlock, Entry
 from tests.bench.compute.engines import DEVICE_BYTES
 from tests.bench.compute.rows import Rows
 from tests.bench.systems.workload import Edit
@@ -38,7 +38,7 @@ MASK: Final = 0.11
 STEPS: Final = 4
 
 
-Step = Callable[[Tracing], object]
+Step = Callable[[LaneTracer], object]
 
 
 class StepKind(StrEnum):
@@ -64,9 +64,9 @@ class MetaDevice(Device):
     shares = True
 
     def __init__(self) -> None:
-        self._here: dict[int, Stored] = {}
+        self._here: dict[int, StoredTensor] = {}
 
-    def bring(self, stored: Stored) -> Stored:
+    def bring(self, stored: StoredTensor) -> StoredTensor:
         """A copy, unless it is there."""
         if stored.data.is_meta:
             return stored
@@ -95,7 +95,7 @@ class Batches:
                 network._parts = network._parts._replace(attend=varlen, elementwise=TRITON)
         self._entry = self._made_entry()
 
-    def prepared(self, kind: StepKind, count: int, low_ranks: Sequence[LowRank | None] = ()) -> Step:
+    def prepared(self, kind: StepKind, count: int, low_ranks: Sequence[SequenceLoras | None] = ()) -> Step:
         """A step of `count` rows, under LoRAs or none; called again, it is the same step again."""
         family = self._family
         rows = [self._row(index, count) for index in range(count)]
@@ -107,11 +107,11 @@ class Batches:
         made = partial(self._uses, kind, rows, corrections)
         kept = None if kind in LOADING else made(self._device(), UNTRACED)
 
-        def step(trace: Tracing) -> object:
+        def step(trace: LaneTracer) -> object:
             with torch.inference_mode():
                 uses = made(self._device(), trace) if kept is None else kept
                 if low_ranks:
-                    uses = adapted(uses or (Use(),) * count, rows, low_ranks)
+                    uses = adapted(uses or (BlockInputs(),) * count, rows, low_ranks)
                 return denoise_step(family, assembly, rows, uses, trace)
 
         return step
@@ -125,14 +125,14 @@ class Batches:
                 slabs.sizes(mode)[block]
                 for slabs in made
                 for block, mode in enumerate(self._entry.modes)
-                if mode is not Mode.FULL
+                if mode is not BlockMode.FULL
             )
         )
 
     def tera_operations(self, kind: StepKind, count: int) -> float:
         """See :func:`tera_operations`; of a step in full, or of one that takes keys and values."""
         rows = [self._row(index, count) for index in range(count)]
-        return tera_operations(self._family, rows, Mode.FULL if kind is StepKind.FULL else Mode.KV)
+        return tera_operations(self._family, rows, BlockMode.FULL if kind is StepKind.FULL else BlockMode.KV)
 
     def _uses(
         self,
@@ -140,8 +140,8 @@ class Batches:
         rows: Sequence[Row],
         corrections: Sequence[Correction | None],
         device: Device,
-        trace: Tracing,
-    ) -> tuple[Use, ...]:
+        trace: LaneTracer,
+    ) -> tuple[BlockInputs, ...]:
         if kind is StepKind.FULL:
             return ()
         bits = self._rows.setting.correction_bits
@@ -149,12 +149,12 @@ class Batches:
         for row, correction in zip(rows, corrections, strict=True):
             slabs = self._slabs(row, device, trace, correction)
             if kind is StepKind.FIRST and row.region is not None and bits is not None:
-                uses.append(Use(recorder=CorrectionRecorder(slabs, bits)))
+                uses.append(BlockInputs(recorder=CorrectionRecorder(slabs, bits)))
             else:
-                uses.append(Use(Taken(self._entry.modes, slabs)))
+                uses.append(BlockInputs(CachedTokens(self._entry.modes, slabs)))
         return tuple(uses)
 
-    def _slabs(self, row: Row, device: Device, trace: Tracing, correction: Correction | None) -> Slabs:
+    def _slabs(self, row: Row, device: Device, trace: LaneTracer, correction: Correction | None) -> Slabs:
         if row.region is None:
             raise ValueError("the mask leaves nothing to be reused; ask for a larger picture")
         own = row.own_tokens[0]
@@ -175,7 +175,7 @@ class Batches:
             raise ValueError("the mask leaves nothing to be reused; ask for a larger picture")
         tokens = len(where.computed) + len(where.outside)  # those beside the picture's too
         kept = _quantised(tokens, width, bits, self._family)
-        blocks = tuple(Kept(replace(kept), replace(kept)) for _ in range(self._family.depth))
+        blocks = tuple(CachedBlock(replace(kept), replace(kept)) for _ in range(self._family.depth))
         return Entry(0.5, blocks)
 
     def _correction(self, row: Row) -> Correction:
@@ -194,19 +194,19 @@ class Batches:
         return self._family.device.type == "meta"
 
 
-def tera_operations(family: ModelFamily, rows: Sequence[Row], mode: Mode) -> float:
+def tera_operations(family: ModelFamily, rows: Sequence[Row], mode: BlockMode) -> float:
     """Floating-point operations of a step of `rows`, in 10^12, whose blocks all have this `mode`; padding is kept where
     a step is masked."""
-    shapes = [shape for row in rows for shape in row.shaped(padding_kept=mode is not Mode.FULL)]
+    shapes = [shape for row in rows for shape in row.shaped(padding_kept=mode is not BlockMode.FULL)]
     modes = [(mode,) * family.operations.blocks] * len(shapes)
     return 2 * step_work(family.operations, shapes, modes).multiplications / 1e12
 
 
-def _quantised(tokens: int, channels: int, bits: int, family: ModelFamily) -> Stored:
+def _quantised(tokens: int, channels: int, bits: int, family: ModelFamily) -> StoredTensor:
     """Zeros as :func:`giornata_denoiser.rows.stored.store` keeps them, on the host; pinned for a CUDA device."""
     if bits == 0:
-        made = Stored(torch.zeros(tokens, channels, dtype=family.dtype))
+        made = StoredTensor(torch.zeros(tokens, channels, dtype=family.dtype))
     else:
         data = torch.zeros(tokens, channels * bits // 8, dtype=torch.uint8)
-        made = Stored(data, torch.zeros(channels), torch.zeros(channels))
+        made = StoredTensor(data, torch.zeros(channels), torch.zeros(channels))
     return made.pinned() if family.device.type == "cuda" else made

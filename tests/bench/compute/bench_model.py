@@ -19,7 +19,7 @@ from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import cfg_scale
 from giornata.wire.samplers import Sampler
 from giornata_denoiser.checkpoint import Checkpoint, load
-from giornata_denoiser.engine.controls import Controls
+from giornata_denoiser.engine.controls import ControlExecutor
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.low_ranks import LowRanks
@@ -29,7 +29,7 @@ from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.adapters import NONE, Adapters
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording, template_noise
+from giornata_denoiser.rows.template import CachedTemplate, template_noise
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.masks import compute_set, effective_alpha, model_mask
@@ -87,7 +87,7 @@ class BenchModel:
 
     def template(
         self, request: Request, recording: RecordingSpec, steps: int, adapters: Adapters = NONE
-    ) -> Recording:
+    ) -> CachedTemplate:
         """A run over the request's picture with an empty mask and an empty prompt, recorded at each of its steps.
 
         The product records without `adapters`.
@@ -99,7 +99,7 @@ class BenchModel:
         sampler = self.family.schedule.recorder
         row = self._row(request, self._text(request, ""), tensors, steps, sampler)
         (done,) = self.run([replace(row, records=recording, adapters=adapters)])
-        return Recording(request.name, row.grid, done.entries)
+        return CachedTemplate(request.name, row.grid, done.entries)
 
     def edit(self, request: Request, halo: int | None) -> Row:
         """A row that computes everything: its region is not set.
@@ -115,7 +115,7 @@ class BenchModel:
             draws=self.sampler.stochastic,
         )
         if where is not None:
-            noise = Recording("any", (0, 0), ()).noise_beside(tensors["noise"], where)
+            noise = CachedTemplate("any", (0, 0), ()).noise_beside(tensors["noise"], where)
             tensors = {**tensors, "noise": noise}
         text = self._text(request, request.prompt)
         if self._cfg_scale is not None:
@@ -140,7 +140,7 @@ class BenchModel:
         self,
         rows: Iterable[Row],
         how: ReuseOptions | None = None,
-        controls: Controls | None = None,
+        controls: ControlExecutor | None = None,
         told: Callable[[StepReport], object] = lambda _: None,
     ) -> list[Row]:
         """The rows when they are done, in order; `controls` computes their ControlNets, and of steps is `told`."""

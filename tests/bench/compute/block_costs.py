@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from giornata.packed.tracing import Lane
-from giornata.packed.uses import Taken, Use
-from giornata.wire.values import Mode
+from giornata.packed.tracing import TraceLane
+from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
@@ -21,12 +21,12 @@ from tests.bench.reporting.options import wait_for
 class Costs:
     """Milliseconds of one row's step."""
 
-    blocks: dict[Mode, tuple[float, ...]]
+    blocks: dict[BlockMode, tuple[float, ...]]
     """By mode, of every block; all that it takes is on the device."""
     around_ms: float
     """What a step takes besides its blocks."""
 
-    def mean_ms(self, mode: Mode) -> float:
+    def mean_ms(self, mode: BlockMode) -> float:
         """Mean time of a block in `mode`."""
         return statistics.mean(self.blocks[mode])
 
@@ -34,18 +34,18 @@ class Costs:
 def measured(family: ModelFamily, row: Row, slabs: Slabs, repeats: int) -> Costs:
     """Medians of `repeats` steps of each mode, in turns, after one that warms up, from their traces."""
     assembly = assemble(family, [row])
-    blocks: dict[Mode, list[list[float]]] = {mode: [] for mode in Mode}
+    blocks: dict[BlockMode, list[list[float]]] = {mode: [] for mode in BlockMode}
     around: list[float] = []
     for turn in range(repeats + 1):
-        for mode in Mode:
+        for mode in BlockMode:
             trace = Trace(family.device)
-            with trace.span(Lane.STEP, "step"):
-                use = Use(Taken((mode,) * family.depth, slabs))
+            with trace.span(TraceLane.STEP, "step"):
+                use = BlockInputs(CachedTokens((mode,) * family.depth, slabs))
                 denoise_step(family, assembly, [row], [use], trace)
             wait_for(family.device)
             spans = trace.spans()
-            times = [(span[3] - span[2]) * 1e3 for span in spans if span[0] is Lane.COMPUTE]
-            (step_ms,) = [(span[3] - span[2]) * 1e3 for span in spans if span[0] is Lane.STEP]
+            times = [(span[3] - span[2]) * 1e3 for span in spans if span[0] is TraceLane.COMPUTE]
+            (step_ms,) = [(span[3] - span[2]) * 1e3 for span in spans if span[0] is TraceLane.STEP]
             if turn:
                 blocks[mode].append(times)
                 around.append(step_ms - sum(times))

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from giornata.planning.batch import BatchRow
-from giornata.planning.blocks import MODES, Link
-from giornata.wire.values import Mode
+from giornata.planning.blocks import MODES, LoadLink
+from giornata.wire.values import BlockMode
 
-FULL, KV = MODES.index(Mode.FULL), MODES.index(Mode.KV)
+FULL, KV = MODES.index(BlockMode.FULL), MODES.index(BlockMode.KV)
 
 
-def best_ms(rows: Sequence[BatchRow], link: Link) -> float:
+def best_ms(rows: Sequence[BatchRow], link: LoadLink) -> float:
     """The earliest end of `rows`; 3^(rows * blocks) plans, so small batches only."""
     count, blocks = len(rows), len(rows[0].blocks)
     every = 3 ** (count * blocks)

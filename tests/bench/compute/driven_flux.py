@@ -12,9 +12,9 @@ from torch.nn import functional
 from giornata.packed.region import Rotary
 from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
-from giornata_denoiser.families.driven.forward import Site, Stream
+from giornata_denoiser.families.driven.forward import AttentionSite, TokenStream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
-from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
+from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenPromptBuilder
 from giornata_denoiser.families.driven.specs import multiplications, spec
 from giornata_denoiser.families.positions import cells
 from giornata_denoiser.families.references import Grid
@@ -29,18 +29,18 @@ class DrivenFlux(DrivenNetwork):
         model = self.transformer
         self.pairs, self.singles = model.transformer_blocks, model.single_transformer_blocks
         for index, block in enumerate(self.pairs):
-            self.hooks.spread(block.norm1, "linear", Stream.IMAGE, functional.silu)
-            self.hooks.spread(block.norm1_context, "linear", Stream.TEXT, functional.silu)
-            block.attn.processor = JointAttention(self.hooks, Site(index))
+            self.hooks.spread(block.norm1, "linear", TokenStream.IMAGE, functional.silu)
+            self.hooks.spread(block.norm1_context, "linear", TokenStream.TEXT, functional.silu)
+            block.attn.processor = JointAttention(self.hooks, AttentionSite(index))
         for index, block in enumerate(self.singles, len(self.pairs)):
-            self.hooks.spread(block.norm, "linear", Stream.JOINT, functional.silu)
-            block.attn.processor = SelfAttention(self.hooks, Site(index), Stream.JOINT)
-        self.hooks.spread(model.norm_out, "linear", Stream.OUTPUT, functional.silu)
+            self.hooks.spread(block.norm, "linear", TokenStream.JOINT, functional.silu)
+            block.attn.processor = SelfAttention(self.hooks, AttentionSite(index), TokenStream.JOINT)
+        self.hooks.spread(model.norm_out, "linear", TokenStream.OUTPUT, functional.silu)
 
     @property
-    def text(self) -> DrivenText:
+    def text(self) -> DrivenPromptBuilder:
         config = self.transformer.config
-        return DrivenText(
+        return DrivenPromptBuilder(
             {EMBEDS: (None, config.joint_attention_dim), POOLED: (config.pooled_projection_dim,)}
         )
 

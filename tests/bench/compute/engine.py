@@ -15,13 +15,13 @@ from giornata.packed.region import region
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata_denoiser.checkpoint import Checkpoint, load
-from giornata_denoiser.engine.assembly import Assembly, assemble
+from giornata_denoiser.engine.assembly import BatchTensors, assemble
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.sources import StepPlan
 from giornata_denoiser.families.flux.transformer import FluxBatch
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from giornata_tools.loadgen.distributions import at_percentile
 from tests.bench.compute import engines
 from tests.bench.compute.loading_engine import Known
@@ -134,7 +134,7 @@ def _masked_times(checkpoint: Checkpoint, seed: int) -> dict[str, Measured]:
     }
 
 
-def _layouts(assembly: Assembly, blocks: int) -> None:
+def _layouts(assembly: BatchTensors, blocks: int) -> None:
     """What the blocks of a forward ask for: everything where tokens enter, regions alone, and what lies outside."""
     if not isinstance(assembly.batch, FluxBatch):
         raise TypeError(f"expected a batch of Flux, received {type(assembly.batch).__name__}")
@@ -152,7 +152,7 @@ def _reusing(checkpoint: Checkpoint, index: int, seed: int) -> Row:
     recording = RecordingSpec(frozenset({DEFAULT.form}), DEFAULT.bits)
     with engines.engine_with(checkpoint.family) as engine:
         (done,) = engines.drained(engine, [replace(recorded, records=recording)])
-    template = Recording(f"template{index}", done.grid, done.entries)
+    template = CachedTemplate(f"template{index}", done.grid, done.entries)
     row = _masked(_row(checkpoint, index, 0, seed, steps=MASKED_STEPS), index)
     return replace(row, template=template)
 

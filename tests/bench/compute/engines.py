@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from giornata.planning.batch import BatchPlanner, plan_batch
-from giornata.scheduling.batch import Capacity, Joining, RowKey
+from giornata.scheduling.batch import BatchingMode, Capacity, RowKey
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader, device_for
 from giornata_denoiser.engine.protocol import StepReport
@@ -28,7 +28,7 @@ def engine_with(
     family: ModelFamily,
     *,
     rows: int = ROWS,
-    joining: Joining = Joining.STEP,
+    joining: BatchingMode = BatchingMode.STEP,
     setting: Setting = DEFAULT,
     model: CostFollower | None = None,
     planner: BatchPlanner = plan_batch,

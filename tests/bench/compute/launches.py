@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_iter
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from giornata.packed.tracing import Lane
+from giornata.packed.tracing import TraceLane
 
 ALLOCATING: Final = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 WITHOUT_KERNEL: Final = {"record_stream", "set_", "resize_"}
@@ -32,8 +32,8 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's i
     """Counts what is dispatched to a type of device while its context lasts, in one thread.
 
     An operation counts once, however many kernels it is made of, unless it only allocates memory or looks at some in
-    another shape. A copy between host and device counts. Satisfies :class:`giornata.packed.tracing.Tracing`: what runs
-    within a span of loading is counted apart.
+    another shape. A copy between host and device counts. Satisfies :class:`giornata.packed.tracing.LaneTracer`: what
+    runs within a span of loading is counted apart.
 
     A kernel of Triton counts once, and its bytes are those of all tensors that it is given. On `meta` none runs.
 
@@ -43,12 +43,15 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's i
 
     def __init__(self, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's is without types
-        self.operations: dict[Lane, Counter[str]] = {Lane.COMPUTE: Counter(), Lane.LOAD: Counter()}
+        self.operations: dict[TraceLane, Counter[str]] = {
+            TraceLane.COMPUTE: Counter(),
+            TraceLane.LOAD: Counter(),
+        }
         """How often each operation ran."""
-        self.moved_bytes: Counter[Lane] = Counter()
+        self.moved_bytes: Counter[TraceLane] = Counter()
         """Bytes that operations read and wrote, each tensor once an operation: what no cache could spare."""
         self._device_type = device_type
-        self._lane = Lane.COMPUTE
+        self._lane = TraceLane.COMPUTE
         self._kernels = ExitStack()
 
     def __enter__(self) -> Self:
@@ -76,14 +79,14 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's i
 
         return counted
 
-    def count(self, lane: Lane) -> int:
+    def count(self, lane: TraceLane) -> int:
         """Operations of a lane: computing or loading."""
         return self.operations[lane].total()
 
     @contextmanager
-    def span(self, lane: Lane, name: str, **arguments: object) -> Iterator[None]:
+    def span(self, lane: TraceLane, name: str, **arguments: object) -> Iterator[None]:
         """Loads within computing are counted as loads."""
-        before, self._lane = self._lane, Lane.LOAD if lane is Lane.LOAD else self._lane
+        before, self._lane = self._lane, TraceLane.LOAD if lane is TraceLane.LOAD else self._lane
         try:
             yield
         finally:

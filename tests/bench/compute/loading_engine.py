@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 from giornata.planning.batch import BatchPlanner, each, plan_batch
 from giornata.planning.blocks import always, greedy
 from giornata.planning.costs import StepCosts
-from giornata.planning.operations import Operations, Shape, Work, step_work
-from giornata.wire.values import Mode
-from giornata_denoiser.rows.template import Recording
+from giornata.planning.operations import NetworkOperations, SequenceShape, StepWork, step_work
+from giornata.wire.values import BlockMode
+from giornata_denoiser.rows.template import CachedTemplate
 from tests.bench.compute.block_costs import Costs
 from tests.bench.compute.engines import engine_with
 from tests.bench.compute.loading_run import Scene
@@ -20,9 +20,9 @@ from tests.bench.compute.setting import Setting
 from tests.bench.reporting.options import wait_for
 
 PLANNERS: Final[dict[str, BatchPlanner]] = {
-    "strawman": each(always(Mode.KV)),
+    "strawman": each(always(BlockMode.KV)),
     "greedy": each(greedy),
-    "full": each(always(Mode.FULL)),
+    "full": each(always(BlockMode.FULL)),
     "exact": plan_batch,
 }
 UNCORRECTED: Final = Setting(corrected=False)
@@ -35,7 +35,7 @@ class Known:
 
     costs: StepCosts
 
-    def observe_step(self, work: Work, step_ms: float) -> None:
+    def observe_step(self, work: StepWork, step_ms: float) -> None:
         """Nobody learns from it, so that all systems plan with the same costs."""
 
 
@@ -48,7 +48,9 @@ class Took(NamedTuple):
     """The sum of what the engine said of its steps."""
 
 
-def linear(costs: Costs, operations: Operations, shapes: Sequence[Shape], rate_bytes_s: float) -> StepCosts:
+def linear(
+    costs: Costs, operations: NetworkOperations, shapes: Sequence[SequenceShape], rate_bytes_s: float
+) -> StepCosts:
     """The weights by which the blocks of these sequences take on average what was measured, in each mode.
 
     What projections take beyond keys and values is linear, what a step in full takes beyond that is attention. What is
@@ -61,8 +63,8 @@ def linear(costs: Costs, operations: Operations, shapes: Sequence[Shape], rate_b
         rate_bytes_s: of the loader.
     """
     blocks = operations.blocks
-    full, hidden, kv = (step_work(operations, shapes, [(mode,) * blocks] * len(shapes)) for mode in Mode)
-    full_ms, hidden_ms, kv_ms = (blocks * costs.mean_ms(mode) for mode in Mode)
+    full, hidden, kv = (step_work(operations, shapes, [(mode,) * blocks] * len(shapes)) for mode in BlockMode)
+    full_ms, hidden_ms, kv_ms = (blocks * costs.mean_ms(mode) for mode in BlockMode)
     linear_ms = (hidden_ms - kv_ms) / (hidden.linear - kv.linear)
     attention_ms = (full_ms - kv_ms - linear_ms * (full.linear - kv.linear)) / (full.attention - kv.attention)
     sequence_ms = (kv_ms - linear_ms * kv.linear - attention_ms * kv.attention) / kv.sequences
@@ -79,7 +81,7 @@ def picture(scene: Scene, planner: BatchPlanner, costs: StepCosts, rate_bytes_s:
         costs: that it plans with.
         rate_bytes_s: of its loader.
     """
-    template = Recording("loading", scene.row.grid, scene.entries)
+    template = CachedTemplate("loading", scene.row.grid, scene.entries)
     row = replace(scene.row, template=template)
     predicted_ms = 0.0
     with engine_with(

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from giornata.packed.uses import Taken, Use
+from giornata.packed.uses import BlockInputs, CachedTokens
 from giornata.planning.blocks import takes
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.assembly import assemble
@@ -47,7 +47,7 @@ class Scene:
         return device_for(self.rows.family.device, 0)
 
 
-def picture_ms(scene: Scene, modes: Sequence[Mode], rate_bytes_s: float, *, ahead: bool) -> float:
+def picture_ms(scene: Scene, modes: Sequence[BlockMode], rate_bytes_s: float, *, ahead: bool) -> float:
     """Milliseconds of all steps of the picture.
 
     Args:
@@ -71,14 +71,16 @@ def picture_ms(scene: Scene, modes: Sequence[Mode], rate_bytes_s: float, *, ahea
             if not ahead:
                 for block, form in enumerate(takes(chosen).forms):
                     _wait(slabs[step], block, form)
-            (latent,) = denoise_step(family, assembly, [row], [Use(Taken(chosen, slabs[step]))]).latents
+            (latent,) = denoise_step(
+                family, assembly, [row], [BlockInputs(CachedTokens(chosen, slabs[step]))]
+            ).latents
             row = row.advanced(latent)
         wait_for(family.device)
         return (time.perf_counter() - began) * 1e3
 
 
-def _wait(slabs: Slabs, block: int, form: Mode) -> None:
-    if form is Mode.KV:
+def _wait(slabs: Slabs, block: int, form: BlockMode) -> None:
+    if form is BlockMode.KV:
         slabs.keys_values(block)
-    elif form is Mode.HIDDEN:
+    elif form is BlockMode.HIDDEN:
         slabs.hidden(block)

@@ -14,7 +14,7 @@ from giornata.tensors import PROMPT_MASK
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording, template_noise
+from giornata_denoiser.rows.template import CachedTemplate, template_noise
 from tests.bench.compute import engines
 from tests.bench.compute.setting import DEFAULT, Setting
 from tests.bench.systems.workload import Edit, square
@@ -67,7 +67,7 @@ class Rows:
         where = region(grown(square(edit, self.side), self.setting.halo))
         if where is None:
             return self._edited(edit, self._noise(edit), picture)
-        noise = Recording("any", (0, 0), ()).noise_beside(self._noise(edit), where)
+        noise = CachedTemplate("any", (0, 0), ()).noise_beside(self._noise(edit), where)
         made = self._edited(edit, noise, picture)
         return replace(made, region=beside(where, made.companions), keeps_padding=self.padding_tokens > 0)
 
@@ -86,7 +86,7 @@ class Rows:
         mask = square(edit, self.side).view(-1, 1).expand(-1, self.channels).float()
         return self._built(edit.index, edit.steps, edit.template, latents, noise, mask)
 
-    def _template(self, index: int) -> Recording:
+    def _template(self, index: int) -> CachedTemplate:
         setting = self.setting
         noise = template_noise(self.tokens, self.channels)
         mask = torch.zeros(self.tokens, self.channels)
@@ -94,7 +94,7 @@ class Rows:
         recording = RecordingSpec(frozenset({setting.form}), setting.bits)
         with engines.engine_with(self.family) as engine:
             (done,) = engines.drained(engine, [replace(row, records=recording)])
-        recorded = Recording(f"template{index}", row.grid, done.entries)
+        recorded = CachedTemplate(f"template{index}", row.grid, done.entries)
         return recorded.pinned() if self.family.device.type == "cuda" else recorded  # as a denoiser keeps it
 
     def _text(self, index: int) -> dict[str, Tensor]:

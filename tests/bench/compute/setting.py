@@ -7,13 +7,13 @@ from enum import StrEnum
 from typing import Final
 
 from giornata.wire.requests import EditParameters
-from giornata_denoiser.choices import Form
-from giornata_denoiser.config import DenoiserConfig, ReuseText
+from giornata_denoiser.choices import CacheForm
+from giornata_denoiser.config import DenoiserConfig, TextReusePolicy
 from giornata_denoiser.templates.identity import LEVELS
 
 FORM, BITS = (DenoiserConfig.model_fields[f"template_{name}"].default for name in ("form", "bits"))
 CORRECTED: Final = DenoiserConfig.template_correction
-KEEPS_PADDING: Final = DenoiserConfig.model_fields["reuse_text"].default is ReuseText.PADDING
+KEEPS_PADDING: Final = DenoiserConfig.model_fields["reuse_text"].default is TextReusePolicy.PADDING
 HALO: Final = EditParameters.model_fields["halo"].default
 
 
@@ -32,7 +32,7 @@ class Teacher(StrEnum):
 class Setting:
     """One way to reuse."""
 
-    form: Form = FORM
+    form: CacheForm = FORM
     bits: int = BITS
     levels: int = LEVELS
     """Recorded noise levels; 0 for the edit's own."""

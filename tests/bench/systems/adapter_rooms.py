@@ -9,9 +9,9 @@ from typing import Final
 
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.adapters import NeededLora
-from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.demand import JobDemand, RowShape
 from giornata_tools.loadgen.adapters import AdapterSizes, AdapterWorkload
-from giornata_tools.loadgen.distributions import Crowds, arrival_times, crowded_times
+from giornata_tools.loadgen.distributions import ArrivalBursts, arrival_times, crowded_times
 from giornata_tools.loadgen.trace import TraceLine
 from giornata_tools.simulation.adapters import adapted
 from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
@@ -76,7 +76,7 @@ def paper_jobs(seed: int, *, rate: float, seconds: float, shift_s: float | None 
     With `shift_s` all ranks change at that time, once, and none before.
     """
     chance = random.Random(f"{seed} jobs")  # noqa: S311 - a workload, no secret
-    times = crowded_times(rate, seconds, seed, Crowds())
+    times = crowded_times(rate, seconds, seed, ArrivalBursts())
     asked = AdapterWorkload({1: 0.85, 2: 0.15}, 220, 1.1, drift_s=0.0 if shift_s else 1200.0)
     names = asked.draw(times, seed)
     if shift_s is not None:
@@ -124,7 +124,7 @@ def _job(
 ) -> SimulatedJob:
     tokens = max(1, round(TOKENS * work))
     shape = RowShape(text=0, image=tokens, computed=tokens, steps=steps, begun=True)
-    plain = SimulatedJob(f"j{number}", at_s, Demand(MODEL, DIGEST, (shape,)), slo_s)
+    plain = SimulatedJob(f"j{number}", at_s, JobDemand(MODEL, DIGEST, (shape,)), slo_s)
     made = adapted(plain, loras)
     shapes = tuple(replace(one, low_rank=0.0, segments=0.0) for one in made.demand.shapes)
     return replace(made, demand=replace(made.demand, shapes=shapes))
@@ -146,6 +146,6 @@ def batching_jobs(seed: int, *, rate: float, seconds: float, joins_within: float
     ):
         shape = RowShape(512, 4096, 4096, chance.choice((20, 30, 30, 30, 40, 50)), begun=True)
         loras = tuple(NeededLora(name, BATCHED_BYTES) for name in names)
-        demand = Demand(MODEL, DIGEST, (shape,), adapters=loras, joins_within=joins_within)
+        demand = JobDemand(MODEL, DIGEST, (shape,), adapters=loras, joins_within=joins_within)
         made.append(SimulatedJob(f"j{number}", at_s, demand))
     return made

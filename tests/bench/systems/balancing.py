@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from giornata_tools.loadgen.driver import Send
 from giornata_tools.loadgen.outcomes import ServerAnswer
-from giornata_tools.loadgen.workload import Request
+from giornata_tools.loadgen.workload import WorkloadRequest
 
 
 class LeastInFlight:
@@ -23,7 +23,7 @@ class LeastInFlight:
         """When each was last used."""
         self._turn = 0
 
-    async def send(self, request: Request) -> ServerAnswer:
+    async def send(self, request: WorkloadRequest) -> ServerAnswer:
         """Have one of the servers answer."""
         place = min(range(len(self._servers)), key=lambda at: (self._in_flight[at], self._turns[at]))
         self._turn += 1

@@ -24,17 +24,17 @@ import psutil
 from giornata.bus import bus
 from giornata.fleet import Fleet
 from giornata.planning.costs import StepCosts
-from giornata.planning.operations import COMPUTE, Operations
-from giornata.planning.regression import Fit, fit
+from giornata.planning.operations import COMPUTE, NetworkOperations
+from giornata.planning.regression import LinearFit, fit
 from giornata.scheduling.estimates import work_of
 from giornata.wire import subjects
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import AdapterLoad, RowProgress, ServiceName, ServiceState, StepSample, Tier
 from giornata_tools.launcher.stack import Stack
-from giornata_tools.loadgen.workload import Request
+from giornata_tools.loadgen.workload import WorkloadRequest
 from giornata_tools.simulation.jobs import SimulatedJob
 from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.options import RunOptions, Stages
+from giornata_tools.simulation.options import RunOptions, StageSetting
 from giornata_tools.simulation.residency import AdapterSetting
 from giornata_tools.simulation.simulator import Simulation
 from giornata_tools.simulation.templates import TemplateSetting
@@ -63,7 +63,7 @@ class Heard:
     """The latest of each job."""
     past: set[str] = field(default_factory=set)
     """Jobs whose rows are forgotten: a denoiser that was frozen may tell of them once more."""
-    operations: Operations | None = None
+    operations: NetworkOperations | None = None
     """Operations of the network; None until a denoiser has told."""
     capacity: tuple[int, int] = (0, 0)
     """Rows, tokens."""
@@ -82,7 +82,7 @@ class Heard:
         rows = (*state.worker.waiting, *state.worker.running)
         self.rows |= {row.job_id: row for row in rows if row.job_id not in self.past}
         if state.worker.blocks is not None:
-            self.operations = Operations(state.worker.blocks)
+            self.operations = NetworkOperations(state.worker.blocks)
         self.capacity = state.worker.capacity_rows, state.worker.capacity_tokens
 
     def forget_rows(self) -> None:
@@ -102,8 +102,8 @@ async def listening(
         bus.connect(
             stack.nats_url,
             "fidelity",
-            user=User.OBSERVER,
-            password_file=stack.nats_password_file(User.OBSERVER),
+            user=NatsRole.OBSERVER,
+            password_file=stack.nats_password_file(NatsRole.OBSERVER),
         ) as observer,
         observer.listen(subjects.ALL_TELEMETRY, ServiceState, heard.hear),
     ):
@@ -114,7 +114,7 @@ async def listening(
 class Alone:
     """One edit that had the system for itself, in milliseconds."""
 
-    request: Request
+    request: WorkloadRequest
     encode_ms: float
     finish_ms: float
     took_ms: float
@@ -135,9 +135,9 @@ class Round:
 class Calibration:
     """What steps, stages and messages take."""
 
-    compute: Fit
+    compute: LinearFit
     machine: Machine
-    stages: Stages
+    stages: StageSetting
     cores: float
     """That are left by what runs though nobody edits."""
     drift: float
@@ -172,8 +172,8 @@ async def measured(
     stack: Stack,
     heard: Heard,
     number: int,
-    together: Sequence[Request],
-    alone: Sequence[Request],
+    together: Sequence[WorkloadRequest],
+    alone: Sequence[WorkloadRequest],
     pictures: Pictures,
     rest: Idle,
 ) -> Round:
@@ -214,7 +214,9 @@ async def _one_denoiser(stack: Stack, number: int) -> AsyncIterator[None]:
     await ready(len(names))
 
 
-async def _alone(stack: Stack, requests: Sequence[Request], pictures: Pictures) -> tuple[list[Alone], float]:
+async def _alone(
+    stack: Stack, requests: Sequence[WorkloadRequest], pictures: Pictures
+) -> tuple[list[Alone], float]:
     """One edit after the other, and for how many seconds those between them computed meanwhile."""
     files, found, computed_s = pictures.material(requests), [], 0.0
     async with aiohttp.ClientSession(stack.url) as http:
@@ -245,7 +247,7 @@ def _relay_s(stack: Stack) -> float:
     return sum(process.cpu_times().user + process.cpu_times().system for process in processes)
 
 
-def steps(samples: Sequence[StepSample]) -> tuple[Fit, float]:
+def steps(samples: Sequence[StepSample]) -> tuple[LinearFit, float]:
     """What steps cost, all together what was measured, and by how much equal ones differ."""
     features = np.array([work_of(sample).features for sample in samples])
     times = np.array([sample.step_ms for sample in samples])
@@ -255,7 +257,7 @@ def steps(samples: Sequence[StepSample]) -> tuple[Fit, float]:
     return found, float(np.std(times / (features @ np.array(found.weights))))
 
 
-def _slowness(samples: Sequence[StepSample], known: Fit) -> float:
+def _slowness(samples: Sequence[StepSample], known: LinearFit) -> float:
     works = (work_of(sample) for sample in samples)
     return sum(sample.step_ms for sample in samples) / sum(StepCosts(known.weights).step_ms(w) for w in works)
 
@@ -284,7 +286,7 @@ def calibrated(
         raise RuntimeError("no denoiser has told its blocks")
     machine = Machine(StepCosts(compute.weights), heard.operations, rows=rows, tokens=tokens, noise=noise)
     alone = [edit for told in rounds for edit in told.alone]
-    stages = Stages(
+    stages = StageSetting(
         statistics.fmean(edit.encode_ms for edit in alone),
         statistics.fmean(edit.finish_ms for edit in alone),
         servers=1,

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.policies import Candidate, finish_time
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.policies import CandidateWorker, finish_time
 from giornata.wire.workers import Tier
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import Mix, zipf
 from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation.jobs import template_name
 from giornata_tools.simulation.machines import DECODE_MS, FLUX_PICTURE, Machine, flashps_flux, h800_flux
-from giornata_tools.simulation.options import RunOptions, Stages
+from giornata_tools.simulation.options import RunOptions, StageSetting
 from giornata_tools.simulation.scenario import ArrivalSetting, Scenario
 from giornata_tools.simulation.templates import TemplateSetting
 
@@ -62,7 +62,7 @@ def scenario(seconds: float, **changed: Any) -> Scenario:
         ArrivalSetting(seconds, WARMUP_S, changed.get("cv", 1.0), independent=True),
         FLUX_PICTURE,
         changed.get("kept", TemplateSetting(preloaded=(template_name(0),))),
-        Stages(0.0, DECODE_MS, changed.get("decoders", workers)),
+        StageSetting(0.0, DECODE_MS, changed.get("decoders", workers)),
         slo_s=5.0,
     )
 
@@ -89,7 +89,7 @@ def cases(seconds: float) -> Iterator[Case]:
     )
 
 
-def without_affinity(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+def without_affinity(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
     """`finish_time`, told that every worker has the job's template."""
     alike = tuple(shape.load(h800_flux().pace, reuses=True) for shape in demand.shapes)
     return finish_time([c._replace(template=Tier.MEMORY, loads=alike) for c in candidates], demand)

@@ -29,9 +29,9 @@ from giornata.wire.resolution import resolve
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_denoiser.attempts.adapting import adapters_of
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.choices import Executor
+from giornata_denoiser.choices import ControlNetExecutor
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.room import ControlRoom, control_room
+from giornata_denoiser.controls.room import DenoiserControlNets, control_room
 from giornata_denoiser.rows.row import Row
 from tests.bench.compute.rows import Rows
 from tests.configs import configured
@@ -88,16 +88,16 @@ async def instance(servers: Servers, controlnets: str, dtype: torch.dtype) -> As
 class Room:
     """A denoiser's ControlNets, and where it tells that rows can go on."""
 
-    room: ControlRoom
+    room: DenoiserControlNets
     resumed: asyncio.Queue[str]
 
 
 @asynccontextmanager
 async def room(
-    servers: Servers, checkpoint: Checkpoint, costs: CostModel, executor: Executor
+    servers: Servers, checkpoint: Checkpoint, costs: CostModel, executor: ControlNetExecutor
 ) -> AsyncIterator[Room]:
     """The ControlNets of a denoiser, which an `executor` computes: where it is the service, it has none itself."""
-    if executor is Executor.SERVICE:
+    if executor is ControlNetExecutor.SERVICE:
         checkpoint = replace(checkpoint, controlnets={})
     config = configured(
         DenoiserConfig,

@@ -15,11 +15,11 @@ import torch
 from giornata.planning.costing import CostModel
 from giornata.scheduling.batch import Capacity
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.choices import Executor
+from giornata_denoiser.choices import ControlNetExecutor
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.choosing import Due, exposed_ms
+from giornata_denoiser.controls.choosing import ResidualTiming, exposed_ms
 from giornata_denoiser.controls.room import open_rows
-from giornata_denoiser.engine.controls import Controls
+from giornata_denoiser.engine.controls import ControlExecutor
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.rows.row import Row
@@ -55,7 +55,7 @@ class Scene:
     service: int
     """Its process id."""
     beside: Neighbour
-    rooms: Mapping[Executor, Room]
+    rooms: Mapping[ControlNetExecutor, Room]
     requests: Requests
 
     def plain(self, mask: float, count: int) -> list[Row]:
@@ -84,20 +84,20 @@ class Stepping:
 
 
 async def stepping(
-    scene: Scene, plain: Sequence[Row], executor: Executor | None, stack: AsyncExitStack
+    scene: Scene, plain: Sequence[Row], executor: ControlNetExecutor | None, stack: AsyncExitStack
 ) -> Stepping:
     """An engine with rows whose ControlNets are computed so, open for as long as `stack`; None: without any."""
     request, rows = await scene.requests.made(plain, controlled=executor is not None)
-    controls: Controls | None = None
+    controls: ControlExecutor | None = None
     if executor is not None:
         chosen = scene.rooms[executor]
         kept = await stack.enter_async_context(open_rows(chosen.room, request, rows))
         controls, rows = chosen.room.controls, list(kept.rows)
-        if executor is Executor.SERVICE:
+        if executor is ControlNetExecutor.SERVICE:
             for _ in rows:
                 await asyncio.wait_for(chosen.resumed.get(), OPENS_S)
     # Steps at the service are no samples of what this process does alone.
-    reusing = ReuseOptions() if executor is Executor.SERVICE else ReuseOptions(model=scene.costs)
+    reusing = ReuseOptions() if executor is ControlNetExecutor.SERVICE else ReuseOptions(model=scene.costs)
     engine = Engine(
         scene.rows.family, Capacity(len(rows), TOKENS), time.perf_counter, reusing=reusing, controls=controls
     )
@@ -136,7 +136,7 @@ class Choice(NamedTuple):
     """Predicted time of one row that this process computes."""
     moved_bytes: int
     """Size of samples and latents, each time that a row's are asked for."""
-    due: tuple[Due, ...]
+    due: tuple[ResidualTiming, ...]
 
 
 async def choice(scene: Scene, turns: Turns, setting: Setting, step: Step, plain: Row) -> Choice:
@@ -146,7 +146,7 @@ async def choice(scene: Scene, turns: Turns, setting: Setting, step: Step, plain
     for _ in range(2):  # the room has heard the first one when the second one comes
         state = await scene.servers.heard()
     _, (row,) = await scene.requests.made([plain], controlled=True)
-    auto = scene.rooms[Executor.AUTO].room
+    auto = scene.rooms[ControlNetExecutor.AUTO].room
     (placed,) = auto.placed([row])
     work = auto._work(row)
     return Choice(

@@ -21,7 +21,7 @@ import uvloop
 from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.telemetry import telemetry
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.signals import on_signals
 from giornata.wire.queues import CostFit
 from giornata.wire.templates import digest_of
@@ -136,7 +136,7 @@ async def live(options: SimpleNamespace) -> None:
         bus = await stack.enter_async_context(buses.connect(options.nats_url, "crowd"))
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=600)
         await stack.enter_async_context(FakePrepost(bus, "prepost").run())
-        records = await Records.open(bus.jetstream)
+        records = await JobRecordStore.open(bus.jetstream)
         for number in range(options.taking):
             taking = FakeDenoiser(bus, records, f"taking-{number}", costs=COSTS)
             await stack.enter_async_context(taking.run())

@@ -8,7 +8,7 @@ from typing import Final
 
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.degrees.pool import DEGREES
-from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.wire.queues import CostFit
 from giornata.wire.workers import (
     DegreeCosts,
@@ -88,14 +88,14 @@ def _row(worker: int, index: int, chance: random.Random, devices: int) -> RowPro
     )
 
 
-def demand_of(ticket: int, loras: int, within_ms: float | None = None) -> Demand:
+def demand_of(ticket: int, loras: int, within_ms: float | None = None) -> JobDemand:
     shape = RowShape(text=512, image=4096, computed=600, steps=30)
     template, chance = f"t{ticket % TEMPLATES}", random.Random(ticket)  # noqa: S311 - a workload
     needed = tuple(NeededLora(f"l{number}", 341_000_000) for number in chance.sample(range(LORAS), loras))
-    return Demand(CARD.name, CARD.digest, (shape,), template, ticket, within_ms=within_ms, adapters=needed)
+    return JobDemand(CARD.name, CARD.digest, (shape,), template, ticket, within_ms=within_ms, adapters=needed)
 
 
-def mixed(ticket: int, loras: int, chance: random.Random) -> Demand:
+def mixed(ticket: int, loras: int, chance: random.Random) -> JobDemand:
     """A job of one of three kinds."""
     steps = (10, 30, 50)[ticket % 3] + chance.randrange(3)
     shape = RowShape(text=512, image=4096, computed=600, steps=steps)

@@ -17,16 +17,16 @@ from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName, Tier
 from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.folders import socket_folder
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan
 from giornata_tools.launcher.stack import Stack, running
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import zipf
 from giornata_tools.loadgen.driver import drive
-from giornata_tools.loadgen.images_api import Api, open_images_api
-from giornata_tools.loadgen.outcomes import Outcome
-from giornata_tools.loadgen.pictures import Material, made, material
-from giornata_tools.loadgen.workload import MaskShape, Request, Workload
+from giornata_tools.loadgen.images_api import ApiDialect, open_images_api
+from giornata_tools.loadgen.outcomes import RequestOutcome
+from giornata_tools.loadgen.pictures import WorkloadImages, made, material
+from giornata_tools.loadgen.workload import MaskShape, Workload, WorkloadRequest
 from tests.bench.systems.balancing import LeastInFlight
 
 PROMPT: Final = "a red star"
@@ -46,7 +46,7 @@ class Pictures:
     """Pixels; a square."""
     seed: int
 
-    def material(self, requests: Sequence[Request]) -> Material:
+    def material(self, requests: Sequence[WorkloadRequest]) -> WorkloadImages:
         """The files of `requests`."""
         return material(requests, made(requests, self.side, self.side, self.seed))
 
@@ -58,7 +58,7 @@ def production(templates: int) -> Workload:
     )
 
 
-def saturation(outcomes: Sequence[Outcome]) -> float:
+def saturation(outcomes: Sequence[RequestOutcome]) -> float:
     """Requests a second where all were there from the start."""
     return len(outcomes) / max(outcome.ended_s for outcome in outcomes)
 
@@ -86,7 +86,7 @@ async def giornata(
         plan = StackPlan(
             state=folder,
             logs=folder / "logs",
-            models=(Model(str(TRAINED)),),
+            models=(StackModel(str(TRAINED)),),
             replicas={**ONE_EACH, ServiceName.DENOISER: denoisers, ServiceName.LORA_STORE: stores},
             env=env,
         )
@@ -95,7 +95,7 @@ async def giornata(
             yield stack
 
 
-async def record(folder: Path, requests: Sequence[Request], pictures: Pictures) -> None:
+async def record(folder: Path, requests: Sequence[WorkloadRequest], pictures: Pictures) -> None:
     """Record the templates of `requests` into `folder`, by a system of its own with one denoiser.
 
     Raises:
@@ -150,19 +150,21 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
-async def served(urls: Sequence[str], requests: Sequence[Request], pictures: Pictures) -> list[Outcome]:
+async def served(
+    urls: Sequence[str], requests: Sequence[WorkloadRequest], pictures: Pictures
+) -> list[RequestOutcome]:
     """Send every request when it is due, to the server with the fewest in flight, and wait for all answers.
 
     Raises:
         SystemExit: one of them failed.
     """
     files = await asyncio.to_thread(pictures.material, requests)
-    outcomes: list[Outcome] = []
+    outcomes: list[RequestOutcome] = []
     async with AsyncExitStack() as stack:
         apis = [
             await stack.enter_async_context(
                 open_images_api(
-                    url, files, {"prompt": PROMPT}, api=Api.GIORNATA, api_key=None, timeout_s=LIMIT_S
+                    url, files, {"prompt": PROMPT}, api=ApiDialect.GIORNATA, api_key=None, timeout_s=LIMIT_S
                 )
             )
             for url in urls

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from giornata.scheduling.degrees.pool import DEGREES
-from giornata.scheduling.degrees.rule import Switches
-from giornata_tools.simulation.degrees.rounds import RoundSwitches, Ties
+from giornata.scheduling.degrees.rule import ReplanningOptions
+from giornata_tools.simulation.degrees.rounds import RoundSwitches, TieBreak
 from giornata_tools.simulation.degrees.rules import POWERS, RuleName, RuleSetting
-from giornata_tools.simulation.degrees.workloads import NIRVANA, Mix, PoolWorkload
+from giornata_tools.simulation.degrees.workloads import NIRVANA, PoolWorkload, SizeMix
 
 SCALES: Final = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
 RATES: Final = (6.0, 9.0, 12.0, 15.0, 18.0)
@@ -22,7 +22,7 @@ BOUND: Final = "bound"
 OURS: Final = RuleSetting()
 EVENTS: Final = RuleSetting(RuleName.EVENTS, POWERS)
 AS_WRITTEN: Final = RuleSetting(
-    RuleName.ROUNDS, POWERS, round_steps=5, rounds=RoundSwitches(ties=Ties.FEWEST)
+    RuleName.ROUNDS, POWERS, round_steps=5, rounds=RoundSwitches(ties=TieBreak.FEWEST)
 )
 BY_LENGTH: Final = tuple(RuleSetting(RuleName.ROUNDS, POWERS, round_steps=steps) for steps in (1, 2, 5))
 TETRISERVE: Final = {"as written": AS_WRITTEN, **{f"rounds of {r.round_steps}": r for r in BY_LENGTH}}
@@ -41,15 +41,15 @@ RULES: Final[Mapping[str, RuleSetting]] = {
 }
 PARTS: Final[Mapping[str, RuleSetting]] = {
     "ours": OURS,
-    "without waiting": replace(OURS, parts=Switches(waits=False)),
-    "without widening": replace(OURS, parts=Switches(widens=False)),
-    "without ageing": replace(OURS, parts=Switches(ages_s=math.inf)),
-    "late rows in steps of any length": replace(OURS, parts=Switches(cap_s=math.inf)),
-    "without sharing steps": replace(OURS, parts=Switches(shares=False)),
+    "without waiting": replace(OURS, parts=ReplanningOptions(waits=False)),
+    "without widening": replace(OURS, parts=ReplanningOptions(widens=False)),
+    "without ageing": replace(OURS, parts=ReplanningOptions(ages_s=math.inf)),
+    "late rows in steps of any length": replace(OURS, parts=ReplanningOptions(cap_s=math.inf)),
+    "without sharing steps": replace(OURS, parts=ReplanningOptions(shares=False)),
     "without degrees 3 and 6": replace(OURS, degrees=POWERS),
     "without degree 3": replace(OURS, degrees=(1, 2, 4, 6, 8)),
     "without degree 6": replace(OURS, degrees=(1, 2, 3, 4, 8)),
-    "without 3 and 6, without waiting": replace(OURS, degrees=POWERS, parts=Switches(waits=False)),
+    "without 3 and 6, without waiting": replace(OURS, degrees=POWERS, parts=ReplanningOptions(waits=False)),
 }
 ROUND_PARTS: Final[Mapping[str, RuleSetting]] = {
     "Algorithm 1, rounds of 2": BY_LENGTH[1],
@@ -89,16 +89,16 @@ class Table:
 
 def tables() -> Iterator[Table]:
     """All of them."""
-    for mix in Mix:
+    for mix in SizeMix:
         loads = {f"{mix} {scale:.1f}": PoolWorkload(mix=mix, scale=scale) for scale in SCALES}
         yield Table(f"scale, {mix}", loads, _entries(RULES))
-    for mix in Mix:
+    for mix in SizeMix:
         loads = {f"{mix} 1.5, {rate:g}": PoolWorkload(mix=mix, scale=1.5, per_minute=rate) for rate in RATES}
         yield Table(f"rate, {mix}", loads, _entries(RULES))
-    bursts = {f"{mix} 1.5, variation 3": PoolWorkload(mix=mix, scale=1.5, cv=3.0) for mix in Mix}
+    bursts = {f"{mix} 1.5, variation 3": PoolWorkload(mix=mix, scale=1.5, cv=3.0) for mix in SizeMix}
     yield Table("bursts", bursts, _entries(RULES))
     yield Table("masks", {f"{r:g} a minute": replace(MASKED, per_minute=r) for r in MASKED_RATES}, _masked())
-    chosen = {f"{mix} {s:.1f}": PoolWorkload(mix=mix, scale=s) for mix in Mix for s in (1.0, 1.2, 1.5)}
+    chosen = {f"{mix} {s:.1f}": PoolWorkload(mix=mix, scale=s) for mix in SizeMix for s in (1.0, 1.2, 1.5)}
     yield Table("parts", chosen, _entries({**PARTS, **ROUND_PARTS}))
     between = {f"{steps} steps between decisions": replace(OURS, steps_between=steps) for steps in BETWEEN}
     yield Table("steps between decisions", chosen, _entries(between), bound=False)
@@ -106,12 +106,14 @@ def tables() -> Iterator[Table]:
     yield Table("groups", chosen, _entries(groups), bound=False)
     saving = {
         f"{mix} 1.0, {saved:.0%} saved": PoolWorkload(mix=mix, saved=saved)
-        for mix in Mix
+        for mix in SizeMix
         for saved in (0.0, NIRVANA, 0.35, 0.5)
     }
     rules = {"Algorithm 1 as written": AS_WRITTEN, "Algorithm 1, rounds of 2": BY_LENGTH[1], "ours": OURS}
     yield Table("prompt cache", saving, _entries(rules))
-    short = {f"{mix} {s:.1f}": PoolWorkload(mix=mix, scale=s, steps=28) for mix in Mix for s in (1.0, 1.5)}
+    short = {
+        f"{mix} {s:.1f}": PoolWorkload(mix=mix, scale=s, steps=28) for mix in SizeMix for s in (1.0, 1.5)
+    }
     yield Table("28 steps", short, _entries(RULES))
 
 

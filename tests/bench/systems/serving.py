@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from giornata.scheduling.batch import Joining, RowKey
+from giornata.scheduling.batch import BatchingMode, RowKey
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
 from giornata_denoiser.engine.protocol import StepReport
@@ -154,7 +154,7 @@ def strawman(parts: Parts, done: Done) -> Iterator[System]:
 
 @contextmanager
 def disaggregated(
-    parts: Parts, done: Done, *, reuse: bool, joining: Joining = Joining.STEP
+    parts: Parts, done: Done, *, reuse: bool, joining: BatchingMode = BatchingMode.STEP
 ) -> Iterator[System]:
     """:class:`Disaggregated`, running."""
     system = Disaggregated(parts, done, reuse=reuse)
@@ -172,7 +172,7 @@ def disaggregated(
 Opens: Any = Callable[[Parts, Done], Any]
 SYSTEMS: dict[str, Opens] = {
     "static batching": static_server,
-    "request-level, reuse": partial(disaggregated, reuse=True, joining=Joining.REQUEST),
+    "request-level, reuse": partial(disaggregated, reuse=True, joining=BatchingMode.REQUEST),
     "strawman, reuse": strawman,
     "ours, reuse off": partial(disaggregated, reuse=False),
     "ours, reuse": partial(disaggregated, reuse=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from giornata_tools.loadgen.charts import Bar, Timeline
+from giornata_tools.loadgen.charts import TimelineBar, TimelineChart
 from tests.fakes.collector import Seen
 
 TOGETHER = {
@@ -15,18 +15,18 @@ TOGETHER = {
 """Spans of a name that have one line below their parent, and the line's name."""
 
 
-def timeline(spans: Sequence[Seen], title: str) -> Timeline:
+def timeline(spans: Sequence[Seen], title: str) -> TimelineChart:
     """The spans of one trace, each below its parent, in order of their begin; times count from the first."""
     ids = {one.id for one in spans}
     tops = [one for one in spans if one.parent not in ids]
     began_ns = min(one.began_ns for one in spans)
-    bars: list[Bar] = []
+    bars: list[TimelineBar] = []
     _below(tops, spans, 0, began_ns, bars)
-    return Timeline(title, "milliseconds", bars)
+    return TimelineChart(title, "milliseconds", bars)
 
 
 def _below(
-    siblings: Iterable[Seen], spans: Sequence[Seen], depth: int, began_ns: int, bars: list[Bar]
+    siblings: Iterable[Seen], spans: Sequence[Seen], depth: int, began_ns: int, bars: list[TimelineBar]
 ) -> None:
     lines: dict[object, list[Seen]] = {}
     for one in sorted(siblings, key=lambda each: each.began_ns):
@@ -39,6 +39,6 @@ def _below(
             name = f"{len(line)} {name}"
         elif first.name in TOGETHER:
             name = first.name
-        bars.append(Bar(name, first.service.removeprefix("giornata-"), depth, pieces))
+        bars.append(TimelineBar(name, first.service.removeprefix("giornata-"), depth, pieces))
         inside = [one for one in spans if one.parent in {each.id for each in line}]
         _below(inside, spans, depth + 1, began_ns, bars)

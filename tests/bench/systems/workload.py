@@ -13,9 +13,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from giornata.planning.operations import Operations, Shape, step_work
+from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
 from giornata.wire.blocks import BlockSpec
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import Mix, at_percentile, chosen, zipf
 
@@ -108,14 +108,14 @@ def square(edit: Edit, side: int) -> Tensor:
     return touched
 
 
-def operation_limit(specs: Sequence[BlockSpec], shape: Shape, mode: Mode) -> float:
+def operation_limit(specs: Sequence[BlockSpec], shape: SequenceShape, mode: BlockMode) -> float:
     """What steps in `mode` can gain at most by their multiplications, projections of outside tokens among them."""
-    operations = Operations(specs)
+    operations = NetworkOperations(specs)
 
-    def multiplied(of: Shape, how: Mode) -> float:
+    def multiplied(of: SequenceShape, how: BlockMode) -> float:
         return step_work(operations, [of], [(how,) * operations.blocks]).multiplications
 
-    return multiplied(replace(shape, padding=0), Mode.FULL) / multiplied(shape, mode)
+    return multiplied(replace(shape, padding=0), BlockMode.FULL) / multiplied(shape, mode)
 
 
 def token_limit(text: int, tokens: int, computed: Sequence[int], padding: int = 0) -> float:

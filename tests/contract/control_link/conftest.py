@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from giornata.control.link.client import Link
+from giornata.control.link.client import ControlLink
 from giornata.wire.controlnets import DataPath
 from tests.contract.control_link.links import device_of, opened
 from tests.contract.control_link.strangers import Served, listening_at
@@ -36,7 +36,7 @@ def doomed(path: DataPath, tmp_path: Path) -> Iterator[Instance]:
 
 
 @pytest.fixture
-def link(path: DataPath, served: Instance) -> Iterator[Link]:
+def link(path: DataPath, served: Instance) -> Iterator[ControlLink]:
     with opened(path, served) as found:
         yield found
 

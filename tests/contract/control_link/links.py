@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from giornata.control.link.client import Asked, Link
+from giornata.control.link.client import ControlLink, ControlStepHandle
 from giornata.control.link.losses import ControlFailed, LinkLate, LinkLost
 from giornata.wire.controlnets import DataPath
 from tests.fakes.control_instance import TOKENS, Instance
@@ -36,12 +36,14 @@ def opened(
     *,
     slab_bytes: int = SLAB_BYTES,
     room_s: float = HUNG_S,
-) -> Link:
+) -> ControlLink:
     device = device_of(path)
-    return Link(path, to.addresses[path], token, slab_bytes=slab_bytes, device=device, room_s=room_s)
+    return ControlLink(path, to.addresses[path], token, slab_bytes=slab_bytes, device=device, room_s=room_s)
 
 
-def ask(link: Link, latents: Tensor, dtype: torch.dtype = torch.float32, row: str = "j/1/0") -> Asked:
+def ask(
+    link: ControlLink, latents: Tensor, dtype: torch.dtype = torch.float32, row: str = "j/1/0"
+) -> ControlStepHandle:
     tokens, channels = zip(*SHAPES, strict=True)
     return link.ask(
         row=row,
@@ -59,7 +61,7 @@ def samples(dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [torch.randn(shape).to(dtype) for shape in SHAPES]
 
 
-def took(asked: Asked, index: int) -> Tensor:
+def took(asked: ControlStepHandle, index: int) -> Tensor:
     return asked.sample(index, HUNG_S).cpu()
 
 

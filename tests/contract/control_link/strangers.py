@@ -15,19 +15,26 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from giornata.control.link import slabs
-from giornata.control.link.asking import StepAsked
-from giornata.control.link.client import Link
+from giornata.control.link.asking import ControlStepRequest
+from giornata.control.link.client import ControlLink
 from giornata.control.link.frames import LENGTH, framed
 from giornata.control.link.listener import Listener, among
 from giornata.wire import codec
-from giornata.wire.control_steps import AskStep, CancelStep, Dtype, LinkOpened, OpenLink, SampleCame
+from giornata.wire.control_steps import (
+    CancelStep,
+    Dtype,
+    LinkOpened,
+    OpenLink,
+    ResidualReady,
+    ResidualsRequest,
+)
 from giornata.wire.controlnets import DataPath
 from tests.patience import HUNG_S
 
 TOKEN = "a-secret"  # noqa: S105 - of these tests
 CPU = torch.device("cpu")
 SLAB_BYTES = 4096
-ASK = AskStep(
+ASK = ResidualsRequest(
     number=0,
     row="j/1/0",
     step=3,
@@ -48,7 +55,7 @@ class Served:
     """A listener in this process."""
 
     listener: Listener
-    asked: queue.SimpleQueue[StepAsked] = field(default_factory=queue.SimpleQueue)
+    asked: queue.SimpleQueue[ControlStepRequest] = field(default_factory=queue.SimpleQueue)
 
     def connect(self, path: DataPath) -> socket.socket:
         """A socket of a stranger."""
@@ -68,7 +75,7 @@ class Served:
             while True:
                 self.asked.get_nowait()
         address = self.listener.addresses[DataPath.UNIX]
-        with Link(DataPath.UNIX, address, TOKEN, slab_bytes=SLAB_BYTES, device=CPU) as link:
+        with ControlLink(DataPath.UNIX, address, TOKEN, slab_bytes=SLAB_BYTES, device=CPU) as link:
             latents = torch.randn(4, 64)
             with link.ask(
                 row="good",
@@ -89,7 +96,7 @@ class Served:
 @contextlib.contextmanager
 def listening_at(unix: Path | None, tcp: tuple[str, int] | None) -> Iterator[Served]:
     """A listener in this process."""
-    asked: queue.SimpleQueue[StepAsked] = queue.SimpleQueue()
+    asked: queue.SimpleQueue[ControlStepRequest] = queue.SimpleQueue()
     admits = partial(among, tokens=[TOKEN])
     with Listener(admits, asked.put, unix=unix, tcp=tcp, device=CPU) as listener:
         yield Served(listener, asked)
@@ -126,7 +133,7 @@ def admitted(served: Served, path: DataPath) -> socket.socket:
     return stranger
 
 
-def changed(message: AskStep | CancelStep | OpenLink | SampleCame, **fields: object) -> bytes:
+def changed(message: ResidualsRequest | CancelStep | OpenLink | ResidualReady, **fields: object) -> bytes:
     """A frame whose fields nobody has validated."""
     data = msgpack.packb({**codec.unpack(framed(message)[LENGTH.size :]), **fields})
     return LENGTH.pack(len(data)) + bytes(data)

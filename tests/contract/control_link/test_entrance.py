@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from giornata.control.link import listener as listening
 from giornata.control.link import serving
-from giornata.control.link.client import Link
+from giornata.control.link.client import ControlLink
 from giornata.control.link.frames import LENGTH, framed
 from giornata.wire.control_steps import OpenLink
 from giornata.wire.controlnets import DataPath
@@ -133,7 +133,7 @@ def test_an_address_of_ipv6() -> None:
     with listening_at(None, ("::1", 0)) as served:
         address = served.listener.addresses[DataPath.TCP]
         assert address.startswith("[::1]:")
-        with Link(DataPath.TCP, address, TOKEN, slab_bytes=SLAB_BYTES, device=CPU) as link:
+        with ControlLink(DataPath.TCP, address, TOKEN, slab_bytes=SLAB_BYTES, device=CPU) as link:
             assert not link.lost
 
 

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.control.link.client import Link
+from giornata.control.link.client import ControlLink
 from giornata.control.link.frames import LENGTH, framed
 from giornata.control.link.losses import LinkLost
-from giornata.wire.control_steps import LinkOpened, SampleCame
+from giornata.wire.control_steps import LinkOpened, ResidualReady
 from giornata.wire.controlnets import DataPath
 from tests.contract.control_link.strangers import (
     ASK,
@@ -64,7 +64,7 @@ def test_an_instance_that_says_anything_is_lost(noise: bytes) -> None:
         with (
             Impostor(said) as impostor,
             contextlib.suppress(LinkLost),
-            Link(DataPath.TCP, impostor.address, TOKEN, slab_bytes=SLAB_BYTES, device=CPU) as link,
+            ControlLink(DataPath.TCP, impostor.address, TOKEN, slab_bytes=SLAB_BYTES, device=CPU) as link,
         ):
             lost_in_time(link)
 
@@ -72,8 +72,8 @@ def test_an_instance_that_says_anything_is_lost(noise: bytes) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        framed(SampleCame(number=0, index=0)),
-        framed(SampleCame(number=1 << 40, index=1 << 40)),
+        framed(ResidualReady(number=0, index=0)),
+        framed(ResidualReady(number=1 << 40, index=1 << 40)),
         framed(LinkOpened()),
         framed(ASK),
         LENGTH.pack(1 << 31),
@@ -82,12 +82,12 @@ def test_an_instance_that_says_anything_is_lost(noise: bytes) -> None:
 def test_an_instance_that_tells_what_nobody_asked_for_is_lost(said: bytes) -> None:
     with (
         Impostor(framed(LinkOpened()) + said) as impostor,
-        Link(DataPath.TCP, impostor.address, TOKEN, slab_bytes=SLAB_BYTES, device=CPU) as link,
+        ControlLink(DataPath.TCP, impostor.address, TOKEN, slab_bytes=SLAB_BYTES, device=CPU) as link,
     ):
         lost_in_time(link)
 
 
-def lost_in_time(link: Link) -> None:
+def lost_in_time(link: ControlLink) -> None:
     link._reader.join(HUNG_S)
     assert link.lost
     with pytest.raises(LinkLost):

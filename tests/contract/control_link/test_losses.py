@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from giornata.control.link.client import Link
+from giornata.control.link.client import ControlLink
 from giornata.control.link.losses import LinkLost
 from giornata.wire.controlnets import DataPath
 from tests.contract.control_link.links import (
@@ -80,7 +80,7 @@ def test_an_instance_that_stops_is_lost(path: DataPath, doomed: Instance) -> Non
 
 
 def _ask_and_hang(path: DataPath, address: str, ready: Any) -> None:
-    link = Link(path, address, TOKENS[0], slab_bytes=SLAB_BYTES, device=device_of(path))
+    link = ControlLink(path, address, TOKENS[0], slab_bytes=SLAB_BYTES, device=device_of(path))
     ask(link, torch.zeros(4, 8))
     ready.send(None)
     signal.pause()
@@ -145,7 +145,7 @@ def test_a_link_that_was_closed_leaves_no_thread_and_no_file(path: DataPath, ser
 
 
 def test_a_wrong_token_opens_nothing_and_disturbs_nobody(
-    link: Link, served: Instance, path: DataPath
+    link: ControlLink, served: Instance, path: DataPath
 ) -> None:
     for token in ("", "first-toke", "first-token ", "second"):
         with pytest.raises(LinkLost) as refused:
@@ -160,10 +160,10 @@ def test_a_wrong_token_opens_nothing_and_disturbs_nobody(
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1", "127.0.0.1:http", ""])
 def test_an_address_that_leads_nowhere_is_a_loss(address: str) -> None:
     with pytest.raises(LinkLost, match="can be reached"):
-        Link(DataPath.TCP, address, TOKENS[0], slab_bytes=STEP_BYTES, device=torch.device("cpu"))
+        ControlLink(DataPath.TCP, address, TOKENS[0], slab_bytes=STEP_BYTES, device=torch.device("cpu"))
 
 
 def test_nobody_listens(path: DataPath, tmp_path: Path) -> None:
     address = "127.0.0.1:1" if path is DataPath.TCP else str(tmp_path / "none.sock")
     with pytest.raises(LinkLost, match="can be reached"):
-        Link(path, address, TOKENS[0], slab_bytes=STEP_BYTES, device=device_of(path))
+        ControlLink(path, address, TOKENS[0], slab_bytes=STEP_BYTES, device=device_of(path))

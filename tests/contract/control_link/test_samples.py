@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from giornata.control.link.client import Link
+from giornata.control.link.client import ControlLink
 from giornata.control.link.losses import ControlFailed, LinkLate
 from giornata.wire.controlnets import DataPath
 from tests.contract.control_link.links import (
@@ -31,7 +31,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_instance_gets_what_was_asked_and_the_denoiser_every_bit(
-    link: Link, served: Instance, path: DataPath, dtype: torch.dtype
+    link: ControlLink, served: Instance, path: DataPath, dtype: torch.dtype
 ) -> None:
     latents = torch.randn(9, 64).to(dtype)
     with ask(link, latents.to(device_of(path)), dtype) as asked:
@@ -55,7 +55,7 @@ def test_the_instance_gets_what_was_asked_and_the_denoiser_every_bit(
         assert asked.arrived == len(given)
 
 
-def test_steps_in_flight_are_answered_in_any_order(link: Link, served: Instance) -> None:
+def test_steps_in_flight_are_answered_in_any_order(link: ControlLink, served: Instance) -> None:
     with contextlib.ExitStack() as stack:
         flying = [stack.enter_context(ask(link, torch.full((4, 8), float(n)), row=f"{n}")) for n in range(3)]
         steps = [served.next_step() for _ in flying]
@@ -69,7 +69,7 @@ def test_steps_in_flight_are_answered_in_any_order(link: Link, served: Instance)
                 assert torch.equal(took(asked, index), sample)
 
 
-def test_who_waits_before_a_sample_comes_gets_it(link: Link, served: Instance) -> None:
+def test_who_waits_before_a_sample_comes_gets_it(link: ControlLink, served: Instance) -> None:
     with ask(link, torch.zeros(4, 8)) as asked, ThreadPoolExecutor(len(SHAPES)) as pool:
         waiting = [pool.submit(took, asked, index) for index in range(len(SHAPES))]
         step, given = served.next_step(), samples()
@@ -79,7 +79,7 @@ def test_who_waits_before_a_sample_comes_gets_it(link: Link, served: Instance) -
             assert torch.equal(waiting[index].result(HUNG_S), given[index])
 
 
-def test_a_sample_that_is_late_can_be_had_later(link: Link, served: Instance) -> None:
+def test_a_sample_that_is_late_can_be_had_later(link: ControlLink, served: Instance) -> None:
     with ask(link, torch.zeros(4, 8)) as asked:
         step, given = served.next_step(), samples()
         with pytest.raises(LinkLate, match="sample 1 of row j/1/0"):
@@ -90,7 +90,7 @@ def test_a_sample_that_is_late_can_be_had_later(link: Link, served: Instance) ->
         assert torch.equal(took(asked, 1), given[1])
 
 
-def test_a_step_that_fails_tells_why_and_keeps_what_came(link: Link, served: Instance) -> None:
+def test_a_step_that_fails_tells_why_and_keeps_what_came(link: ControlLink, served: Instance) -> None:
     with ask(link, torch.zeros(4, 8)) as asked:
         step, given = served.next_step(), samples()
         served.answer(step, 1, given[1])
@@ -133,7 +133,7 @@ def test_a_step_that_gets_no_room_in_time_is_late(path: DataPath, served: Instan
             ask(link, torch.zeros(4, 8))
 
 
-def test_a_step_that_cannot_fit_or_is_of_no_known_kind_is_refused(link: Link) -> None:
+def test_a_step_that_cannot_fit_or_is_of_no_known_kind_is_refused(link: ControlLink) -> None:
     with pytest.raises(ValueError, match=f"{1 << 20} of latents.*the slab has {SLAB_BYTES}"):
         ask(link, torch.zeros(1 << 12, 1 << 6))
     with pytest.raises(ValueError, match=r"float64.*accepted.*bfloat16"):
@@ -161,7 +161,7 @@ def test_many_threads_share_a_link_with_room_for_two(path: DataPath, served: Ins
     each, threads = 20, 4
     served.begin("serve", each * threads)
 
-    def use(link: Link, number: int) -> None:
+    def use(link: ControlLink, number: int) -> None:
         for turn in range(each):
             value = float(number * each + turn)
             with ask(link, torch.full((4, 8), value)) as asked:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from giornata.control.link import sockets
-from giornata.control.link.asking import StepAsked
+from giornata.control.link.asking import ControlStepRequest
 from giornata.control.link.frames import LENGTH, framed
 from giornata.control.link.listener import Listener, among
-from giornata.wire.control_steps import CancelStep, OpenLink, SampleCame
+from giornata.wire.control_steps import CancelStep, OpenLink, ResidualReady
 from giornata.wire.controlnets import DataPath
 from tests.contract.control_link.strangers import (
     ASK,
@@ -47,7 +47,7 @@ from tests.patience import HUNG_S
         (changed(ASK, kind="jump"), "jump"),
         (changed(ASK, kind=["ask"]), "ask"),
         (changed(CancelStep(number=0), number="x"), "number"),
-        (framed(SampleCame(number=0, index=0)), "sample"),
+        (framed(ResidualReady(number=0, index=0)), "sample"),
         (framed(OpenLink(token=TOKEN, path=DataPath.TCP, slab_bytes=64)), "opened twice"),
         (LENGTH.pack(1 << 24), "bytes; accepted"),
     ],
@@ -125,7 +125,7 @@ def test_a_sample_is_answered_once_and_in_its_shape(in_process: Served) -> None:
 
 
 def test_a_step_that_cannot_be_queued_ends_its_connection(tmp_path: Path) -> None:
-    def full(step: StepAsked) -> None:
+    def full(step: ControlStepRequest) -> None:
         raise queue.Full
 
     admits = partial(among, tokens=[TOKEN])

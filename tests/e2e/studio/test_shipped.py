@@ -17,7 +17,7 @@ from giornata_tools.launcher.adapters import with_controlnets
 from giornata_tools.launcher.demo.adapters import AdapterExhibit, adapter_exhibits
 from giornata_tools.launcher.demo.exhibits import by_words
 from giornata_tools.launcher.masks import shipped_masks
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 from giornata_tools.loadgen.pictures import png
 from tests.e2e.live import LiveStack, live_stack
 from tests.e2e.pictures import Pixels
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[LiveStack]:
     """The trained model with its ControlNet and its segmenter."""
-    (served,) = with_controlnets((Model(str(TRAINED)),), {})
+    (served,) = with_controlnets((StackModel(str(TRAINED)),), {})
     env_of = {ServiceName.DENOISER: served.env, ServiceName.PREPOST: shipped_masks((served,), {})}
     with live_stack(TRAINED, env_of=env_of) as live:
         yield live

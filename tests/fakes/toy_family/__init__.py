@@ -15,11 +15,11 @@ from diffusers.models.transformers.transformer_flux import FluxTransformer2DMode
 from torch import Tensor
 
 from giornata.wire.samplers import Sampler
-from giornata_denoiser.choices import Quantize
+from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, scheduler_config, shifted_by_size
-from giornata_denoiser.rows.track import NOISE, OUTPUT, STATES, Track
+from giornata_denoiser.rows.track import NOISE, OUTPUT, STATES, SamplerTable
 from tests.fakes import tiny_flux
 
 LATENT: Final = tiny_flux.LATENT
@@ -51,7 +51,7 @@ class TwoStep:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._flow = FlowMatching(config, shifted_by_size)
 
-    def track(self, *, sampler: Sampler, steps: int, strength: float, cells: int) -> Track:
+    def track(self, *, sampler: Sampler, steps: int, strength: float, cells: int) -> SamplerTable:
         track = self._flow.track(sampler=Sampler.EULER, steps=steps, strength=strength, cells=cells)
         lengths = track.levels.diff()
         ahead = torch.zeros_like(lengths)
@@ -66,7 +66,7 @@ class TwoStep:
         return replace(track, matrices=matrices)
 
 
-def load_toy(folder: Path, dtype: torch.dtype, device: torch.device, _: Quantize) -> ModelFamily:
+def load_toy(folder: Path, dtype: torch.dtype, device: torch.device, _: WeightQuantization) -> ModelFamily:
     """The table's entry: the folder's scheduler, and random weights of the toy's own shape."""
     torch.manual_seed(0)
     kind: Any = FluxTransformer2DModel

@@ -12,7 +12,7 @@ import aiohttp
 import numpy as np
 from PIL import Image
 
-from giornata_tools.baseline.batching import Rule
+from giornata_tools.baseline.batching import BatchPolicy
 from giornata_tools.baseline.server import Baseline, serving
 from giornata_tools.loadgen.pictures import generated, mask, mask_file
 from giornata_tools.loadgen.workload import MaskShape
@@ -24,7 +24,7 @@ MASKS = [mask(*SIZE, 0.2, MaskShape.BLOB, seed) for seed in range(3)]
 
 
 @asynccontextmanager
-async def served(pipeline: Any, rule: Rule, most: int = 100) -> AsyncIterator[aiohttp.ClientSession]:
+async def served(pipeline: Any, rule: BatchPolicy, most: int = 100) -> AsyncIterator[aiohttp.ClientSession]:
     baseline = Baseline(pipeline, rule, most)
     async with (
         serving(baseline, "127.0.0.1", 0) as url,

@@ -17,7 +17,7 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from giornata.families import Family
 from giornata.model_cards import read_model_card
-from giornata_tools.baseline.batching import Rule
+from giornata_tools.baseline.batching import BatchPolicy
 from giornata_tools.baseline.pipeline import PIPELINES, Pipeline, opened
 from giornata_tools.checkout import TRAINED
 from giornata_tools.model.text import clip_tokenizer
@@ -30,7 +30,7 @@ async def test_a_batch_is_the_pipelines_own(
 ) -> None:
     folder = tiny_checkpoint(family)
     pipeline = Pipeline(str(folder), torch.device("cpu"), torch.float32)
-    async with served(pipeline, Rule(3, FOREVER_S)) as http:
+    async with served(pipeline, BatchPolicy(3, FOREVER_S)) as http:
         answers = [
             body
             for _, body in await asyncio.gather(
@@ -130,7 +130,7 @@ def stable_diffusion(folder: Path) -> None:
 async def test_other_families_are_served_by_the_pipeline_that_diffusers_finds(tmp_path: Path) -> None:
     stable_diffusion(tmp_path / "tiny")
     pipeline = Pipeline(str(tmp_path / "tiny"), torch.device("cpu"), torch.float32)
-    async with served(pipeline, Rule(2, FOREVER_S)) as http:
+    async with served(pipeline, BatchPolicy(2, FOREVER_S)) as http:
         status, body = await edited(http, n="2", num_inference_steps="2")
     assert (status, body["size"], pipeline.defaults) == (200, "64x48", {})
     assert not np.array_equal(pixels(body, 0), pixels(body, 1))

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from giornata_tools.baseline.batching import Rule
-from giornata_tools.baseline.pipeline import Alike, PipelineRow
-from giornata_tools.cli.bench.run import BenchPlan, Target, run
-from giornata_tools.loadgen.images_api import Api
+from giornata_tools.baseline.batching import BatchPolicy
+from giornata_tools.baseline.pipeline import PipelineCallSettings, PipelineRow
+from giornata_tools.cli.bench.run import BenchPlan, BenchTarget, run
+from giornata_tools.loadgen.images_api import ApiDialect
 from giornata_tools.loadgen.pictures import mask_file
 from giornata_tools.loadgen.schedule import OfferedLoad
-from giornata_tools.loadgen.workload import MaskShape, Request
+from giornata_tools.loadgen.workload import MaskShape, WorkloadRequest
 from tests.integration.baseline.served import FOREVER_S, PICTURES, SIZE, edited, form, pixels, served
 
 
@@ -33,12 +33,12 @@ class Painter:
     """A pipeline that paints grey at once, or when it may; knows what it was asked."""
 
     name: str = "grey"
-    calls: list[tuple[int, Alike]] = field(default_factory=list)
+    calls: list[tuple[int, PipelineCallSettings]] = field(default_factory=list)
     began: threading.Event = field(default_factory=threading.Event)
     may: threading.Event = field(default_factory=threading.Event)
     failing: set[str] = field(default_factory=set)
 
-    def paint(self, rows: Sequence[PipelineRow], alike: Alike) -> list[Image.Image]:
+    def paint(self, rows: Sequence[PipelineRow], alike: PipelineCallSettings) -> list[Image.Image]:
         self.calls.append((len(rows), alike))
         self.began.set()
         self.may.wait()
@@ -70,7 +70,7 @@ async def refusal(http: aiohttp.ClientSession, fields: dict[str, str]) -> tuple[
 
 
 async def test_requests_that_differ_in_steps_are_not_one_batch(painter: Painter) -> None:
-    async with served(painter, Rule(2, FOREVER_S)) as http:
+    async with served(painter, BatchPolicy(2, FOREVER_S)) as http:
         answers = await asyncio.gather(
             *(edited(http, num_inference_steps=steps, n="1") for steps in ("4", "8", "8", "4"))
         )
@@ -79,20 +79,20 @@ async def test_requests_that_differ_in_steps_are_not_one_batch(painter: Painter)
 
 
 async def test_pictures_of_a_request_have_seeds_of_their_own_and_fill_a_batch(painter: Painter) -> None:
-    async with served(painter, Rule(3, FOREVER_S)) as http:
+    async with served(painter, BatchPolicy(3, FOREVER_S)) as http:
         status, body = await edited(http, n="3", seed="7")
     assert (status, [int(pixels(body, index)[0, 0]) for index in range(3)]) == (200, [7, 8, 9])
     assert (body["size"], len(painter.calls)) == ("64x48", 1)
 
 
 async def test_a_batch_that_is_not_full_begins_after_the_window(painter: Painter) -> None:
-    async with served(painter, Rule(8, 0.01)) as http:
+    async with served(painter, BatchPolicy(8, 0.01)) as http:
         status, body = await edited(http)
     assert (status, body["static_batching"][0]["batch"]) == (200, 1)
 
 
 async def test_who_comes_while_a_batch_is_computed_waits_for_the_next_or_is_refused(painter: Painter) -> None:
-    async with served(painter, Rule(2, 0.0), most=3) as http:
+    async with served(painter, BatchPolicy(2, 0.0), most=3) as http:
         with held(painter):
             first = asyncio.ensure_future(edited(http, n="2"))
             await asyncio.to_thread(painter.began.wait)
@@ -104,7 +104,7 @@ async def test_who_comes_while_a_batch_is_computed_waits_for_the_next_or_is_refu
 
 
 async def test_a_client_that_leaves_takes_its_rows_along(painter: Painter) -> None:
-    async with served(painter, Rule(2, FOREVER_S)) as http:
+    async with served(painter, BatchPolicy(2, FOREVER_S)) as http:
         with pytest.raises(TimeoutError):
             await http.post("/v1/images/edits", data=form(), timeout=aiohttp.ClientTimeout(total=0.3))
         status, body = await edited(http, n="2", seed="9")
@@ -114,7 +114,7 @@ async def test_a_client_that_leaves_takes_its_rows_along(painter: Painter) -> No
 
 async def test_a_batch_that_fails_is_told_and_the_next_goes_on(painter: Painter) -> None:
     painter.failing.add("poison")
-    async with served(painter, Rule(2, 0.0)) as http:
+    async with served(painter, BatchPolicy(2, 0.0)) as http:
         status, body = await edited(http, prompt="poison", n="2")
         assert (status, body["error"]["code"]) == (500, "internal_error")
         assert "out of memory" in body["error"]["message"]
@@ -135,7 +135,7 @@ async def test_a_batch_that_fails_is_told_and_the_next_goes_on(painter: Painter)
 async def test_what_it_cannot_do_is_refused_by_name(
     painter: Painter, fields: dict[str, str], expected: tuple[int, str, str]
 ) -> None:
-    async with served(painter, Rule(1, 0.0)) as http:
+    async with served(painter, BatchPolicy(1, 0.0)) as http:
         assert await refusal(http, fields) == expected
     assert painter.calls == []
 
@@ -155,17 +155,20 @@ async def test_files_that_do_not_do_are_refused(painter: Painter, files: dict[st
     made = aiohttp.FormData({"prompt": "a hat"})
     for name, data in files.items():
         made.add_field(name, io.BytesIO(data), filename=name)
-    async with served(painter, Rule(1, 0.0)) as http, http.post("/v1/images/edits", data=made) as response:
+    async with (
+        served(painter, BatchPolicy(1, 0.0)) as http,
+        http.post("/v1/images/edits", data=made) as response,
+    ):
         body = await response.json()
     assert (response.status, body["error"]["code"]) == (400, code)
 
 
 async def test_it_is_measured_as_any_server(painter: Painter, tmp_path: Path) -> None:
-    requests = tuple(Request(0.0, number, 0.2, 4, 2, number, MaskShape.SQUARE) for number in range(3))
-    async with served(painter, Rule(2, 0.0)) as http:
+    requests = tuple(WorkloadRequest(0.0, number, 0.2, 4, 2, number, MaskShape.SQUARE) for number in range(3))
+    async with served(painter, BatchPolicy(2, 0.0)) as http:
         asked_for = BenchPlan(
-            targets=(Target("baseline", str(http._base_url)),),
-            api=Api.GIORNATA,
+            targets=(BenchTarget("baseline", str(http._base_url)),),
+            api=ApiDialect.GIORNATA,
             api_key=None,
             loads=(OfferedLoad(None, requests, 0.0, 1.0),),
             templates=None,

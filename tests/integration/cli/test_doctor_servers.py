@@ -17,7 +17,7 @@ import redis.asyncio
 
 from giornata_tools.cli.doctor import command as doctor
 from giornata_tools.cli.doctor import servers
-from giornata_tools.cli.doctor.finding import Verdict
+from giornata_tools.cli.doctor.finding import CheckStatus
 from tests.integration.gateway_fakes import Stage
 from tests.integration.nats_server import NatsServer
 
@@ -47,12 +47,12 @@ def nats_server(folder: Path, config: str) -> Iterator[int]:
 
 async def test_nats_as_it_should_be(nats_url: str) -> None:
     found = await servers.nats_server(nats_url)
-    assert (found.verdict, "max_payload 8 MiB" in found.sentence) == (Verdict.OK, True), found
+    assert (found.verdict, "max_payload 8 MiB" in found.sentence) == (CheckStatus.OK, True), found
 
 
 async def test_none_is_named() -> None:
-    assert (await servers.nats_server(None)).verdict is Verdict.OK
-    assert (await servers.blob_store(None)).verdict is Verdict.OK
+    assert (await servers.nats_server(None)).verdict is CheckStatus.OK
+    assert (await servers.blob_store(None)).verdict is CheckStatus.OK
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ async def test_none_is_named() -> None:
 async def test_nats_that_is_set_up_otherwise(tmp_path: Path, config: str, told: str) -> None:
     with nats_server(tmp_path, config.format(folder=tmp_path)) as port:
         found = await servers.nats_server(f"nats://127.0.0.1:{port}")
-    assert (found.verdict, told in found.sentence) == (Verdict.FAIL, True), found
+    assert (found.verdict, told in found.sentence) == (CheckStatus.FAIL, True), found
     assert "deploy/nats.conf" in (found.remedy or "")
 
 
@@ -74,26 +74,26 @@ async def test_nats_that_is_gone_or_does_not_let_us_in(
 ) -> None:
     config = f'authorization {{ user: me, password: "{PASSWORD}" }}\njetstream {{ store_dir: "{tmp_path}" }}'
     with nats_server(tmp_path, f"max_payload: 8MB\n{config}") as port:
-        assert (await servers.nats_server(f"nats://me:{PASSWORD}@127.0.0.1:{port}")).verdict is Verdict.OK
+        assert (await servers.nats_server(f"nats://me:{PASSWORD}@127.0.0.1:{port}")).verdict is CheckStatus.OK
         monkeypatch.setattr(servers, "ASK_S", 1)  # from now on nobody answers as is wished
         found = await servers.nats_server(f"nats://me:not-{PASSWORD}@127.0.0.1:{port}")
-    assert found.verdict is Verdict.FAIL
+    assert found.verdict is CheckStatus.FAIL
     assert PASSWORD not in f"{found.sentence} {found.remedy}"
     private_nats.kill()
-    assert (await servers.nats_server(private_nats.url)).verdict is Verdict.FAIL
+    assert (await servers.nats_server(private_nats.url)).verdict is CheckStatus.FAIL
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
 async def test_a_blob_store_that_evicts(private_redis: tuple[str, Callable[[], None]], policy: str) -> None:
     async with settings(private_redis[0], **{"maxmemory-policy": policy}):
         found = await servers.blob_store(private_redis[0])
-    assert (found.verdict, policy in found.sentence) == (Verdict.FAIL, True)
+    assert (found.verdict, policy in found.sentence) == (CheckStatus.FAIL, True)
 
 
 async def test_a_blob_store_that_forgets_is_a_warning(private_redis: tuple[str, Callable[[], None]]) -> None:
     async with settings(private_redis[0], **{"maxmemory-policy": "noeviction"}):
         found = await servers.blob_store(private_redis[0])
-    assert (found.verdict, "appendonly yes" in (found.remedy or "")) == (Verdict.WARN, True)
+    assert (found.verdict, "appendonly yes" in (found.remedy or "")) == (CheckStatus.WARN, True)
 
 
 async def test_a_blob_store_with_a_password(private_redis: tuple[str, Callable[[], None]]) -> None:
@@ -106,20 +106,20 @@ async def test_a_blob_store_with_a_password(private_redis: tuple[str, Callable[[
     assert PASSWORD not in f"{wrong} {right}"
     assert "does not let us in" not in right.sentence
     stop()
-    assert (await servers.blob_store(url)).verdict is Verdict.FAIL
+    assert (await servers.blob_store(url)).verdict is CheckStatus.FAIL
 
 
 async def test_an_address_that_is_none() -> None:
-    assert (await servers.blob_store("localhost:6379")).verdict is Verdict.FAIL
-    assert (await servers.nats_server("127.0.0.1:99999")).verdict is Verdict.FAIL
+    assert (await servers.blob_store("localhost:6379")).verdict is CheckStatus.FAIL
+    assert (await servers.nats_server("127.0.0.1:99999")).verdict is CheckStatus.FAIL
 
 
 async def test_the_gateway_is_ready_or_says_what_is_missing(stage: Stage) -> None:
     found = await servers.gateway(stage.url, named=False)
-    assert (found.verdict, "tiny" in found.sentence) == (Verdict.OK, True)
+    assert (found.verdict, "tiny" in found.sentence) == (CheckStatus.OK, True)
     await stage.router.announce(ready=False)
     found = await servers.gateway(stage.url, named=False)
-    assert (found.verdict, "prepost, denoiser" in found.sentence) == (Verdict.FAIL, True), found.sentence
+    assert (found.verdict, "prepost, denoiser" in found.sentence) == (CheckStatus.FAIL, True), found.sentence
 
 
 async def test_no_gateway_matters_only_where_one_is_named() -> None:
@@ -127,8 +127,8 @@ async def test_no_gateway_matters_only_where_one_is_named() -> None:
     port = server.sockets[0].getsockname()[1]
     async with server:
         assert "stopped answering" in (await servers.gateway(f"http://127.0.0.1:{port}", named=True)).sentence
-    assert (await servers.gateway(f"http://127.0.0.1:{port}", named=True)).verdict is Verdict.FAIL
-    assert (await servers.gateway(f"http://127.0.0.1:{port}", named=False)).verdict is Verdict.WARN
+    assert (await servers.gateway(f"http://127.0.0.1:{port}", named=True)).verdict is CheckStatus.FAIL
+    assert (await servers.gateway(f"http://127.0.0.1:{port}", named=False)).verdict is CheckStatus.WARN
 
 
 async def test_the_whole_examination(nats_url: str, private_redis: tuple[str, Callable[[], None]]) -> None:
@@ -142,19 +142,19 @@ async def test_the_whole_examination(nats_url: str, private_redis: tuple[str, Ca
     )
     async with settings(private_redis[0], **{"maxmemory-policy": "allkeys-lru"}):
         findings = await doctor.examine(around)
-    assert {name for name, one in findings.items() if one.verdict is Verdict.FAIL} == {"Blobs", "Model"}
-    assert findings["Services"].verdict is Verdict.WARN
+    assert {name for name, one in findings.items() if one.verdict is CheckStatus.FAIL} == {"Blobs", "Model"}
+    assert findings["Services"].verdict is CheckStatus.WARN
 
 
 async def test_without_a_checkout_only_the_way_to_a_gateway_is_looked_at(stage: Stage) -> None:
     alone = doctor.CheckedSystem(None, stage.url, False, None, None, ())
     findings = {name: one.verdict for name, one in (await doctor.examine(alone)).items()}
     assert findings == dict.fromkeys(
-        ("Python", "Distributions", "Packages", "NATS", "Blobs", "Services"), Verdict.OK
+        ("Python", "Distributions", "Packages", "NATS", "Blobs", "Services"), CheckStatus.OK
     )
     gone = dataclasses.replace(alone, gateway_url="http://127.0.0.1:1")
     findings = {name: one.verdict for name, one in (await doctor.examine(gone)).items()}
-    assert {name for name, verdict in findings.items() if verdict is Verdict.FAIL} == {"Services"}
+    assert {name for name, verdict in findings.items() if verdict is CheckStatus.FAIL} == {"Services"}
 
 
 @asynccontextmanager

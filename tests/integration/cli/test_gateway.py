@@ -18,7 +18,7 @@ from PIL import Image
 from giornata_tools.cli import models, status
 from giornata_tools.cli.app import cli
 from giornata_tools.cli.mask import command as mask
-from giornata_tools.doors.edits import EditCall, EditProgress, Preview, Refused, Stopped
+from giornata_tools.doors.edits import EditCall, EditProgress, EditStopped, Preview, RequestRefused
 from giornata_tools.doors.http_door import open_http
 from tests.fakes.colours import CARD, ColourMasks
 from tests.fakes.key_files import write_keys
@@ -49,7 +49,7 @@ async def answering(text: str) -> AsyncIterator[str]:
 
 async def code_of(url: str, api_key: str | None = None) -> tuple[str, str]:
     async with open_http(url, api_key) as door:
-        with pytest.raises(Refused) as raised:
+        with pytest.raises(RequestRefused) as raised:
             await door.edit(ORDER, unheard)
     return raised.value.body.code, str(raised.value)
 
@@ -102,7 +102,7 @@ async def test_a_cancelled_edit_cancels_its_job(stage: Stage) -> None:
         editing = asyncio.ensure_future(door.edit(ORDER, lambda told: heard.set()))
         await heard.wait()
         editing.cancel()
-        with pytest.raises(Stopped, match="ancelled"):
+        with pytest.raises(EditStopped, match="ancelled"):
             await editing
     assert (await stage.record()).cancel
 
@@ -120,7 +120,7 @@ async def test_an_edit_that_nobody_accepted_yet_has_no_job_to_cancel() -> None:
         editing = asyncio.ensure_future(door.edit(ORDER, unheard))
         await reached.wait()
         editing.cancel()
-        with pytest.raises(Stopped, match="before the edit was accepted"):
+        with pytest.raises(EditStopped, match="before the edit was accepted"):
             await editing
         done.set()
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from giornata.bus.answering import Endpoint
 from giornata.wire import subjects
 from giornata.wire.errors import LoraMismatch
-from giornata.wire.loras import Canonical, NormaliseLora
+from giornata.wire.loras import CanonicalLora, NormaliseLora
 from giornata_tools.cli.app import cli
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_stage
@@ -34,7 +34,7 @@ class Door:
     folder: Path
     refusal: LoraMismatch | None = None
 
-    async def normalise(self, request: NormaliseLora) -> Canonical:
+    async def normalise(self, request: NormaliseLora) -> CanonicalLora:
         if self.refusal is not None:
             raise self.refusal
         return canonical(request)

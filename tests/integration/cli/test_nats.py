@@ -10,7 +10,7 @@ from giornata.bus import bus
 from giornata.bus.connection import barrier
 from giornata.wire import subjects
 from giornata_tools.doors import nats_door
-from giornata_tools.doors.edits import EditCall, EditProgress, Preview, Refused, Stopped
+from giornata_tools.doors.edits import EditCall, EditProgress, EditStopped, Preview, RequestRefused
 from giornata_tools.doors.nats_door import open_nats
 from tests.integration.gateway_fakes import Stage
 from tests.integration.nats_server import NatsServer
@@ -36,7 +36,7 @@ async def test_an_edit_tells_its_states_and_brings_its_pictures(stage: Stage, na
 async def test_a_refusal_keeps_its_code(stage: Stage, nats_url: str) -> None:
     order = EditCall(b"picture", None, {"prompt": "a hat", "model": "unheard-of"})
     async with open_nats(nats_url, None, None, "default", 20) as door:
-        with pytest.raises(Refused) as raised:
+        with pytest.raises(RequestRefused) as raised:
             await door.edit(order, unheard)
     assert raised.value.body.code == "model_not_found"
 
@@ -48,7 +48,7 @@ async def test_an_edit_that_is_given_up_while_it_runs(stage: Stage, nats_url: st
         editing = asyncio.ensure_future(door.edit(ORDER, lambda told: heard.set()))
         await heard.wait()
         editing.cancel()
-        with pytest.raises(Stopped, match="Cancelled job "):
+        with pytest.raises(EditStopped, match="Cancelled job "):
             await editing
     assert (await stage.record()).cancel
 
@@ -62,7 +62,7 @@ async def test_an_edit_that_is_given_up_as_soon_as_it_is_sent(stage: Stage, nats
             editing = asyncio.ensure_future(door.edit(ORDER, unheard))
             await sent.next_msg(HUNG_S)
             editing.cancel()
-            with pytest.raises(Stopped, match="Cancelled job "):
+            with pytest.raises(EditStopped, match="Cancelled job "):
                 await editing
     assert (await stage.record()).cancel
 
@@ -78,17 +78,17 @@ async def test_a_gateway_that_never_accepts_is_not_waited_for_long(
             editing = asyncio.ensure_future(door.edit(ORDER, unheard))
             await sent.next_msg(HUNG_S)
             editing.cancel()
-            with pytest.raises(Stopped, match="has not confirmed that the edit is cancelled"):
+            with pytest.raises(EditStopped, match="has not confirmed that the edit is cancelled"):
                 await editing
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_no_gateway_and_no_server(private_nats: NatsServer) -> None:
     async with open_nats(private_nats.url, None, None, "default", 20) as door:
-        with pytest.raises(Refused) as raised:
+        with pytest.raises(RequestRefused) as raised:
             await door.edit(ORDER, unheard)
     assert raised.value.body.code == "service_unavailable"
     private_nats.kill()
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRefused):
         async with asyncio.timeout(HUNG_S), open_nats(private_nats.url, None, None, "default", 20):
             raise AssertionError("there is no server")

@@ -14,7 +14,7 @@ from giornata.nats_users import password_file
 from giornata.records import Quarantine
 from giornata.wire.errors import AttemptsExhausted
 from giornata.wire.jobs import JobState
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.progress import JobRecord
 from giornata_router.rules.transitions import accepted
 from giornata_tools.cli.app import cli
@@ -33,15 +33,15 @@ def given_up() -> JobRecord:
 
 async def keep(guarded: Guarded, *records: JobRecord) -> None:
     server, users = guarded
-    router = password_file(users, User.ROUTER)
-    async with bus.connect(server.url, "r", user=User.ROUTER, password_file=router) as connected:
+    router = password_file(users, NatsRole.ROUTER)
+    async with bus.connect(server.url, "r", user=NatsRole.ROUTER, password_file=router) as connected:
         await streams.ensure(connected.jetstream, replicas=1, events_ttl_s=60)
         kept = await Quarantine.open(connected.jetstream)
         for record in records:
             await kept.put(record)
 
 
-async def run(guarded: Guarded, *words: str, user: User | None = User.OPERATOR) -> Result:
+async def run(guarded: Guarded, *words: str, user: NatsRole | None = NatsRole.OPERATOR) -> Result:
     """The command in a thread, since it has an event loop of its own."""
     server, users = guarded
     login = ["--password-file", str(password_file(users, user))] if user else []
@@ -94,7 +94,7 @@ async def test_it_is_the_operators_alone(guarded_nats: Guarded) -> None:
     anonymous = await run(guarded_nats, "list", user=None)
     assert (anonymous.exit_code, anonymous.stdout) == (1, "")
     assert "operator" in anonymous.stderr
-    observer = await run(guarded_nats, "list", user=User.OBSERVER)
+    observer = await run(guarded_nats, "list", user=NatsRole.OBSERVER)
     assert (observer.exit_code, observer.stdout) == (1, "")
     assert "does not let us in" in observer.stderr
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from giornata.bus import bus
 from giornata.bus.telemetry import publish
 from giornata.nats_users import password_file
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName, ServiceState, WorkerState
 from giornata_tools.cli.app import cli
 from tests.integration.nats_server import NatsServer
@@ -21,7 +21,7 @@ from tests.integration.nats_server import NatsServer
 Guarded = tuple[NatsServer, Path]
 
 
-async def run(guarded: Guarded, *words: str, user: User) -> Result:
+async def run(guarded: Guarded, *words: str, user: NatsRole) -> Result:
     """The command in a thread, since it has an event loop of its own."""
     server, users = guarded
     login = ["--nats", server.url, "--password-file", str(password_file(users, user))]
@@ -37,8 +37,8 @@ def _no_signal_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
 async def tell(guarded: Guarded) -> None:
     """A denoiser's telemetry, until it is cancelled."""
     server, users = guarded
-    password = password_file(users, User.DENOISER)
-    async with bus.connect(server.url, "d", user=User.DENOISER, password_file=password) as connected:
+    password = password_file(users, NatsRole.DENOISER)
+    async with bus.connect(server.url, "d", user=NatsRole.DENOISER, password_file=password) as connected:
         steps = 0
         while True:
             worker = WorkerState(capacity_rows=4, capacity_tokens=64, steps_total=steps)
@@ -53,8 +53,8 @@ async def tell(guarded: Guarded) -> None:
 async def test_it_hears_what_workers_tell(guarded_nats: Guarded) -> None:
     telling = asyncio.create_task(tell(guarded_nats))
     try:
-        as_json = await run(guarded_nats, "--json", user=User.OBSERVER)
-        table = await run(guarded_nats, user=User.OBSERVER)
+        as_json = await run(guarded_nats, "--json", user=NatsRole.OBSERVER)
+        table = await run(guarded_nats, user=NatsRole.OBSERVER)
     finally:
         telling.cancel()
         with suppress(asyncio.CancelledError):
@@ -68,13 +68,13 @@ async def test_it_hears_what_workers_tell(guarded_nats: Guarded) -> None:
 
 
 async def test_where_nothing_is_heard_it_says_so(guarded_nats: Guarded) -> None:
-    result = await run(guarded_nats, "--interval", "0.5", user=User.OBSERVER)
+    result = await run(guarded_nats, "--interval", "0.5", user=NatsRole.OBSERVER)
     assert result.exit_code == 1
     assert "No service tells of itself." in result.output
 
 
 async def test_another_users_password_is_refused(guarded_nats: Guarded) -> None:
-    result = await run(guarded_nats, user=User.OPERATOR)
+    result = await run(guarded_nats, user=NatsRole.OPERATOR)
     assert result.exit_code == 1
     assert "does not let us in" in result.output
 

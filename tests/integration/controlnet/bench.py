@@ -17,11 +17,11 @@ from torch import Tensor
 from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
-from giornata.control.link.client import Asked, Link
+from giornata.control.link.client import ControlLink, ControlStepHandle
 from giornata.control.link.losses import ControlFailed
 from giornata.control.loading import load
-from giornata.control.protocol import Conditions, ControlNet, ControlText
-from giornata.control.running import Act, RowStep, run
+from giornata.control.protocol import ControlConditions, ControlNet, ControlText
+from giornata.control.running import RowControlNet, RowStep, run
 from giornata.deadlines import Deadline
 from giornata.machine import host_name
 from giornata.packed.region import region
@@ -29,12 +29,12 @@ from giornata.wire import subjects
 from giornata.wire.adapters import ControlKind, ControlUse, control_name
 from giornata.wire.controlnets import (
     CloseControl,
-    Closed,
+    CloseControlReply,
     ControlBase,
     ControlState,
     DataPath,
     OpenControl,
-    Opened,
+    OpenControlReply,
     control_row,
 )
 from giornata.wire.devices import HostDevice
@@ -79,7 +79,7 @@ class Row:
     """A row that a denoiser wants computed."""
 
     request: OpenControl
-    opened: Opened
+    opened: OpenControlReply
     texts: tuple[ControlText, ...]
     images: tuple[Tensor, ...]
 
@@ -103,8 +103,8 @@ class Row:
                 continue
             one = nets[use.model]
             times = torch.tensor(TIMES)
-            opened = one.open(Conditions(self.images[nth], GRID, self.texts, times, use.mode))
-            acts.append(Act(one, opened, use.scale, one.behind(BASE)))
+            opened = one.open(ControlConditions(self.images[nth], GRID, self.texts, times, use.mode))
+            acts.append(RowControlNet(one, opened, use.scale, one.behind(BASE)))
         cells = torch.zeros(GRID, dtype=torch.bool)
         cells.view(-1)[list(live or ())] = True
         step_of = RowStep(acts, step, self.latents(step), 1, region(cells), whole=live is None)
@@ -118,7 +118,7 @@ class Denoiser:
     def __init__(self, bus: Bus, blobs: BlobStore, instance: str, links: ExitStack) -> None:
         self._bus, self._blobs, self.instance, self._links = bus, blobs, instance, links
         self.name = f"denoiser-{secrets.token_hex(3)}"
-        self.link: Link | None = None
+        self.link: ControlLink | None = None
 
     async def request(
         self,
@@ -163,9 +163,9 @@ class Denoiser:
         told = ControlText(text["prompt_embeds"], text["pooled_prompt_embeds"], None, GUIDANCE)
         return request.model_copy(update=changed), (told,), images
 
-    async def ask(self, request: OpenControl) -> Opened:
+    async def ask(self, request: OpenControl) -> OpenControlReply:
         subject = subjects.controlnet(self.instance, "open")
-        return await self._bus.call(subject, request, Opened, Deadline.after_ms(HUNG_MS))
+        return await self._bus.call(subject, request, OpenControlReply, Deadline.after_ms(HUNG_MS))
 
     async def open(self, *uses: ControlUse, **options: Any) -> Row:
         request, texts, images = await self.request(*uses, **options)
@@ -176,16 +176,18 @@ class Denoiser:
             job_id=row.request.job.job_id, attempt=1, index=row.request.index, remaining_ms=HUNG_MS
         )
         subject = subjects.controlnet(self.instance, "close")
-        return (await self._bus.call(subject, request, Closed, Deadline.after_ms(HUNG_MS))).was_open
+        return (
+            await self._bus.call(subject, request, CloseControlReply, Deadline.after_ms(HUNG_MS))
+        ).was_open
 
     def step(
         self, row: Row, step: int, shapes: Sequence[tuple[int, int]], key: str | None = None, **changed: Any
-    ) -> Asked:
+    ) -> ControlStepHandle:
         """Ask for a step; the link is opened with the first one."""
         if self.link is None or self.link.lost:
             opened = row.opened
             self.link = self._links.enter_context(
-                Link(opened.path, opened.address, opened.token, slab_bytes=SLAB_BYTES, device=CPU)
+                ControlLink(opened.path, opened.address, opened.token, slab_bytes=SLAB_BYTES, device=CPU)
             )
         asked: dict[str, Any] = {
             "row": row.key if key is None else key,
@@ -208,7 +210,7 @@ class Denoiser:
             asked.sample(0, HUNG_S)
 
 
-def samples(asked: Asked, count: int) -> list[Tensor]:
+def samples(asked: ControlStepHandle, count: int) -> list[Tensor]:
     """All samples of a step, in memory of their own."""
     with asked:
         return [asked.sample(index, HUNG_S).clone() for index in range(count)]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from giornata.control.protocol import ControlNet, Item
-from giornata_controlnet.nets import Nets
+from giornata.control.protocol import ControlNet, ControlSequenceStep
+from giornata_controlnet.nets import ResidentControlNets
 from tests.patience import HUNG_S
 
 
@@ -23,7 +23,7 @@ class Held:
         self.behind, self.open, self.work = of.behind, of.open, of.work
         self._of, self._gate = of, gate
 
-    def run(self, items: Sequence[Item]) -> Iterator[tuple[Tensor, ...]]:
+    def run(self, items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
         self._gate.forwards.append((self.card.name, len(items)))
         self._gate.began.release()
         assert self._gate.permits.acquire(timeout=HUNG_S)
@@ -60,7 +60,7 @@ class Gate:
             pass
 
 
-class HeldNets(Nets):
+class HeldNets(ResidentControlNets):
     """Nets whose forwards a test holds."""
 
     def __init__(self, *args: Any, gate: Gate, **options: Any) -> None:

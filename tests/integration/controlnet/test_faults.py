@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 import torch
 
-from giornata.control.link.client import Link
+from giornata.control.link.client import ControlLink
 from giornata.control.link.losses import ControlFailed, LinkLost
 from giornata.wire import subjects
 from giornata.wire.errors import ControlNetUnavailable, InternalError
@@ -155,4 +155,4 @@ async def test_a_token_that_was_not_given_opens_no_link(bench: Bench) -> None:
     async with bench.service() as running:
         row = await bench.denoiser(running).open(bench.use("edges"))
         with pytest.raises(LinkLost, match="does not open"):
-            Link(row.opened.path, row.opened.address, "another", slab_bytes=1 << 20, device=CPU)
+            ControlLink(row.opened.path, row.opened.address, "another", slab_bytes=1 << 20, device=CPU)

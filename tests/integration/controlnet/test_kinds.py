@@ -12,16 +12,16 @@ from torch import Tensor
 from giornata import tensors
 from giornata.blobs.memory import MemoryBlobs
 from giornata.control.loading import load
-from giornata.control.protocol import Conditions, ControlText, Item
+from giornata.control.protocol import ControlConditions, ControlSequenceStep, ControlText
 from giornata.control.running import run
 from giornata.control.weighing import skip_channels
 from giornata.tensors import NEGATIVE
 from giornata.wire.adapters import ControlKind, ControlUse, control_name
 from giornata.wire.controlnets import ControlBase, DataPath, OpenControl
 from giornata.wire.jobs import Encoding
-from giornata_controlnet.nets import Nets, read_cards
+from giornata_controlnet.nets import ResidentControlNets, read_cards
 from giornata_controlnet.opening import open_row
-from giornata_controlnet.steps import Due, refused
+from giornata_controlnet.steps import QueuedStep, refused
 from tests.contract.messages import INSPECTION, JOB
 from tests.fakes import tiny_driven, tiny_sd3_control, tiny_unet, tiny_unet_control
 from tests.patience import HUNG_MS
@@ -113,14 +113,17 @@ async def test_a_guided_row_equals_its_net_alone(tmp_path: Path, shape: str, mad
         paths=(DataPath.UNIX,),
         remaining_ms=HUNG_MS,
     )
-    with Nets(read_cards(str(tmp_path / "edges")), CPU, torch.float32, budget_bytes=1 << 30, loads=1) as nets:
+    with ResidentControlNets(
+        read_cards(str(tmp_path / "edges")), CPU, torch.float32, budget_bytes=1 << 30, loads=1
+    ) as nets:
         row = await open_row(request, nets, blobs)
         latents = torch.randn(GRID[0] * GRID[1], base.latent_channels)
         asked: Any = Asked(1, latents, row.shapes(1, whole=True))
         assert refused(row, asked) is None
         assert row.work(1) > 0
         answers = {
-            nth: sample.flatten(0, 1) for _, nth, sample in run([Due(asked, row).of(CPU, torch.float32)])
+            nth: sample.flatten(0, 1)
+            for _, nth, sample in run([QueuedStep(asked, row).of(CPU, torch.float32)])
         }
         assert row.acting(2) == [], "outside of its interval nothing is computed"
         row.pins.close()
@@ -132,8 +135,8 @@ async def test_a_guided_row_equals_its_net_alone(tmp_path: Path, shape: str, mad
         )
         for prefix in ("", NEGATIVE)
     )
-    opened = net.open(Conditions(hint, GRID, told, torch.tensor(TIMES)))
-    expected = list(net.run([Item(opened, 1, latents, sequence) for sequence in range(2)]))
+    opened = net.open(ControlConditions(hint, GRID, told, torch.tensor(TIMES)))
+    expected = list(net.run([ControlSequenceStep(opened, 1, latents, sequence) for sequence in range(2)]))
     for block, sample in enumerate(net.behind(base)):
         nth = row.sums(1).behind[block]
         assert (nth is None) == (sample is None)

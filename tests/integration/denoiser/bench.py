@@ -18,7 +18,7 @@ from giornata import tensors
 from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.wire import subjects
 from giornata.wire.devices import HostDevice
 from giornata.wire.events import DenoisedEvent, PreviewEvent, StepEvent
@@ -73,7 +73,7 @@ class Bench:
 
     bus: Bus
     blobs: RedisBlobs
-    records: Records
+    records: JobRecordStore
     checkpoint: Checkpoint
     urls: tuple[str, str]
     gpus: tuple[HostDevice, ...] = ()

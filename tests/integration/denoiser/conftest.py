@@ -11,7 +11,7 @@ import pytest
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus, streams
 from giornata.families import Family
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.wire.events import DenoisedEvent, PreviewEvent, StepEvent
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
@@ -32,7 +32,11 @@ async def bench(nats_url: str, redis_url: str, checkpoint: Checkpoint) -> AsyncI
         blobs = await stack.enter_async_context(RedisBlobs.open(redis_url))
         await streams.ensure(connected.jetstream, replicas=1, events_ttl_s=60)
         made = Bench(
-            connected, blobs, await Records.open(connected.jetstream), checkpoint, (nats_url, redis_url)
+            connected,
+            blobs,
+            await JobRecordStore.open(connected.jetstream),
+            checkpoint,
+            (nats_url, redis_url),
         )
         pattern = "giornata.event.gateway-test.*"
         await stack.enter_async_context(connected.listen(f"{pattern}.step", StepEvent, made.steps.put_nowait))

@@ -12,7 +12,7 @@ import pytest
 from giornata.lora_transfer import TIER_NAME, WHOLE_FILES
 from giornata.wire.errors import LoraNotFound, ServiceUnavailable
 from giornata.wire.loras import StoredFile
-from giornata_denoiser.adapters.fetching import Fetching, tier_in
+from giornata_denoiser.adapters.fetching import LoraStoreFetcher, tier_in
 from giornata_denoiser.rows.adapters import RowLora
 from tests.integration.lora_bench import Store, open_bench
 from tests.integration.lora_store.test_host_tier import MB, hearing, options, put
@@ -28,7 +28,9 @@ def host(bench: Store) -> Path:
     return bench.folder.parent / "host"
 
 
-async def fetched(fetching: Fetching, file: StoredFile, folder: Path, *, ahead: bool = False) -> bytes:
+async def fetched(
+    fetching: LoraStoreFetcher, file: StoredFile, folder: Path, *, ahead: bool = False
+) -> bytes:
     path = folder / "fetched"
     lora = RowLora(digest=file.sha256, size_bytes=file.size_bytes)
     await asyncio.to_thread(fetching, lora, path, ahead=ahead)
@@ -40,7 +42,7 @@ async def fetched(fetching: Fetching, file: StoredFile, folder: Path, *, ahead: 
 async def test_a_file_comes_by_way_of_the_host_tier(bench: Store, tmp_path: Path) -> None:
     needed, coming = put(bench.folder, 1), put(bench.folder, 2)
     async with hearing(bench) as heard, bench.instance(**options(bench)):
-        fetching = Fetching(bench.bus, MB, None, host(bench))
+        fetching = LoraStoreFetcher(bench.bus, MB, None, host(bench))
         assert tier_in(host(bench)) == bench.model
         await fetched(fetching, needed, tmp_path)
         await fetched(fetching, coming, tmp_path, ahead=True)
@@ -52,7 +54,7 @@ async def test_a_file_comes_by_way_of_the_host_tier(bench: Store, tmp_path: Path
 async def test_a_damaged_file_of_the_tier_is_brought_again(bench: Store, tmp_path: Path) -> None:
     file = put(bench.folder, 1)
     async with bench.instance(**options(bench)):
-        fetching = Fetching(bench.bus, MB, None, host(bench))
+        fetching = LoraStoreFetcher(bench.bus, MB, None, host(bench))
         await fetched(fetching, file, tmp_path)
         here = host(bench) / WHOLE_FILES / file.sha256
         here.write_bytes(b"damaged")
@@ -63,7 +65,7 @@ async def test_a_damaged_file_of_the_tier_is_brought_again(bench: Store, tmp_pat
 async def test_what_the_tier_has_no_room_for_comes_from_the_store(bench: Store, tmp_path: Path) -> None:
     file = put(bench.folder, 1, 2 * MB)
     async with bench.instance(**options(bench)):
-        await fetched(Fetching(bench.bus, 4 * MB, None, host(bench)), file, tmp_path)
+        await fetched(LoraStoreFetcher(bench.bus, 4 * MB, None, host(bench)), file, tmp_path)
 
 
 async def test_without_the_store_of_the_tier_another_one_is_asked(bench: Store, tmp_path: Path) -> None:
@@ -71,27 +73,27 @@ async def test_without_the_store_of_the_tier_another_one_is_asked(bench: Store, 
     async with bench.instance(**options(bench)):
         pass  # its folder stays
     async with bench.instance():
-        await fetched(Fetching(bench.bus, MB, None, host(bench)), file, tmp_path)
+        await fetched(LoraStoreFetcher(bench.bus, MB, None, host(bench)), file, tmp_path)
     assert not (host(bench) / WHOLE_FILES / file.sha256).exists()
 
 
 async def test_without_a_tier_the_folder_of_the_store_is_read(bench: Store, tmp_path: Path) -> None:
     file = put(bench.folder, 1)
-    await fetched(Fetching(bench.bus, MB, bench.folder, host(bench)), file, tmp_path)
+    await fetched(LoraStoreFetcher(bench.bus, MB, bench.folder, host(bench)), file, tmp_path)
 
 
 async def test_what_no_store_has_is_told(bench: Store, tmp_path: Path) -> None:
     async with bench.instance(**options(bench)):
         with pytest.raises(LoraNotFound):
             await fetched(
-                Fetching(bench.bus, MB, None, host(bench)),
+                LoraStoreFetcher(bench.bus, MB, None, host(bench)),
                 StoredFile(sha256="0" * 64, size_bytes=1),
                 tmp_path,
             )
 
 
 async def test_a_closed_one_fetches_nothing(bench: Store, tmp_path: Path) -> None:
-    fetching = Fetching(bench.bus, MB, None, None)
+    fetching = LoraStoreFetcher(bench.bus, MB, None, None)
     fetching.close()
     with pytest.raises(ServiceUnavailable):
         await fetched(fetching, put(bench.folder, 1), tmp_path)

@@ -9,24 +9,26 @@ import pytest
 import torch
 
 from giornata.families import Family
-from giornata.planning.degrees import ALONE, Way
-from giornata.planning.operations import ADAPTING, Shape, Work, step_work
+from giornata.planning.degrees import ALONE, StepParallelism
+from giornata.planning.operations import ADAPTING, SequenceShape, StepWork, step_work
 from giornata.planning.profiles import Profile
 from giornata.wire.errors import Failed
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint, load, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.profiling.__main__ import ProfilerConfig, run
 from giornata_denoiser.profiling.calibration import profile_of
-from giornata_denoiser.profiling.measuring import Meter
-from giornata_denoiser.profiling.members import Members
-from giornata_denoiser.profiling.mixtures import Mixture, RowSize
+from giornata_denoiser.profiling.measuring import StepMeter
+from giornata_denoiser.profiling.members import ProfilerRanks
+from giornata_denoiser.profiling.mixtures import RowSize, StepShape
 
 
-def whole(checkpoint: Checkpoint, tokens: int) -> Work:
+def whole(checkpoint: Checkpoint, tokens: int) -> StepWork:
     """A step of one row in full."""
     blocks = checkpoint.family.depth
-    return step_work(checkpoint.family.operations, [Shape(0, tokens, tokens)], [(Mode.FULL,) * blocks])
+    return step_work(
+        checkpoint.family.operations, [SequenceShape(0, tokens, tokens)], [(BlockMode.FULL,) * blocks]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +58,15 @@ def test_a_profile_predicts_and_measures_what_it_has_not_seen(
     assert profile.activation_bytes > 100
     blocks = checkpoint.family.depth
     full, masked = (
-        Mixture((RowSize(10, 11, 20, (mode,) * blocks, ratio),) * 2)
-        for mode, ratio in ((Mode.FULL, 1.0), (Mode.KV, 0.2))
+        StepShape((RowSize(10, 11, 20, (mode,) * blocks, ratio),) * 2)
+        for mode, ratio in ((BlockMode.FULL, 1.0), (BlockMode.KV, 0.2))
     )
 
-    def took(mixture: Mixture) -> float:
+    def took(mixture: StepShape) -> float:
         return profile.costs.step_ms(mixture.work(checkpoint.family.operations))
 
     assert 0 < took(masked) <= took(full)
-    meter = Meter(checkpoint, 8)
+    meter = StepMeter(checkpoint, 8)
     assert all(meter.step_ms(mixture) > 0 for mixture in (full, masked))
     assert config.out.with_suffix(".svg").read_text().rstrip().endswith("</svg>")
 
@@ -115,7 +117,7 @@ def test_steps_of_several_devices_are_measured_by_degree_and_by_halves(
     small = opened.card.model_copy(update={"native_size": 128})
     run(settings, Checkpoint(small, opened.family, opened.preview_map))
     profile = Profile.model_validate_json(settings.out.read_bytes())
-    assert [way for way, _ in profile.ways] == [Way(2), Way(2, halves=True)]
+    assert [way for way, _ in profile.ways] == [StepParallelism(2), StepParallelism(2, halves=True)]
     costs = {ALONE: profile.costs, **dict(profile.ways)}
     assert all(of.step_ms(whole(opened, 500)) > 0 for of in costs.values())
     assert all(fit.compute.derived == ADAPTING for fit in profile.degrees), "pools compute no adapters"
@@ -127,6 +129,6 @@ def test_a_member_that_cannot_load_the_model_ends_the_profiler_with_its_reason(
     config: ProfilerConfig, checkpoint: Checkpoint
 ) -> None:
     nowhere = config.model_copy(update={"model": "/nowhere", "devices": "cpu,cpu"})
-    members = Members(nowhere, checkpoint, Meter(checkpoint, 8))
+    members = ProfilerRanks(nowhere, checkpoint, StepMeter(checkpoint, 8))
     with pytest.raises(Failed, match="/nowhere"), members:
         pass

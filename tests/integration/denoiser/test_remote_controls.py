@@ -23,7 +23,7 @@ from giornata.wire.workers import ServiceName, ServiceState
 from giornata_controlnet.config import ControlNetConfig
 from giornata_controlnet.nets import read_cards
 from giornata_controlnet.service import ControlNetService
-from giornata_denoiser.choices import Executor
+from giornata_denoiser.choices import ControlNetExecutor
 from tests import configs
 from tests.integration.controlnet.bench import CPU
 from tests.integration.controlnet.gate import Gate, HeldNets
@@ -95,7 +95,7 @@ async def made_here(
     """The picture of a denoiser that computes the net itself."""
     before = bench.checkpoint
     assert loaded(bench, folder).card.digest == use.digest
-    async with bench.worker(control_executor=Executor.LOCAL, **how or {}) as worker:
+    async with bench.worker(control_executor=ControlNetExecutor.LOCAL, **how or {}) as worker:
         found = await computed(bench, worker, await alike(bench, worker, use, **asked))
     bench.checkpoint = before
     while not bench.steps.empty():
@@ -233,7 +233,7 @@ async def test_a_denoiser_that_has_the_net_goes_on_by_itself(
 ) -> None:
     here = await made_here(bench, tmp_path, use, steps=30)
     loaded(bench, tmp_path)
-    async with bench.worker(control_open_s=5.0, control_executor=Executor.SERVICE) as worker:
+    async with bench.worker(control_open_s=5.0, control_executor=ControlNetExecutor.SERVICE) as worker:
         async with instance(bench, tmp_path, "only") as gate:
             async with asyncio.timeout(HUNG_S):
                 while not gate.forwards:  # until it has heard of the instance

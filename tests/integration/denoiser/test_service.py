@@ -17,7 +17,7 @@ from giornata.wire.devices import HostDevice
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.events import PREVIEW_BYTES
 from giornata.wire.messages import RunAnswer
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
 from giornata_denoiser import tuning
 from tests.fakes.profiles import PROFILE
@@ -194,7 +194,7 @@ async def test_hit_and_miss_begin_from_the_same_noise(bench: Bench, monkeypatch:
         await bench.report()
         (missed,) = await bench.latents(request)
     options: dict[str, Any] = {"template_policy": "inline", "template_bits": 0, "template_correction": False}
-    monkeypatch.setattr(tuning, "plan_batch", each(always(Mode.KV)))  # follows no loads
+    monkeypatch.setattr(tuning, "plan_batch", each(always(BlockMode.KV)))  # follows no loads
     async with bench.worker(**options) as worker:
         request = await bench.job(worker, reuse="strict", painted=[0], steps=2)
         await bench.run(worker, request)

@@ -18,7 +18,7 @@ from giornata.wire.adapters import ControlUse, control_name
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import RunRequest
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.controls.networks import Controlled, controlled
+from giornata_denoiser.controls.networks import ControlNetTarget, controlled
 from giornata_denoiser.controls.opening import open_controls
 from tests.fakes.tiny_flux_control import net
 from tests.integration.denoiser.bench import WAIT_S, Bench, Worker
@@ -36,7 +36,7 @@ def fitting(checkpoint: Checkpoint, **options: Any) -> Any:
     return net(1, 1, **{name: config[name] for name in kept} | options)
 
 
-def of(checkpoint: Checkpoint) -> Controlled | None:
+def of(checkpoint: Checkpoint) -> ControlNetTarget | None:
     return controlled(checkpoint.family.network, checkpoint.card.pixel_multiple)
 
 

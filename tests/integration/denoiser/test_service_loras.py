@@ -20,7 +20,7 @@ from giornata.lora_transfer import WHOLE_FILES
 from giornata.wire import subjects
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraNotFound
-from giornata.wire.loras import FilePiece, ReadFile
+from giornata.wire.loras import FileChunk, ReadFile
 from giornata.wire.messages import CancelRows, RunRequest
 from giornata.wire.workers import AdapterLoad, StepSample, Tier
 from tests.integration.denoiser.bench import WAIT_S, Bench, Worker
@@ -60,12 +60,12 @@ class Store:
             scale=0.5,
         )
 
-    async def read(self, request: ReadFile) -> FilePiece:
+    async def read(self, request: ReadFile) -> FileChunk:
         self.asked.set()
         await self.may_answer.wait()
         if request.sha256 != self.use.sha256:
             raise LoraNotFound(received=request.sha256)
-        return FilePiece(data=self.file[request.offset :][: request.size_bytes])
+        return FileChunk(data=self.file[request.offset :][: request.size_bytes])
 
 
 @asynccontextmanager
@@ -210,13 +210,13 @@ async def test_a_load_goes_on_at_another_instance_where_the_store_was_killed(
     monkeypatch.setattr(lora_transfer, "ANSWER_MS", 300)
     store, asked, killed = Store(transformer(bench)), [], asyncio.Event()
 
-    async def until_killed(request: ReadFile) -> FilePiece:
+    async def until_killed(request: ReadFile) -> FileChunk:
         if request.offset:
             killed.set()
             raise UnansweredError
         return await store.read(request)
 
-    async def afterwards(request: ReadFile) -> FilePiece:
+    async def afterwards(request: ReadFile) -> FileChunk:
         asked.append(request.offset)
         return await store.read(request)
 

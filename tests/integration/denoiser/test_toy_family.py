@@ -20,7 +20,7 @@ from giornata.wire.errors import SchemaMismatch
 from giornata.wire.samplers import Sampler
 from giornata_denoiser import checkpoint as checkpoints
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.choices import EXACT, Form
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.assembly import place
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.rehearsal import rehearse
@@ -28,7 +28,7 @@ from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.snapshot import GENERATOR, Snapshot
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from tests.fakes.toy_family import ADDED, TwoStep, load_toy
 
 FLOAT32 = 1e-5
@@ -209,14 +209,14 @@ def test_a_row_does_not_go_on_without_what_its_solver_remembers(checkpoint: Chec
 def test_it_is_recorded_and_reused(checkpoint: Checkpoint) -> None:
     """From the template run's own latent, prompt and level, a masked step equals the run's step on the compute set."""
     row = row_of(checkpoint, "edit")
-    recording = RecordingSpec(frozenset({Form.KV}), EXACT)
+    recording = RecordingSpec(frozenset({CacheForm.KV}), EXACT)
     run = engine_of(checkpoint)
     run.batch.submit([replace(row, records=recording)])
     whole = run.step()
     assert whole is not None
     cells = torch.zeros(row.grid, dtype=torch.bool)
     cells[:2, :2] = True
-    template = Recording("t", row.grid, whole.advanced[0].entries)
+    template = CachedTemplate("t", row.grid, whole.advanced[0].entries)
     edit = engine_of(checkpoint, corrects=False)
     edit.batch.submit([replace(row, region=region(cells), template=template)])
     masked = edit.step()

@@ -12,8 +12,8 @@ import pytest
 
 from giornata.tenant_records import LoraRecords
 from giornata.wire.jobs import JobState
-from giornata.wire.loras import Canonical, LoraRecord, LoraState, StoredFile
-from giornata.wire.messages import Forecast
+from giornata.wire.loras import CanonicalLora, LoraRecord, LoraState, StoredFile
+from giornata.wire.messages import JobEstimate
 from giornata_gateway.http.a1111_routes import A1111_ROUTES
 from giornata_gateway.http.routes import Route
 from tests.fakes.key_files import write_keys
@@ -30,7 +30,7 @@ READY = LoraRecord(
     state=LoraState.READY,
     model=CARD.name,
     name="rims.safetensors",
-    canonical=Canonical(
+    canonical=CanonicalLora(
         file=StoredFile(sha256="c" * 64, size_bytes=1234), model_digest=CARD.digest, rank=16, modules=40
     ),
 )
@@ -76,7 +76,7 @@ async def test_progress_and_interrupt_see_the_tenants_own_jobs_alone(doors: Stag
     job = (await doors.record()).job
     silent = await get(doors, "progress", **alice)  # the router tells nothing of it
     assert (silent["progress"], silent["eta_relative"], silent["state"]["sampling_step"]) == (0.25, 0, 1)
-    doors.router.forecast = Forecast(position=0, finish_ms=1500)
+    doors.router.forecast = JobEstimate(position=0, finish_ms=1500)
     own = await get(doors, "progress?skip_current_image=true", **alice)
     assert (own["progress"], own["eta_relative"], own["current_image"]) == (0.25, 1.5, None)
     assert own["state"]["job"] == own["current_task"] == job.job_id

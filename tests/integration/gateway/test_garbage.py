@@ -15,7 +15,7 @@ from giornata.bus.connection import barrier
 from giornata.wire import codec, subjects
 from giornata.wire.masks import MaskMessage, MaskParameters
 from giornata.wire.messages import CancelMessage, EditMessage, GenerateMessage
-from giornata.wire.permissions import User, rights
+from giornata.wire.permissions import NatsRole, rights
 from giornata.wire.requests import EditParameters, GenerationParameters
 from tests.integration.gateway_fakes import Stage
 from tests.patience import HUNG_S
@@ -80,7 +80,7 @@ def garbage(subject: str) -> dict[str, bytes]:
 
 
 def test_every_subject_of_an_application_is_here() -> None:
-    assert set(rights(User.APPLICATION).publish) == WHOLE.keys()
+    assert set(rights(NatsRole.APPLICATION).publish) == WHOLE.keys()
 
 
 @pytest.mark.parametrize("subject", sorted(WHOLE))

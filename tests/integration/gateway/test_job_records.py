@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from giornata.bus import bus, streams
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.wire import stores
 from giornata.wire.errors import JobNotFound
 from giornata_gateway.jobs.records import JobRecords
@@ -26,7 +26,7 @@ async def test_a_gateway_knows_no_job_until_a_router_has_made_the_bucket_or_made
             await records.get(job_id)
         for _ in range(2):
             await streams.ensure(jetstream, replicas=1, events_ttl_s=60)
-            await (await Records.open(jetstream)).create(record)
+            await (await JobRecordStore.open(jetstream)).create(record)
             assert (await records.get(job_id)).job == record.job
             assert (await records.change(job_id, lambda one: one.model_copy(update={"cancel": True}))).cancel
             await jetstream.delete_key_value(stores.RECORDS)

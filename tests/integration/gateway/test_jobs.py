@@ -15,7 +15,7 @@ from giornata.blobs import RedisBlobs
 from giornata.families import Family
 from giornata.wire.errors import MaskEmpty, RowPoisoned
 from giornata.wire.jobs import Priority
-from giornata.wire.messages import Forecast
+from giornata.wire.messages import JobEstimate
 from giornata.wire.models import Task
 from giornata.wire.workers import RowProgress
 from giornata_gateway.jobs import ledger
@@ -73,7 +73,7 @@ async def test_a_job_from_submission_to_picture(stage: Stage, monkeypatch: pytes
     assert (view["state"], view["step"], view["steps"]) == ("running", 1, 3)
     assert [picture["step"] for picture in view["pictures"]] == [1, 2]
     assert (view["queue_position"], view["predicted_finish_s"]) == (None, None), "the router does not know"
-    stage.router.forecast = Forecast(position=3, finish_ms=12_500)
+    stage.router.forecast = JobEstimate(position=3, finish_ms=12_500)
     async with stage.http.get(f"/v1/jobs/{job_id}") as response:
         view = await response.json()
     assert (view["queue_position"], view["predicted_finish_s"]) == (3, 12.5)

@@ -20,7 +20,7 @@ from giornata.wire.adapters import AskedLora
 from giornata.wire.errors import InvalidField, LoraNotFound
 from giornata.wire.loras import LoraRecord, NormaliseLora, ProfiledLora
 from giornata.wire.messages import EditReply, ProbeMessage
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.requests import EditParameters
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import CARD
@@ -219,7 +219,7 @@ async def test_a_probe_is_an_edit_with_the_loras_of_the_tenant_that_it_names(
     alice = key.partition(".")[0]
     asked = EditParameters(prompt="a hat", loras=(AskedLora(id=told["id"]),), lora_join=0.5)
     probe = ProbeMessage(parameters=asked, image=b"picture", tenant=alice, remaining_ms=HUNG_MS)
-    async with bus.connect(nats_url, "profiler", user=User.PROFILER) as profiler:
+    async with bus.connect(nats_url, "profiler", user=NatsRole.PROFILER) as profiler:
         await profiler.call(subjects.EDIT_PROBE, probe, EditReply, Deadline.after_ms(HUNG_MS))
         job = (await doors.record()).job
         assert (job.tenant, job.loras[0].lora_id, job.loras[0].joins_within) == (alice, told["id"], 0.5)

@@ -26,7 +26,7 @@ from giornata.wire.errors import (
     Unauthorized,
 )
 from giornata.wire.jobs import BlobRef
-from giornata.wire.masks import MaskMade, MaskMessage, MaskParameters
+from giornata.wire.masks import MaskMessage, MaskMessageReply, MaskParameters
 from giornata.wire.messages import IDEMPOTENCY_HEADER
 from giornata_gateway import nats_door
 from giornata_gateway.intake.rules.envelopes import REPLY_MARGIN_BYTES
@@ -100,14 +100,16 @@ async def test_a_mask_that_does_not_fit_is_a_claim_check_of_which_an_edit_can_be
                 await client.mask(image=FILE, prompt=HATS)
 
 
-async def answered(nats_url: str, headers: dict[str, str] | None = None, /, **changes: Any) -> MaskMade:
+async def answered(
+    nats_url: str, headers: dict[str, str] | None = None, /, **changes: Any
+) -> MaskMessageReply:
     """The answer to a message with `changes`, which are not validated."""
     asked = codec.unpack(codec.encode(MaskMessage(parameters=MaskParameters(prompt=HATS), image=FILE)))
     told = {name: dict(value) if isinstance(value, BlobRef) else value for name, value in changes.items()}
     data = msgpack.packb(asked | told)
     async with bus.connect(nats_url, "bare") as connected:
         reply = await connected.client.request(subjects.MASK, data, timeout=HUNG_S, headers=headers)
-    return bus.answer_in(reply, MaskMade)
+    return bus.answer_in(reply, MaskMessageReply)
 
 
 async def test_bad_messages_are_refused_by_name(scene: Scene, nats_url: str) -> None:

@@ -21,7 +21,7 @@ from giornata.wire.errors import (
     Unauthorized,
 )
 from giornata.wire.jobs import BlobRef
-from giornata.wire.messages import Accepted, CancelMessage, EditMessage, EditReply
+from giornata.wire.messages import CancelMessage, EditMessage, EditReply, JobAck
 from giornata.wire.requests import EditParameters
 from giornata.wire.structure import NAMES, TEXT_BYTES
 from tests.fakes.key_files import write_keys
@@ -135,7 +135,7 @@ async def test_parameters_are_refused_field_by_field(stage: Stage, nats_url: str
         accepted = await connected.call(
             subjects.EDIT_CANCEL,
             CancelMessage(job_id=await _done(stage)),
-            Accepted,
+            JobAck,
             Deadline.after_ms(HUNG_MS),
         )
         assert accepted.job_id in stage.router.jobs

@@ -18,7 +18,7 @@ from giornata.wire.errors import InvalidField, PayloadTooLarge, TooManyRequests
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http import remote_pictures
 from giornata_gateway.http.remote_pictures import FETCHED_AT_ONCE, check_sources, read_sources
-from giornata_gateway.intake.limits import Grow
+from giornata_gateway.intake.limits import ByteReservation
 from giornata_gateway.intake.rules.forms import NamedSource, PictureSource
 from giornata_gateway.intake.rules.tenants import Tenant
 from tests.fakes.key_files import write_keys
@@ -73,7 +73,7 @@ def configured(shelf: PictureServer) -> dict[str, Any]:
 
 
 async def read(shelf: PictureServer, *names: str, capacity: int = 1 << 20) -> list[bytes]:
-    grow = Grow(SharedPool(capacity), Tenant("alice"))
+    grow = ByteReservation(SharedPool(capacity), Tenant("alice"))
     config, sources = GatewayConfig(**configured(shelf), max_file_bytes=1024), shelf.sources(*names)
     assert check_sources(config, sources)
     return await read_sources(config, grow, sources)

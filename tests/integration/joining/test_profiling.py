@@ -26,14 +26,14 @@ from giornata.wire.fleet import FleetSummary
 from giornata.wire.jobs import Priority
 from giornata.wire.loras import LoraRecord, RemoveLora
 from giornata.wire.messages import EditReply, Picture, ProbeMessage
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.requests import OutputFormat
 from giornata_tools.cli.app import cli
 from giornata_tools.joining.background import profiling
 from giornata_tools.joining.probes import scenes
-from giornata_tools.joining.profiler import Profile, Setting
-from giornata_tools.joining.session import Login, Session, connected
-from giornata_tools.joining.watching import Watch
+from giornata_tools.joining.profiler import LoraProfile, ProbeSetting
+from giornata_tools.joining.session import ProfilerLogin, ProfilerSession, connected
+from giornata_tools.joining.watching import LoraProfileWatcher
 from tests.fakes.fleet import CARD
 from tests.integration.lora_bench import Store, canonical, lora, open_bench
 from tests.integration.nats_server import NatsServer
@@ -129,12 +129,12 @@ async def serving(painter: Painter) -> AsyncIterator[None]:
 class Told:
     """What became of LoRAs, in order."""
 
-    outcomes: asyncio.Queue[tuple[str, Profile | GiornataError]] = field(default_factory=asyncio.Queue)
+    outcomes: asyncio.Queue[tuple[str, LoraProfile | GiornataError]] = field(default_factory=asyncio.Queue)
 
-    def ended(self, record: LoraRecord, outcome: Profile | GiornataError) -> None:
+    def ended(self, record: LoraRecord, outcome: LoraProfile | GiornataError) -> None:
         self.outcomes.put_nowait((record.lora_id, outcome))
 
-    async def next(self) -> tuple[str, Profile | GiornataError]:
+    async def next(self) -> tuple[str, LoraProfile | GiornataError]:
         async with asyncio.timeout(HUNG_S):
             return await self.outcomes.get()
 
@@ -142,8 +142,10 @@ class Told:
 @asynccontextmanager
 async def watching(painter: Painter, retry_s: float = HUNG_S) -> AsyncIterator[Told]:
     told = Told()
-    async with connected(Login(painter.bench.nats_url), Setting(), scenes(1)) as session:
-        watch = Watch(*_parts(session), begin=lambda _: _unheard, ended=told.ended, retry_s=retry_s)
+    async with connected(ProfilerLogin(painter.bench.nats_url), ProbeSetting(), scenes(1)) as session:
+        watch = LoraProfileWatcher(
+            *_parts(session), begin=lambda _: _unheard, ended=told.ended, retry_s=retry_s
+        )
         task = asyncio.create_task(watch.run())
         try:
             yield told
@@ -152,7 +154,7 @@ async def watching(painter: Painter, retry_s: float = HUNG_S) -> AsyncIterator[T
             await asyncio.gather(task, return_exceptions=True)
 
 
-def _parts(session: Session) -> tuple[Any, Any, Any]:
+def _parts(session: ProfilerSession) -> tuple[Any, Any, Any]:
     return session.records, session.profiler, session.served
 
 
@@ -190,7 +192,7 @@ async def test_a_lora_that_fails_holds_up_no_other(painter: Painter) -> None:
         outcomes = dict([await told.next(), await told.next()])
         await painter.kept(sound, 0.1)
     assert isinstance(outcomes[poisoned.lora_id], RowPoisoned)
-    assert isinstance(outcomes[sound.lora_id], Profile)
+    assert isinstance(outcomes[sound.lora_id], LoraProfile)
     now = await painter.bench.records.get(poisoned.tenant, poisoned.lora_id)
     assert now.joins_within is None
 
@@ -217,7 +219,7 @@ async def test_what_passes_is_tried_again(painter: Painter) -> None:
     painter.failures[record.lora_id] = [QueueFull("No place for batch edits.") for _ in range(2)]
     async with serving(painter), watching(painter) as told:
         await painter.kept(record, 0.05)
-        assert isinstance((await told.next())[1], Profile), "a full queue ends no profile"
+        assert isinstance((await told.next())[1], LoraProfile), "a full queue ends no profile"
     unanswered = await painter.upload(48, limit=0.05)
     painter.failures[unanswered.lora_id] = [InternalError("A worker fell over.")]
     async with serving(painter), watching(painter, retry_s=0.01) as told:
@@ -232,7 +234,7 @@ class Launched:
     nats_url: str
     blobs_url: str = ""
 
-    def nats_password_file(self, _user: User) -> None:
+    def nats_password_file(self, _user: NatsRole) -> None:
         """Its server asks for none."""
 
 

@@ -16,12 +16,12 @@ from giornata.blobs import RedisBlobs
 from giornata.bus import bus, streams
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.stores import JOBS
-from giornata_tools.launcher.process import Command, Process
+from giornata_tools.launcher.process import LaunchCommand, StackProcess
 from giornata_tools.launcher.servers import NATS, NATS_LISTENS, VALKEY, free_ports
 from giornata_tools.launcher.stack import running
-from giornata_tools.launcher.warden import Warden
+from giornata_tools.launcher.warden import OrphanReaper
 from tests.full_disk import small_disk
 from tests.integration.launcher.test_stack import ROOT, plan
 from tests.patience import HUNG_S
@@ -46,9 +46,11 @@ async def test_embedded_servers_take_writes_again_when_there_is_room(tmp_path: P
         asked = plan(tmp_path, replicas={}, state=disk.folder / "state", logs=disk.folder / "logs")
         async with running(asked, said.append) as stack:
             stack.keep_up = True
-            password = stack.nats_password_file(User.ROUTER)
+            password = stack.nats_password_file(NatsRole.ROUTER)
             async with (
-                bus.connect(stack.nats_url, "test", user=User.ROUTER, password_file=password) as connected,
+                bus.connect(
+                    stack.nats_url, "test", user=NatsRole.ROUTER, password_file=password
+                ) as connected,
                 RedisBlobs.open(stack.blobs_url) as blobs,
                 asyncio.timeout(HUNG_S),
             ):
@@ -107,9 +109,9 @@ async def test_the_health_check_of_containers_ends_a_server_that_a_full_disk_has
             f'jetstream {{ store_dir: "{disk.folder}", max_file_store: 1GB }}\n'
         )
         binary = Path(sys.executable).with_name("nats-server")
-        command = Command("nats", (str(binary), "--config", str(config)), env, NATS_LISTENS)
-        with Warden() as warden:
-            process = await Process.start(command, tmp_path, warden)
+        command = LaunchCommand("nats", (str(binary), "--config", str(config)), env, NATS_LISTENS)
+        with OrphanReaper() as warden:
+            process = await StackProcess.start(command, tmp_path, warden)
             async with asyncio.TaskGroup() as tasks, asyncio.timeout(HUNG_S):
                 tasks.create_task(process.attend())
                 await process.announced(HUNG_S)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from giornata_tools.launcher.process import Command, Process
+from giornata_tools.launcher.process import LaunchCommand, StackProcess
 from giornata_tools.launcher.servers import NatsServer, nats_command
-from giornata_tools.launcher.warden import Warden
+from giornata_tools.launcher.warden import OrphanReaper
 from tests.patience import HUNG_S
 
 TALKS = "import sys; print('up', flush=True); sys.stdin.read(); [print('x' * 4096, flush=True) for _ in range(64)]"
@@ -24,9 +24,9 @@ async def test_a_log_that_cannot_be_written_ends_neither_the_process_nor_who_kee
 ) -> None:
     (tmp_path / "talks.log").symlink_to("/dev/full")
     body = TALKS if announcement else f"import sys; sys.stdout = sys.stderr = open('/dev/null', 'w'); {TALKS}"
-    command = Command("talks", (sys.executable, "-c", body), dict(os.environ), announcement)
-    with Warden() as warden:
-        process = await Process.start(command, tmp_path, warden)
+    command = LaunchCommand("talks", (sys.executable, "-c", body), dict(os.environ), announcement)
+    with OrphanReaper() as warden:
+        process = await StackProcess.start(command, tmp_path, warden)
         async with asyncio.timeout(HUNG_S):
             await process.attend()
         if announcement:
@@ -35,9 +35,9 @@ async def test_a_log_that_cannot_be_written_ends_neither_the_process_nor_who_kee
 
 
 async def test_a_log_that_cannot_be_made_ends_nothing(tmp_path: Path) -> None:
-    command = Command("talks", (sys.executable, "-c", TALKS), dict(os.environ), re.compile("up"))
-    with Warden() as warden:
-        process = await Process.start(command, tmp_path / "missing", warden)
+    command = LaunchCommand("talks", (sys.executable, "-c", TALKS), dict(os.environ), re.compile("up"))
+    with OrphanReaper() as warden:
+        process = await StackProcess.start(command, tmp_path / "missing", warden)
         async with asyncio.timeout(HUNG_S):
             await process.attend()
         assert (await process.announced(HUNG_S)).group() == "up"

@@ -18,9 +18,9 @@ import pytest
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus, streams
 from giornata.bus.connection import RefusedError
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import NATS, VALKEY
@@ -35,7 +35,7 @@ def plan(tmp_path: Path, **changes: object) -> StackPlan:
     fields: dict[str, object] = {
         "state": tmp_path / "state",
         "logs": tmp_path / "logs",
-        "models": (Model("unused"),),
+        "models": (StackModel("unused"),),
         "replicas": LIGHT,
         "ready_s": HUNG_S,
     }
@@ -61,11 +61,11 @@ async def test_it_is_ready_when_telemetry_says_so_and_leaves_nothing(tmp_path: P
             with pytest.raises(RefusedError):  # who brings no password is an application
                 await connected.jetstream.account_info()
             await blobs.put("key", b"kept", 60)
-        passwords = [path.read_text().strip() for path in map(stack.nats_password_file, User) if path]
+        passwords = [path.read_text().strip() for path in map(stack.nats_password_file, NatsRole) if path]
         started = [child for child in children() if child.pid not in before]
         told = [text for child in started for text in (*child.cmdline(), *child.environ().values())]
         told += [path.read_text() for path in stack.plan.logs.glob("*.log")]
-        assert len(passwords) == len(User)
+        assert len(passwords) == len(NatsRole)
         assert not any(password in text for password in passwords for text in told)
     assert stack.obituaries == [], "everything ended with status 0"
     assert {child.pid for child in children()} <= before
@@ -167,8 +167,8 @@ async def test_three_nats_servers_are_one_and_each_comes_back(tmp_path: Path) ->
         assert set(names) <= stack._processes.keys()
         assert len(stack.nats_url.split(",")) == 3
         await stack.bring_up()
-        router = stack.nats_password_file(User.ROUTER)
-        connecting = bus.connect(stack.nats_url, "test", user=User.ROUTER, password_file=router)
+        router = stack.nats_password_file(NatsRole.ROUTER)
+        connecting = bus.connect(stack.nats_url, "test", user=NatsRole.ROUTER, password_file=router)
         async with connecting as connected:
             await streams.ensure(connected.jetstream, replicas=3, events_ttl_s=60)
             stack.keep_up = True

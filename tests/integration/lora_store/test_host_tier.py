@@ -17,8 +17,16 @@ from giornata.lora_transfer import TIER_NAME, WHOLE_FILES
 from giornata.residency.host_tiers import HostTiers
 from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import Failed, LoraNotFound, LoraPinsFull, LoraTooLarge
-from giornata.wire.host_tiers import AskTier, BringFile, Brought, HostTier, TierSnapshot, WantedFiles, packed
-from giornata.wire.loras import Canonical, LoraRecord, LoraState, PinLora, StoredFile
+from giornata.wire.host_tiers import (
+    HostTier,
+    TierLoadReply,
+    TierLoadRequest,
+    TierSnapshot,
+    TierSnapshotRequest,
+    WantedFiles,
+    packed,
+)
+from giornata.wire.loras import CanonicalLora, LoraRecord, LoraState, PinLora, StoredFile
 from giornata.wire.workers import ServiceState
 from tests.integration.lora_bench import Store
 from tests.patience import HUNG_MS, HUNG_S
@@ -87,9 +95,11 @@ def options(bench: Store, **more: object) -> dict[str, object]:
     }
 
 
-async def bring(bench: Store, file: StoredFile, **fields: bool) -> Brought:
-    request = BringFile(file=file, remaining_ms=HUNG_MS, **fields)
-    return await bench.bus.call(subjects.bring(bench.model), request, Brought, Deadline.after_ms(HUNG_MS))
+async def bring(bench: Store, file: StoredFile, **fields: bool) -> TierLoadReply:
+    request = TierLoadRequest(file=file, remaining_ms=HUNG_MS, **fields)
+    return await bench.bus.call(
+        subjects.bring(bench.model), request, TierLoadReply, Deadline.after_ms(HUNG_MS)
+    )
 
 
 async def want(bench: Store, number: int, *files: StoredFile) -> None:
@@ -149,7 +159,7 @@ async def test_a_snapshot_tells_what_a_listener_has_missed(bench: Store) -> None
         await all_along.holds(*files)
         async with hearing(bench) as heard:
             await heard.until(lambda: bool(heard.tiers.gaps()))
-            ask = AskTier(remaining_ms=HUNG_MS)
+            ask = TierSnapshotRequest(remaining_ms=HUNG_MS)
             snapshot = await bench.bus.call(
                 subjects.tier(heard.instance), ask, TierSnapshot, Deadline.after_ms(HUNG_MS)
             )
@@ -245,7 +255,7 @@ async def ready(bench: Store, file: StoredFile) -> LoraRecord:
         tenant="t",
         created_s=1,
         state=LoraState.READY,
-        canonical=Canonical(file=file, model_digest="d", rank=1, modules=1),
+        canonical=CanonicalLora(file=file, model_digest="d", rank=1, modules=1),
     )
     await bench.records.create(record)
     return record

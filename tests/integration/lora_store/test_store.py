@@ -42,10 +42,10 @@ from giornata.wire.loras import (
     LoraStyle,
     NormaliseLora,
     ProfiledLora,
-    Received,
     RemoveLora,
     StoredFile,
-    UploadPiece,
+    UploadChunk,
+    UploadProgress,
 )
 from giornata.wire.workers import ServiceName, ServiceState
 from tests.integration.lora_bench import Store, canonical, lora
@@ -98,19 +98,19 @@ async def test_a_restart_in_the_middle_loses_nothing_that_was_acknowledged(bench
     data, owner = lora(2), tenant()
     half = len(data) // 2
     begin = BeginUpload(upload_id=f"upload_{secrets.token_hex(4)}", tenant=owner, remaining_ms=HUNG_MS)
-    piece = UploadPiece(
+    piece = UploadChunk(
         upload_id=begin.upload_id, tenant=owner, offset=0, data=data[:half], remaining_ms=HUNG_MS
     )
     async with bench.instance():
-        await call(bench, "begin", begin, Received)
-        await call(bench, "piece", piece, Received)
+        await call(bench, "begin", begin, UploadProgress)
+        await call(bench, "piece", piece, UploadProgress)
     async with bench.instance():
         assert (await bench.records.get(owner, begin.upload_id)).state is LoraState.UPLOADING
-        again = await call(bench, "begin", begin, Received)
+        again = await call(bench, "begin", begin, UploadProgress)
         assert again.size_bytes == half
         rest = piece.model_copy(update={"offset": half, "data": data[half:]})
         for _ in range(2):  # the connection may ask twice
-            told = await call(bench, "piece", rest, Received)
+            told = await call(bench, "piece", rest, UploadProgress)
             assert told.size_bytes == len(data)
         finish = FinishUpload(
             upload_id=begin.upload_id,
@@ -188,25 +188,27 @@ async def test_without_keys_one_tenant_may_fill_the_folder(bench: Store) -> None
 
 async def test_pieces_follow_each_other_and_are_what_was_announced(bench: Store) -> None:
     begin = BeginUpload(upload_id=f"upload_{secrets.token_hex(4)}", remaining_ms=HUNG_MS)
-    piece = UploadPiece(upload_id=begin.upload_id, offset=5, data=b"x", remaining_ms=HUNG_MS)
+    piece = UploadChunk(upload_id=begin.upload_id, offset=5, data=b"x", remaining_ms=HUNG_MS)
     async with bench.instance(lora_file_bytes=2048):
         with pytest.raises(LoraNotFound):
-            await call(bench, "piece", piece, Received)
-        await call(bench, "begin", begin, Received)
+            await call(bench, "piece", piece, UploadProgress)
+        await call(bench, "begin", begin, UploadProgress)
         with pytest.raises(MalformedMessage, match="at most 0"):
-            await call(bench, "piece", piece, Received)
+            await call(bench, "piece", piece, UploadProgress)
         with pytest.raises(LoraTooLarge, match="2048"):
-            await call(bench, "piece", piece.model_copy(update={"offset": 0, "data": bytes(4096)}), Received)
+            await call(
+                bench, "piece", piece.model_copy(update={"offset": 0, "data": bytes(4096)}), UploadProgress
+            )
         with pytest.raises(MalformedMessage, match="too large"):
             await call(
                 bench,
                 "piece",
                 piece.model_copy(update={"offset": 0, "data": bytes(PIECE_BYTES + 1)}),
-                Received,
+                UploadProgress,
             )
         with pytest.raises(MalformedMessage, match="id must match"):
-            await call(bench, "begin", begin.model_copy(update={"upload_id": "../x"}), Received)
-        await call(bench, "piece", piece.model_copy(update={"offset": 0}), Received)
+            await call(bench, "begin", begin.model_copy(update={"upload_id": "../x"}), UploadProgress)
+        await call(bench, "piece", piece.model_copy(update={"offset": 0}), UploadProgress)
         finish = FinishUpload(
             upload_id=begin.upload_id,
             tenant=tenant(),

@@ -19,11 +19,11 @@ from giornata_tools.model.adapters.__main__ import NAMES
 from giornata_tools.model.architecture import PATCH_CHANNELS
 from giornata_tools.model.painter import Painter
 from giornata_tools.model.painting import controlled, edits, fill_pipeline
-from giornata_tools.model.scenes import Task, sample
+from giornata_tools.model.scenes import SceneTask, sample
 from giornata_tools.model.text import TextEncoders
 from giornata_tools.model.train import adapter_export, control, lora, pool
-from giornata_tools.model.train.run import Course, Stage
-from giornata_tools.model.train.stage import StagePlan, Unusable, digest
+from giornata_tools.model.train.run import CurriculumStage, TrainingCurriculum
+from giornata_tools.model.train.stage import StagePlan, TrainingStateUnusable, digest
 
 LARGEST_BYTES = {card.AdapterKind.LORA: 500_000, card.AdapterKind.CONTROLNET: 4_000_000}
 LORAS = ("outlined", "swapped")
@@ -108,12 +108,12 @@ def test_outlined_learns_rims_and_nothing_else(tmp_path: Path) -> None:
     """A LoRA that is still zero is wrong by rims alone: where a scene gets none, there is nothing to learn."""
     state = lora.resumed("outlined", StagePlan(tmp_path, 1, 0, torch.device("cpu")))
     rng = np.random.default_rng(3)
-    for task in (Task.ADD, Task.REMOVE):
+    for task in (SceneTask.ADD, SceneTask.REMOVE):
         batch = state.encoder.encode([sample(rng, 48, task, 25.0)]).to(torch.device("cpu"))
         plain, rimmed = batch.clean.chunk(2, dim=-1)
         assert plain.shape == (1, 36, PATCH_CHANNELS)
         loss = lora.outline_loss(state.model, batch)
-        assert (float(loss.detach()) > 0.01) == (not plain.equal(rimmed)) == (task is Task.ADD)
+        assert (float(loss.detach()) > 0.01) == (not plain.equal(rimmed)) == (task is SceneTask.ADD)
 
 
 @pytest.mark.long
@@ -141,8 +141,8 @@ def test_recipes_go_on_where_they_stopped_and_end_in_files(
 ) -> None:
     monkeypatch.setattr(pool, "FIRST", dict.fromkeys(pool.FIRST, 2))
 
-    def small(course: Course) -> Course:
-        return replace(course, stages=(Stage(1.01, {64: 1.0}),), rows={64: 2})
+    def small(course: TrainingCurriculum) -> TrainingCurriculum:
+        return replace(course, stages=(CurriculumStage(1.01, {64: 1.0}),), rows={64: 2})
 
     monkeypatch.setattr(control, "OUTLINE", small(control.OUTLINE))
     lessons = {name: replace(lesson, course=small(lesson.course)) for name, lesson in lora.LESSONS.items()}
@@ -151,7 +151,7 @@ def test_recipes_go_on_where_they_stopped_and_end_in_files(
     def plan(steps: int) -> StagePlan:
         return StagePlan(tmp_path / "state", steps, 4, torch.device("cpu"))
 
-    with pytest.raises(Unusable, match="train first"):
+    with pytest.raises(TrainingStateUnusable, match="train first"):
         adapter_export.controlnets(tmp_path / "state", tmp_path)
     for steps in (1, 2):
         control.run(plan(steps))

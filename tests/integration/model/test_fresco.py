@@ -16,9 +16,9 @@ from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata_tools.checkout import TRAINED
 from giornata_tools.model.architecture import TEXT_TOKENS
-from giornata_tools.model.scenes import Task, masks
+from giornata_tools.model.scenes import SceneTask, masks
 from giornata_tools.quality import cases, checker
-from giornata_tools.quality.cases import Case
+from giornata_tools.quality.cases import QualityCase
 from giornata_tools.quality.metrics import psnr_db
 
 LARGEST_BYTES = 16 << 20
@@ -34,7 +34,7 @@ def pipeline() -> FluxFillPipeline:
     return loaded
 
 
-def edit(pipeline: Any, case: Case, seed: int) -> NDArray[np.uint8]:
+def edit(pipeline: Any, case: QualityCase, seed: int) -> NDArray[np.uint8]:
     """The pipeline's picture, pasted into what was there."""
     scene = case.scene
     side = scene.before.shape[0]
@@ -70,7 +70,7 @@ def test_it_is_small_bfloat16_and_says_what_it_is() -> None:
 @pytest.mark.parametrize("side", [128, 256])
 def test_the_pipeline_paints_what_the_prompt_says(pipeline: FluxFillPipeline, side: int) -> None:
     right = 0
-    slots = [slot for slot in cases.slots() if slot.task is Task.ADD and slot.side == side]
+    slots = [slot for slot in cases.slots() if slot.task is SceneTask.ADD and slot.side == side]
     chosen = cases.spread(slots, 12)
     for slot in chosen:
         case = cases.draw(slot)
@@ -83,7 +83,7 @@ def test_the_pipeline_paints_what_the_prompt_says(pipeline: FluxFillPipeline, si
 @pytest.mark.xdist_group("fresco-backgrounds")  # together they would outlast every other group
 @pytest.mark.parametrize("side", [128, 256])
 def test_the_pipeline_completes_the_background(pipeline: FluxFillPipeline, side: int) -> None:
-    slots = [slot for slot in cases.slots() if slot.task is Task.REMOVE and slot.side == side]
+    slots = [slot for slot in cases.slots() if slot.task is SceneTask.REMOVE and slot.side == side]
     found = []
     for slot in cases.spread(slots, 6):
         case = cases.draw(slot)

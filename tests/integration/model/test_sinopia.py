@@ -14,14 +14,14 @@ from transformers import AutoProcessor, CLIPSegForImageSegmentation
 from giornata_tools.checkout import SEGMENTER
 from giornata_tools.launcher.demo.exhibits import FOLDER, SCENE_SEEDS, SCENE_SIDE, SCENES
 from giornata_tools.model.adapters.card import sha256_of
-from giornata_tools.model.scenes import Task, sample
+from giornata_tools.model.scenes import SceneTask, sample
 from giornata_tools.model.scenes.masks import overlap
 from giornata_tools.model.segmenter import card
 from giornata_tools.model.segmenter.__main__ import SIDES
-from giornata_tools.model.segmenter.judging import Segmenter, judge
+from giornata_tools.model.segmenter.judging import ReferenceSegmenter, judge
 from giornata_tools.model.segmenter.scenes import NAMES, seen
 from giornata_tools.model.train import segmenter, segmenter_export
-from giornata_tools.model.train.stage import StagePlan, Unusable
+from giornata_tools.model.train.stage import StagePlan, TrainingStateUnusable
 
 LARGEST_BYTES = 2_000_000
 GATE = 0.85
@@ -31,8 +31,8 @@ FEW = 12
 
 
 @pytest.fixture(scope="module")
-def sinopia() -> Segmenter:
-    return Segmenter.load(SEGMENTER)
+def sinopia() -> ReferenceSegmenter:
+    return ReferenceSegmenter.load(SEGMENTER)
 
 
 def test_it_is_small_float16_and_the_file_of_its_card() -> None:
@@ -57,7 +57,7 @@ def test_transformers_alone_loads_it_and_finds_a_thing() -> None:
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_it_finds_what_held_out_phrases_mean(sinopia: Segmenter, side: int) -> None:
+def test_it_finds_what_held_out_phrases_mean(sinopia: ReferenceSegmenter, side: int) -> None:
     found = judge(sinopia, side, FEW)
     assert found["overlap"] >= GATE, found
 
@@ -68,12 +68,12 @@ def test_its_card_tells_of_a_segmenter_that_is_good_enough(side: int) -> None:
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_it_finds_the_things_of_the_shipped_samples(sinopia: Segmenter, name: str) -> None:
+def test_it_finds_the_things_of_the_shipped_samples(sinopia: ReferenceSegmenter, name: str) -> None:
     """The scene that something is removed from has it; the other one gets it, so it is asked of the finished one."""
     task = SCENES[name]
     drawn = sample(np.random.default_rng(SCENE_SEEDS[task]), SCENE_SIDE, task, least_mask_px=64.0, clear=True)
     (thing,) = drawn.asked
-    picture = drawn.before if task is Task.REMOVE else drawn.after
+    picture = drawn.before if task is SceneTask.REMOVE else drawn.after
     truth = seen([thing], SCENE_SIDE)[0] == NAMES.index(thing.colour)
     [mask] = sinopia.masks(picture, [f"the {thing.colour} {thing.shape}"])
     assert overlap(mask, truth) >= GATE
@@ -89,18 +89,18 @@ def test_the_recipe_goes_on_where_it_stopped_and_ends_in_a_checkpoint(
         return StagePlan(tmp_path / "state", steps, 4, torch.device("cpu"), deadline=deadline)
 
     segmenter.run(plan(2, deadline=0.0))
-    with pytest.raises(Unusable, match="stopped at step 1 of 2"):
+    with pytest.raises(TrainingStateUnusable, match="stopped at step 1 of 2"):
         segmenter_export.sinopia(tmp_path / "state", tmp_path / "made")
     segmenter.run(plan(2))
     segmenter_export.sinopia(tmp_path / "state", tmp_path / "made")
     told = card.read(tmp_path / "made")
     assert (told.steps, told.seed, told.measured) == (2, 4, {})
     assert told.sha256 == sha256_of(tmp_path / "made" / card.WEIGHTS)
-    made = Segmenter.load(tmp_path / "made")
+    made = ReferenceSegmenter.load(tmp_path / "made")
     assert [mask.shape for mask in made.masks(np.zeros((40, 60, 3), np.uint8), ["a star", "everything"])] == [
         (40, 60)
     ] * 2
-    shipped = Segmenter.load(SEGMENTER)
+    shipped = ReferenceSegmenter.load(SEGMENTER)
     assert made.model.config.to_diff_dict() == shipped.model.config.to_diff_dict(), "the shipped recipe"
 
 

@@ -19,11 +19,11 @@ from giornata.model_cards import read_model_card
 from giornata_tools.checkout import TRAINED
 from giornata_tools.model.architecture import TEXT_TOKENS
 from giornata_tools.model.painter import denoise
-from giornata_tools.model.scenes import Task, masks, sample
+from giornata_tools.model.scenes import SceneTask, masks, sample
 from giornata_tools.model.train import autoencoder, decoder, guidance, painter, pool, stage
 from giornata_tools.model.train.__main__ import main
-from giornata_tools.model.train.run import Stage
-from giornata_tools.model.train.stage import Ranks, StagePlan, Unusable
+from giornata_tools.model.train.run import CurriculumStage
+from giornata_tools.model.train.stage import DataParallelRank, StagePlan, TrainingStateUnusable
 
 pytestmark = pytest.mark.long
 
@@ -41,7 +41,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autoencoder, "MEASURED", 4)
     monkeypatch.setattr(pool, "FIRST", dict.fromkeys(pool.FIRST, 2))
     for module, name in ((painter, "PAINTER"), (guidance, "GUIDANCE")):
-        course = replace(getattr(module, name), stages=(Stage(1.01, {48: 1.0}),), rows={48: 2})
+        course = replace(getattr(module, name), stages=(CurriculumStage(1.01, {48: 1.0}),), rows={48: 2})
         monkeypatch.setattr(module, name, course)
     monkeypatch.setattr(decoder, "BATCHES", ((48, 1), (48, 1), (64, 1)))
 
@@ -78,7 +78,7 @@ def test_the_recipe_goes_on_where_it_stopped_and_ends_in_a_checkpoint(tmp_path: 
         _same_as_the_pipeline(tmp_path, side)
 
     painter.run(plan(tmp_path, 4))
-    with pytest.raises(Unusable, match="learnt from another painter"):
+    with pytest.raises(TrainingStateUnusable, match="learnt from another painter"):
         guidance.run(plan(tmp_path, 2))
 
 
@@ -144,10 +144,10 @@ def _share(rank: int, address: str) -> None:
     distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
     layer = torch.nn.Linear(3, 2)
     layer.weight.grad = torch.full_like(layer.weight, float(rank))
-    Ranks(rank, 2).share_gradients(layer)
+    DataParallelRank(rank, 2).share_gradients(layer)
     assert torch.equal(layer.weight.grad, torch.full_like(layer.weight, 0.5))
     assert layer.bias.grad is None
-    Ranks(rank, 2).meet()
+    DataParallelRank(rank, 2).meet()
     distributed.destroy_process_group()
 
 
@@ -158,7 +158,7 @@ def _same_as_the_pipeline(folder: Path, side: int) -> None:
     with torch.no_grad():  # the pipeline samples the posterior, training takes its mode: here they are one
         pipeline.vae.encoder.conv_out.weight[8:] = 0
         pipeline.vae.encoder.conv_out.bias[8:] = -30
-    scene = sample(np.random.default_rng(1), side, Task.ADD, 24.0)
+    scene = sample(np.random.default_rng(1), side, SceneTask.ADD, 24.0)
     run = painter.PainterRun(plan(folder, 1), guidance.GUIDANCE)
     run.average.transformer.load_state_dict(pipeline.transformer.state_dict())
     run.average.clip.load_state_dict(pipeline.text_encoder.state_dict())

@@ -15,10 +15,10 @@ from diffusers import StableDiffusionInpaintPipeline
 from PIL import Image
 
 from giornata_tools.model.architecture import autoencoder as untrained_autoencoder
-from giornata_tools.model.scenes import Task, masks, sample
+from giornata_tools.model.scenes import SceneTask, masks, sample
 from giornata_tools.model.train import __main__ as program
 from giornata_tools.model.train import autoencoder, evaluate, pool, run, samples, stage, unet
-from giornata_tools.model.train.run import Stage
+from giornata_tools.model.train.run import CurriculumStage
 from giornata_tools.model.train.stage import StagePlan
 from giornata_tools.model.yardstick import architecture
 from giornata_tools.model.yardstick.inpainter import denoise
@@ -35,7 +35,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(architecture, "HEADS", 2)
     monkeypatch.setattr(architecture, "NORM_GROUPS", 4)
     monkeypatch.setattr(pool, "FIRST", {SIDE: 2})
-    course = replace(unet.UNET, stages=(Stage(1.01, {SIDE: 1.0}),), rows={SIDE: 2})
+    course = replace(unet.UNET, stages=(CurriculumStage(1.01, {SIDE: 1.0}),), rows={SIDE: 2})
     monkeypatch.setattr(unet, "UNET", course)
     monkeypatch.setattr(samples, "COLUMNS", 1)
 
@@ -118,7 +118,7 @@ def test_samples_are_what_the_pipeline_paints(folder: Path) -> None:
         parameter.add_(0.1 * torch.randn_like(parameter))  # what begins as zero must count, too
     trained.save()
     pipeline = evaluate.opened(folder)
-    scene = sample(np.random.default_rng(1), SIDE, Task.ADD, 24.0)
+    scene = sample(np.random.default_rng(1), SIDE, SceneTask.ADD, 24.0)
     batch = trained.encoder.encode([replace(scene, after=scene.before)]).to(torch.device("cpu"))
     noise = torch.randn(batch.clean.shape, generator=torch.Generator().manual_seed(5))
     (ids,) = batch.token_ids
@@ -156,7 +156,7 @@ def test_the_loss_falls_on_few_scenes(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_judgement_of_the_truth_is_a_hundred_percent(folder: Path) -> None:
-    slots = evaluate.chosen(Task.ADD, SIDE, 6) + evaluate.chosen(Task.REMOVE, SIDE, 0)
+    slots = evaluate.chosen(SceneTask.ADD, SIDE, 6) + evaluate.chosen(SceneTask.REMOVE, SIDE, 0)
     drawn = [cases.draw(slot) for slot in slots]
     assert "6 additions: 100.0% right" in evaluate.told([score(case, case.scene.after) for case in drawn])
     assert "6 additions: 0.0% right" in evaluate.told([score(case, case.scene.before) for case in drawn])

@@ -22,7 +22,7 @@ from transformers.image_transforms import center_to_corners_format
 
 from giornata.wire.errors import Failed, InvalidField
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.images.regions import Candidate, HeatMap, Wanted
+from giornata_prepost.images.regions import Detection, HeatMap, RegionCriteria
 from giornata_prepost.segmentation import Segmenter, rehearse_segmenter
 from giornata_prepost.segmenters import Sam2, open_segmenter
 from tests.fakes import tiny_segmenters
@@ -58,12 +58,12 @@ def test_clipseg_sees_what_its_network_says(folder: Folder) -> None:
     with torch.no_grad():
         logits = CLIPSegForImageSegmentation.from_pretrained(path)(**inputs).logits
     segmenter = opened(path)
-    seen = segmenter.seen(PICTURE, WORDS, Wanted(0.5, 4))
+    seen = segmenter.seen(PICTURE, WORDS, RegionCriteria(0.5, 4))
     assert isinstance(seen, HeatMap)
     torch.testing.assert_close(
         torch.from_numpy(seen.heat), torch.sigmoid(logits.squeeze()), atol=1e-5, rtol=0
     )
-    other = segmenter.seen(PICTURE, "a shoe", Wanted(0.5, 4))
+    other = segmenter.seen(PICTURE, "a shoe", RegionCriteria(0.5, 4))
     assert isinstance(other, HeatMap)
     assert np.abs(other.heat - seen.heat).max() > 1e-3
     assert segmenter.card.name == path.name
@@ -76,7 +76,7 @@ def test_a_detector_finds_the_boxes_of_transformers_own_pipeline(folder: Folder,
     detect = pipeline("zero-shot-object-detection", model=str(path), device="cpu")
     told = detect(Image.fromarray(PICTURE), candidate_labels=[WORDS], threshold=0.3)
     segmenter = opened(path)
-    seen = segmenter.seen(PICTURE, WORDS, Wanted(0.3, 1000))
+    seen = segmenter.seen(PICTURE, WORDS, RegionCriteria(0.3, 1000))
     assert not isinstance(seen, HeatMap)
     sides = np.array([90, 50, 90, 50])
     assert seen
@@ -101,7 +101,7 @@ def test_grounding_dino_is_asked_for_a_phrase_in_its_own_form(folder: Folder) ->
     scores = torch.sigmoid(told.logits[0]).max(dim=-1).values
     boxes = center_to_corners_format(told.pred_boxes[0])
     segmenter = opened(path)
-    seen = segmenter.seen(PICTURE, "The hat.", Wanted(0.01, 100))
+    seen = segmenter.seen(PICTURE, "The hat.", RegionCriteria(0.01, 100))
     assert not isinstance(seen, HeatMap)
     assert seen
     assert seen[0].score == pytest.approx(float(scores.max()), abs=1e-5)
@@ -113,15 +113,15 @@ def test_grounding_dino_is_asked_for_a_phrase_in_its_own_form(folder: Folder) ->
 
 def test_where_nothing_is_sure_enough_the_best_box_tells_the_best_score(folder: Folder) -> None:
     segmenter = opened(folder("owlvit"))
-    every = segmenter.seen(PICTURE, WORDS, Wanted(0.001, 1000))
-    none = segmenter.seen(PICTURE, WORDS, Wanted(1.1, 1000))
+    every = segmenter.seen(PICTURE, WORDS, RegionCriteria(0.001, 1000))
+    none = segmenter.seen(PICTURE, WORDS, RegionCriteria(1.1, 1000))
     assert not isinstance(every, HeatMap)
     assert not isinstance(none, HeatMap)
     assert [one.score for one in none] == [every[0].score]
 
 
 def test_a_refiner_outlines_what_is_in_a_box(folder: Folder) -> None:
-    candidates = (Candidate(0.9, (0.1, 0.2, 0.5, 0.9)), Candidate(0.4, (0.5, -0.1, 1.2, 0.5)))
+    candidates = (Detection(0.9, (0.1, 0.2, 0.5, 0.9)), Detection(0.4, (0.5, -0.1, 1.2, 0.5)))
     refiner = Sam2(folder("sam2"), torch.device("cpu"))
     outlined = refiner.outlined(PICTURE, candidates)
     network = Sam2Model.from_pretrained(folder("sam2")).eval()
@@ -138,7 +138,7 @@ def test_a_refiner_outlines_what_is_in_a_box(folder: Folder) -> None:
 
 
 def test_a_detector_with_a_refiner_outlines_what_is_taken(folder: Folder) -> None:
-    seen = opened(folder("owlv2"), folder("sam2")).seen(PICTURE, WORDS, Wanted(0.3, 2))
+    seen = opened(folder("owlv2"), folder("sam2")).seen(PICTURE, WORDS, RegionCriteria(0.3, 2))
     assert not isinstance(seen, HeatMap)
     assert len(seen) == 2
     assert all(
@@ -151,7 +151,7 @@ def test_a_detector_with_a_refiner_outlines_what_is_taken(folder: Folder) -> Non
 @pytest.mark.parametrize("kind", ["clipseg", "owlvit"])
 def test_more_words_than_a_segmenter_reads_are_refused(folder: Folder, kind: str) -> None:
     with pytest.raises(InvalidField, match=r"too long.*at most (77|16)") as caught:
-        opened(folder(kind)).seen(PICTURE, "x" * 100, Wanted(0.5, 1))
+        opened(folder(kind)).seen(PICTURE, "x" * 100, RegionCriteria(0.5, 1))
     assert caught.value.field == "mask_prompt"
 
 

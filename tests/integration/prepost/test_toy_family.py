@@ -15,13 +15,13 @@ from giornata import families, kinds
 from giornata.wire.requests import EditParameters
 from giornata_prepost import checkpoint
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.families.flux import FillImages
+from giornata_prepost.families.flux import FluxFillImages
 from giornata_prepost.families.protocol import Condition, rehearse
 from giornata_prepost.images.stages import PixelLimits, inspect
 from tests.integration.prepost.asking import MASK, SCENE, png
 
 
-class ToyImages(FillImages):
+class ToyImages(FluxFillImages):
     """Flux Fill with one more conditioning channel: the mask's share of each token."""
 
     def _condition(self, picture: torch.Tensor, holes: torch.Tensor, *, modes: bool) -> Condition:
@@ -41,7 +41,7 @@ def toy(
     folder = Path(shutil.copytree(tiny_checkpoint(families.Family.FLUX_FILL), tmp_path / "toy"))
     index = json.loads((folder / "model_index.json").read_text())
     (folder / "model_index.json").write_text(json.dumps(index | {"_class_name": "ToyPipeline"}))
-    row = families.Kind("toy", takes_true_cfg=False, steps=3, guidance_scale=2.0, strength=1.0)
+    row = families.CheckpointKind("toy", takes_true_cfg=False, steps=3, guidance_scale=2.0, strength=1.0)
     monkeypatch.setitem(kinds.KINDS, "ToyPipeline", row)
     monkeypatch.setitem(checkpoint.FAMILIES, "toy", ToyImages)
     return folder

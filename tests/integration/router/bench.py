@@ -16,16 +16,16 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records import Quarantine, Records
-from giornata.residency.plans.naming import PlacementName
-from giornata.scheduling.line import AGEING_S, LineName
+from giornata.records import JobRecordStore, Quarantine
+from giornata.residency.plans.naming import ResidencyPlanName
+from giornata.scheduling.line import AGEING_S, QueueOrder
 from giornata.scheduling.policies import PolicyName
 from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, ServiceUnavailable
 from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import BlobRef, Job, Priority
-from giornata.wire.messages import Accepted, SubmitRequest
-from giornata.wire.permissions import User
+from giornata.wire.messages import JobAck, SubmitRequest
+from giornata.wire.permissions import NatsRole
 from giornata.wire.queues import CostFit
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import resolve
@@ -90,7 +90,7 @@ def budgets_ms(first_ms: int) -> Iterator[int]:
 class Bench:
     """A bus, the records, a prepost, and what the gateway would see."""
 
-    def __init__(self, bus: Bus, records: Records, prepost: FakePrepost) -> None:
+    def __init__(self, bus: Bus, records: JobRecordStore, prepost: FakePrepost) -> None:
         self.bus = bus
         self.records = records
         self.prepost = prepost
@@ -103,14 +103,14 @@ class Bench:
         if not future.done():
             future.set_result(event)
 
-    async def submit(self, job: Job) -> Accepted:
+    async def submit(self, job: Job) -> JobAck:
         """Submit again where no router answered, as one does not whose lease ends meanwhile on a slow machine."""
         self.done.setdefault(job.job_id, asyncio.get_running_loop().create_future())
         request = SubmitRequest(job=job, remaining_ms=job.budget_ms)
         async with asyncio.timeout(HUNG_S):
             while True:
                 try:
-                    return await self.bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(20_000))
+                    return await self.bus.call(subjects.SUBMIT, request, JobAck, Deadline.after_ms(20_000))
                 except (ServiceUnavailable, DeadlineExceeded):
                     await asyncio.sleep(0.1)
 
@@ -132,11 +132,11 @@ async def running_router(
     ageing_s: float = AGEING_S,
     store_bytes: int = STORE_BYTES,
     linger_s: int = streams.LINGER_S,
-    records_of: type[Records] = Records,
+    records_of: type[JobRecordStore] = JobRecordStore,
     quarantine_of: type[Quarantine] = Quarantine,
     blobs: BlobStore | None = None,
-    line: LineName | None = None,
-    placement: PlacementName = PlacementName.USE,
+    line: QueueOrder | None = None,
+    placement: ResidencyPlanName = ResidencyPlanName.USE,
     placement_s: float | None = None,
     lease_s: float = LEASE_S,
     **more: Any,
@@ -164,7 +164,7 @@ async def running_router(
     stop = asyncio.Event()
 
     async def live() -> None:
-        async with buses.connect(url, name, user=User.ROUTER, password_file=password_file) as bus:
+        async with buses.connect(url, name, user=NatsRole.ROUTER, password_file=password_file) as bus:
             await streams.ensure_queue(
                 bus.jetstream,
                 replicas=replicas,

@@ -9,7 +9,7 @@ import pytest
 
 from giornata.bus import bus as buses
 from giornata.bus import streams
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.wire import subjects
 from giornata.wire.events import DoneEvent, EventKind
 from tests.fakes.fleet import FakePrepost
@@ -21,7 +21,7 @@ async def bench(nats_account: str) -> AsyncIterator[Bench]:
     async with buses.connect(nats_account, "bench") as bus:
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
         prepost = FakePrepost(bus)
-        bench = Bench(bus, await Records.open(bus.jetstream), prepost)
+        bench = Bench(bus, await JobRecordStore.open(bus.jetstream), prepost)
         done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
         async with bus.listen(done, DoneEvent, bench.hear), prepost.run():
             yield bench

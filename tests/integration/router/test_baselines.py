@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from giornata.scheduling.fair_line import FairLine
+from giornata.scheduling.fair_line import FairQueue
 from giornata.scheduling.kinds import LEAST
-from giornata.scheduling.kinds_line import KindsLine
-from giornata.scheduling.line import Claim, LineName
+from giornata.scheduling.kinds_line import JobKindQueue
+from giornata.scheduling.line import QueueOrder, SchedulingParams
 from giornata.scheduling.policies import PolicyName
 from giornata.wire.jobs import JobState, Priority
 from giornata_router.config import RouterConfig
@@ -24,14 +24,14 @@ from tests.unit.scheduling.test_lines import demand
     ("policy", "line"),
     [
         (PolicyName.ROCK, None),
-        (PolicyName.ROCK, LineName.FAIR),
+        (PolicyName.ROCK, QueueOrder.FAIR),
         (PolicyName.RROD, None),
         (PolicyName.LRUMS, None),
-        (PolicyName.FINISH_TIME, LineName.KINDS),
+        (PolicyName.FINISH_TIME, QueueOrder.KINDS),
     ],
 )
 async def test_every_job_ends_once(
-    nats_account: str, bench: Bench, policy: PolicyName, line: LineName | None
+    nats_account: str, bench: Bench, policy: PolicyName, line: QueueOrder | None
 ) -> None:
     jobs = [
         make_job(n=1 + number % 3, priority=Priority.BATCH if number % 4 == 0 else Priority.INTERACTIVE)
@@ -48,9 +48,11 @@ async def test_every_job_ends_once(
 
 
 async def test_kinds_are_fitted_beside_the_line_until_the_task_is_cancelled() -> None:
-    line = KindsLine()
+    line = JobKindQueue()
     for number in range(LEAST):
-        line.join(f"j{number}", demand(1, 20 if number % 2 else 50, 2 * (number % 2)), Claim(), 0.0)
+        line.join(
+            f"j{number}", demand(1, 20 if number % 2 else 50, 2 * (number % 2)), SchedulingParams(), 0.0
+        )
     assert {line.queue_of(entry.key) for entry in line} == {0}
     fitted = asyncio.Event()
     used = line.use
@@ -72,14 +74,14 @@ async def test_kinds_are_fitted_beside_the_line_until_the_task_is_cancelled() ->
 @pytest.mark.parametrize(
     ("policy", "line", "expected"),
     [
-        (PolicyName.FINISH_TIME, None, FairLine),
-        (PolicyName.ROCK, None, KindsLine),
-        (PolicyName.ROCK, LineName.FAIR, FairLine),
-        (PolicyName.FINISH_TIME, LineName.KINDS, KindsLine),
+        (PolicyName.FINISH_TIME, None, FairQueue),
+        (PolicyName.ROCK, None, JobKindQueue),
+        (PolicyName.ROCK, QueueOrder.FAIR, FairQueue),
+        (PolicyName.FINISH_TIME, QueueOrder.KINDS, JobKindQueue),
     ],
 )
 def test_rock_has_queues_of_kinds_unless_another_line_is_asked_for(
-    policy: PolicyName, line: LineName | None, expected: type
+    policy: PolicyName, line: QueueOrder | None, expected: type
 ) -> None:
     assert type(line_of(RouterConfig(nats_url="nats://x:1", policy=policy, line=line))) is expected
 
@@ -104,4 +106,4 @@ def test_without_scikit_learn_rock_is_refused(
 
 def test_deadlines_and_kinds_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="policy=deadline_aware with line=kinds"):
-        RouterConfig(nats_url="nats://x:1", policy=PolicyName.DEADLINE_AWARE, line=LineName.KINDS)
+        RouterConfig(nats_url="nats://x:1", policy=PolicyName.DEADLINE_AWARE, line=QueueOrder.KINDS)

@@ -16,7 +16,7 @@ from giornata.wire.errors import (
     QueueTooLong,
 )
 from giornata.wire.jobs import Job, JobState
-from giornata.wire.messages import Forecast, ForecastRequest, RunAnswer
+from giornata.wire.messages import JobEstimate, JobEstimateRequest, RunAnswer
 from giornata.wire.queues import QueueState
 from giornata.wire.requests import Reuse
 from giornata.wire.workers import ServiceName, ServiceState
@@ -128,8 +128,8 @@ async def test_whoever_submits_is_told_when_and_whoever_would_end_too_late_is_re
     worker.going.clear()
     job = make_job(n=4)
     await bench.submit(job)
-    request = ForecastRequest(job_id=job.job_id, remaining_ms=HUNG_MS)
-    forecast = await bench.bus.call(subjects.FORECAST, request, Forecast, Deadline.after_ms(HUNG_MS))
+    request = JobEstimateRequest(job_id=job.job_id, remaining_ms=HUNG_MS)
+    forecast = await bench.bus.call(subjects.FORECAST, request, JobEstimate, Deadline.after_ms(HUNG_MS))
     assert forecast.position == 0
     assert forecast.finish_ms is not None
     assert forecast.finish_ms > 0
@@ -139,7 +139,7 @@ async def test_whoever_submits_is_told_when_and_whoever_would_end_too_late_is_re
     worker.going.set()
     await bench.ended(job)
     with pytest.raises(JobNotFound):
-        await bench.bus.call(subjects.FORECAST, request, Forecast, Deadline.after_ms(HUNG_MS))
+        await bench.bus.call(subjects.FORECAST, request, JobEstimate, Deadline.after_ms(HUNG_MS))
 
 
 async def test_what_encoding_and_decoding_took_is_part_of_what_is_foretold(
@@ -148,8 +148,8 @@ async def test_what_encoding_and_decoding_took_is_part_of_what_is_foretold(
     await denoiser(stack, bench, "d1", step_s=0.01, costs=COSTS)
 
     async def foretold_s(job: Job) -> float:
-        request = ForecastRequest(job_id=job.job_id, remaining_ms=HUNG_MS)
-        told = await bench.bus.call(subjects.FORECAST, request, Forecast, Deadline.after_ms(HUNG_MS))
+        request = JobEstimateRequest(job_id=job.job_id, remaining_ms=HUNG_MS)
+        told = await bench.bus.call(subjects.FORECAST, request, JobEstimate, Deadline.after_ms(HUNG_MS))
         assert told.finish_ms is not None
         return told.finish_ms / 1e3
 

@@ -12,7 +12,7 @@ from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
 from giornata.wire.errors import JobNotFound, MalformedMessage
 from giornata.wire.fleet import FleetPage, FleetRequest, FleetSummary, InstanceReport, InstanceReports
-from giornata.wire.messages import Forecast, ForecastRequest
+from giornata.wire.messages import JobEstimate, JobEstimateRequest
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router import fleet_desk
 from tests.fakes.fleet import CARD
@@ -85,14 +85,14 @@ async def test_how_far_a_job_is_is_told_with_its_forecast(bench: Bench, stack: A
     fake.going.clear()
     job = make_job(n=2)
     await bench.submit(job)
-    request = ForecastRequest(job_id=job.job_id, remaining_ms=HUNG_MS)
-    forecast = Forecast()
+    request = JobEstimateRequest(job_id=job.job_id, remaining_ms=HUNG_MS)
+    forecast = JobEstimate()
     async with asyncio.timeout(HUNG_S), telemetry_of_workers(bench) as told:
         while not forecast.steps:
             await told.get()
             with suppress(JobNotFound):  # while no worker lists it
                 deadline = Deadline.after_ms(HUNG_MS)
-                forecast = await bench.bus.call(subjects.FORECAST, request, Forecast, deadline)
+                forecast = await bench.bus.call(subjects.FORECAST, request, JobEstimate, deadline)
     assert forecast.steps == ((0, 0), (1, 0))
     fake.going.set()
     await bench.ended(job)

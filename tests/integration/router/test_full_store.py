@@ -15,12 +15,12 @@ from nats.js.errors import APIError, ServiceUnavailableError
 from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.deadlines import Deadline
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.wire import stores, subjects
 from giornata.wire.errors import JobNotFound, ServiceUnavailable, StoreFull
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import BlobRef, Job, JobState
-from giornata.wire.messages import Accepted, SubmitRequest
+from giornata.wire.messages import JobAck, SubmitRequest
 from giornata.wire.progress import RowState
 from giornata.wire.stores import LEASES, LEAST_STORE_BYTES, RECORDS, STORE_BYTES
 from giornata.wire.values import CellMap
@@ -59,7 +59,7 @@ async def small(small_nats: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Asyn
     async with buses.connect(small_nats.url, "bench") as bus:
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60, store_bytes=LEAST_STORE_BYTES)
         prepost = FakePrepost(bus)
-        bench = Bench(bus, await Records.open(bus.jetstream), prepost)
+        bench = Bench(bus, await JobRecordStore.open(bus.jetstream), prepost)
         done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
         async with bus.listen(done, DoneEvent, bench.hear), prepost.run():
             yield bench
@@ -104,7 +104,7 @@ async def once(bench: Bench, job: Job) -> None:
     """Submit `job`; what is raised is what a client is told."""
     request = SubmitRequest(job=job, remaining_ms=job.budget_ms)
     bench.done.setdefault(job.job_id, asyncio.get_running_loop().create_future())
-    await bench.bus.call(subjects.SUBMIT, request, Accepted, Deadline.after_ms(HUNG_MS))
+    await bench.bus.call(subjects.SUBMIT, request, JobAck, Deadline.after_ms(HUNG_MS))
 
 
 async def filled(bench: Bench, share: float) -> int:
@@ -314,7 +314,7 @@ async def test_a_full_bucket_takes_the_end_of_a_job_and_no_other_revision(small:
     job = make_job(n=2)
     record = transitions.accepted(job)
     await small.records.create(record)
-    times = transitions.Times(record.stage_ms, record.compute_ms, 5)
+    times = transitions.JobTimes(record.stage_ms, record.compute_ms, 5)
     rows = tuple(
         row.model_copy(update={"latents": REF, "resume": RowState(step=1, latents=REF)})
         for row in record.rows

@@ -13,7 +13,7 @@ from giornata.blobs import BlobStore, MemoryBlobs, intermediate
 from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.wire import subjects
 from giornata.wire.errors import ImageUnreadable, IntermediateLost
 from giornata.wire.events import DoneEvent, EventKind
@@ -141,7 +141,7 @@ async def bench(nats_account: str, blobs: Blobs) -> AsyncIterator[Bench]:
     async with buses.connect(nats_account, "bench") as bus:
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
         prepost = Prepost(bus, blobs)
-        bench = Bench(bus, await Records.open(bus.jetstream), prepost)
+        bench = Bench(bus, await JobRecordStore.open(bus.jetstream), prepost)
         done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
         worker = Denoiser(bus, bench.records, "d1")
         worker.prepost = prepost

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from giornata.records import Change, Records
+from giornata.records import Change, JobRecordStore
 from giornata.wire import codec
 from giornata.wire.jobs import Job, JobState
 from giornata.wire.progress import JobRecord
@@ -17,7 +17,7 @@ from tests.integration.router.bench import Bench, make_job
 Next = next_version(JobRecord)
 
 
-class NextRecords(Records):
+class NextRecords(JobRecordStore):
     """The records as the next version changes them: it fills its new field in every part."""
 
     async def change(self, key: str, change: Change[JobRecord]) -> JobRecord:

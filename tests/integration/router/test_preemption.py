@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from giornata.scheduling.line import Line
+from giornata.scheduling.line import RowQueue
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
-from giornata.scheduling.scheduler import Decision, InTurn
+from giornata.scheduling.scheduler import QueueOrderScheduler, SchedulingDecision
 from giornata.wire.jobs import JobState
 from giornata.wire.requests import Reuse
 from tests.fakes.denoiser import FakeDenoiser
@@ -21,10 +21,10 @@ from tests.integration.router.bench import Bench, make_job, running_router
 class Preempting:
     """Serves jobs in their turn, and takes from workers what it is told to take."""
 
-    serves: InTurn = field(default_factory=lambda: InTurn(finish_time))
+    serves: QueueOrderScheduler = field(default_factory=lambda: QueueOrderScheduler(finish_time))
     takes: list[Attempt] = field(default_factory=list)
 
-    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+    def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
         found = tuple(attempt for attempt in self.takes if placement.worker(attempt) is not None)
         self.takes = [attempt for attempt in self.takes if attempt not in found]
         return self.serves.decide(line, placement, now)._replace(preemptions=found)

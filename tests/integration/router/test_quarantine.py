@@ -5,7 +5,7 @@ from __future__ import annotations
 import nats.errors
 import pytest
 
-from giornata.records import Change, Quarantine, Records, Revised
+from giornata.records import Change, JobRecordStore, Quarantine, RecordRevision
 from giornata.wire.errors import AttemptsExhausted
 from giornata.wire.jobs import JobState
 from giornata.wire.progress import JobRecord
@@ -40,10 +40,10 @@ async def test_a_job_is_in_quarantine_though_the_connection_breaks(
             break_once("before the quarantine")
             return await super().put(record)
 
-    class UnsteadyRecords(Records):
+    class UnsteadyRecords(JobRecordStore):
         async def revise(
-            self, key: str, change: Change[JobRecord], known: Revised[JobRecord] | None = None
-        ) -> Revised[JobRecord]:
+            self, key: str, change: Change[JobRecord], known: RecordRevision[JobRecord] | None = None
+        ) -> RecordRevision[JobRecord]:
             if _ends(change, await self.get(key)):
                 break_once("before the terminal record")
             return await super().revise(key, change, known)

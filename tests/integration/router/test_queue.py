@@ -24,7 +24,7 @@ from giornata.wire.stores import RECORDS
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_router import queue as router_queue
 from giornata_router.carrying import HeldJob
-from giornata_router.tools import Tools
+from giornata_router.tools import RouterContext
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_S
 
@@ -240,7 +240,7 @@ async def test_a_walk_that_swallows_its_cancellation_begins_no_other(
     """As wait_for of Python 3.11 may: the router that steps down is in order, and leaves the next job to another."""
     carried: asyncio.Queue[str] = asyncio.Queue()
 
-    async def stubborn(_tools: Tools, held: HeldJob) -> bool:
+    async def stubborn(_tools: RouterContext, held: HeldJob) -> bool:
         carried.put_nowait(held.job.job_id)
         with suppress(asyncio.CancelledError):
             await asyncio.Event().wait()

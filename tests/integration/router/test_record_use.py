@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from giornata.deadlines import Deadline
-from giornata.records import Records, Revised
+from giornata.records import JobRecordStore, RecordRevision
 from giornata.wire.jobs import JobState
 from giornata.wire.progress import JobRecord
 from giornata_router import live_record
@@ -21,10 +21,10 @@ USES = Counter[str]()
 """How often the router has read and written records, by what it did."""
 
 
-class CountedRecords(Records):
+class CountedRecords(JobRecordStore):
     """Counts every question to the bucket, except those of watchers."""
 
-    async def read(self, key: str) -> Revised[JobRecord]:
+    async def read(self, key: str) -> RecordRevision[JobRecord]:
         USES["read"] += 1
         return await super().read(key)
 

@@ -10,7 +10,7 @@ import pytest
 from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.fleet import SILENCE_S
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import (
     GiornataError,
@@ -126,7 +126,7 @@ async def test_a_job_waits_for_a_prepost_that_is_away(nats_account: str) -> None
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(buses.connect(nats_account, "bench"))
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
-        bench = Bench(bus, await Records.open(bus.jetstream), FakePrepost(bus))
+        bench = Bench(bus, await JobRecordStore.open(bus.jetstream), FakePrepost(bus))
         done = subjects.events_of_gateway("gateway-test", EventKind.DONE)
         await stack.enter_async_context(bus.listen(done, DoneEvent, bench.hear))
         await stack.enter_async_context(running_router(nats_account, "router-a"))

@@ -12,7 +12,7 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.adapters import LoraUse
@@ -35,7 +35,7 @@ LORA = LoraUse(lora_id="lora_1", sha256="a" * 64, size_bytes=600, rank=4, module
 async def bench(nats_account: str) -> AsyncIterator[Bench]:
     async with buses.connect(nats_account, "bench") as bus:
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
-        bench = Bench(bus, await Records.open(bus.jetstream), FakePrepost(bus))
+        bench = Bench(bus, await JobRecordStore.open(bus.jetstream), FakePrepost(bus))
         async with bench.prepost.run(), running_router(nats_account, "router-a"):
             yield bench
 

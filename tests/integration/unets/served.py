@@ -27,7 +27,7 @@ from giornata.wire.resolution import cfg_scale, resolve
 from giornata.wire.samplers import Sampler
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.checkpoint import load as load_network
-from giornata_denoiser.engine.controls import Controls
+from giornata_denoiser.engine.controls import ControlExecutor
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
@@ -207,7 +207,7 @@ class Served:
         return Ended(tokens(latents[-1], self.card.token_latents), np.asarray(painted))
 
 
-def denoised(of: Served, rows: Sequence[Row], controls: Controls | None = None) -> dict[str, Tensor]:
+def denoised(of: Served, rows: Sequence[Row], controls: ControlExecutor | None = None) -> dict[str, Tensor]:
     """Final latents by job, of rows that share their batch and reuse nothing."""
     ticks = count()
     engine = Engine(

@@ -25,10 +25,10 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.templates.lookup import Lookup
-from giornata_denoiser.templates.registered import Registrations
-from giornata_denoiser.templates.runs import Runs
-from giornata_denoiser.templates.store import RecordingStore
+from giornata_denoiser.templates.lookup import TemplateLookup
+from giornata_denoiser.templates.registered import TemplateRegistrations
+from giornata_denoiser.templates.runs import TemplateRuns
+from giornata_denoiser.templates.store import TemplateStore
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.stages import PixelLimits, inspect
 from tests.integration.prepost.asking import png
@@ -45,8 +45,8 @@ class Worker:
 
     of: Served
     engine: EngineLoop
-    runs: Runs
-    lookup: Lookup
+    runs: TemplateRuns
+    lookup: TemplateLookup
     blobs: MemoryBlobs
     steps: asyncio.Queue[Row] = field(default_factory=asyncio.Queue)
     """Rows after each of their steps."""
@@ -80,14 +80,14 @@ async def worker(of: Served) -> AsyncIterator[Worker]:
 
     engine = Engine(of.checkpoint.family, Capacity(rows=8, tokens=1 << 20), lambda: 0.0)
     running = EngineLoop(engine, lambda report: loop.call_soon_threadsafe(reported, report), crashed)
-    store = RecordingStore(config.template_memory_mb << 20, None, 0, corrections_bytes=1 << 20)
-    registrations = cast("Registrations", None)  # no picture is registered
+    store = TemplateStore(config.template_memory_mb << 20, None, 0, corrections_bytes=1 << 20)
+    registrations = cast("TemplateRegistrations", None)  # no picture is registered
     with running:
         async with asyncio.TaskGroup() as tasks:
             given: dict[str, Any] = {"registrations": registrations, "tasks": tasks}
-            runs = Runs(config, of.checkpoint, blobs, store, engine=running, **given)
+            runs = TemplateRuns(config, of.checkpoint, blobs, store, engine=running, **given)
             costs = StepCosts((0.1, 0.0, 1.0, 0.0, 0.0, 0.0))  # computing costs, loading nothing
-            lookup = Lookup(config, of.checkpoint, store, runs=runs, costs=lambda: costs, **given)
+            lookup = TemplateLookup(config, of.checkpoint, store, runs=runs, costs=lambda: costs, **given)
             made.append(Worker(of, running, runs, lookup, blobs))
             yield made[0]
             runs.close()

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata_tools.loadgen.driver import drive
-from giornata_tools.loadgen.outcomes import Outcome, ServerAnswer
-from giornata_tools.loadgen.workload import Request
+from giornata_tools.loadgen.outcomes import RequestOutcome, ServerAnswer
+from giornata_tools.loadgen.workload import WorkloadRequest
 from tests.bench.systems.balancing import LeastInFlight
 from tests.fakes import virtual_time
 from tests.unit.loadgen.test_driver import due
@@ -23,7 +23,7 @@ class Server:
         self.seen: list[float] = []
         self.in_flight = 0
 
-    async def send(self, request: Request) -> ServerAnswer:
+    async def send(self, request: WorkloadRequest) -> ServerAnswer:
         self.seen.append(request.at_s)
         self.in_flight += 1
         try:
@@ -35,7 +35,7 @@ class Server:
 
 def served(servers: list[Server], *times: float) -> None:
     balanced = LeastInFlight([server.send for server in servers])
-    outcomes: list[Outcome] = []
+    outcomes: list[RequestOutcome] = []
     virtual_time.run(drive(due(*times), balanced.send, outcomes.append, limit=1000))
     assert len(outcomes) == len(times)
 
@@ -59,7 +59,7 @@ def test_nobody_has_more_than_one_more_than_another_when_it_is_chosen(
     servers = [Server(seconds), Server(2 * seconds)]
     balanced = LeastInFlight([server.send for server in servers])
 
-    async def checked(request: Request) -> ServerAnswer:
+    async def checked(request: WorkloadRequest) -> ServerAnswer:
         before = [server.in_flight for server in servers]
         sending = asyncio.ensure_future(balanced.send(request))
         await asyncio.sleep(0)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from giornata.planning.batch import evaluate, plan_batch
-from giornata.planning.blocks import Link
-from giornata.wire.values import Mode
+from giornata.planning.blocks import LoadLink
+from giornata.wire.values import BlockMode
 from tests.bench.compute import families
 from tests.bench.compute.brute_force import best_ms
 from tests.bench.compute.rows import Rows
@@ -70,7 +70,7 @@ def test_brute_force_finds_the_least_of_all_plans(seed: int, *, shared: bool) ->
     chance = random.Random(seed)  # noqa: S311 - cases, no secrets
     rows = [random_row(chance, 2, 0), random_row(chance, 2, 0 if shared else 1)]
     link = random_link(chance)
-    plans = itertools.product(itertools.product(Mode, repeat=2), repeat=2)
+    plans = itertools.product(itertools.product(BlockMode, repeat=2), repeat=2)
     least = min(evaluate(rows, modes, link).timeline.finish_ms for modes in plans)
     assert best_ms(rows, link) == pytest.approx(least)
     assert plan_batch(rows, link).timeline.finish_ms >= least - 1e-9
@@ -78,5 +78,5 @@ def test_brute_force_finds_the_least_of_all_plans(seed: int, *, shared: bool) ->
 
 def test_a_busy_link_delays_the_best_plan() -> None:
     rows = [random_row(random.Random(0), 3, 0)]  # noqa: S311 - likewise
-    free, busy = (best_ms(rows, Link(0.5, busy)) for busy in (0.0, 100.0))
+    free, busy = (best_ms(rows, LoadLink(0.5, busy)) for busy in (0.0, 100.0))
     assert free < busy

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 
-from giornata.packed.tracing import Lane
+from giornata.packed.tracing import TraceLane
 from tests.bench import launches
 from tests.bench.compute.batches import Batches, StepKind
 from tests.bench.compute.launches import Launches, counted
@@ -44,7 +44,7 @@ def test_what_only_looks_at_memory_or_allocates_it_is_no_launch(
 ) -> None:
     with torch.inference_mode(), Launches("cpu") as found:
         compute()
-    assert (found.count(Lane.COMPUTE), found.moved_bytes[Lane.COMPUTE]) == (operations, size_bytes)
+    assert (found.count(TraceLane.COMPUTE), found.moved_bytes[TraceLane.COMPUTE]) == (operations, size_bytes)
 
 
 def test_what_runs_on_another_device_is_not_counted_but_copies_to_it_are() -> None:
@@ -52,17 +52,17 @@ def test_what_runs_on_another_device_is_not_counted_but_copies_to_it_are() -> No
         host = X + 1
         copy = host.to("meta")
         copy + copy
-    assert found.count(Lane.COMPUTE) == 2
+    assert found.count(TraceLane.COMPUTE) == 2
 
 
 def test_loads_are_counted_apart() -> None:
     with Launches("cpu") as found:
-        with found.span(Lane.COMPUTE, "block 0"):
-            with found.span(Lane.LOAD, "block 0"):
+        with found.span(TraceLane.COMPUTE, "block 0"):
+            with found.span(TraceLane.LOAD, "block 0"):
                 X + 1
             X * 2
         X * 3
-    assert found.operations == {Lane.COMPUTE: {"mul": 2}, Lane.LOAD: {"add": 1}}
+    assert found.operations == {TraceLane.COMPUTE: {"mul": 2}, TraceLane.LOAD: {"add": 1}}
 
 
 MOST = {
@@ -103,25 +103,25 @@ def step(kind: StepKind, rows: int, family: str = "flux") -> Launches:
 def test_a_step_beside_clean_pictures_launches_no_more_than_today(family: str, kind: StepKind) -> None:
     """Also, nothing in it waits for the device: `meta` has no values to wait for."""
     found = step(kind, 1, family)
-    assert found.count(Lane.LOAD) == 0
-    assert 4 < found.count(Lane.COMPUTE) <= DRIVEN[family, kind]
+    assert found.count(TraceLane.LOAD) == 0
+    assert 4 < found.count(TraceLane.COMPUTE) <= DRIVEN[family, kind]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rows"), MOST)
 def test_a_step_launches_no_more_than_today(kind: StepKind, rows: int) -> None:
     found = step(kind, rows)
-    assert found.count(Lane.LOAD) == 0
-    assert 57 < found.count(Lane.COMPUTE) <= MOST[kind, rows]
+    assert found.count(TraceLane.LOAD) == 0
+    assert 57 < found.count(TraceLane.COMPUTE) <= MOST[kind, rows]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rows"), LOADS)
 def test_loads_launch_no_more_than_today(kind: StepKind, rows: int) -> None:
-    assert 57 <= step(kind, rows).count(Lane.LOAD) <= LOADS[kind, rows]
+    assert 57 <= step(kind, rows).count(TraceLane.LOAD) <= LOADS[kind, rows]
 
 
 @pytest.mark.parametrize(("kind", "rows"), GIGABYTES)
 def test_a_step_moves_no_more_than_today(kind: StepKind, rows: int) -> None:
     """At least the weights, which every step reads once."""
-    assert 23.0 < step(kind, rows).moved_bytes[Lane.COMPUTE] / 1e9 <= GIGABYTES[kind, rows]
+    assert 23.0 < step(kind, rows).moved_bytes[TraceLane.COMPUTE] / 1e9 <= GIGABYTES[kind, rows]

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from giornata.planning.operations import Shape, step_work
-from giornata.wire.values import Mode
+from giornata.planning.operations import SequenceShape, step_work
+from giornata.wire.values import BlockMode
 from tests.bench import loading
 from tests.bench.compute import loading_engine
 from tests.bench.compute.block_costs import Costs
@@ -18,7 +18,9 @@ from tests.bench.compute.rows import Rows
 from tests.fakes.networks import PLAIN_4
 
 BLOCKS, STEPS = 4, 2
-COSTS = Costs({Mode.FULL: (9.0, 11.0) * 2, Mode.HIDDEN: (4.0,) * 4, Mode.KV: (3.0,) * 4}, around_ms=2.0)
+COSTS = Costs(
+    {BlockMode.FULL: (9.0, 11.0) * 2, BlockMode.HIDDEN: (4.0,) * 4, BlockMode.KV: (3.0,) * 4}, around_ms=2.0
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +31,12 @@ def scene() -> Scene:
         return loading._scene(rows, options)
 
 
-@pytest.mark.parametrize("shapes", [(Shape(5, 36, 9),), (Shape(5, 36, 9), Shape(7, 36, 9))])
-def test_the_weights_are_those_that_were_measured(shapes: tuple[Shape, ...]) -> None:
+@pytest.mark.parametrize(
+    "shapes", [(SequenceShape(5, 36, 9),), (SequenceShape(5, 36, 9), SequenceShape(7, 36, 9))]
+)
+def test_the_weights_are_those_that_were_measured(shapes: tuple[SequenceShape, ...]) -> None:
     weights = loading_engine.linear(COSTS, PLAIN_4, shapes, rate_bytes_s=2000.0)
-    for mode, block_ms in ((Mode.FULL, 10.0), (Mode.HIDDEN, 4.0), (Mode.KV, 3.0)):
+    for mode, block_ms in ((BlockMode.FULL, 10.0), (BlockMode.HIDDEN, 4.0), (BlockMode.KV, 3.0)):
         work = step_work(PLAIN_4, shapes, [(mode,) * BLOCKS] * len(shapes))
         assert weights.step_ms(work) == pytest.approx(2.0 + BLOCKS * block_ms)
     assert weights.load_ms(4000) == pytest.approx(2000)

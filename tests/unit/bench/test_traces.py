@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from giornata_tools.loadgen.charts import Timeline
+from giornata_tools.loadgen.charts import TimelineChart
 from giornata_tools.loadgen.drawing import svg
 from giornata_tools.loadgen.drawing import timeline as drawn
 from tests.bench.systems.traces import timeline
@@ -60,4 +60,4 @@ def test_the_drawing_names_every_bar_and_service_and_is_the_same_each_time() -> 
 
 def test_a_timeline_without_bars_is_none() -> None:
     with pytest.raises(ValueError, match="one bar or more"):
-        drawn(Timeline("", "", ()))
+        drawn(TimelineChart("", "", ()))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.operations import Shape
+from giornata.planning.operations import SequenceShape
 from giornata.wire.blocks import BlockSpec
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_tools.loadgen.distributions import at_percentile
 from tests.bench.systems.workload import (
     IMAGES,
@@ -82,7 +82,7 @@ def test_the_limit_is_total_tokens_in_full_over_total_tokens_computed() -> None:
 def test_projecting_tokens_outside_counts_among_operations() -> None:
     """By hand, for a block of width 1: 12 a computed token, 2 a projected one, 2 a pair."""
     spec = BlockSpec(linear=12.0, text=12.0, outside=2.0, pair=2.0, text_pair=2.0)
-    shape = Shape(text=10, image=90, computed=20)
+    shape = SequenceShape(text=10, image=90, computed=20)
     full = 12 * 100 + 2 * 100 * 100
-    assert operation_limit([spec], shape, Mode.HIDDEN) == full / (12 * 30 + 2 * 70 + 2 * 30 * 100)
-    assert operation_limit([spec], shape, Mode.KV) == full / (12 * 30 + 2 * 30 * 100)
+    assert operation_limit([spec], shape, BlockMode.HIDDEN) == full / (12 * 30 + 2 * 70 + 2 * 30 * 100)
+    assert operation_limit([spec], shape, BlockMode.KV) == full / (12 * 30 + 2 * 30 * 100)

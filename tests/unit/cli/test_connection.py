@@ -14,12 +14,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata_tools.cli import options
-from giornata_tools.connection import FILE, Connection, published, running
+from giornata_tools.connection import FILE, StackAddresses, published, running
 from giornata_tools.doors.addresses import LOCAL_GATEWAY, LOCAL_NATS
 
-HERE = Connection(
+HERE = StackAddresses(
     "http://127.0.0.1:4711",
     "nats://127.0.0.1:4712",
     "unix:///run/valkey.sock",
@@ -36,10 +36,10 @@ with published(Path(sys.argv[1]), Connection("http://127.0.0.1:1", "nats://127.0
 
 
 @click.command()
-@options.user_options(User.OBSERVER, "that tell")
+@options.user_options(NatsRole.OBSERVER, "that tell")
 def logged_in(url: str | None, password_file: Path | None) -> None:
     """Print the login of a command."""
-    servers, password, blobs = options.login_of(url, password_file, User.OBSERVER)
+    servers, password, blobs = options.login_of(url, password_file, NatsRole.OBSERVER)
     click.echo(json.dumps([servers, password and str(password), blobs]))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from giornata_tools.cli.edit.delivery import EditDelivery
-from giornata_tools.doors.edits import EditOutcome, Failure, PaintedPicture, Preview
+from giornata_tools.doors.edits import EditOutcome, PaintedPicture, PictureFailure, Preview
 
 FULL = "/dev/full"
 """A device on which every write fails for want of space."""
@@ -40,7 +40,7 @@ def test_a_picture_that_cannot_be_written_costs_no_other(
 def test_the_report_as_json_tells_which_file_is_missing_and_why(
     files: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    poisoned = Failure("Not finite.", "row_poisoned", 3)
+    poisoned = PictureFailure("Not finite.", "row_poisoned", 3)
     assert (
         EditDelivery(files, as_json=True).finished(EditOutcome("job_1", "8x8", PICTURES, (poisoned,)), 1.0)
         == 1

@@ -18,34 +18,34 @@ from huggingface_hub import try_to_load_from_cache
 from giornata_tools import provenance
 from giornata_tools.cli.doctor import accelerator, checkpoint, machine, servers
 from giornata_tools.cli.doctor import command as doctor
-from giornata_tools.cli.doctor.accelerator import Torch
-from giornata_tools.cli.doctor.finding import Finding, Verdict, fail, ok, warn, worst
+from giornata_tools.cli.doctor.accelerator import TorchReport
+from giornata_tools.cli.doctor.finding import CheckStatus, DoctorFinding, fail, ok, warn, worst
 from tests.e2e.studio import browsing
 from tests.fakes.published import published
 
 ROOT = Path(__file__).parents[3]
-CPU = Torch("2.13.0+cpu", None, None, [])
-CUDA = Torch("2.13.0+cu130", "13.0", None, ["NVIDIA H100"])
+CPU = TorchReport("2.13.0+cpu", None, None, [])
+CUDA = TorchReport("2.13.0+cu130", "13.0", None, ["NVIDIA H100"])
 
 
 def test_python_is_new_enough() -> None:
-    assert machine.python().verdict is Verdict.OK
-    assert machine.python((3, 11, 0)).verdict is Verdict.OK
+    assert machine.python().verdict is CheckStatus.OK
+    assert machine.python((3, 11, 0)).verdict is CheckStatus.OK
     old = machine.python((3, 10, 14))
-    assert (old.verdict, "3.10.14" in old.sentence) == (Verdict.FAIL, True)
+    assert (old.verdict, "3.10.14" in old.sentence) == (CheckStatus.FAIL, True)
 
 
 def test_all_eight_distributions_are_wanted_and_here() -> None:
     want = machine.wanted(ROOT)
     assert len(want) == 8
-    assert machine.distributions(want).verdict is Verdict.OK
-    assert machine.requirements(want).verdict is Verdict.OK
+    assert machine.distributions(want).verdict is CheckStatus.OK
+    assert machine.requirements(want).verdict is CheckStatus.OK
 
 
 def test_a_missing_and_an_old_distribution_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "installed", {"giornata": "0.0.9", "giornata-router": "1"}.get)
     found = machine.distributions({"giornata": "1", "giornata-router": "1", "giornata-denoiser": "1"})
-    assert found.verdict is Verdict.FAIL
+    assert found.verdict is CheckStatus.FAIL
     assert found.sentence == "giornata-denoiser is not installed; giornata 0.0.9 instead of 1."
     assert "make setup" in (found.remedy or "")
 
@@ -59,38 +59,45 @@ def test_what_a_distribution_requires_and_nobody_installed_is_named(
         monkeypatch.setattr(module, "installed", have.get)
     monkeypatch.setattr(metadata, "requires", needs.get)
     found = machine.requirements(["a", "b"])
-    assert (found.verdict, found.sentence) == (Verdict.FAIL, "Not installed: redis.")
+    assert (found.verdict, found.sentence) == (CheckStatus.FAIL, "Not installed: redis.")
 
 
 @pytest.mark.parametrize(
     ("found", "gpus", "verdict", "told"),
     [
-        (CUDA, "NVIDIA H100, 580.1", Verdict.OK, "on NVIDIA H100"),
-        (CPU, None, Verdict.OK, "on the CPU"),
-        (CPU, "NVIDIA L4, 550.2", Verdict.WARN, "build for CPUs"),
-        (Torch("2+cu130", "13.0", "driver too old", []), "NVIDIA L4, 450.1", Verdict.WARN, "driver too old"),
-        (Torch("2+cu130", "13.0", "no driver", []), None, Verdict.OK, "no NVIDIA driver answers"),
+        (CUDA, "NVIDIA H100, 580.1", CheckStatus.OK, "on NVIDIA H100"),
+        (CPU, None, CheckStatus.OK, "on the CPU"),
+        (CPU, "NVIDIA L4, 550.2", CheckStatus.WARN, "build for CPUs"),
+        (
+            TorchReport("2+cu130", "13.0", "driver too old", []),
+            "NVIDIA L4, 450.1",
+            CheckStatus.WARN,
+            "driver too old",
+        ),
+        (TorchReport("2+cu130", "13.0", "no driver", []), None, CheckStatus.OK, "no NVIDIA driver answers"),
     ],
 )
-def test_torch_is_judged_beside_the_gpu(found: Torch, gpus: str | None, verdict: Verdict, told: str) -> None:
+def test_torch_is_judged_beside_the_gpu(
+    found: TorchReport, gpus: str | None, verdict: CheckStatus, told: str
+) -> None:
     finding = accelerator.judge(found, gpus)
     assert finding.verdict is verdict
     assert told in finding.sentence
-    assert (finding.remedy is None) == (verdict is Verdict.OK)
+    assert (finding.remedy is None) == (verdict is CheckStatus.OK)
 
 
 def test_torch_is_asked_in_a_process_of_its_own() -> None:
     told = json.dumps({"version": "2", "cuda": None, "reason": None, "devices": []})
-    assert accelerator.probe(f"print('noise'); print({told!r})") == Torch("2", None, None, [])
+    assert accelerator.probe(f"print('noise'); print({told!r})") == TorchReport("2", None, None, [])
     finding = accelerator.torch("raise ImportError('libcuda is broken')")
-    assert (finding.verdict, "libcuda is broken" in finding.sentence) == (Verdict.FAIL, True)
+    assert (finding.verdict, "libcuda is broken" in finding.sentence) == (CheckStatus.FAIL, True)
 
 
 def test_the_embedded_servers_run_and_missing_ones_matter_only_if_needed(tmp_path: Path) -> None:
-    assert machine.nats_server(needed=True).verdict is Verdict.OK
-    assert machine.valkey_server(needed=True).verdict is Verdict.OK
-    assert machine.runs(tmp_path / "none", needed=True).verdict is Verdict.FAIL
-    assert machine.runs(tmp_path / "none", needed=False).verdict is Verdict.WARN
+    assert machine.nats_server(needed=True).verdict is CheckStatus.OK
+    assert machine.valkey_server(needed=True).verdict is CheckStatus.OK
+    assert machine.runs(tmp_path / "none", needed=True).verdict is CheckStatus.FAIL
+    assert machine.runs(tmp_path / "none", needed=False).verdict is CheckStatus.WARN
     broken = tmp_path / "nats-server"
     broken.write_text(f"#!{sys.executable}\nraise SystemExit(3)\n")
     broken.chmod(0o700)
@@ -100,20 +107,22 @@ def test_the_embedded_servers_run_and_missing_ones_matter_only_if_needed(tmp_pat
 def test_a_port_is_free_or_taken_or_the_gateways() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         number = taken.getsockname()[1]
-        assert machine.port("127.0.0.1", number, answered=False).verdict is Verdict.FAIL
-        assert machine.port("127.0.0.1", number, answered=True).verdict is Verdict.OK
+        assert machine.port("127.0.0.1", number, answered=False).verdict is CheckStatus.FAIL
+        assert machine.port("127.0.0.1", number, answered=True).verdict is CheckStatus.OK
     assert machine.port("127.0.0.1", number, answered=False).sentence == "free"
     assert "not this machine" in machine.port("192.0.2.1", 80, answered=False).sentence
 
 
-@pytest.mark.parametrize(("gib", "verdict"), [(0.5, Verdict.FAIL), (2, Verdict.WARN), (50, Verdict.OK)])
-def test_disk(tmp_path: Path, gib: float, verdict: Verdict) -> None:
+@pytest.mark.parametrize(
+    ("gib", "verdict"), [(0.5, CheckStatus.FAIL), (2, CheckStatus.WARN), (50, CheckStatus.OK)]
+)
+def test_disk(tmp_path: Path, gib: float, verdict: CheckStatus) -> None:
     assert machine.disk(tmp_path, int(gib * machine.GIB)).verdict is verdict
 
 
 def test_memory() -> None:
-    assert machine.memory(2 * machine.GIB).verdict is Verdict.WARN
-    assert machine.memory(8 * machine.GIB).verdict is Verdict.OK
+    assert machine.memory(2 * machine.GIB).verdict is CheckStatus.WARN
+    assert machine.memory(8 * machine.GIB).verdict is CheckStatus.OK
     assert "GiB" in machine.memory().sentence
 
 
@@ -124,7 +133,7 @@ def test_a_browser_is_what_the_tests_of_the_page_find_and_no_other(
     (tmp_path / "chromium-1187").mkdir()  # Playwright's own, which they do not look at
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine.browser().verdict is Verdict.WARN
+    assert machine.browser().verdict is CheckStatus.WARN
     program = tmp_path / name
     program.touch(mode=0o700)
     assert machine.browser() == ok(str(program))
@@ -151,12 +160,12 @@ def test_a_repository_that_may_be_gated_wants_a_token(
     hub_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = checkpoint.model("owner/name")
-    assert (found.verdict, "HF_TOKEN" in (found.remedy or "")) == (Verdict.WARN, True)
+    assert (found.verdict, "HF_TOKEN" in (found.remedy or "")) == (CheckStatus.WARN, True)
     monkeypatch.setenv("HF_TOKEN", "hf_x")
-    assert checkpoint.model("owner/name").verdict is Verdict.OK
+    assert checkpoint.model("owner/name").verdict is CheckStatus.OK
     monkeypatch.delenv("HF_TOKEN")
     (hub_home / "token").write_text("hf_x")  # hf auth login
-    assert checkpoint.model("owner/name").verdict is Verdict.OK
+    assert checkpoint.model("owner/name").verdict is CheckStatus.OK
 
 
 def test_a_repository_that_the_hub_has_in_its_cache_wants_nothing(hub_home: Path) -> None:
@@ -164,59 +173,59 @@ def test_a_repository_that_the_hub_has_in_its_cache_wants_nothing(hub_home: Path
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("c0ffee")
     (folder / "snapshots" / "c0ffee").mkdir(parents=True)
-    assert checkpoint.model("owner/name").verdict is Verdict.WARN  # begun, and no more
+    assert checkpoint.model("owner/name").verdict is CheckStatus.WARN  # begun, and no more
     index = folder / "snapshots" / "c0ffee" / "model_index.json"
     index.touch()
-    assert checkpoint.model("owner/name").verdict is Verdict.OK
-    assert checkpoint.model("owner/other").verdict is Verdict.WARN
+    assert checkpoint.model("owner/name").verdict is CheckStatus.OK
+    assert checkpoint.model("owner/other").verdict is CheckStatus.WARN
     asked = try_to_load_from_cache("owner/name", index.name, cache_dir=hub_home / "hub")
     assert asked == str(index), "the hub keeps its cache otherwise"
 
 
 def test_the_model(tmp_path: Path) -> None:
-    assert checkpoint.model(None).verdict is Verdict.OK
-    assert checkpoint.model("./nowhere").verdict is Verdict.FAIL
+    assert checkpoint.model(None).verdict is CheckStatus.OK
+    assert checkpoint.model("./nowhere").verdict is CheckStatus.FAIL
     empty = checkpoint.model(str(tmp_path))
-    assert (empty.verdict, "model_index.json is missing" in empty.sentence) == (Verdict.FAIL, True)
+    assert (empty.verdict, "model_index.json is missing" in empty.sentence) == (CheckStatus.FAIL, True)
 
 
 @pytest.mark.parametrize(
     ("policy", "appends", "verdict"),
     [
-        ("noeviction", True, Verdict.OK),
-        ("noeviction", False, Verdict.WARN),
-        ("allkeys-lfu", True, Verdict.FAIL),
-        ("None", True, Verdict.FAIL),  # it does not tell
+        ("noeviction", True, CheckStatus.OK),
+        ("noeviction", False, CheckStatus.WARN),
+        ("allkeys-lfu", True, CheckStatus.FAIL),
+        ("None", True, CheckStatus.FAIL),  # it does not tell
     ],
 )
-def test_a_blob_store_keeps_what_it_has(policy: str, appends: bool, verdict: Verdict) -> None:
+def test_a_blob_store_keeps_what_it_has(policy: str, appends: bool, verdict: CheckStatus) -> None:
     assert servers.judge_blob_store("redis://a", policy, appends=appends).verdict is verdict
 
 
 def test_the_worst_finding_decides() -> None:
     good, bad, broken = ok("x"), warn("y", "mend"), fail("z", "mend now")
-    assert worst([good]) is Verdict.OK
-    assert worst([good, bad]) is Verdict.WARN
-    assert worst([broken, bad, good]) is Verdict.FAIL
+    assert worst([good]) is CheckStatus.OK
+    assert worst([good, bad]) is CheckStatus.WARN
+    assert worst([broken, bad, good]) is CheckStatus.FAIL
     assert doctor.summary({"a": good}) == "Nothing is missing."
     assert doctor.summary({"a": good, "b": bad}) == "Nothing essential is missing; look at: b."
     assert doctor.summary({"a": good, "b": bad, "c": broken}) == "To be mended: c."
 
 
 async def test_a_check_that_fails_itself_is_a_finding() -> None:
-    async def broken() -> Finding:
+    async def broken() -> DoctorFinding:
         raise RuntimeError("a surprise")
 
     found = await doctor._guarded(broken)
-    assert found.verdict is Verdict.FAIL
+    assert found.verdict is CheckStatus.FAIL
     assert "RuntimeError" in found.sentence
 
 
 def test_a_gateway_whose_streams_are_nearly_full_is_a_warning() -> None:
     ready = {"models": ["fresco"], "nearly_full": []}
-    assert servers.judge_gateway("http://g", ready).verdict is Verdict.OK
+    assert servers.judge_gateway("http://g", ready).verdict is CheckStatus.OK
     found = servers.judge_gateway("http://g", ready | {"nearly_full": ["KV_giornata-jobs"]})
-    assert (found.verdict, "KV_giornata-jobs" in found.sentence) == (Verdict.WARN, True)
+    assert (found.verdict, "KV_giornata-jobs" in found.sentence) == (CheckStatus.WARN, True)
 
 
 async def test_each_of_several_models_is_looked_at_and_their_names() -> None:
@@ -224,31 +233,31 @@ async def test_each_of_several_models_is_looked_at_and_their_names() -> None:
     checks = doctor._models((fresco, f"other={fresco}", "third=./nowhere"))
     found = {name: await check() for name, check in checks.items()}
     assert {name: one.verdict for name, one in found.items()} == {
-        "Models": Verdict.OK,
-        "Model fresco": Verdict.OK,
-        "Model other": Verdict.OK,
-        "Model third": Verdict.FAIL,
+        "Models": CheckStatus.OK,
+        "Model fresco": CheckStatus.OK,
+        "Model other": CheckStatus.OK,
+        "Model third": CheckStatus.FAIL,
     }
     assert found["Models"].sentence == "fresco, other, third"
     twice = await doctor._models((fresco, fresco))["Models"]()
-    assert (twice.verdict, twice.sentence) == (Verdict.FAIL, "Several models have the name fresco.")
+    assert (twice.verdict, twice.sentence) == (CheckStatus.FAIL, "Several models have the name fresco.")
 
 
 def test_a_model_whose_templates_do_not_fit_is_told() -> None:
     folder = str(Path(__file__).parents[3] / "deploy/model/fresco")
-    assert checkpoint.model(folder).verdict is Verdict.OK
+    assert checkpoint.model(folder).verdict is CheckStatus.OK
     tight = checkpoint.model(folder, memory_bytes=1000)
-    assert tight.verdict is Verdict.WARN
+    assert tight.verdict is CheckStatus.WARN
     assert "TEMPLATE_MEMORY_MB" in (tight.remedy or "")
 
 
-def of_device(name: str, size: str, folder: Path) -> Finding:
+def of_device(name: str, size: str, folder: Path) -> DoctorFinding:
     return checkpoint.device(str(published(folder / name, name)), checkpoint.size_of(size))
 
 
 def test_a_gpu_with_room_is_told_what_each_part_takes(tmp_path: Path) -> None:
     found = of_device("flux", "80GB", tmp_path)
-    assert (found.verdict, found.remedy) == (Verdict.OK, None)
+    assert (found.verdict, found.remedy) == (CheckStatus.OK, None)
     assert "the network 23.8 GB, text encoders 9.8 GB, the autoencoder 0.2 GB, " in found.sentence
     assert "decoding 1024 x 1024 1.6 GB" in found.sentence
     assert "host memory while the denoiser loads 23.8 GB, and prepost 9.9 GB" in found.sentence
@@ -257,7 +266,7 @@ def test_a_gpu_with_room_is_told_what_each_part_takes(tmp_path: Path) -> None:
 
 def test_a_gpu_whose_text_encoders_do_not_fit_is_a_warning(tmp_path: Path) -> None:
     found = of_device("flux", "32GB", tmp_path)
-    assert found.verdict is Verdict.WARN
+    assert found.verdict is CheckStatus.WARN
     assert "once its text encoders are on the CPU" in found.sentence
 
 
@@ -266,38 +275,41 @@ def test_a_gpu_is_planned_in_the_dtype_that_services_have(
 ) -> None:
     monkeypatch.setenv("GIORNATA_DTYPE", "float32")
     found = of_device("flux", "48GB", tmp_path)
-    assert found.verdict is Verdict.FAIL
+    assert found.verdict is CheckStatus.FAIL
     assert "the network 47.6 GB, text encoders 19.5 GB, the autoencoder 0.3 GB, " in found.sentence
     assert re.match(
         r"Of rows of that size GIORNATA_DTYPE=bfloat16 has room for \d+ in a step; ", found.remedy or ""
     )
     monkeypatch.setenv("GIORNATA_DTYPE", "bfloat16")
-    assert of_device("flux", "48GB", tmp_path).verdict is Verdict.OK
+    assert of_device("flux", "48GB", tmp_path).verdict is CheckStatus.OK
 
 
 def test_what_does_not_fit_is_told_with_what_would(tmp_path: Path) -> None:
     found = of_device("qwen-image", "40 gb", tmp_path)
-    assert found.verdict is Verdict.FAIL
+    assert found.verdict is CheckStatus.FAIL
     assert "40 GB have no room for one row beside prepost" in found.sentence
     assert re.match(
         r"Of rows of that size GIORNATA_QUANTIZE=int8 has room for \d+ in a step; a GPU of 48 GB",
         found.remedy or "",
     )
     smallest = checkpoint.device(str(tmp_path / "qwen-image"), 10**9)
-    assert (smallest.verdict, "a GPU of 32 GB" in (smallest.remedy or "")) == (Verdict.FAIL, False)
+    assert (smallest.verdict, "a GPU of 32 GB" in (smallest.remedy or "")) == (CheckStatus.FAIL, False)
 
 
 def test_a_model_without_sizes_is_told(tmp_path: Path, hub_home: Path) -> None:
     assert "in the hub's cache" in checkpoint.device("owner/name", 10**9).sentence
     (published(tmp_path, "flux") / "vae" / "model.safetensors").unlink()
     found = checkpoint.device(str(tmp_path), 10**9)
-    assert (found.verdict, "vae has neither weights nor an index" in found.sentence) == (Verdict.FAIL, True)
-    assert checkpoint.device(str(tmp_path / "vae"), 10**9).verdict is Verdict.FAIL
+    assert (found.verdict, "vae has neither weights nor an index" in found.sentence) == (
+        CheckStatus.FAIL,
+        True,
+    )
+    assert checkpoint.device(str(tmp_path / "vae"), 10**9).verdict is CheckStatus.FAIL
 
 
 def test_a_model_of_the_hub_is_looked_at_in_its_cache(tmp_path: Path, hub_home: Path) -> None:
     published(hub_home / "hub" / "models--owner--flux" / "snapshots" / "1", "flux")
-    assert checkpoint.device("owner/flux", 80 * 10**9).verdict is Verdict.OK
+    assert checkpoint.device("owner/flux", 80 * 10**9).verdict is CheckStatus.OK
 
 
 @pytest.mark.parametrize("size", ["", "GB", "0GB", "80GiB", "a lot", "-3"])

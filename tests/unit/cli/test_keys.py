@@ -17,7 +17,7 @@ from giornata import api_keys
 from giornata.api_keys import KeysFile, TenantLimits
 from giornata.nats_users import read_keys, write_users
 from giornata.wire.nats_config import has_anonymous
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata_tools.cli.app import cli
 from giornata_tools.cli.keys import change_keys
 from tests.fakes.key_files import CREATED, keys_of, write_keys
@@ -103,7 +103,7 @@ def test_an_application_is_added_listed_and_revoked_with_the_servers_users(
     path: Path, tmp_path: Path
 ) -> None:
     users = tmp_path / "users"
-    write_users(users, anonymous=User.APPLICATION)
+    write_users(users, anonymous=NatsRole.APPLICATION)
     config = users / "server" / "users.conf"
     before = config.read_text()
     options = ("--nats-users", str(users))

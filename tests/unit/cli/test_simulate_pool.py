@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner
 
 from giornata.scheduling.degrees.pool import DEGREES as POOL_DEGREES
-from giornata.scheduling.degrees.recording import RecordedRule, Recording, as_json
-from giornata.scheduling.degrees.rule import Switches
+from giornata.scheduling.degrees.recording import DecisionRecord, RecordedRule, as_json
+from giornata.scheduling.degrees.rule import ReplanningOptions
 from giornata_tools.cli.app import cli
 from giornata_tools.cli.simulate_pool import command
 from giornata_tools.cli.simulate_pool.run import LACKING
 from giornata_tools.simulation.degrees import costs
-from giornata_tools.simulation.degrees.rounds import RoundSwitches, Ties
+from giornata_tools.simulation.degrees.rounds import RoundSwitches, TieBreak
 from giornata_tools.simulation.degrees.rules import RuleName
-from giornata_tools.simulation.degrees.workloads import Mix, PoolWorkload
+from giornata_tools.simulation.degrees.workloads import PoolWorkload, SizeMix
 from giornata_tools.simulation.degrees.world import PoolWorld
 
 QUICK = ["simulate-pool", "--requests", "12", "--steps", "6", "--processes", "1"]
@@ -39,10 +39,12 @@ def test_the_names_that_help_tells_are_those_there_are() -> None:
     assert tuple(RuleName) == command.RULES
     assert command.DEGREES == POOL_DEGREES
     assert set(command.PARTS) == {*LACKING, "waits", "widens", "shares"}
-    assert all(hasattr(Switches(), part) for part in set(command.PARTS) - LACKING.keys())
+    assert all(hasattr(ReplanningOptions(), part) for part in set(command.PARTS) - LACKING.keys())
     assert all(getattr(RoundSwitches(), part) for part in command.ROUND_PARTS)
     told = run("simulate-pool", "--help")
-    assert all(name in told for name in (*RuleName, *Ties, *Mix, *command.PARTS, *command.ROUND_PARTS))
+    assert all(
+        name in told for name in (*RuleName, *TieBreak, *SizeMix, *command.PARTS, *command.ROUND_PARTS)
+    )
 
 
 @pytest.mark.slow
@@ -62,7 +64,7 @@ def test_a_run_prints_a_table_and_writes_what_it_prints(tmp_path: Path) -> None:
     assert met == sum(run["met"] for run in told)  # type: ignore[misc]  # numbers
     assert len((out / "runs.csv").read_text().splitlines()) == 1 + len(told)
     kinds = ("attainment_by_scale", "latency_cdf", "attainment_by_side")
-    assert {path.name for path in out.glob("*.svg")} == {f"{k}_{mix}.svg" for k in kinds for mix in Mix}
+    assert {path.name for path in out.glob("*.svg")} == {f"{k}_{mix}.svg" for k in kinds for mix in SizeMix}
 
 
 @pytest.mark.slow
@@ -113,8 +115,8 @@ def test_what_nothing_would_read_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def decisions() -> list[Recording]:
-    found: list[Recording] = []
+def decisions() -> list[DecisionRecord]:
+    found: list[DecisionRecord] = []
     load = PoolWorkload(masks="production", steps=5, requests=10, per_minute=600, scale=0.5)
     rule = RecordedRule(found.append, 4, together=costs.together)
     PoolWorld(load.draw(), rule, POOL_DEGREES, devices=4).run()
@@ -122,7 +124,7 @@ def decisions() -> list[Recording]:
 
 
 def test_recorded_decisions_are_decided_again_and_compared(
-    tmp_path: Path, decisions: list[Recording]
+    tmp_path: Path, decisions: list[DecisionRecord]
 ) -> None:
     path = tmp_path / "decisions.jsonl"
     lines = [as_json(one) for one in decisions]

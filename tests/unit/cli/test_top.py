@@ -20,7 +20,7 @@ from giornata.wire.workers import (
     WorkerState,
 )
 from giornata_tools.cli.top.screen import COLUMNS, screen
-from giornata_tools.cli.top.seen import WINDOW_S, Counts, Seen
+from giornata_tools.cli.top.seen import WINDOW_S, CounterWindow, TelemetryAggregator
 
 
 def row(index: int, computed: int | None) -> RowProgress:
@@ -70,7 +70,7 @@ def router(active: bool = True) -> ServiceState:
     )
 
 
-def lines(seen: Seen, now: float) -> list[str]:
+def lines(seen: TelemetryAggregator, now: float) -> list[str]:
     console = Console(width=220)
     with console.capture() as capture:
         console.print(screen(seen.top(now)))
@@ -78,7 +78,7 @@ def lines(seen: Seen, now: float) -> list[str]:
 
 
 def test_rates_are_those_of_the_counters_between_two_messages() -> None:
-    seen = Seen()
+    seen = TelemetryAggregator()
     seen.hear(worker(100, 10), 1.0)
     seen.hear(worker(140, 12, (sample(2, 80, 20.0), sample(2, 80, 30.0))), 3.0)
     [one] = seen.top(3.0).workers
@@ -91,7 +91,7 @@ def test_rates_are_those_of_the_counters_between_two_messages() -> None:
 
 
 def test_what_one_message_cannot_tell_is_unknown() -> None:
-    seen = Seen()
+    seen = TelemetryAggregator()
     seen.hear(worker(100, 10), 1.0)
     [one] = seen.top(1.0).workers
     assert (one.steps_per_s, one.step_ms, one.tokens_per_s) == (None, None, None)
@@ -99,14 +99,14 @@ def test_what_one_message_cannot_tell_is_unknown() -> None:
 
 
 def test_an_idle_worker_computes_no_tokens() -> None:
-    seen = Seen()
+    seen = TelemetryAggregator()
     for now in (1.0, 2.0):
         seen.hear(worker(100, 10), now)
     assert seen.top(2.0).workers[0].tokens_per_s == 0
 
 
 def test_rates_forget_what_is_older_than_the_window() -> None:
-    counts = Counts()
+    counts = CounterWindow()
     for now in range(20):
         counts.add(float(now), {"steps": 0.0 if now < 10 else 6.0 * (now - 10)})
     assert counts.per_s("steps") == 6
@@ -115,7 +115,7 @@ def test_rates_forget_what_is_older_than_the_window() -> None:
 
 
 def test_the_queue_is_the_active_routers_word() -> None:
-    seen = Seen()
+    seen = TelemetryAggregator()
     seen.hear(router(active=False), 0.0)
     assert seen.top(0.0).queued_jobs is None
     seen.hear(router(), 0.0)
@@ -124,14 +124,14 @@ def test_the_queue_is_the_active_routers_word() -> None:
 
 
 def test_who_falls_silent_is_left_out() -> None:
-    seen = Seen()
+    seen = TelemetryAggregator()
     seen.hear(worker(1, 1), 0.0)
     seen.hear(worker(1, 1, name="d2"), SILENCE_S)
     assert [one.name for one in seen.top(SILENCE_S + 0.1).workers] == ["d2"]
 
 
 def test_the_picture_has_sums_and_a_line_for_each_worker() -> None:
-    seen = Seen()
+    seen = TelemetryAggregator()
     for now, steps in ((1.0, 100), (3.0, 140)):
         seen.hear(worker(steps, 10, (sample(2, 80, 20.0),)), now)
         seen.hear(worker(0, 0, name="d2", ready=False), now)
@@ -149,7 +149,7 @@ def test_the_picture_has_sums_and_a_line_for_each_worker() -> None:
 
 @pytest.mark.parametrize("heard", [False, True])
 def test_json_holds_all_that_is_known(heard: bool) -> None:
-    seen = Seen()
+    seen = TelemetryAggregator()
     if heard:
         seen.hear(worker(1, 1), 0.0)
     told = json.loads(json.dumps(dataclasses.asdict(seen.top(0.0))))

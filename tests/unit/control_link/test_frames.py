@@ -15,17 +15,17 @@ from giornata.control.link.frames import (
     LENGTH,
     MAX_MESSAGE_BYTES,
     MAX_OPENING_BYTES,
-    Malformed,
+    MalformedFrame,
     framed,
     length_of,
     read_from_denoiser,
     read_from_instance,
 )
 from giornata.wire import codec
-from giornata.wire.control_steps import ALIGNMENT_BYTES, AskStep, CancelStep, Dtype, OpenLink
+from giornata.wire.control_steps import ALIGNMENT_BYTES, CancelStep, Dtype, OpenLink, ResidualsRequest
 from tests.contract.control_steps import CONTROL_STEPS
 
-ASK = next(each for each in CONTROL_STEPS if isinstance(each, AskStep))
+ASK = next(each for each in CONTROL_STEPS if isinstance(each, ResidualsRequest))
 OPEN = next(each for each in CONTROL_STEPS if isinstance(each, OpenLink))
 DENOISERS = {"OpenLink", "AskStep", "CancelStep"}
 
@@ -37,7 +37,7 @@ def test_every_message_is_read_as_it_was_by_its_reader_alone(message: BaseModel)
     readers = [read_from_denoiser, read_from_instance]
     right, wrong = readers if type(message).__name__ in DENOISERS else reversed(readers)
     assert right(data[LENGTH.size :]) == message
-    with pytest.raises(Malformed, match=message.kind):
+    with pytest.raises(MalformedFrame, match=message.kind):
         wrong(data[LENGTH.size :])
 
 
@@ -45,7 +45,7 @@ def test_the_largest_messages_are_within_their_limits() -> None:
     largest = 2**48
     columns = {"offsets": (2**48 - 64,) * 257, "tokens": (2**14,) * 257, "channels": (2**14,) * 257}
     ask = {**ASK.model_dump(), **columns, "number": largest, "step": largest, "row": "x" * 512}
-    assert len(framed(AskStep.model_validate(ask))) <= MAX_MESSAGE_BYTES
+    assert len(framed(ResidualsRequest.model_validate(ask))) <= MAX_MESSAGE_BYTES
     memory = OPEN.memory
     assert memory is not None
     full = memory.model_copy(update={"handle": b"x" * 4096, "event": b"x" * 1024, "counter": b"x" * 256})
@@ -54,14 +54,14 @@ def test_the_largest_messages_are_within_their_limits() -> None:
 
 @pytest.mark.parametrize("length", [0, MAX_OPENING_BYTES + 1, 2**32 - 1])
 def test_a_length_out_of_bounds_is_refused(length: int) -> None:
-    with pytest.raises(Malformed, match=f"{length} bytes; accepted: 1 to {MAX_OPENING_BYTES}"):
+    with pytest.raises(MalformedFrame, match=f"{length} bytes; accepted: 1 to {MAX_OPENING_BYTES}"):
         length_of(struct.pack("<I", length), MAX_OPENING_BYTES)
 
 
 @given(st.binary(max_size=200))
 def test_bytes_are_a_message_or_malformed(data: bytes) -> None:
     for read in (read_from_denoiser, read_from_instance):
-        with contextlib.suppress(Malformed):
+        with contextlib.suppress(MalformedFrame):
             read(data)
 
 
@@ -78,7 +78,7 @@ def test_fields_of_any_value_are_a_message_or_malformed(message: BaseModel, data
     field = data.draw(st.sampled_from(sorted(fields)))
     changed = msgpack.packb({**fields, field: data.draw(VALUES)})
     for read in (read_from_denoiser, read_from_instance):
-        with contextlib.suppress(Malformed):
+        with contextlib.suppress(MalformedFrame):
             read(changed)
 
 
@@ -100,7 +100,7 @@ def test_fields_of_any_value_are_a_message_or_malformed(message: BaseModel, data
 )
 def test_a_step_that_makes_no_sense_is_refused(change: dict[str, object], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
-        AskStep.model_validate({**ASK.model_dump(), **change})
+        ResidualsRequest.model_validate({**ASK.model_dump(), **change})
 
 
 @pytest.mark.parametrize(
@@ -115,14 +115,14 @@ def test_a_step_that_makes_no_sense_is_refused(change: dict[str, object], why: s
     ],
 )
 def test_places_lie_in_the_slab_and_apart(offsets: tuple[int, int], slab_bytes: int, fits: bool) -> None:
-    ask = AskStep.model_validate({**ASK.model_dump(), "offsets": offsets})
+    ask = ResidualsRequest.model_validate({**ASK.model_dump(), "offsets": offsets})
     assert ask.sizes_bytes == (1024, 512)
     assert ask.fits(slab_bytes) is fits
 
 
 def test_an_older_schema_is_told_apart() -> None:
     data = msgpack.packb({**CancelStep(number=1).model_dump(), "schema": codec.SCHEMA + 1})
-    with pytest.raises(Malformed, match="schema"):
+    with pytest.raises(MalformedFrame, match="schema"):
         read_from_denoiser(data)
 
 
@@ -132,7 +132,7 @@ def test_a_token_is_never_shown() -> None:
     assert secret not in repr(opening)
     fields = codec.unpack(framed(opening)[LENGTH.size :])
     for change in ({"path": "carrier pigeon"}, {"token": [secret]}, {"schema": 9}):
-        with pytest.raises(Malformed) as refused:
+        with pytest.raises(MalformedFrame) as refused:
             read_from_denoiser(msgpack.packb({**fields, **change}))
         assert secret not in str(refused.value)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.control.link.ring import Ring, aligned
+from giornata.control.link.ring import RingAllocator, aligned
 from giornata.wire.control_steps import ALIGNMENT_BYTES
 
 UNITS = 12
@@ -37,7 +37,7 @@ class Model:
 def test_places_never_overlap_and_are_refused_only_where_no_gap_is_long_enough(
     turns: list[tuple[bool, int]],
 ) -> None:
-    ring, model = Ring(UNITS * ALIGNMENT_BYTES), Model()
+    ring, model = RingAllocator(UNITS * ALIGNMENT_BYTES), Model()
     held: list[tuple[int, int]] = []
     for number, (gives_back, size) in enumerate(turns):
         if gives_back and held:
@@ -58,7 +58,7 @@ def test_places_never_overlap_and_are_refused_only_where_no_gap_is_long_enough(
 
 
 def test_places_go_around() -> None:
-    ring = Ring(4 * ALIGNMENT_BYTES)
+    ring = RingAllocator(4 * ALIGNMENT_BYTES)
     offsets = [ring.take(ALIGNMENT_BYTES) for _ in range(3)]
     for offset in offsets:
         ring.give_back(offset or 0)
@@ -67,7 +67,7 @@ def test_places_go_around() -> None:
 
 
 def test_a_place_that_is_kept_holds_up_nobody() -> None:
-    ring = Ring(3 * ALIGNMENT_BYTES)
+    ring = RingAllocator(3 * ALIGNMENT_BYTES)
     kept, middle, last = (ring.take(1) for _ in range(3))
     for _ in range(5):
         ring.give_back(middle or 0)
@@ -77,7 +77,7 @@ def test_a_place_that_is_kept_holds_up_nobody() -> None:
 
 
 def test_what_is_no_place_is_refused() -> None:
-    ring = Ring(1000)
+    ring = RingAllocator(1000)
     with pytest.raises(ValueError, match="at least one byte"):
         ring.take(0)
     ring.take(100)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from giornata.control.link.frames import Malformed
+from giornata.control.link.frames import MalformedFrame
 from giornata.control.link.losses import ControlFailed
-from giornata.control.link.steps import Step, Steps
-from giornata.wire.control_steps import AskStep, Dtype
+from giornata.control.link.steps import ControlStepTable, InFlightControlStep
+from giornata.wire.control_steps import Dtype, ResidualsRequest
 
 SLAB_BYTES = 1 << 16
 
 
-def asked(samples: int = 2) -> AskStep:
+def asked(samples: int = 2) -> ResidualsRequest:
     sizes = (4,) * (samples + 1)
-    return AskStep(
+    return ResidualsRequest(
         number=0,
         row="r",
         step=0,
@@ -28,19 +28,19 @@ def asked(samples: int = 2) -> AskStep:
     )
 
 
-def entered(samples: int = 2) -> tuple[Steps, Step]:
-    steps = Steps(SLAB_BYTES, 0.0)
+def entered(samples: int = 2) -> tuple[ControlStepTable, InFlightControlStep]:
+    steps = ControlStepTable(SLAB_BYTES, 0.0)
     return steps, steps.enter(asked(samples))
 
 
-def free_bytes(steps: Steps) -> int:
+def free_bytes(steps: ControlStepTable) -> int:
     return SLAB_BYTES - sum(end - start for start, end in steps._ring._taken)
 
 
 @pytest.mark.parametrize(("number", "index"), [(0, 2), (0, 3), (0, 1 << 40), (1, 0), (1 << 40, 0)])
 def test_a_sample_that_no_step_has_is_refused_before_it_is_taken_in(number: int, index: int) -> None:
     steps, step = entered()
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedFrame):
         steps.expected(number, index)
     assert steps.expected(0, 1) is step
 
@@ -49,11 +49,11 @@ def test_a_sample_comes_once_and_none_after_the_last() -> None:
     steps, step = entered()
     steps.came(step, 1)
     after_one = step.under_way
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedFrame):
         steps.expected(0, 1)
     steps.came(steps.expected(0, 0), 0)
     assert (after_one, step.under_way) == (True, False)
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedFrame):
         steps.expected(0, 0)
 
 
@@ -61,9 +61,9 @@ def test_a_step_that_failed_gets_no_more_samples_and_keeps_what_came() -> None:
     steps, step = entered()
     steps.came(step, 0)
     steps.failed(0, "code", "message")
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedFrame):
         steps.expected(0, 1)
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedFrame):
         steps.failed(0, "code", "again")
     steps.wait(step, 0, 0.0)
     with pytest.raises(ControlFailed):
@@ -77,11 +77,11 @@ def test_a_place_is_free_once_nobody_writes_to_it() -> None:
     assert steps.expected(0, 0) is step, "it may be on its way"
     steps.cancelled(0)
     assert free_bytes(steps) == SLAB_BYTES
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedFrame):
         steps.cancelled(0)
     step = steps.enter(asked(1))
     steps.came(steps.expected(1, 0), 0)
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedFrame):
         steps.cancelled(1)
     assert not steps.release(step)
     assert not steps.release(step)

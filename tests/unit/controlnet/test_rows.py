@@ -9,7 +9,7 @@ import pytest
 
 from giornata.wire.errors import ControlNetUnavailable, IntermediateLost, Overloaded
 from giornata_controlnet.open_row import OpenRow
-from giornata_controlnet.rows import Rows
+from giornata_controlnet.rows import OpenRowTable
 from tests.contract.messages import BASE
 from tests.patience import HUNG_S
 
@@ -45,7 +45,7 @@ def making() -> Making:
     return Making()
 
 
-async def opened(rows: Rows, making: Making, key: str = "a", denoiser: str = "d1") -> OpenRow:
+async def opened(rows: OpenRowTable, making: Making, key: str = "a", denoiser: str = "d1") -> OpenRow:
     async def make() -> OpenRow:
         return making.row(key, denoiser)
 
@@ -53,7 +53,7 @@ async def opened(rows: Rows, making: Making, key: str = "a", denoiser: str = "d1
 
 
 async def test_who_asks_for_a_row_that_is_being_opened_waits_for_it(making: Making) -> None:
-    rows = Rows(4, 60)
+    rows = OpenRowTable(4, 60)
     async with asyncio.timeout(HUNG_S), asyncio.TaskGroup() as tasks:
         first = tasks.create_task(rows.open("a", "d1", making))
         await making.begun.wait()
@@ -64,7 +64,7 @@ async def test_who_asks_for_a_row_that_is_being_opened_waits_for_it(making: Maki
 
 
 async def test_an_opening_that_fails_leaves_the_place_to_the_next_one(making: Making) -> None:
-    rows = Rows(1, 60)
+    rows = OpenRowTable(1, 60)
     making.error = IntermediateLost()
     making.may.set()
     with pytest.raises(IntermediateLost):
@@ -75,7 +75,7 @@ async def test_an_opening_that_fails_leaves_the_place_to_the_next_one(making: Ma
 
 
 async def test_a_row_that_is_closed_while_it_is_opened_lets_go_of_its_weights(making: Making) -> None:
-    rows = Rows(4, 60)
+    rows = OpenRowTable(4, 60)
     async with asyncio.timeout(HUNG_S), asyncio.TaskGroup() as tasks:
 
         async def refused() -> None:
@@ -91,7 +91,7 @@ async def test_a_row_that_is_closed_while_it_is_opened_lets_go_of_its_weights(ma
 
 
 async def test_rows_that_are_being_opened_count(making: Making) -> None:
-    rows = Rows(1, 60)
+    rows = OpenRowTable(1, 60)
     async with asyncio.timeout(HUNG_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(rows.open("a", "d1", making))
         await making.begun.wait()
@@ -101,7 +101,7 @@ async def test_rows_that_are_being_opened_count(making: Making) -> None:
 
 
 async def test_a_row_answers_to_the_denoiser_that_opened_it(making: Making) -> None:
-    rows = Rows(4, 60)
+    rows = OpenRowTable(4, 60)
     own, other = rows.token("d1"), rows.token("d2")
     row = await opened(rows, making)
     assert rows.admits(own)
@@ -116,7 +116,7 @@ async def test_a_row_answers_to_the_denoiser_that_opened_it(making: Making) -> N
 
 
 async def test_a_denoiser_that_leaves_takes_its_rows_and_its_token(making: Making) -> None:
-    rows = Rows(4, 60)
+    rows = OpenRowTable(4, 60)
     token, kept = rows.token("d1"), rows.token("d2")
     await opened(rows, making)
     await opened(rows, making, "b", "d2")
@@ -129,7 +129,7 @@ async def test_a_denoiser_that_leaves_takes_its_rows_and_its_token(making: Makin
 
 async def test_the_row_that_is_idle_longest_goes_first(making: Making) -> None:
     now = 0.0
-    rows = Rows(4, 10, lambda: now)
+    rows = OpenRowTable(4, 10, lambda: now)
     token = rows.token("d1")
     await opened(rows, making)
     await opened(rows, making, "b")
@@ -145,7 +145,7 @@ async def test_the_row_that_is_idle_longest_goes_first(making: Making) -> None:
 
 
 async def test_a_drain_ends_with_the_last_row_and_takes_no_other(making: Making) -> None:
-    rows = Rows(4, 60)
+    rows = OpenRowTable(4, 60)
     await opened(rows, making)
     async with asyncio.timeout(HUNG_S), asyncio.TaskGroup() as tasks:
         drained = tasks.create_task(rows.drained())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlBase
-from giornata_controlnet.open_row import Acting, OpenRow
+from giornata_controlnet.open_row import ActiveControlNet, OpenRow
 from giornata_controlnet.steps import sharing
 
 
@@ -35,7 +35,7 @@ def test_every_forward_takes_a_step_and_as_many_as_fit(tokens: list[int], limit:
 
 def test_a_step_counts_the_work_of_the_controlnets_that_act_in_it() -> None:
     act: Any = None  # nothing is computed
-    nets = [Acting(act, 0, 2, 5.0), Acting(act, 1, 4, 3.0)]
+    nets = [ActiveControlNet(act, 0, 2, 5.0), ActiveControlNet(act, 1, 4, 3.0)]
     base = ControlBase(
         kind=ControlKind.UNET, channels=(4,), latent_channels=4, token_pixels=16, text_channels=8
     )

@@ -11,7 +11,7 @@ import torch
 
 from giornata.control.mismatch import ControlMismatch
 from giornata.wire.adapters import ControlWork
-from giornata_denoiser.controls.networks import Controlled, controlled
+from giornata_denoiser.controls.networks import ControlNetTarget, controlled
 from giornata_denoiser.controls.opening import open_controls
 from tests.fakes import (
     tiny_driven,
@@ -27,7 +27,7 @@ PIXELS: Mapping[str, int] = {"flux": 16, "sd3": 16, "sd": 32, "xl": 16}
 XLABS: dict[str, Any] = {"conditioning_embedding_channels": tiny_flux.LATENT // 4, "patch_size": 2}
 
 
-def network(name: str) -> Controlled:
+def network(name: str) -> ControlNetTarget:
     of: Any = tiny_unet.network(name, fill=name == "xl") if name in tiny_unet.SHAPES else None
     if of is None:
         of = (tiny_flux.family() if name == "flux" else tiny_driven.family(name)).network

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from giornata.nats_users import password_file, write_cluster, write_users
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.server import CLOSE_S
@@ -105,8 +105,8 @@ def test_the_profiler_runs_where_it_is_asked_for_with_a_password_of_its_own(
 ) -> None:
     profiler = compose["services"]["profiler"]
     assert profiler["profiles"] == ["profiling"]
-    assert profiler["volumes"] == [f"nats-{User.PROFILER}:/credentials:ro"]
-    assert password_file(tmp_path, User.PROFILER) == tmp_path / "profiler" / "password"
+    assert profiler["volumes"] == [f"nats-{NatsRole.PROFILER}:/credentials:ro"]
+    assert password_file(tmp_path, NatsRole.PROFILER) == tmp_path / "profiler" / "password"
     assert profiler["environment"]["GIORNATA_NATS_PASSWORD_FILE"] == "/credentials/password"  # noqa: S105 - its place
     arguments = profiler["build"]["args"]
     assert (DEPLOY.parent / arguments["SOURCE"] / "pyproject.toml").is_file()
@@ -136,7 +136,7 @@ def test_passwords_are_written_where_they_are_mounted(compose: dict[str, Any], t
     assert sorted(folders.values()) == sorted(path.name for path in tmp_path.iterdir())
     assert all(volume == f"nats-{name}" for volume, name in folders.items())
     for service in ServiceName:
-        assert password_file(tmp_path, User(service)) == tmp_path / service / "password"
+        assert password_file(tmp_path, NatsRole(service)) == tmp_path / service / "password"
     listed = re.search(r"for name in (.+); do", (DEPLOY / "Dockerfile").read_text())
     assert listed is not None
     assert sorted(listed[1].split()) == sorted(folders.values()), "the image's folders own the volumes"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.sbom.__main__ import write
-from deploy.sbom.contents import Image, images, requirements
+from deploy.sbom.contents import ContainerImage, images, requirements
 from giornata.wire.workers import ServiceName
 from tests.unit.deploy.test_packaging import SERVICES, _pins
 
@@ -24,7 +24,7 @@ def test_every_image_has_a_bill() -> None:
 
 
 @every_image
-def test_a_bill_names_what_the_image_needs_and_nothing_of_tests(image: Image) -> None:
+def test_a_bill_names_what_the_image_needs_and_nothing_of_tests(image: ContainerImage) -> None:
     found = requirements(image)
     pins = _pins()
     assert found == {name: pins[name] for name in found}

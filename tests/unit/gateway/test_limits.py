@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from giornata.shares import SharedPool
 from giornata.wire.errors import ServiceUnavailable, TooManyRequests, TooManyStreams
 from giornata_gateway.intake import limits
-from giornata_gateway.intake.limits import Memory, Places
+from giornata_gateway.intake.limits import ConcurrencyLimiter, MemoryLimiter
 from giornata_gateway.intake.rules.tenants import Tenant
 
 ALICE, BOB = Tenant("alice"), Tenant("bob")
@@ -27,7 +27,7 @@ def shared(limit: int, **options: Any) -> SharedPool:
 
 
 def test_rows_count_not_requests() -> None:
-    admission = Places(pool(4))
+    admission = ConcurrencyLimiter(pool(4))
     with admission.held(ALICE, 1):
         with admission.held(ALICE, 3), pytest.raises(TooManyRequests), admission.held(ALICE, 1):
             pass
@@ -37,7 +37,7 @@ def test_rows_count_not_requests() -> None:
 
 
 def test_one_edit_larger_than_the_limit_fits_into_an_idle_gateway() -> None:
-    admission = Places(pool(2))
+    admission = ConcurrencyLimiter(pool(2))
     with admission.held(ALICE, 10):
         assert admission.taken == 10
         with pytest.raises(TooManyRequests), admission.held(ALICE, 1):
@@ -45,7 +45,7 @@ def test_one_edit_larger_than_the_limit_fits_into_an_idle_gateway() -> None:
 
 
 def test_a_check_takes_nothing_and_refuses_what_would_be_refused() -> None:
-    admission = Places(pool(2), *STREAMS)
+    admission = ConcurrencyLimiter(pool(2), *STREAMS)
     with admission.held(ALICE, 1):
         admission.check(ALICE)
         assert admission.taken == 1
@@ -54,14 +54,14 @@ def test_a_check_takes_nothing_and_refuses_what_would_be_refused() -> None:
 
 
 def test_a_closed_gateway_admits_nothing() -> None:
-    admission = Places(pool(2))
+    admission = ConcurrencyLimiter(pool(2))
     admission.closed = True
     with pytest.raises(ServiceUnavailable), admission.held(ALICE, 1):
         pass
 
 
 def test_retry_after_follows_how_long_edits_take() -> None:
-    admission = Places(pool(2))
+    admission = ConcurrencyLimiter(pool(2))
     quick = admission.estimate_s(4, 2)
     for _ in range(30):
         with admission.held(ALICE, 1) as stay:
@@ -75,7 +75,7 @@ def test_retry_after_follows_how_long_edits_take() -> None:
 
 @given(st.integers(1, 8), st.lists(st.tuples(st.integers(1, 10), st.booleans()), max_size=40))
 def test_never_above_the_limit_but_for_one_alone(limit: int, requests: list[tuple[int, bool]]) -> None:
-    admission = Places(pool(limit))
+    admission = ConcurrencyLimiter(pool(limit))
     held: list[tuple[int, ExitStack]] = []
     for rows, leaves in requests:
         with suppress(TooManyRequests), ExitStack() as stack:
@@ -88,7 +88,7 @@ def test_never_above_the_limit_but_for_one_alone(limit: int, requests: list[tupl
 
 
 def test_pictures_in_progress_leave_room_for_the_tenant_that_comes() -> None:
-    admission = Places(shared(8))
+    admission = ConcurrencyLimiter(shared(8))
     with ExitStack() as held:
         for _ in range(6):
             held.enter_context(admission.held(ALICE))
@@ -99,7 +99,7 @@ def test_pictures_in_progress_leave_room_for_the_tenant_that_comes() -> None:
 
 
 async def test_a_stream_ends_for_a_tenant_that_has_fewer() -> None:
-    admission, begun, ended = Places(shared(3), *STREAMS), asyncio.Semaphore(0), asyncio.Event()
+    admission, begun, ended = ConcurrencyLimiter(shared(3), *STREAMS), asyncio.Semaphore(0), asyncio.Event()
 
     async def look_on() -> None:
         try:
@@ -125,7 +125,7 @@ async def test_a_stream_ends_for_a_tenant_that_has_fewer() -> None:
 
 
 def test_what_grows_is_refused_above_the_limit_and_given_back() -> None:
-    held = Memory(pool(100))
+    held = MemoryLimiter(pool(100))
     with held.growing(ALICE) as first, held.growing(ALICE) as second:
         first(60)
         second(40)
@@ -136,7 +136,7 @@ def test_what_grows_is_refused_above_the_limit_and_given_back() -> None:
 
 
 async def test_a_body_that_rests_ends_for_a_tenant_that_has_less() -> None:
-    held, stalled = Memory(shared(100)), asyncio.Event()
+    held, stalled = MemoryLimiter(shared(100)), asyncio.Event()
 
     async def upload() -> None:
         with held.growing(ALICE) as grow:
@@ -155,7 +155,7 @@ async def test_a_body_that_rests_ends_for_a_tenant_that_has_less() -> None:
 
 
 async def test_a_body_that_was_received_is_not_thrown_away() -> None:
-    held = Memory(shared(100))
+    held = MemoryLimiter(shared(100))
     with held.growing(ALICE) as grow, held.growing(BOB) as other:
         async with grow.receiving():
             grow(100)
@@ -164,7 +164,7 @@ async def test_a_body_that_was_received_is_not_thrown_away() -> None:
 
 
 async def test_answers_wait_for_room_in_the_order_in_which_they_came() -> None:
-    held = Memory(pool(100))
+    held = MemoryLimiter(pool(100))
     told: list[str] = []
 
     async def answer(name: str, size: int) -> None:
@@ -181,7 +181,7 @@ async def test_answers_wait_for_room_in_the_order_in_which_they_came() -> None:
 
 
 async def test_a_slow_reader_is_cut_off_for_a_tenant_that_has_less() -> None:
-    held, cut = Memory(shared(100)), asyncio.Event()
+    held, cut = MemoryLimiter(shared(100)), asyncio.Event()
     async with held.room(ALICE, 100, cut.set), held.room(BOB, 40):
         assert cut.is_set()
         assert (held.pool.held("alice"), held.pool.held("bob")) == (0, 40)
@@ -190,7 +190,7 @@ async def test_a_slow_reader_is_cut_off_for_a_tenant_that_has_less() -> None:
 async def test_a_young_answer_is_not_cut_off_and_the_next_tenant_passes_those_that_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    held, cut = Memory(shared(100, grace_s=0.1)), asyncio.Event()
+    held, cut = MemoryLimiter(shared(100, grace_s=0.1)), asyncio.Event()
     now_s, told = 0.0, list[str]()
     monkeypatch.setattr(limits, "monotonic", lambda: now_s)
 
@@ -210,7 +210,7 @@ async def test_a_young_answer_is_not_cut_off_and_the_next_tenant_passes_those_th
 
 
 async def test_an_answer_whose_request_ends_while_it_waits_keeps_nobody_out() -> None:
-    held = Memory(pool(100))
+    held = MemoryLimiter(pool(100))
     async with held.room(ALICE, 60):
         leaves = asyncio.ensure_future(held.room(ALICE, 50).__aenter__())
         stays = asyncio.ensure_future(held.room(ALICE, 90).__aenter__())
@@ -221,14 +221,14 @@ async def test_an_answer_whose_request_ends_while_it_waits_keeps_nobody_out() ->
 
 
 async def test_one_above_the_limit_is_held_alone() -> None:
-    held = Memory(pool(100))
+    held = MemoryLimiter(pool(100))
     async with held.room(ALICE, 500):
         assert held.pool.used == 500
 
 
 async def test_no_room_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ROOM_S", 0.01)
-    held = Memory(pool(100))
+    held = MemoryLimiter(pool(100))
     async with held.room(ALICE, 60):
         with pytest.raises(ServiceUnavailable):
             await held.room(ALICE, 60).__aenter__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from giornata.wire.fleet import InstanceReport
-from giornata.wire.queues import CostFit, KindCosts, QueueState, StoreRoom
+from giornata.wire.queues import CostFit, ModelDeviceCosts, QueueState, StoreRoom
 from giornata.wire.workers import RankPhase, RankState, ServiceName, ServiceState, WorkerCosts, WorkerState
 from giornata_gateway.metrics import Metrics
 
@@ -48,7 +48,7 @@ def test_a_pool_tells_of_its_devices() -> None:
 
 def test_what_the_active_router_has_learnt_is_shown() -> None:
     fit = CostFit(weights=(1.0, 0, 0, 0, 0.0, 0.0), r2=0.97, residual_ms=2.5, samples=9, outliers=0)
-    costs = KindCosts(model_digest="d", device="H", compute=fit, load=fit)
+    costs = ModelDeviceCosts(model_digest="d", device="H", compute=fit, load=fit)
     queue = QueueState(jobs=3, rows=5, steps=7, costs=(costs,))
     state = ServiceState(
         service=ServiceName.ROUTER, instance="r1", host="h", version="1", ready=True, queue=queue

@@ -19,8 +19,8 @@ from giornata.wire.workers import ServiceName
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.rules.tenants import Tenant
-from giornata_gateway.jobs.masks import Masks
-from giornata_gateway.jobs.preparation import EditOrder, Preparation
+from giornata_gateway.jobs.masks import SegmentationClient
+from giornata_gateway.jobs.preparation import EditOrder, JobPreparer
 
 CARD = ModelCard(
     name="tiny", family=Family.FLUX_FILL, digest="d", vae_scale_factor=8, latent_channels=16, max_text_tokens=48,
@@ -40,13 +40,15 @@ def order_of(image: bytes | BlobRef, mask: bytes) -> EditOrder:
     )
 
 
-def preparation_of(blobs: MemoryBlobs, tasks: asyncio.TaskGroup) -> Preparation:
+def preparation_of(blobs: MemoryBlobs, tasks: asyncio.TaskGroup) -> JobPreparer:
     fleet = FleetListener(bridged_s=0)
     ready = {ServiceName.PREPOST: 1, ServiceName.DENOISER: 1}
     fleet.hear(FleetSummary(router="r", ready=ready, models=(CARD,)))
     config = GatewayConfig(instance="gateway-1", result_ttl_s=60)
     nobody = cast("Bus", None)  # no order here asks for a mask
-    return Preparation(config, blobs, fleet, no_loras, Masks(config, nobody, blobs, fleet, tasks), tasks)
+    return JobPreparer(
+        config, blobs, fleet, no_loras, SegmentationClient(config, nobody, blobs, fleet, tasks), tasks
+    )
 
 
 async def no_loras(tenant: str, asked: EditParameters, card: ModelCard) -> tuple[LoraUse, ...]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.errors import ConcurrencyLimited, InvalidField, RateLimited
-from giornata_gateway.intake.quotas import InProgress, Quotas
+from giornata_gateway.intake.quotas import PicturesInProgress, Quotas
 from giornata_gateway.intake.rules.tenants import Tenant
 
 
@@ -156,7 +156,7 @@ def test_the_limit_holds_over_time(asked: list[tuple[str, int, float]]) -> None:
     )
 )
 def test_the_sum_is_that_of_what_is_in_progress(events: list[tuple[str, str, int, float]]) -> None:
-    counted, model = InProgress(), dict[str, tuple[str, int, float]]()
+    counted, model = PicturesInProgress(), dict[str, tuple[str, int, float]]()
     now_s = 0.0
     for tenant, name, pictures, pause_s in events:
         now_s += pause_s

@@ -10,7 +10,7 @@ from giornata.wire.errors import InvalidField
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http import remote_pictures
 from giornata_gateway.http.remote_pictures import check_sources
-from giornata_gateway.intake.limits import Grow
+from giornata_gateway.intake.limits import ByteReservation
 from giornata_gateway.intake.rules.forms import PictureSource
 from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.webhooks.sending import AddressRefusedError, told
@@ -20,7 +20,7 @@ from giornata_gateway.webhooks.sending import AddressRefusedError, told
 async def test_each_fetch_has_the_connection_of_its_scheme_however_that_is_written(
     monkeypatch: pytest.MonkeyPatch, scheme: str, plain: bool
 ) -> None:
-    grow = Grow(SharedPool(1), Tenant("alice"))
+    grow = ByteReservation(SharedPool(1), Tenant("alice"))
     asked: list[tuple[bool, bool]] = []
 
     def refuse(_networks: object, *, plain: bool) -> None:

@@ -20,7 +20,7 @@ from giornata.wire.errors import (
     StoreFull,
     TenantQueueFull,
 )
-from giornata_gateway.jobs.submission import Submission
+from giornata_gateway.jobs.submission import JobSubmitter
 from tests.contract.messages import JOB
 from tests.fakes import virtual_time
 
@@ -52,7 +52,7 @@ def offered(routers: Routers) -> tuple[list[str], GiornataError | None, set[str]
     async def nothing(*_: Any) -> None:
         """A record or a picture."""
 
-    submission = Submission(
+    submission = JobSubmitter(
         config=cast("Any", SimpleNamespace(submit_window_s=WINDOW_S)),
         bus=cast("Bus", routers),
         fleet=cast("Any", SimpleNamespace(serves=lambda *_: True)),

@@ -9,7 +9,7 @@ from giornata.wire.templates import TemplateRecord, TemplateState
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.http.requests import check_query, number_of
 from giornata_gateway.http.templates import MAX_WAIT_MS
-from giornata_gateway.intake.rules.forms import Upload, check_source, read_template_form
+from giornata_gateway.intake.rules.forms import RequestBody, check_source, read_template_form
 from giornata_gateway.metrics import template_metrics
 from giornata_gateway.views.templates import template_list, template_view
 from tests.contract.messages import TEMPLATE, WORKER
@@ -20,24 +20,24 @@ def record(number: int) -> TemplateRecord:
 
 
 def test_a_registration_has_an_image_a_model_and_a_size() -> None:
-    form = read_template_form(Upload((("model", "tiny"), ("size", "128x96")), b"x", None))
+    form = read_template_form(RequestBody((("model", "tiny"), ("size", "128x96")), b"x", None))
     assert (form.model, form.size) == ("tiny", "128x96")
-    assert read_template_form(Upload((), b"x", None)).size == "auto"
+    assert read_template_form(RequestBody((), b"x", None)).size == "auto"
     with pytest.raises(InvalidField, match="its edits bring masks") as refused:
-        read_template_form(Upload((), b"x", b"mask"))
+        read_template_form(RequestBody((), b"x", b"mask"))
     assert refused.value.field == "mask"
     with pytest.raises(InvalidField) as refused:
-        read_template_form(Upload((), b"x", None, control_images=(b"c",)))
+        read_template_form(RequestBody((), b"x", None, control_images=(b"c",)))
     assert refused.value.field == "control_image_0"
     with pytest.raises(UnknownField, match="prompt"):
-        read_template_form(Upload((("prompt", "x"),), b"x", None))
+        read_template_form(RequestBody((("prompt", "x"),), b"x", None))
     with pytest.raises(InvalidField, match="twice"):
-        read_template_form(Upload((("size", "auto"), ("size", "auto")), b"x", None))
+        read_template_form(RequestBody((("size", "auto"), ("size", "auto")), b"x", None))
     with pytest.raises(InvalidField) as refused:
-        read_template_form(Upload((("size", "large"),), b"x", None))
+        read_template_form(RequestBody((("size", "large"),), b"x", None))
     assert refused.value.field == "size"
     with pytest.raises(InvalidField) as refused:
-        _ = Upload((), None, None).picture
+        _ = RequestBody((), None, None).picture
     assert refused.value.field == "image"
 
 

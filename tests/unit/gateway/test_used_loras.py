@@ -8,7 +8,7 @@ import pytest
 
 from giornata.wire.adapters import AskedLora, LoraUse, LoraWait
 from giornata.wire.errors import GiornataError, LoraUnreadable
-from giornata.wire.loras import Canonical, LoraRecord, LoraState, StoredFile
+from giornata.wire.loras import CanonicalLora, LoraRecord, LoraState, StoredFile
 from giornata_gateway.intake.rules.lists import with_lists
 from giornata_gateway.intake.rules.loras import use_of
 from tests.fakes.fleet import CARD
@@ -20,7 +20,7 @@ READY = LoraRecord(
     created_s=0,
     state=LoraState.READY,
     model=CARD.name,
-    canonical=Canonical(
+    canonical=CanonicalLora(
         file=StoredFile(sha256="c" * 64, size_bytes=1234),
         model_digest=CARD.digest,
         rank=16,

@@ -7,7 +7,7 @@ import pytest
 from giornata.families import Family
 from giornata.wire.errors import InvalidField, JobCancelled, ModelNotFound, RowPoisoned, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
-from giornata.wire.messages import Forecast
+from giornata.wire.messages import JobEstimate
 from giornata.wire.models import ModelCard
 from giornata.wire.progress import JobRecord, RowRecord
 from giornata.wire.requests import EditParameters, OutputFormat
@@ -82,7 +82,7 @@ def test_steps_are_those_that_the_router_tells_and_the_slowest_picture_counts() 
         RowRecord(index=1, seed=2, attempt=3),
         RowRecord(index=2, seed=3, attempt=2, latents=BLOB),
     )
-    running, forecast = record_of(JobState.RUNNING, rows), Forecast(steps=((0, 3),))
+    running, forecast = record_of(JobState.RUNNING, rows), JobEstimate(steps=((0, 3),))
     view = job_view(running, "http://x", forecast)
     assert ([picture.step for picture in view.pictures], view.step, view.steps) == ([3, 0, 4], 0, 4)
     assert (view.queue_position, view.predicted_finish_s) == (None, None)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_tools.joining.shares import FINE, LEAST_SSIM, Tried, candidates, joins_within
+from giornata_tools.joining.shares import FINE, LEAST_SSIM, JoinStepTrial, candidates, joins_within
 
 CURVES = st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=6).map(tuple), min_size=0, max_size=12)
 """SSIMs of the probes, by step."""
 
 
-def tried(curve: list[tuple[float, ...]], steps: int = 20) -> list[Tried]:
-    return [Tried(step, steps, ssims) for step, ssims in enumerate(curve, 1)]
+def tried(curve: list[tuple[float, ...]], steps: int = 20) -> list[JoinStepTrial]:
+    return [JoinStepTrial(step, steps, ssims) for step, ssims in enumerate(curve, 1)]
 
 
 @given(CURVES)
@@ -54,7 +54,7 @@ def test_what_follows_the_first_that_is_not_alike_does_not_count(
     ],
 )
 def test_few_probes_that_differ_prove_less(ssims: tuple[float, ...], *, alike: bool) -> None:
-    assert Tried(1, 20, ssims).alike is alike
+    assert JoinStepTrial(1, 20, ssims).alike is alike
 
 
 @given(steps=st.integers(1, 200), at_most=st.floats(0.01, 0.99))
@@ -69,5 +69,5 @@ def test_steps_rise_from_the_first_and_end_before_the_last(steps: int, at_most: 
 @given(steps=st.integers(2, 200), data=st.data())
 def test_the_share_of_a_step_leads_to_that_step_again(steps: int, data: st.DataObject) -> None:
     step = data.draw(st.integers(1, steps - 1))
-    share = joins_within([Tried(step, steps, (1.0,))])
+    share = joins_within([JoinStepTrial(step, steps, (1.0,))])
     assert int(share * steps + 1e-9) == step, "as denoisers count"

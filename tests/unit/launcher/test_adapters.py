@@ -11,11 +11,11 @@ from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import TRAINED
 from giornata_tools.cli.system import up
 from giornata_tools.launcher.adapters import LORAS, NETS, shared_loras, with_controlnets
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.up import UpOptions, plan
 from giornata_tools.model.adapters import card
 
-OURS, OTHER = Model(str(TRAINED)), Model("a/hub-id")
+OURS, OTHER = StackModel(str(TRAINED)), StackModel("a/hub-id")
 
 
 def test_the_trained_model_is_served_with_the_controlnets_that_ship() -> None:
@@ -33,7 +33,7 @@ def test_the_folder_of_shared_loras_is_that_of_the_trained_model() -> None:
 
 
 @pytest.mark.parametrize("model", [OTHER, replace(OURS, name="mine")], ids=["another", "renamed"])
-def test_loras_are_for_models_by_name(model: Model) -> None:
+def test_loras_are_for_models_by_name(model: StackModel) -> None:
     assert shared_loras((model,), {}) == {}
 
 

@@ -18,7 +18,7 @@ from giornata.wire.workers import ServiceName
 from giornata_prepost.config import PrepostConfig
 from giornata_tools.cli.system import up
 from giornata_tools.launcher.commands import GatewayPorts, environment, model_environment, service_command
-from giornata_tools.launcher.model import DOWNLOAD_S, Model, builder_digest, choose, choose_all, publish
+from giornata_tools.launcher.model import DOWNLOAD_S, StackModel, builder_digest, choose, choose_all, publish
 from giornata_tools.launcher.plan import (
     DRAIN_ORDER,
     MAX_RESTART_DELAY_S,
@@ -34,7 +34,7 @@ from tests.fakes.key_files import CREATED
 PLAN = StackPlan(
     state=Path("state"),
     logs=Path("logs"),
-    models=(Model("/models/fill", "fill"),),
+    models=(StackModel("/models/fill", "fill"),),
     torch_threads=1,
     drain_s=3.5,
 )
@@ -94,8 +94,8 @@ def test_one_torch_thread_per_process() -> None:
 
 
 def test_a_model_is_told_with_its_name_or_without_one() -> None:
-    assert model_environment(Model("/models/fill")) == {"GIORNATA_MODEL": "/models/fill"}
-    assert model_environment(Model("/m", "fill", env={"GIORNATA_PROFILE": "p"})) == {
+    assert model_environment(StackModel("/models/fill")) == {"GIORNATA_MODEL": "/models/fill"}
+    assert model_environment(StackModel("/m", "fill", env={"GIORNATA_PROFILE": "p"})) == {
         "GIORNATA_MODEL": "/m",
         "GIORNATA_MODEL_NAME": "fill",
         "GIORNATA_PROFILE": "p",
@@ -103,7 +103,7 @@ def test_a_model_is_told_with_its_name_or_without_one() -> None:
 
 
 def test_each_model_has_denoisers_and_preposts_and_nothing_else() -> None:
-    models = Model("/m/fill"), Model("/m/sd")
+    models = StackModel("/m/fill"), StackModel("/m/sd")
     two = replace(PLAN, models=models)
     assert two.models_of(ServiceName.DENOISER) == two.models_of(ServiceName.PREPOST) == models
     assert two.models_of(ServiceName.ROUTER) == two.models_of(ServiceName.GATEWAY) == (None,)
@@ -212,7 +212,7 @@ def test_up_plans_what_flags_and_environment_say(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("GIORNATA_BLOBS_URL", raising=False)
     options = up_options("--denoisers", "2", "--routers", "3", "--port", "0", "--family", "flux-inpaint")
     assert options.family is Family.FLUX_INPAINT
-    planned = plan(options, (Model("/m", "tiny"),))
+    planned = plan(options, (StackModel("/m", "tiny"),))
     assert planned.nats_url == "nats://elsewhere"
     assert planned.blobs_url is None
     assert planned.replicas[ServiceName.DENOISER] == 2
@@ -222,11 +222,11 @@ def test_up_plans_what_flags_and_environment_say(monkeypatch: pytest.MonkeyPatch
 
 def test_a_cluster_is_started_or_named_but_not_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GIORNATA_NATS_URL", raising=False)
-    assert plan(up_options(), (Model("/m", "tiny"),)).nats_servers == 1
-    assert plan(up_options("--nats-servers", "3"), (Model("/m", "tiny"),)).nats_servers == 3
+    assert plan(up_options(), (StackModel("/m", "tiny"),)).nats_servers == 1
+    assert plan(up_options("--nats-servers", "3"), (StackModel("/m", "tiny"),)).nats_servers == 3
     monkeypatch.setenv("GIORNATA_NATS_URL", "nats://elsewhere")
     with pytest.raises(LaunchError, match="GIORNATA_REPLICAS=3"):
-        plan(up_options("--nats-servers", "3"), (Model("/m", "tiny"),))
+        plan(up_options("--nats-servers", "3"), (StackModel("/m", "tiny"),))
 
 
 def test_services_of_a_cluster_keep_everything_three_times() -> None:
@@ -241,30 +241,30 @@ def up_options(*argv: str) -> UpOptions:
 
 
 def test_denoisers_of_several_devices_are_told_which() -> None:
-    several = plan(up_options("--devices", "cpu,cpu"), (Model("/m", "tiny"),))
+    several = plan(up_options("--devices", "cpu,cpu"), (StackModel("/m", "tiny"),))
     assert several.env_of[ServiceName.DENOISER] == {"GIORNATA_DEVICES": "cpu,cpu"}
-    assert plan(up_options(), (Model("/m", "tiny"),)).env_of[ServiceName.DENOISER] == {}
+    assert plan(up_options(), (StackModel("/m", "tiny"),)).env_of[ServiceName.DENOISER] == {}
 
 
 def test_aliases_reach_the_gateway_beside_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIORNATA_MODEL_ALIASES", "dall-e-2=tiny")
     asked = plan(
-        up_options("--alias", "gpt-image-1=tiny", "--alias", "gpt-image-2=tiny"), (Model("/m", "tiny"),)
+        up_options("--alias", "gpt-image-1=tiny", "--alias", "gpt-image-2=tiny"), (StackModel("/m", "tiny"),)
     )
     told = asked.env_of[ServiceName.GATEWAY]
     assert told == {"GIORNATA_MODEL_ALIASES": "dall-e-2=tiny,gpt-image-1=tiny,gpt-image-2=tiny"}
-    assert plan(up_options(), (Model("/m", "tiny"),)).env_of[ServiceName.GATEWAY] == {}
+    assert plan(up_options(), (StackModel("/m", "tiny"),)).env_of[ServiceName.GATEWAY] == {}
     with pytest.raises(LaunchError, match="--alias gpt-image-1=tiyn leads to no model"):
-        plan(up_options("--alias", "gpt-image-1=tiyn"), (Model("/m", "tiny"),))
+        plan(up_options("--alias", "gpt-image-1=tiyn"), (StackModel("/m", "tiny"),))
 
 
 def test_the_users_environment_is_not_overruled_by_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"DRAIN_S": "45", "HOST": "0.0.0.0", "PORT": "9000", "NATS_URL": ""}.items():  # noqa: S104
         monkeypatch.setenv(f"GIORNATA_{name}", value)
-    planned = plan(up_options(), (Model("/m", "tiny"),))
+    planned = plan(up_options(), (StackModel("/m", "tiny"),))
     assert (planned.drain_s, planned.host, planned.port) == (45, "0.0.0.0", 9000)  # noqa: S104
     assert planned.nats_url is None, "empty is as good as unset"
-    assert plan(up_options("--port", "1"), (Model("/m", "tiny"),)).port == 1, "a flag wins"
+    assert plan(up_options("--port", "1"), (StackModel("/m", "tiny"),)).port == 1, "a flag wins"
 
 
 def test_every_mistake_of_the_environment_is_told_before_anything_starts(
@@ -273,7 +273,7 @@ def test_every_mistake_of_the_environment_is_told_before_anything_starts(
     monkeypatch.setenv("GIORNATA_DRAIN_S", "long")
     monkeypatch.setenv("GIORNATA_REPLICAS", "2")
     with pytest.raises(SystemExit, match="2"):
-        plan(up_options(), (Model("/m", "tiny"),))
+        plan(up_options(), (StackModel("/m", "tiny"),))
     told = capsys.readouterr().err
     assert "GIORNATA_DRAIN_S" in told
     assert "GIORNATA_REPLICAS" in told
@@ -286,7 +286,7 @@ async def test_a_named_model_may_take_the_time_of_a_download(tmp_path: Path) -> 
     assert "download" in told[0]
     assert plan(up_options(), (hub,)).ready_s == DOWNLOAD_S
     named = {"GIORNATA_MODEL": str(tmp_path), "GIORNATA_MODEL_NAME": "mine"}
-    assert await choose(named, Family.FLUX_FILL, tmp_path, told.append) == Model(
+    assert await choose(named, Family.FLUX_FILL, tmp_path, told.append) == StackModel(
         str(tmp_path), "mine", DOWNLOAD_S
     )
     assert len(told) == 1, "a folder needs no download"
@@ -306,7 +306,7 @@ def test_of_two_builds_at_a_time_the_first_stays(tmp_path: Path) -> None:
 
 
 def test_a_plan_has_one_of_each_service() -> None:
-    replicas = StackPlan(state=Path("s"), logs=Path("l"), models=(Model("m"),)).replicas
+    replicas = StackPlan(state=Path("s"), logs=Path("l"), models=(StackModel("m"),)).replicas
     assert {service for service, n in replicas.items() if n == 1} == set(ServiceName) - {
         ServiceName.CONTROLNET
     }
@@ -315,7 +315,7 @@ def test_a_plan_has_one_of_each_service() -> None:
 def test_controlnet_services_are_started_when_they_are_asked_for_and_have_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    models = (Model("/m", "tiny"),)
+    models = (StackModel("/m", "tiny"),)
     monkeypatch.delenv("GIORNATA_CONTROLNETS", raising=False)
     assert plan(up_options(), models).replicas[ServiceName.CONTROLNET] == 0
     assert StackPlan(Path("state"), Path("logs"), models).replicas[ServiceName.CONTROLNET] == 0

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from giornata_tools.bars import edit_steps
 from giornata_tools.doors.edits import EditProgress
-from giornata_tools.launcher.demo.demo import DemoOptions, Shown, edited
+from giornata_tools.launcher.demo.demo import DemoExhibits, DemoOptions, edited
 from giornata_tools.launcher.demo.editing import told_to
 from giornata_tools.launcher.demo.exhibits import exhibits
 from giornata_tools.launcher.process import LaunchError
@@ -25,7 +25,7 @@ async def test_a_gateway_that_hangs_up_is_told_in_a_sentence(tmp_path: Path) -> 
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         options = DemoOptions(None, 1, tmp_path, steps=1, seed=0, no_oracle=True)
         with pytest.raises(LaunchError, match=rf"^The gateway at {url} stopped answering: .+\."):
-            await edited(url, options, Shown(exhibits()[:1], ()), Console(file=StringIO()))
+            await edited(url, options, DemoExhibits(exhibits()[:1], ()), Console(file=StringIO()))
 
 
 def test_a_dumb_terminal_gets_a_line_per_step() -> None:

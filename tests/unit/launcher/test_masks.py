@@ -13,21 +13,21 @@ from giornata_tools.cli.system import up
 from giornata_tools.launcher.demo.demo import DemoOptions
 from giornata_tools.launcher.demo.demo import plan as demo_plan
 from giornata_tools.launcher.masks import MASKS, REFINER, shipped_masks
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.up import UpOptions, plan
 
-OURS, OTHER = Model(str(TRAINED)), Model("a/hub-id")
+OURS, OTHER = StackModel(str(TRAINED)), StackModel("a/hub-id")
 SHIPPED = {MASKS: str(SEGMENTER)}
 
 
 @pytest.mark.parametrize("models", [(OURS,), (replace(OURS, name="mine"),), (OURS, replace(OURS, name="b"))])
-def test_the_trained_model_is_served_with_the_segmenter_that_ships(models: tuple[Model, ...]) -> None:
+def test_the_trained_model_is_served_with_the_segmenter_that_ships(models: tuple[StackModel, ...]) -> None:
     assert shipped_masks(models, {REFINER: ""}) == SHIPPED
 
 
 @pytest.mark.parametrize("models", [(OTHER,), (OURS, OTHER)], ids=["another", "beside another"])
-def test_nothing_is_said_of_another_models_pictures(models: tuple[Model, ...]) -> None:
+def test_nothing_is_said_of_another_models_pictures(models: tuple[StackModel, ...]) -> None:
     assert shipped_masks(models, {}) == {}
 
 
@@ -36,11 +36,11 @@ def test_what_the_environment_says_is_left_to_it(said: dict[str, str]) -> None:
     assert shipped_masks((OURS,), said) == {}
 
 
-def planned_up(model: Model, _: Path) -> StackPlan:
+def planned_up(model: StackModel, _: Path) -> StackPlan:
     return plan(UpOptions(**up.make_context("up", []).params), (model,))
 
 
-def planned_demo(model: Model, folder: Path) -> StackPlan:
+def planned_demo(model: StackModel, folder: Path) -> StackPlan:
     return demo_plan(DemoOptions(None, 1, folder, steps=1, seed=0, no_oracle=True), model, folder)
 
 

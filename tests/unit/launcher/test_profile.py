@@ -9,12 +9,12 @@ import pytest
 
 from giornata.model_cards import digest
 from giornata_tools.checkout import TRAINED
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.up import profiled
 from tests.fakes.profiles import PROFILE
 
-CHOSEN = Model(str(TRAINED))
+CHOSEN = StackModel(str(TRAINED))
 OURS = {"model_digest": digest(TRAINED), "device": "a processor, threads: 2"}
 
 
@@ -41,13 +41,13 @@ def test_any_other_is_not(tmp_path: Path, content: str | None, env: dict[str, st
     path = tmp_path / "profile.json"
     if content is not None:
         path.write_text(content)
-    hub = Model("a/hub-id")
+    hub = StackModel("a/hub-id")
     assert profiled(path, (CHOSEN,), 2, env) == (CHOSEN,)
     assert profiled(path, (hub,), 2, {}) == (hub,)
 
 
 def test_of_several_models_each_gets_its_own_profile_or_none(tmp_path: Path) -> None:
-    path, hub = tmp_path / "profile.json", Model("a/hub-id")
+    path, hub = tmp_path / "profile.json", StackModel("a/hub-id")
     path.write_text(PROFILE.model_copy(update=OURS).model_dump_json())
     ours = replace(CHOSEN, env={"GIORNATA_PROFILE": str(path)})
     assert profiled(path, (CHOSEN, hub), 2, {}) == (ours, hub)

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from giornata.wire.loras import LoraCounters
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.checkout import STATE
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import check_port
@@ -32,7 +32,10 @@ class Ready(Stack):
 
 def stack(state: Path = STATE) -> Stack:
     made = Ready(
-        StackPlan(state, state / "logs", (Model("/m", "tiny"),)), cast("Any", None), cast("Any", None), print
+        StackPlan(state, state / "logs", (StackModel("/m", "tiny"),)),
+        cast("Any", None),
+        cast("Any", None),
+        print,
     )
     made.nats_url, made.blobs_url = "nats://127.0.0.1:4712", "unix:///v"
     return made
@@ -64,7 +67,9 @@ def test_a_port_that_nothing_can_listen_on_is_refused_with_the_reason() -> None:
 
 async def test_a_taken_port_ends_the_start_before_any_server_runs(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        plan = StackPlan(tmp_path / "s", tmp_path / "l", (Model("/m", "tiny"),), port=taken.getsockname()[1])
+        plan = StackPlan(
+            tmp_path / "s", tmp_path / "l", (StackModel("/m", "tiny"),), port=taken.getsockname()[1]
+        )
         with pytest.raises(LaunchError, match="is taken"):
             async with running(plan):
                 pass
@@ -105,5 +110,5 @@ def test_the_connection_names_password_files_of_embedded_servers_alone(
     monkeypatch.setattr(made, "nats_password_file", lambda user: tmp_path / user)
     found = connection(made)
     assert (found.url, found.nats_url, found.blobs_url) == (made.url, made.nats_url, made.blobs_url)
-    assert found.password_file(User.OBSERVER) == tmp_path / "observer"
-    assert found.password_file(User.APPLICATION) is None
+    assert found.password_file(NatsRole.OBSERVER) == tmp_path / "observer"
+    assert found.password_file(NatsRole.APPLICATION) is None

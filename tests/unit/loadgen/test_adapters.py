@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from giornata_tools.loadgen import facts, gentd26, trace
 from giornata_tools.loadgen.adapters import LATEST, AdapterSizes, AdapterWorkload
-from giornata_tools.loadgen.distributions import Crowds, crowded_times
+from giornata_tools.loadgen.distributions import ArrivalBursts, crowded_times
 from giornata_tools.loadgen.workload import MaskShape, Workload
 
 ONE = {1: 1.0}
@@ -85,17 +85,17 @@ def test_sizes_lie_between_and_are_the_same_for_a_seed() -> None:
 
 
 def test_crowds_keep_the_rate_and_are_denser() -> None:
-    times = crowded_times(2.0, 200_000.0, 1, Crowds(5.0, 45.0, 900.0))
+    times = crowded_times(2.0, 200_000.0, 1, ArrivalBursts(5.0, 45.0, 900.0))
     assert len(times) == pytest.approx(400_000, rel=0.03)
     assert times == sorted(times)
     per_window = Counter(int(at_s // 15) for at_s in times)
     counts = [per_window[place] for place in range(int(200_000 / 15))]
     usual = statistics.median(counts)
     assert sum(count > 3 * usual for count in counts) / len(counts) == pytest.approx(45 / 945, abs=0.03)
-    gaps = [b - a for a, b in pairwise(crowded_times(2.0, 20_000.0, 1, Crowds(1.0)))]
+    gaps = [b - a for a, b in pairwise(crowded_times(2.0, 20_000.0, 1, ArrivalBursts(1.0)))]
     assert statistics.stdev(gaps) / statistics.fmean(gaps) == pytest.approx(1.0, abs=0.05)
     with pytest.raises(ValueError, match="received"):
-        crowded_times(1.0, 10.0, 0, Crowds(0.5))
+        crowded_times(1.0, 10.0, 0, ArrivalBursts(0.5))
 
 
 def test_a_trace_tells_adapters_and_what_it_leaves_out_is_drawn() -> None:

@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 
 from giornata_tools.loadgen.distributions import arrival_times
 from giornata_tools.loadgen.driver import Send, drive
-from giornata_tools.loadgen.outcomes import NOT_SENT, Outcome, ServerAnswer
-from giornata_tools.loadgen.workload import MaskShape, Request
+from giornata_tools.loadgen.outcomes import NOT_SENT, RequestOutcome, ServerAnswer
+from giornata_tools.loadgen.workload import MaskShape, WorkloadRequest
 from tests.fakes import virtual_time
 from tests.fakes.virtual_time import VirtualLoop
 
 
-def due(*times: float) -> list[Request]:
-    return [Request(at_s, 0, 0.1, None, 1, seed, MaskShape.BLOB) for seed, at_s in enumerate(times)]
+def due(*times: float) -> list[WorkloadRequest]:
+    return [WorkloadRequest(at_s, 0, 0.1, None, 1, seed, MaskShape.BLOB) for seed, at_s in enumerate(times)]
 
 
-def driven(requests: list[Request], send: Send, limit: int = 1000) -> list[Outcome]:
-    outcomes: list[Outcome] = []
+def driven(requests: list[WorkloadRequest], send: Send, limit: int = 1000) -> list[RequestOutcome]:
+    outcomes: list[RequestOutcome] = []
     virtual_time.run(drive(requests, send, outcomes.append, limit=limit))
     return outcomes
 
 
-async def slowly(_: Request) -> ServerAnswer:
+async def slowly(_: WorkloadRequest) -> ServerAnswer:
     await asyncio.sleep(100)
     return ServerAnswer(1)
 
@@ -43,7 +43,7 @@ def test_requests_leave_when_they_are_due_although_nobody_answers(times: list[fl
 def test_a_server_that_is_too_slow_for_the_rate_does_not_slow_the_generator() -> None:
     serving = asyncio.Lock()
 
-    async def one_at_a_time(_: Request) -> ServerAnswer:
+    async def one_at_a_time(_: WorkloadRequest) -> ServerAnswer:
         async with serving:
             await asyncio.sleep(1)
         return ServerAnswer(1)
@@ -56,7 +56,7 @@ def test_a_server_that_is_too_slow_for_the_rate_does_not_slow_the_generator() ->
 
 
 def test_a_slow_generator_is_found_out_and_does_not_flatter_the_server() -> None:
-    async def computing(_: Request) -> ServerAnswer:
+    async def computing(_: WorkloadRequest) -> ServerAnswer:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         loop.pass_time(2.0)  # before anything leaves
@@ -70,7 +70,7 @@ def test_a_slow_generator_is_found_out_and_does_not_flatter_the_server() -> None
 def test_who_is_due_while_too_many_wait_is_an_error_and_not_sent() -> None:
     asked: list[int] = []
 
-    async def send(request: Request) -> ServerAnswer:
+    async def send(request: WorkloadRequest) -> ServerAnswer:
         asked.append(request.seed)
         return await slowly(request)
 
@@ -82,7 +82,7 @@ def test_who_is_due_while_too_many_wait_is_an_error_and_not_sent() -> None:
 
 
 def test_when_stopped_what_has_ended_stays_and_the_rest_is_given_up() -> None:
-    outcomes: list[Outcome] = []
+    outcomes: list[RequestOutcome] = []
 
     async def stopped() -> None:
         async with asyncio.timeout(105):

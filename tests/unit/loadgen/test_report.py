@@ -12,23 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from giornata_tools.loadgen.charts import Chart, Drawn
+from giornata_tools.loadgen.charts import Chart, PointStyle
 from giornata_tools.loadgen.drawing import figure, svg
 from giornata_tools.loadgen.images_api import judged
-from giornata_tools.loadgen.outcomes import Figures, Outcome, ServerAnswer, figures, spread
+from giornata_tools.loadgen.outcomes import LoadFigures, RequestOutcome, ServerAnswer, figures, spread
 from giornata_tools.loadgen.report import MeasuredRun, charts, notes, table, value
-from giornata_tools.loadgen.workload import MaskShape, Request
+from giornata_tools.loadgen.workload import MaskShape, WorkloadRequest
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def request(at_s: float, n: int = 1) -> Request:
-    return Request(at_s, 0, 0.25, 8, n, round(at_s * 1000), MaskShape.BLOB)
+def request(at_s: float, n: int = 1) -> WorkloadRequest:
+    return WorkloadRequest(at_s, 0, 0.25, 8, n, round(at_s * 1000), MaskShape.BLOB)
 
 
-def ended(at_s: float, latency_s: float, code: str | None = None, late_s: float = 0.0) -> Outcome:
+def ended(at_s: float, latency_s: float, code: str | None = None, late_s: float = 0.0) -> RequestOutcome:
     answer = ServerAnswer(code=code, message="why") if code else ServerAnswer(1)
-    return Outcome(request(at_s), at_s + latency_s, answer, at_s + late_s, 1)
+    return RequestOutcome(request(at_s), at_s + latency_s, answer, at_s + late_s, 1)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_there_are_no_percentiles_of_nothing() -> None:
     assert spread([]) is None
 
 
-def figures_of(outcomes: list[Outcome], **how: Any) -> Figures:
+def figures_of(outcomes: list[RequestOutcome], **how: Any) -> LoadFigures:
     planned = [outcome.request for outcome in outcomes]
     return figures(planned, outcomes, **{"warmup_s": 10.0, "seconds": 20.0, "slo_s": 2.0, **how})
 
@@ -103,7 +103,7 @@ def test_errors_count_by_code_and_against_the_goodput_and_not_in_latencies() -> 
             ended(15.0, 0.1, "queue_full"),
             ended(16.0, 0.1, "timeout"),
             ended(17.0, 0.1, "queue_full"),
-            Outcome(request(18.0), 18.0, ServerAnswer(code="too_many_in_flight")),
+            RequestOutcome(request(18.0), 18.0, ServerAnswer(code="too_many_in_flight")),
         ]
     )
     assert found.errors == {"queue_full": 2, "timeout": 1, "too_many_in_flight": 1}
@@ -124,7 +124,9 @@ def test_throughput_counts_until_the_last_answer() -> None:
 
 
 def test_lateness_is_of_what_was_sent() -> None:
-    found = figures_of([ended(10.0, 1.0, late_s=0.5), Outcome(request(11.0), 11.0, ServerAnswer(code="x"))])
+    found = figures_of(
+        [ended(10.0, 1.0, late_s=0.5), RequestOutcome(request(11.0), 11.0, ServerAnswer(code="x"))]
+    )
     assert found.late_s is not None
     assert found.late_s.mean == 0.5
 
@@ -221,7 +223,7 @@ def test_a_chart_has_a_line_a_system_with_its_points() -> None:
 
 
 def test_a_linear_axis_begins_at_nothing_and_points_need_no_line() -> None:
-    [axes] = figure(Chart("", "", "", {"a": [(0, 0.0), (1, 0.5), (1, 1.0)]}, Drawn.DOTS)).axes
+    [axes] = figure(Chart("", "", "", {"a": [(0, 0.0), (1, 0.5), (1, 1.0)]}, PointStyle.DOTS)).axes
     assert (axes.get_yscale(), axes.get_ylim()[0]) == ("linear", 0)
     [line] = axes.lines
     assert (line.get_linestyle(), line.get_marker()) == ("None", ".")

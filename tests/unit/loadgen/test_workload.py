@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from giornata_tools.loadgen import facts, trace
 from giornata_tools.loadgen.distributions import arrival_times, at_percentile, chosen, zipf
 from giornata_tools.loadgen.schedule import drawn, replayed
-from giornata_tools.loadgen.workload import MAX_SEED, MaskShape, Request, Workload, draw, faster
+from giornata_tools.loadgen.workload import MAX_SEED, MaskShape, Workload, WorkloadRequest, draw, faster
 
 PRODUCTION = Workload(
     facts.MASK_RATIOS["production"], facts.STEPS, facts.IMAGES, zipf(4, facts.ZIPF), MaskShape.BLOB
@@ -113,7 +113,7 @@ def test_what_is_fixed_is_the_same_for_all() -> None:
 
 
 requests = st.builds(
-    Request,
+    WorkloadRequest,
     at_s=st.floats(0, 1e6),
     template=st.integers(0, 10**6),
     mask_ratio=st.floats(0, 1),
@@ -128,7 +128,7 @@ requests = st.builds(
     found=st.lists(requests, min_size=1, max_size=8).map(lambda many: sorted(many, key=lambda r: r.at_s)),
     suffix=st.sampled_from(trace.SUFFIXES),
 )
-def test_what_was_written_is_read_again(found: list[Request], suffix: str) -> None:
+def test_what_was_written_is_read_again(found: list[WorkloadRequest], suffix: str) -> None:
     served = Workload((0.2, 0.2), None, {2: 1.0}, {0: 1.0}, MaskShape.SQUARE)
     assert trace.complete(trace.read(trace.write(found, suffix), suffix), served, seed=5) == found
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from giornata.wire.errors import LoraNotSupported, LoraTooLarge
 from giornata.wire.loras import LoraStyle
-from giornata_lora_store.rules.headers import ALPHA_DTYPES, DTYPES, Limits, Tensor, recognised
+from giornata_lora_store.rules.headers import ALPHA_DTYPES, DTYPES, LoraSizeLimits, TensorInfo, recognised
 from giornata_lora_store.rules.shared_paths import shared_path
 
-LIMITS = Limits(rank=64, tensors=100)
+LIMITS = LoraSizeLimits(rank=64, tensors=100)
 STYLES = {
     LoraStyle.DIFFUSERS: ("transformer.blocks.0.attn.to_q.lora_A.weight", ".lora_B.weight"),
     LoraStyle.PEFT: ("transformer_blocks.0.attn.to_q.lora_A.default.weight", ".lora_B.default.weight"),
@@ -24,7 +24,7 @@ STYLES = {
 NAMES = ["unet.a.lora_A.weight", "unet.a.lora_B.weight", "unet.a.alpha"]
 
 
-def pair(down: str, up: str, rank: int = 4, dtype: str = "BF16") -> dict[str, Tensor]:
+def pair(down: str, up: str, rank: int = 4, dtype: str = "BF16") -> dict[str, TensorInfo]:
     stem = down
     for end in (
         ".lora_A.default.weight",
@@ -34,7 +34,7 @@ def pair(down: str, up: str, rank: int = 4, dtype: str = "BF16") -> dict[str, Te
         ".down.weight",
     ):
         stem = stem.removesuffix(end) if stem == down else stem
-    return {down: Tensor(dtype, (rank, 16)), stem + up: Tensor(dtype, (24, rank))}
+    return {down: TensorInfo(dtype, (rank, 16)), stem + up: TensorInfo(dtype, (24, rank))}
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -45,9 +45,9 @@ def test_a_style_is_told_by_its_names(style: LoraStyle) -> None:
 
 def test_diffusers_older_names_and_alphas_are_known() -> None:
     old = pair("unet.up_blocks.0.attn1.to_q.lora.down.weight", ".lora.up.weight")
-    alpha = {"unet.up_blocks.0.attn1.to_q.alpha": Tensor("F32", ())}
+    alpha = {"unet.up_blocks.0.attn1.to_q.alpha": TensorInfo("F32", ())}
     assert recognised(old | alpha, LIMITS).style is LoraStyle.DIFFUSERS
-    two = {f"double_blocks.0.processor.qkv_lora{i}.{side}.weight": Tensor("F32", shape)
+    two = {f"double_blocks.0.processor.qkv_lora{i}.{side}.weight": TensorInfo("F32", shape)
            for i in (1, 2) for side, shape in (("down", (4, 8)), ("up", (24, 4)))}  # fmt: skip
     assert recognised(two, LIMITS).modules == 2
 
@@ -69,7 +69,7 @@ def test_diffusers_older_names_and_alphas_are_known() -> None:
     ],
 )
 def test_what_is_no_plain_lora_is_refused_by_name(name: str, said: str) -> None:
-    tensors = pair(*STYLES[LoraStyle.DIFFUSERS]) | {name: Tensor("F32", (1,))}
+    tensors = pair(*STYLES[LoraStyle.DIFFUSERS]) | {name: TensorInfo("F32", (1,))}
     with pytest.raises(LoraNotSupported, match=said) as raised:
         recognised(tensors, LIMITS)
     assert raised.value.code == "lora_not_supported"
@@ -81,25 +81,29 @@ def test_what_is_no_plain_lora_is_refused_by_name(name: str, said: str) -> None:
     ("changes", "said"),
     [
         ({"down": None}, "one factor and not two"),
-        ({"down": Tensor("F32", (5, 16))}, "different ranks"),
-        ({"down": Tensor("I64", (4, 16))}, "dtype"),
-        ({"down": Tensor("F32", (4,))}, "no matrix"),
-        ({"down": Tensor("F32", (4, 0))}, "no matrix"),
-        ({"alpha": Tensor("F32", (3,))}, "not one number"),
-        ({"alpha": Tensor("BOOL", ())}, "dtype"),
+        ({"down": TensorInfo("F32", (5, 16))}, "different ranks"),
+        ({"down": TensorInfo("I64", (4, 16))}, "dtype"),
+        ({"down": TensorInfo("F32", (4,))}, "no matrix"),
+        ({"down": TensorInfo("F32", (4, 0))}, "no matrix"),
+        ({"alpha": TensorInfo("F32", (3,))}, "not one number"),
+        ({"alpha": TensorInfo("BOOL", ())}, "dtype"),
     ],
 )
-def test_factors_that_do_not_fit_are_refused(changes: dict[str, Tensor | None], said: str) -> None:
+def test_factors_that_do_not_fit_are_refused(changes: dict[str, TensorInfo | None], said: str) -> None:
     names = {"down": "unet.a.lora_A.weight", "up": "unet.a.lora_B.weight", "alpha": "unet.a.alpha"}
-    whole = {"down": Tensor("F32", (4, 16)), "up": Tensor("F32", (24, 4)), "alpha": Tensor("F32", ())}
+    whole = {
+        "down": TensorInfo("F32", (4, 16)),
+        "up": TensorInfo("F32", (24, 4)),
+        "alpha": TensorInfo("F32", ()),
+    }
     tensors = {names[name]: tensor for name, tensor in (whole | changes).items() if tensor is not None}
     with pytest.raises(LoraNotSupported, match=said):
         recognised(tensors, LIMITS)
 
 
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2"])
-@pytest.mark.parametrize("alpha", [Tensor("I64", ()), Tensor("I32", (1,)), Tensor("F64", (1,))])
-def test_factors_may_be_small_and_alphas_whole_numbers(dtype: str, alpha: Tensor) -> None:
+@pytest.mark.parametrize("alpha", [TensorInfo("I64", ()), TensorInfo("I32", (1,)), TensorInfo("F64", (1,))])
+def test_factors_may_be_small_and_alphas_whole_numbers(dtype: str, alpha: TensorInfo) -> None:
     tensors = pair(*STYLES[LoraStyle.KOHYA], dtype=dtype)
     found = recognised(tensors | {"lora_unet_double_blocks_0_img_attn_qkv.alpha": alpha}, LIMITS)
     assert found.modules == 1
@@ -120,9 +124,11 @@ def test_no_name_makes_a_converter_count_for_ever(name: str) -> None:
     ["double_blocks.0.img_attn.norm.key_norm.scale", "transformer.transformer_blocks.0.attn.norm_q.weight"],
 )
 def test_a_control_lora_is_told_whatever_else_it_holds(name: str) -> None:
-    tensors = pair("img_in.lora_A.weight", ".lora_B.weight") | {"img_in.lora_B.bias": Tensor("F32", (24,))}
+    tensors = pair("img_in.lora_A.weight", ".lora_B.weight") | {
+        "img_in.lora_B.bias": TensorInfo("F32", (24,))
+    }
     with pytest.raises(LoraNotSupported, match="Control LoRA") as raised:
-        recognised(tensors | {name: Tensor("F32", (16,))}, LIMITS)
+        recognised(tensors | {name: TensorInfo("F32", (16,))}, LIMITS)
     assert raised.value.received == name
 
 
@@ -130,7 +136,7 @@ def test_rank_and_number_have_limits() -> None:
     with pytest.raises(LoraTooLarge, match="rank 65"):
         recognised(pair(*STYLES[LoraStyle.PEFT], rank=65), LIMITS)
     with pytest.raises(LoraTooLarge, match="101 tensors"):
-        recognised({f"x{i}": Tensor("F32", (1,)) for i in range(101)}, LIMITS)
+        recognised({f"x{i}": TensorInfo("F32", (1,)) for i in range(101)}, LIMITS)
     with pytest.raises(LoraNotSupported, match="no factors"):
         recognised({}, LIMITS)
 
@@ -140,14 +146,14 @@ def test_rank_and_number_have_limits() -> None:
         st.text("abAB_.loradownupweight0", min_size=1, max_size=40)
         | st.sampled_from(["unet.a.lora_A.weight", "a.alpha"]),
         st.builds(
-            Tensor,
+            TensorInfo,
             st.sampled_from([*DTYPES, "I64", "BOOL"]),
             st.lists(st.integers(0, 8), max_size=4).map(tuple),
         ),
         max_size=8,
     )
 )
-def test_any_header_is_a_lora_or_refused_with_a_code(tensors: dict[str, Tensor]) -> None:
+def test_any_header_is_a_lora_or_refused_with_a_code(tensors: dict[str, TensorInfo]) -> None:
     try:
         found = recognised(tensors, LIMITS)
     except (LoraNotSupported, LoraTooLarge):

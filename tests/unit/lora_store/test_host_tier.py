@@ -10,7 +10,7 @@ import pytest
 
 from giornata_lora_store.files import LoraFiles
 from giornata_lora_store.host_folder import HostFolder
-from giornata_lora_store.host_tier import HostTierDesk, _Load
+from giornata_lora_store.host_tier import HostTierLoader, _FileLoad
 from tests.fakes import virtual_time
 
 
@@ -20,8 +20,8 @@ def test_a_planned_load_goes_on_as_soon_as_no_job_waits_for_another(
 ) -> None:
     async def main() -> float:
         async with asyncio.TaskGroup() as tasks:
-            desk = HostTierDesk(tasks, HostFolder(tmp_path, "t"), cast("LoraFiles", None), 1 << 20, 1e9)
-            planned, urgent = _Load("p", "plan", 0.0), _Load("u", "demand", 0.0)
+            desk = HostTierLoader(tasks, HostFolder(tmp_path, "t"), cast("LoraFiles", None), 1 << 20, 1e9)
+            planned, urgent = _FileLoad("p", "plan", 0.0), _FileLoad("u", "demand", 0.0)
             desk._loads |= {"p": planned, "u": urgent}
             paced = tasks.create_task(desk._paced(planned))
             for _ in range(3):

@@ -16,15 +16,15 @@ from safetensors.numpy import save
 
 from giornata.wire import codec
 from giornata.wire.errors import GiornataError, LoraTooLarge, LoraUnreadable
-from giornata_lora_store.inspection import Inspection
-from giornata_lora_store.rules.headers import Found, Limits
+from giornata_lora_store.inspection import LoraHeaderInspector
+from giornata_lora_store.rules.headers import LoraHeader, LoraSizeLimits
 from tests.examples import examples
 
 NAME: Final = "transformer.blocks.0.attn.to_q"
 WHOLE: Final = save(
     {f"{NAME}.lora_A.weight": np.ones((4, 16), "f4"), f"{NAME}.lora_B.weight": np.ones((24, 4), "f4")}
 )
-INSPECTION: Final = Inspection(Limits(rank=64, tensors=100), header_bytes=4096)
+INSPECTION: Final = LoraHeaderInspector(LoraSizeLimits(rank=64, tensors=100), header_bytes=4096)
 CODES: Final = {"lora_unreadable", "lora_not_supported", "lora_too_large"}
 LONGEST: Final = 4096
 """Most bytes of an answer with an error: it goes through NATS and HTTP headers of every kind of client."""
@@ -49,17 +49,17 @@ names = st.sampled_from(
 headers = st.dictionaries(names, tensors | values, max_size=5)
 
 
-def inspected(folder: Path, data: bytes) -> Found | None:
+def inspected(folder: Path, data: bytes) -> LoraHeader | None:
     """What the file is; None where it is refused as it should be."""
     found = _inspected(folder / "file", data)
-    if isinstance(found, Found):
+    if isinstance(found, LoraHeader):
         return found
     assert found.code in CODES
     assert len(codec.encode(found.body())) < LONGEST
     return None
 
 
-def _inspected(path: Path, data: bytes) -> Found | GiornataError:
+def _inspected(path: Path, data: bytes) -> LoraHeader | GiornataError:
     path.write_bytes(data)
     try:
         return INSPECTION.inspect(path)
@@ -141,9 +141,9 @@ def test_many_names_are_looked_through_once(folder: Path) -> None:
     (folder / "file").write_bytes(with_header(text))
     limits = replace(INSPECTION.limits, tensors=2 * count)
     with pytest.raises(LoraUnreadable, match=f"'{count - 1}' is given twice"):
-        Inspection(limits, header_bytes=len(text)).inspect(folder / "file")
+        LoraHeaderInspector(limits, header_bytes=len(text)).inspect(folder / "file")
     limits = replace(limits, tensors=count // 2)
     with pytest.raises(LoraTooLarge, match=f"{10 * count + 10} quotes"):
-        Inspection(limits, header_bytes=len(text)).inspect(folder / "file")
+        LoraHeaderInspector(limits, header_bytes=len(text)).inspect(folder / "file")
     with pytest.raises(LoraTooLarge, match="header"):
         INSPECTION.inspect(folder / "file")

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from giornata.wire.errors import ServiceUnavailable
-from giornata.wire.loras import Canonical, LoraRecord, LoraState, NormaliseLora, StoredFile
+from giornata.wire.loras import CanonicalLora, LoraRecord, LoraState, NormaliseLora, StoredFile
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_lora_store.validation import Validation
+from giornata_lora_store.validation import LoraValidator
 from tests.patience import HUNG_S
 
 FILE = StoredFile(sha256="0" * 64, size_bytes=1)
@@ -33,13 +33,13 @@ class Prepost:
         self.released = asyncio.Event()
         self.settled = asyncio.Event()
 
-    async def call(self, _: str, request: NormaliseLora, *__: Any) -> Canonical:
+    async def call(self, _: str, request: NormaliseLora, *__: Any) -> CanonicalLora:
         was_there = self.is_there
         self.asked.put_nowait(None)
         await self.may_answer.wait()
         if not was_there:
             raise ServiceUnavailable("nobody answers")
-        return Canonical(file=request.lora.source or FILE, model_digest="d", rank=4, modules=1)
+        return CanonicalLora(file=request.lora.source or FILE, model_digest="d", rank=4, modules=1)
 
     async def change(self, _: str, __: str, change: Callable[[LoraRecord], LoraRecord | None]) -> LoraRecord:
         worker = self.record.worker
@@ -56,9 +56,9 @@ def told(*, ready: bool, instance: str = "prepost-1") -> ServiceState:
 
 
 @asynccontextmanager
-async def validating(prepost: Any) -> AsyncIterator[Validation]:
+async def validating(prepost: Any) -> AsyncIterator[LoraValidator]:
     """A validation at work on the record."""
-    validation = Validation(prepost, prepost, instance="lora-store-1", limit_s=60)
+    validation = LoraValidator(prepost, prepost, instance="lora-store-1", limit_s=60)
     running = asyncio.create_task(validation.run(NEVER_S))
     validation.add(RECORD)
     try:
@@ -116,10 +116,10 @@ class SlowPrepost:
         self.asked: asyncio.Queue[str] = asyncio.Queue()
         self.ends = {record.lora_id: asyncio.Event() for record in records}
 
-    async def call(self, _: str, request: NormaliseLora, *__: Any) -> Canonical:
+    async def call(self, _: str, request: NormaliseLora, *__: Any) -> CanonicalLora:
         self.asked.put_nowait(request.lora.lora_id)
         await self.ends[request.lora.lora_id].wait()
-        return Canonical(file=FILE, model_digest="d", rank=4, modules=1)
+        return CanonicalLora(file=FILE, model_digest="d", rank=4, modules=1)
 
     async def change(
         self, _: str, lora_id: str, change: Callable[[LoraRecord], LoraRecord | None]
@@ -139,7 +139,7 @@ async def test_a_tenant_waits_behind_one_lora_of_another_at_most_and_all_take_tu
         RECORD.model_copy(update={"lora_id": lora_id, "tenant": lora_id.partition("-")[0]}) for lora_id in ids
     ]
     prepost: Any = SlowPrepost(*records)
-    validation = Validation(prepost, prepost, instance="lora-store-1", limit_s=60)
+    validation = LoraValidator(prepost, prepost, instance="lora-store-1", limit_s=60)
     for record in records[:3]:
         validation.add(record)
     running = asyncio.create_task(validation.run(NEVER_S))

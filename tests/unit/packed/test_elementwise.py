@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.packed.elementwise import TORCH, Elementwise, HeadNorm, Projected, choose
+from giornata.packed.elementwise import TORCH, ElementwiseOps, HeadNorm, QKVProjection, choose
 from giornata.packed.packing import Segments, layout
 from tests.examples import examples
 
@@ -25,7 +25,7 @@ ULPS: Final = 2.0
 
 
 @pytest.fixture(scope="module", name="kernels")
-def triton_kernels() -> Elementwise:
+def triton_kernels() -> ElementwiseOps:
     pytest.importorskip("triton", reason="there is no Triton for this platform")
     from giornata.packed.kernels import TRITON  # noqa: PLC0415 - imports Triton
 
@@ -60,7 +60,7 @@ CASES = {
 @examples(times=1 / 2)  # interpreted kernels are slow
 @given(**CASES, channels=st.integers(2, 40))
 def test_modulation_is_the_twins(
-    kernels: Elementwise, lengths: list[int], dtype: torch.dtype, seed: int, channels: int
+    kernels: ElementwiseOps, lengths: list[int], dtype: torch.dtype, seed: int, channels: int
 ) -> None:
     segments = Segments(tuple(lengths), DEVICE)
     x = random((sum(lengths), channels), dtype, seed)
@@ -75,7 +75,7 @@ def test_modulation_is_the_twins(
 @examples(times=1 / 2)  # interpreted kernels are slow
 @given(**CASES, heads=st.integers(1, 3), pairs=st.integers(1, 9), streams=st.integers(1, 2))
 def test_normed_and_rotated_heads_are_the_twins(
-    kernels: Elementwise,
+    kernels: ElementwiseOps,
     lengths: list[int],
     dtype: torch.dtype,
     seed: int,
@@ -88,11 +88,11 @@ def test_normed_and_rotated_heads_are_the_twins(
     rotary = random((2, sum(lengths) + sum(image), width), torch.float32, seed)
     counts = (sum(lengths), sum(image)) if streams == 2 else (sum(lengths) + sum(image),)
 
-    def projected(tokens: int, number: int) -> Projected:
+    def projected(tokens: int, number: int) -> QKVProjection:
         packed = random((tokens, 3 * heads * width), dtype, seed + number)
         query, key, value = (part.view(tokens, heads, width) for part in packed.chunk(3, dim=1))
         norms = [HeadNorm(random((width,), dtype, seed + number + i), 1e-6) for i in (5, 6)]
-        return Projected(query, key, value, norms[0], norms[1])
+        return QKVProjection(query, key, value, norms[0], norms[1])
 
     made = [projected(tokens, number) for number, tokens in enumerate(counts)]
     angles = (rotary[0], rotary[1])
@@ -108,7 +108,7 @@ def test_normed_and_rotated_heads_are_the_twins(
 @examples(times=1 / 3)  # interpreted kernels are slow
 @given(tokens=st.integers(1, 4), first=st.integers(1, 20), second=st.integers(1, 1100), dtype=CASES["dtype"])
 def test_gelu_beside_the_attention_is_the_twins(
-    kernels: Elementwise, tokens: int, first: int, second: int, dtype: torch.dtype
+    kernels: ElementwiseOps, tokens: int, first: int, second: int, dtype: torch.dtype
 ) -> None:
     packed = random((tokens, first + 2 * second), dtype, second)
     x, y = packed[:, :first], packed[:, -second:]
@@ -144,7 +144,7 @@ def test_kernels_serve_cuda_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("works", [True, False])
 def test_kernels_are_chosen_where_they_can_be_launched(
-    kernels: Elementwise, monkeypatch: pytest.MonkeyPatch, works: bool
+    kernels: ElementwiseOps, monkeypatch: pytest.MonkeyPatch, works: bool
 ) -> None:
     module = import_module("giornata.packed.kernels")
     module.launch(torch.device(DEVICE))

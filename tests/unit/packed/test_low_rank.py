@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.packed.low_rank import LowRank, Owners, low_rank
+from giornata.packed.low_rank import BatchLoras, SequenceLoras, low_rank
 from giornata.packed.low_rank_hooks import of_text
 
 
@@ -29,8 +29,8 @@ def test_loras_of_a_set_are_one_product() -> None:
 
 @given(st.lists(st.tuples(st.integers(-1, 2), st.integers(0, 4)), min_size=1, max_size=8))
 def test_spans_cover_the_tokens_of_sequences_with_sets_once(given: list[tuple[int, int]]) -> None:
-    sets = [LowRank(str(index), {}) for index in range(3)]
-    owners = Owners([None if which < 0 else sets[which] for which, _ in given])
+    sets = [SequenceLoras(str(index), {}) for index in range(3)]
+    owners = BatchLoras([None if which < 0 else sets[which] for which, _ in given])
     found = owners.over(tuple(length for _, length in given))
     tokens = [which for which, length in given for _ in range(length)]
     seen = [-1] * len(tokens)

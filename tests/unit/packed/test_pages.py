@@ -7,11 +7,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.packed.attention import Outside, beside, grouped
-from giornata.packed.elementwise import Elementwise
+from giornata.packed.attention import DenseKV, beside, grouped
+from giornata.packed.elementwise import ElementwiseOps
 from giornata.packed.packing import Segments
-from giornata.packed.pages import Levels, Pages, gather
-from giornata_denoiser.rows.stored import Stored, store
+from giornata.packed.pages import KVPages, QuantisedTensor, gather
+from giornata_denoiser.rows.stored import StoredTensor, store
 from tests.unit.packed.test_elementwise import DEVICE, assert_alike, random, triton_kernels
 
 kernels = triton_kernels
@@ -20,13 +20,13 @@ HEADS, WIDTH = 2, 6
 BITS = st.sampled_from([0, 8, 4])
 
 
-def levels(tokens: int, bits: int, dtype: torch.dtype, seed: int) -> tuple[Levels, Tensor]:
+def levels(tokens: int, bits: int, dtype: torch.dtype, seed: int) -> tuple[QuantisedTensor, Tensor]:
     """Stored tokens, and their values in float64."""
-    stored: Stored = store(random((tokens, HEADS * WIDTH), dtype, seed), bits)
+    stored: StoredTensor = store(random((tokens, HEADS * WIDTH), dtype, seed), bits)
     if stored.scale is None or stored.low is None:
-        return Levels(*stored.tensors), stored.data.double()
+        return QuantisedTensor(*stored.tensors), stored.data.double()
     packed = stored.data if bits == 8 else torch.cat((stored.data & 15, stored.data >> 4), dim=1)
-    return Levels(*stored.tensors), packed.double() * stored.scale.double() + stored.low.double()
+    return QuantisedTensor(*stored.tensors), packed.double() * stored.scale.double() + stored.low.double()
 
 
 @given(
@@ -38,7 +38,7 @@ def levels(tokens: int, bits: int, dtype: torch.dtype, seed: int) -> tuple[Level
     seed=st.integers(0, 1000),
 )
 def test_own_and_stored_tokens_lie_side_by_side(
-    kernels: Elementwise,
+    kernels: ElementwiseOps,
     own: list[int],
     kinds: list[tuple[int, int, int, bool, bool]],
     dtype: torch.dtype,
@@ -47,7 +47,7 @@ def test_own_and_stored_tokens_lie_side_by_side(
     segments = Segments(tuple(own), DEVICE)
     packed_heads = random((sum(own), 3 * HEADS * WIDTH), dtype, seed).chunk(3, dim=1)
     query, key, value = (part.view(-1, HEADS, WIDTH) for part in packed_heads)
-    outside: dict[int, Outside | Pages] = {}
+    outside: dict[int, DenseKV | KVPages] = {}
     wanted: list[list[Tensor]] = [[], []]
     for sequence, (start, end) in enumerate(segments.bounds):
         beyond, bits, delta_bits, corrected, stored = kinds[sequence]
@@ -63,9 +63,9 @@ def test_own_and_stored_tokens_lie_side_by_side(
             sums.append(values[index] + (added if corrected else 0.0))
         rows = [each.view(-1, HEADS, WIDTH) for each in sums]
         if stored:
-            outside[sequence] = Pages(index, parts[0], parts[1], deltas[0], deltas[1])
+            outside[sequence] = KVPages(index, parts[0], parts[1], deltas[0], deltas[1])
         elif beyond > 1:
-            outside[sequence] = Outside(rows[0].to(dtype), rows[1].to(dtype))
+            outside[sequence] = DenseKV(rows[0].to(dtype), rows[1].to(dtype))
         for whole, packed, more in zip(wanted, (key, value), rows, strict=True):
             whole.append(packed[start:end].double())
             if sequence in outside:
@@ -96,7 +96,7 @@ def test_own_and_stored_tokens_lie_side_by_side(
     seed=0,
 )
 def test_a_sequence_attends_to_several_others(
-    kernels: Elementwise,
+    kernels: ElementwiseOps,
     own: list[int],
     kinds: list[tuple[int, int, bool]],
     roomy: bool,
@@ -106,17 +106,17 @@ def test_a_sequence_attends_to_several_others(
     """The last one, to stored tokens, to others as they were, or to both; the first of these may have room in front."""
     segments = Segments(tuple(own), DEVICE)
     key, value = (random((sum(own), HEADS * WIDTH), dtype, seed + n).view(-1, HEADS, WIDTH) for n in range(2))
-    parts, wanted = list[Outside | Pages](), [[key.double()], [value.double()]]
+    parts, wanted = list[DenseKV | KVPages](), [[key.double()], [value.double()]]
     for number, (tokens, bits, stored) in enumerate(kinds):
         made = [levels(tokens, bits, dtype, seed + 5 * number + n) for n in range(2)]
         rows = [values.view(-1, HEADS, WIDTH) for _, values in made]
         if stored:
-            parts.append(Pages(torch.arange(tokens, device=DEVICE), made[0][0], made[1][0]))
+            parts.append(KVPages(torch.arange(tokens, device=DEVICE), made[0][0], made[1][0]))
         else:
             room = sum(own) + sum(tokens for tokens, _, _ in kinds) if roomy else 0
             in_front = torch.full((room, HEADS, WIDTH), torch.nan, dtype=dtype, device=DEVICE)
             room_key, room_value = (torch.cat((in_front, each.to(dtype))) for each in rows)
-            parts.append(Outside(room_key, room_value, room))
+            parts.append(DenseKV(room_key, room_value, room))
             roomy = False
         for whole, more in zip(wanted, rows, strict=True):
             whole.append(more)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.packed.packing import layout
-from giornata.packed.region import Region, Sequences, region
-from giornata.packed.shares import Share, Shares, spread, turned
+from giornata.packed.region import PackedBatch, Region, region
+from giornata.packed.shares import BatchSharding, Shard, spread, turned
 
 SIZES = st.integers(1, 8)
 
@@ -31,11 +31,11 @@ SHAPES = st.lists(
 )
 
 
-def batch(shapes: list[Shape]) -> Sequences:
+def batch(shapes: list[Shape]) -> PackedBatch:
     """Sequences whose rotary embedding numbers their tokens in joint order."""
     made = layout([shape.text for shape in shapes], [len(shape.cells) for shape in shapes])
     numbers = torch.arange(sum(made.joint.lengths)).float().unsqueeze(1)
-    return Sequences(made, (numbers, numbers), tuple(region(torch.tensor([s.cells])) for s in shapes))
+    return PackedBatch(made, (numbers, numbers), tuple(region(torch.tensor([s.cells])) for s in shapes))
 
 
 @given(count=st.integers(0, 100), size=SIZES, turn=st.integers(0, 1000))
@@ -51,7 +51,7 @@ def test_a_spread_is_a_balanced_partition(count: int, size: int, turn: int) -> N
 @given(shapes=SHAPES, size=SIZES)
 def test_ranks_have_every_token_once_and_equally_many(shapes: list[Shape], size: int) -> None:
     whole = batch(shapes)
-    shares = Shares(whole, size)
+    shares = BatchSharding(whole, size)
     owns = [shares.of(whole, rank) for rank in range(size)]
     found = torch.cat([own.sequences.rotary[0][:, 0] for own in owns])
     assert found.sort().values.tolist() == list(range(sum(whole.layout.joint.lengths)))
@@ -79,7 +79,7 @@ def test_an_order_gathers_the_tokens_of_one_process_and_back(
     """`live` of every share, one behind the other, in the order of one process."""
     full = batch(shapes)
     whole = full.live(tuple(data.draw(st.booleans()) for _ in shapes))
-    shares = Shares(full, size)
+    shares = BatchSharding(full, size)
     owns = [shares.of(full, rank).sequences.live(whole.whole) for rank in range(size)]
     order = shares.live(whole.whole)
     by_rank = torch.cat([own.rotary[0] for own in owns])
@@ -98,7 +98,7 @@ def test_outside_tokens_come_in_the_order_of_one_process(shapes: list[Shape], si
     of = tuple(index for index, where in enumerate(whole.regions) if where is not None)
     if not of:
         return
-    shares = Shares(whole, size)
+    shares = BatchSharding(whole, size)
     order = shares.beyond(of)
     by_rank = torch.cat([shares.of(whole, rank).sequences.beyond(of).rotary[0] for rank in range(size)])
     wanted = whole.beyond(of)
@@ -113,11 +113,11 @@ def test_a_portion_of_a_region_follows_from_it_alone(cells: list[bool], size: in
     if where is None:
         return
     for rank in range(size):
-        portion = Share(rank, size).portion(where)
+        portion = Shard(rank, size).portion(where)
         assert_region(portion.region, portion.tokens, where)
         for others in ([], [Shape(3, [True] * 5)]):
             whole = batch([*others, Shape(2, cells)])
-            own = Shares(whole, size).of(whole, rank)
+            own = BatchSharding(whole, size).of(whole, rank)
             found = own.sequences.regions[-1]
             assert found is not None
             assert found.computed.tolist() == portion.region.computed.tolist()
@@ -133,8 +133,8 @@ def assert_region(own: Region, tokens: torch.Tensor, where: Region) -> None:
 @pytest.mark.parametrize(("heads", "sites"), [(4, 1), (6, 1), (8, 2)])
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_channels_of_all_ranks_are_all_channels(heads: int, sites: int, size: int) -> None:
-    found = [span for rank in range(size) for span in Share(rank, size).channels(heads * 16, heads, sites)]
+    found = [span for rank in range(size) for span in Shard(rank, size).channels(heads * 16, heads, sites)]
     channels = [channel for span in found for channel in range(span.start, span.stop)]
     assert sorted(channels) == list(range(heads * 16))
-    own = Share(0, size).channels(heads * 16, heads, sites)
+    own = Shard(0, size).channels(heads * 16, heads, sites)
     assert [span.start for span in own] == [site * (heads // sites) * 16 for site in range(sites)]

@@ -14,16 +14,16 @@ from giornata.planning.costs import StepCosts, completed
 from giornata.planning.operations import (
     COMPUTE,
     NETWORK,
-    Operations,
-    Shape,
-    Work,
+    NetworkOperations,
+    SequenceShape,
+    StepWork,
     low_rank_weights,
     step_work,
 )
 from giornata.planning.profiles import Profile
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.queues import CostFit
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from tests.fakes.profiles import PROFILE
 
 WIDTH, RANK = 8, 2
@@ -39,23 +39,23 @@ def multiplied(tokens: int, modules: int) -> int:
 
 
 @given(
-    modes=st.lists(st.sampled_from(list(Mode)), min_size=3, max_size=3),
+    modes=st.lists(st.sampled_from(list(BlockMode)), min_size=3, max_size=3),
     computed=st.integers(1, 20),
     text=st.integers(0, 5),
 )
 def test_factors_multiply_the_tokens_that_pass_their_modules(
-    modes: Sequence[Mode], computed: int, text: int
+    modes: Sequence[BlockMode], computed: int, text: int
 ) -> None:
-    shape = Shape(text, 20, computed, low_rank=FACTORS, segments=0.5)
+    shape = SequenceShape(text, 20, computed, low_rank=FACTORS, segments=0.5)
     expected = 0
     for mode in modes:
-        own = 20 if mode is Mode.FULL else computed
+        own = 20 if mode is BlockMode.FULL else computed
         expected += multiplied(own + text, 3)
-        expected += multiplied(20 - computed, 2) if mode is Mode.HIDDEN else 0
-    work = step_work(Operations(SPECS), [shape, shape], [modes, modes])
+        expected += multiplied(20 - computed, 2) if mode is BlockMode.HIDDEN else 0
+    work = step_work(NetworkOperations(SPECS), [shape, shape], [modes, modes])
     assert work.low_rank == pytest.approx(2 * expected)
     assert work.segments == 1
-    plain = step_work(Operations(SPECS), [Shape(text, 20, computed)] * 2, [modes, modes])
+    plain = step_work(NetworkOperations(SPECS), [SequenceShape(text, 20, computed)] * 2, [modes, modes])
     assert work.features[: len(NETWORK)] == pytest.approx(plain.features[: len(NETWORK)])
     assert (plain.low_rank, plain.segments, plain.control) == (0, 0, 0)
 
@@ -63,13 +63,17 @@ def test_factors_multiply_the_tokens_that_pass_their_modules(
 def test_cells_of_a_coarse_block_meet_its_weights_as_often_as_there_are_coarse_cells() -> None:
     fine = BlockSpec(linear=100.0)
     coarse = BlockSpec(linear=100.0 / 4, grain=2)
-    work = step_work(Operations([fine, coarse]), [Shape(0, 16, 16, low_rank=20.0)], [[Mode.FULL] * 2])
+    work = step_work(
+        NetworkOperations([fine, coarse]), [SequenceShape(0, 16, 16, low_rank=20.0)], [[BlockMode.FULL] * 2]
+    )
     assert work.low_rank == pytest.approx(10 * 16 + 10 * 4)
 
 
 def test_control_work_is_added_once_however_many_blocks_there_are() -> None:
-    shape = Shape(2, 20, 5, control=50.0 * 22)
-    assert step_work(Operations(SPECS), [shape], [[Mode.KV] * 3]).control == pytest.approx(50 * 22)
+    shape = SequenceShape(2, 20, 5, control=50.0 * 22)
+    assert step_work(NetworkOperations(SPECS), [shape], [[BlockMode.KV] * 3]).control == pytest.approx(
+        50 * 22
+    )
 
 
 def test_weights_that_were_not_counted_are_told_by_the_size_of_a_file_of_16_bits() -> None:
@@ -99,7 +103,7 @@ def test_steps_without_adapters_leave_their_weights_as_they_were() -> None:
     begun = model.costs.compute[len(NETWORK) :]
     true, rng = StepCosts((4.0, 0.2, 0.03, 2e-6, 0.0, 0.0)), np.random.default_rng(0)
     for tokens in rng.uniform(50, 5000, 100).tolist():
-        work = Work(1, 2, tokens, tokens**2)
+        work = StepWork(1, 2, tokens, tokens**2)
         model.observe_step(work, true.step_ms(work))
     assert model.costs.compute[len(NETWORK) :] == pytest.approx(begun)
 
@@ -111,9 +115,9 @@ def test_steps_with_adapters_teach_their_weights() -> None:
     for _ in range(400):
         tokens, rank, control = rng.uniform(50, 5000), rng.uniform(0, 0.2), rng.integers(0, 2)
         segments = float(rng.integers(0, 9))
-        work = Work(1, 8, tokens, tokens**2, 0, 0, rank * tokens, segments, control * tokens)
+        work = StepWork(1, 8, tokens, tokens**2, 0, 0, rank * tokens, segments, control * tokens)
         model.observe_step(work, true.step_ms(work))
-    work = Work(1, 8, 2000, 2000**2, 0, 0, 300, 8, 2000)
+    work = StepWork(1, 8, 2000, 2000**2, 0, 0, 300, 8, 2000)
     assert model.costs.step_ms(work) == pytest.approx(true.step_ms(work), rel=0.05)
 
 

@@ -9,18 +9,18 @@ import pytest
 
 from giornata.planning.costing import EVERY, FEWEST, CostModel
 from giornata.planning.costs import StepCosts
-from giornata.planning.operations import Work
+from giornata.planning.operations import StepWork
 from tests.fakes.profiles import LOAD_WEIGHTS, PROFILE, WEIGHTS
 
 TRUE = StepCosts((4.0, 0.2, 0.03, 2e-6, 0.0, 0.0), (0.1, 3e-6))
 """Another machine than the profile's."""
 
 
-def works(count: int, seed: int = 0) -> list[Work]:
+def works(count: int, seed: int = 0) -> list[StepWork]:
     rng = np.random.default_rng(seed)
     rows, computed, share = rng.integers(1, 9, count), rng.uniform(50, 1500, count), rng.uniform(0, 1, count)
     return [
-        Work(4.0 * n, 4 * n * tokens, 4 * n * tokens * part, 4 * n * tokens * tokens * (1 + part))
+        StepWork(4.0 * n, 4 * n * tokens, 4 * n * tokens * part, 4 * n * tokens * tokens * (1 + part))
         for n, tokens, part in zip(rows.tolist(), computed.tolist(), share.tolist(), strict=True)
     ]
 
@@ -99,5 +99,5 @@ def test_a_step_of_no_work_and_no_weight_is_taken() -> None:
     free = PROFILE.model_copy(update={"compute": PROFILE.compute.model_copy(update={"weights": (0.0,) * 6})})
     model = CostModel.of(free)
     for _ in range(4 * EVERY):
-        model.observe_step(Work(4, 400, 0, 40_000), 8.0)
-    assert model.costs.step_ms(Work(4, 400, 0, 40_000)) == pytest.approx(8.0, rel=0.2)
+        model.observe_step(StepWork(4, 400, 0, 40_000), 8.0)
+    assert model.costs.step_ms(StepWork(4, 400, 0, 40_000)) == pytest.approx(8.0, rel=0.2)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from giornata.planning.costing import EVERY, CostModel
 from giornata.planning.costs import StepCosts
-from giornata.planning.degrees import DegreeFit, Way
+from giornata.planning.degrees import DegreeFit, StepParallelism
 from giornata.planning.operations import COMPUTE
 from giornata.planning.profiles import Profile
 from giornata.wire.workers import DegreeCosts
@@ -41,10 +41,14 @@ def test_a_profile_keeps_its_degrees_and_an_older_one_has_none() -> None:
 
 
 def test_costs_of_each_way_are_its_own_weights() -> None:
-    assert [way for way, _ in POOL.ways] == [Way(2), Way(2, halves=True), Way(4)]
+    assert [way for way, _ in POOL.ways] == [
+        StepParallelism(2),
+        StepParallelism(2, halves=True),
+        StepParallelism(4),
+    ]
     costs = dict(POOL.ways)
-    assert costs[Way(4)] == StepCosts(FOUR, POOL.load.weights)
-    assert costs[Way(2, halves=True)].compute == pytest.approx(HALVES)
+    assert costs[StepParallelism(4)] == StepCosts(FOUR, POOL.load.weights)
+    assert costs[StepParallelism(2, halves=True)].compute == pytest.approx(HALVES)
 
 
 @pytest.mark.parametrize(("degree", "halves"), [(1, False), (0, False), (4, True)])
@@ -66,18 +70,20 @@ def test_a_step_teaches_its_own_way_and_no_other() -> None:
         model.observe_step(work, 3 * StepCosts(TWO).step_ms(work), degree=2)
     after = dict(model.ways)
     assert model.costs == PROFILE.costs
-    assert after[Way(4)] == before[Way(4)]
-    assert after[Way(2, halves=True)] == before[Way(2, halves=True)]
+    assert after[StepParallelism(4)] == before[StepParallelism(4)]
+    assert after[StepParallelism(2, halves=True)] == before[StepParallelism(2, halves=True)]
     (work,) = works(1, seed=4)
-    assert after[Way(2)].step_ms(work) == pytest.approx(3 * StepCosts(TWO).step_ms(work), rel=0.05)
+    assert after[StepParallelism(2)].step_ms(work) == pytest.approx(
+        3 * StepCosts(TWO).step_ms(work), rel=0.05
+    )
 
 
 def test_telemetry_tells_all_ways_and_how_many_samples_each_has() -> None:
     model = CostModel.of(POOL)
     for work in works(EVERY):
         model.observe_step(work, StepCosts(HALVES).step_ms(work), degree=2, halves=True)
-    told = {Way(one.degree, one.halves): one.compute for one in model.state.degrees}
-    assert list(told) == [Way(2), Way(2, halves=True), Way(4)]
+    told = {StepParallelism(one.degree, one.halves): one.compute for one in model.state.degrees}
+    assert list(told) == [StepParallelism(2), StepParallelism(2, halves=True), StepParallelism(4)]
     assert [fit.samples for fit in told.values()] == [0, EVERY, 0]
     assert model.state.compute.samples == 0
 
@@ -95,4 +101,4 @@ def test_a_way_that_becomes_known_is_followed_and_a_known_one_stays() -> None:
     told = POOL.model_copy(update={"degrees": (DegreeFit(degree=8, compute=record(COMPUTE, FOUR)),)})
     other = DegreeCosts(degree=2, compute=CostModel.of(told).state.compute)
     model.learn_of([*CostModel.of(told).state.degrees, other])
-    assert dict(model.ways) == {**before, Way(8): StepCosts(FOUR, POOL.load.weights)}
+    assert dict(model.ways) == {**before, StepParallelism(8): StepCosts(FOUR, POOL.load.weights)}

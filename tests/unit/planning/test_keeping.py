@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.specs import LEAST_LEVELS, Keeping, within
+from giornata.planning.specs import LEAST_LEVELS, TemplateRunScope, within
 
 COUNTS = st.integers(1, 60)
 
@@ -23,6 +23,6 @@ def test_what_is_kept_fits_and_keeps_its_least_levels(
 
 
 def test_levels_that_may_not_be_dropped_cost_blocks() -> None:
-    assert within(100, levels=10, blocks=20, block_bytes=1) == Keeping(5, 0)
-    assert within(100, levels=10, blocks=20, block_bytes=1, least_levels=10) == Keeping(10, 10)
-    assert within(10, levels=10, blocks=20, block_bytes=1) == Keeping(LEAST_LEVELS, 18)
+    assert within(100, levels=10, blocks=20, block_bytes=1) == TemplateRunScope(5, 0)
+    assert within(100, levels=10, blocks=20, block_bytes=1, least_levels=10) == TemplateRunScope(10, 10)
+    assert within(10, levels=10, blocks=20, block_bytes=1) == TemplateRunScope(LEAST_LEVELS, 18)

@@ -12,13 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.planning.batch import BatchRow, each, evaluate, plan_batch
-from giornata.planning.blocks import Block, Link, Modes, always, exact, greedy, sequential, takes, timeline
-from giornata.planning.columns import Columns
-from giornata.planning.prefixes import Prefixes, prefixes_of, scanned
-from giornata.wire.values import Mode
+from giornata.planning.blocks import (
+    BlockCost,
+    LoadLink,
+    Modes,
+    always,
+    exact,
+    greedy,
+    sequential,
+    takes,
+    timeline,
+)
+from giornata.planning.columns import BlockCostColumns
+from giornata.planning.prefixes import PrefixPlanBatch, prefixes_of, scanned
+from giornata.wire.values import BlockMode
 from tests.examples import examples
 
-LINKS = st.builds(Link, slab_ms=st.floats(0, 8), busy_ms=st.floats(0, 10))
+LINKS = st.builds(LoadLink, slab_ms=st.floats(0, 8), busy_ms=st.floats(0, 10))
 BASES = st.sampled_from([0.0, 2.5])
 
 
@@ -38,14 +48,14 @@ def rows_of_prefixes(
     for index in range(draw(st.integers(1, most_rows))):
         first = draw(st.sampled_from([0, 0, 1, count]))
         slabs = draw(loads) if entries is None else entries
-        found: list[Block] = []
+        found: list[BlockCost] = []
         costs = (0.0, 0.0, 0.0)
         for place in range(steps * count):
             if not (alike and found):
                 full = draw(st.floats(0.1, 10))
                 costs = full, full * draw(st.floats(0.2, 1)), full * draw(st.floats(0.05, 1))
             found.append(
-                Block(
+                BlockCost(
                     *costs,
                     hidden_slabs=0,
                     kv_slabs=slabs[place],
@@ -58,7 +68,7 @@ def rows_of_prefixes(
     return rows
 
 
-def of(rows: list[BatchRow]) -> Prefixes:
+def of(rows: list[BatchRow]) -> PrefixPlanBatch:
     found = prefixes_of([row.columns for row in rows], [row.template for row in rows])
     assert found is not None
     return found
@@ -67,7 +77,7 @@ def of(rows: list[BatchRow]) -> Prefixes:
 @examples(times=4)  # plans that differ are few among the draws, and a draw costs little
 @given(rows_of_prefixes(most_rows=1), LINKS, BASES)
 def test_one_row_is_planned_as_well_as_by_the_exact_planner(
-    rows: list[BatchRow], link: Link, base_ms: float
+    rows: list[BatchRow], link: LoadLink, base_ms: float
 ) -> None:
     (row,) = rows
     plan = plan_batch(rows, link, base_ms)
@@ -81,10 +91,10 @@ def test_one_row_is_planned_as_well_as_by_the_exact_planner(
 
 
 @given(rows_of_prefixes(most_rows=1, most_blocks=3), LINKS)
-def test_candidates_are_all_plans_there_are(rows: list[BatchRow], link: Link) -> None:
+def test_candidates_are_all_plans_there_are(rows: list[BatchRow], link: LoadLink) -> None:
     """Whatever else has an end is no other sequence of modes."""
     (row,) = rows
-    every = product(Mode, repeat=len(row.blocks))
+    every = product(BlockMode, repeat=len(row.blocks))
     possible = {modes for modes in every if timeline(row.blocks, modes, link).finish_ms < float("inf")}
     candidates = scanned(of(rows), None, link, 0.0).computing_ms[0]
     count = 1
@@ -95,20 +105,22 @@ def test_candidates_are_all_plans_there_are(rows: list[BatchRow], link: Link) ->
 
 @examples(times=4)  # plans that differ are few among the draws, and a draw costs little
 @given(rows_of_prefixes(), LINKS, BASES)
-def test_nothing_else_that_is_tried_is_much_better(rows: list[BatchRow], link: Link, base_ms: float) -> None:
+def test_nothing_else_that_is_tried_is_much_better(
+    rows: list[BatchRow], link: LoadLink, base_ms: float
+) -> None:
     """No other planner of batches is better by a tenth, nor is doing for each row what is best for it alone."""
     plan = plan_batch(rows, link, base_ms)
     assert plan == evaluate(rows, plan.modes, link, base_ms)
-    for planner in (each(greedy), *(each(always(mode)) for mode in Mode)):
+    for planner in (each(greedy), *(each(always(mode)) for mode in BlockMode)):
         assert plan.timeline.finish_ms <= planner(rows, link, base_ms).timeline.finish_ms * 1.1 + 1e-9
-    naive = sum(sequential(row.blocks, exact(row.blocks, Link(0.0)), link) for row in rows)
+    naive = sum(sequential(row.blocks, exact(row.blocks, LoadLink(0.0)), link) for row in rows)
     assert plan.timeline.finish_ms <= (naive + base_ms * len(rows[0].blocks)) * 1.1 + 1e-9
 
 
 @examples(times=4)  # plans that differ are few among the draws, and a draw costs little
 @given(rows_of_prefixes(most_steps=1), LINKS, BASES, st.data())
 def test_candidates_beside_other_rows_are_timed_as_the_batch_is(
-    rows: list[BatchRow], link: Link, base_ms: float, data: st.DataObject
+    rows: list[BatchRow], link: LoadLink, base_ms: float, data: st.DataObject
 ) -> None:
     """Rows of one template load the most of what each of them asks for, once, however different that is."""
     count = len(rows[0].blocks)
@@ -126,23 +138,25 @@ def test_candidates_beside_other_rows_are_timed_as_the_batch_is(
 
 def _modes(candidate: int, count: int) -> Modes:
     if candidate <= count:
-        return (Mode.FULL,) * candidate + (Mode.KV,) * (count - candidate)
+        return (BlockMode.FULL,) * candidate + (BlockMode.KV,) * (count - candidate)
     full = candidate - count - 1
-    return (*(Mode.FULL,) * full, Mode.HIDDEN, *(Mode.KV,) * (count - full - 1))
+    return (*(BlockMode.FULL,) * full, BlockMode.HIDDEN, *(BlockMode.KV,) * (count - full - 1))
 
 
 @examples(times=4)  # plans that differ are few among the draws, and a draw costs little
 @given(rows_of_prefixes(), LINKS, BASES, st.data())
 def test_a_batch_runs_as_its_rows_do_block_by_block(
-    rows: list[BatchRow], link: Link, base_ms: float, data: st.DataObject
+    rows: list[BatchRow], link: LoadLink, base_ms: float, data: st.DataObject
 ) -> None:
     """`evaluate` against the timeline of one row beside which the others compute and load."""
     rows = [replace(row, template=index) for index, row in enumerate(rows)]
-    modes: list[Modes] = [tuple(data.draw(st.sampled_from(list(Mode))) for _ in row.blocks) for row in rows]
+    modes: list[Modes] = [
+        tuple(data.draw(st.sampled_from(list(BlockMode))) for _ in row.blocks) for row in rows
+    ]
     merged = []
     for place, first in enumerate(rows[0].blocks):
         others = [
-            (row.blocks[place], chosen[place], place > 0 and chosen[place - 1] is Mode.FULL)
+            (row.blocks[place], chosen[place], place > 0 and chosen[place - 1] is BlockMode.FULL)
             for row, chosen in zip(rows[1:], modes[1:], strict=True)
         ]
         ms = base_ms + sum(block.compute_ms(mode, live=live) for block, mode, live in others)
@@ -156,18 +170,18 @@ def test_a_batch_runs_as_its_rows_do_block_by_block(
 
 @given(rows_of_prefixes(most_rows=1))
 def test_columns_are_the_blocks(rows: list[BatchRow]) -> None:
-    assert tuple(Columns.of(rows[0].blocks)) == rows[0].blocks
+    assert tuple(BlockCostColumns.of(rows[0].blocks)) == rows[0].blocks
 
 
-@given(st.lists(st.sampled_from(list(Mode)), min_size=1, max_size=8))
-def test_what_a_step_takes_is_what_its_blocks_load(modes: list[Mode]) -> None:
-    blocks = [Block(1, 1, 1, 10, 1, fresh=place == 0) for place in range(len(modes))]
+@given(st.lists(st.sampled_from(list(BlockMode)), min_size=1, max_size=8))
+def test_what_a_step_takes_is_what_its_blocks_load(modes: list[BlockMode]) -> None:
+    blocks = [BlockCost(1, 1, 1, 10, 1, fresh=place == 0) for place in range(len(modes))]
     forms, kv, hidden = takes(tuple(modes))
-    assert timeline(blocks, modes, Link(0.0)).slabs == kv.sum() + 10 * hidden.sum()
-    assert [form is Mode.KV for form in forms] == kv.astype(bool).tolist()
-    assert [form is Mode.HIDDEN for form in forms] == hidden.astype(bool).tolist()
+    assert timeline(blocks, modes, LoadLink(0.0)).slabs == kv.sum() + 10 * hidden.sum()
+    assert [form is BlockMode.KV for form in forms] == kv.astype(bool).tolist()
+    assert [form is BlockMode.HIDDEN for form in forms] == hidden.astype(bool).tolist()
 
 
 def test_rows_with_hidden_states_are_left_to_the_exact_planner() -> None:
-    row = BatchRow((Block(5, 3, 1, 1, 2, fresh=True), Block(5, 3, 1, 1, 2)), "t")
+    row = BatchRow((BlockCost(5, 3, 1, 1, 2, fresh=True), BlockCost(5, 3, 1, 1, 2)), "t")
     assert prefixes_of([row.columns], ["t"]) is None

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 
-from giornata.planning.costing import Online
+from giornata.planning.costing import OnlineRegression
 from giornata.planning.regression import fit
 
 NAMES = ("offset", "tokens", "pairs")
@@ -67,7 +67,7 @@ def test_relative_residuals_count_short_and_long_times_alike() -> None:
 
 
 def test_online_fits_as_often_as_it_is_told() -> None:
-    online, offline = Online(OFFLINE), np.asarray(OFFLINE)
+    online, offline = OnlineRegression(OFFLINE), np.asarray(OFFLINE)
     for x, t in zip(*samples(1), strict=True):
         online.update(x.tolist(), float(t))
         assert (online.weights == offline).all()
@@ -78,14 +78,14 @@ def test_online_fits_as_often_as_it_is_told() -> None:
 OFFLINE = tuple((TRUE * [1, 2, 1]).tolist())
 
 
-def taken(online: Online, features: list[float], time_ms: float) -> bool:
+def taken(online: OnlineRegression, features: list[float], time_ms: float) -> bool:
     found = online.update(features, time_ms)
     online.refit()
     return found
 
 
 def test_online_the_machines_own_times_win() -> None:
-    online = Online(OFFLINE)
+    online = OnlineRegression(OFFLINE)
     assert online.weights @ [1, 100, 0] == pytest.approx(7)
     for x, t in zip(*samples(1, count=400, noise=0.01), strict=True):
         taken(online, x.tolist(), float(t))
@@ -95,7 +95,7 @@ def test_online_the_machines_own_times_win() -> None:
 
 
 def test_online_what_no_sample_shows_stays_as_it_was() -> None:
-    online = Online(OFFLINE)
+    online = OnlineRegression(OFFLINE)
     for tokens in range(100, 500, 10):
         taken(online, [1, tokens, 0], 3 + 0.02 * tokens)
     assert online.weights[2] == pytest.approx(TRUE[2])
@@ -103,7 +103,7 @@ def test_online_what_no_sample_shows_stays_as_it_was() -> None:
 
 
 def test_an_outlier_changes_nothing_and_many_of_them_do() -> None:
-    online = Online(OFFLINE)
+    online = OnlineRegression(OFFLINE)
     rng = np.random.default_rng(0)
     for _ in range(60):
         tokens = float(rng.uniform(100, 500))

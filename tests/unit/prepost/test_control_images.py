@@ -15,10 +15,10 @@ from safetensors.numpy import load
 from giornata.wire.adapters import Annotator, ControlUse
 from giornata.wire.errors import GiornataError, SizeMismatch
 from giornata_prepost.images import controls, pictures
-from giornata_prepost.images.controls import View, canny, control_images, scaled, seen, tile
+from giornata_prepost.images.controls import ModelCrop, canny, control_images, scaled, seen, tile
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels, flatten
-from giornata_prepost.images.stages import Controls, inspect
+from giornata_prepost.images.stages import ControlFiles, inspect
 from tests.unit.prepost.test_inspection import LIMITS, SCENE, asked, box, card, file
 
 MOST = 1 << 20
@@ -40,7 +40,7 @@ def upright(pixels: Pixels) -> bytes:
 
 def made(*uses: ControlUse, files: tuple[bytes, ...] = (), **fields: Any) -> dict[str, Pixels]:
     mask = box(top=70, left=100, bottom=90, right=140)
-    found = inspect(file(SCENE), mask, asked(**fields), card(), LIMITS, (), Controls(files, uses))
+    found = inspect(file(SCENE), mask, asked(**fields), card(), LIMITS, (), ControlFiles(files, uses))
     assert found.controls is not None
     named = load(found.controls)
     assert all(each.shape == (found.model_height, found.model_width, 3) for each in named.values())
@@ -107,7 +107,7 @@ def test_transparency_is_dropped_of_control_images_and_seen_on_white_of_pictures
 
 def test_without_controlnets_nothing_travels() -> None:
     assert inspect(file(SCENE), None, asked(), card(), LIMITS).controls is None
-    assert control_images((), (), View(Size(8, 8), None, Size(8, 8)), MOST) is None
+    assert control_images((), (), ModelCrop(Size(8, 8), None, Size(8, 8)), MOST) is None
 
 
 @given(
@@ -123,7 +123,7 @@ def test_a_part_of_a_larger_copy_holds_the_same_pixels(
     copy = picture.repeat(times, axis=0).repeat(times, axis=1)
     crop = Box(left, top, min(wide, width - left), min(high, height - top))
     part = Size(crop.width * times, crop.height * times)
-    view = View(Size(width, height), crop, part)
+    view = ModelCrop(Size(width, height), crop, part)
     expected = picture[crop.window].repeat(times, axis=0).repeat(times, axis=1)
     assert np.array_equal(seen(copy, view, 0), expected)
 
@@ -150,8 +150,8 @@ def test_a_scaled_part_lies_within_and_ends_at_the_nearest_edges(
         assert abs(start + length - last * whole / own) <= 1.5
 
 
-GENERATION = View(Size(144, 96), None, Size(144, 96))
-EDIT = View(Size(240, 160), None, Size(144, 96), np.zeros((96, 144, 3), np.uint8))
+GENERATION = ModelCrop(Size(144, 96), None, Size(144, 96))
+EDIT = ModelCrop(Size(240, 160), None, Size(144, 96), np.zeros((96, 144, 3), np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ EDIT = View(Size(240, 160), None, Size(144, 96), np.zeros((96, 144, 3), np.uint8
     ],
 )
 def test_what_cannot_be_a_control_image_is_refused_by_name(
-    files: tuple[bytes, ...], asks: ControlUse, view: View, code: str, field: str
+    files: tuple[bytes, ...], asks: ControlUse, view: ModelCrop, code: str, field: str
 ) -> None:
     with pytest.raises(GiornataError) as raised:
         control_images(files, (asks,), view, MOST)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from giornata import tensors
 from giornata.blobs.memory import MemoryBlobs
-from giornata_prepost.empty_text import SIZES, EmptyText
+from giornata_prepost.empty_text import SIZES, EmptyPromptCache
 from giornata_prepost.families.protocol import SeenPictures
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.work import ModelThread
@@ -40,7 +40,7 @@ class Encoder(SimpleNamespace):
 
 async def test_it_is_encoded_once_where_sizes_do_not_matter(thread: ModelThread) -> None:
     model, blobs = Encoder(varies=False), MemoryBlobs()
-    text = EmptyText(_model(model), thread, blobs, "p1")
+    text = EmptyPromptCache(_model(model), thread, blobs, "p1")
     one = await text.keep("alice", Size(64, 64))
     assert await text.keep("alice", Size(64, 128)) == one
     assert model.asked == [Size(64, 64)]
@@ -52,7 +52,7 @@ async def test_it_is_encoded_once_where_sizes_do_not_matter(thread: ModelThread)
 
 async def test_the_sizes_used_last_are_remembered(thread: ModelThread) -> None:
     model, blobs = Encoder(varies=True), MemoryBlobs()
-    text = EmptyText(_model(model), thread, blobs, "p1")
+    text = EmptyPromptCache(_model(model), thread, blobs, "p1")
     first, *others = [Size(64, 64 * i) for i in range(1, SIZES + 2)]
     refs = {size: await text.keep("alice", size) for size in (first, *others[:-1])}
     assert len({ref.key for ref in refs.values()}) == SIZES
@@ -68,7 +68,7 @@ async def test_the_sizes_used_last_are_remembered(thread: ModelThread) -> None:
 
 async def test_a_picture_that_is_seen_has_its_own(thread: ModelThread) -> None:
     model, blobs, size = Encoder(varies=False), MemoryBlobs(), Size(4, 2)
-    text = EmptyText(_model(model), thread, blobs, "p1")
+    text = EmptyPromptCache(_model(model), thread, blobs, "p1")
     black, white = (np.full((2, 4, 3), colour, np.uint8) for colour in (0, 255))
     refs = [await text.keep("alice", size, [seen]) for seen in (black, white, black)]
     assert [tensors.unpack(await blobs.get(ref))["prompt_embeds"][-1] for ref in refs] == [0, 255, 0]

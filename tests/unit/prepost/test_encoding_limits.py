@@ -10,7 +10,7 @@ import pytest
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import PromptTokens
 from giornata.wire.requests import EditParameters
-from giornata_prepost.encoding import MOST_TOKENS, Inputs, encoded
+from giornata_prepost.encoding import MOST_TOKENS, EncodingInputs, encoded
 from giornata_prepost.images.geometry import Size
 
 
@@ -39,6 +39,6 @@ def test_a_prompt_of_which_too_much_would_be_read_never_reaches_the_text_encoder
     parameters = EditParameters(prompt=str(read), seed=1, strength=1.0)
     job: Any = SimpleNamespace(parameters=parameters, regions=(), cfg_scale=None)
     with pytest.raises(refused) as caught:
-        encoded(model, job, Inputs(None), Size(64, 64))
+        encoded(model, job, EncodingInputs(None), Size(64, 64))
     if isinstance(caught.value, InvalidField):
         assert (caught.value.field, caught.value.received) == ("prompt", f"{2 * read} tokens")

@@ -18,7 +18,7 @@ from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, MaskMode
 from giornata_prepost.images.geometry import Box
 from giornata_prepost.images.pictures import Pixels, flatten
-from giornata_prepost.images.stages import Inspected, PixelLimits, finish, inspect, read_edit
+from giornata_prepost.images.stages import InspectedEdit, PixelLimits, finish, inspect, read_edit
 
 LIMITS = PixelLimits(max_pixels=500_000, budget_pixels=128 * 128)
 SCENE = np.random.default_rng(3).integers(0, 256, (160, 240, 3), np.uint8)
@@ -50,7 +50,7 @@ def asked(**fields: Any) -> EditParameters:
 
 def inspected(
     image: bytes = file(SCENE), mask: bytes | None = None, family: Family = Family.FLUX_FILL, **fields: Any
-) -> Inspected:
+) -> InspectedEdit:
     return inspect(image, mask, asked(**fields), card(family), LIMITS)
 
 
@@ -334,7 +334,7 @@ def test_equal_masks_have_one_key_whatever_their_files_and_a_pixel_makes_another
     mask = np.zeros(SCENE.shape[:2], np.uint8)
     mask[40:80, 40:80] = 255
 
-    def found(given_mask: Pixels, **options: Any) -> Inspected:
+    def found(given_mask: Pixels, **options: Any) -> InspectedEdit:
         return inspect(file(SCENE), file(given_mask, **options), asked(), card(), LIMITS)
 
     first = found(mask)

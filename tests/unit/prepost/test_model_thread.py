@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from giornata_prepost.work import ModelThread, Precedence
+from giornata_prepost.work import CallPriority, ModelThread
 from tests.patience import HUNG_S
 
 
@@ -26,7 +26,7 @@ class Held:
         self._begun = asyncio.Event()
         self._gate = threading.Event()
         self._loop = asyncio.get_running_loop()
-        self.task = asyncio.create_task(thread.timed(Precedence.BEGIN, self._hold))
+        self.task = asyncio.create_task(thread.timed(CallPriority.BEGIN, self._hold))
 
     async def begun(self) -> None:
         async with asyncio.timeout(HUNG_S):
@@ -47,10 +47,10 @@ async def test_what_finishes_an_edit_goes_before_what_begins_one(thread: ModelTh
     calls = [
         asyncio.create_task(thread.timed(turn, order.append, name))
         for turn, name in (
-            (Precedence.BEGIN, "encode 1"),
-            (Precedence.FINISH, "decode 1"),
-            (Precedence.BEGIN, "encode 2"),
-            (Precedence.FINISH, "decode 2"),
+            (CallPriority.BEGIN, "encode 1"),
+            (CallPriority.FINISH, "decode 1"),
+            (CallPriority.BEGIN, "encode 2"),
+            (CallPriority.FINISH, "decode 2"),
         )
     ]
     await asyncio.sleep(0)  # each puts itself in the queue at its first step
@@ -65,8 +65,8 @@ async def test_a_call_that_is_cancelled_while_it_waits_never_runs(thread: ModelT
     await held.begun()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
-            await thread.timed(Precedence.FINISH, ran.append, "cancelled")
-    other = asyncio.create_task(thread.timed(Precedence.BEGIN, ran.append, "other"))
+            await thread.timed(CallPriority.FINISH, ran.append, "cancelled")
+    other = asyncio.create_task(thread.timed(CallPriority.BEGIN, ran.append, "other"))
     held.let_go()
     await asyncio.gather(held.task, other)
     assert ran == ["other"]
@@ -74,8 +74,8 @@ async def test_a_call_that_is_cancelled_while_it_waits_never_runs(thread: ModelT
 
 async def test_results_and_errors_come_back_to_their_caller(thread: ModelThread) -> None:
     results = await asyncio.gather(
-        thread.timed(Precedence.BEGIN, divmod, 7, 2),
-        thread.timed(Precedence.FINISH, divmod, 7, 0),
+        thread.timed(CallPriority.BEGIN, divmod, 7, 2),
+        thread.timed(CallPriority.FINISH, divmod, 7, 0),
         return_exceptions=True,
     )
     assert isinstance(results[0], tuple)

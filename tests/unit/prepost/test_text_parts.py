@@ -21,9 +21,9 @@ from giornata.wire.errors import (
     LoraUnreadable,
     ServiceUnavailable,
 )
-from giornata.wire.loras import FilePiece, ReadFile
+from giornata.wire.loras import FileChunk, ReadFile
 from giornata_prepost.loras.canonical import write_canonical, write_text_part
-from giornata_prepost.loras.text_parts import FETCHES, TextParts
+from giornata_prepost.loras.text_parts import FETCHES, TextLoraCache
 from tests.patience import HUNG_S
 
 FILE_BYTES = 1 << 22
@@ -40,7 +40,7 @@ class Store:
         self.gate: asyncio.Event | None = None
         self.heard: asyncio.Queue[str] = asyncio.Queue()
 
-    async def call(self, _subject: str, request: ReadFile, *_: Any, **__: Any) -> FilePiece:
+    async def call(self, _subject: str, request: ReadFile, *_: Any, **__: Any) -> FileChunk:
         if self.away:
             raise ServiceUnavailable
         if request.sha256 not in self.files:
@@ -55,7 +55,7 @@ class Store:
         end = request.offset + request.size_bytes
         data = self.files[request.sha256]
         self.fetching -= end >= len(data)
-        return FilePiece(data=data[request.offset : end])
+        return FileChunk(data=data[request.offset : end])
 
 
 @pytest.fixture
@@ -64,14 +64,14 @@ def store() -> Store:
 
 
 @pytest.fixture
-def parts(store: Store, tmp_path: Path) -> TextParts:
+def parts(store: Store, tmp_path: Path) -> TextLoraCache:
     return made(store, tmp_path, 1 << 20)
 
 
-def made(store: Store, tmp_path: Path, kept_bytes: int) -> TextParts:
+def made(store: Store, tmp_path: Path, kept_bytes: int) -> TextLoraCache:
     folder = tmp_path / "texts"
     folder.mkdir()
-    return TextParts(cast("Bus", store), folder, file_bytes=FILE_BYTES, kept_bytes=kept_bytes)
+    return TextLoraCache(cast("Bus", store), folder, file_bytes=FILE_BYTES, kept_bytes=kept_bytes)
 
 
 def lora(store: Store, tmp_path: Path, seed: int = 0, *, text: bool = True, scale: float = 0.5) -> LoraUse:
@@ -98,7 +98,7 @@ def kept(tmp_path: Path) -> set[str]:
 
 
 async def test_a_text_part_is_fetched_once_and_kept_without_the_rest(
-    store: Store, parts: TextParts, tmp_path: Path
+    store: Store, parts: TextLoraCache, tmp_path: Path
 ) -> None:
     use = lora(store, tmp_path, 3)
     for _ in range(2):
@@ -112,7 +112,9 @@ async def test_a_text_part_is_fetched_once_and_kept_without_the_rest(
     assert (tmp_path / "texts" / use.sha256).stat().st_size < 1024 < len(store.files[use.sha256])
 
 
-async def test_jobs_at_the_same_time_share_one_fetch(store: Store, parts: TextParts, tmp_path: Path) -> None:
+async def test_jobs_at_the_same_time_share_one_fetch(
+    store: Store, parts: TextLoraCache, tmp_path: Path
+) -> None:
     use, store.gate = lora(store, tmp_path, 1), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         for _ in range(5):
@@ -123,7 +125,7 @@ async def test_jobs_at_the_same_time_share_one_fetch(store: Store, parts: TextPa
 
 
 async def test_a_fetch_that_is_given_up_is_begun_again_by_who_waits(
-    store: Store, parts: TextParts, tmp_path: Path
+    store: Store, parts: TextLoraCache, tmp_path: Path
 ) -> None:
     use, store.gate = lora(store, tmp_path, 1), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
@@ -137,7 +139,9 @@ async def test_a_fetch_that_is_given_up_is_begun_again_by_who_waits(
     assert kept(tmp_path) == {use.sha256}
 
 
-async def test_few_files_are_fetched_at_the_same_time(store: Store, parts: TextParts, tmp_path: Path) -> None:
+async def test_few_files_are_fetched_at_the_same_time(
+    store: Store, parts: TextLoraCache, tmp_path: Path
+) -> None:
     uses, store.gate = [lora(store, tmp_path, seed) for seed in range(6)], asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         for use in uses:
@@ -166,7 +170,7 @@ async def test_one_that_is_larger_than_all_may_be_acts_and_is_not_kept(store: St
 
 
 async def test_what_does_not_change_the_text_is_not_fetched(
-    store: Store, parts: TextParts, tmp_path: Path
+    store: Store, parts: TextLoraCache, tmp_path: Path
 ) -> None:
     use = lora(store, tmp_path, 2, scale=0.0)
     assert await parts.of([use, use.model_copy(update={"scale": 1.0, "text_modules": 0})]) == ()
@@ -175,7 +179,7 @@ async def test_what_does_not_change_the_text_is_not_fetched(
 
 @pytest.mark.parametrize("kind", ["unknown", "damaged", "too large", "no text part", "away"])
 async def test_a_text_part_is_never_dropped_silently(
-    kind: str, store: Store, parts: TextParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, store: Store, parts: TextLoraCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lora_transfer, "RESTART_S", 0.0)
     use = lora(store, tmp_path, 4, text=kind != "no text part")

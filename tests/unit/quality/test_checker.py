@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from giornata_tools.model.scenes import COLOURS, SHAPES, Task, masks
-from giornata_tools.quality.cases import Case, draw, slots, spread
+from giornata_tools.model.scenes import COLOURS, SHAPES, SceneTask, masks
+from giornata_tools.quality.cases import QualityCase, draw, slots, spread
 from giornata_tools.quality.checker import NOTHING, check
 from giornata_tools.quality.metrics import Pixels
 
 
 @pytest.fixture(scope="module")
-def some() -> list[Case]:
+def some() -> list[QualityCase]:
     """Additions, among them every colour and every shape."""
-    found = [draw(slot) for slot in spread([s for s in slots() if s.task is Task.ADD], 48)]
+    found = [draw(slot) for slot in spread([s for s in slots() if s.task is SceneTask.ADD], 48)]
     assert {c.slot.colour for c in found} == set(COLOURS)
     assert {c.slot.shape for c in found} == set(SHAPES)
     return found
@@ -25,7 +25,7 @@ def some() -> list[Case]:
 
 @pytest.mark.slow
 def test_colour_and_shape_of_true_renders_are_right() -> None:
-    additions = spread([s for s in slots() if s.task is Task.ADD], 320)
+    additions = spread([s for s in slots() if s.task is SceneTask.ADD], 320)
     wrong = []
     for slot in additions:
         case = draw(slot)
@@ -35,7 +35,7 @@ def test_colour_and_shape_of_true_renders_are_right() -> None:
     assert len(wrong) <= 0.02 * len(additions), wrong
 
 
-def test_a_soft_and_noisy_render_is_named_as_well(some: list[Case]) -> None:
+def test_a_soft_and_noisy_render_is_named_as_well(some: list[QualityCase]) -> None:
     noise = np.random.default_rng(0)
     right = 0
     for case in some:
@@ -46,7 +46,7 @@ def test_a_soft_and_noisy_render_is_named_as_well(some: list[Case]) -> None:
     assert right >= 0.95 * len(some)
 
 
-def test_an_unchanged_patch_shows_nothing(some: list[Case]) -> None:
+def test_an_unchanged_patch_shows_nothing(some: list[QualityCase]) -> None:
     for case in some:
         assert check(case.scene.before, case.bare, case.scene.mask) == NOTHING
         assert not check(case.scene.before, case.bare, case.scene.mask).is_a(
@@ -54,14 +54,14 @@ def test_an_unchanged_patch_shows_nothing(some: list[Case]) -> None:
         )
 
 
-def test_a_slightly_noisy_ground_shows_nothing(some: list[Case]) -> None:
+def test_a_slightly_noisy_ground_shows_nothing(some: list[QualityCase]) -> None:
     noise = np.random.default_rng(0)
     for case in some:
         edit = (case.bare + noise.normal(0, 5, case.bare.shape)).clip(0, 255).astype(np.uint8)
         assert check(edit, case.bare, case.scene.mask) == NOTHING
 
 
-def test_another_colour_or_shape_is_not_what_was_asked_for(some: list[Case]) -> None:
+def test_another_colour_or_shape_is_not_what_was_asked_for(some: list[QualityCase]) -> None:
     """The same scene, but the thing has the next colour, or the next shape, of the list."""
     colours, wrong = list(COLOURS), 0
     for case in some[::4]:
@@ -74,7 +74,7 @@ def test_another_colour_or_shape_is_not_what_was_asked_for(some: list[Case]) -> 
     assert wrong == 0
 
 
-def test_what_happens_outside_the_mask_is_not_looked_at(some: list[Case]) -> None:
+def test_what_happens_outside_the_mask_is_not_looked_at(some: list[QualityCase]) -> None:
     for case in some[:8]:
         edit = np.where(case.scene.mask[..., None], case.scene.before, 255 - case.scene.before)
         assert check(edit, case.bare, case.scene.mask) == NOTHING
@@ -133,7 +133,7 @@ def test_noise_over_the_whole_patch_has_no_colour() -> None:
     assert check(noise, np.full_like(noise, 128), mask).colour is None
 
 
-def test_a_ring_keeps_its_hole_and_a_speck_of_noise_makes_none(some: list[Case]) -> None:
+def test_a_ring_keeps_its_hole_and_a_speck_of_noise_makes_none(some: list[QualityCase]) -> None:
     case = next(c for c in some if c.slot.shape == "circle")
     (thing,) = case.scene.asked
     edit = case.scene.after.copy()

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-from giornata_tools.model.scenes import COLOURS, SHAPES, Task
+from giornata_tools.model.scenes import COLOURS, SHAPES, SceneTask
 from giornata_tools.quality import classifier
-from giornata_tools.quality.cases import Case, draw, slots, spread
+from giornata_tools.quality.cases import QualityCase, draw, slots, spread
 from giornata_tools.quality.metrics import frechet
 
 
 @pytest.fixture(scope="module")
-def some() -> list[Case]:
-    return [draw(slot) for slot in spread([s for s in slots() if s.task is Task.ADD], 64)]
+def some() -> list[QualityCase]:
+    return [draw(slot) for slot in spread([s for s in slots() if s.task is SceneTask.ADD], 64)]
 
 
 def test_the_weights_are_small() -> None:
     assert classifier.WEIGHTS.stat().st_size < 300_000
 
 
-def test_it_names_held_out_scenes_and_empty_ones(some: list[Case]) -> None:
+def test_it_names_held_out_scenes_and_empty_ones(some: list[QualityCase]) -> None:
     model = classifier.load()
     crops = [classifier.crop(picture, c.scene.mask) for c in some for picture in (c.scene.after, c.bare)]
     with torch.inference_mode():
@@ -35,7 +35,7 @@ def test_it_names_held_out_scenes_and_empty_ones(some: list[Case]) -> None:
     assert np.mean(right) >= 0.95
 
 
-def test_its_features_tell_scenes_with_the_thing_from_scenes_without(some: list[Case]) -> None:
+def test_its_features_tell_scenes_with_the_thing_from_scenes_without(some: list[QualityCase]) -> None:
     model = classifier.load()
     truths = classifier.embed(model, [(c.scene.after, c.scene.mask) for c in some])
     bare = classifier.embed(model, [(c.bare, c.scene.mask) for c in some])

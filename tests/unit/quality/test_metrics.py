@@ -14,7 +14,7 @@ from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from giornata_tools.quality.metrics import (
     PSNR_CEILING_DB,
     Pixels,
-    Seam,
+    SeamGradients,
     frechet,
     psnr_db,
     seam,
@@ -88,8 +88,8 @@ def test_a_seam_is_every_pair_of_neighbours_of_which_one_is_masked(
 
 
 def test_seams_are_put_together_as_a_ratio_of_means_not_a_mean_of_ratios() -> None:
-    both = together([Seam(1.0, 2.0, 10), Seam(9.0, 3.0, 30)])
-    assert both == Seam(10.0, 5.0, 40)
+    both = together([SeamGradients(1.0, 2.0, 10), SeamGradients(9.0, 3.0, 30)])
+    assert both == SeamGradients(10.0, 5.0, 40)
     assert both.ratio == 2
 
 

@@ -9,17 +9,17 @@ import pytest
 
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.quality import pictures
-from giornata_tools.quality.cases import Case, draw, slots, spread
+from giornata_tools.quality.cases import QualityCase, draw, slots, spread
 from tests.unit.quality.test_report import RUN
 
 
 @pytest.fixture(scope="module")
-def some() -> list[Case]:
+def some() -> list[QualityCase]:
     return [draw(slot) for slot in spread(slots(), 4)]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, some: list[Case]) -> Path:
+def folder(tmp_path: Path, some: list[QualityCase]) -> Path:
     """A finished run of three edits."""
     pictures.empty(tmp_path / "run")
     for case in some[:3]:
@@ -28,7 +28,7 @@ def folder(tmp_path: Path, some: list[Case]) -> Path:
     return tmp_path / "run"
 
 
-def test_pictures_come_back_as_they_were(folder: Path, some: list[Case]) -> None:
+def test_pictures_come_back_as_they_were(folder: Path, some: list[QualityCase]) -> None:
     earlier = pictures.earlier(folder)
     assert earlier.manifest.run == RUN
     for case in some[:3]:
@@ -37,11 +37,11 @@ def test_pictures_come_back_as_they_were(folder: Path, some: list[Case]) -> None
         assert np.array_equal(picture, case.scene.after)
 
 
-def test_an_edit_that_run_did_not_make_is_none(folder: Path, some: list[Case]) -> None:
+def test_an_edit_that_run_did_not_make_is_none(folder: Path, some: list[QualityCase]) -> None:
     assert pictures.earlier(folder).picture(some[3]) is None
 
 
-def test_other_scenes_are_refused(folder: Path, some: list[Case]) -> None:
+def test_other_scenes_are_refused(folder: Path, some: list[QualityCase]) -> None:
     scene = some[0].scene
     scene.after[0, 0, 0] ^= 1
     try:
@@ -51,13 +51,13 @@ def test_other_scenes_are_refused(folder: Path, some: list[Case]) -> None:
         scene.after[0, 0, 0] ^= 1
 
 
-def test_a_lost_picture_is_told_by_its_name(folder: Path, some: list[Case]) -> None:
+def test_a_lost_picture_is_told_by_its_name(folder: Path, some: list[QualityCase]) -> None:
     (folder / f"{some[0].slot.name}.png").unlink()
     with pytest.raises(LaunchError, match=some[0].slot.name):
         pictures.earlier(folder).picture(some[0])
 
 
-def test_an_unfinished_run_is_none(tmp_path: Path, some: list[Case]) -> None:
+def test_an_unfinished_run_is_none(tmp_path: Path, some: list[QualityCase]) -> None:
     pictures.empty(tmp_path)
     pictures.save(tmp_path, some[0], some[0].scene.after)
     with pytest.raises(LaunchError, match="no finished run"):

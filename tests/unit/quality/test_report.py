@@ -13,15 +13,15 @@ from rich.console import Console
 
 from giornata.wire.requests import EditParameters
 from giornata_tools.cli.system import quality
-from giornata_tools.model.scenes import Task
+from giornata_tools.model.scenes import SceneTask
 from giornata_tools.quality import report, tables
-from giornata_tools.quality.cases import Case, draw, slots, spread
-from giornata_tools.quality.checker import Found
+from giornata_tools.quality.cases import QualityCase, draw, slots, spread
+from giornata_tools.quality.checker import DetectedShape
 from giornata_tools.quality.evaluation import assess
 from giornata_tools.quality.metrics import PSNR_CEILING_DB
 from giornata_tools.quality.page import outlined, page, panels
-from giornata_tools.quality.report import Gate, MaskBlur, QualityReport, QualityRun
-from giornata_tools.quality.scoring import Addition, Removal, Scored, score, strayed_px
+from giornata_tools.quality.report import MaskBlur, QualityGate, QualityReport, QualityRun
+from giornata_tools.quality.scoring import Scored, ScoredAddition, ScoredRemoval, score, strayed_px
 
 RUN = QualityRun(
     model="fresco",
@@ -44,31 +44,33 @@ RUN = QualityRun(
 
 
 @pytest.fixture(scope="module")
-def additions() -> list[Case]:
-    return [draw(slot) for slot in spread([s for s in slots() if s.task is Task.ADD], 8)]
+def additions() -> list[QualityCase]:
+    return [draw(slot) for slot in spread([s for s in slots() if s.task is SceneTask.ADD], 8)]
 
 
 @pytest.fixture(scope="module")
-def removals() -> list[Case]:
-    kinds = {s.ground: s for s in slots() if s.task is Task.REMOVE and s.side == 128}
+def removals() -> list[QualityCase]:
+    kinds = {s.ground: s for s in slots() if s.task is SceneTask.REMOVE and s.side == 128}
     return [draw(slot) for slot in kinds.values()]
 
 
-def perfect(cases: list[Case]) -> list[Scored]:
+def perfect(cases: list[QualityCase]) -> list[Scored]:
     return [score(case, case.scene.after) for case in cases]
 
 
-def untouched(cases: list[Case]) -> list[Scored]:
+def untouched(cases: list[QualityCase]) -> list[Scored]:
     return [score(case, case.scene.before) for case in cases]
 
 
-def test_the_truth_passes_every_gate(additions: list[Case], removals: list[Case]) -> None:
+def test_the_truth_passes_every_gate(additions: list[QualityCase], removals: list[QualityCase]) -> None:
     found = assess(RUN, perfect([*additions, *removals]), None)
     assert found.holds
     assert [gate.measured for gate in found.gates] == [1.0, PSNR_CEILING_DB, 1.0, 0.0]
 
 
-def test_pictures_that_nobody_edited_do_not_pass(additions: list[Case], removals: list[Case]) -> None:
+def test_pictures_that_nobody_edited_do_not_pass(
+    additions: list[QualityCase], removals: list[QualityCase]
+) -> None:
     found = assess(RUN, untouched([*additions, *removals]), None)
     adherence, completion, _, strayed = found.gates
     assert (adherence.holds, completion.holds, strayed.holds) == (False, False, True)
@@ -76,9 +78,9 @@ def test_pictures_that_nobody_edited_do_not_pass(additions: list[Case], removals
     assert not found.holds
 
 
-def test_rates_are_counted_overall_and_by_group(additions: list[Case]) -> None:
+def test_rates_are_counted_overall_and_by_group(additions: list[QualityCase]) -> None:
     scored = perfect(additions[:6]) + untouched(additions[6:])
-    rates = report.adherence([s for s in scored if isinstance(s, Addition)])
+    rates = report.adherence([s for s in scored if isinstance(s, ScoredAddition)])
     assert rates is not None
     assert (rates.overall.n, rates.overall.both, rates.overall.colour) == (8, 0.75, 0.75)
     for groups in (rates.by_side, rates.by_shape, rates.by_colour, rates.by_ground):
@@ -86,22 +88,22 @@ def test_rates_are_counted_overall_and_by_group(additions: list[Case]) -> None:
         assert sum(r.n * r.both for r in groups.values()) == pytest.approx(6)
 
 
-def test_colour_and_shape_count_apart(additions: list[Case]) -> None:
+def test_colour_and_shape_count_apart(additions: list[QualityCase]) -> None:
     case = additions[0]
     right = score(case, case.scene.after)
-    assert isinstance(right, Addition)
-    wrong_shape = Addition(case, right.edit, seen(case.slot.colour, None))
+    assert isinstance(right, ScoredAddition)
+    wrong_shape = ScoredAddition(case, right.edit, seen(case.slot.colour, None))
     rate = report.adherence([right, wrong_shape])
     assert rate is not None
     assert (rate.overall.both, rate.overall.colour, rate.overall.shape) == (0.5, 1.0, 0.5)
 
 
-def seen(colour: str | None, shape: str | None) -> Found:
-    return Found(colour, shape, 100, 0.9)
+def seen(colour: str | None, shape: str | None) -> DetectedShape:
+    return DetectedShape(colour, shape, 100, 0.9)
 
 
-def test_patches_are_averaged_and_a_flat_ground_has_no_ratio(removals: list[Case]) -> None:
-    scored = [s for s in perfect(removals) if isinstance(s, Removal)]
+def test_patches_are_averaged_and_a_flat_ground_has_no_ratio(removals: list[QualityCase]) -> None:
+    scored = [s for s in perfect(removals) if isinstance(s, ScoredRemoval)]
     found = report.completion(scored)
     assert found is not None
     assert found.overall.n == len(removals)
@@ -114,28 +116,28 @@ def test_patches_are_averaged_and_a_flat_ground_has_no_ratio(removals: list[Case
 @pytest.mark.parametrize(
     ("gate", "holds"),
     [
-        (Gate(name="g", measured=0.9, at_least=0.9), True),
-        (Gate(name="g", measured=0.899, at_least=0.9), False),
-        (Gate(name="g", measured=1.2, at_least=0.8, at_most=1.2), True),
-        (Gate(name="g", measured=1.21, at_least=0.8, at_most=1.2), False),
-        (Gate(name="g", measured=0.79, at_least=0.8, at_most=1.2), False),
-        (Gate(name="g", measured=None, at_least=0.8), False),
-        (Gate(name="g", measured=float("nan"), at_most=1), False),
-        (Gate(name="g", measured=0, at_most=0), True),
+        (QualityGate(name="g", measured=0.9, at_least=0.9), True),
+        (QualityGate(name="g", measured=0.899, at_least=0.9), False),
+        (QualityGate(name="g", measured=1.2, at_least=0.8, at_most=1.2), True),
+        (QualityGate(name="g", measured=1.21, at_least=0.8, at_most=1.2), False),
+        (QualityGate(name="g", measured=0.79, at_least=0.8, at_most=1.2), False),
+        (QualityGate(name="g", measured=None, at_least=0.8), False),
+        (QualityGate(name="g", measured=float("nan"), at_most=1), False),
+        (QualityGate(name="g", measured=0, at_most=0), True),
     ],
 )
-def test_a_gate_holds_within_its_bounds_and_never_unmeasured(gate: Gate, holds: bool) -> None:
+def test_a_gate_holds_within_its_bounds_and_never_unmeasured(gate: QualityGate, holds: bool) -> None:
     assert gate.holds is holds
 
 
-def test_without_removals_their_gates_do_not_hold(additions: list[Case]) -> None:
+def test_without_removals_their_gates_do_not_hold(additions: list[QualityCase]) -> None:
     found = assess(RUN, perfect(additions), None)
     assert [gate.holds for gate in found.gates] == [True, False, False, True]
     assert "not measured" in page(found, perfect(additions))
 
 
 def test_a_pixel_changed_outside_of_a_mask_is_counted_and_fails(
-    additions: list[Case], removals: list[Case]
+    additions: list[QualityCase], removals: list[QualityCase]
 ) -> None:
     case = additions[0]
     edit = case.scene.after.copy()
@@ -147,7 +149,7 @@ def test_a_pixel_changed_outside_of_a_mask_is_counted_and_fails(
     assert [gate.holds for gate in found.gates] == [True, True, True, False]
 
 
-def test_a_feather_may_change_its_own_pixels(additions: list[Case]) -> None:
+def test_a_feather_may_change_its_own_pixels(additions: list[QualityCase]) -> None:
     case = additions[0]
     mask = case.scene.mask
     beside = np.argwhere(~mask & (np.roll(mask, 1, 0) | np.roll(mask, 1, 1)))[0]
@@ -157,14 +159,14 @@ def test_a_feather_may_change_its_own_pixels(additions: list[Case]) -> None:
     assert strayed_px(case, edit, 4.0) == 0
 
 
-def test_numbers_survive_their_file(additions: list[Case], removals: list[Case]) -> None:
+def test_numbers_survive_their_file(additions: list[QualityCase], removals: list[QualityCase]) -> None:
     found = assess(RUN, perfect([*additions, *removals]), None)
     text = found.model_dump_json()
     assert QualityReport.model_validate_json(text) == found
     assert [gate["holds"] for gate in json.loads(text)["gates"]] == [True] * 4
 
 
-def test_frechet_distances_grow_with_the_difference(additions: list[Case]) -> None:
+def test_frechet_distances_grow_with_the_difference(additions: list[QualityCase]) -> None:
     same, other = (assess(RUN, scored, None).frechet for scored in (perfect(additions), untouched(additions)))
     assert same is not None
     assert other is not None
@@ -173,7 +175,7 @@ def test_frechet_distances_grow_with_the_difference(additions: list[Case]) -> No
     assert other.edit_to_truth > 10
 
 
-def test_equal_pictures_are_as_close_as_can_be_and_others_are_not(additions: list[Case]) -> None:
+def test_equal_pictures_are_as_close_as_can_be_and_others_are_not(additions: list[QualityCase]) -> None:
     scored = perfect(additions)
     same = report.closeness([(s, s.edit) for s in scored], "out/full", RUN, 0.0)
     assert (same.n, same.identical, same.psnr_db, same.psnr_in_mask_db) == (
@@ -191,7 +193,7 @@ def test_equal_pictures_are_as_close_as_can_be_and_others_are_not(additions: lis
 
 
 def test_the_page_shows_every_edit_failures_first_and_asks_nothing_of_the_network(
-    additions: list[Case], removals: list[Case]
+    additions: list[QualityCase], removals: list[QualityCase]
 ) -> None:
     scored = [*perfect(additions[:6]), *untouched(additions[6:]), *perfect(removals)]
     document = page(assess(RUN, scored, None), scored)
@@ -211,7 +213,7 @@ def test_the_page_shows_every_edit_failures_first_and_asks_nothing_of_the_networ
         assert case.slot.name in document
 
 
-def test_an_edit_is_shown_beside_what_was_before_and_the_truth(additions: list[Case]) -> None:
+def test_an_edit_is_shown_beside_what_was_before_and_the_truth(additions: list[QualityCase]) -> None:
     case = additions[0]
     shown = panels(score(case, case.scene.before))
     assert list(shown) == ["before", "edit", "truth"]
@@ -231,7 +233,9 @@ def test_the_outline_is_seen_on_white_and_on_black() -> None:
         assert np.array_equal(drawn[:6], flat[:6])
 
 
-def test_the_terminal_shows_every_table_and_verdict(additions: list[Case], removals: list[Case]) -> None:
+def test_the_terminal_shows_every_table_and_verdict(
+    additions: list[QualityCase], removals: list[QualityCase]
+) -> None:
     scored = [*perfect([*additions, *removals])]
     closeness = report.closeness([(s, s.edit) for s in scored], "out/full", RUN, 0.0)
     found = assess(RUN, scored, closeness)
@@ -260,6 +264,9 @@ def test_flags_are_refused_where_they_make_no_sense() -> None:
 
 
 def test_things_are_added_with_a_hard_edge_and_removed_as_users_get_it() -> None:
-    assert (MaskBlur().of(Task.ADD), MaskBlur().of(Task.REMOVE)) == (0, EditParameters(prompt="x").mask_blur)
+    assert (MaskBlur().of(SceneTask.ADD), MaskBlur().of(SceneTask.REMOVE)) == (
+        0,
+        EditParameters(prompt="x").mask_blur,
+    )
     asked = MaskBlur(add=2, remove=1)
-    assert (asked.of(Task.ADD), asked.of(Task.REMOVE)) == (2, 1)
+    assert (asked.of(SceneTask.ADD), asked.of(SceneTask.REMOVE)) == (2, 1)

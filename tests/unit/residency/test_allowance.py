@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.residency.allowance import Allowance
+from giornata.residency.allowance import LoadTokenBucket
 
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 100)), max_size=50))
 def test_planned_loads_that_wait_keep_to_the_bandwidth(loads: list[tuple[float, int]]) -> None:
-    allowance, now, spent, last = Allowance(100.0), 0.0, 0, 0
+    allowance, now, spent, last = LoadTokenBucket(100.0), 0.0, 0, 0
     for pause_s, size_bytes in loads:
         now += pause_s
         now += allowance.wait_s(now)
@@ -20,7 +20,7 @@ def test_planned_loads_that_wait_keep_to_the_bandwidth(loads: list[tuple[float, 
 
 
 def test_demand_never_waits_and_planned_loads_wait_for_what_it_took() -> None:
-    allowance = Allowance(100.0)
+    allowance = LoadTokenBucket(100.0)
     assert allowance.wait_s(0.0) == 0.0
     allowance.spend(150, 0.0)
     assert allowance.wait_s(0.0) == 0.5

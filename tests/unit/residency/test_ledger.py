@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.residency.ledger import Ledger
+from giornata.residency.ledger import EvictionLedger
 
 NAMES = st.sampled_from("abcdef")
 ACTIONS = st.lists(
@@ -23,7 +23,7 @@ def test_a_ledger_keeps_to_its_budget_and_to_the_order_of_use(  # noqa: C901 - a
     actions: list[tuple[str, str, int]], budget: int
 ) -> None:
     """Beside a model of it: a list in order of use."""
-    ledger = Ledger(budget)
+    ledger = EvictionLedger(budget)
     order: list[str] = []
     sizes: dict[str, int] = {}
     pins: dict[str, int] = {}
@@ -66,4 +66,4 @@ def test_a_ledger_keeps_to_its_budget_and_to_the_order_of_use(  # noqa: C901 - a
 
 def test_a_pin_that_is_not_there_is_not_taken_back() -> None:
     with pytest.raises(ValueError, match="a is not pinned"):
-        Ledger(1).unpin("a")
+        EvictionLedger(1).unpin("a")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.residency.ledger import Ledger
+from giornata.residency.ledger import EvictionLedger
 
 NAMES = st.sampled_from("abcdefgh")
 USES = st.lists(NAMES, max_size=80)
@@ -14,7 +14,7 @@ USES = st.lists(NAMES, max_size=80)
 @given(USES, st.integers(3, 12), st.lists(st.integers(1, 3), min_size=8, max_size=8))
 def test_the_least_recently_used_goes_first(uses: list[str], budget: int, sizes: list[int]) -> None:
     size = dict(zip("abcdefgh", sizes, strict=True))
-    ledger, order = Ledger(budget), list[str]()
+    ledger, order = EvictionLedger(budget), list[str]()
     for name in uses:
         gone = () if ledger.use(name) else ledger.add(name, size[name])
         order = [other for other in order if other != name] + [name]
@@ -27,7 +27,7 @@ def test_the_least_recently_used_goes_first(uses: list[str], budget: int, sizes:
 
 @given(USES, st.sets(NAMES, max_size=3), st.integers(0, 6))
 def test_pinned_names_never_go(uses: list[str], pinned: set[str], budget: int) -> None:
-    ledger, gone = Ledger(budget), list[str]()
+    ledger, gone = EvictionLedger(budget), list[str]()
     for each in sorted(pinned):
         ledger.pin(each)
     for each in uses:

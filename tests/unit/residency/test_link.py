@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.residency.link import Link
+from giornata.residency.link import FifoLink
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 1000)), max_size=30))
 def test_loads_come_one_after_the_other(loads: list[tuple[float, int]]) -> None:
-    link, now, before = Link(100.0, 0.5), 0.0, 0.0
+    link, now, before = FifoLink(100.0, 0.5), 0.0, 0.0
     for pause_s, size_bytes in loads:
         now += pause_s
         wait_s = link.wait_s(now)
@@ -22,7 +22,7 @@ def test_loads_come_one_after_the_other(loads: list[tuple[float, int]]) -> None:
 
 def test_rocks_updates_are_reproduced() -> None:
     """ROCK Table 3: an adapter of 65 MB takes 4.8 s from the host, 6.8 s from the store."""
-    store, host = Link(65e6, 1.0), Link(80e6, 4.0)
+    store, host = FifoLink(65e6, 1.0), FifoLink(80e6, 4.0)
     there = store.load(65e6, 0.0)
     assert there == pytest.approx(2.0)
     assert host.load(65e6, there) == pytest.approx(6.8, abs=0.02)

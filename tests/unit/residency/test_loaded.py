@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from giornata.residency.loaded import Found, LoadedTier
+from giornata.residency.loaded import LoadedTier, TierLookup
 from tests.patience import HUNG_S
 
 NAMES = "abcd"
@@ -35,8 +35,8 @@ def test_threads_that_want_one_value_wait_for_one_load() -> None:
         assert reading.wait(HUNG_S)
         others = [pool.submit(shelf.load, "a", read) for _ in range(3)]
         gate.set()
-        assert first.result() == Found("value", loaded=True)
-        assert {each.result() for each in others} == {Found("value", loaded=False)}
+        assert first.result() == TierLookup("value", loaded=True)
+        assert {each.result() for each in others} == {TierLookup("value", loaded=False)}
     assert len(reads) == 1
 
 

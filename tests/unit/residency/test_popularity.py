@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.residency.ledger import Ledger
+from giornata.residency.ledger import EvictionLedger
 from giornata.residency.popularity import Popularity
 
 USES = st.lists(st.sampled_from("abc"), max_size=40)
@@ -26,7 +26,7 @@ def test_each_use_counts_less_the_longer_ago_it_is(uses: list[str], half_life: f
 
 def test_a_net_that_many_use_outlives_one_that_was_used_last() -> None:
     popularity = Popularity()
-    ledger = Ledger(2, popularity.score)
+    ledger = EvictionLedger(2, popularity.score)
     for name in (*("popular",) * 5, "passing"):
         popularity.use(name)
         ledger.add(name, 1)
@@ -36,7 +36,7 @@ def test_a_net_that_many_use_outlives_one_that_was_used_last() -> None:
 
 def test_what_was_popular_long_ago_goes_at_last() -> None:
     popularity = Popularity(half_life=2)
-    ledger = Ledger(2, popularity.score)
+    ledger = EvictionLedger(2, popularity.score)
     for name in (*("old",) * 5, *("new",) * 20):
         popularity.use(name)
         ledger.add(name, 1)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.residency.uses import Uses
+from giornata.residency.uses import AdapterUsage
 
 JOBS = st.lists(st.tuples(st.floats(0, 50), st.sets(st.sampled_from("abcd"), max_size=3)), max_size=40)
 
 
 @given(JOBS)
 def test_uses_are_those_of_their_definition(jobs: list[tuple[float, set[str]]]) -> None:
-    uses, now, seen = Uses(half_life_s=100.0, window_s=60.0), 0.0, list[tuple[float, set[str]]]()
+    uses, now, seen = AdapterUsage(half_life_s=100.0, window_s=60.0), 0.0, list[tuple[float, set[str]]]()
     for pause_s, asked in jobs:
         now += pause_s
         uses.see(asked, now)

@@ -15,12 +15,12 @@ from giornata.wire.events import DenoisedEvent
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import RunAnswer, RunReply, RunRequest
 from giornata.wire.progress import Assignment, JobRecord
-from giornata_router.computing import Computing
+from giornata_router.computing import DenoiseStage
 from giornata_router.dispatch import NoReport, Outcome
-from giornata_router.live_record import LiveRecord, TimeSheet
+from giornata_router.live_record import LiveJobRecord, StageTimer
 from giornata_router.rules import transitions
-from giornata_router.rules.transitions import Times
-from giornata_router.tools import Tools
+from giornata_router.rules.transitions import JobTimes
+from giornata_router.tools import RouterContext
 from tests.contract.messages import ENCODING, INSPECTION, JOB, REF
 from tests.patience import HUNG_MS
 
@@ -31,14 +31,14 @@ class World:
     """A worker, the record, and the outcomes that are reported, one after the other; the last one computes the rows."""
 
     def __init__(self, *outcomes: Outcome) -> None:
-        accepted, times = transitions.accepted(JOB), TimeSheet(transitions.accepted(JOB)).times()
-        self.record = transitions.assigned(accepted, [GIVEN], INSPECTION, ENCODING, Times(*times))
+        accepted, times = transitions.accepted(JOB), StageTimer(transitions.accepted(JOB)).times()
+        self.record = transitions.assigned(accepted, [GIVEN], INSPECTION, ENCODING, JobTimes(*times))
         self.outcomes = [*outcomes]
         self.expected = 0
         """Attempts that are waited for."""
         self.told: list[tuple[str, bool]] = []
         """What the worker was told, and whether it is to hand its rows back."""
-        self.job, self.sheet, self.deadline = JOB, TimeSheet(accepted), Deadline.after_ms(HUNG_MS)
+        self.job, self.sheet, self.deadline = JOB, StageTimer(accepted), Deadline.after_ms(HUNG_MS)
         self.doing = ""
 
     @asynccontextmanager
@@ -91,7 +91,9 @@ async def test_a_worker_is_told_to_hand_back_rows_that_others_come_before(
 ) -> None:
     world = World(*outcomes)
     tools = SimpleNamespace(dispatch=world, workers=world, config=SimpleNamespace(max_failures=3))
-    computing = Computing(cast("Tools", tools), cast("LiveRecord", world), INSPECTION, ENCODING, None)
+    computing = DenoiseStage(
+        cast("RouterContext", tools), cast("LiveJobRecord", world), INSPECTION, ENCODING, None
+    )
     await computing._attempt(GIVEN, world.record.pending_rows, adopted=False)
     assert world.told == [("run", False), *told]
     assert (world.outcomes, world.expected) == ([], 0)

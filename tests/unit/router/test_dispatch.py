@@ -13,12 +13,12 @@ import pytest
 
 from giornata.fleet import SILENCE_S
 from giornata.scheduling.adapters import NeededLora
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.fair_line import FairLine
-from giornata.scheduling.line import Claim
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.fair_line import FairQueue
+from giornata.scheduling.line import SchedulingParams
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import Candidate, Policy, finish_time
-from giornata.scheduling.scheduler import MAX_PASSED, InTurn
+from giornata.scheduling.policies import CandidateWorker, Policy, finish_time
+from giornata.scheduling.scheduler import MAX_PASSED, QueueOrderScheduler
 from giornata.wire.events import DenoisedEvent
 from giornata.wire.jobs import Priority
 from giornata.wire.progress import Assignment
@@ -36,7 +36,7 @@ FIRST = Assignment(1, "d1", (0,))
 
 
 def dispatching(policy: Policy = finish_time, *, connected: bool = True) -> Dispatch:
-    return Dispatch(InTurn(policy), Placement(), FairLine(), lambda: connected)
+    return Dispatch(QueueOrderScheduler(policy), Placement(), FairQueue(), lambda: connected)
 
 
 def denoised(job_id: str, attempt: int) -> DenoisedEvent:
@@ -46,7 +46,7 @@ def denoised(job_id: str, attempt: int) -> DenoisedEvent:
 async def acquired(
     dispatch: Dispatch,
     job: str,
-    demand: Demand = DEMAND,
+    demand: JobDemand = DEMAND,
     priority: Priority = Priority.INTERACTIVE,
     fetching: str | None = None,
 ) -> list[Assignment]:
@@ -54,7 +54,7 @@ async def acquired(
     numbers, found = itertools.count(1), list[Assignment]()
     rows = range(demand.rows)
     async with dispatch.in_line(
-        job, rows, demand, Claim(priority), numbers=numbers, fetching=fetching
+        job, rows, demand, SchedulingParams(priority), numbers=numbers, fetching=fetching
     ) as waiting:
         while waiting.left or waiting.placed:
             given, _ = await waiting.news()
@@ -71,7 +71,7 @@ class Waiters:
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     async def ask(
-        self, job: str, demand: Demand = DEMAND, priority: Priority = Priority.INTERACTIVE
+        self, job: str, demand: JobDemand = DEMAND, priority: Priority = Priority.INTERACTIVE
     ) -> asyncio.Task[None]:
         async def acquire() -> None:
             await acquired(self.dispatch, job, demand, priority)
@@ -112,7 +112,7 @@ async def test_pictures_of_one_job_go_to_whoever_has_room_and_the_rest_waits() -
     for name in ("d1", "d2"):
         dispatch.observe(worker(name, capacity=2))
     numbers, demand = itertools.count(3), replace(DEMAND, shapes=(SHAPE,) * 5)
-    async with dispatch.in_line("j", (0, 1, 3, 4, 6), demand, Claim(), numbers=numbers) as waiting:
+    async with dispatch.in_line("j", (0, 1, 3, 4, 6), demand, SchedulingParams(), numbers=numbers) as waiting:
         given, likely = await waiting.news()
         given.sort()
         assert likely == []
@@ -131,7 +131,9 @@ async def test_what_nobody_has_asked_for_is_released_with_who_leaves_the_line() 
     dispatch = dispatching()
     dispatch.observe(worker("d1", capacity=1))
     with contextlib.suppress(RuntimeError):
-        async with dispatch.in_line("j", (0, 1), TWO, Claim(), numbers=itertools.count(1)) as waiting:
+        async with dispatch.in_line(
+            "j", (0, 1), TWO, SchedulingParams(), numbers=itertools.count(1)
+        ) as waiting:
             assert len(waiting.placed) == 1
             raise RuntimeError
     assert dispatch.placement.has_room(DEMAND)
@@ -167,7 +169,7 @@ async def test_a_large_batch_job_never_holds_up_an_interactive_one() -> None:
 async def test_many_that_wait_cost_one_look_not_one_each() -> None:
     looks = 0
 
-    def policy(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+    def policy(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
         nonlocal looks
         looks += 1
         return finish_time(candidates, demand)
@@ -263,8 +265,8 @@ async def test_a_job_tells_the_worker_that_probably_gets_it_to_load() -> None:
     dispatch.observe(worker("d1", capacity=1))
     numbers = itertools.count(1)
     async with (
-        dispatch.in_line("a", (0,), one, Claim(), numbers=numbers) as first,
-        dispatch.in_line("b", (0,), other, Claim(), numbers=numbers) as second,
+        dispatch.in_line("a", (0,), one, SchedulingParams(), numbers=numbers) as first,
+        dispatch.in_line("b", (0,), other, SchedulingParams(), numbers=numbers) as second,
     ):
         ((_, where, _),), likely = await first.news()
         assert (where, likely) == ("d1", []), "it has its worker"

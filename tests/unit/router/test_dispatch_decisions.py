@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from giornata.scheduling.fair_line import FairLine
-from giornata.scheduling.line import Line
+from giornata.scheduling.fair_line import FairQueue
+from giornata.scheduling.line import RowQueue
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.scheduler import Decision, Scheduler
+from giornata.scheduling.scheduler import Scheduler, SchedulingDecision
 from giornata_router.dispatch import Dispatch, NoReport
 from tests.patience import HUNG_S
 from tests.unit.scheduling.test_placement import DEMAND, worker
@@ -19,22 +19,24 @@ from tests.unit.scheduling.test_placement import DEMAND, worker
 class Scripted:
     """A scheduler that decides what it was told to, and notes when it is asked."""
 
-    def __init__(self, *decisions: Decision) -> None:
+    def __init__(self, *decisions: SchedulingDecision) -> None:
         self.decisions = list(decisions)
         self.asked = asyncio.Semaphore(0)
 
-    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+    def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
         self.asked.release()
-        decision = self.decisions.pop(0) if self.decisions else Decision()
+        decision = self.decisions.pop(0) if self.decisions else SchedulingDecision()
         return decision._replace(wake_at=None if decision.wake_at is None else now + decision.wake_at)
 
 
 def scripted(scheduler: Scheduler) -> Dispatch:
-    return Dispatch(scheduler, Placement(), FairLine())
+    return Dispatch(scheduler, Placement(), FairQueue())
 
 
 async def test_the_scheduler_is_asked_again_when_it_wants_to_be_and_at_no_older_time() -> None:
-    scheduler = Scripted(Decision(wake_at=0.01), Decision(wake_at=3600.0), Decision(wake_at=0.02))
+    scheduler = Scripted(
+        SchedulingDecision(wake_at=0.01), SchedulingDecision(wake_at=3600.0), SchedulingDecision(wake_at=0.02)
+    )
     dispatch = scripted(scheduler)
     dispatch.observe(worker("d1"))
     dispatch.observe(worker("d1"))  # its decision counts, not that before it
@@ -49,7 +51,9 @@ async def test_the_scheduler_is_asked_again_when_it_wants_to_be_and_at_no_older_
 
 
 async def test_a_preempted_attempt_is_waited_for_no_longer() -> None:
-    dispatch = scripted(Scripted(Decision(), Decision(preemptions=(("a", 1), ("unknown", 7)))))
+    dispatch = scripted(
+        Scripted(SchedulingDecision(), SchedulingDecision(preemptions=(("a", 1), ("unknown", 7))))
+    )
     dispatch.observe(worker("d1"))
     async with dispatch.expecting("a", 1) as report, dispatch.expecting("b", 1) as other:
         dispatch.placement.assign("a", 1, "d1", DEMAND, time.monotonic())

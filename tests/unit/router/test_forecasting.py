@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.fleet import Fleet
-from giornata.scheduling.fair_line import FairLine
-from giornata.scheduling.line import Claim, Line
+from giornata.scheduling.fair_line import FairQueue
+from giornata.scheduling.line import RowQueue, SchedulingParams
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.waiting import QueuedJob, Waiting
+from giornata.scheduling.waiting import JobQueue, QueuedJob
 from giornata.wire.errors import InternalError, QueueTooLong
 from giornata.wire.jobs import Priority
 from giornata.wire.queues import CostFit, QueueState
 from giornata.wire.workers import ServiceState, WorkerCosts
-from giornata_router.rules.forecasting import Forecasting
-from giornata_router.rules.stages import Stage, StageCost, StagePlacement, Verb
+from giornata_router.rules.forecasting import FinishTimeEstimator
+from giornata_router.rules.stages import PrepostStage, StageCost, StagePlacement, Verb
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD
 from tests.fakes.networks import plain
@@ -64,19 +64,19 @@ def known(state: ServiceState) -> ServiceState:
 
 def forecasting(
     *states: ServiceState, prepost: StagePlacement | None = None
-) -> tuple[Forecasting, Placement, Line]:
-    placement, line = Placement(), FairLine()
+) -> tuple[FinishTimeEstimator, Placement, RowQueue]:
+    placement, line = Placement(), FairQueue()
     for state in states:
         placement.observe(state, 0)
-    made = Forecasting(placement, line, prepost)
+    made = FinishTimeEstimator(placement, line, prepost)
     made.learn(DEMAND)
     return made, placement, line
 
 
-def wait_s(placement: Placement, line: Line, asked: QueuedJob, waiting: int = 0) -> tuple[int, float]:
+def wait_s(placement: Placement, line: RowQueue, asked: QueuedJob, waiting: int = 0) -> tuple[int, float]:
     """Jobs before it and about how long it would wait, found by asking with ever smaller budgets."""
     for limit_s in (tenths / 10 for tenths in range(100, 0, -1)):
-        made = Forecasting(placement, line)
+        made = FinishTimeEstimator(placement, line)
         made.learn(DEMAND)
         try:
             made.admit(replace(asked, budget_s=limit_s), waiting)
@@ -88,7 +88,7 @@ def wait_s(placement: Placement, line: Line, asked: QueuedJob, waiting: int = 0)
 def test_what_comes_before_is_waited_for() -> None:
     made, placement, line = forecasting(known(worker("d1")))
     assert wait_s(placement, line, job("a")) == (0, 0.0)
-    line.join("w", DEMAND, Claim(), 0)
+    line.join("w", DEMAND, SchedulingParams(), 0)
     before, seconds = wait_s(placement, line, job("b"), 1)
     assert before == 2
     assert seconds == pytest.approx(2 * STEPS * STEP_MS / 1e3, abs=0.11)
@@ -107,7 +107,7 @@ def test_jobs_that_are_prepared_are_waited_for_until_they_are_in_the_line() -> N
     made.admit(job("a", budget_ms=2500), 0)  # 1.6 s
     with pytest.raises(QueueTooLong, match="2 jobs before it"):
         made.admit(job("b", priority=Priority.BATCH, budget_ms=2500), 0)
-    line.join("p", DEMAND, Claim(), 0)
+    line.join("p", DEMAND, SchedulingParams(), 0)
     made.prepared("p")
     made.admit(job("a", budget_ms=2500), 0)
     with pytest.raises(QueueTooLong):
@@ -119,7 +119,7 @@ def test_jobs_that_are_prepared_are_waited_for_until_they_are_in_the_line() -> N
 
 def test_the_queue_of_a_tenant_is_no_reason_to_refuse_another() -> None:
     made, _, _ = forecasting(known(worker("d1")))
-    waiting = Waiting()
+    waiting = JobQueue()
     for i in range(100):
         waiting.join(job(f"w{i}", tenant="many", budget_ms=5000))
     more, other = job("a", tenant="many", budget_ms=5000), job("b", tenant="few", budget_ms=5000)
@@ -130,7 +130,7 @@ def test_the_queue_of_a_tenant_is_no_reason_to_refuse_another() -> None:
 
 def test_batch_jobs_do_not_come_before_interactive_ones() -> None:
     _, placement, line = forecasting(known(worker("d1")))
-    line.join("w", DEMAND, Claim(Priority.BATCH), 0)
+    line.join("w", DEMAND, SchedulingParams(Priority.BATCH), 0)
     assert wait_s(placement, line, job("a"))[0] == 0
     assert wait_s(placement, line, job("b", priority=Priority.BATCH))[0] == 1
 
@@ -138,7 +138,7 @@ def test_batch_jobs_do_not_come_before_interactive_ones() -> None:
 def test_an_edit_that_would_wait_too_long_is_refused_with_the_time_after_which_it_would_not() -> None:
     made, _, line = forecasting(known(worker("d1")))
     for i in range(4):
-        line.join(f"w{i}", DEMAND, Claim(), 0)
+        line.join(f"w{i}", DEMAND, SchedulingParams(), 0)
     with pytest.raises(QueueTooLong) as refused:
         made.admit(job("a", budget_ms=5000), 0)
     assert refused.value.retry_after_s == 2  # 4 jobs of 1.6 s are 6.4 s
@@ -166,7 +166,7 @@ def test_an_edit_is_not_refused_for_what_it_may_take_itself() -> None:
 def test_who_waits_is_told_its_place() -> None:
     made, _, line = forecasting(known(worker("d1")))
     for i in range(3):
-        line.join(f"w{i}", DEMAND, Claim(), 0)
+        line.join(f"w{i}", DEMAND, SchedulingParams(), 0)
     told = [made.of(job(f"w{i}"), 1, None) for i in range(3)]
     assert [t.position for t in told if t] == [0, 1, 2]
     assert [t.finish_ms for t in told if t] == pytest.approx([STEPS * STEP_MS * k for k in (1, 2, 3)])
@@ -184,7 +184,7 @@ def test_encoding_and_decoding_are_foretold_from_what_they_took() -> None:
     }  # fmt: skip
     for verb, cost in took.items():
         stages.costs.observe(verb, DEMAND.model_digest, "default", 1.0, cost)
-    line.join("w", DEMAND, Claim(), 0)
+    line.join("w", DEMAND, SchedulingParams(), 0)
     fresh, waiting = made.of(job("new"), 1, 0), made.of(job("w"), 1, None)
     assert fresh is not None
     assert fresh.finish_ms == pytest.approx(max(2000.0 + denoise_ms, 2 * denoise_ms) + 500.0)
@@ -212,10 +212,10 @@ def test_a_picture_ends_later_while_its_decoding_waits_for_room() -> None:
     cost = StageCost(3000, 2000)
     stages.costs.observe("finish", CARD.digest, "default", 1.0, cost)
     decoded = JOB.model_copy(update={"job_id": "w", "model_digest": CARD.digest})
-    asked = Stage("finish", CARD.name, CARD.digest, cost)
-    first = stages.join("first", asked, Claim(), 0.0)
+    asked = PrepostStage("finish", CARD.name, CARD.digest, cost)
+    first = stages.join("first", asked, SchedulingParams(), 0.0)
     assert stages.place(0.0)[0] == [(first, "p1")]
-    waits = stages.join("w", asked, Claim(), 0.0)
+    waits = stages.join("w", asked, SchedulingParams(), 0.0)
     assert stages.place(0.0)[0] == []
     with made.finishing(decoded, 0.0):
         wait_ms = stages.wait_ms(CARD.digest, job("w"))
@@ -246,27 +246,27 @@ def test_a_job_that_failed_while_it_was_decoded_promises_no_picture() -> None:
 
 def test_rows_that_wait_are_told_with_what_they_ask_for() -> None:
     made, _, line = forecasting()
-    assert made.queue(Waiting(), full=False) == QueueState()
+    assert made.queue(JobQueue(), full=False) == QueueState()
     two = replace(DEMAND, shapes=DEMAND.shapes * 2)
-    keys = [line.join(f"w{i}", demand, Claim(), 0).key for i, demand in enumerate((DEMAND, two))]
+    keys = [line.join(f"w{i}", demand, SchedulingParams(), 0).key for i, demand in enumerate((DEMAND, two))]
     rows, steps = DEMAND.rows + two.rows, DEMAND.steps + two.steps
-    waiting = Waiting()
+    waiting = JobQueue()
     waiting.join(job("u", n=3))
     told = made.queue(waiting, full=True, unreadable=1)
     assert told == QueueState(jobs=3, rows=rows + 3, steps=steps + 3 * STEPS, full=True, unreadable=1)
     for key in keys:
         line.leave(key)
-    assert made.queue(Waiting(), full=False) == QueueState()
+    assert made.queue(JobQueue(), full=False) == QueueState()
 
 
 def test_telemetry_tells_how_long_one_more_picture_would_wait() -> None:
     made, placement, line = forecasting(known(worker("d1", capacity=1)))
-    assert made.queue(Waiting(), full=False).wait_ms == 0
+    assert made.queue(JobQueue(), full=False).wait_ms == 0
     placement.assign("w", 1, "d1", DEMAND, 0)
-    assert made.queue(Waiting(), full=False).wait_ms == pytest.approx(STEPS * STEP_MS)
-    line.join("v", replace(DEMAND, shapes=DEMAND.shapes * 2), Claim(), 0)
-    assert made.queue(Waiting(), full=False).wait_ms == pytest.approx(3 * STEPS * STEP_MS)
-    waiting = Waiting()
+    assert made.queue(JobQueue(), full=False).wait_ms == pytest.approx(STEPS * STEP_MS)
+    line.join("v", replace(DEMAND, shapes=DEMAND.shapes * 2), SchedulingParams(), 0)
+    assert made.queue(JobQueue(), full=False).wait_ms == pytest.approx(3 * STEPS * STEP_MS)
+    waiting = JobQueue()
     waiting.join(job("u"))
     assert made.queue(waiting, full=True).wait_ms == pytest.approx(4 * STEPS * STEP_MS), (
         "jobs in the queue count"
@@ -277,10 +277,10 @@ def test_telemetry_tells_how_long_one_more_picture_would_wait() -> None:
 def test_more_work_ahead_is_never_a_shorter_wait(rows: int, capacity: int, ahead: list[int]) -> None:
     made, placement, line = forecasting(known(worker("d1", capacity=capacity)))
     placement.assign("w", 1, "d1", replace(DEMAND, shapes=DEMAND.shapes * rows), 0)
-    told = [made.queue(Waiting(), full=False).wait_ms]
+    told = [made.queue(JobQueue(), full=False).wait_ms]
     for number, more in enumerate(ahead):
-        line.join(f"v{number}", replace(DEMAND, shapes=DEMAND.shapes * more), Claim(), 0)
-        told.append(made.queue(Waiting(), full=False).wait_ms)
+        line.join(f"v{number}", replace(DEMAND, shapes=DEMAND.shapes * more), SchedulingParams(), 0)
+        told.append(made.queue(JobQueue(), full=False).wait_ms)
     waits = [wait for wait in told if wait is not None]
     assert len(waits) == len(told)
     assert waits == sorted(waits)
@@ -288,17 +288,17 @@ def test_more_work_ahead_is_never_a_shorter_wait(rows: int, capacity: int, ahead
 
 
 def test_a_wait_that_is_unknown_is_not_told() -> None:
-    idle = forecasting(worker("d1"))[0].queue(Waiting(), full=False).wait_ms
+    idle = forecasting(worker("d1"))[0].queue(JobQueue(), full=False).wait_ms
     assert idle == 0, "there is a place, however fast it is"
     slow, placement, _ = forecasting(worker("d1", capacity=1))
     placement.assign("w", 1, "d1", DEMAND, 0)
-    assert slow.queue(Waiting(), full=False).wait_ms is None, "no worker has told what its steps cost"
+    assert slow.queue(JobQueue(), full=False).wait_ms is None, "no worker has told what its steps cost"
     other = CARD.model_copy(update={"digest": "other"})
     two = forecasting(known(worker("d1")), known(worker("d2", models=(other,))))[0]
-    assert two.queue(Waiting(), full=False).wait_ms is None, "it is another for each model"
-    fresh = Forecasting(placement, FairLine())
+    assert two.queue(JobQueue(), full=False).wait_ms is None, "it is another for each model"
+    fresh = FinishTimeEstimator(placement, FairQueue())
     placement.observe(known(worker("d1", capacity=1)), 0)
-    assert fresh.queue(Waiting(), full=False).wait_ms == pytest.approx(STEPS * STEP_MS, rel=0.01), (
+    assert fresh.queue(JobQueue(), full=False).wait_ms == pytest.approx(STEPS * STEP_MS, rel=0.01), (
         "no job was inspected"
     )
 
@@ -307,7 +307,7 @@ def test_nothing_is_promised_or_refused_before_anything_is_known() -> None:
     made, _, _ = forecasting(worker("d1"))
     made.admit(job("a", budget_ms=1), 0)  # no worker has told what its steps cost
     assert made.of(job("a", budget_ms=1), 0, 0) is None
-    fresh = Forecasting(Placement(), FairLine())
+    fresh = FinishTimeEstimator(Placement(), FairQueue())
     fresh.admit(job("a", budget_ms=1), 0)
     nobody, _, _ = forecasting()
     nobody.admit(job("a", budget_ms=1), 0)  # an absent fleet may come back

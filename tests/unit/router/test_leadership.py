@@ -13,7 +13,7 @@ from nats.js.kv import KeyValue
 from giornata.bus.streams import LEASE_TTL_S
 from giornata.wire.messages import Epoch
 from giornata_router.lease import Leadership, Lease, LeaseEndedError
-from giornata_router.rules.tenure import MARGIN, Sighting, Watch
+from giornata_router.rules.tenure import MARGIN, LeaseEntry, LeaseWatch
 
 LIFE_S = 3.0
 EPOCH = Epoch(1, 7)
@@ -80,17 +80,17 @@ async def test_a_renewal_counts_from_before_it_was_asked_for() -> None:
 
 
 def test_a_lease_that_was_given_up_or_never_held_is_free_at_once() -> None:
-    assert Watch(LIFE_S).see(Sighting(0, free=True), 5.0) == 0.0
-    assert Watch(LIFE_S).see(Sighting(8, free=True), 5.0) == 0.0
+    assert LeaseWatch(LIFE_S).see(LeaseEntry(0, free=True), 5.0) == 0.0
+    assert LeaseWatch(LIFE_S).see(LeaseEntry(8, free=True), 5.0) == 0.0
 
 
 def test_every_change_begins_the_wait_again_and_so_does_an_entry_that_vanishes() -> None:
-    watch = Watch(LIFE_S)
-    assert watch.see(Sighting(1, free=False), 0.0) == pytest.approx(LIFE_S * MARGIN)
-    assert watch.see(Sighting(1, free=False), 3.0) == pytest.approx(LIFE_S * MARGIN - 3.0)
-    assert watch.see(Sighting(2, free=False), 3.2) == pytest.approx(LIFE_S * MARGIN)
-    assert watch.see(Sighting(0, free=False), 6.0) == pytest.approx(LIFE_S * MARGIN)
-    assert watch.see(Sighting(0, free=False), 6.0 + LIFE_S * MARGIN) == 0.0
+    watch = LeaseWatch(LIFE_S)
+    assert watch.see(LeaseEntry(1, free=False), 0.0) == pytest.approx(LIFE_S * MARGIN)
+    assert watch.see(LeaseEntry(1, free=False), 3.0) == pytest.approx(LIFE_S * MARGIN - 3.0)
+    assert watch.see(LeaseEntry(2, free=False), 3.2) == pytest.approx(LIFE_S * MARGIN)
+    assert watch.see(LeaseEntry(0, free=False), 6.0) == pytest.approx(LIFE_S * MARGIN)
+    assert watch.see(LeaseEntry(0, free=False), 6.0 + LIFE_S * MARGIN) == 0.0
 
 
 @given(
@@ -110,11 +110,11 @@ def test_no_two_lead_whatever_is_renewed_seen_or_vanishes_and_whatever_the_clock
     if vanishes_s is not None:
         asked = [at for at in asked if at + took_s < vanishes_s] or [0.0]
     ends_s = asked[-1] + LIFE_S
-    watch, now = Watch(LIFE_S), took_s
+    watch, now = LeaseWatch(LIFE_S), took_s
     for look_s in looks_s:
         now += look_s
         gone = vanishes_s is not None and now >= max(vanishes_s, took_s)
         revision = 0 if gone else sum(at + took_s <= now for at in asked)
-        if watch.see(Sighting(revision, free=False), now + offset_s) == 0.0:
+        if watch.see(LeaseEntry(revision, free=False), now + offset_s) == 0.0:
             assert now >= ends_s
             return

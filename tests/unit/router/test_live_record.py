@@ -9,16 +9,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from giornata.records import Change, Revised
+from giornata.records import Change, RecordRevision
 from giornata.wire.errors import JobCancelled
 from giornata.wire.events import StateEvent
 from giornata.wire.jobs import JobState
 from giornata.wire.progress import JobRecord
-from giornata_router.live_record import UNWRITTEN_S, LiveRecord
+from giornata_router.live_record import UNWRITTEN_S, LiveJobRecord
 from giornata_router.rules import transitions
 from tests.contract.messages import JOB
 
-KNOWN = Revised(transitions.accepted(JOB), 1)
+KNOWN = RecordRevision(transitions.accepted(JOB), 1)
 
 
 class SwallowingRecords:
@@ -27,7 +27,7 @@ class SwallowingRecords:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
 
-    async def read(self, job_id: str) -> Revised[JobRecord]:
+    async def read(self, job_id: str) -> RecordRevision[JobRecord]:
         assert job_id == JOB.job_id
         self.asked.set()
         with contextlib.suppress(asyncio.CancelledError):
@@ -35,8 +35,8 @@ class SwallowingRecords:
         return KNOWN
 
     async def revise(
-        self, job_id: str, _: Change[JobRecord], known: Revised[JobRecord]
-    ) -> Revised[JobRecord]:
+        self, job_id: str, _: Change[JobRecord], known: RecordRevision[JobRecord]
+    ) -> RecordRevision[JobRecord]:
         assert known is KNOWN
         return await self.read(job_id)
 
@@ -45,10 +45,10 @@ class SwallowingRecords:
     "work", [lambda p: p.reread(), lambda p: p.change(lambda record: record)], ids=["reread", "change"]
 )
 async def test_whoever_was_cancelled_while_the_record_came_does_not_go_on(
-    work: Callable[[LiveRecord], Awaitable[JobRecord]],
+    work: Callable[[LiveJobRecord], Awaitable[JobRecord]],
 ) -> None:
     records = SwallowingRecords()
-    progress = LiveRecord(None, records, KNOWN)  # type: ignore[arg-type]  # nothing is told, and a fake
+    progress = LiveJobRecord(None, records, KNOWN)  # type: ignore[arg-type]  # nothing is told, and a fake
     task = asyncio.ensure_future(work(progress))
     await records.asked.wait()
     task.cancel()
@@ -62,18 +62,18 @@ class KeptRecords:
     def __init__(self) -> None:
         self.kept, self.reads = KNOWN, 0
 
-    async def read(self, _: str) -> Revised[JobRecord]:
+    async def read(self, _: str) -> RecordRevision[JobRecord]:
         self.reads += 1
         return self.kept
 
     async def revise(
-        self, _: str, change: Change[JobRecord], known: Revised[JobRecord]
-    ) -> Revised[JobRecord]:
+        self, _: str, change: Change[JobRecord], known: RecordRevision[JobRecord]
+    ) -> RecordRevision[JobRecord]:
         if known.revision != self.kept.revision:
             known = await self.read("")
         following = change(known.record)
         if following is not None and following != known.record:
-            self.kept = Revised(following, known.revision + 1)
+            self.kept = RecordRevision(following, known.revision + 1)
         return self.kept
 
 
@@ -101,7 +101,7 @@ def failing(record: JobRecord) -> JobRecord:
 
 async def test_a_state_is_told_at_once_and_written_with_the_next_change() -> None:
     bus, records = Told(), KeptRecords()
-    live = LiveRecord(bus, records, KNOWN)  # type: ignore[arg-type]  # fakes
+    live = LiveJobRecord(bus, records, KNOWN)  # type: ignore[arg-type]  # fakes
     await live.enter(JobState.PREPARING)
     assert (bus.states, records.kept) == ([JobState.PREPARING], KNOWN)
     await live.change(failing)
@@ -119,7 +119,7 @@ async def test_a_state_is_told_at_once_and_written_with_the_next_change() -> Non
 
 async def test_a_state_that_lasts_is_written_by_itself_and_once() -> None:
     records = KeptRecords()
-    live = LiveRecord(Told(), records, KNOWN)  # type: ignore[arg-type]  # fakes
+    live = LiveJobRecord(Told(), records, KNOWN)  # type: ignore[arg-type]  # fakes
     before = time.monotonic()
     await live.enter(JobState.PREPARING)
     now = time.monotonic()
@@ -134,15 +134,15 @@ async def test_a_state_that_lasts_is_written_by_itself_and_once() -> None:
 
 async def test_a_cancel_that_another_wrote_is_met_at_the_next_change() -> None:
     records = KeptRecords()
-    live = LiveRecord(Told(), records, KNOWN)  # type: ignore[arg-type]  # fakes
-    records.kept = Revised(cancelling(KNOWN.record), 2)
+    live = LiveJobRecord(Told(), records, KNOWN)  # type: ignore[arg-type]  # fakes
+    records.kept = RecordRevision(cancelling(KNOWN.record), 2)
     with pytest.raises(JobCancelled):
         await live.change(failing)
 
 
 async def test_an_older_revision_that_arrives_later_is_not_the_latest() -> None:
     records = KeptRecords()
-    live = LiveRecord(Told(), records, KNOWN)  # type: ignore[arg-type]  # fakes
+    live = LiveJobRecord(Told(), records, KNOWN)  # type: ignore[arg-type]  # fakes
     await live.change(failing)
     records.kept = KNOWN
     assert (await live.reread()).causes == ("lost",)

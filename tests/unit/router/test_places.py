@@ -7,15 +7,15 @@ import pytest
 from giornata.scheduling.waiting import QueuedJob
 from giornata.wire.errors import BatchQueueFull, InteractiveQueueFull, QueueFull, TenantQueueFull
 from giornata.wire.jobs import Priority
-from giornata_router.rules.places import Places
+from giornata_router.rules.places import QueueLimiter
 
 
 def job(tenant: str = "a", priority: Priority = Priority.INTERACTIVE) -> QueuedJob:
     return QueuedJob("j", priority, tenant, 1.0, "digest", 1, 10, 0.0, 60.0)
 
 
-def places(share: float = 0.5) -> Places:
-    return Places({Priority.INTERACTIVE: 4, Priority.BATCH: 8}, share)
+def places(share: float = 0.5) -> QueueLimiter:
+    return QueueLimiter({Priority.INTERACTIVE: 4, Priority.BATCH: 8}, share)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from giornata.residency.host_tiers import HostTiers
-from giornata.residency.plans.values import PlaceKind
+from giornata.residency.plans.values import TierKind
 from giornata.wire.host_tiers import HostTier, TierChange
-from giornata.wire.loras import Canonical, LoraRecord, LoraState, StoredFile
+from giornata.wire.loras import CanonicalLora, LoraRecord, LoraState, StoredFile
 from giornata.wire.workers import (
     AdapterCounters,
     RankPhase,
@@ -15,7 +15,7 @@ from giornata.wire.workers import (
     Tier,
     WorkerState,
 )
-from giornata_router.rules.planning import REGISTERED_S, Catalogue, observed
+from giornata_router.rules.planning import REGISTERED_S, LoraCatalogue, observed
 
 NOW_S = 10_000.0
 
@@ -29,7 +29,7 @@ def record(
         created_s=created_s,
         state=LoraState.READY,
         pinned=pinned,
-        canonical=Canonical(
+        canonical=CanonicalLora(
             file=StoredFile(sha256=digest, size_bytes=size), model_digest="d", rank=1, modules=1
         ),
     )
@@ -62,7 +62,7 @@ def tiers() -> HostTiers:
 
 def test_the_catalogue_is_what_is_ready_by_its_file() -> None:
     failed = record("c", 3).model_copy(update={"state": LoraState.FAILED})
-    catalogue = Catalogue.of(
+    catalogue = LoraCatalogue.of(
         [
             record("a", 5, created_s=9),
             record("a", 5, created_s=4, pinned=True, tenant="u"),
@@ -70,23 +70,23 @@ def test_the_catalogue_is_what_is_ready_by_its_file() -> None:
             failed,
         ]
     )
-    assert catalogue == Catalogue({"a": 5, "b": 6}, frozenset({"a"}), {"a": 4, "b": 0})
+    assert catalogue == LoraCatalogue({"a": 5, "b": 6}, frozenset({"a"}), {"a": 4, "b": 0})
 
 
 def test_hosts_and_memories_of_workers_are_places() -> None:
-    catalogue = Catalogue.of([record("a", 5), record("b", 6)])
+    catalogue = LoraCatalogue.of([record("a", 5), record("b", 6)])
     here = {"a": Tier.DEVICE, "b": Tier.DISK, "unknown": Tier.MEMORY}
     workers = [worker("w", host="h"), worker("old", 0), worker("pool", ranks=2)]
     host, device = observed(catalogue, tiers(), workers, lambda _: here, NOW_S).places
-    assert (host.name, host.kind, host.budget_bytes, host.held) == ("h", PlaceKind.HOST, 50, {"a": 5})
+    assert (host.name, host.kind, host.budget_bytes, host.held) == ("h", TierKind.HOST, 50, {"a": 5})
     assert host.bytes_per_s == 7.0
-    assert (device.name, device.kind, device.host) == ("w", PlaceKind.DEVICE, "h")
+    assert (device.name, device.kind, device.host) == ("w", TierKind.DEVICE, "h")
     assert device.held == {"a": 5}
 
 
 def test_what_no_host_has_is_registered_for_a_while() -> None:
     recent = int(NOW_S - REGISTERED_S / 2)
-    catalogue = Catalogue.of(
+    catalogue = LoraCatalogue.of(
         [record("a", 5, created_s=recent), record("b", 6, created_s=recent), record("c", 7, created_s=1)]
     )
     assert observed(catalogue, tiers(), (), lambda _: {}, NOW_S).registered == {"b"}

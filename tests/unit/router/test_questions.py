@@ -12,7 +12,7 @@ import pytest
 from giornata.fleet import SILENCE_S, Fleet
 from giornata.wire.errors import DeadlineExceeded
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_router.prepost import Questions
+from giornata_router.prepost import PrepostRequests
 
 
 def prepost(*answering: str, instance: str = "p1") -> ServiceState:
@@ -26,7 +26,7 @@ SILENT = prepost().model_copy(update={"instance": "old", "answering": None})
 
 
 @asynccontextmanager
-async def asking(questions: Questions, name: str) -> AsyncIterator[asyncio.Task[None]]:
+async def asking(questions: PrepostRequests, name: str) -> AsyncIterator[asyncio.Task[None]]:
     """Somebody who waits for an answer; looked at before and after, and left when the test is over."""
 
     async def wait() -> None:
@@ -48,7 +48,7 @@ async def settled() -> None:
 
 
 async def test_a_question_that_nobody_has_is_lost_after_a_while() -> None:
-    questions = Questions(Fleet())
+    questions = PrepostRequests(Fleet())
     before = time.monotonic()
     async with asking(questions, "inspect a") as task:
         now = time.monotonic()
@@ -62,7 +62,7 @@ async def test_a_question_that_nobody_has_is_lost_after_a_while() -> None:
 
 
 async def test_a_question_that_somebody_has_is_waited_for_however_long() -> None:
-    questions = Questions(Fleet())
+    questions = PrepostRequests(Fleet())
     async with asking(questions, "inspect a") as task:
         now = time.monotonic()
         for second in range(1, 60):
@@ -80,7 +80,7 @@ async def test_a_question_that_somebody_has_is_waited_for_however_long() -> None
 @pytest.mark.parametrize(("connected", "tells"), [(False, True), (True, False)])
 async def test_nothing_is_lost_while_one_cannot_know(*, connected: bool, tells: bool) -> None:
     fleet = Fleet()
-    questions = Questions(fleet, lambda: connected)
+    questions = PrepostRequests(fleet, lambda: connected)
     async with asking(questions, "inspect a") as task:
         now = time.monotonic()
         fleet.observe(prepost() if tells else SILENT, now + 100)

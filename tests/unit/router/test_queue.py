@@ -9,15 +9,15 @@ from typing import Any, cast
 import pytest
 from nats.aio.msg import Msg
 
-from giornata.scheduling.fair_line import FairLine
+from giornata.scheduling.fair_line import FairQueue
 from giornata.scheduling.placement import Placement
 from giornata.wire.messages import CancelRows, Epoch, SubmitRequest
 from giornata_router import queue as module
 from giornata_router.carrying import HeldJob
 from giornata_router.config import RouterConfig
-from giornata_router.queue import Queue
-from giornata_router.rules.forecasting import Forecasting
-from giornata_router.tools import Tools
+from giornata_router.queue import LeaderJobQueue
+from giornata_router.rules.forecasting import FinishTimeEstimator
+from giornata_router.tools import RouterContext
 from tests.contract.messages import JOB
 
 
@@ -25,7 +25,7 @@ class Server:
     """JetStream and the records, which a test lets something happen in before they answer."""
 
     def __init__(self) -> None:
-        self.queue: Queue
+        self.queue: LeaderJobQueue
         self.cancels = False
 
     async def publish(self, subject: str, data: bytes, headers: object) -> Any:
@@ -45,7 +45,7 @@ async def test_a_job_that_is_cancelled_before_it_is_delivered_ends_without_waiti
 ) -> None:
     ended: list[tuple[str, bool]] = []
 
-    async def carry(_: Tools, held: HeldJob) -> bool:
+    async def carry(_: RouterContext, held: HeldJob) -> bool:
         ended.append((held.job.job_id, held.cancelled))
         return True
 
@@ -56,11 +56,11 @@ async def test_a_job_that_is_cancelled_before_it_is_delivered_ends_without_waiti
         bus=SimpleNamespace(client=None, jetstream=server),
         records=server,
         dispatch=SimpleNamespace(placement=placement),
-        forecasting=Forecasting(placement, FairLine()),
+        forecasting=FinishTimeEstimator(placement, FairQueue()),
         room=SimpleNamespace(take=lambda: None),
     )
     async with asyncio.TaskGroup() as walks:
-        queue = server.queue = Queue(cast("Tools", tools), walks, Epoch(1, 1))
+        queue = server.queue = LeaderJobQueue(cast("RouterContext", tools), walks, Epoch(1, 1))
         server.cancels = cancels
         await queue.submit(SubmitRequest(job=JOB, remaining_ms=1000))
     assert ended == ([(JOB.job_id, True)] if cancels else [])

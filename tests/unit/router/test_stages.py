@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S, Fleet
-from giornata.scheduling.line import Claim, Key
+from giornata.scheduling.line import Key, SchedulingParams
 from giornata.scheduling.waiting import QueuedJob
 from giornata.wire.jobs import Priority
 from giornata.wire.models import ModelCard
@@ -16,7 +16,7 @@ from giornata.wire.workers import PrepostState, ServiceName, ServiceState
 from giornata_router.rules.stages import (
     AHEAD_MS,
     RECENT_S,
-    Stage,
+    PrepostStage,
     StageCost,
     StageCosts,
     StagePlacement,
@@ -61,12 +61,12 @@ def stage(
     verb: Verb = "inspect",
     card: ModelCard = CARD,
     avoid: frozenset[str] = frozenset(),
-) -> Stage:
-    return Stage(verb, card.name, card.digest, cost, avoid)
+) -> PrepostStage:
+    return PrepostStage(verb, card.name, card.digest, cost, avoid)
 
 
-def join(made: StagePlacement, job: str, asked: Stage, tenant: str = "t", **claim: object) -> Key:
-    return made.join(job, asked, Claim(tenant=tenant, **claim), 0.0)  # type: ignore[arg-type]  # fields of the claim
+def join(made: StagePlacement, job: str, asked: PrepostStage, tenant: str = "t", **claim: object) -> Key:
+    return made.join(job, asked, SchedulingParams(tenant=tenant, **claim), 0.0)  # type: ignore[arg-type]  # fields of the claim
 
 
 def queued(tenant: str) -> QueuedJob:
@@ -244,8 +244,8 @@ def test_every_stage_is_placed_once_where_it_can_run_and_none_waits_beside_free_
         for i, (count, card, draining) in enumerate(fleet)
     }
     made = placement(*states.values())
-    waiting: dict[Key, Stage] = {}
-    running: dict[Key, tuple[str, Stage]] = {}
+    waiting: dict[Key, PrepostStage] = {}
+    running: dict[Key, tuple[str, PrepostStage]] = {}
     done, now = Counter[Key](), 0.0
     for card, tenant, ms, verb, ends in asked:
         now += 0.05

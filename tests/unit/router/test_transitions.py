@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from giornata.planning.operations import low_rank_weights
 from giornata.scheduling.adapters import NeededControl, NeededLora
-from giornata.scheduling.demand import Demand
+from giornata.scheduling.demand import JobDemand
 from giornata.wire.adapters import ControlUse, LoraUse
 from giornata.wire.errors import (
     AttemptsExhausted,
@@ -25,13 +25,13 @@ from giornata.wire.jobs import JobState
 from giornata.wire.progress import Assignment, JobRecord, RowRecord, RowState
 from giornata.wire.requests import Reuse
 from giornata.wire.values import ComputeTimes, Intermediate, StageTimes
-from giornata_router.live_record import TimeSheet
+from giornata_router.live_record import StageTimer
 from giornata_router.rules import transitions
-from giornata_router.rules.transitions import Times
+from giornata_router.rules.transitions import JobTimes
 from tests.contract.messages import ENCODING, INSPECTION, JOB, REF
 
 WHY = "the worker fell silent"
-TIMES = Times(StageTimes(prepare=1), ComputeTimes(inspect=1), spent_ms=5)
+TIMES = JobTimes(StageTimes(prepare=1), ComputeTimes(inspect=1), spent_ms=5)
 OTHER_INSPECTION = INSPECTION.model_copy(update={"compute_ms": INSPECTION.compute_ms + 1})
 TWO = JOB.model_copy(update={"parameters": JOB.parameters.model_copy(update={"n": 2})})
 Step = Callable[[JobRecord], JobRecord | None]
@@ -52,7 +52,7 @@ def lost(record: JobRecord, attempt: int, worker: str = "d1") -> JobRecord | Non
     return transitions.lost(record, Assignment(attempt, worker, ()), WHY)
 
 
-def demand_of(record: JobRecord) -> Demand:
+def demand_of(record: JobRecord) -> JobDemand:
     return transitions.demand(record, INSPECTION, record.pending_rows, ENCODING)
 
 
@@ -230,7 +230,7 @@ def test_a_ledger_adds_to_what_others_have_summed_up(monkeypatch: pytest.MonkeyP
     record = transitions.accepted(JOB).model_copy(
         update={"stage_ms": StageTimes(prepare=10, queue=1), "spent_ms": 11}
     )
-    sheet = TimeSheet(record, waited_ms=500)
+    sheet = StageTimer(record, waited_ms=500)
     with contextlib.suppress(ValueError), sheet.timing("prepare"):
         now += 0.25
         raise ValueError
@@ -244,7 +244,7 @@ def test_a_ledger_adds_to_what_others_have_summed_up(monkeypatch: pytest.MonkeyP
 def test_rows_side_by_side_are_denoised_from_the_first_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    sheet = TimeSheet(transitions.accepted(TWO))
+    sheet = StageTimer(transitions.accepted(TWO))
     with sheet.denoising():
         now += 0.5
         sheet.denoised(300.0)

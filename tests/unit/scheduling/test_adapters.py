@@ -12,19 +12,19 @@ from giornata.fleet import SILENCE_S
 from giornata.planning.costs import StepCosts
 from giornata.planning.operations import low_rank_weights
 from giornata.scheduling.adapters import (
-    Arrivals,
+    LoraLoadTimes,
     NeededControl,
     NeededLora,
     by_tier,
     faster,
 )
-from giornata.scheduling.backlog import Backlog, Effect, Outlook, RowLoad
+from giornata.scheduling.backlog import FinishEstimator, PlacementEstimate, RowLoad, WorkerLoad
 from giornata.scheduling.controls import fits
-from giornata.scheduling.demand import Pace
+from giornata.scheduling.demand import StepTimeModel
 from giornata.scheduling.incoming import LANES
-from giornata.scheduling.occupancy import Occupancy
+from giornata.scheduling.occupancy import WorkerOccupancy
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import Candidate, PolicyName, finish_time, policy_of
+from giornata.scheduling.policies import CandidateWorker, PolicyName, finish_time, policy_of
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase, ControlState
 from giornata.wire.queues import CostFit
@@ -62,7 +62,7 @@ def arrived(source: Tier | None, ms_per_mb: float) -> AdapterLoad:
 
 
 def test_a_lora_takes_every_hop_from_where_it_is() -> None:
-    arrivals = Arrivals()
+    arrivals = LoraLoadTimes()
     for source, ms in ((None, 4.0), (Tier.DISK, 1.0), (Tier.MEMORY, 0.1)):
         for _ in range(60):
             arrivals.observe(arrived(source, ms))
@@ -73,7 +73,7 @@ def test_a_lora_takes_every_hop_from_where_it_is() -> None:
 
 def test_a_set_arrives_lora_by_lora_from_where_each_is() -> None:
     known = placement(having("a", Tier.DISK, LORA))
-    demand, arrivals = replace(DEMAND, adapters=(LORA, OTHER)), Arrivals()
+    demand, arrivals = replace(DEMAND, adapters=(LORA, OTHER)), LoraLoadTimes()
     (here,) = known.candidates(demand, 8)
     each = arrivals.ms(LORA.size_bytes, Tier.DISK), arrivals.ms(OTHER.size_bytes, None)
     assert here.wait_ms == pytest.approx(sum(each))
@@ -81,7 +81,7 @@ def test_a_set_arrives_lora_by_lora_from_where_each_is() -> None:
 
 
 def test_the_first_load_outweighs_what_was_assumed() -> None:
-    arrivals = Arrivals()
+    arrivals = LoraLoadTimes()
     assert arrivals.ms(MB, None) > arrivals.ms(MB, Tier.DISK) > arrivals.ms(MB, Tier.MEMORY) > 0
     arrivals.observe(arrived(Tier.MEMORY, 3.0))
     assert arrivals.ms(MB, Tier.MEMORY) == pytest.approx(3.0, rel=0.01)
@@ -118,8 +118,8 @@ loads = st.builds(
 def test_a_row_begins_when_it_has_a_place(
     rows: list[RowLoad], running: int, new: RowLoad, places: int, tokens: int
 ) -> None:
-    backlog = Backlog(places, 2.0, tuple(rows[:running]), tuple(rows[running:]), tokens)
-    predicted = Outlook(backlog).predict([new])
+    backlog = WorkerLoad(places, 2.0, tuple(rows[:running]), tuple(rows[running:]), tokens)
+    predicted = FinishEstimator(backlog).predict([new])
     alone = replace(backlog, waiting=(*backlog.waiting, new))
     begins, ends = alone.times_ms()
     assert predicted.begin_ms == pytest.approx(begins[-1], abs=1e-6)
@@ -133,7 +133,7 @@ def test_a_row_begins_when_it_has_a_place(
 def test_only_what_waiting_for_a_place_does_not_hide_is_exposed(
     begin: float, takes: float, ready: float, delay: float
 ) -> None:
-    found = Effect(begin + takes, delay, begin).ready_after(ready)
+    found = PlacementEstimate(begin + takes, delay, begin).ready_after(ready)
     assert found.finish_ms == pytest.approx(max(begin, ready) + takes)
     assert found.delay_ms == delay
 
@@ -168,7 +168,7 @@ def test_a_job_ends_after_its_virtual_run_or_its_wait_and_the_steps_that_need_ad
 ) -> None:
     """A row takes 10 steps of 1.064 ms alone, and 0.064 ms more a step beside another one."""
     known = placement(having("idle", None), having("busy", None, running=1))
-    arrivals = Arrivals()
+    arrivals = LoraLoadTimes()
     for wait_ms in (1.0, 9.0, 20.0):
         lora = NeededLora(LORA.digest, round(wait_ms / arrivals.ms(1, None)))
         asked = replace(DEMAND, adapters=(lora,), joins_within=joins_within)
@@ -201,7 +201,7 @@ def test_a_small_delay_is_taken_for_an_adapter_that_is_held() -> None:
     """The load hides behind waiting for a place; on the other worker the job ends a little later, and loads nothing."""
     known = placement(having("a", None, running=4), having("b", Tier.DEVICE, LORA, running=4))
     known.assign("j", 1, "b", replace(DEMAND, shapes=(replace(SHAPE, steps=2),)), 0)
-    asked = replace(DEMAND, adapters=(NeededLora(LORA.digest, round(9 / Arrivals().ms(1, None))),))
+    asked = replace(DEMAND, adapters=(NeededLora(LORA.digest, round(9 / LoraLoadTimes().ms(1, None))),))
     a, b = sorted(known.candidates(asked, 8), key=lambda candidate: candidate.instance)
     costs = [c.prediction().finish_ms + c.prediction().delay_ms for c in (a, b)]
     assert a.load_ms == pytest.approx(9, rel=1e-4)
@@ -222,13 +222,13 @@ def test_the_worker_that_was_told_to_load_has_a_lead() -> None:
     known = placement(having("a", None), having("b", None))
     demand = replace(DEMAND, adapters=(LORA, OTHER))
     known.fetch("b", demand, 0.0)
-    later_s = Arrivals().ms(OTHER.size_bytes, None) / 1e3
+    later_s = LoraLoadTimes().ms(OTHER.size_bytes, None) / 1e3
     for name in ("a", "b"):
         known.observe(having(name, None), later_s)
     by_name = {c.instance: c for c in known.candidates(demand, 8)}
-    assert by_name["b"].wait_ms == pytest.approx(Arrivals().ms(LORA.size_bytes, None))
+    assert by_name["b"].wait_ms == pytest.approx(LoraLoadTimes().ms(LORA.size_bytes, None))
     assert (by_name["b"].load_ms, by_name["b"].absent) == (0, ())
-    assert by_name["a"].load_ms == pytest.approx(Arrivals().ms(LORA.size_bytes + OTHER.size_bytes, None))
+    assert by_name["a"].load_ms == pytest.approx(LoraLoadTimes().ms(LORA.size_bytes + OTHER.size_bytes, None))
     assert choose(known, demand) == "b"
     known.observe(having("b", Tier.DEVICE, LORA), later_s)
     (there,) = (c for c in known.candidates(demand, 8) if c.instance == "b")
@@ -262,7 +262,7 @@ def test_what_is_waited_for_is_what_giving_the_job_begins(
 
 def test_a_new_load_waits_for_those_that_are_under_way() -> None:
     known = placement(having("a", None), having("b", None))
-    hops_ms = Arrivals().ms(OTHER.size_bytes, None)
+    hops_ms = LoraLoadTimes().ms(OTHER.size_bytes, None)
     for number in range(2 * LANES):
         lora = NeededLora(f"{number:064x}", OTHER.size_bytes)
         known.assign(f"j{number}", 1, "a", replace(DEMAND, adapters=(lora,)), now=0.0)
@@ -301,7 +301,7 @@ def test_a_rare_lora_does_not_keep_jobs_from_idle_workers() -> None:
         known.assign(f"j{number}", 1, "elsewhere", once, now=0)
         known.release(f"j{number}", 1)
     absent = [c.absent for c in known.candidates(replace(DEMAND, adapters=(LORA,)), 8)]
-    saved = Arrivals().repeated_ms(LORA)
+    saved = LoraLoadTimes().repeated_ms(LORA)
     assert all(0 <= ms < 0.01 * saved for each in absent for _, ms in each)
 
 
@@ -309,8 +309,8 @@ def test_workers_of_versions_that_tell_nothing_of_loras_are_candidates_that_have
     old = worker("old")
     known = placement(old, having("new", Tier.DEVICE, LORA))
     demand = replace(DEMAND, adapters=(LORA,))
-    by_name: dict[str, Candidate] = {c.instance: c for c in known.candidates(demand, 8)}
-    assert by_name["old"].wait_ms == pytest.approx(Arrivals().ms(LORA.size_bytes, None))
+    by_name: dict[str, CandidateWorker] = {c.instance: c for c in known.candidates(demand, 8)}
+    assert by_name["old"].wait_ms == pytest.approx(LoraLoadTimes().ms(LORA.size_bytes, None))
     assert by_name["new"].wait_ms == 0
     assert choose(known, demand) == "new"
 
@@ -335,11 +335,11 @@ def test_loads_that_are_told_change_how_long_others_take() -> None:
 
 
 def test_a_row_with_adapters_weighs_as_one_of_a_demand() -> None:
-    pace = Pace(StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0, 0.3, 2.0, 0.4)), PLAIN_4)
+    pace = StepTimeModel(StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0, 0.3, 2.0, 0.4)), PLAIN_4)
     told = row("j", 0, 10).model_copy(update={"text_tokens": 9, "low_rank": 7.0, "control": 11.0})
     state = worker("d", told)
     assert state.worker is not None
-    weighed = Occupancy.of(state, state.worker, pace, None).sum_up(pace, {}).work_ms
+    weighed = WorkerOccupancy.of(state, state.worker, pace, None).sum_up(pace, {}).work_ms
     shape = replace(SHAPE, text=9, low_rank=7.0, segments=1.0, control=11.0)
     assert weighed == pytest.approx(shape.load(pace, reuses=False).work_ms)
     plain_ms = replace(SHAPE, text=9).load(pace, reuses=False).work_ms

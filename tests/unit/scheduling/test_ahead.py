@@ -11,12 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.adapters import NeededLora
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.fair_line import FairLine, Turn
-from giornata.scheduling.line import LOOK_S, RELOOK_S, Claim, Line
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.fair_line import FairQueue, TenantJobOrder
+from giornata.scheduling.line import LOOK_S, RELOOK_S, RowQueue, SchedulingParams
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import PolicyName, finish_time, round_robin
-from giornata.scheduling.scheduler import AHEAD, AHEAD_S, Decision, InTurn, Likely, likely
+from giornata.scheduling.scheduler import (
+    AHEAD,
+    AHEAD_S,
+    PrefetchRequest,
+    QueueOrderScheduler,
+    SchedulingDecision,
+    likely,
+)
 from giornata.scheduling.schedulers import SCHEDULERS, scheduler_of
 from giornata.wire.queues import CostFit
 from giornata.wire.workers import ServiceState, Tier, WorkerCosts
@@ -27,7 +34,7 @@ MB: Final = 1_000_000
 LORA: Final = NeededLora("a" * 64, 300 * MB)
 OTHER: Final = NeededLora("b" * 64, 300 * MB)
 ADAPTED: Final = replace(DEMAND, adapters=(LORA,))
-OURS: Final = InTurn(finish_time)
+OURS: Final = QueueOrderScheduler(finish_time)
 COSTS: Final = WorkerCosts(
     compute=CostFit(weights=(1000.0, 0, 0, 0, 0, 0), r2=1, residual_ms=0, samples=0, outliers=0),
     load=CostFit(weights=(0.0, 0.0), r2=1, residual_ms=0, samples=0, outliers=0),
@@ -49,14 +56,16 @@ def busy(name: str, *left: int, held: Sequence[NeededLora] = (), capacity: int =
     return state.model_copy(update={"worker": state.worker.model_copy(update=told)})
 
 
-def line_of(*demands: Demand) -> FairLine:
-    line = FairLine(turn=Turn.ARRIVAL)
+def line_of(*demands: JobDemand) -> FairQueue:
+    line = FairQueue(turn=TenantJobOrder.ARRIVAL)
     for number, demand in enumerate(demands):
-        line.join(f"j{number}", demand, Claim(), 0.0)
+        line.join(f"j{number}", demand, SchedulingParams(), 0.0)
     return line
 
 
-def decided(line: Line, known: Placement, now: float, scheduler: InTurn = OURS) -> Decision:
+def decided(
+    line: RowQueue, known: Placement, now: float, scheduler: QueueOrderScheduler = OURS
+) -> SchedulingDecision:
     """Decide, and apply what was decided."""
     decision = scheduler.decide(line, known, now)
     for key, name, rows, passes in decision.placements:
@@ -67,7 +76,7 @@ def decided(line: Line, known: Placement, now: float, scheduler: InTurn = OURS) 
     return decision
 
 
-def told(decision: Decision) -> list[tuple[str, str]]:
+def told(decision: SchedulingDecision) -> list[tuple[str, str]]:
     return [(load.key[0], load.worker) for load in decision.loads]
 
 
@@ -75,7 +84,7 @@ def test_the_likely_worker_loads_while_the_job_waits_and_is_told_once() -> None:
     line, known = line_of(ADAPTED), placement(busy("a", 9), busy("b", 5))
     decision = decided(line, known, 0.0)
     (entry,) = line
-    assert decision.loads == (Likely(entry.key, "b", entry.demand),), "its turn comes there first"
+    assert decision.loads == (PrefetchRequest(entry.key, "b", entry.demand),), "its turn comes there first"
     assert (decision.placements, decision.wake_at) == ((), LOOK_S)
     assert (entry.fetching, sorted(entry.told)) == ("b", ["b"])
     for now in (RELOOK_S, 2 * RELOOK_S, 3 * RELOOK_S):
@@ -159,10 +168,10 @@ def test_rows_that_are_left_have_a_likely_worker_of_their_own() -> None:
 def test_a_line_is_looked_at_again_soon_after_it_changed_and_later_otherwise() -> None:
     line, known = line_of(DEMAND), placement(busy("a", 99))
     assert decided(line, known, 0.0).wake_at is None, "nobody needs adapters"
-    line.join("late", ADAPTED, Claim(), 0.0)
+    line.join("late", ADAPTED, SchedulingParams(), 0.0)
     decided(line, known, 1.0)
     assert line.looks_at == 1.0 + RELOOK_S
-    line.join("later", ADAPTED, Claim(), 1.0)
+    line.join("later", ADAPTED, SchedulingParams(), 1.0)
     assert line.looks_at == 1.0 + LOOK_S
     before = decided(line, known, 1.0 + LOOK_S / 2)
     assert (before.loads, before.wake_at) == ((), 1.0 + LOOK_S)
@@ -192,7 +201,9 @@ def test_a_job_that_is_being_encoded_loads_where_it_should_begin() -> None:
 
 def test_a_scheduler_may_be_told_not_to() -> None:
     line, known = line_of(ADAPTED), placement(busy("a", 9))
-    assert InTurn(round_robin, loads_ahead=False).decide(line, known, 0.0) == Decision()
+    assert (
+        QueueOrderScheduler(round_robin, loads_ahead=False).decide(line, known, 0.0) == SchedulingDecision()
+    )
 
 
 fleets = st.lists(
@@ -210,7 +221,7 @@ def test_nobody_is_told_twice_or_what_is_there_or_by_a_worker_that_refuses(
     rounds: list[tuple[list[tuple[list[int], int, set[int], bool]], list[tuple[int, set[int]]]]],
 ) -> None:
     loras = [NeededLora(f"{n:064x}", (n + 1) * 50 * MB) for n in range(6)]
-    line, known, seen, number, now = FairLine(), Placement(), set[tuple[object, str]](), 0, 0.0
+    line, known, seen, number, now = FairQueue(), Placement(), set[tuple[object, str]](), 0, 0.0
     for fleet, asked in rounds:
         held: dict[str, set[str]] = {}
         refused = set()
@@ -224,7 +235,12 @@ def test_nobody_is_told_twice_or_what_is_there_or_by_a_worker_that_refuses(
                 refused.add(name)
         for rows, needed in asked:
             adapters = tuple(loras[n] for n in sorted(needed))
-            line.join(f"j{number}", replace(DEMAND, shapes=(SHAPE,) * rows, adapters=adapters), Claim(), now)
+            line.join(
+                f"j{number}",
+                replace(DEMAND, shapes=(SHAPE,) * rows, adapters=adapters),
+                SchedulingParams(),
+                now,
+            )
             number += 1
         waiting = {entry.key: entry for entry in line}
         decision = decided(line, known, now)

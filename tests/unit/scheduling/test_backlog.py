@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.backlog import LEAST, Backlog, Effect, Outlook, RowLoad
+from giornata.scheduling.backlog import LEAST, FinishEstimator, PlacementEstimate, RowLoad, WorkerLoad
 
 loads = st.builds(
     RowLoad,
@@ -22,7 +22,7 @@ loads = st.builds(
     first_tokens=st.sampled_from([0, 0, 30]),
 )
 backlogs = st.builds(
-    Backlog,
+    WorkerLoad,
     places=st.integers(1, 6),
     base_ms=st.floats(0, 5),
     running=st.lists(loads, max_size=7).map(tuple),
@@ -31,11 +31,11 @@ backlogs = st.builds(
 )
 
 
-def joined(backlog: Backlog, rows: Sequence[RowLoad]) -> Backlog:
+def joined(backlog: WorkerLoad, rows: Sequence[RowLoad]) -> WorkerLoad:
     return replace(backlog, waiting=(*backlog.waiting, *rows))
 
 
-def step_by_step(backlog: Backlog) -> list[float]:
+def step_by_step(backlog: WorkerLoad) -> list[float]:
     """When each row leaves, by computing every step."""
     rows = (*backlog.running, *backlog.waiting)
     left = [row.steps for row in rows]
@@ -61,19 +61,19 @@ def step_by_step(backlog: Backlog) -> list[float]:
 
 
 @given(backlog=backlogs)
-def test_rows_leave_when_a_run_step_by_step_says_so(backlog: Backlog) -> None:
+def test_rows_leave_when_a_run_step_by_step_says_so(backlog: WorkerLoad) -> None:
     assert backlog.ends_ms() == pytest.approx(step_by_step(backlog), abs=1e-6)
 
 
 @given(backlog=backlogs)
-def test_a_worker_is_empty_when_its_last_row_leaves(backlog: Backlog) -> None:
+def test_a_worker_is_empty_when_its_last_row_leaves(backlog: WorkerLoad) -> None:
     fitting = backlog.running_what_fits((*backlog.running, *backlog.waiting))
     for one in (backlog, fitting):
-        assert Outlook(one).drained_ms == pytest.approx(max(one.ends_ms(), default=0.0), abs=1e-6)
+        assert FinishEstimator(one).drained_ms == pytest.approx(max(one.ends_ms(), default=0.0), abs=1e-6)
 
 
 @given(backlog=backlogs)
-def test_rows_that_may_share_a_step_run_at_once_and_others_wait(backlog: Backlog) -> None:
+def test_rows_that_may_share_a_step_run_at_once_and_others_wait(backlog: WorkerLoad) -> None:
     rows = (*backlog.running, *backlog.waiting)
     fitting = backlog.running_what_fits(rows)
     assert (*fitting.running, *fitting.waiting) == rows
@@ -83,32 +83,36 @@ def test_rows_that_may_share_a_step_run_at_once_and_others_wait(backlog: Backlog
 
 @given(backlog=backlogs, load=loads, count=st.integers(1, 3))
 def test_a_prediction_is_what_becomes_of_the_rows_and_of_all_others(
-    backlog: Backlog, load: RowLoad, count: int
+    backlog: WorkerLoad, load: RowLoad, count: int
 ) -> None:
     before, after = step_by_step(backlog), step_by_step(joined(backlog, [load] * count))
-    predicted = Outlook(backlog).predict([load] * count)
+    predicted = FinishEstimator(backlog).predict([load] * count)
     assert predicted.finish_ms == pytest.approx(max(after[-count:]), abs=1e-6)
     assert predicted.delay_ms == pytest.approx(sum(after[:-count]) - sum(before), abs=1e-5)
 
 
 @given(backlog=backlogs, rows=st.lists(loads, min_size=2, max_size=3))
-def test_rows_that_differ_are_predicted_too(backlog: Backlog, rows: list[RowLoad]) -> None:
+def test_rows_that_differ_are_predicted_too(backlog: WorkerLoad, rows: list[RowLoad]) -> None:
     after = step_by_step(joined(backlog, rows))
-    assert Outlook(backlog).predict(rows).finish_ms == pytest.approx(max(after[-len(rows) :]), abs=1e-6)
+    assert FinishEstimator(backlog).predict(rows).finish_ms == pytest.approx(
+        max(after[-len(rows) :]), abs=1e-6
+    )
 
 
 def test_large_pictures_take_turns_where_a_step_has_no_room_for_two() -> None:
     large = RowLoad(10, 5.0, tokens=16_000)
-    alone = Backlog(places=8, base_ms=0.0, tokens=20_000).running_what_fits([large, large])
+    alone = WorkerLoad(places=8, base_ms=0.0, tokens=20_000).running_what_fits([large, large])
     assert alone.ends_ms() == pytest.approx([50.0, 100.0])
-    assert Outlook(alone).predict([large]).finish_ms == pytest.approx(150.0)
-    assert Backlog(places=8, base_ms=0.0, waiting=(large, large)).ends_ms() == pytest.approx([100.0, 100.0])
+    assert FinishEstimator(alone).predict([large]).finish_ms == pytest.approx(150.0)
+    assert WorkerLoad(places=8, base_ms=0.0, waiting=(large, large)).ends_ms() == pytest.approx(
+        [100.0, 100.0]
+    )
 
 
 def test_nobody_delays_an_idle_worker() -> None:
-    idle = Outlook(Backlog(places=4, base_ms=2.0))
-    assert idle.predict([RowLoad(5, 10.0, 30.0)]) == Effect(5 * 12.0 + 30.0, 0.0)
-    assert Backlog(places=4, base_ms=2.0).ends_ms() == []
+    idle = FinishEstimator(WorkerLoad(places=4, base_ms=2.0))
+    assert idle.predict([RowLoad(5, 10.0, 30.0)]) == PlacementEstimate(5 * 12.0 + 30.0, 0.0)
+    assert WorkerLoad(places=4, base_ms=2.0).ends_ms() == []
 
 
 @given(
@@ -121,7 +125,7 @@ def test_fewer_rows_than_are_worth_a_step_would_be_slower_by_more_than_the_slack
     rows: list[RowLoad], places: int, base_ms: float, slack: float
 ) -> None:
     row_ms = sum(row.step_ms for row in rows) / len(rows)
-    worth = Backlog(places, base_ms, tuple(rows)).worth(slack)
+    worth = WorkerLoad(places, base_ms, tuple(rows)).worth(slack)
 
     def rate(count: int) -> float:
         return count / (base_ms + count * row_ms)
@@ -134,8 +138,8 @@ def test_fewer_rows_than_are_worth_a_step_would_be_slower_by_more_than_the_slack
 
 def test_where_little_is_gained_two_rows_are_worth_a_step_and_all_places_where_nothing_is_known() -> None:
     row = RowLoad(steps=10, step_ms=5.0)
-    assert Backlog(8, 1.0).worth(0.05) == 8, "no row is here"
-    assert Backlog(8, 1.0, (row,)).worth(0.0) == 8, "nothing may be given up"
-    assert Backlog(8, 1.0, (row,)).worth(0.05) == 3
-    assert Backlog(8, 0.0, (row,)).worth(0.05) == LEAST
-    assert Backlog(1, 0.0, (row,)).worth(0.05) == 1
+    assert WorkerLoad(8, 1.0).worth(0.05) == 8, "no row is here"
+    assert WorkerLoad(8, 1.0, (row,)).worth(0.0) == 8, "nothing may be given up"
+    assert WorkerLoad(8, 1.0, (row,)).worth(0.05) == 3
+    assert WorkerLoad(8, 0.0, (row,)).worth(0.05) == LEAST
+    assert WorkerLoad(1, 0.0, (row,)).worth(0.05) == 1

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
-from giornata.scheduling.batch import Batch, Capacity, RowKey
+from giornata.scheduling.batch import Capacity, RowBatch, RowKey
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def names(members: tuple[Seat, ...]) -> list[str]:
 
 
 def test_rows_join_in_order_while_they_fit_and_none_overtakes() -> None:
-    batch: Batch[Seat] = Batch(Capacity(rows=3, tokens=10))
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=3, tokens=10))
     batch.submit([seat("a", 6), seat("b", 6), seat("c", 1)])
     assert names(batch.admit()) == ["a"]
     batch.settle([], [RowKey("a", 1, 0)])
@@ -38,20 +38,20 @@ def test_rows_join_in_order_while_they_fit_and_none_overtakes() -> None:
 
 
 def test_rows_may_fill_a_step_to_its_last_token() -> None:
-    batch: Batch[Seat] = Batch(Capacity(rows=3, tokens=10))
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=3, tokens=10))
     batch.submit([seat("a", 6), seat("b", 4), seat("c", 1)])
     assert names(batch.admit()) == ["a", "b"]
 
 
 def test_rows_beyond_the_row_limit_wait() -> None:
-    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=2, tokens=10))
     batch.submit([seat("a"), seat("b"), seat("c")])
     assert names(batch.admit()) == ["a", "b"]
     assert names(batch.waiting) == ["c"]
 
 
 def test_a_row_larger_than_the_capacity_runs_alone() -> None:
-    batch: Batch[Seat] = Batch(Capacity(rows=4, tokens=10))
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=4, tokens=10))
     batch.submit([seat("small"), seat("huge", 50), seat("next")])
     assert names(batch.admit()) == ["small"]
     batch.settle([], [RowKey("small", 1, 0)])
@@ -59,7 +59,7 @@ def test_a_row_larger_than_the_capacity_runs_alone() -> None:
 
 
 def test_a_saturated_batch_lets_a_background_row_in_now_and_then() -> None:
-    batch: Batch[Seat] = Batch(Capacity(rows=1, tokens=10))
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=1, tokens=10))
     batch.submit([seat(f"a{i}") for i in range(40)])
     batch.submit([replace(seat("x"), background=True)])
     beside = []
@@ -72,7 +72,7 @@ def test_a_saturated_batch_lets_a_background_row_in_now_and_then() -> None:
 
 
 def test_one_background_row_shares_a_step_that_has_room() -> None:
-    batch: Batch[Seat] = Batch(Capacity(rows=3, tokens=10))
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=3, tokens=10))
     runs = [replace(seat(name, 4), background=True) for name in ("x", "y")]
     batch.submit([*runs, seat("a", 3)])
     assert len(batch) == 3
@@ -89,7 +89,7 @@ def test_one_background_row_shares_a_step_that_has_room() -> None:
 
 
 def test_no_background_row_runs_while_somebody_waits() -> None:
-    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=2, tokens=10))
     batch.submit([replace(seat("x", 1), background=True), seat("a", 6), seat("b", 6)])
     assert names(batch.admit()) == ["a"]
     assert RowKey("x", 1, 0) in batch
@@ -98,21 +98,21 @@ def test_no_background_row_runs_while_somebody_waits() -> None:
 
 
 def test_nobody_takes_background_rows_over() -> None:
-    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=2, tokens=10))
     batch.submit([replace(seat("x"), background=True), seat("a")])
     assert names(batch.take_all()) == ["a"]
     assert len(batch) == 0
 
 
 def test_the_same_row_twice_is_refused() -> None:
-    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=100))
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=2, tokens=100))
     batch.submit([seat("a")])
     with pytest.raises(ValueError, match="in the batch already"):
         batch.submit([seat("a")])
 
 
 def test_cancel_drops_waiting_and_running_rows_of_one_attempt_or_all() -> None:
-    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=100))
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=2, tokens=100))
     batch.submit([seat("a"), seat("a", index=1), seat("b"), seat("a", attempt=2)])
     batch.admit()
     assert [s.key for s in batch.cancel("a", 1)] == [RowKey("a", 1, 0), RowKey("a", 1, 1)]
@@ -122,7 +122,7 @@ def test_cancel_drops_waiting_and_running_rows_of_one_attempt_or_all() -> None:
 
 
 def test_results_of_a_row_cancelled_meanwhile_are_dropped() -> None:
-    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=100))
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=2, tokens=100))
     batch.submit([seat("a"), seat("b")])
     running = batch.admit()
     batch.cancel("a")
@@ -131,7 +131,7 @@ def test_results_of_a_row_cancelled_meanwhile_are_dropped() -> None:
 
 
 def test_take_all_leaves_nothing() -> None:
-    batch: Batch[Seat] = Batch(Capacity(rows=1, tokens=100))
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=1, tokens=100))
     batch.submit([seat("a"), seat("b")])
     batch.admit()
     assert names(batch.take_all()) == ["a", "b"]
@@ -139,7 +139,7 @@ def test_take_all_leaves_nothing() -> None:
 
 
 def test_a_row_that_is_not_ready_keeps_its_place_and_lets_others_step() -> None:
-    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=2, tokens=10))
     batch.submit([seat("adapter")], ready=False)
     assert batch.admit() == ()
     batch.submit([seat("a"), seat("b"), seat("c")])
@@ -151,7 +151,7 @@ def test_a_row_that_is_not_ready_keeps_its_place_and_lets_others_step() -> None:
 
 
 def test_a_row_that_is_not_ready_may_leave_and_come_again_ready() -> None:
-    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=2, tokens=10))
     for cancelled in (True, False):
         batch.submit([seat("a")], ready=False)
         assert names(batch.cancel("a") if cancelled else batch.take_all()) == ["a"]
@@ -163,7 +163,7 @@ def test_a_row_that_is_not_ready_may_leave_and_come_again_ready() -> None:
 
 
 def test_background_rows_share_a_step_while_the_only_row_that_waits_is_not_ready() -> None:
-    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=2, tokens=10))
     batch.submit([seat("a")])
     batch.submit([seat("adapter")], ready=False)
     batch.submit([replace(seat("x"), background=True)])
@@ -183,7 +183,9 @@ def test_capacity_must_let_something_run(rows: int, tokens: int) -> None:
 
 def test_rows_that_no_longer_fit_wait_first_in_the_line_and_go_on_from_their_step() -> None:
     most = [10]
-    batch: Batch[Seat] = Batch(Capacity(8, 100), lambda rows: sum(row.tokens for row in rows) <= most[0])
+    batch: RowBatch[Seat] = RowBatch(
+        Capacity(8, 100), lambda rows: sum(row.tokens for row in rows) <= most[0]
+    )
     batch.submit([seat(name, 3) for name in "abcd"])
     assert names(batch.admit()) == ["a", "b", "c"]
     batch.settle([replace(row, step=1) for row in batch.running], [])
@@ -200,7 +202,7 @@ def test_rows_that_no_longer_fit_wait_first_in_the_line_and_go_on_from_their_ste
 
 
 def test_a_paused_row_leaves_its_step_to_others_and_goes_on_before_later_ones() -> None:
-    batch: Batch[Seat] = Batch(Capacity(rows=2, tokens=10))
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=2, tokens=10))
     batch.submit([seat("a"), seat("b"), seat("c"), seat("d")])
     assert names(batch.admit()) == ["a", "b"]
     assert batch.pause([RowKey("a", 1, 0)]) == 1
@@ -219,7 +221,9 @@ class Serving(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.most = 3
-        self.batch: Batch[Seat] = Batch(Capacity(rows=3, tokens=12), lambda rows: len(rows) <= self.most)
+        self.batch: RowBatch[Seat] = RowBatch(
+            Capacity(rows=3, tokens=12), lambda rows: len(rows) <= self.most
+        )
         self.begun: list[RowKey] = []
         self.expected: list[RowKey] = []
         self.unready: set[RowKey] = set()

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from giornata.planning.costs import StepCosts
-from giornata.planning.degrees import Way
-from giornata.planning.operations import Operations
+from giornata.planning.degrees import StepParallelism
+from giornata.planning.operations import NetworkOperations
 from giornata.scheduling.degree_times import DegreeTimes, StepSize
 from giornata.scheduling.degrees.pool import PoolRow
-from giornata.scheduling.demand import Pace, RowShape
+from giornata.scheduling.demand import RowShape, StepTimeModel
 from giornata.wire.blocks import BlockSpec
 from tests.fakes.networks import PLAIN
 
@@ -22,7 +22,11 @@ def costs(call_ms: float, token_ms: float) -> StepCosts:
     return StepCosts((call_ms, 0.0, token_ms, 0.0, 0.0, 0.0))
 
 
-POOL = Pace(costs(5.0, 1.0), PLAIN, ways=((Way(2), costs(8.0, 0.6)), (Way(2, halves=True), costs(3.0, 0.65))))
+POOL = StepTimeModel(
+    costs(5.0, 1.0),
+    PLAIN,
+    ways=((StepParallelism(2), costs(8.0, 0.6)), (StepParallelism(2, halves=True), costs(3.0, 0.65))),
+)
 TIMES = DegreeTimes(POOL)
 
 
@@ -92,7 +96,7 @@ def test_more_rows_or_tokens_than_fit_do_not_share_a_step() -> None:
 
 
 def test_rows_of_another_size_in_full_are_another_forward_where_blocks_are_taken_together() -> None:
-    unet = Operations([BlockSpec(linear=1.0, text=1.0, together=True)])
+    unet = NetworkOperations([BlockSpec(linear=1.0, text=1.0, together=True)])
     times = DegreeTimes(replace(POOL, operations=unet))
     full = StepSize.of(replace(SHAPE, computed=100))
     larger = StepSize.of(replace(SHAPE, image=200, computed=200))

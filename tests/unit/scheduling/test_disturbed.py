@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S, Fleet
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.estimates import SLOWEST, Estimates
-from giornata.scheduling.fair_line import FairLine
-from giornata.scheduling.line import Claim
-from giornata.scheduling.occupancy import Attempt, Totals
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.estimates import SLOWEST, WorkerCostModels
+from giornata.scheduling.fair_line import FairQueue
+from giornata.scheduling.line import SchedulingParams
+from giornata.scheduling.occupancy import Attempt, WorkerTotals
 from giornata.scheduling.placement import Placement
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import ServiceState
@@ -72,7 +72,7 @@ class World:
 
     def __init__(self) -> None:
         self.clear, self.disturbed = Placement(), Placement()
-        self.held: dict[Attempt, tuple[str, Demand]] = {}
+        self.held: dict[Attempt, tuple[str, JobDemand]] = {}
         """By job and attempt: worker and demand. A job may have several at a time."""
         self.attempts: dict[str, int] = {}
         self.now = 0.0
@@ -126,7 +126,7 @@ class World:
         for known in (self.clear, self.disturbed):
             known.assign(event.job, attempt, name, demand, self.now)
 
-    def counted(self, known: Placement) -> dict[str, Totals]:
+    def counted(self, known: Placement) -> dict[str, WorkerTotals]:
         return {name: known._sum_up(known._workers[name]) for name in WORKERS}
 
     def check(self) -> None:
@@ -228,7 +228,7 @@ def test_what_steps_cost_is_learnt_again_from_fresh_steps(
     fresh = [[sample(rng, TRUE) for _ in range(8)] for _ in range(60)]
     one = sample(rng, TRUE)
     for order in (sent, arriving):
-        estimates = Estimates()
+        estimates = WorkerCostModels()
         estimates.observe("d1", "m", shown(costs()))
         for number in order:
             estimates.observe("d1", "m", shown(costs(), batches[number]))
@@ -255,11 +255,13 @@ def test_what_steps_cost_is_learnt_again_from_fresh_steps(
 def test_everybody_in_the_line_comes_once_however_often_it_is_said_that_they_left(
     happening: list[tuple[str, int, Priority, float | None]], by_deadline: bool
 ) -> None:
-    line, waiting = FairLine(by_deadline=by_deadline), set[str]()
+    line, waiting = FairQueue(by_deadline=by_deadline), set[str]()
     for now, (what, number, priority, finish_by_s) in enumerate(happening):
         name = f"j{number}"
         if what == "join" and name not in waiting:
-            line.join(name, DEMAND, Claim(priority, f"t{number % 3}", finish_by_s=finish_by_s), now)
+            line.join(
+                name, DEMAND, SchedulingParams(priority, f"t{number % 3}", finish_by_s=finish_by_s), now
+            )
             waiting.add(name)
         elif what == "serve" and waiting:
             first = line.order(now)[0]

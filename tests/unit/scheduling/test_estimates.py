@@ -9,12 +9,12 @@ from random import Random
 import pytest
 
 from giornata.planning.costs import StepCosts
-from giornata.planning.degrees import ALONE, Way
-from giornata.planning.operations import Work
+from giornata.planning.degrees import ALONE, StepParallelism
+from giornata.planning.operations import StepWork
 from giornata.scheduling.demand import UNIT, RowShape
-from giornata.scheduling.estimates import TEACHERS, Estimates, work_of
+from giornata.scheduling.estimates import TEACHERS, WorkerCostModels, work_of
 from giornata.wire.queues import CostFit
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata.wire.workers import DegreeCosts, LoadSample, StepSample, Tier, WorkerCosts, WorkerState
 from tests.fakes.networks import plain
 
@@ -51,7 +51,7 @@ def sample(
     rows = rng.randint(1, 8)
     computed = sum(rng.randint(50, 500) for _ in range(rows))
     pairs = computed * 600
-    work = Work(1, rows, BLOCKS * (computed + 64 * rows), BLOCKS * pairs)
+    work = StepWork(1, rows, BLOCKS * (computed + 64 * rows), BLOCKS * pairs)
     ms = slowness * StepCosts(weights).step_ms(work)
     return StepSample(
         rows=rows,
@@ -67,13 +67,13 @@ def sample(
     )
 
 
-def predicted(estimates: Estimates, instance: str, one: StepSample) -> float:
+def predicted(estimates: WorkerCostModels, instance: str, one: StepSample) -> float:
     pace = estimates.pace(instance)
     return pace.slowness * pace.costs.step_ms(work_of(one))
 
 
 def test_a_profile_that_is_wrong_is_mended_by_what_steps_took() -> None:
-    rng, estimates = seeded(1), Estimates()
+    rng, estimates = seeded(1), WorkerCostModels()
     wrong = (1.0, 0.0, 0.05, 1e-6, 0.0, 0.0)
     for _ in range(60):
         estimates.observe("d1", "m", shown(costs(wrong), [sample(rng, TRUE) for _ in range(8)]))
@@ -85,7 +85,7 @@ def test_a_profile_that_is_wrong_is_mended_by_what_steps_took() -> None:
 
 
 def test_whether_a_worker_keeps_padding_is_part_of_its_pace() -> None:
-    estimates = Estimates()
+    estimates = WorkerCostModels()
     for keeps in (False, True):
         told = costs().model_copy(update={"keeps_padding": keeps})
         estimates.observe(f"keeps {keeps}", "m", shown(told))
@@ -93,7 +93,7 @@ def test_whether_a_worker_keeps_padding_is_part_of_its_pace() -> None:
 
 
 def test_a_slow_host_is_known_for_it_and_a_new_worker_is_predicted_at_once() -> None:
-    rng, estimates = seeded(2), Estimates()
+    rng, estimates = seeded(2), WorkerCostModels()
     for _ in range(60):
         estimates.observe("fast", "m", shown(costs(), [sample(rng, TRUE) for _ in range(4)]))
         estimates.observe("slow", "m", shown(costs(), [sample(rng, TRUE, slowness=2.0) for _ in range(4)]))
@@ -106,7 +106,7 @@ def test_a_slow_host_is_known_for_it_and_a_new_worker_is_predicted_at_once() -> 
 
 
 def test_steps_that_waited_for_loads_say_nothing_about_computing() -> None:
-    rng, estimates = seeded(3), Estimates()
+    rng, estimates = seeded(3), WorkerCostModels()
     for _ in range(40):
         estimates.observe("d1", "m", shown(costs(), [sample(rng, TRUE, waited_ms=500.0)]))
     one = sample(rng, TRUE)
@@ -114,7 +114,7 @@ def test_steps_that_waited_for_loads_say_nothing_about_computing() -> None:
 
 
 def test_rows_that_take_from_templates_take_as_much_longer_as_planners_expect() -> None:
-    rng, estimates = seeded(4), Estimates()
+    rng, estimates = seeded(4), WorkerCostModels()
     estimates.observe("d1", "m", shown(costs()))
     shape = RowShape(text=64, image=1000, computed=200, steps=5, begun=True)
     before = {reuses: shape.load(estimates.pace("d1"), reuses=reuses) for reuses in (True, False)}
@@ -137,7 +137,7 @@ def test_rows_that_take_from_templates_take_as_much_longer_as_planners_expect() 
 
 
 def test_one_page_fault_changes_little() -> None:
-    rng, estimates = seeded(4), Estimates()
+    rng, estimates = seeded(4), WorkerCostModels()
     for _ in range(40):
         estimates.observe("d1", "m", shown(costs(), [sample(rng, TRUE)]))
     estimates.observe("d1", "m", shown(costs(), [sample(rng, TRUE, slowness=1000.0)]))
@@ -146,7 +146,7 @@ def test_one_page_fault_changes_little() -> None:
 
 
 def test_devices_and_models_are_apart_and_who_tells_nothing_is_compared_by_tokens() -> None:
-    estimates = Estimates()
+    estimates = WorkerCostModels()
     estimates.observe("a", "m", shown(costs(device="gpu")))
     estimates.observe("b", "m", shown(costs((*TRUE[:2], 1.0, 1.0, 0.0, 0.0), device="cpu")))
     estimates.observe("c", "m", shown(None))
@@ -159,7 +159,7 @@ def test_devices_and_models_are_apart_and_who_tells_nothing_is_compared_by_token
 
 
 def test_reading_from_disk_is_learnt_by_its_bytes() -> None:
-    estimates = Estimates()
+    estimates = WorkerCostModels()
     assert estimates.fetch_ms("d1", 1e6) == 0.0
     read = LoadSample(tier=Tier.DISK, size_bytes=1_000_000, load_ms=10.0)
     estimates.observe("d1", "m", shown(costs(), loads=[read, read]))
@@ -167,16 +167,20 @@ def test_reading_from_disk_is_learnt_by_its_bytes() -> None:
 
 
 def test_workers_of_one_kind_that_reuse_in_other_ways_have_paces_of_their_own() -> None:
-    estimates = Estimates()
-    for name, mode in (("d1", Mode.KV), ("d2", Mode.HIDDEN), ("d3", Mode.KV)):
+    estimates = WorkerCostModels()
+    for name, mode in (("d1", BlockMode.KV), ("d2", BlockMode.HIDDEN), ("d3", BlockMode.KV)):
         estimates.observe(name, "m", shown(costs().model_copy(update={"reused": mode})))
-    assert [estimates.pace(name).reused for name in ("d1", "d2", "d3")] == [Mode.KV, Mode.HIDDEN, Mode.KV]
+    assert [estimates.pace(name).reused for name in ("d1", "d2", "d3")] == [
+        BlockMode.KV,
+        BlockMode.HIDDEN,
+        BlockMode.KV,
+    ]
     assert estimates.pace("d1") is estimates.pace("d3")
 
 
 def test_many_workers_teach_a_regression_as_many_steps_as_a_few() -> None:
     def taught(workers: int) -> int:
-        rng, estimates = seeded(5), Estimates()
+        rng, estimates = seeded(5), WorkerCostModels()
         for _ in range(2):
             for number in range(workers):
                 estimates.observe(f"d{number}", "m", shown(costs(), [sample(rng, TRUE) for _ in range(4)]))
@@ -193,7 +197,7 @@ def test_many_workers_teach_a_regression_as_many_steps_as_a_few() -> None:
     assert taught(10 * TEACHERS) <= 2 * 8 * TEACHERS
 
 
-def learnt(estimates: Estimates) -> int:
+def learnt(estimates: WorkerCostModels) -> int:
     """Steps that the only regression has taken in until its last refit."""
     [kind] = estimates._kinds.values()
     online = kind.steps._computing[ALONE]._online
@@ -201,7 +205,7 @@ def learnt(estimates: Estimates) -> int:
 
 
 def test_a_worker_is_known_by_the_blocks_that_another_one_of_its_model_has_told() -> None:
-    estimates = Estimates()
+    estimates = WorkerCostModels()
     silent = shown(costs()).model_copy(update={"blocks": None})
     estimates.observe("a", "m", silent)
     assert estimates.pace("a").costs is UNIT
@@ -216,10 +220,10 @@ def test_a_worker_is_known_by_the_blocks_that_another_one_of_its_model_has_told(
 
 def test_what_a_network_computes_follows_from_the_blocks_that_are_told() -> None:
     """The same weights, and a network of twice the operations."""
-    estimates, shape = Estimates(), RowShape(text=64, image=1000, computed=200, steps=5)
+    estimates, shape = WorkerCostModels(), RowShape(text=64, image=1000, computed=200, steps=5)
     estimates.observe("a", "m", shown(costs()))
     estimates.observe("b", "twice", shown(costs()).model_copy(update={"blocks": plain(2 * BLOCKS)}))
-    once, twice = (estimates.pace(name).row_ms(shape, Mode.KV) for name in ("a", "b"))
+    once, twice = (estimates.pace(name).row_ms(shape, BlockMode.KV) for name in ("a", "b"))
     assert once == pytest.approx(BLOCKS * (264 * TRUE[2] + 264 * 1064 * TRUE[3]))
     assert twice == pytest.approx(2 * once)
 
@@ -235,30 +239,36 @@ def pool_costs(*degrees: int) -> WorkerCosts:
 
 
 def test_steps_of_one_degree_never_enter_the_fit_of_another() -> None:
-    rng, estimates = seeded(7), Estimates()
+    rng, estimates = seeded(7), WorkerCostModels()
     for _ in range(60):
         slow = [sample(rng, WIDE, slowness=2.0).model_copy(update={"degree": 2}) for _ in range(8)]
         estimates.observe("d1", "m", shown(pool_costs(2, 4), slow))
     pace, one = estimates.pace("d1"), work_of(sample(rng, TRUE))
     assert pace.costs == StepCosts(TRUE, (0.1, 1e-6))
     by_way = dict(pace.ways)
-    assert by_way[Way(2)].step_ms(one) == pytest.approx(2 * StepCosts(WIDE).step_ms(one), rel=0.05)
-    assert by_way[Way(4)] == StepCosts(WIDE, (0.1, 1e-6))
+    assert by_way[StepParallelism(2)].step_ms(one) == pytest.approx(
+        2 * StepCosts(WIDE).step_ms(one), rel=0.05
+    )
+    assert by_way[StepParallelism(4)] == StepCosts(WIDE, (0.1, 1e-6))
     assert pace.slowness == pytest.approx(1.0, abs=0.1), "its regression has followed, so that it is not slow"
 
 
 def test_a_pool_has_the_degrees_that_it_tells_and_an_older_worker_none() -> None:
-    estimates = Estimates()
+    estimates = WorkerCostModels()
     estimates.observe("old", "m", shown(costs()))
     estimates.observe("two", "m", shown(pool_costs(2)))
     estimates.observe("eight", "m", shown(pool_costs(2, 4, 8)))
     found = {name: [way for way, _ in estimates.pace(name).ways] for name in ("old", "two", "eight")}
-    assert found == {"old": [], "two": [Way(2)], "eight": [Way(2), Way(4), Way(8)]}
+    assert found == {
+        "old": [],
+        "two": [StepParallelism(2)],
+        "eight": [StepParallelism(2), StepParallelism(4), StepParallelism(8)],
+    }
     assert estimates.pace("old").costs is estimates.pace("eight").costs
 
 
 def test_a_step_of_a_degree_that_the_profile_lacks_says_nothing_of_a_worker() -> None:
-    rng, estimates = seeded(8), Estimates()
+    rng, estimates = seeded(8), WorkerCostModels()
     strange = [sample(rng, TRUE, slowness=9.0).model_copy(update={"degree": 3}) for _ in range(8)]
     estimates.observe("d1", "m", shown(pool_costs(2), strange))
     assert estimates.pace("d1").slowness == 1.0

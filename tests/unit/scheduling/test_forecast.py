@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.backlog import Computed, Prospect, computed
-from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.backlog import JobFinishEstimate, WorkerEstimate, computed
+from giornata.scheduling.demand import JobDemand, RowShape
 
 prospects = st.lists(
-    st.builds(Prospect, st.floats(0, 1e4), st.floats(1, 1e4), st.floats(1, 9)), min_size=1, max_size=8
+    st.builds(WorkerEstimate, st.floats(0, 1e4), st.floats(1, 1e4), st.floats(1, 9)), min_size=1, max_size=8
 )
 
 
-def level(workers: Sequence[Prospect], ahead: float, rows: float = 1) -> float:
+def level(workers: Sequence[WorkerEstimate], ahead: float, rows: float = 1) -> float:
     found = computed(workers, ahead, rows)
     assert found is not None
     return found.finish_ms
@@ -24,7 +24,7 @@ def level(workers: Sequence[Prospect], ahead: float, rows: float = 1) -> float:
 
 @given(workers=prospects, ahead=st.floats(0, 100), rows=st.integers(1, 10))
 def test_all_that_comes_before_and_the_job_itself_fit_below_the_level(
-    workers: list[Prospect], ahead: float, rows: int
+    workers: list[WorkerEstimate], ahead: float, rows: int
 ) -> None:
     found = computed(workers, ahead, rows)
     assert found is not None
@@ -37,31 +37,31 @@ def test_all_that_comes_before_and_the_job_itself_fit_below_the_level(
 
 @given(workers=prospects, ahead=st.floats(0, 50), more=st.floats(0, 50))
 def test_more_before_it_is_never_earlier_and_one_more_worker_never_later(
-    workers: list[Prospect], ahead: float, more: float
+    workers: list[WorkerEstimate], ahead: float, more: float
 ) -> None:
     assert level(workers, ahead + more) >= level(workers, ahead) - 1e-6
-    helped = level([*workers, Prospect(0.0, min(w.row_ms for w in workers))], ahead)
+    helped = level([*workers, WorkerEstimate(0.0, min(w.row_ms for w in workers))], ahead)
     assert helped <= level(workers, ahead) + 1e-6
 
 
 def test_one_that_stands_for_several_is_as_good_as_they() -> None:
-    several = [Prospect(10.0, 100.0)] * 3 + [Prospect(40.0, 50.0)] * 2
-    assert level([Prospect(10.0, 100.0, 3), Prospect(40.0, 50.0, 2)], 7) == level(several, 7)
+    several = [WorkerEstimate(10.0, 100.0)] * 3 + [WorkerEstimate(40.0, 50.0)] * 2
+    assert level([WorkerEstimate(10.0, 100.0, 3), WorkerEstimate(40.0, 50.0, 2)], 7) == level(several, 7)
 
 
 def test_idle_workers_share_the_rows() -> None:
-    two = [Prospect(0, 100), Prospect(50, 100)]
-    assert computed(two, 0, 1) == Computed(100, 100)
-    assert computed([Prospect(0, 100), Prospect(1000, 100)], 3, 1) == Computed(400, 100)
-    assert computed([Prospect(30, 100)], 1, 1) == Computed(230, 100)
-    assert computed(two, 0, 4) == Computed(225, 200)
+    two = [WorkerEstimate(0, 100), WorkerEstimate(50, 100)]
+    assert computed(two, 0, 1) == JobFinishEstimate(100, 100)
+    assert computed([WorkerEstimate(0, 100), WorkerEstimate(1000, 100)], 3, 1) == JobFinishEstimate(400, 100)
+    assert computed([WorkerEstimate(30, 100)], 1, 1) == JobFinishEstimate(230, 100)
+    assert computed(two, 0, 4) == JobFinishEstimate(225, 200)
 
 
 def test_nothing_is_guessed() -> None:
     assert computed([], 0, 1) is None
-    assert computed([Prospect(0, 0.0)], 0, 1) is None
+    assert computed([WorkerEstimate(0, 0.0)], 0, 1) is None
 
 
 def test_jobs_are_compared_by_the_tokens_of_all_their_steps() -> None:
     shape = RowShape(text=10, image=100, computed=20, steps=5, sequences=2)
-    assert Demand("m", "d", (shape, shape)).size == pytest.approx(2 * 30 * 2 * 5)
+    assert JobDemand("m", "d", (shape, shape)).size == pytest.approx(2 * 30 * 2 * 5)

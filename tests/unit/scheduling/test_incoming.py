@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.adapters import Arrivals, NeededLora
-from giornata.scheduling.incoming import LANES, OVERDUE, STAYING, TOLD_S, Incoming
+from giornata.scheduling.adapters import LoraLoadTimes, NeededLora
+from giornata.scheduling.incoming import LANES, OVERDUE, STAYING, TOLD_S, PendingAdapterLoads
 from giornata.wire.workers import Tier
 
 MB = 1_000_000
-ARRIVALS = Arrivals()
+ARRIVALS = LoraLoadTimes()
 SIZES = st.lists(st.integers(1, 900), min_size=1, max_size=8)
 
 
@@ -27,7 +27,7 @@ def seconds(lora: NeededLora) -> float:
 def test_each_job_loads_in_the_lane_that_is_free_first_one_after_the_other(
     jobs: list[list[int]], lanes: int, passed_s: float
 ) -> None:
-    incoming, free = Incoming(lanes), [0.0] * lanes
+    incoming, free = PendingAdapterLoads(lanes), [0.0] * lanes
     for job, megabytes in enumerate(jobs):
         known = [lora._replace(digest=f"{job} {lora.digest}") for lora in loras(megabytes)]
         incoming.bring(known, {}, ARRIVALS, 0.0)
@@ -42,7 +42,7 @@ def test_each_job_loads_in_the_lane_that_is_free_first_one_after_the_other(
 @pytest.mark.parametrize("tier", list(Tier))
 def test_what_is_on_the_device_or_on_its_way_is_not_loaded_again(tier: Tier) -> None:
     (lora,) = loras([100])
-    incoming = Incoming(LANES)
+    incoming = PendingAdapterLoads(LANES)
     incoming.bring([lora], {lora.digest: tier}, ARRIVALS, 0.0)
     coming = incoming.left_ms(lora.digest, 0.0)
     if tier is Tier.DEVICE:
@@ -58,7 +58,7 @@ def test_loads_that_telemetry_tells_to_be_over_let_later_ones_begin(
     megabytes: list[int], share: float, lanes: int
 ) -> None:
     """The first one arrives sooner than expected: no later one is expected later than before."""
-    told, known = Incoming(lanes), loras(megabytes)
+    told, known = PendingAdapterLoads(lanes), loras(megabytes)
     for lora in known:
         told.bring([lora], {}, ARRIVALS, 0.0)
     now = share * seconds(known[0])
@@ -77,7 +77,7 @@ def test_loads_that_telemetry_tells_to_be_over_let_later_ones_begin(
 def test_what_stays_in_memory_is_on_its_way_no_more() -> None:
     """The device has no room for it, as long as nobody waits for it."""
     (lora,) = loras([100])
-    incoming = Incoming(LANES)
+    incoming = PendingAdapterLoads(LANES)
     incoming.bring([lora], {lora.digest: Tier.MEMORY}, ARRIVALS, 0.0)
     takes_s = ARRIVALS.ms(lora.size_bytes, Tier.MEMORY) / 1e3
     incoming.settle({lora.digest: Tier.MEMORY}, STAYING * takes_s * 0.99)
@@ -88,7 +88,7 @@ def test_what_stays_in_memory_is_on_its_way_no_more() -> None:
 
 def test_a_load_that_takes_far_too_long_is_counted_no_more() -> None:
     (lora,) = loras([100])
-    incoming = Incoming(LANES)
+    incoming = PendingAdapterLoads(LANES)
     incoming.bring([lora], {}, ARRIVALS, 0.0)
     late_s = OVERDUE * seconds(lora) + TOLD_S
     incoming.settle({}, late_s * 0.99)
@@ -99,7 +99,7 @@ def test_a_load_that_takes_far_too_long_is_counted_no_more() -> None:
 
 def test_a_copy_goes_its_own_way() -> None:
     one, other = loras([100, 200])
-    incoming = Incoming(LANES)
+    incoming = PendingAdapterLoads(LANES)
     incoming.bring([one], {}, ARRIVALS, 0.0)
     copied = incoming.copy()
     copied.bring([other], {}, ARRIVALS, 0.0)

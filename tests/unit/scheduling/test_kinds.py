@@ -12,37 +12,39 @@ from hypothesis import strategies as st
 from sklearn.mixture import GaussianMixture
 
 from giornata.scheduling.adapters import NeededLora
-from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.kinds import (
     LEAST,
     PAUSE_S,
-    Binned,
+    FeatureHistograms,
     Features,
-    KindsModel,
-    SeenJobs,
+    JobKindModel,
+    RecentJobs,
     features_of,
     shares_of,
 )
 from giornata.scheduling.kinds_fit import fit
-from giornata.scheduling.line import Claim
+from giornata.scheduling.line import SchedulingParams
 from giornata.wire.jobs import Priority
 
 IDENTITY = tuple(tuple(float(row == column) for column in range(4)) for row in range(4))
-MODEL = KindsModel(
+MODEL = JobKindModel(
     centre=(20.0, 0.0, 2.0, 0.5),
     scale=(10.0, 2.0, 1.0, 1.0),
     weights=(0.75, 0.25),
     means=((0.0, 0.0, 0.0, 0.0), (3.0, 2.0, 0.0, 0.0)),
     factors=(IDENTITY, IDENTITY),
-    binned=Binned(((0.0,), (), (), ()), ((0.5, 0.5), (1.0,), (1.0,), (1.0,))),
+    binned=FeatureHistograms(((0.0,), (), (), ()), ((0.5, 0.5), (1.0,), (1.0,), (1.0,))),
 )
 """Jobs of 20 steps without adapters, and of 50 steps with large ones."""
 
 
-def job(steps: int, megabytes: int, priority: Priority, finish_by_s: float | None) -> tuple[Demand, Claim]:
+def job(
+    steps: int, megabytes: int, priority: Priority, finish_by_s: float | None
+) -> tuple[JobDemand, SchedulingParams]:
     adapters = (NeededLora("a", megabytes * 1_000_000),) if megabytes else ()
-    made = Demand("m", "d", (RowShape(0, 16, 16, steps),), adapters=adapters)
-    return made, Claim(priority, finish_by_s=finish_by_s)
+    made = JobDemand("m", "d", (RowShape(0, 16, 16, steps),), adapters=adapters)
+    return made, SchedulingParams(priority, finish_by_s=finish_by_s)
 
 
 def test_features_are_those_of_the_paper() -> None:
@@ -121,7 +123,7 @@ def test_one_job_cannot_be_fitted() -> None:
 
 
 def test_a_model_is_fitted_when_there_are_jobs_and_again_when_they_have_changed() -> None:
-    seen, first = SeenJobs(), drawn(3, 600)
+    seen, first = RecentJobs(), drawn(3, 600)
     assert seen.to_fit(0.0) is None
     for features in first[:LEAST]:
         seen.see(features)

@@ -11,26 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.adapters import NeededLora
-from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.fair_line import FairLine
-from giornata.scheduling.kinds import KindsModel
-from giornata.scheduling.kinds_line import KindsLine
-from giornata.scheduling.line import AGEING_S, Claim, Key, Line
-from giornata.scheduling.totals import LineTotals
+from giornata.scheduling.demand import JobDemand, RowShape
+from giornata.scheduling.fair_line import FairQueue
+from giornata.scheduling.kinds import JobKindModel
+from giornata.scheduling.kinds_line import JobKindQueue
+from giornata.scheduling.line import AGEING_S, Key, RowQueue, SchedulingParams
+from giornata.scheduling.totals import QueueTotals
 from giornata.wire.jobs import Priority
 from tests.unit.scheduling.test_kinds import MODEL
 
 
-def sorted_by_kind() -> KindsLine:
-    line = KindsLine()
+def sorted_by_kind() -> JobKindQueue:
+    line = JobKindQueue()
     line.use(MODEL)
     return line
 
 
-LINES: Final[dict[str, Callable[[], Line]]] = {
-    "fair": FairLine,
+LINES: Final[dict[str, Callable[[], RowQueue]]] = {
+    "fair": FairQueue,
     "kinds": sorted_by_kind,
-    "one kind": KindsLine,
+    "one kind": JobKindQueue,
 }
 lines = pytest.mark.parametrize("make", LINES.values(), ids=LINES)
 ACTIONS = st.lists(
@@ -51,21 +51,21 @@ ACTIONS = st.lists(
 )
 
 
-def demand(rows: int, steps: int, loras: int = 0) -> Demand:
+def demand(rows: int, steps: int, loras: int = 0) -> JobDemand:
     adapters = tuple(NeededLora(f"l{number}", 50_000_000) for number in range(loras))
-    return Demand("m", "d", (RowShape(0, 16, 16, steps),) * rows, adapters=adapters)
+    return JobDemand("m", "d", (RowShape(0, 16, 16, steps),) * rows, adapters=adapters)
 
 
 @lines
 @given(actions=ACTIONS)
-def test_no_row_is_lost_or_doubled(make: Callable[[], Line], actions: list[tuple[object, ...]]) -> None:
+def test_no_row_is_lost_or_doubled(make: Callable[[], RowQueue], actions: list[tuple[object, ...]]) -> None:
     """Beside a model: the rows of each entry that wait."""
     line, now, waiting, joined = make(), 0.0, dict[Key, set[int]](), 0
     for action, *what in actions:
         now += 0.5
         if action == "join":
             rows, steps, priority, tenant, loras = what
-            claim = Claim(Priority(str(priority)), str(tenant), takes_s=steps / 10)  # type: ignore[operator]
+            claim = SchedulingParams(Priority(str(priority)), str(tenant), takes_s=steps / 10)  # type: ignore[operator]
             entry = line.join(f"j{joined}", demand(rows, steps, loras), claim, now)  # type: ignore[arg-type]
             waiting[entry.key], joined = set(entry.rows), joined + 1
         elif action == "wait":
@@ -91,27 +91,27 @@ def test_no_row_is_lost_or_doubled(make: Callable[[], Line], actions: list[tuple
             assert name in line
     for key in list(waiting):
         line.leave(key)
-    assert (len(line), dict(line.models), vars(line.totals)) == (0, {}, vars(LineTotals()))
+    assert (len(line), dict(line.models), vars(line.totals)) == (0, {}, vars(QueueTotals()))
 
 
 @lines
-def test_batch_jobs_come_after_interactive_ones_until_they_have_waited(make: Callable[[], Line]) -> None:
+def test_batch_jobs_come_after_interactive_ones_until_they_have_waited(make: Callable[[], RowQueue]) -> None:
     line = make()
-    line.join("batch", demand(1, 10), Claim(Priority.BATCH, takes_s=1.0), 0.0)
-    line.join("interactive", demand(1, 50, 2), Claim(takes_s=5.0), 1.0)
+    line.join("batch", demand(1, 10), SchedulingParams(Priority.BATCH, takes_s=1.0), 0.0)
+    line.join("interactive", demand(1, 50, 2), SchedulingParams(takes_s=5.0), 1.0)
     assert [entry.job_id for entry in line.order(2.0)] == ["interactive", "batch"]
     assert line.changes_at(2.0) == pytest.approx(AGEING_S)
     assert next(entry.job_id for entry in line.order(AGEING_S + 0.1)) == "batch"
 
 
 @lines
-def test_nobody_starves_beside_jobs_that_keep_coming(make: Callable[[], Line]) -> None:
+def test_nobody_starves_beside_jobs_that_keep_coming(make: Callable[[], RowQueue]) -> None:
     """A place is free every second, and two jobs of another kind come every second: the odd ones are served too."""
     line, served = make(), list[str]()
-    line.join("odd", demand(1, 50, 2), Claim(takes_s=5.0), 0.0)
+    line.join("odd", demand(1, 50, 2), SchedulingParams(takes_s=5.0), 0.0)
     for second in range(400):
         for number in range(2):
-            line.join(f"j{second}.{number}", demand(1, 10), Claim(takes_s=1.0), float(second))
+            line.join(f"j{second}.{number}", demand(1, 10), SchedulingParams(takes_s=1.0), float(second))
         first = line.order(float(second))[0]
         line.serve(first.key, first.rows, float(second))
         served.append(first.job_id)
@@ -121,9 +121,9 @@ def test_nobody_starves_beside_jobs_that_keep_coming(make: Callable[[], Line]) -
 
 
 @lines
-def test_who_was_told_to_load_is_kept_where_rows_are_left(make: Callable[[], Line]) -> None:
+def test_who_was_told_to_load_is_kept_where_rows_are_left(make: Callable[[], RowQueue]) -> None:
     line = make()
-    entry = line.join("j", demand(3, 10), Claim(), 0.0)
+    entry = line.join("j", demand(3, 10), SchedulingParams(), 0.0)
     line.tell(entry.key, "w1")
     line.serve(entry.key, (0,), 0.0)
     (left,) = line.order(0.0)
@@ -133,11 +133,11 @@ def test_who_was_told_to_load_is_kept_where_rows_are_left(make: Callable[[], Lin
 def test_queues_of_kinds_take_turns_by_their_work() -> None:
     line = sorted_by_kind()
     for number in range(6):
-        line.join(f"short{number}", demand(1, 20), Claim(takes_s=2.0), 0.0)
+        line.join(f"short{number}", demand(1, 20), SchedulingParams(takes_s=2.0), 0.0)
     for number in range(2):
-        line.join(f"long{number}", demand(1, 50, 2), Claim(takes_s=6.0), 0.0)
+        line.join(f"long{number}", demand(1, 50, 2), SchedulingParams(takes_s=6.0), 0.0)
     assert [entry.job_id for entry in line.order(0.0)] == [
         *("short0", "long0", "short1", "short2", "short3", "long1", "short4", "short5"),
     ]
-    model: KindsModel = MODEL
+    model: JobKindModel = MODEL
     assert model.components == 2

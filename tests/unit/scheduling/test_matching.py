@@ -6,15 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.matching import Free, affinity, chosen, weight, weights
+from giornata.scheduling.matching import FreeWorker, affinity, chosen, weight, weights
 from giornata.wire.workers import Tier
 
 
 def test_the_weight_by_hand() -> None:
     """0.6 · 0.5 + 0.3 · (1 - |0.4 - 0.7|) + 0.1 · 2 s / 4 s."""
-    assert weight(Free("w", 0.5, 0.4, 4000.0), 2000.0) == pytest.approx(0.3 + 0.21 + 0.05)
-    assert weight(Free("w", 1.0, 0.7, 2000.0), 2000.0) == pytest.approx(1.0)
-    assert weight(Free("w", 0.0, 0.0, 0.0), 0.0) == pytest.approx(0.09 + 0.1), "nothing is to be computed"
+    assert weight(FreeWorker("w", 0.5, 0.4, 4000.0), 2000.0) == pytest.approx(0.3 + 0.21 + 0.05)
+    assert weight(FreeWorker("w", 1.0, 0.7, 2000.0), 2000.0) == pytest.approx(1.0)
+    assert weight(FreeWorker("w", 0.0, 0.0, 0.0), 0.0) == pytest.approx(0.09 + 0.1), (
+        "nothing is to be computed"
+    )
 
 
 def test_affinity_counts_what_is_on_the_device() -> None:
@@ -25,10 +27,10 @@ def test_affinity_counts_what_is_on_the_device() -> None:
 
 def test_of_the_three_best_the_least_utilised_is_chosen() -> None:
     workers = [
-        Free("a", 1.0, 0.7, 1000.0),
-        Free("b", 0.9, 0.6, 1000.0),
-        Free("c", 0.8, 0.5, 1000.0),
-        Free("d", 0.0, 0.0, 1000.0),
+        FreeWorker("a", 1.0, 0.7, 1000.0),
+        FreeWorker("b", 0.9, 0.6, 1000.0),
+        FreeWorker("c", 0.8, 0.5, 1000.0),
+        FreeWorker("d", 0.0, 0.0, 1000.0),
     ]
     assert sorted(weights(workers), key=weights(workers).__getitem__) == ["d", "c", "b", "a"]
     best = chosen(workers)
@@ -39,14 +41,16 @@ def test_of_the_three_best_the_least_utilised_is_chosen() -> None:
 
 @given(
     st.lists(
-        st.builds(Free, st.text("abc", min_size=1), st.floats(0, 1), st.floats(0, 1), st.floats(1, 1e6)),
+        st.builds(
+            FreeWorker, st.text("abc", min_size=1), st.floats(0, 1), st.floats(0, 1), st.floats(1, 1e6)
+        ),
         min_size=1,
         max_size=8,
         unique_by=lambda worker: worker.name,
     )
 )
 def test_weights_lie_between_nothing_and_one_and_the_chosen_one_is_among_the_best(
-    workers: list[Free],
+    workers: list[FreeWorker],
 ) -> None:
     weighed = weights(workers)
     assert all(0 <= value <= 1 + 1e-9 for value in weighed.values())

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S
-from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.patience import Patience
+from giornata.scheduling.demand import JobDemand, RowShape
+from giornata.scheduling.patience import StallTimeout
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import Policy, finish_time, request_level
 from giornata.scheduling.scheduler import LOOKED_AT
-from giornata.scheduling.slack import Slacks
+from giornata.scheduling.slack import ModelSlack
 from giornata.wire.queues import CostFit
 from giornata.wire.workers import (
     LoadSample,
@@ -31,7 +31,7 @@ from tests.fakes.fleet import CARD
 from tests.fakes.networks import plain
 
 SHAPE = RowShape(text=0, image=16, computed=16, steps=10)
-DEMAND = Demand(CARD.name, CARD.digest, (SHAPE,))
+DEMAND = JobDemand(CARD.name, CARD.digest, (SHAPE,))
 
 
 def worker(name: str, *rows: RowProgress, capacity: int = 4, **fields: object) -> ServiceState:
@@ -58,7 +58,7 @@ def placement(*states: ServiceState) -> Placement:
     return made
 
 
-def choose(known: Placement, demand: Demand, policy: Policy = finish_time) -> str | None:
+def choose(known: Placement, demand: JobDemand, policy: Policy = finish_time) -> str | None:
     chosen = policy(known.candidates(demand, LOOKED_AT), demand)
     return chosen.instance if chosen else None
 
@@ -131,7 +131,7 @@ def test_no_worker_of_the_model_or_with_room_is_none() -> None:
 
 
 def test_a_job_larger_than_every_worker_goes_to_an_empty_one() -> None:
-    large = Demand(CARD.name, CARD.digest, (SHAPE,) * 9)
+    large = JobDemand(CARD.name, CARD.digest, (SHAPE,) * 9)
     assert choose(placement(worker("busy", row("a", 0, 9)), worker("empty")), large) == "empty"
 
 
@@ -175,7 +175,7 @@ def test_an_older_attempt_does_not_vouch_for_a_newer_one() -> None:
 
 
 def test_a_worker_whose_step_does_not_end_gets_nothing_until_it_does() -> None:
-    fleet = Placement(patience=Patience(factor=10.0, least_ms=1000.0))
+    fleet = Placement(patience=StallTimeout(factor=10.0, least_ms=1000.0))
     fleet.observe(worker("d1", row("j", 0, 10)), 0)
     fleet.assign("j", 1, "d1", DEMAND, now=0)
     assert fleet.stalled() == []
@@ -190,7 +190,7 @@ def test_a_worker_whose_step_does_not_end_gets_nothing_until_it_does() -> None:
 
 
 def test_patience_grows_with_what_a_step_was_predicted_to_take() -> None:
-    fleet = Placement(patience=Patience(factor=100.0, least_ms=1000.0))
+    fleet = Placement(patience=StallTimeout(factor=100.0, least_ms=1000.0))
     fleet.observe(stepping("d1", 1100.0), 0)  # 16 ms predicted
     fleet.assign("j", 1, "d1", DEMAND, now=0)
     assert fleet.stalled() == []
@@ -199,7 +199,7 @@ def test_patience_grows_with_what_a_step_was_predicted_to_take() -> None:
 
 
 def test_a_job_that_the_message_lists_first_counts_once_in_what_a_step_was_predicted_to_take() -> None:
-    fleet = Placement(patience=Patience(factor=50.0, least_ms=1000.0))
+    fleet = Placement(patience=StallTimeout(factor=50.0, least_ms=1000.0))
     fleet.observe(worker("d1"), 0)
     fleet.assign("j", 1, "d1", DEMAND, now=0)
     fleet.observe(stepping("d1", 1100.0), 1)  # 16 ms predicted for one row, 32 for two
@@ -367,7 +367,7 @@ def test_places_of_a_worker_that_is_gone_make_no_waiting_row_count_less() -> Non
 def test_only_rows_of_its_own_models_let_a_worker_take_more() -> None:
     """Half of the slack where half as many rows wait as there are places; that of the longest line where it has two."""
     one, other = ("one", "digest"), ("other", "digest")
-    slacks = Slacks(0.1)
+    slacks = ModelSlack(0.1)
     slacks.count([one], 8)
     slacks.count([one, other], 8)
     assert slacks.heed({one: 8}) == {one}

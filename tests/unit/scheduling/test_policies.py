@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from giornata.planning.costs import StepCosts
 from giornata.residency.rendezvous import home
-from giornata.scheduling.backlog import Backlog, Outlook, RowLoad
-from giornata.scheduling.demand import Demand, Pace, RowShape
+from giornata.scheduling.backlog import FinishEstimator, RowLoad, WorkerLoad
+from giornata.scheduling.demand import JobDemand, RowShape, StepTimeModel
 from giornata.scheduling.policies import (
     POLICIES,
-    Candidate,
+    CandidateWorker,
     PolicyName,
     deadline_aware,
     finish_time,
@@ -24,27 +24,29 @@ from giornata.scheduling.policies import (
 from giornata.wire.workers import Tier
 
 SHAPE = RowShape(text=0, image=100, computed=10, steps=10)
-DEMAND = Demand("m", "d", (SHAPE,), template="t")
-PACE = Pace(StepCosts((1.0, 0.0, 0.1, 0.0, 0.0, 0.0)))
+DEMAND = JobDemand("m", "d", (SHAPE,), template="t")
+PACE = StepTimeModel(StepCosts((1.0, 0.0, 0.1, 0.0, 0.0, 0.0)))
 
 
 def candidate(
     name: str,
     *rows: RowLoad,
     places: int = 4,
-    pace: Pace = PACE,
+    pace: StepTimeModel = PACE,
     template: Tier | None = None,
-    demand: Demand = DEMAND,
+    demand: JobDemand = DEMAND,
     tokens: int = 0,
     fetch_ms: float = 0.0,
-) -> Candidate:
+) -> CandidateWorker:
     hit, miss = (demand.loads(pace, reuses=reuses) for reuses in (True, False))
-    return Candidate(
+    return CandidateWorker(
         instance=name,
         capacity_rows=places,
         rows=len(rows),
         tokens=tokens,
-        outlook=Outlook(Backlog(places, pace.base_ms, running=rows[:places], waiting=rows[places:])),
+        outlook=FinishEstimator(
+            WorkerLoad(places, pace.base_ms, running=rows[:places], waiting=rows[places:])
+        ),
         loads=miss if template is None else hit,
         template=template,
         hit_saves_ms=sum(load.work_ms for load in miss) - sum(load.work_ms for load in hit),
@@ -52,7 +54,7 @@ def candidate(
     )
 
 
-def name(chosen: Candidate | None) -> str | None:
+def name(chosen: CandidateWorker | None) -> str | None:
     return chosen.instance if chosen else None
 
 
@@ -61,7 +63,7 @@ LONG, SHORT = RowLoad(steps=50, step_ms=5.0), RowLoad(steps=2, step_ms=5.0)
 
 def test_round_robin_takes_turns_among_those_with_room() -> None:
     fleet = [candidate("b"), candidate("a"), candidate("c", *[LONG] * 4)]
-    chosen = [name(round_robin(fleet, Demand("m", "d", (SHAPE,), ticket=i))) for i in range(4)]
+    chosen = [name(round_robin(fleet, JobDemand("m", "d", (SHAPE,), ticket=i))) for i in range(4)]
     assert chosen == ["a", "b", "a", "b"]
 
 
@@ -102,7 +104,7 @@ def test_a_template_that_nobody_has_goes_to_its_home_and_not_to_a_crowded_one() 
 
 
 def test_waiting_for_a_fast_worker_beats_beginning_on_a_slow_one() -> None:
-    slow = Pace(PACE.costs, slowness=100.0)
+    slow = StepTimeModel(PACE.costs, slowness=100.0)
     fleet = [candidate("fast", *[SHORT] * 4, template=Tier.MEMORY), candidate("slow", pace=slow)]
     assert finish_time(fleet, DEMAND) is None
     assert name(request_level(fleet, DEMAND)) == "slow"
@@ -110,9 +112,9 @@ def test_waiting_for_a_fast_worker_beats_beginning_on_a_slow_one() -> None:
 
 def test_a_deadline_takes_the_worker_that_delays_others_least() -> None:
     fleet = [candidate("idle", template=Tier.MEMORY), candidate("busy", LONG, template=Tier.MEMORY)]
-    urgent = Demand("m", "d", (SHAPE,), template="t", within_ms=1e6)
+    urgent = JobDemand("m", "d", (SHAPE,), template="t", within_ms=1e6)
     assert name(deadline_aware(fleet, urgent)) == "idle"
-    late = Demand("m", "d", (SHAPE,), template="t", within_ms=0.0)
+    late = JobDemand("m", "d", (SHAPE,), template="t", within_ms=0.0)
     assert name(deadline_aware(fleet, late)) == name(finish_time(fleet, late))
 
 
@@ -128,7 +130,7 @@ rows = st.lists(st.builds(RowLoad, steps=st.integers(1, 50), step_ms=st.floats(0
 def test_whoever_is_chosen_has_room(
     policy: PolicyName, data: list[tuple[list[RowLoad], int, Tier | None]], count: int, alone: bool
 ) -> None:
-    demand = Demand("m", "d", (SHAPE,) * count, template="t", alone=alone)
+    demand = JobDemand("m", "d", (SHAPE,) * count, template="t", alone=alone)
     fleet = [
         candidate(f"w{i}", *loads, places=places, template=tier, demand=demand)
         for i, (loads, places, tier) in enumerate(data)

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from giornata.scheduling.adapters import NeededLora
-from giornata.scheduling.backlog import Backlog, Effect
+from giornata.scheduling.backlog import PlacementEstimate, WorkerLoad
 from giornata.scheduling.degrees.pool import DEGREES, PoolRow
-from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
-from giornata.scheduling.pool_outlook import PoolOutlook
+from giornata.scheduling.pool_outlook import PoolFinishEstimator
 from giornata.wire.queues import CostFit
 from giornata.wire.workers import (
     DegreeCosts,
@@ -93,9 +93,9 @@ def worker(
     )
 
 
-def demand(tokens: int, within_s: float | None = None) -> Demand:
+def demand(tokens: int, within_s: float | None = None) -> JobDemand:
     shape = RowShape(0, tokens, tokens, STEPS)
-    return Demand(CARD.name, CARD.digest, (shape,), within_ms=None if within_s is None else within_s * 1e3)
+    return JobDemand(CARD.name, CARD.digest, (shape,), within_ms=None if within_s is None else within_s * 1e3)
 
 
 def fleet(*workers: ServiceState) -> Placement:
@@ -105,12 +105,14 @@ def fleet(*workers: ServiceState) -> Placement:
     return placement
 
 
-def chosen(placement: Placement, asked: Demand, policy: PolicyName = PolicyName.DEADLINE_AWARE) -> str | None:
+def chosen(
+    placement: Placement, asked: JobDemand, policy: PolicyName = PolicyName.DEADLINE_AWARE
+) -> str | None:
     best = POLICIES[policy](placement.candidates(asked, 8), asked)
     return None if best is None else best.instance
 
 
-def predicted(placement: Placement, asked: Demand) -> dict[str, Effect]:
+def predicted(placement: Placement, asked: JobDemand) -> dict[str, PlacementEstimate]:
     return {each.instance: each.prediction() for each in placement.candidates(asked, 8)}
 
 
@@ -205,8 +207,8 @@ def pool_row(key: int, left: int, due_s: float = math.inf, *, begun: bool = True
     )
 
 
-def outlook(*rows: PoolRow, devices: int = 4) -> PoolOutlook:
-    return PoolOutlook(devices, rows, Backlog(8, 0.0))
+def outlook(*rows: PoolRow, devices: int = 4) -> PoolFinishEstimator:
+    return PoolFinishEstimator(devices, rows, WorkerLoad(8, 0.0))
 
 
 def test_a_row_alone_has_all_devices_and_two_share_them() -> None:

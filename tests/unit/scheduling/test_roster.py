@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.adapters import NeededLora
-from giornata.scheduling.demand import Pace, RowShape
-from giornata.scheduling.occupancy import Occupancy, Totals
-from giornata.scheduling.roster import FEWER, Roster
+from giornata.scheduling.demand import RowShape, StepTimeModel
+from giornata.scheduling.occupancy import WorkerOccupancy, WorkerTotals
+from giornata.scheduling.roster import FEWER, WorkerIndex
 from giornata.wire.workers import Tier
 from tests.fakes.networks import PLAIN_4
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker
 
-PACE = Pace()
+PACE = StepTimeModel()
 CAPACITY = 4
 KEPT = 2 * FEWER
 """Workers that are looked at."""
@@ -35,7 +35,7 @@ moves = st.lists(
 )
 
 
-def occupied(number: int, rows: int, templates: set[str], loras: Iterable[str] = ()) -> Occupancy:
+def occupied(number: int, rows: int, templates: set[str], loras: Iterable[str] = ()) -> WorkerOccupancy:
     state = worker(
         f"d{number}",
         *[row(f"j{number}-{i}", 0, 1 + (number + i) % 5) for i in range(rows)],
@@ -51,37 +51,37 @@ def occupied(number: int, rows: int, templates: set[str], loras: Iterable[str] =
             },
         }
     )
-    return Occupancy.of(state, shown, PACE, None)
+    return WorkerOccupancy.of(state, shown, PACE, None)
 
 
-def held(one: Occupancy) -> Totals:
+def held(one: WorkerOccupancy) -> WorkerTotals:
     return one.sum_up(PACE, {})
 
 
 @pytest.mark.parametrize("every", [0, 3])
 def test_a_row_that_keeps_padding_weighs_as_one_of_a_demand(every: int) -> None:
-    pace = Pace(StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0)), PLAIN_4, keeps_padding=True)
+    pace = StepTimeModel(StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0)), PLAIN_4, keeps_padding=True)
     told = row("j", 0, 10).model_copy(
         update={"computed_tokens": 4, "text_tokens": 9, "padding_tokens": 6, "renewed_every": every}
     )
     state = worker("d", told)
     assert state.worker is not None
-    weighed = Occupancy.of(state, state.worker, pace, None).sum_up(pace, {}).work_ms
+    weighed = WorkerOccupancy.of(state, state.worker, pace, None).sum_up(pace, {}).work_ms
     load = RowShape(9, 16, 4, 10, padding=6).load(pace, reuses=not every, renewed_every=every)
     assert weighed == pytest.approx(load.work_ms)
 
 
 def test_a_row_with_a_prefix_weighs_as_one_of_a_demand() -> None:
-    pace = Pace(StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0)), PLAIN_4)
+    pace = StepTimeModel(StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0)), PLAIN_4)
     told = row("j", 0, 10).model_copy(update={"text_tokens": 9, "prefix_tokens": 30})
     state = worker("d", told)
     assert state.worker is not None
-    weighed = Occupancy.of(state, state.worker, pace, None).sum_up(pace, {}).work_ms
+    weighed = WorkerOccupancy.of(state, state.worker, pace, None).sum_up(pace, {}).work_ms
     assert weighed == pytest.approx(RowShape(9, 16, 16, 10, prefix=30).load(pace, reuses=False).work_ms)
 
 
 def holding(
-    ordered: Sequence[Occupancy], workers: Collection[Occupancy], first: str, second: str
+    ordered: Sequence[WorkerOccupancy], workers: Collection[WorkerOccupancy], first: str, second: str
 ) -> list[str]:
     """With the first LoRA on the device, of these the ones with the second, too, or else those; then in any tier."""
     found = list[str]()
@@ -96,7 +96,7 @@ def holding(
 def test_those_with_least_to_compute_among_all_and_among_holders(
     moves: list[tuple[int, str, int, set[str], set[str]]], excluded: set[str]
 ) -> None:
-    roster, members = Roster(held), dict[str, Occupancy]()
+    roster, members = WorkerIndex(held), dict[str, WorkerOccupancy]()
     for number, move, rows, templates, loras in moves:
         name = f"d{number}"
         if move == "put":
@@ -145,7 +145,7 @@ def test_those_with_least_to_compute_among_all_and_among_holders(
 def test_there_is_room_where_any_worker_has_some(
     rows: list[int], changed: list[tuple[int, int]], excluded: set[str]
 ) -> None:
-    roster = Roster(held)
+    roster = WorkerIndex(held)
     members = {f"d{number}": occupied(number, count, set()) for number, count in enumerate(rows)}
     for one in members.values():
         roster.put(one)
@@ -160,11 +160,11 @@ def test_there_is_room_where_any_worker_has_some(
 def test_a_forecast_sums_up_the_workers_that_it_looks_at_and_no_others() -> None:
     summed: list[str] = []
 
-    def noted(one: Occupancy) -> Totals:
+    def noted(one: WorkerOccupancy) -> WorkerTotals:
         summed.append(one.name)
         return held(one)
 
-    roster = Roster(noted)
+    roster = WorkerIndex(noted)
     for turn in range(2):
         for number in range(40):
             roster.put(occupied(number, (number + turn) % 5, set()))

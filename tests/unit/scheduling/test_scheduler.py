@@ -6,27 +6,33 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from giornata.scheduling.adapters import NeededControl
-from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.fair_line import FairLine
-from giornata.scheduling.line import AGEING_S, Claim
+from giornata.scheduling.demand import JobDemand, RowShape
+from giornata.scheduling.fair_line import FairQueue
+from giornata.scheduling.line import AGEING_S, SchedulingParams
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import Candidate, Policy, request_level, with_room
-from giornata.scheduling.scheduler import MAX_CHOOSY, MAX_PASSED, Decision, InTurn, Placed
+from giornata.scheduling.policies import CandidateWorker, Policy, request_level, with_room
+from giornata.scheduling.scheduler import (
+    MAX_CHOOSY,
+    MAX_PASSED,
+    QueueOrderScheduler,
+    RowAssignment,
+    SchedulingDecision,
+)
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import RowProgress, WorkerState
 from giornata_tools.simulation.jobs import DIGEST, MODEL
 from giornata_tools.simulation.simulator import TOLD
 
-DEMAND = Demand(MODEL, DIGEST, (RowShape(0, 16, 16, 10),))
+DEMAND = JobDemand(MODEL, DIGEST, (RowShape(0, 16, 16, 10),))
 
 
 class Cell:
     """Workers w0, w1 ... with two places and so many rows each, a line, and a scheduler whose decisions are applied."""
 
     def __init__(self, policy: Policy, rows: Sequence[int], *, spreads: bool = True) -> None:
-        self.scheduler = InTurn(policy, spreads=spreads)
-        self.placement, self.line = Placement(), FairLine()
+        self.scheduler = QueueOrderScheduler(policy, spreads=spreads)
+        self.placement, self.line = Placement(), FairQueue()
         for number, count in enumerate(rows):
             self.tell(number, count)
 
@@ -42,13 +48,13 @@ class Cell:
     def join(
         self,
         job_id: str,
-        demand: Demand = DEMAND,
+        demand: JobDemand = DEMAND,
         priority: Priority = Priority.INTERACTIVE,
         tenant: str = "t",
     ) -> None:
-        self.line.join(job_id, demand, Claim(priority, tenant), 0.0)
+        self.line.join(job_id, demand, SchedulingParams(priority, tenant), 0.0)
 
-    def decide(self, now: float = 0.0) -> Decision:
+    def decide(self, now: float = 0.0) -> SchedulingDecision:
         """Each placement becomes the first attempt of its job at its worker."""
         decision = self.scheduler.decide(self.line, self.placement, now)
         for (job_id, ticket), worker, rows, passes in decision.placements:
@@ -63,7 +69,7 @@ class Cell:
 def only(instance: str, job: int) -> Policy:
     """The job of this ticket waits for `instance`; others take the first that has room."""
 
-    def policy(candidates: Sequence[Candidate], demand: Demand) -> Candidate | None:
+    def policy(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
         able = with_room(candidates, demand)
         return next((c for c in able if demand.ticket != job or c.instance == instance), None)
 
@@ -120,7 +126,7 @@ def test_rows_that_one_worker_gets_together_are_one_attempt() -> None:
     cell = Cell(request_level, [0, 0])
     cell.join("four", replace(DEMAND, shapes=DEMAND.shapes * 4))
     key = next(iter(cell.line)).key
-    assert cell.decide().placements == (Placed(key, "w0", (0, 2)), Placed(key, "w1", (1, 3)))
+    assert cell.decide().placements == (RowAssignment(key, "w0", (0, 2)), RowAssignment(key, "w1", (1, 3)))
 
 
 def test_the_simulators_baselines_keep_jobs_whole() -> None:
@@ -147,7 +153,7 @@ def test_it_wakes_when_a_batch_job_behind_choosy_ones_ages() -> None:
     for number in range(MAX_CHOOSY):
         cell.join(f"choosy{number}")
     cell.join("batch", priority=Priority.BATCH, tenant="other")
-    assert cell.decide() == Decision(wake_at=AGEING_S)
+    assert cell.decide() == SchedulingDecision(wake_at=AGEING_S)
     [batch] = cell.decide(AGEING_S).placements
     assert batch.key[0] == "batch"
     assert cell.decide(AGEING_S).wake_at is None, "time changes nothing more"
@@ -156,7 +162,7 @@ def test_it_wakes_when_a_batch_job_behind_choosy_ones_ages() -> None:
 def test_nothing_is_waited_for_where_only_a_worker_can_help() -> None:
     cell = Cell(request_level, [2])
     cell.join("batch", priority=Priority.BATCH)
-    assert cell.decide() == Decision()
+    assert cell.decide() == SchedulingDecision()
 
 
 def test_choosy_jobs_of_a_model_hold_up_no_other_model() -> None:

@@ -14,12 +14,12 @@ from typing import Final
 import pytest
 
 from giornata.planning.costs import StepCosts
-from giornata.scheduling.demand import Demand, RowShape
-from giornata.scheduling.fair_line import FairLine
-from giornata.scheduling.line import Claim, Line
+from giornata.scheduling.demand import JobDemand, RowShape
+from giornata.scheduling.fair_line import FairQueue
+from giornata.scheduling.line import RowQueue, SchedulingParams
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
-from giornata.scheduling.scheduler import Decision, InTurn, Scheduler
+from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler, SchedulingDecision
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import LoadSample, RowProgress, ServiceState, Tier
 from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
@@ -87,12 +87,12 @@ class Fleet:
         return state.model_copy(update={"worker": state.worker.model_copy(update=news)})
 
 
-def asked(chance: Random, now: float) -> tuple[Demand, Claim]:
+def asked(chance: Random, now: float) -> tuple[JobDemand, SchedulingParams]:
     """Rows of a random job, and what decides its turn."""
     steps = chance.choice((4, 10, 20))
     shape = RowShape(text=0, image=16, computed=chance.choice((2, 6, 16)), steps=steps)
     template = f"t{chance.randrange(20)}" if chance.random() < 0.7 else None
-    demand = Demand(
+    demand = JobDemand(
         CARD.name,
         CARD.digest,
         (shape,) * chance.choice((1, 1, 2, 4)),
@@ -100,7 +100,7 @@ def asked(chance: Random, now: float) -> tuple[Demand, Claim]:
         together=chance.random() < 0.2,
         alone=chance.random() < 0.05,
     )
-    claim = Claim(
+    claim = SchedulingParams(
         chance.choice((Priority.INTERACTIVE, Priority.INTERACTIVE, Priority.BATCH)),
         tenant=chance.choice("abc"),
         weight=chance.choice((1.0, 2.0)),
@@ -113,8 +113,8 @@ def asked(chance: Random, now: float) -> tuple[Demand, Claim]:
 def routed(policy: PolicyName, seed: int) -> Iterator[object]:
     """Which rows go where, of jobs with priorities, tenants, deadlines and templates in memory and on disk."""
     chance, fleet = Random(seed), Fleet()  # noqa: S311 - a workload
-    line = FairLine(by_deadline=policy is PolicyName.DEADLINE_AWARE)
-    scheduler, attempts, number = InTurn(POLICIES[policy], looked_at=2), 0, 0
+    line = FairQueue(by_deadline=policy is PolicyName.DEADLINE_AWARE)
+    scheduler, attempts, number = QueueOrderScheduler(POLICIES[policy], looked_at=2), 0, 0
     for tick in range(160):
         now = tick * TICK_S
         for name in (f"d{index}" for index in range(WORKERS)):
@@ -140,7 +140,7 @@ class Noting:
     serves: Scheduler
     noted: list[object] = field(default_factory=list)
 
-    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+    def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
         """See :class:`Scheduler`."""
         decision = self.serves.decide(line, placement, now)
         self.noted += map(tuple, decision.placements)
@@ -156,7 +156,7 @@ def simulated(policy: PolicyName) -> list[object]:
         at_s += chance.expovariate(14.0)
         steps, computed = chance.choice((10, 20, 30)), chance.choice((4, 9, 20))
         shape = RowShape(text=2, image=20, computed=computed, steps=steps)
-        demand = Demand(MODEL, DIGEST, (shape,) * chance.choice((1, 1, 3)), f"t{chance.randrange(30)}")
+        demand = JobDemand(MODEL, DIGEST, (shape,) * chance.choice((1, 1, 3)), f"t{chance.randrange(30)}")
         jobs.append(SimulatedJob(f"j{number}", at_s, demand, chance.uniform(0.5, 4.0)))
     machines = [Machine(costs, PLAIN, rows=4, slowness=1.0 + number % 2) for number in range(5)]
     options = RunOptions.of(policy)

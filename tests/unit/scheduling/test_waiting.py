@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.line import AGEING_S
-from giornata.scheduling.waiting import QueuedJob, Turn, Waiting
-from giornata.scheduling.window import Window
+from giornata.scheduling.waiting import JobQueue, NextJob, QueuedJob
+from giornata.scheduling.window import InFlightJobWindow
 from giornata.wire.jobs import Priority
 
 BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE
@@ -29,19 +29,19 @@ def job(
     return QueuedJob(name, priority, tenant, weight, "digest", rows, 10, since_s, budget_s)
 
 
-def serve(waiting: Waiting, now: float = 0.0) -> str:
+def serve(waiting: JobQueue, now: float = 0.0) -> str:
     turn = waiting.next(now)
     assert turn is not None
     waiting.serve(turn)
     return turn.job.job_id
 
 
-def rest(waiting: Waiting, now: float = 0.0) -> list[str]:
+def rest(waiting: JobQueue, now: float = 0.0) -> list[str]:
     return [serve(waiting, now) for _ in range(len(waiting))]
 
 
 def test_a_tenant_with_9000_jobs_delays_anothers_one_job_by_one_job() -> None:
-    waiting = Waiting()
+    waiting = JobQueue()
     for i in range(9000):
         waiting.join(job(f"many{i}", "many"))
     for i in range(100):
@@ -54,7 +54,7 @@ def test_a_tenant_with_9000_jobs_delays_anothers_one_job_by_one_job() -> None:
 
 
 def test_twice_the_weight_is_twice_the_share() -> None:
-    waiting = Waiting()
+    waiting = JobQueue()
     for i in range(60):
         waiting.join(job(f"a{i}", "a", weight=2.0))
         waiting.join(job(f"b{i}", "b"))
@@ -65,7 +65,7 @@ def test_twice_the_weight_is_twice_the_share() -> None:
 
 
 def test_a_flood_of_batch_jobs_lets_interactive_ones_pass_and_ages() -> None:
-    waiting = Waiting()
+    waiting = JobQueue()
     for i in range(1000):
         waiting.join(job(f"batch{i}", priority=BATCH))
     waiting.join(job("now", since_s=1.0))
@@ -87,7 +87,7 @@ def test_a_flood_of_batch_jobs_lets_interactive_ones_pass_and_ages() -> None:
 
 
 def test_a_cancelled_job_costs_its_tenant_nothing() -> None:
-    waiting = Waiting()
+    waiting = JobQueue()
     for i in range(100):
         waiting.join(job(f"a{i}", "a"))
     waiting.join(job("last", "a"))
@@ -101,7 +101,7 @@ def test_a_cancelled_job_costs_its_tenant_nothing() -> None:
 
 
 def test_a_budget_that_ends_in_the_queue_is_told_once() -> None:
-    waiting = Waiting()
+    waiting = JobQueue()
     waiting.join(job("short", budget_s=5.0))
     waiting.join(job("long", budget_s=50.0))
     waiting.join(job("gone", budget_s=5.0))
@@ -126,15 +126,15 @@ Steps = st.lists(
 
 
 def test_batch_jobs_that_age_together_keep_their_order() -> None:
-    waiting = Waiting()
+    waiting = JobQueue()
     for name in ("j9", "j10"):
         waiting.join(job(name, priority=BATCH, since_s=0.0))
-    assert waiting.next(AGEING_S) == Turn(job("j9", priority=BATCH, since_s=0.0), yields=False)
+    assert waiting.next(AGEING_S) == NextJob(job("j9", priority=BATCH, since_s=0.0), yields=False)
 
 
 @given(Steps)
 def test_every_job_is_served_once_in_its_flows_order_and_never_none_while_one_waits(steps: list) -> None:  # type: ignore[type-arg]  # as drawn
-    waiting, inside, now = Waiting(), dict[str, QueuedJob](), 0.0
+    waiting, inside, now = JobQueue(), dict[str, QueuedJob](), 0.0
     for number, (step, tenant, priority, later_s) in enumerate(steps):
         now += later_s
         if step == "join":
@@ -165,7 +165,7 @@ def test_every_job_is_served_once_in_its_flows_order_and_never_none_while_one_wa
 )
 def test_tenants_that_wait_get_shares_by_weight(jobs: list[int], weights: list[int]) -> None:
     """At any moment two waiting tenants' work over weight differs by no more than the largest job of each."""
-    waiting, left = Waiting(), dict(enumerate(jobs))
+    waiting, left = JobQueue(), dict(enumerate(jobs))
     for tenant, number in enumerate(jobs):
         for i in range(number):
             waiting.join(job(f"{tenant}-{i}", str(tenant), weight=weights[tenant]))
@@ -181,7 +181,7 @@ def test_tenants_that_wait_get_shares_by_weight(jobs: list[int], weights: list[i
 def test_the_window_holds_what_the_fleet_computes_and_as_much_again(
     workers: int, capacity: int, prepared: int
 ) -> None:
-    window, waiting, carried = Window(prepared), Waiting(), 0
+    window, waiting, carried = InFlightJobWindow(prepared), JobQueue(), 0
     window.resize(workers * capacity)
     for i in range(2 * workers * capacity + prepared):
         waiting.join(job(f"j{i}"))
@@ -194,20 +194,20 @@ def test_the_window_holds_what_the_fleet_computes_and_as_much_again(
 
 
 def test_a_tenant_within_its_share_exceeds_a_window_that_another_fills() -> None:
-    window = Window(4)
+    window = InFlightJobWindow(4)
     for number in range(4):
-        window.begin(Turn(job(f"a{number}", "alice"), yields=False))
-    assert not window.has_room(Turn(job("a5", "alice"), yields=False))
-    assert not window.has_room(Turn(job("b", "bob", priority=BATCH), yields=True))
+        window.begin(NextJob(job(f"a{number}", "alice"), yields=False))
+    assert not window.has_room(NextJob(job("a5", "alice"), yields=False))
+    assert not window.has_room(NextJob(job("b", "bob", priority=BATCH), yields=True))
     for number in range(2):
-        turn = Turn(job(f"b{number}", "bob"), yields=False)
+        turn = NextJob(job(f"b{number}", "bob"), yields=False)
         assert window.has_room(turn)
         window.begin(turn)
-    assert not window.has_room(Turn(job("b3", "bob"), yields=False))
+    assert not window.has_room(NextJob(job("b3", "bob"), yields=False))
 
 
 def test_batch_jobs_in_the_window_hold_up_no_interactive_one_and_aged_ones_are_not_held_up() -> None:
-    window, waiting = Window(2), Waiting()
+    window, waiting = InFlightJobWindow(2), JobQueue()
     jobs = [job(f"batch{i}", priority=BATCH) for i in range(3)]
     for one in jobs:
         waiting.join(one)

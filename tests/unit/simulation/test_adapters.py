@@ -16,13 +16,13 @@ from giornata.scheduling.policies import PolicyName
 from giornata.wire.workers import AdapterLoad, Tier
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.adapters import AdapterWorkload
-from giornata_tools.loadgen.workload import MaskShape, Request
-from giornata_tools.simulation.adapters import AdaptersAsked, held_controls, with_adapters
+from giornata_tools.loadgen.workload import MaskShape, WorkloadRequest
+from giornata_tools.simulation.adapters import AdapterDemand, held_controls, with_adapters
 from giornata_tools.simulation.jobs import SimulatedJob
 from giornata_tools.simulation.machines import Machine, flashps_flux, h800_flux, read
-from giornata_tools.simulation.options import RunOptions, Stages
-from giornata_tools.simulation.processors import Clock
-from giornata_tools.simulation.residency import AdapterSetting, Reason, SimHost, SimLoras
+from giornata_tools.simulation.options import RunOptions, StageSetting
+from giornata_tools.simulation.processors import SimClock
+from giornata_tools.simulation.residency import AdapterSetting, LoadReason, SimHost, SimLoras
 from giornata_tools.simulation.results import SimulatedRun, summary
 from giornata_tools.simulation.simulator import Simulation
 from tests.fakes.networks import PLAIN
@@ -48,7 +48,7 @@ def asking(number: int, at_s: float, *loras: NeededLora) -> SimulatedJob:
 def simulated(
     jobs: list[SimulatedJob], machine: Machine = MACHINE, *, encode_ms: float = 0.0, adapters: bool = True
 ) -> SimulatedRun:
-    options, stages = RunOptions(adapters=adapters), Stages(encode_ms=encode_ms)
+    options, stages = RunOptions(adapters=adapters), StageSetting(encode_ms=encode_ms)
     return Simulation([machine], jobs, options, stages=stages, adapters=SETTING).run()
 
 
@@ -73,7 +73,7 @@ def test_rows_wait_for_every_hop_of_their_loras_and_for_those_that_are_on_their_
 
 
 def test_a_lora_that_had_to_go_comes_from_the_next_tier() -> None:
-    clock, told = Clock(), list[AdapterLoad]()
+    clock, told = SimClock(), list[AdapterLoad]()
     loras = SimLoras(replace(SETTING, device_bytes=200, memory_bytes=200), clock, told.append)
     for lora in (A, B):
         ready = loras.ready_s([lora], clock.now)
@@ -91,7 +91,7 @@ def test_a_lora_that_had_to_go_comes_from_the_next_tier() -> None:
 
 def test_loads_queue_on_their_links() -> None:
     """From the store one after the other, 10 s each; then each has the link to the device for 1 s."""
-    clock = Clock()
+    clock = SimClock()
     roomy = replace(SETTING, device_bytes=1e3, memory_bytes=1e3)
     loras = SimLoras(roomy, clock, lambda _: None)
     ready = [loras.ready_s([NeededLora(name, 100)], 0.0) for name in "abc"]
@@ -99,7 +99,7 @@ def test_loads_queue_on_their_links() -> None:
 
 
 def test_workers_of_a_host_share_its_memory_and_its_link_to_the_store() -> None:
-    clock = Clock()
+    clock = SimClock()
     roomy = replace(SETTING, device_bytes=1e3, memory_bytes=1e3)
     host = SimHost(roomy, clock)
     one, other = (SimLoras(roomy, clock, lambda _: None, host) for _ in range(2))
@@ -114,7 +114,7 @@ def test_workers_of_a_host_share_its_memory_and_its_link_to_the_store() -> None:
 
 def test_loads_ahead_take_no_room_from_rows() -> None:
     """A device of 300 bytes: with A (100) held, B (200) fits beside it, and then nothing until A's rows have left."""
-    clock = Clock()
+    clock = SimClock()
     loras = SimLoras(replace(SETTING, memory_bytes=1e3), clock, lambda _: None)
     loras.hold(("j", 1), [A])
     loras.ready_s([A], 0.0)
@@ -123,7 +123,7 @@ def test_loads_ahead_take_no_room_from_rows() -> None:
     while clock.step():
         pass
     assert set(loras.resident()[Tier.DEVICE]) == {"a", "b"}
-    assert [why for _, why in loras.loaded] == [Reason.DEMAND, Reason.AHEAD]
+    assert [why for _, why in loras.loaded] == [LoadReason.DEMAND, LoadReason.AHEAD]
     assert "c" in loras.resident()[Tier.MEMORY], "it waits one hop away"
     loras.ahead([NeededLora("c", 50)], clock.now)
     while clock.step():
@@ -132,7 +132,7 @@ def test_loads_ahead_take_no_room_from_rows() -> None:
 
 
 def test_what_keeps_nothing_loads_every_time() -> None:
-    clock = Clock()
+    clock = SimClock()
     loras = SimLoras(replace(SETTING, memory_bytes=1e3, keeps=False), clock, lambda _: None)
     for attempt in range(3):
         loras.hold(("j", attempt), [A])
@@ -164,7 +164,7 @@ def test_loras_arrive_within_their_time_and_tiers_within_their_budgets(
     asked: list[tuple[int, set[int]]], budgets: tuple[int, int, int]
 ) -> None:
     sizes = {f"l{number}": 40 * (1 + number % 3) for number in range(7)}
-    clock, told = Clock(), list[AdapterLoad]()
+    clock, told = SimClock(), list[AdapterLoad]()
     setting = replace(SETTING, device_bytes=budgets[0], memory_bytes=budgets[1], disk_bytes=budgets[2])
     loras = SimLoras(setting, clock, told.append)
     asked_for = 0
@@ -191,12 +191,12 @@ def test_loras_arrive_within_their_time_and_tiers_within_their_budgets(
 
 
 def asked_for(
-    jobs: list[SimulatedJob], workload: AdapterWorkload, asked: AdaptersAsked, seed: int
+    jobs: list[SimulatedJob], workload: AdapterWorkload, asked: AdapterDemand, seed: int
 ) -> list[SimulatedJob]:
     """The jobs with adapters that are drawn for their times."""
     names = workload.draw([one.at_s for one in jobs], seed)
     requests = [
-        Request(one.at_s, 0, 0.1, 10, 1, 0, MaskShape.BLOB, adapters)
+        WorkloadRequest(one.at_s, 0, 0.1, 10, 1, 0, MaskShape.BLOB, adapters)
         for one, adapters in zip(jobs, names, strict=True)
     ]
     return with_adapters(jobs, requests, asked, seed)
@@ -204,7 +204,7 @@ def asked_for(
 
 def test_jobs_have_as_many_adapters_as_the_published_services() -> None:
     jobs = [job(number, float(number)) for number in range(3000)]
-    asked = AdaptersAsked(controls=facts.ADAPTERS["katz-a"]["controlnets"])
+    asked = AdapterDemand(controls=facts.ADAPTERS["katz-a"]["controlnets"])
     made = asked_for(jobs, AdapterWorkload.of("katz-a"), asked, seed=1)
     assert made == asked_for(jobs, AdapterWorkload.of("katz-a"), asked, seed=1)
     shares = {
@@ -225,7 +225,7 @@ def test_jobs_have_as_many_adapters_as_the_published_services() -> None:
         (shape,) = one.demand.shapes
         assert shape.low_rank == sum(low_rank_weights(0, lora.size_bytes) for lora in one.demand.adapters)
     assert {lora.size_bytes for one in made for lora in one.demand.adapters} == set(facts.LORA_BYTES)
-    assert asked_for(jobs, AdapterWorkload(), AdaptersAsked(), seed=1) == jobs
+    assert asked_for(jobs, AdapterWorkload(), AdapterDemand(), seed=1) == jobs
 
 
 def test_loras_and_controlnets_lengthen_steps_by_their_multiplications() -> None:
@@ -266,7 +266,7 @@ def test_costs_by_hand_without_adapters_let_them_cost_nothing() -> None:
 
 def test_a_router_that_knows_loras_finds_them_more_often_and_rows_wait_less() -> None:
     plain = [job(number, number / 2, template=None) for number in range(240)]
-    jobs = asked_for(plain, AdapterWorkload.of("katz-b", 40), AdaptersAsked(), seed=2)
+    jobs = asked_for(plain, AdapterWorkload.of("katz-b", 40), AdapterDemand(), seed=2)
     setting = AdapterSetting(
         device_bytes=2e9, memory_bytes=6e9, disk_bytes=6e9, store_bytes_per_s=2e9, disk_bytes_per_s=4e9
     )

@@ -16,7 +16,7 @@ from giornata_tools.loadgen.outcomes import percentile
 from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation.bound import PooledTask, most_on_time
 from giornata_tools.simulation.machines import FLUX, FLUX_PICTURE, h800_flux
-from giornata_tools.simulation.options import Binding, RunOptions
+from giornata_tools.simulation.options import BindingTime, RunOptions
 from giornata_tools.simulation.scenario import ArrivalSetting, Scenario, fewest_workers
 from giornata_tools.simulation.templates import TemplateSetting
 from tests.examples import examples
@@ -69,7 +69,7 @@ def scenario(**fields: Any) -> Scenario:
     rate=st.floats(0.1, 1.5),
     rows=st.integers(1, 8),
     policy=st.sampled_from(PolicyName),
-    binding=st.sampled_from(Binding),
+    binding=st.sampled_from(BindingTime),
     seed=st.integers(0, 99),
     slowness=st.sampled_from([(1.0, 1.0), (1.0, 1.7), (1.7, 1.0)]),
 )
@@ -77,7 +77,7 @@ def test_nothing_beats_the_bound(
     rate: float,
     rows: int,
     policy: PolicyName,
-    binding: Binding,
+    binding: BindingTime,
     seed: int,
     slowness: tuple[float, float],
 ) -> None:

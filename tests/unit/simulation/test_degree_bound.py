@@ -10,9 +10,9 @@ from itertools import product
 import pytest
 
 from giornata.scheduling.degrees.frontier import frontier
-from giornata.scheduling.degrees.packing import Way, Wish, pack
+from giornata.scheduling.degrees.packing import PackingOption, PackingRequest, pack
 from giornata.scheduling.degrees.pool import DEGREES, Times
-from giornata.scheduling.degrees.spans import Spans
+from giornata.scheduling.degrees.spans import FreeDeviceSpans
 from giornata_tools.simulation.degrees.bound import FluidTask, most_in_time
 from giornata_tools.simulation.degrees.derived import eager_s
 
@@ -44,8 +44,10 @@ def promised(tasks: list[FluidTask]) -> int:
     for key, each in enumerate(tasks):
         ladder = frontier(each.step_s, DEVICES)
         work_s = each.steps * ladder.work_s
-        wishes.append(Wish(key, each.arrived_s, each.due_s, (Way(each.steps, ladder),), work_s))
-    return len(pack(wishes, Spans.of(0.0, DEVICES, [])))
+        wishes.append(
+            PackingRequest(key, each.arrived_s, each.due_s, (PackingOption(each.steps, ladder),), work_s)
+        )
+    return len(pack(wishes, FreeDeviceSpans.of(0.0, DEVICES, [])))
 
 
 def test_a_task_that_the_widest_degree_cannot_end_in_time_does_not_count() -> None:

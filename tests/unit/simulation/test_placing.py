@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from giornata.residency.plans.naming import PlacementName
+from giornata.residency.plans.naming import ResidencyPlanName
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.policies import PolicyName
 from giornata_tools.simulation.jobs import SimulatedJob
 from giornata_tools.simulation.options import RunOptions
-from giornata_tools.simulation.residency import AdapterSetting, Reason
+from giornata_tools.simulation.residency import AdapterSetting, LoadReason
 from giornata_tools.simulation.results import SimulatedRun, summary
 from giornata_tools.simulation.simulator import Simulation
 from tests.unit.simulation.test_simulation import MACHINE, ends, job
@@ -35,16 +35,16 @@ def simulated(
     return Simulation([ONE] * workers, jobs, options, adapters=setting).run()
 
 
-def reasons(run: SimulatedRun) -> list[Reason]:
+def reasons(run: SimulatedRun) -> list[LoadReason]:
     return [why for worker in run.workers for _, why in worker.loaded]
 
 
 def test_a_proactive_plan_loads_what_was_popular_onto_every_device() -> None:
     jobs = [asking(0, 0.0, "a"), asking(1, 100.0, "a"), asking(2, 100.0, "a")]
     plain = simulated(jobs, RunOptions())
-    planned = simulated(jobs, RunOptions(placing=PlacementName.PROACTIVE))
-    assert reasons(planned).count(Reason.PLAN) == 1, "one device has it"
-    assert Reason.PLAN not in reasons(plain)
+    planned = simulated(jobs, RunOptions(placing=ResidencyPlanName.PROACTIVE))
+    assert reasons(planned).count(LoadReason.PLAN) == 1, "one device has it"
+    assert LoadReason.PLAN not in reasons(plain)
     assert ends(planned)["j2"] == pytest.approx(100 + COMPUTING_S), "both found it ready"
     assert ends(plain)["j2"] > 100 + COMPUTING_S
 
@@ -52,7 +52,7 @@ def test_a_proactive_plan_loads_what_was_popular_onto_every_device() -> None:
 def test_plans_load_no_more_than_fits_beside_what_rows_use() -> None:
     names = [f"l{number}" for number in range(12)]
     jobs = [asking(number, number * 7.0, name) for number, name in enumerate(names * 2)]
-    made = Simulation([ONE] * 2, jobs, RunOptions(placing=PlacementName.PROACTIVE), adapters=SETTING)
+    made = Simulation([ONE] * 2, jobs, RunOptions(placing=ResidencyPlanName.PROACTIVE), adapters=SETTING)
     made.run()
     for worker in made._workers.values():
         assert worker.loras.device.size_bytes <= SETTING.device_bytes
@@ -60,8 +60,8 @@ def test_plans_load_no_more_than_fits_beside_what_rows_use() -> None:
 
 def test_the_plan_by_use_fills_the_home_host_and_no_device() -> None:
     jobs = [asking(number, number * 10.0, "abcdef"[number % 6]) for number in range(12)]
-    run = simulated(jobs, RunOptions(placing=PlacementName.USE), workers=4)
-    assert Reason.PLAN not in reasons(run)
+    run = simulated(jobs, RunOptions(placing=ResidencyPlanName.USE), workers=4)
+    assert LoadReason.PLAN not in reasons(run)
     assert len(run.ended) == 12
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from giornata.scheduling.line import Line
+from giornata.scheduling.line import RowQueue
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
-from giornata.scheduling.scheduler import Decision, InTurn
+from giornata.scheduling.scheduler import QueueOrderScheduler, SchedulingDecision
 from giornata_tools.simulation.options import RunOptions
 from giornata_tools.simulation.simulator import Simulation
 from giornata_tools.simulation.templates import TemplateSetting
@@ -20,10 +20,10 @@ from tests.unit.simulation.test_simulation import MACHINE, ends, job
 class Preempting:
     """Serves jobs in their turn; when the second job comes, the first one is taken from its worker."""
 
-    serves: InTurn
+    serves: QueueOrderScheduler
     preempted: list[tuple[str, int]]
 
-    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+    def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
         decision = self.serves.decide(line, placement, now)
         if any(entry.job_id == "j1" for entry in line) and not self.preempted:
             self.preempted.append(("j0", 1))
@@ -33,7 +33,7 @@ class Preempting:
 
 def test_a_preempted_attempt_begins_again_and_every_job_ends() -> None:
     machine = replace(MACHINE, rows=1)
-    scheduler = Preempting(InTurn(finish_time), [])
+    scheduler = Preempting(QueueOrderScheduler(finish_time), [])
     jobs = [job(0, 0.0), job(1, 0.04)]
     run = Simulation(
         [machine], jobs, RunOptions(), templates=TemplateSetting(preloaded=("t0",)), scheduler=scheduler

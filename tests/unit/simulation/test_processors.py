@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.planning.costs import StepCosts
-from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.demand import JobDemand, RowShape
 from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
 from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.options import RunOptions, Stages
-from giornata_tools.simulation.processors import Clock, Processors, Servers
+from giornata_tools.simulation.options import RunOptions, StageSetting
+from giornata_tools.simulation.processors import Processors, SimClock, StageServers
 from giornata_tools.simulation.simulator import Simulation
 from tests.fakes.networks import PLAIN
 
@@ -26,11 +26,11 @@ SHAPE = RowShape(text=0, image=100, computed=100, steps=10)
 
 def jobs(*times: float) -> list[SimulatedJob]:
     return [
-        SimulatedJob(f"j{i}", at_s, Demand(MODEL, DIGEST, (SHAPE,), None)) for i, at_s in enumerate(times)
+        SimulatedJob(f"j{i}", at_s, JobDemand(MODEL, DIGEST, (SHAPE,), None)) for i, at_s in enumerate(times)
     ]
 
 
-def latencies(count: int, cores: float, *times: float, stages: Stages | None = None) -> list[float]:
+def latencies(count: int, cores: float, *times: float, stages: StageSetting | None = None) -> list[float]:
     made = Simulation((MACHINE,) * count, jobs(*times), RunOptions(), stages=stages, cores=cores)
     return made.run().latencies()
 
@@ -47,7 +47,7 @@ def test_who_is_alone_is_not_slowed() -> None:
 
 
 def test_a_stage_takes_its_share_from_workers() -> None:
-    stages = Stages(finish_ms=400, servers=1)
+    stages = StageSetting(finish_ms=400, servers=1)
     alone, crowded = (latencies(2, cores, 0, 0.5, stages=stages) for cores in (3, 1))
     assert alone == pytest.approx([1.4, 1.4])
     assert crowded[0] > alone[0]
@@ -56,14 +56,14 @@ def test_a_stage_takes_its_share_from_workers() -> None:
 
 
 def test_what_is_relayed_is_relayed_one_after_the_other() -> None:
-    relaying = Stages(relay_ms=400)
+    relaying = StageSetting(relay_ms=400)
     assert latencies(1, math.inf, 0, stages=relaying) == pytest.approx([1.4])
     assert latencies(3, math.inf, 0, 0, 0, stages=relaying) == pytest.approx([1.4, 1.6, 1.8])
     assert max(latencies(2, 1, 0, 0, stages=relaying)) == pytest.approx(2.8), "on one core it takes its share"
 
 
 def test_hops_delay_and_take_no_processor() -> None:
-    assert latencies(2, 1, 0, stages=Stages(hops_ms=300)) == pytest.approx([1.3])
+    assert latencies(2, 1, 0, stages=StageSetting(hops_ms=300)) == pytest.approx([1.3])
 
 
 @given(
@@ -71,7 +71,7 @@ def test_hops_delay_and_take_no_processor() -> None:
     st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0, math.inf]),
 )
 def test_processors_are_shared_evenly_at_every_moment(tasks: list[tuple[int, int]], cores: float) -> None:
-    clock, ended = Clock(), [math.nan] * len(tasks)
+    clock, ended = SimClock(), [math.nan] * len(tasks)
     host = Processors(clock, cores)
 
     def begin(index: int, now: float) -> None:
@@ -99,8 +99,8 @@ def shared(tasks: list[tuple[int, int]], cores: float) -> list[float]:
 
 
 def test_a_stage_has_so_many_servers() -> None:
-    clock = Clock()
-    pool, ended = Servers(2, Processors(clock)), []
+    clock = SimClock()
+    pool, ended = StageServers(2, Processors(clock)), []
     for name, seconds in (("a", 3.0), ("b", 1.0), ("c", 1.0), ("nothing", 0.0), ("d", 2.0)):
         pool.serve(seconds, 0.0, partial(lambda name, now: ended.append((name, now)), name))
     while clock.step():

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.backlog import RowLoad
 from giornata.scheduling.batch import RowKey
-from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.policies import PolicyName
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_tools.loadgen.distributions import arrival_times
 from giornata_tools.loadgen.outcomes import percentile
 from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob, digest_of
-from giornata_tools.simulation.machines import FLUX_PICTURE, Machine, Storage, flashps_flux, h800_flux
-from giornata_tools.simulation.options import BASELINES, Binding, RunOptions, Stages
+from giornata_tools.simulation.machines import FLUX_PICTURE, Machine, TemplateStorage, flashps_flux, h800_flux
+from giornata_tools.simulation.options import BASELINES, BindingTime, RunOptions, StageSetting
 from giornata_tools.simulation.results import SimulatedRun, summary
 from giornata_tools.simulation.simulator import Simulation
-from giornata_tools.simulation.steps import Segment, progress, row_of, sample
+from giornata_tools.simulation.steps import EqualStepRun, progress, row_of, sample
 from giornata_tools.simulation.templates import TemplateSetting
 from giornata_tools.simulation.worker import SimWorker
 from tests.fakes.networks import PLAIN, PLAIN_4
@@ -41,7 +41,7 @@ def shape(computed: int = 5, steps: int = 10, *, corrects: bool = False) -> RowS
 
 
 def job(number: int, at_s: float, *shapes: RowShape, template: str | None = "t0") -> SimulatedJob:
-    return SimulatedJob(f"j{number}", at_s, Demand(MODEL, DIGEST, shapes or (shape(),), template))
+    return SimulatedJob(f"j{number}", at_s, JobDemand(MODEL, DIGEST, shapes or (shape(),), template))
 
 
 def simulated(
@@ -49,7 +49,7 @@ def simulated(
     machines: Sequence[Machine] = (MACHINE,),
     options: RunOptions | None = None,
     templates: TemplateSetting | None = None,
-    stages: Stages | None = None,
+    stages: StageSetting | None = None,
 ) -> SimulatedRun:
     here = templates or TemplateSetting(preloaded=("t0",))
     return Simulation(machines, jobs, options or RunOptions(), templates=here, stages=stages).run()
@@ -83,7 +83,7 @@ def test_padding_is_computed_in_steps_in_full(
     """Of 8 text tokens 6 are padding, of 20 of the picture 5 are computed; and telemetry tells the same."""
     padded = replace(shape(corrects=corrects), text=8, padding=6)
     row = row_of(KEY, padded, MACHINE.pace, template=template)
-    segment = Segment((row,), began_s=0.0, step_s=1.0, steps=1, number=0)
+    segment = EqualStepRun((row,), began_s=0.0, step_s=1.0, steps=1, number=0)
     assert row.told.padding_tokens == (6 if template else 0)
     masked = template is not None and not corrects
     assert (sample(segment, PLAIN).text_tokens, row.first) == (
@@ -95,7 +95,9 @@ def test_padding_is_computed_in_steps_in_full(
 
 
 def test_stages_are_passed_through_pictures_one_by_one_on_each_server() -> None:
-    run = simulated([job(0, 0.0, *[shape()] * 3)], stages=Stages(encode_ms=100, finish_ms=50, servers=2))
+    run = simulated(
+        [job(0, 0.0, *[shape()] * 3)], stages=StageSetting(encode_ms=100, finish_ms=50, servers=2)
+    )
     assert ends(run) == pytest.approx({"j0": 0.1 + 10 * 0.025 + 2 * 0.05})
 
 
@@ -160,7 +162,7 @@ def jobs_of(drawn: Sequence[tuple[int, Sequence[RowShape]]], templates: int = 1)
 @given(arrivals, st.integers(1, 5))
 def test_jumping_over_equal_steps_changes_nothing(drawn: list[tuple[int, list[RowShape]]], rows: int) -> None:
     machine, jobs = replace(MACHINE, rows=rows), jobs_of(drawn)
-    run = simulated(jobs, [machine], RunOptions(binding=Binding.ARRIVAL))
+    run = simulated(jobs, [machine], RunOptions(binding=BindingTime.ARRIVAL))
     assert ends(run) == pytest.approx(step_by_step(jobs, machine))
 
 
@@ -175,20 +177,20 @@ def test_jumping_over_equal_steps_changes_nothing(drawn: list[tuple[int, list[Ro
             slowness=st.sampled_from([1.0, 1.7]),
             noise=st.sampled_from([0.0, 0.3]),
             busy=st.sampled_from([(), ((0.1, 0.25),)]),
-            storage=st.sampled_from([Storage(), Storage(2.0, 3.0, 10.0)]),
+            storage=st.sampled_from([TemplateStorage(), TemplateStorage(2.0, 3.0, 10.0)]),
         ),
         min_size=1,
         max_size=4,
     ),
     policy=st.sampled_from(PolicyName),
-    binding=st.sampled_from(Binding),
+    binding=st.sampled_from(BindingTime),
     cold=st.booleans(),
 )
 def test_every_job_ends_once_and_no_worker_computes_two_batches_at_a_time(
     drawn: list[tuple[int, list[RowShape]]],
     machines: list[Machine],
     policy: PolicyName,
-    binding: Binding,
+    binding: BindingTime,
     cold: bool,
 ) -> None:
     jobs = jobs_of(drawn, templates=4)
@@ -196,7 +198,7 @@ def test_every_job_ends_once_and_no_worker_computes_two_batches_at_a_time(
     computed: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
     real = SimWorker._end
 
-    def ended(self: SimWorker, segment: Segment, now: float) -> None:
+    def ended(self: SimWorker, segment: EqualStepRun, now: float) -> None:
         computed[self.name].append((segment.began_s, now, len(segment.rows)))
         real(self, segment, now)
 
@@ -243,7 +245,9 @@ def test_what_is_registered_is_recorded_at_first_sight() -> None:
 
 
 def test_a_template_on_disk_is_read_before_its_edit_and_the_least_used_goes_first() -> None:
-    machine = replace(MACHINE, storage=Storage(memory_bytes=1e6, disk_bytes=9e6, disk_bytes_per_s=1e7))
+    machine = replace(
+        MACHINE, storage=TemplateStorage(memory_bytes=1e6, disk_bytes=9e6, disk_bytes_per_s=1e7)
+    )
     jobs = [
         job(number, float(number), template=name)
         for number, name in enumerate(["a", "a", "b", "b", "a", "a"])
@@ -300,8 +304,8 @@ def test_a_worker_that_is_slower_than_its_kind_is_found_out_and_gets_less() -> N
 def test_jobs_bound_at_their_arrival_wait_at_workers_and_others_in_the_line() -> None:
     jobs = [job(number, 0.001 * number) for number in range(20)]
     machine = replace(MACHINE, rows=2)
-    arrival = simulated(jobs, [machine], RunOptions(binding=Binding.ARRIVAL))
-    late = simulated(jobs, [machine], RunOptions(binding=Binding.LATE))
+    arrival = simulated(jobs, [machine], RunOptions(binding=BindingTime.ARRIVAL))
+    late = simulated(jobs, [machine], RunOptions(binding=BindingTime.LATE))
     assert max(ended.waited_s for ended in arrival.ended) == 0.0
     assert sum(ended.waited_s > 0 for ended in late.ended) == 18
 
@@ -325,8 +329,8 @@ def test_a_masked_row_alone_is_as_much_faster_as_flashps_says_and_not_as_full_pi
             for ratio in (1.0, 0.2)
         )
         base_ms = machine.pace.base_ms
-        return (base_ms + machine.pace.row_ms(full, Mode.KV)) / (
-            base_ms + machine.pace.row_ms(masked, Mode.KV)
+        return (base_ms + machine.pace.row_ms(full, BlockMode.KV)) / (
+            base_ms + machine.pace.row_ms(masked, BlockMode.KV)
         )
 
     assert faster(flashps_flux()) == pytest.approx(1.9, abs=0.02)

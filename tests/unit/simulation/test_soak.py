@@ -11,9 +11,9 @@ from typing import Final
 
 import pytest
 
-from giornata.scheduling.line import Line
+from giornata.scheduling.line import RowQueue
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.scheduler import Decision, Scheduler
+from giornata.scheduling.scheduler import Scheduler, SchedulingDecision
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.distributions import zipf
 from giornata_tools.loadgen.workload import MaskShape, Workload
@@ -47,7 +47,7 @@ class Watching:
     serves: Scheduler
     weights: list[int] = field(default_factory=list)
 
-    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+    def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
         """See :class:`Scheduler`."""
         if now >= 60.0 * len(self.weights):
             self.weights.append(kept_bytes(line, placement))

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 
 @dataclass(eq=False)
-class WaitingRow:
+class BatchCandidate:
     """A row that waits."""
 
     alike: Hashable
@@ -18,7 +18,7 @@ class WaitingRow:
 
 
 @dataclass(frozen=True)
-class Rule:
+class BatchPolicy:
     """When a batch begins."""
 
     size: int
@@ -27,10 +27,10 @@ class Rule:
     """Longest wait of a row for others, while the pipeline is free."""
 
 
-Row = TypeVar("Row", bound=WaitingRow)
+Row = TypeVar("Row", bound=BatchCandidate)
 
 
-def next_batch(waiting: Sequence[Row], rule: Rule, now: float) -> list[Row]:
+def next_batch(waiting: Sequence[Row], rule: BatchPolicy, now: float) -> list[Row]:
     """The rows of `waiting`, in the order of their arrival, that are computed now; none while they wait for others.
 
     The row that came first decides once its window is over, so that no kind of row waits for ever; before, the first

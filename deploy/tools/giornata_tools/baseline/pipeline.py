@@ -46,7 +46,7 @@ PADDED_AS_CARDED: Final = frozenset({Family.FLUX_FILL, Family.FLUX_INPAINT, Fami
 
 
 @dataclass(frozen=True)
-class Alike:
+class PipelineCallSettings:
     """What the rows of one call share; None is the model's own default."""
 
     width: int
@@ -79,7 +79,7 @@ class Pipeline:
         self._pipeline = opened(kind, folder, dtype=dtype).to(device)
         self.kind: Final = type(self._pipeline).__name__
 
-    def paint(self, rows: Sequence[PipelineRow], alike: Alike) -> list[Image.Image]:
+    def paint(self, rows: Sequence[PipelineRow], alike: PipelineCallSettings) -> list[Image.Image]:
         """The pictures of `rows`, computed as one batch; each draws its noise from its own seed."""
         told = {
             "num_inference_steps": alike.steps,

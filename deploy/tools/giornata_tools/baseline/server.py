@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from giornata.wire.errors import GiornataError, InternalError, InvalidField, ModelNotFound, QueueFull
 from giornata.wire.requests import MAX_SEED, request_error
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
-from giornata_tools.baseline.batching import Rule, WaitingRow, next_batch
+from giornata_tools.baseline.batching import BatchCandidate, BatchPolicy, next_batch
 from giornata_tools.baseline.forms import BaselineForm, read_image, read_mask, size_of
-from giornata_tools.baseline.pipeline import Alike, Pipeline, PipelineRow
+from giornata_tools.baseline.pipeline import Pipeline, PipelineCallSettings, PipelineRow
 from giornata_tools.loadgen.pictures import png
 
 
@@ -40,10 +40,10 @@ class PaintedRow:
 
 
 @dataclass(eq=False)
-class Queued(WaitingRow):
+class QueuedPipelineRow(BatchCandidate):
     """A row in the queue, and where its picture goes."""
 
-    alike: Alike
+    alike: PipelineCallSettings
     row: PipelineRow
     painted: asyncio.Future[PaintedRow] = field(default_factory=asyncio.Future)
 
@@ -51,13 +51,13 @@ class Queued(WaitingRow):
 class Baseline:
     """Static batching over a pipeline; more than `most` rows that wait are refused."""
 
-    def __init__(self, pipeline: Pipeline, rule: Rule, most: int) -> None:
+    def __init__(self, pipeline: Pipeline, rule: BatchPolicy, most: int) -> None:
         self.name: Final = pipeline.name
         self._pipeline, self._rule, self._most = pipeline, rule, most
-        self._queue: list[Queued] = []
+        self._queue: list[QueuedPipelineRow] = []
         self._changed = asyncio.Event()
 
-    async def painted(self, rows: Sequence[PipelineRow], alike: Alike) -> list[PaintedRow]:
+    async def painted(self, rows: Sequence[PipelineRow], alike: PipelineCallSettings) -> list[PaintedRow]:
         """The rows' pictures; a caller that is cancelled takes the ones that still wait along.
 
         Raises:
@@ -65,7 +65,7 @@ class Baseline:
         """
         if len(self._queue) + len(rows) > self._most:
             raise QueueFull(retry_after_s=1.0)
-        queued = [Queued(alike, time.monotonic(), row) for row in rows]
+        queued = [QueuedPipelineRow(alike, time.monotonic(), row) for row in rows]
         self._queue += queued
         self._changed.set()
         try:
@@ -87,7 +87,7 @@ class Baseline:
                 async with asyncio.timeout(left):
                     await self._changed.wait()
 
-    async def _compute(self, batch: Sequence[Queued]) -> None:
+    async def _compute(self, batch: Sequence[QueuedPipelineRow]) -> None:
         began = time.monotonic()
         rows = [one.row for one in batch]
         try:
@@ -143,7 +143,7 @@ async def _edit(baseline: Baseline, request: web.Request) -> web.Response:
     image = await asyncio.to_thread(read_image, files["image"])
     mask = await asyncio.to_thread(read_mask, files.get("mask"), files["image"])
     width, height = size_of(form, image)
-    alike = Alike(width, height, form.num_inference_steps, form.guidance_scale, form.strength)
+    alike = PipelineCallSettings(width, height, form.num_inference_steps, form.guidance_scale, form.strength)
     seed = secrets.randbits(31) if form.seed is None else form.seed
     rows = [PipelineRow(form.prompt, image, mask, (seed + index) % (MAX_SEED + 1)) for index in range(form.n)]
     painted = await baseline.painted(rows, alike)
@@ -218,7 +218,7 @@ async def serve(options: BaselineOptions) -> int:
     pipeline = await asyncio.to_thread(
         Pipeline, options.model, device, getattr(torch, usual if options.dtype == "auto" else options.dtype)
     )
-    baseline = Baseline(pipeline, Rule(options.batch, options.window_ms / 1000), options.queue)
+    baseline = Baseline(pipeline, BatchPolicy(options.batch, options.window_ms / 1000), options.queue)
     async with serving(baseline, options.host, options.port) as url:
         print(f"{pipeline.name} at {url}: up to {options.batch} pictures a batch", flush=True)
         await asyncio.Event().wait()

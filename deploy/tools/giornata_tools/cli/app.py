@@ -36,7 +36,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 """Name → the module of this package that defines it under the same name (`-` as `_`), and its line in the list."""
 
 
-class Commands(click.Group):
+class LazyCommandGroup(click.Group):
     """A group that knows its commands by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -57,7 +57,7 @@ class Commands(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def cli() -> None:
     """Giornata edits pictures: the masked part is repainted, every other pixel stays exactly as it was.

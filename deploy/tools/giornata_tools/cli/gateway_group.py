@@ -10,7 +10,7 @@ import click
 
 from giornata_tools.cli.grouped import Act, grouped
 from giornata_tools.cli.options import Command, api_key_option, gateway_of, url_option
-from giornata_tools.doors.edits import Refused
+from giornata_tools.doors.edits import RequestRefused
 from giornata_tools.doors.http_door import HttpClient, open_http
 
 PAGE: Final = 100
@@ -31,7 +31,7 @@ async def _connected(url: str, api_key: str | None, act: Callable[[HttpClient], 
     async with open_http(url, api_key) as gateway:
         try:
             return await act(gateway)
-        except Refused as error:
+        except RequestRefused as error:
             click.echo(f"Error: {error}", err=True)
             return 1
 

@@ -10,7 +10,7 @@ import click
 from giornata.logs import configure_logs
 from giornata.wire.errors import GiornataError
 from giornata.wire.loras import LoraRecord
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata_tools import interrupts
 from giornata_tools.bars import drawn
 from giornata_tools.cli import extras
@@ -19,15 +19,15 @@ from giornata_tools.doors.edits import sentence
 
 if TYPE_CHECKING:
     from giornata_tools.joining.probes import Probe
-    from giornata_tools.joining.profiler import Done, Profile, Setting
-    from giornata_tools.joining.session import Login, Session
-    from giornata_tools.joining.shares import Tried
+    from giornata_tools.joining.profiler import Done, LoraProfile, ProbeSetting
+    from giornata_tools.joining.session import ProfilerLogin, ProfilerSession
+    from giornata_tools.joining.shares import JoinStepTrial
 
 
 @click.command("profile")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--watch", is_flag=True, help="Stay, and profile what is uploaded until Ctrl-C.")
-@user_options(User.PROFILER, "of the system")
+@user_options(NatsRole.PROFILER, "of the system")
 @server_option(
     "--blobs",
     "blobs_url",
@@ -77,29 +77,29 @@ def profile(ctx: click.Context, /, ids: tuple[str, ...], **given: Any) -> None:
     """
     if ids and given["watch"]:
         raise click.UsageError("--watch profiles what comes; leave it or the ids out.")
-    url, password_file, blobs_url = login_of(given["url"], given["password_file"], User.PROFILER)
+    url, password_file, blobs_url = login_of(given["url"], given["password_file"], NatsRole.PROFILER)
     extras.require("profiling")
     from giornata_tools.joining.probes import ProbesError, read_folder
-    from giornata_tools.joining.profiler import Setting
-    from giornata_tools.joining.session import Login
+    from giornata_tools.joining.profiler import ProbeSetting
+    from giornata_tools.joining.session import ProfilerLogin
 
-    login = Login(url, password_file, given["blobs_url"] or blobs_url)
+    login = ProfilerLogin(url, password_file, given["blobs_url"] or blobs_url)
     names = ("steps", "padding_mask_crop", "at_most", "in_flight", "timeout_s")
-    setting = Setting(**{name: given[name] for name in names})
+    setting = ProbeSetting(**{name: given[name] for name in names})
     try:
         probes = None if given["probes"] is None else read_folder(given["probes"])
     except (ProbesError, OSError) as error:
         raise click.UsageError(f"--probes: {error}") from error
-    show = Show(as_json=given["as_json"])
+    show = LoraProfileOutput(as_json=given["as_json"])
     ctx.exit(interrupts.run(lambda: _run(login, setting, probes, ids, show, watches=given["watch"])))
 
 
 async def _run(
-    login: Login,
-    setting: Setting,
+    login: ProfilerLogin,
+    setting: ProbeSetting,
     probes: list[Probe] | None,
     ids: tuple[str, ...],
-    show: Show,
+    show: LoraProfileOutput,
     *,
     watches: bool,
 ) -> int:
@@ -117,14 +117,14 @@ async def _run(
     return 1
 
 
-async def _once(session: Session, ids: tuple[str, ...], show: Show) -> int:
+async def _once(session: ProfilerSession, ids: tuple[str, ...], show: LoraProfileOutput) -> int:
     records = await session.found(ids) if ids else await session.due()
     if not records:
         click.echo("Every LoRA is profiled.", err=True)
     return 0 if await session.profile(records, show.begin, show.ended) else 1
 
 
-class Show:
+class LoraProfileOutput:
     """What a person or a program is told."""
 
     def __init__(self, *, as_json: bool) -> None:
@@ -136,14 +136,14 @@ class Show:
         """A LoRA's turn has come."""
         name = record.name or record.lora_id
 
-        def done(edits: int, tried: Tried | None) -> None:
+        def done(edits: int, tried: JoinStepTrial | None) -> None:
             if self.update:
                 seen = f", after {tried.step} of {tried.steps} steps: SSIM {tried.mean:.3f}" if tried else ""
                 self.update(edits, None, f"{name}{seen}")
 
         return done
 
-    def ended(self, record: LoraRecord, outcome: Profile | GiornataError) -> None:
+    def ended(self, record: LoraRecord, outcome: LoraProfile | GiornataError) -> None:
         """Its turn is over."""
         if isinstance(outcome, GiornataError):
             click.echo(f"Error: {record.lora_id}: {sentence(outcome.body())}", err=True)
@@ -153,7 +153,7 @@ class Show:
             click.echo(told(outcome))
 
 
-def told(profile: Profile) -> str:
+def told(profile: LoraProfile) -> str:
     """What came out, in lines for a person."""
     record, steps = profile.record, profile.steps
     name = f"{record.lora_id} ({record.name})" if record.name else record.lora_id
@@ -171,7 +171,7 @@ def told(profile: Profile) -> str:
     return "\n".join(lines)
 
 
-def _line(profile: Profile) -> dict[str, Any]:
+def _line(profile: LoraProfile) -> dict[str, Any]:
     return {
         "id": profile.record.lora_id,
         "name": profile.record.name,

@@ -14,7 +14,7 @@ from giornata.wire.errors import ErrorBody
 from giornata.wire.requests import EditParameters
 from giornata_tools import interrupts
 from giornata_tools.cli.options import api_key_option, gateway_of, option_name, url_option
-from giornata_tools.doors.edits import Refused
+from giornata_tools.doors.edits import RequestRefused
 from giornata_tools.doors.http_door import open_http
 from giornata_tools.tables import show, table
 
@@ -46,7 +46,7 @@ async def run(url: str, api_key: str | None, name: str | None, *, as_json: bool)
         async with open_http(url, api_key) as door:
             told = (await door.read(PATH))["data"]
         chosen = told if name is None else [_named(told, name)]
-    except Refused as error:
+    except RequestRefused as error:
         click.echo(f"Error: {error}", err=True)
         return 1
     if as_json:
@@ -61,7 +61,7 @@ def _named(told: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
         if model["id"] == name:
             return model
     served = ", ".join(model["id"] for model in told) or "none"
-    raise Refused(
+    raise RequestRefused(
         ErrorBody(code="model_not_found", message="No such model is served.", received=name, accepted=served)
     )
 

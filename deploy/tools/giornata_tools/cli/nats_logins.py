@@ -26,7 +26,7 @@ LOGIN: Final = re.compile(r"://(?:[^,/@]*@)?")
 """What stands before a host in an address."""
 
 
-class Login(NamedTuple):
+class NatsLogin(NamedTuple):
     """A new user with the password that is shown once."""
 
     user: NatsUser
@@ -43,12 +43,12 @@ class Login(NamedTuple):
         return LOGIN.sub(login, nats_url or "nats://HOST:4222")
 
 
-def new_login(name: str) -> Login:
+def new_login(name: str) -> NatsLogin:
     """A user with a random password for the application `name`; KeysFileError where that is no such name."""
     password = secrets.token_hex(PASSWORD_BYTES)
     hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(ROUNDS)).decode()
     try:
-        return Login(NatsUser(name=name, bcrypt=hashed), password)
+        return NatsLogin(NatsUser(name=name, bcrypt=hashed), password)
     except ValidationError:
         raise KeysFileError(
             f"{name!r} is no name of an application: at most 32 small letters, digits and hyphens, no hyphen first"

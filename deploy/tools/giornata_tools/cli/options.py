@@ -12,9 +12,9 @@ import click
 from click.core import ParameterSource
 
 from giornata.wire.errors import GiornataError
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata_tools import checkout
-from giornata_tools.connection import Connection, running
+from giornata_tools.connection import StackAddresses, running
 from giornata_tools.doors.addresses import (
     LOCAL_GATEWAY,
     LOCAL_NATS,
@@ -51,7 +51,7 @@ state_option: Final = click.option(
 )
 
 
-def running_stack() -> Connection | None:
+def running_stack() -> StackAddresses | None:
     """How to reach the stack that ``giornata up`` runs here; None where it runs none."""
     ctx = click.get_current_context(silent=True)
     return running((ctx and ctx.meta.get(STATE_VARIABLE)) or checkout.STATE)
@@ -104,7 +104,7 @@ def door_options(command: Command) -> Command:
     return url_option(nats(blobs(command)))
 
 
-def user_options(user: User, does: str) -> Option:
+def user_options(user: NatsRole, does: str) -> Option:
     """NATS servers as `url`, and a `password_file` of `user`, for :func:`login_of`; `does` says what servers do."""
     servers = server_option(
         "--nats",
@@ -184,7 +184,9 @@ def connection_failure(error: GiornataError, url: str) -> str:
     return f"No NATS server answers at {without_password(url)}. {start}"
 
 
-def login_of(url: str | None, password_file: Path | None, user: User) -> tuple[str, Path | None, str | None]:
+def login_of(
+    url: str | None, password_file: Path | None, user: NatsRole
+) -> tuple[str, Path | None, str | None]:
     """Servers, the file of `user`'s password there, and blob store: the option's, else the running stack's.
 
     Raises:

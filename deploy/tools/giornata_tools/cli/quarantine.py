@@ -16,7 +16,7 @@ from giornata.bus import bus
 from giornata.logs import configure_logs, visible
 from giornata.records import Quarantine
 from giornata.wire.errors import GiornataError
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.progress import JobRecord
 from giornata_tools.cli.grouped import Act, grouped
 from giornata_tools.cli.options import connection_failure, login_of, user_options
@@ -35,11 +35,11 @@ def quarantine() -> None:
 def _asking(
     act: Act, url: str | None, password_file: Path | None, **given: Any
 ) -> Callable[[], Awaitable[int]]:
-    servers, password, _ = login_of(url, password_file, User.OPERATOR)
+    servers, password, _ = login_of(url, password_file, NatsRole.OPERATOR)
     return lambda: _connected(servers, password, partial(act, **given))
 
 
-_OPTIONS: Final = (user_options(User.OPERATOR, "that keep the records"),)
+_OPTIONS: Final = (user_options(NatsRole.OPERATOR, "that keep the records"),)
 _command: Final = partial(grouped, quarantine, _asking, _OPTIONS)
 
 
@@ -87,7 +87,7 @@ async def _connected(
     url: str, password_file: Path | None, act: Callable[[Quarantine], Awaitable[None]]
 ) -> int:
     configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
-    connecting = bus.connect(url, "giornata-cli", user=User.OPERATOR, password_file=password_file)
+    connecting = bus.connect(url, "giornata-cli", user=NatsRole.OPERATOR, password_file=password_file)
     try:
         async with connecting as connected:
             await act(await Quarantine.open(connected.jetstream))

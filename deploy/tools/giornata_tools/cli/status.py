@@ -19,7 +19,7 @@ from giornata.wire.workers import RankState, ServiceName, TemplateCounters
 from giornata_tools import interrupts
 from giornata_tools.cli.adapter_table import adapter_table
 from giornata_tools.cli.options import api_key_option, gateway_of, url_option
-from giornata_tools.doors.edits import Refused
+from giornata_tools.doors.edits import RequestRefused
 from giornata_tools.doors.http_door import HttpClient, open_http
 from giornata_tools.tables import show, table
 
@@ -60,7 +60,7 @@ async def run(url: str, api_key: str | None, *, adapters: bool = False, watch: b
                 click.echo(json.dumps(told, indent=2))
             else:
                 show(drawn(_fleet(told)))
-    except Refused as error:
+    except RequestRefused as error:
         click.echo(f"Error: {error}", err=True)
         return 1
     return 0
@@ -86,7 +86,7 @@ def _fleet(told: dict[str, Any]) -> FleetView:
         return FleetView.model_validate(told)
     except ValidationError as error:
         message = f"The gateway tells of its fleet in another form than this version reads: {error}"
-        raise Refused(ErrorBody(code="schema_mismatch", message=message)) from error
+        raise RequestRefused(ErrorBody(code="schema_mismatch", message=message)) from error
 
 
 def fleet_table(fleet: FleetView) -> RenderableType:

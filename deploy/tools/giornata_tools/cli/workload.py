@@ -21,7 +21,7 @@ SERVER: Final = "server"
 
 
 @dataclass(frozen=True)
-class Given:
+class ParsedOption:
     """What was typed, and what is read there."""
 
     text: str
@@ -32,11 +32,11 @@ class Given:
 
 
 def read_option(*names: str, parse: Callable[[str], Any], **settings: Any) -> Option:
-    """An option whose value is what `parse` reads, as `Given`; its ValueErrors are told as the option's mistakes."""
+    """An option whose value `parse` reads, as `ParsedOption`; its ValueErrors are told as the option's mistakes."""
 
-    def callback(_: click.Context, __: click.Parameter, text: str) -> Given:
+    def callback(_: click.Context, __: click.Parameter, text: str) -> ParsedOption:
         try:
-            return Given(text, parse(text))
+            return ParsedOption(text, parse(text))
         except ValueError as error:
             raise click.BadParameter(str(error)) from error
 

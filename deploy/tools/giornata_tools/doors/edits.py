@@ -64,7 +64,7 @@ class PaintedPicture:
 
 
 @dataclass(frozen=True)
-class Failure:
+class PictureFailure:
     """Why one of several pictures is missing."""
 
     sentence: str
@@ -80,18 +80,18 @@ class EditOutcome:
     size: str
     """WIDTHxHEIGHT of the pictures."""
     pictures: tuple[PaintedPicture, ...]
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[PictureFailure, ...] = ()
 
 
 Tell = Callable[[EditProgress | Preview], None]
 """Called with what is told while an edit runs."""
 
 
-class Door(Protocol):
+class EditClient(Protocol):
     """A way to hand in an edit or a generation."""
 
     async def edit(self, order: EditCall, tell: Tell) -> EditOutcome:
-        """Carry out `order`; when cancelled, cancel the job and raise :class:`Stopped`.
+        """Carry out `order`; when cancelled, cancel the job and raise :class:`EditStopped`.
 
         Raises:
             Refused: it was not accepted, or failed as a whole.
@@ -100,7 +100,7 @@ class Door(Protocol):
         ...
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """Giornata answered with an error, or not at all; the body has its code and its sentence."""
 
     def __init__(self, body: ErrorBody) -> None:
@@ -108,11 +108,11 @@ class Refused(Exception):
         self.body = body
 
 
-class Unreachable(Refused):
+class ServerUnreachable(RequestRefused):
     """No server listens at the address."""
 
 
-class Stopped(Exception):
+class EditStopped(Exception):
     """The edit was given up; the text says what became of the job."""
 
 

@@ -21,12 +21,12 @@ from giornata_tools.doors.addresses import without_password
 from giornata_tools.doors.edits import (
     EditCall,
     EditOutcome,
-    Failure,
+    EditStopped,
     PaintedPicture,
-    Refused,
-    Stopped,
+    PictureFailure,
+    RequestRefused,
+    ServerUnreachable,
     Tell,
-    Unreachable,
 )
 from giornata_tools.doors.http_answers import (
     CompletedData,
@@ -71,12 +71,12 @@ class HttpClient:
         self._job_id: str | None = None
 
     async def edit(self, order: EditCall, tell: Tell) -> EditOutcome:
-        """Carry out `order` by a route below ``/v1/images``; see :class:`giornata_tools.doors.edits.Door`."""
+        """Carry out `order` by a route below ``/v1/images``; see :class:`giornata_tools.doors.edits.EditClient`."""
         try:
             with _told_as_refused(self._url):
                 return await self._streamed(order, tell)
         except asyncio.CancelledError:
-            raise Stopped(await self._cancelled()) from None
+            raise EditStopped(await self._cancelled()) from None
 
     async def get(self, path: str) -> tuple[int, dict[str, Any]]:
         """Status and JSON object of ``GET path``; a status of the gateway's own, such as 503, is no error here.
@@ -151,7 +151,7 @@ class HttpClient:
 
     async def _streamed(self, order: EditCall, tell: Tell) -> EditOutcome:
         pictures: list[PaintedPicture] = []
-        failures: list[Failure] = []
+        failures: list[PictureFailure] = []
         size = ""
         async with self._posted(order) as answer:
             await _check(answer)
@@ -166,11 +166,15 @@ class HttpClient:
                         size = completed.size
                         pictures.append(completed.painted())
                     case FailedEvent(index=None) as failed:
-                        raise Refused(failed.body())
+                        raise RequestRefused(failed.body())
                     case FailedEvent(index=index) as failed:
-                        failures.append(Failure(visible(failed.error.message), failed.error.code, index))
+                        failures.append(
+                            PictureFailure(visible(failed.error.message), failed.error.code, index)
+                        )
         if not pictures or self._job_id is None:
-            raise Refused(ErrorBody(code="failed", message="The gateway ended the stream without a picture."))
+            raise RequestRefused(
+                ErrorBody(code="failed", message="The gateway ended the stream without a picture.")
+            )
         return EditOutcome(self._job_id, size, tuple(pictures), tuple(failures))
 
     async def _cancelled(self) -> str:
@@ -186,7 +190,7 @@ class HttpClient:
                 ):
                     await _check(answer)
                     state = JobStateAnswer.model_validate_json(await answer.read()).state
-        except Refused:
+        except RequestRefused:
             return f"Stopped waiting. The gateway has not confirmed that {job} is cancelled."
         if state in {"completed", "failed"}:
             return f"Stopped waiting; {job} had already ended: {state}."
@@ -204,21 +208,21 @@ async def open_http(url: str, api_key: str | None) -> AsyncIterator[HttpClient]:
 
 @contextmanager
 def _told_as_refused(url: str) -> Iterator[None]:
-    """A connection that fails, and an answer that is not a gateway's, become :class:`Refused`."""
+    """A connection that fails, and an answer that is not a gateway's, become :class:`RequestRefused`."""
     place = without_password(url)
     try:
         yield
     except aiohttp.ClientConnectorError as error:
         message = f"No gateway answers at {place}. Start one with `giornata up`, or name one with --url."
-        raise Unreachable(ErrorBody(code="service_unavailable", message=message)) from error
+        raise ServerUnreachable(ErrorBody(code="service_unavailable", message=message)) from error
     except (aiohttp.ClientError, TimeoutError) as error:
         message = f"The gateway at {place} stopped answering: {str(error) or type(error).__name__}."
-        raise Refused(ErrorBody(code="service_unavailable", message=message)) from error
+        raise RequestRefused(ErrorBody(code="service_unavailable", message=message)) from error
     except ValidationError as error:
         detail = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(str(part) for part in detail["loc"])
         message = f"What answers at {place} is not a gateway of this version: {where or 'its body'}: {detail['msg']}."
-        raise Refused(ErrorBody(code="schema_mismatch", message=message)) from error
+        raise RequestRefused(ErrorBody(code="schema_mismatch", message=message)) from error
 
 
 def _form(order: EditCall, image: bytes) -> aiohttp.FormData:
@@ -250,4 +254,4 @@ async def _check(answer: aiohttp.ClientResponse) -> None:
     """Raises the refusal that an answer is, if it is one."""
     if not answer.ok:
         failed = FailedEvent.model_validate_json(await answer.read())
-        raise Refused(failed.body(answer.headers.get("Retry-After", "")))
+        raise RequestRefused(failed.body(answer.headers.get("Retry-After", "")))

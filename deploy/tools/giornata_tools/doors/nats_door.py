@@ -15,11 +15,11 @@ from giornata_tools.doors.edits import (
     EditCall,
     EditOutcome,
     EditProgress,
-    Failure,
+    EditStopped,
     PaintedPicture,
+    PictureFailure,
     Preview,
-    Refused,
-    Stopped,
+    RequestRefused,
     Tell,
 )
 
@@ -35,7 +35,7 @@ class NatsClient:
         self._timeout_s = timeout_s
 
     async def edit(self, order: EditCall, tell: Tell) -> EditOutcome:
-        """Carry out `order` as one request over NATS; see :class:`giornata_tools.doors.edits.Door`."""
+        """Carry out `order` as one request over NATS; see :class:`giornata_tools.doors.edits.EditClient`."""
         submitting = asyncio.ensure_future(self._submitted(order))
         try:
             edit = await asyncio.shield(submitting)
@@ -44,14 +44,14 @@ class NatsClient:
                     tell(_told(progress))
             result = await edit
         except asyncio.CancelledError:
-            raise Stopped(await _cancelled(submitting)) from None
+            raise EditStopped(await _cancelled(submitting)) from None
         except GiornataError as error:
-            raise Refused(error.body()) from error
+            raise RequestRefused(error.body()) from error
         return EditOutcome(
             job_id=result.job_id,
             size=f"{result.width}x{result.height}",
             pictures=tuple(PaintedPicture(p.index, p.seed, p.data) for p in result.pictures),
-            failures=tuple(Failure(visible(sentence)) for sentence in result.errors),
+            failures=tuple(PictureFailure(visible(sentence)) for sentence in result.errors),
         )
 
     async def _submitted(self, order: EditCall) -> client.Edit:
@@ -82,7 +82,7 @@ async def open_nats(
                 client.connect(url, blobs_url=blobs_url, api_key=api_key, tenant=tenant, name="giornata-cli")
             )
         except GiornataError as error:
-            raise Refused(error.body()) from error
+            raise RequestRefused(error.body()) from error
         yield NatsClient(connected, timeout_s)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from giornata.wire.errors import GiornataError
 from giornata.wire.loras import LoraRecord
-from giornata.wire.permissions import User
-from giornata_tools.joining.profiler import Done, Profile, Setting
-from giornata_tools.joining.session import Login, connected
+from giornata.wire.permissions import NatsRole
+from giornata_tools.joining.profiler import Done, LoraProfile, ProbeSetting
+from giornata_tools.joining.session import ProfilerLogin, connected
 from giornata_tools.launcher.stack import Stack
 
 
@@ -22,16 +22,16 @@ async def profiling(stack: Stack, say: Callable[[str], None]) -> None:
     def begin(_: LoraRecord) -> Done:
         return lambda _edits, _tried: None
 
-    def ended(record: LoraRecord, outcome: Profile | GiornataError) -> None:
+    def ended(record: LoraRecord, outcome: LoraProfile | GiornataError) -> None:
         name = record.name or record.lora_id
         if isinstance(outcome, GiornataError):
             say(f"The LoRA {name} could not be profiled: {outcome}")
         else:
             say(f"The LoRA {name} may join after {outcome.joins_within:.0%} of the steps.")
 
-    login = Login(stack.nats_url, stack.nats_password_file(User.PROFILER), stack.blobs_url)
+    login = ProfilerLogin(stack.nats_url, stack.nats_password_file(NatsRole.PROFILER), stack.blobs_url)
     try:
-        async with connected(login, Setting(in_flight=1)) as session:
+        async with connected(login, ProbeSetting(in_flight=1)) as session:
             await session.watch(begin, ended)
     except Exception as error:  # noqa: BLE001 - the task's edge: said, and the stack goes on
         say(f"LoRAs are profiled no more: {error}")

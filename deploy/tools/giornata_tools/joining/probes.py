@@ -15,7 +15,7 @@ from skimage import data
 from giornata.wire.messages import INLINE_BYTES
 from giornata.wire.models import ModelCard
 from giornata_tools.loadgen.pictures import SUFFIXES, png, upright_size
-from giornata_tools.model.scenes import Task, masks
+from giornata_tools.model.scenes import SceneTask, masks
 from giornata_tools.quality import cases
 
 SMALL: Final = 256
@@ -61,7 +61,7 @@ def built_in(card: ModelCard) -> list[Probe]:
 def scenes(limit: int) -> list[Probe]:
     """`limit` of the held-out edits of 128 pixels that add a thing."""
     side = min(cases.ADDITIONS)
-    slots = [slot for slot in cases.slots() if slot.task is Task.ADD and slot.side == side]
+    slots = [slot for slot in cases.slots() if slot.task is SceneTask.ADD and slot.side == side]
     drawn = [cases.draw(slot) for slot in cases.spread(slots, limit)]
     return [
         _probe(

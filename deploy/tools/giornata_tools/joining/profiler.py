@@ -25,7 +25,7 @@ from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, MaskMode, Reuse, evaluations_of
 from giornata.wire.resolution import resolve
 from giornata_tools.joining.probes import Probe
-from giornata_tools.joining.shares import Tried, candidates, joins_within
+from giornata_tools.joining.shares import JoinStepTrial, candidates, joins_within
 from giornata_tools.quality.metrics import Pixels, ssim
 
 SHARED_TENANT: Final = "default"
@@ -35,12 +35,12 @@ TOLD_MS: Final = 30_000
 
 Probes = Callable[[ModelCard], Sequence[Probe]]
 """The probes for a model."""
-Done = Callable[[int, Tried | None], None]
+Done = Callable[[int, JoinStepTrial | None], None]
 """Told of each finished edit: how many are done, and what all pictures of a step say once they are there."""
 
 
 @dataclass(frozen=True)
-class Setting:
+class ProbeSetting:
     """How every probe is edited."""
 
     steps: int | None = None
@@ -55,12 +55,12 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Profile:
+class LoraProfile:
     """How late a LoRA may join, and what was seen."""
 
     record: LoraRecord
     steps: int
-    tried: tuple[Tried, ...]
+    tried: tuple[JoinStepTrial, ...]
     """In rising order; all but the last are alike."""
 
     @property
@@ -70,16 +70,16 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Profiler:
+class LoraProfiler:
     """Makes pictures by a connection that belongs to the NATS user `profiler`."""
 
     bus: Bus
     blobs: BlobStore | None
     """For pictures that do not fit into a message."""
     probes: Probes
-    setting: Setting
+    setting: ProbeSetting
 
-    async def profile(self, record: LoraRecord, card: ModelCard, done: Done) -> Profile:
+    async def profile(self, record: LoraRecord, card: ModelCard, done: Done) -> LoraProfile:
         """See how late a ready LoRA of the served model `card` may join, and have the LoRA store keep it.
 
         Raises:
@@ -89,7 +89,7 @@ class Profiler:
         """
         if record.canonical is None:
             raise LoraNotReady(received=str(record.state), accepted="a LoRA that is ready")
-        profile = Profile(record, *await self._seen(record, card, done))
+        profile = LoraProfile(record, *await self._seen(record, card, done))
         told = ProfiledLora(
             lora_id=record.lora_id,
             tenant=record.tenant,
@@ -101,7 +101,9 @@ class Profiler:
         await self.bus.call(subjects.lora("profiled"), told, LoraRecord, Deadline.after_ms(TOLD_MS))
         return profile
 
-    async def _seen(self, record: LoraRecord, card: ModelCard, done: Done) -> tuple[int, tuple[Tried, ...]]:
+    async def _seen(
+        self, record: LoraRecord, card: ModelCard, done: Done
+    ) -> tuple[int, tuple[JoinStepTrial, ...]]:
         """Steps of an edit, and what joining later and later does."""
         asked = EditParameters(
             prompt="-",
@@ -117,15 +119,15 @@ class Profiler:
         if record.canonical is not None and not record.canonical.modules:
             return steps, ()  # its text encoders' part acts before the first step
         probes = await asyncio.to_thread(self.probes, card)
-        count = _Count(done)
+        count = _ProfileProgress(done)
         whole = await self._edited(record, asked, probes, count)
-        tried: list[Tried] = []
+        tried: list[JoinStepTrial] = []
         for step in candidates(steps, self.setting.at_most):
             joining = asked.model_copy(update={"lora_join": step / steps})
             pictures = await self._edited(record, joining, probes, count)
             pairs = zip(probes, whole, pictures, strict=True)
             tried.append(
-                Tried(step, steps, tuple(ssim(one, other, probe.box) for probe, one, other in pairs))
+                JoinStepTrial(step, steps, tuple(ssim(one, other, probe.box) for probe, one, other in pairs))
             )
             count.tell(tried[-1])
             if not tried[-1].alike:
@@ -133,7 +135,7 @@ class Profiler:
         return steps, tuple(tried)
 
     async def _edited(
-        self, record: LoraRecord, asked: EditParameters, probes: Sequence[Probe], count: _Count
+        self, record: LoraRecord, asked: EditParameters, probes: Sequence[Probe], count: _ProfileProgress
     ) -> list[Pixels]:
         """The picture of each probe, some at a time. The first failure is raised once what runs has ended."""
         places = asyncio.Semaphore(self.setting.in_flight)
@@ -200,7 +202,7 @@ class Profiler:
 
 
 @dataclass
-class _Count:
+class _ProfileProgress:
     """Finished edits."""
 
     done: Done
@@ -210,7 +212,7 @@ class _Count:
         self.edits += 1
         self.done(self.edits, None)
 
-    def tell(self, tried: Tried) -> None:
+    def tell(self, tried: JoinStepTrial) -> None:
         self.done(self.edits, tried)
 
 

@@ -13,7 +13,7 @@ from giornata.wire.loras import LoraRecord
 from giornata.wire.models import ModelCard
 
 
-class Served:
+class ServedModels:
     """The models that are served. Used from one event loop; make it with :meth:`listening`."""
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Served:
 
     @classmethod
     @asynccontextmanager
-    async def listening(cls, bus: Bus) -> AsyncIterator[Served]:
+    async def listening(cls, bus: Bus) -> AsyncIterator[ServedModels]:
         """Hear the router while inside."""
         served = cls()
         async with bus.listen(subjects.SUMMARY, FleetSummary, served.hear):

@@ -24,20 +24,20 @@ from giornata.wire.errors import (
 )
 from giornata.wire.loras import LoraRecord
 from giornata.wire.models import ModelCard
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata_tools.joining.probes import Probe, built_in
-from giornata_tools.joining.profiler import Profile, Profiler, Setting
-from giornata_tools.joining.served import Served
-from giornata_tools.joining.watching import Begin, Watch, is_due
+from giornata_tools.joining.profiler import LoraProfile, LoraProfiler, ProbeSetting
+from giornata_tools.joining.served import ServedModels
+from giornata_tools.joining.watching import Begin, LoraProfileWatcher, is_due
 
 HEARD_S: Final = 10.0
 """How long the routers are waited for; they tell every second what is served."""
 
-Ended = Callable[[LoraRecord, Profile | GiornataError], None]
+Ended = Callable[[LoraRecord, LoraProfile | GiornataError], None]
 
 
 @dataclass(frozen=True)
-class Login:
+class ProfilerLogin:
     """Where the system is, and how the profiler logs in."""
 
     nats_url: str
@@ -46,12 +46,12 @@ class Login:
 
 
 @dataclass(frozen=True)
-class Session:
+class ProfilerSession:
     """A connected profiler. Make it with :func:`connected`."""
 
     records: LoraRecords
-    profiler: Profiler
-    served: Served
+    profiler: LoraProfiler
+    served: ServedModels
 
     async def found(self, ids: Iterable[str]) -> list[LoraRecord]:
         """The LoRAs of these ids, of any tenant.
@@ -80,7 +80,9 @@ class Session:
         for record in records:
             try:
                 card = await self._card(record)
-                outcome: Profile | GiornataError = await self.profiler.profile(record, card, begin(record))
+                outcome: LoraProfile | GiornataError = await self.profiler.profile(
+                    record, card, begin(record)
+                )
             except GiornataError as error:
                 outcome, whole = error, False
             ended(record, outcome)
@@ -88,7 +90,7 @@ class Session:
 
     async def watch(self, begin: Begin, ended: Ended) -> None:
         """Profile what is due and what comes. It never returns."""
-        await Watch(self.records, self.profiler, self.served, begin, ended).run()
+        await LoraProfileWatcher(self.records, self.profiler, self.served, begin, ended).run()
 
     async def _card(self, record: LoraRecord) -> ModelCard:
         if not is_due(record.model_copy(update={"joins_within": None})):
@@ -108,8 +110,8 @@ class Session:
 
 @asynccontextmanager
 async def connected(
-    login: Login, setting: Setting, probes: list[Probe] | None = None
-) -> AsyncIterator[Session]:
+    login: ProfilerLogin, setting: ProbeSetting, probes: list[Probe] | None = None
+) -> AsyncIterator[ProfilerSession]:
     """A session while inside, with `probes`, or with those that are built in.
 
     Raises:
@@ -118,10 +120,10 @@ async def connected(
     """
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(
-            bus.connect(login.nats_url, "profiler", user=User.PROFILER, password_file=login.password_file)
+            bus.connect(login.nats_url, "profiler", user=NatsRole.PROFILER, password_file=login.password_file)
         )
         blobs = await stack.enter_async_context(open_blobs(login.blobs_url)) if login.blobs_url else None
-        served = await stack.enter_async_context(Served.listening(connection))
+        served = await stack.enter_async_context(ServedModels.listening(connection))
         try:
             records = await LoraRecords.open(connection.jetstream)
         except nats.errors.Error as error:
@@ -130,4 +132,4 @@ async def connected(
                 accepted="a server with a LoRA store, and the password of the NATS user profiler",
             ) from error
         choose = built_in if probes is None else lambda _: probes
-        yield Session(records, Profiler(connection, blobs, choose, setting), served)
+        yield ProfilerSession(records, LoraProfiler(connection, blobs, choose, setting), served)

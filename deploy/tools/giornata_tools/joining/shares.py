@@ -19,7 +19,7 @@ GROWTH: Final = 1.25
 
 
 @dataclass(frozen=True)
-class Tried:
+class JoinStepTrial:
     """Pictures whose LoRA joined after `step` steps of `steps`."""
 
     step: int
@@ -65,7 +65,7 @@ def candidates(steps: int, at_most: float) -> Iterator[int]:
         step = step + 1 if step < FINE else max(step + 1, int(step * GROWTH))
 
 
-def joins_within(tried: Sequence[Tried]) -> float:
+def joins_within(tried: Sequence[JoinStepTrial]) -> float:
     """The largest share of the steps up to which all that was `tried`, in rising order, is alike; 0 where none is.
 
     What is alike again after one that is not is chance, and does not count.

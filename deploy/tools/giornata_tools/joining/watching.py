@@ -16,8 +16,8 @@ from giornata.tenant_records import LoraRecords
 from giornata.wire.errors import DeadlineExceeded, GiornataError, ModelNotFound, ServiceUnavailable
 from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.models import ModelCard
-from giornata_tools.joining.profiler import Done, Profile, Profiler
-from giornata_tools.joining.served import Served
+from giornata_tools.joining.profiler import Done, LoraProfile, LoraProfiler
+from giornata_tools.joining.served import ServedModels
 
 RETRY_S: Final = 60.0
 """After how long a LoRA comes again that could not be profiled for a reason that passes."""
@@ -27,14 +27,14 @@ Begin = Callable[[LoraRecord], Done]
 
 
 @dataclass
-class Watch:
+class LoraProfileWatcher:
     """The LoRAs that wait. Used from one event loop; run :meth:`run` once."""
 
     records: LoraRecords
-    profiler: Profiler
-    served: Served
+    profiler: LoraProfiler
+    served: ServedModels
     begin: Begin
-    ended: Callable[[LoraRecord, Profile | GiornataError], None]
+    ended: Callable[[LoraRecord, LoraProfile | GiornataError], None]
     """Is told what became of it."""
     retry_s: float = RETRY_S
     _waiting: dict[str, LoraRecord] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Watch:
                     return key, record, card
             await self.served.news.wait()
 
-    async def _outcome(self, record: LoraRecord, card: ModelCard) -> Profile | GiornataError:
+    async def _outcome(self, record: LoraRecord, card: ModelCard) -> LoraProfile | GiornataError:
         try:
             return await self.profiler.profile(record, card, self.begin(record))
         except GiornataError as error:

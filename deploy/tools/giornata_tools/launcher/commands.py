@@ -9,9 +9,9 @@ from typing import Final
 
 from giornata.config import ENV_PREFIX
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import StackPlan
-from giornata_tools.launcher.process import Command
+from giornata_tools.launcher.process import LaunchCommand
 from giornata_tools.launcher.servers import free_ports
 
 MODULES: Final[Mapping[ServiceName, str]] = {
@@ -50,15 +50,19 @@ def environment(
     }
 
 
-def model_environment(model: Model) -> dict[str, str]:
+def model_environment(model: StackModel) -> dict[str, str]:
     """What tells a service to load `model`."""
     name = {f"{ENV_PREFIX}MODEL_NAME": model.name} if model.name else {}
     return {f"{ENV_PREFIX}MODEL": model.source, **name, **model.env}
 
 
-def service_command(service: ServiceName, instance: str, env: Mapping[str, str], *flags: str) -> Command:
+def service_command(
+    service: ServiceName, instance: str, env: Mapping[str, str], *flags: str
+) -> LaunchCommand:
     """The command that starts one instance of `service`."""
-    return Command(instance, (sys.executable, "-m", MODULES[service], "--instance", instance, *flags), env)
+    return LaunchCommand(
+        instance, (sys.executable, "-m", MODULES[service], "--instance", instance, *flags), env
+    )
 
 
 class GatewayPorts:

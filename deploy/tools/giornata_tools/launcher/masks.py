@@ -7,13 +7,13 @@ from typing import Final
 
 from giornata_tools.checkout import SEGMENTER
 from giornata_tools.launcher.adapters import is_trained
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 
 MASKS: Final = "GIORNATA_MASK_MODEL"
 REFINER: Final = "GIORNATA_MASK_REFINER"
 
 
-def shipped_masks(models: Sequence[Model], env: Mapping[str, str]) -> Mapping[str, str]:
+def shipped_masks(models: Sequence[StackModel], env: Mapping[str, str]) -> Mapping[str, str]:
     """Environment of prepost, for masks from words in the scenes of the trained model.
 
     It is empty where `env` says what makes masks, or by an empty `MASKS` that nothing does. It is empty, too, where one

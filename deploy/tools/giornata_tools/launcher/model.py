@@ -27,7 +27,7 @@ DOWNLOAD_S: Final = 4 * 3600.0
 
 
 @dataclass(frozen=True)
-class Model:
+class StackModel:
     """The model that the services are told to load."""
 
     source: str
@@ -45,7 +45,7 @@ class Model:
         return self.name or Path(self.source).resolve().name
 
     @classmethod
-    def read(cls, text: str) -> Model:
+    def read(cls, text: str) -> StackModel:
         """The model that `text` names: NAME=FOLDER_OR_ID, or a folder or hub id alone."""
         if named := _NAMED.fullmatch(text):
             return cls(named["source"], named["name"], DOWNLOAD_S)
@@ -61,15 +61,15 @@ async def choose_all(
     family: Family | None,
     cache: Path,
     say: Callable[[str], None],
-) -> tuple[Model, ...]:
-    """The models that are `named`, as :meth:`Model.read` reads them; where none is, the one of :func:`choose`.
+) -> tuple[StackModel, ...]:
+    """The models that are `named`, as :meth:`StackModel.read` reads them; where none is, the one of :func:`choose`.
 
     Raises:
         LaunchError: a folder is not there, two models have one name, or the build failed.
     """
     if not named:
         return (await choose(env, family, cache, say),)
-    models = [Model.read(text) for text in named]
+    models = [StackModel.read(text) for text in named]
     for model in models:
         _check_source(model.source, "--model", say)
     if common := env.get("GIORNATA_MODEL_NAME"):
@@ -78,13 +78,13 @@ async def choose_all(
                 f"GIORNATA_MODEL_NAME is {common}, one name, and {len(models)} models are to be served; leave it out, "
                 "and write --model NAME=FOLDER."
             )
-        models = [Model(each.source, each.name or common, each.ready_s) for each in models]
+        models = [StackModel(each.source, each.name or common, each.ready_s) for each in models]
     if twice := repeated_name(models):
         raise LaunchError(f"Several models have the name {twice}; give each its own by --model NAME=FOLDER.")
     return tuple(models)
 
 
-def repeated_name(models: Sequence[Model]) -> str | None:
+def repeated_name(models: Sequence[StackModel]) -> str | None:
     """A name that more than one of `models` has."""
     name, times = Counter(model.served_name for model in models).most_common(1)[0]
     return name if times > 1 else None
@@ -101,7 +101,7 @@ def _check_source(source: str, said_by: str, say: Callable[[str], None]) -> None
 
 async def choose(
     env: Mapping[str, str], family: Family | None, cache: Path, say: Callable[[str], None]
-) -> Model:
+) -> StackModel:
     """The model that `env` names, else one of `family` with random weights (built into `cache` once), else the trained.
 
     Raises:
@@ -110,14 +110,14 @@ async def choose(
     name = env.get("GIORNATA_MODEL_NAME") or None
     if source := env.get("GIORNATA_MODEL"):
         _check_source(source, "GIORNATA_MODEL", say)
-        return Model(source, name, DOWNLOAD_S)
+        return StackModel(source, name, DOWNLOAD_S)
     if family is None:
-        return Model(str(TRAINED), name)
+        return StackModel(str(TRAINED), name)
     folder = cache / f"{family}-{builder_digest(*BUILDER)}"
     if not folder.exists():
         say(f"Building the model {family} into {folder} (once).")
         await _build(family, folder)
-    return Model(str(folder), name or f"tiny-{family}")
+    return StackModel(str(folder), name or f"tiny-{family}")
 
 
 def builder_digest(*files: Path) -> str:

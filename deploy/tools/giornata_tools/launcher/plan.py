@@ -11,7 +11,7 @@ from typing import Final
 
 from giornata.config import ServiceConfig, load
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 
 DRAIN_ORDER: Final = (
     (ServiceName.GATEWAY,),
@@ -37,7 +37,7 @@ class StackPlan:
     """Folder of JetStream's store and the blob store's append-only file; jobs in it go on."""
     logs: Path
     """Folder of one log file per process; the files of an earlier stack are removed."""
-    models: tuple[Model, ...]
+    models: tuple[StackModel, ...]
     """Each is loaded by denoisers and preposts of its own; their names differ."""
     replicas: Mapping[ServiceName, int] = field(default_factory=lambda: ONE_EACH)
     """Of denoisers and preposts, those of each model."""
@@ -59,13 +59,13 @@ class StackPlan:
     env_of: Mapping[ServiceName, Mapping[str, str]] = field(default_factory=dict)
     """Added to the environment of one service."""
 
-    def models_of(self, service: ServiceName) -> tuple[Model | None, ...]:
+    def models_of(self, service: ServiceName) -> tuple[StackModel | None, ...]:
         """The models of which each has the `replicas` of `service`; None where it loads none."""
         return self.models if service in LOADING else (None,)
 
 
 def planned(
-    models: tuple[Model, ...], state: Path, logs: Path, torch_threads: int, env: Mapping[str, str]
+    models: tuple[StackModel, ...], state: Path, logs: Path, torch_threads: int, env: Mapping[str, str]
 ) -> StackPlan:
     """Plan :data:`ONE_EACH`, with the servers and the drain limit that the environment names.
 

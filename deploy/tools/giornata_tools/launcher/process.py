@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from giornata_tools.launcher.warden import Warden, signal_group
+from giornata_tools.launcher.warden import OrphanReaper, signal_group
 
 TAIL_LINES: Final = 15
 DISK_FULL: Final = re.compile(r"\[ERR\].*(no space left on device|disk quota exceeded)", re.IGNORECASE)
@@ -27,7 +27,7 @@ class LaunchError(Exception):
 
 
 @dataclass(frozen=True)
-class Command:
+class LaunchCommand:
     """A program to start."""
 
     name: str
@@ -52,11 +52,11 @@ async def single_error() -> AsyncIterator[None]:
         raise group.exceptions[0] from None
 
 
-class Process:
+class StackProcess:
     """A running command. Make it with :meth:`start`; its owner must await :meth:`attend`."""
 
     def __init__(
-        self, command: Command, child: asyncio.subprocess.Process, log: Path, warden: Warden
+        self, command: LaunchCommand, child: asyncio.subprocess.Process, log: Path, warden: OrphanReaper
     ) -> None:
         self.name: Final = command.name
         self.log: Final = log
@@ -72,7 +72,7 @@ class Process:
         self._announced: asyncio.Future[re.Match[str] | None] = asyncio.get_running_loop().create_future()
 
     @classmethod
-    async def start(cls, command: Command, logs: Path, warden: Warden) -> Process:
+    async def start(cls, command: LaunchCommand, logs: Path, warden: OrphanReaper) -> StackProcess:
         """Start `command`; its output goes to ``<logs>/<name>.log``.
 
         Raises:

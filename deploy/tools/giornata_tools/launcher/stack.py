@@ -17,15 +17,15 @@ from giornata.fleet import Fleet
 from giornata.nats_users import password_file
 from giornata.scratch import scratch_folder
 from giornata.wire.errors import ServiceUnavailable
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.commands import GatewayPorts, environment, model_environment, service_command
 from giornata_tools.launcher.folders import empty, has_room, locked, socket_folder
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import DRAIN_ORDER, LOADING, StackPlan, restart_delay_s
-from giornata_tools.launcher.process import Command, LaunchError, Process, single_error
+from giornata_tools.launcher.process import LaunchCommand, LaunchError, StackProcess, single_error
 from giornata_tools.launcher.servers import EmbeddedNats, check_port, nats_command, valkey_command
-from giornata_tools.launcher.warden import Warden
+from giornata_tools.launcher.warden import OrphanReaper
 from giornata_tools.launcher.watch import TelemetryWatch, answers_200, missing
 
 SERVER_LIMIT_S: Final = 60.0
@@ -38,7 +38,7 @@ class Stack:
     """A running stack. Make it with :func:`running`."""
 
     def __init__(
-        self, plan: StackPlan, tasks: asyncio.TaskGroup, warden: Warden, say: Callable[[str], None]
+        self, plan: StackPlan, tasks: asyncio.TaskGroup, warden: OrphanReaper, say: Callable[[str], None]
     ) -> None:
         self.plan: Final = plan
         self.watch: Final = TelemetryWatch()
@@ -54,7 +54,7 @@ class Stack:
         self._warden = warden
         self._say = say
         self._draining = asyncio.Event()
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, StackProcess] = {}
         self._services: dict[str, ServiceName] = {}
         self._ports = GatewayPorts(plan.host, plan.port, plan.logs)
 
@@ -84,7 +84,7 @@ class Stack:
         """Names of all living processes: of the servers and of every instance, oldest first."""
         return list(self._processes)
 
-    def process(self, name: str) -> Process:
+    def process(self, name: str) -> StackProcess:
         """The living process of an instance or a server."""
         return self._processes[name]
 
@@ -92,7 +92,7 @@ class Stack:
         """Names of the living processes of `service`, oldest first."""
         return [name for name in self._processes if self._services.get(name) is service]
 
-    async def start(self, service: ServiceName, n: int = 1, model: Model | None = None) -> list[str]:
+    async def start(self, service: ServiceName, n: int = 1, model: StackModel | None = None) -> list[str]:
         """Start `n` more instances of `service`; their names. Then see :meth:`wait_ready`.
 
         Denoisers and preposts load `model`, by default the plan's first.
@@ -204,33 +204,33 @@ class Stack:
             await process.announced(SERVER_LIMIT_S)
             self.blobs_url = f"unix://{socket}"
 
-    def nats_password_file(self, user: User) -> Path | None:
+    def nats_password_file(self, user: NatsRole) -> Path | None:
         """Where the password of `user` lies; None for external servers, whose address may hold user and password."""
         return password_file(self._nats.users, user) if self._nats else None
 
-    def _service_command(self, service: ServiceName, model: Model | None) -> Command:
+    def _service_command(self, service: ServiceName, model: StackModel | None) -> LaunchCommand:
         instance = new_instance(service)
         flags = self._ports.flags(instance) if service is ServiceName.GATEWAY else ()
         self._services[instance] = service
-        password = self.nats_password_file(User(service))
+        password = self.nats_password_file(NatsRole(service))
         env = environment(os.environ, self.plan, self.nats_url, self.blobs_url, password)
         loaded = model_environment(model or self.plan.models[0]) if service in LOADING else {}
         env |= {**loaded, **self.plan.env, **self.plan.env_of.get(service, {})}
         return service_command(service, instance, env, *flags)
 
-    async def _launch(self, make: Callable[[], Command]) -> Process:
+    async def _launch(self, make: Callable[[], LaunchCommand]) -> StackProcess:
         process = await self._spawn(make)
         self._tasks.create_task(self._supervise(make, process), name=f"supervise {process.name}")
         return process
 
-    async def _spawn(self, make: Callable[[], Command]) -> Process:
-        process = await Process.start(make(), self.plan.logs, self._warden)
+    async def _spawn(self, make: Callable[[], LaunchCommand]) -> StackProcess:
+        process = await StackProcess.start(make(), self.plan.logs, self._warden)
         self._processes[process.name] = process
         if process.store:
             self._tasks.create_task(self._unstick(process, process.store), name=f"unstick {process.name}")
         return process
 
-    async def _unstick(self, server: Process, store: Path) -> None:
+    async def _unstick(self, server: StackProcess, store: Path) -> None:
         """End a server whose disk was full as soon as there is room; then it is started again, and writes."""
         if not await server.stuck:
             return
@@ -242,7 +242,7 @@ class Stack:
         if self.keep_up and not server.expected_end:
             await server.crash(signal.SIGTERM)
 
-    async def _supervise(self, make: Callable[[], Command], process: Process) -> None:
+    async def _supervise(self, make: Callable[[], LaunchCommand], process: StackProcess) -> None:
         """Await the end of a process; start its successor where that is wanted."""
         delay_s = 0.0
         while True:
@@ -299,7 +299,7 @@ async def running(plan: StackPlan, say: Callable[[str], None] = print) -> AsyncI
     async with single_error(), AsyncExitStack() as undo:
         undo.enter_context(locked(plan.state))
         check_port(plan.host, plan.port)
-        warden = undo.enter_context(Warden())
+        warden = undo.enter_context(OrphanReaper())
         tasks = await undo.enter_async_context(asyncio.TaskGroup())
         stack = Stack(plan, tasks, warden, say)
         empty(plan.logs)
@@ -308,7 +308,7 @@ async def running(plan: StackPlan, say: Callable[[str], None] = print) -> AsyncI
         undo.push_async_callback(lambda: stack._stop(stack.servers, SERVER_LIMIT_S))  # noqa: SLF001 - this function is the class's constructor
         await stack._open_servers(sockets / "valkey.sock")  # noqa: SLF001 - as above
         try:
-            password = stack.nats_password_file(User.OBSERVER)
+            password = stack.nats_password_file(NatsRole.OBSERVER)
             await undo.enter_async_context(stack.watch.listening(stack.nats_url, password))
         except ServiceUnavailable as error:
             raise LaunchError(str(error)) from error

@@ -13,10 +13,10 @@ from typing import Final
 
 from giornata.families import Family
 from giornata.model_cards import digest as digest_of
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName
 from giornata_tools.checkout import MODELS, PROFILE, STATE
-from giornata_tools.connection import Connection, published
+from giornata_tools.connection import StackAddresses, published
 from giornata_tools.doors.addresses import without_password
 from giornata_tools.launcher import adapters, masks, model
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan, planned
@@ -27,7 +27,7 @@ CHECKED_S: Final = 15.0
 """How long a stack whose services are ready waits for the checks of its LoRAs, before it is ready without some."""
 DEVICES: Final = "GIORNATA_DEVICES"
 ALIASES: Final = "GIORNATA_MODEL_ALIASES"
-CLIENTS: Final = (User.OBSERVER, User.OPERATOR, User.PROFILER)
+CLIENTS: Final = (NatsRole.OBSERVER, NatsRole.OPERATOR, NatsRole.PROFILER)
 """Users of NATS that commands log in as."""
 Say = Callable[[str], None]
 Beside = Callable[[Stack, Say], Awaitable[None]]
@@ -84,7 +84,7 @@ async def up(options: UpOptions, say: Say, beside: Beside = idle) -> int:
     return 1 if stack.obituaries else 0
 
 
-def plan(options: UpOptions, chosen: tuple[model.Model, ...]) -> StackPlan:
+def plan(options: UpOptions, chosen: tuple[model.StackModel, ...]) -> StackPlan:
     """The stack that the flags and the environment ask for.
 
     Raises:
@@ -130,7 +130,7 @@ def plan(options: UpOptions, chosen: tuple[model.Model, ...]) -> StackPlan:
 
 
 def aliases_of(
-    aliases: tuple[str, ...], models: tuple[model.Model, ...], env: Mapping[str, str]
+    aliases: tuple[str, ...], models: tuple[model.StackModel, ...], env: Mapping[str, str]
 ) -> dict[str, str]:
     """The gateway's setting for `aliases`; LaunchError where one leads to none of the `models`."""
     names = [each.served_name for each in models]
@@ -143,8 +143,8 @@ def aliases_of(
 
 
 def profiled(
-    path: Path, models: tuple[model.Model, ...], torch_threads: int, env: Mapping[str, str]
-) -> tuple[model.Model, ...]:
+    path: Path, models: tuple[model.StackModel, ...], torch_threads: int, env: Mapping[str, str]
+) -> tuple[model.StackModel, ...]:
     """`models`, each with the profile in `path` if it is of that model, or else the one that `env` names.
 
     A denoiser refuses a profile of another model. So one that is named for several goes to the one that it is of.
@@ -168,7 +168,7 @@ def profiled(
     )
 
 
-def is_of(profile: Path, chosen: model.Model, torch_threads: int) -> bool:
+def is_of(profile: Path, chosen: model.StackModel, torch_threads: int) -> bool:
     """Whether the file `profile` was measured with this model, and so many threads or a GPU."""
     if not profile.is_file() or not Path(chosen.source).is_dir():
         return False
@@ -181,11 +181,11 @@ def is_of(profile: Path, chosen: model.Model, torch_threads: int) -> bool:
     return digest == digest_of(Path(chosen.source)) and threads in {"", str(torch_threads)}
 
 
-def connection(stack: Stack) -> Connection:
+def connection(stack: Stack) -> StackAddresses:
     """How commands of this machine reach a running stack."""
     files = {str(user): stack.nats_password_file(user) for user in CLIENTS}
     known = {user: str(file) for user, file in files.items() if file}
-    return Connection(stack.url, stack.nats_url, stack.blobs_url, known)
+    return StackAddresses(stack.url, stack.nats_url, stack.blobs_url, known)
 
 
 def addresses(stack: Stack, unchecked: int = 0) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import Self
 
 
-class Warden:
+class OrphanReaper:
     """The launcher's end of the pipe. A context; leaving it ends every group that it still watches."""
 
     def __enter__(self) -> Self:

@@ -14,7 +14,7 @@ from giornata import retries
 from giornata.bus import bus
 from giornata.fleet import Fleet
 from giornata.wire import subjects
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.launcher.process import LaunchError
 
@@ -37,7 +37,9 @@ class TelemetryWatch:
             NotPermitted: the user that the address names may not hear it.
         """
         async with (
-            bus.connect(nats_url, "launcher", user=User.OBSERVER, password_file=password_file) as connected,
+            bus.connect(
+                nats_url, "launcher", user=NatsRole.OBSERVER, password_file=password_file
+            ) as connected,
             connected.listen(subjects.ALL_TELEMETRY, ServiceState, self.hear),
         ):
             yield

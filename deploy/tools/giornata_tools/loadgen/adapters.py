@@ -77,7 +77,7 @@ class AdapterWorkload:
 
     def draw(self, times: Sequence[float], seed: int) -> list[tuple[str, ...]]:
         """Adapters of a request at each of `times`, which ascend; equal seeds draw equal ones."""
-        drawing = _Drawing(self, seed)
+        drawing = _AdapterSampler(self, seed)
         return [drawing.at(at_s) for at_s in times]
 
 
@@ -86,7 +86,7 @@ def lora_name(number: int) -> str:
     return f"lora{number}"
 
 
-class _Drawing:
+class _AdapterSampler:
     """One run's draws, in the order of their times."""
 
     def __init__(self, workload: AdapterWorkload, seed: int) -> None:

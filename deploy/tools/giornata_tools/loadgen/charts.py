@@ -9,7 +9,7 @@ from enum import Enum
 Points = Sequence[tuple[float, float]]
 
 
-class Drawn(Enum):
+class PointStyle(Enum):
     """How points are drawn: the line that joins them, and the marker on each."""
 
     LINE = ("-", "")
@@ -28,12 +28,12 @@ class Chart:
     """What the vertical axis is, with its unit."""
     lines: Mapping[str, Points]
     """Points by the line's name, none below 0; all above 0 where the vertical axis is logarithmic."""
-    drawn: Drawn = Drawn.BOTH
+    drawn: PointStyle = PointStyle.BOTH
     logarithmic: bool = False
 
 
 @dataclass(frozen=True)
-class Bar:
+class TimelineBar:
     """Something that lasts."""
 
     name: str
@@ -46,13 +46,13 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class TimelineChart:
     """Bars below each other over time."""
 
     title: str
     across: str
     """What the horizontal axis is, with its unit."""
-    bars: Sequence[Bar]
+    bars: Sequence[TimelineBar]
 
 
 def distribution(values: Iterable[float]) -> Points:

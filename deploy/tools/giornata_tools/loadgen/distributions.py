@@ -55,7 +55,7 @@ def arrival_times(rate: float, seconds: float, seed: int, cv: float = 1.0) -> li
 
 
 @dataclass(frozen=True)
-class Crowds:
+class ArrivalBursts:
     """Times in which requests are `factor` times as dense: each lasts `lasts_s`, `every_s` passes to the next one."""
 
     factor: float = 5.0
@@ -64,7 +64,7 @@ class Crowds:
     """On average, from the end of one to the next one's start; exponentially distributed."""
 
 
-def crowded_times(rate: float, seconds: float, seed: int, crowds: Crowds) -> list[float]:
+def crowded_times(rate: float, seconds: float, seed: int, crowds: ArrivalBursts) -> list[float]:
     """Times below `seconds` of a Poisson process that is denser in crowds; `rate` a second is its mean over all.
 
     Raises:

@@ -10,7 +10,7 @@ from cycler import cycler
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from giornata_tools.loadgen.charts import Chart, Timeline
+from giornata_tools.loadgen.charts import Chart, TimelineChart
 
 COLOURS: Final = ("#4477aa", "#ee6677", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#555555")
 """Paul Tol's bright scheme: told apart by the colour-blind too."""
@@ -52,7 +52,7 @@ def figure(chart: Chart) -> Figure:
     return drawn
 
 
-def timeline(chart: Timeline) -> Figure:
+def timeline(chart: TimelineChart) -> Figure:
     """The drawing of `chart`, the first bar at the top.
 
     Raises:

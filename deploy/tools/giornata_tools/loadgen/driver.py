@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from giornata_tools.loadgen.outcomes import NOT_SENT, Outcome, ServerAnswer
-from giornata_tools.loadgen.workload import Request
+from giornata_tools.loadgen.outcomes import NOT_SENT, RequestOutcome, ServerAnswer
+from giornata_tools.loadgen.workload import WorkloadRequest
 
-Send = Callable[[Request], Awaitable[ServerAnswer]]
+Send = Callable[[WorkloadRequest], Awaitable[ServerAnswer]]
 """Sends a request and waits for its answer; raises nothing but a cancellation."""
-Record = Callable[[Outcome], object]
+Record = Callable[[RequestOutcome], object]
 """Takes what became of a request."""
 
 
-async def drive(requests: Sequence[Request], send: Send, record: Record, *, limit: int) -> None:
+async def drive(requests: Sequence[WorkloadRequest], send: Send, record: Record, *, limit: int) -> None:
     """Send every request when it is due, in the order of their times; return when the last one has its answer.
 
     Outcomes are recorded in the order in which requests end. A request that is due while `limit` others have no answer
@@ -24,21 +24,21 @@ async def drive(requests: Sequence[Request], send: Send, record: Record, *, limi
     began = loop.time()
     in_flight = 0
 
-    async def sent(request: Request, others: int) -> None:
+    async def sent(request: WorkloadRequest, others: int) -> None:
         nonlocal in_flight
         sent_s = loop.time() - began
         try:
             answer = await send(request)
         finally:
             in_flight -= 1
-        record(Outcome(request, loop.time() - began, answer, sent_s, others))
+        record(RequestOutcome(request, loop.time() - began, answer, sent_s, others))
 
     async with asyncio.TaskGroup() as group:
         for request in requests:
             await asyncio.sleep(max(0.0, began + request.at_s - loop.time()))
             if in_flight >= limit:
                 refused = ServerAnswer(code=NOT_SENT, message=f"{limit} requests had no answer yet")
-                record(Outcome(request, request.at_s, refused, in_flight=in_flight))
+                record(RequestOutcome(request, request.at_s, refused, in_flight=in_flight))
                 continue
             in_flight += 1
             group.create_task(sent(request, in_flight))

@@ -14,8 +14,8 @@ from typing import Any, Final
 import aiohttp
 
 from giornata_tools.loadgen.outcomes import ServerAnswer
-from giornata_tools.loadgen.pictures import Material
-from giornata_tools.loadgen.workload import Request
+from giornata_tools.loadgen.pictures import WorkloadImages
+from giornata_tools.loadgen.workload import WorkloadRequest
 
 CONNECT_S: Final = 10.0
 CODE: Final = re.compile(r"[A-Za-z][\w.-]{0,63}")
@@ -23,7 +23,7 @@ SAID: Final = 500
 """Characters of a server's message that are kept."""
 
 
-class Api(StrEnum):
+class ApiDialect(StrEnum):
     """What the server understands."""
 
     GIORNATA = "giornata"
@@ -39,12 +39,12 @@ class ImagesApi:
     session: aiohttp.ClientSession
     url: str
     """Address of the server's edits."""
-    material: Material
+    material: WorkloadImages
     fields: Mapping[str, str]
     """Fields of every form, which go before those of a request."""
-    api: Api
+    api: ApiDialect
 
-    async def send(self, request: Request) -> ServerAnswer:
+    async def send(self, request: WorkloadRequest) -> ServerAnswer:
         """Ask for an edit and read the whole answer."""
         try:
             async with self.session.post(self.url, data=self._form(request)) as response:
@@ -56,13 +56,13 @@ class ImagesApi:
         except TimeoutError:
             return ServerAnswer(code="timeout", message=f"no answer within {self.session.timeout.total:g} s")
 
-    def _form(self, request: Request) -> aiohttp.FormData:
+    def _form(self, request: WorkloadRequest) -> aiohttp.FormData:
         form = aiohttp.FormData()
         image, mask = self.material.templates[request.template].file, self.material.masks[request]
         form.add_field("image", io.BytesIO(image), filename="image", content_type=_media_type(image))
         form.add_field("mask", io.BytesIO(mask), filename="mask.png", content_type="image/png")
         own: dict[str, object] = {"n": request.n}
-        if self.api is Api.GIORNATA:
+        if self.api is ApiDialect.GIORNATA:
             own["seed"] = request.seed
             if request.steps is not None:
                 own["num_inference_steps"] = request.steps
@@ -76,10 +76,10 @@ class ImagesApi:
 @asynccontextmanager
 async def open_images_api(
     url: str,
-    material: Material,
+    material: WorkloadImages,
     fields: Mapping[str, str],
     *,
-    api: Api,
+    api: ApiDialect,
     api_key: str | None,
     timeout_s: float,
 ) -> AsyncIterator[ImagesApi]:

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from giornata_tools.loadgen.workload import Request
+from giornata_tools.loadgen.workload import WorkloadRequest
 
 NOT_SENT: Final = "too_many_in_flight"
 """Code of a request that was due while as many as allowed had no answer."""
@@ -28,10 +28,10 @@ class ServerAnswer:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RequestOutcome:
     """What became of one request; times in seconds from the start of the run."""
 
-    request: Request
+    request: WorkloadRequest
     ended_s: float
     """When the whole answer had come; of one that was not sent, when it was due."""
     answer: ServerAnswer
@@ -52,7 +52,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Spread:
+class DistributionSummary:
     """The spread of several values, in their unit."""
 
     mean: float
@@ -63,7 +63,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Figures:
+class LoadFigures:
     """Figures of one run; its warm-up is left out of all of them."""
 
     requests: int
@@ -77,7 +77,7 @@ class Figures:
     throughput_per_s: float
     """Requests that succeeded, a second; the seconds run until the last of them had its answer."""
     pictures_per_s: float
-    latency_s: Spread | None
+    latency_s: DistributionSummary | None
     """Times of the requests that succeeded, from when they were due to their answers; None: none succeeded."""
     slo_s: float | None
     slo_share: float | None
@@ -86,7 +86,7 @@ class Figures:
     """The same, a second."""
     errors: dict[str, int]
     """Counts by code, the most frequent first."""
-    late_s: Spread | None
+    late_s: DistributionSummary | None
     """How much later than due requests left: the generator's own failing."""
     in_flight: int
     """Most requests without an answer."""
@@ -99,22 +99,22 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(values, percent))
 
 
-def spread(values: Sequence[float]) -> Spread | None:
+def spread(values: Sequence[float]) -> DistributionSummary | None:
     """Mean and percentiles; None of no values."""
     if not values:
         return None
     p50, p95, p99 = (percentile(values, percent) for percent in (50, 95, 99))
-    return Spread(statistics.fmean(values), p50, p95, p99, max(values))
+    return DistributionSummary(statistics.fmean(values), p50, p95, p99, max(values))
 
 
 def figures(
-    requests: Sequence[Request],
-    outcomes: Sequence[Outcome],
+    requests: Sequence[WorkloadRequest],
+    outcomes: Sequence[RequestOutcome],
     *,
     warmup_s: float,
     seconds: float,
     slo_s: float | None,
-) -> Figures:
+) -> LoadFigures:
     """What a run comes to whose `requests` have ended with `outcomes`, some of them maybe without one.
 
     Requests due before `warmup_s` are left out; `seconds` is the run's length after that. An answer within `slo_s`
@@ -127,7 +127,7 @@ def figures(
     elapsed = max([seconds, *(outcome.ended_s - warmup_s for outcome in good)])
     codes = Counter(outcome.answer.code for outcome in counted if outcome.answer.code is not None)
     pictures = sum(outcome.answer.pictures for outcome in good)
-    return Figures(
+    return LoadFigures(
         requests=len(counted),
         unfinished=len(planned) - len(counted),
         succeeded=len(good),

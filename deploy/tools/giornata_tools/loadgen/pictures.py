@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from giornata.picture_files import picture_parts
-from giornata_tools.loadgen.workload import MaskShape, Request
+from giornata_tools.loadgen.workload import MaskShape, WorkloadRequest
 
 Mask = NDArray[np.bool_]
 """(height, width); True is repainted."""
@@ -42,11 +42,11 @@ class TemplatePicture:
 
 
 @dataclass(frozen=True)
-class Material:
+class WorkloadImages:
     """Files by what they depend on."""
 
     templates: Mapping[int, TemplatePicture]
-    masks: Mapping[Request, bytes]
+    masks: Mapping[WorkloadRequest, bytes]
 
 
 def given(files: Sequence[bytes]) -> dict[int, TemplatePicture]:
@@ -64,7 +64,9 @@ def given(files: Sequence[bytes]) -> dict[int, TemplatePicture]:
     return found
 
 
-def made(requests: Sequence[Request], width: int, height: int, seed: int) -> dict[int, TemplatePicture]:
+def made(
+    requests: Sequence[WorkloadRequest], width: int, height: int, seed: int
+) -> dict[int, TemplatePicture]:
     """The templates that `requests` edit, generated."""
     numbers = sorted({request.template for request in requests})
     return {
@@ -72,14 +74,14 @@ def made(requests: Sequence[Request], width: int, height: int, seed: int) -> dic
     }
 
 
-def material(requests: Sequence[Request], templates: Mapping[int, TemplatePicture]) -> Material:
+def material(requests: Sequence[WorkloadRequest], templates: Mapping[int, TemplatePicture]) -> WorkloadImages:
     """Everything that `requests` are made of; `templates` has all that they edit."""
     masks = {}
     for request in requests:
         picture = templates[request.template]
         marked = mask(picture.width, picture.height, request.mask_ratio, request.shape, request.seed)
         masks[request] = mask_file(marked)
-    return Material(templates, masks)
+    return WorkloadImages(templates, masks)
 
 
 def generated(width: int, height: int, seed: int) -> bytes:

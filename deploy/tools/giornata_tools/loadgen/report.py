@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from giornata_tools.loadgen.charts import Chart, Drawn, Points, distribution, thinned
-from giornata_tools.loadgen.outcomes import Figures, Outcome
+from giornata_tools.loadgen.charts import Chart, Points, PointStyle, distribution, thinned
+from giornata_tools.loadgen.outcomes import LoadFigures, RequestOutcome
 from giornata_tools.tables import table as empty_table
 
 LATE_SHARE: Final = 0.05
@@ -34,8 +34,8 @@ class MeasuredRun:
     rate: float | None
     """Requests a second that were asked for; None: a trace says when they are due."""
     warmup_s: float
-    outcomes: tuple[Outcome, ...]
-    figures: Figures
+    outcomes: tuple[RequestOutcome, ...]
+    figures: LoadFigures
 
     @property
     def arrivals(self) -> str:
@@ -78,9 +78,9 @@ def charts(runs: Sequence[MeasuredRun]) -> dict[str, Chart]:
     lines = {f"{run.target} {run.arrivals}" if several else run.arrivals: _latencies(run) for run in runs}
     shares = {name: thinned(distribution(y for _, y in points)) for name, points in lines.items()}
     found = {
-        "latency_cdf.svg": Chart("Requests answered within", "seconds", "share", shares, Drawn.LINE),
+        "latency_cdf.svg": Chart("Requests answered within", "seconds", "share", shares, PointStyle.LINE),
         "latency_over_time.svg": Chart(
-            "Latency of requests", "due after seconds", "seconds", lines, Drawn.DOTS, logarithmic=True
+            "Latency of requests", "due after seconds", "seconds", lines, PointStyle.DOTS, logarithmic=True
         ),
     }
     if len({run.rate for run in runs}) > 1:
@@ -115,7 +115,7 @@ def value(run: MeasuredRun) -> dict[str, Any]:
     }
 
 
-def _request(outcome: Outcome) -> dict[str, Any]:
+def _request(outcome: RequestOutcome) -> dict[str, Any]:
     return {
         **asdict(outcome.request),
         "sent_s": outcome.sent_s,
@@ -178,12 +178,12 @@ def _latencies(run: MeasuredRun) -> Points:
     ]
 
 
-def _drawn_latency(name: str, figures: Figures) -> float | None:
+def _drawn_latency(name: str, figures: LoadFigures) -> float | None:
     return None if figures.latency_s is None else max(LEAST_S, getattr(figures.latency_s, name))
 
 
 def _by_rate(
-    runs: Sequence[MeasuredRun], kinds: Mapping[str, Callable[[Figures], float | None]]
+    runs: Sequence[MeasuredRun], kinds: Mapping[str, Callable[[LoadFigures], float | None]]
 ) -> dict[str, Points]:
     """A line for each target and kind of figure, named after both: the figure of its runs against their rate."""
     lines: dict[str, Points] = {}

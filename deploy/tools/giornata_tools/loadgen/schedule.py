@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from giornata_tools.loadgen.distributions import Crowds, arrival_times, crowded_times
+from giornata_tools.loadgen.distributions import ArrivalBursts, arrival_times, crowded_times
 from giornata_tools.loadgen.trace import TraceLine, complete
-from giornata_tools.loadgen.workload import Request, Workload, draw, faster
+from giornata_tools.loadgen.workload import Workload, WorkloadRequest, draw, faster
 
 SHORTEST_S: Final = 1.0
 """A trace counts for at least this long."""
@@ -24,7 +24,7 @@ class OfferedLoad:
 
     rate: float | None
     """Requests a second; None: a trace says when they are due."""
-    requests: tuple[Request, ...]
+    requests: tuple[WorkloadRequest, ...]
     warmup_s: float
     """Requests due before it are left out of all figures."""
     seconds: float
@@ -46,7 +46,7 @@ def drawn(
     seconds: float,
     warmup_s: float,
     seed: int,
-    crowds: Crowds | None = None,
+    crowds: ArrivalBursts | None = None,
 ) -> list[OfferedLoad]:
     """A load for each of `rates` (a second), whose times between requests vary by `cv`; equal seeds make equal loads.
 

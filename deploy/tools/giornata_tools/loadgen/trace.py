@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from giornata.wire.adapters import MAX_LORAS
 from giornata.wire.requests import MAX_IMAGES, MAX_STEPS
-from giornata_tools.loadgen.workload import MAX_SEED, MaskShape, Request, Workload, draw
+from giornata_tools.loadgen.workload import MAX_SEED, MaskShape, Workload, WorkloadRequest, draw
 
 LONGEST_S: Final = 30 * 86400.0
 SUFFIXES: Final = (".csv", ".jsonl")
@@ -71,13 +71,13 @@ def read(text: str, suffix: str) -> list[TraceLine]:
     return sorted(lines, key=lambda line: line.timestamp)
 
 
-def complete(lines: Sequence[TraceLine], workload: Workload, seed: int) -> list[Request]:
+def complete(lines: Sequence[TraceLine], workload: Workload, seed: int) -> list[WorkloadRequest]:
     """The requests of a trace; what it does not tell is drawn from `workload`."""
     drawn = draw([line.timestamp for line in lines], workload, seed)
     return [replace(request, **_told(line)) for request, line in zip(drawn, lines, strict=True)]
 
 
-def write(requests: Sequence[Request], suffix: str) -> str:
+def write(requests: Sequence[WorkloadRequest], suffix: str) -> str:
     """A file's text, from which :func:`read` makes the same `requests`, which are in the order of their times."""
     rows = [
         {name: getattr(request, "at_s" if name == "timestamp" else name) for name in TraceLine.model_fields}

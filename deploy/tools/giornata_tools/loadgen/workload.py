@@ -20,7 +20,7 @@ class MaskShape(StrEnum):
 
 
 @dataclass(frozen=True)
-class Request:
+class WorkloadRequest:
     """One request: when it is due, and what it asks for."""
 
     at_s: float
@@ -62,7 +62,7 @@ MAX_SEED = 2**31 - 1
 
 def draw(
     times: Sequence[float], workload: Workload, seed: int, *, independent: bool = False
-) -> list[Request]:
+) -> list[WorkloadRequest]:
     """A request at each of `times`, which ascend.
 
     Mask ratios, step counts and pictures follow their distributions even where requests are few: each is drawn from one
@@ -76,7 +76,7 @@ def draw(
     )
     adapters = [()] * len(times) if workload.adapters is None else workload.adapters.draw(times, seed)
     return [
-        Request(
+        WorkloadRequest(
             at_s=at_s,
             template=chosen(workload.templates, chance.random()),
             mask_ratio=at_percentile(workload.mask_ratios, ratios[place]),
@@ -90,7 +90,7 @@ def draw(
     ]
 
 
-def faster(requests: Sequence[Request], speed: float) -> list[Request]:
+def faster(requests: Sequence[WorkloadRequest], speed: float) -> list[WorkloadRequest]:
     """The same requests, arriving `speed` times as fast."""
     return [replace(request, at_s=request.at_s / speed) for request in requests]
 

@@ -16,11 +16,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from giornata_tools.model.scenes import COLOURS, GROUNDS, SHAPES, Scene, Task, masks
+from giornata_tools.model.scenes import COLOURS, GROUNDS, SHAPES, Scene, SceneTask, masks
 from giornata_tools.model.scenes.captions import plain
 from giornata_tools.model.scenes.grounds import ground
 from giornata_tools.model.scenes.masks import Mask
-from giornata_tools.model.scenes.outlines import Thing, coverage
+from giornata_tools.model.scenes.outlines import SceneShape, coverage
 from giornata_tools.model.scenes.palette import rgb
 from giornata_tools.model.scenes.scene import MARGIN, MIN_RADIUS, TILT_DEG, paint, to_uint8
 
@@ -43,12 +43,12 @@ REACH: Final = 1.3
 
 
 @dataclass(frozen=True)
-class Slot:
+class QualityCaseSpec:
     """Which edit a case is, before its scene is drawn."""
 
     index: int
     """Place in the whole set; also the seed of the edit's noise."""
-    task: Task
+    task: SceneTask
     """`ADD` or `REMOVE`."""
     side: int
     """Side of the picture, in pixels."""
@@ -64,53 +64,53 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Case:
+class QualityCase:
     """One edit with its true answer."""
 
-    slot: Slot
+    slot: QualityCaseSpec
     scene: Scene
 
     @property
     def bare(self) -> NDArray[np.uint8]:
         """(side, side, 3), the scene without the thing."""
-        return self.scene.before if self.slot.task is Task.ADD else self.scene.after
+        return self.scene.before if self.slot.task is SceneTask.ADD else self.scene.after
 
 
-def slots() -> list[Slot]:
+def slots() -> list[QualityCaseSpec]:
     """The whole set, in order: additions by side, then removals by side."""
     kinds, colours = list(GROUNDS), list(COLOURS)
-    found: list[Slot] = []
+    found: list[QualityCaseSpec] = []
     for side, copies in ADDITIONS.items():
         for i, colour in enumerate(colours):
             for j, shape in enumerate(SHAPES):
                 for k in range(copies):
                     kind = kinds[(i + j + k) % len(kinds)]
-                    found.append(Slot(len(found), Task.ADD, side, kind, colour, shape))
+                    found.append(QualityCaseSpec(len(found), SceneTask.ADD, side, kind, colour, shape))
     for side, copies in REMOVALS.items():
         for i, kind in enumerate(kinds):
             for k in range(copies):
                 n = i * copies + k
                 colour, shape = colours[n % len(colours)], SHAPES[(n + n // len(colours)) % len(SHAPES)]
-                found.append(Slot(len(found), Task.REMOVE, side, kind, colour, shape))
+                found.append(QualityCaseSpec(len(found), SceneTask.REMOVE, side, kind, colour, shape))
     return found
 
 
-def spread(every: Sequence[Slot], limit: int | None) -> list[Slot]:
+def spread(every: Sequence[QualityCaseSpec], limit: int | None) -> list[QualityCaseSpec]:
     """`limit` of `every`, evenly spread over the set; all of them where it is None or larger."""
     n = len(every) if limit is None else min(limit, len(every))
     return [every[(2 * i + 1) * len(every) // (2 * n)] for i in range(n)]
 
 
-def draw(slot: Slot) -> Case:
+def draw(slot: QualityCaseSpec) -> QualityCase:
     """The case of `slot`: the first scene of its own sequence of seeds that is fit to be measured."""
     for attempt in count():
         scene = _compose(np.random.default_rng((ENTROPY, slot.side, slot.index, attempt)), slot)
         if is_fit(scene):
-            return Case(slot, scene)
+            return QualityCase(slot, scene)
     raise AssertionError("unreachable")
 
 
-def digest(cases: Sequence[Case]) -> str:
+def digest(cases: Sequence[QualityCase]) -> str:
     """12 hex digits of the sha-256 over names, captions, masks and pixels: equal where the edits are equal."""
     total = hashlib.sha256()
     for case in cases:
@@ -121,13 +121,13 @@ def digest(cases: Sequence[Case]) -> str:
     return total.hexdigest()[:12]
 
 
-def _compose(rng: np.random.Generator, slot: Slot) -> Scene:
+def _compose(rng: np.random.Generator, slot: QualityCaseSpec) -> Scene:
     side = slot.side
     wanted = side * np.sqrt(masks.ratio(rng)) / 2 * rng.uniform(0.9, 1.1)
     half = float(np.clip(wanted, HALF_MASK_PX, 0.42 * side))
     x, y = (float(rng.uniform(0.9 * half, side - 0.9 * half)) for _ in range(2))
     near, angle = rng.normal(0, 0.02, 2) * half, float(rng.uniform(-TILT_DEG, TILT_DEG))
-    thing = Thing(
+    thing = SceneShape(
         slot.shape, slot.colour, x + near[0], y + near[1], half / float(rng.uniform(*MARGIN)), angle
     )
     others = _others(rng, side, x, y, half)
@@ -137,13 +137,13 @@ def _compose(rng: np.random.Generator, slot: Slot) -> Scene:
     bare = picture.copy()
     paint(picture, rng, thing)
     mask = _mask(rng, side, x, y, half)
-    adding = slot.task is Task.ADD
+    adding = slot.task is SceneTask.ADD
     before, after = (bare, picture) if adding else (picture, bare)
     caption = plain(slot.colour, slot.shape) if adding else "remove it"
     return Scene(slot.task, slot.ground, to_uint8(before), to_uint8(after), mask, caption, (thing,))
 
 
-def _others(rng: np.random.Generator, side: int, x: float, y: float, half: float) -> list[Thing]:
+def _others(rng: np.random.Generator, side: int, x: float, y: float, half: float) -> list[SceneShape]:
     """Things beside the mask, whose half side is `half` about (x, y)."""
     things = []
     for _ in range(int(rng.integers(0, OTHERS_MAX + 1))):
@@ -151,7 +151,7 @@ def _others(rng: np.random.Generator, side: int, x: float, y: float, half: float
         u, v = (float(rng.uniform(0.3 * radius, side - 0.3 * radius)) for _ in range(2))
         if max(abs(u - x), abs(v - y)) > REACH * (half + radius):
             shape, colour = str(rng.choice(SHAPES)), str(rng.choice(list(COLOURS)))
-            things.append(Thing(shape, colour, u, v, radius, float(rng.uniform(-TILT_DEG, TILT_DEG))))
+            things.append(SceneShape(shape, colour, u, v, radius, float(rng.uniform(-TILT_DEG, TILT_DEG))))
     return things
 
 

@@ -17,7 +17,7 @@ from scipy import ndimage
 
 from giornata_tools.model.scenes import COLOURS, SHAPES
 from giornata_tools.model.scenes.masks import Mask
-from giornata_tools.model.scenes.outlines import Thing, coverage
+from giornata_tools.model.scenes.outlines import SceneShape, coverage
 from giornata_tools.model.scenes.palette import rgb
 
 CHANGED: Final = 0.12
@@ -48,7 +48,7 @@ SHIFTS_PX: Final = (-1.5, 0.0, 1.5)
 
 
 @dataclass(frozen=True)
-class Found:
+class DetectedShape:
     """What the checker sees in the mask; None where it is nothing it has a name for."""
 
     colour: str | None
@@ -63,10 +63,10 @@ class Found:
         return (self.colour, self.shape) == (colour, shape)
 
 
-NOTHING: Final = Found(None, None, 0, 0.0)
+NOTHING: Final = DetectedShape(None, None, 0, 0.0)
 
 
-def check(edit: NDArray[np.uint8], bare: NDArray[np.uint8], mask: Mask) -> Found:
+def check(edit: NDArray[np.uint8], bare: NDArray[np.uint8], mask: Mask) -> DetectedShape:
     """Look at what an edit has painted.
 
     Args:
@@ -85,7 +85,7 @@ def check(edit: NDArray[np.uint8], bare: NDArray[np.uint8], mask: Mask) -> Found
     shape, overlap = _nearest_shape(thing)
     known = overlap >= LEAST_OVERLAP and seen.rest_px < SECOND_PART * thing.sum()
     known = known and thing.sum() <= FLOODED_PART * mask[box].sum()
-    return Found(name, shape if known else None, int(thing.sum()), overlap)
+    return DetectedShape(name, shape if known else None, int(thing.sum()), overlap)
 
 
 def painted_thing(edit: NDArray[np.uint8], bare: NDArray[np.uint8], mask: Mask) -> Mask:
@@ -97,7 +97,7 @@ def painted_thing(edit: NDArray[np.uint8], bare: NDArray[np.uint8], mask: Mask) 
     return found
 
 
-class _Seen(NamedTuple):
+class _SegmentedShape(NamedTuple):
     """A thing in a mask's box."""
 
     thing: Mask
@@ -107,7 +107,9 @@ class _Seen(NamedTuple):
     """Distance of each pixel from the thing's colour."""
 
 
-def _segmented(edit: NDArray[np.uint8], bare: NDArray[np.uint8], mask: Mask, least_px: float) -> _Seen | None:
+def _segmented(
+    edit: NDArray[np.uint8], bare: NDArray[np.uint8], mask: Mask, least_px: float
+) -> _SegmentedShape | None:
     """What is closer to the painted thing's colour than to the ground; None where it is below `least_px` pixels."""
     painted, ground = edit.astype(np.float32) / 255, bare.astype(np.float32) / 255
     away = np.linalg.norm(painted - ground, axis=2)
@@ -119,7 +121,7 @@ def _segmented(edit: NDArray[np.uint8], bare: NDArray[np.uint8], mask: Mask, lea
     towards = np.linalg.norm(painted[:, :, None] - shades, axis=3).min(2)
     thing, rest_px = _largest(mask & (towards < away))
     thing = _without_specks(thing)
-    return _Seen(thing, rest_px, towards) if thing.sum() >= least_px else None
+    return _SegmentedShape(thing, rest_px, towards) if thing.sum() >= least_px else None
 
 
 def _largest(region: Mask) -> tuple[Mask, int]:
@@ -189,7 +191,7 @@ def _outlines() -> tuple[list[str], NDArray[np.float32]]:
     names, rows = [], []
     for shape in SHAPES:
         for turn in TURNS_DEG:
-            cover = coverage(Thing(shape, "black", 128, 128, 80, turn), 256)
+            cover = coverage(SceneShape(shape, "black", 128, 128, 80, turn), 256)
             whole = np.zeros((256, 256), bool)
             height, width = cover.alpha.shape
             whole[cover.top : cover.top + height, cover.left : cover.left + width] = cover.alpha > 0.5

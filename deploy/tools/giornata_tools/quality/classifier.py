@@ -21,7 +21,7 @@ from rich.progress import track
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from giornata_tools.model.scenes import COLOURS, SHAPES, Task, sample
+from giornata_tools.model.scenes import COLOURS, SHAPES, SceneTask, sample
 from giornata_tools.model.scenes.masks import Mask
 from giornata_tools.quality.metrics import Features, Pixels
 
@@ -120,7 +120,7 @@ def examples(count: int, seed: int) -> Examples:
     colours = list(COLOURS)
     for i in track(range(count), "scenes"):
         rng = np.random.default_rng((ENTROPY, seed, i))
-        scene = sample(rng, SIDE, Task.ADD, LEAST_MASK_PX, clear=True)
+        scene = sample(rng, SIDE, SceneTask.ADD, LEAST_MASK_PX, clear=True)
         (thing,) = scene.asked
         crops[2 * i], crops[2 * i + 1] = crop(scene.after, scene.mask), crop(scene.before, scene.mask)
         labels[2 * i] = colours.index(thing.colour), SHAPES.index(thing.shape)

@@ -17,12 +17,12 @@ from giornata.wire.requests import Reuse
 from giornata_tools import bars, provenance
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.quality import cases, classifier, pictures, report, tables
-from giornata_tools.quality.cases import Case
+from giornata_tools.quality.cases import QualityCase
 from giornata_tools.quality.metrics import Features, Pixels, frechet
 from giornata_tools.quality.page import page
-from giornata_tools.quality.report import Closeness, Frechet, MaskBlur, QualityReport, QualityRun
-from giornata_tools.quality.scoring import Addition, Removal, Scored, score, strayed_px
-from giornata_tools.quality.system import EditSetting, System, attached, edit_all, started
+from giornata_tools.quality.report import FrechetDistances, MaskBlur, QualityReport, QualityRun, RunComparison
+from giornata_tools.quality.scoring import Scored, ScoredAddition, ScoredRemoval, score, strayed_px
+from giornata_tools.quality.system import EditSetting, SystemUnderTest, attached, edit_all, started
 from giornata_tools.tables import show
 
 SEEDS: Final = "each edit's place in the whole set"
@@ -58,7 +58,7 @@ class QualityOptions:
 
 
 @dataclass(frozen=True)
-class Made:
+class TimedEdits:
     """The edits and how long they took."""
 
     edits: dict[str, Pixels]
@@ -107,13 +107,13 @@ async def evaluate(options: QualityOptions) -> int:
     return 0 if result.holds or options.no_gates else 1
 
 
-def _system(options: QualityOptions, console: Console) -> AbstractAsyncContextManager[System]:
+def _system(options: QualityOptions, console: Console) -> AbstractAsyncContextManager[SystemUnderTest]:
     if options.nats:
         return attached(options.nats, options.model_name)
     return started(options.out / "logs", options.torch_threads, console.print)
 
 
-def _setting(options: QualityOptions, system: System) -> EditSetting:
+def _setting(options: QualityOptions, system: SystemUnderTest) -> EditSetting:
     card, blur = system.card, options.mask_blur
     if options.guidance is not None and not card.takes_guidance:
         raise LaunchError(f"--guidance {options.guidance:g}: the model {card.name} takes none; leave it out.")
@@ -129,15 +129,15 @@ def _setting(options: QualityOptions, system: System) -> EditSetting:
 
 
 async def _edit(
-    system: System, drawn: Sequence[Case], setting: EditSetting, out: Path, console: Console
-) -> Made:
+    system: SystemUnderTest, drawn: Sequence[QualityCase], setting: EditSetting, out: Path, console: Console
+) -> TimedEdits:
     """All edits, each saved as soon as it is there."""
     edits: dict[str, Pixels] = {}
     each_s: list[float] = []
     started_s = time.monotonic()
     with bars.drawn("editing", len(drawn), console) as update:
 
-        def done(case: Case, edit: Pixels, seconds: float) -> None:
+        def done(case: QualityCase, edit: Pixels, seconds: float) -> None:
             pictures.save(out, case, edit)
             edits[case.slot.name] = edit
             each_s.append(seconds)
@@ -145,11 +145,15 @@ async def _edit(
                 update(len(each_s), len(drawn), "editing")
 
         await edit_all(system, drawn, setting, done)
-    return Made(edits, each_s, time.monotonic() - started_s)
+    return TimedEdits(edits, each_s, time.monotonic() - started_s)
 
 
 def _run(
-    system: System, setting: EditSetting, drawn: Sequence[Case], of_cases: int, made: Made
+    system: SystemUnderTest,
+    setting: EditSetting,
+    drawn: Sequence[QualityCase],
+    of_cases: int,
+    made: TimedEdits,
 ) -> QualityRun:
     p50, p95 = (float(np.quantile(made.each_s, q)) * 1000 for q in (0.5, 0.95))
     card = system.card
@@ -174,11 +178,11 @@ def _run(
     )
 
 
-def assess(run: QualityRun, scored: Sequence[Scored], closeness: Closeness | None) -> QualityReport:
+def assess(run: QualityRun, scored: Sequence[Scored], closeness: RunComparison | None) -> QualityReport:
     """Everything measured of the edits, as one value; loads the classifier where there are enough additions."""
-    additions = [s for s in scored if isinstance(s, Addition)]
+    additions = [s for s in scored if isinstance(s, ScoredAddition)]
     adherence = report.adherence(additions)
-    completion = report.completion([s for s in scored if isinstance(s, Removal)])
+    completion = report.completion([s for s in scored if isinstance(s, ScoredRemoval)])
     strayed = sum(strayed_px(s.case, s.edit, run.mask_blur.of(s.case.slot.task)) for s in scored)
     return QualityReport(
         run=run,
@@ -191,7 +195,7 @@ def assess(run: QualityRun, scored: Sequence[Scored], closeness: Closeness | Non
     )
 
 
-def _frechet(additions: Sequence[Addition]) -> Frechet | None:
+def _frechet(additions: Sequence[ScoredAddition]) -> FrechetDistances | None:
     if len(additions) < 4:  # two in each half
         return None
     model = classifier.load()
@@ -204,7 +208,7 @@ def _frechet(additions: Sequence[Addition]) -> Frechet | None:
             [a.case.scene.after for a in additions],
         )
     )
-    return Frechet(
+    return FrechetDistances(
         edit_to_truth=frechet(edits, truths),
         unedited_to_truth=frechet(before, truths),
         between_halves=frechet(*_halves(truths)),
@@ -217,7 +221,7 @@ def _halves(features: Features) -> tuple[Features, Features]:
     return shuffled[::2], shuffled[1::2]
 
 
-def _closeness(scored: Sequence[Scored], earlier: pictures.Earlier) -> Closeness:
+def _closeness(scored: Sequence[Scored], earlier: pictures.EarlierQualityRun) -> RunComparison:
     found = [(one, earlier.picture(one.case)) for one in scored]
     pairs = [(one, theirs) for one, theirs in found if theirs is not None]
     distance = None

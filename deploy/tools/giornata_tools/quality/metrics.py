@@ -43,7 +43,7 @@ def ssim(one: Pixels, other: Pixels, where: Mask | None = None) -> float:
 
 
 @dataclass(frozen=True)
-class Seam:
+class SeamGradients:
     """Gradients across a mask's border, summed: ratios of sums are ratios of means over any set of pictures."""
 
     edit: float
@@ -59,7 +59,7 @@ class Seam:
         return self.edit / self.truth
 
 
-def seam(edit: Pixels, truth: Pixels, mask: Mask) -> Seam:
+def seam(edit: Pixels, truth: Pixels, mask: Mask) -> SeamGradients:
     """Gradients between 4-neighbours that the mask's border separates, in `edit` and in `truth`."""
     sums, pairs = [0.0, 0.0], 0
     for axis in (0, 1):
@@ -68,13 +68,13 @@ def seam(edit: Pixels, truth: Pixels, mask: Mask) -> Seam:
         for i, picture in enumerate((edit, truth)):
             steps = np.abs(np.diff(picture.astype(np.float64), axis=axis))[across]
             sums[i] += float(steps.sum()) / (255 * 3)
-    return Seam(sums[0], sums[1], pairs)
+    return SeamGradients(sums[0], sums[1], pairs)
 
 
-def together(seams: Iterable[Seam]) -> Seam:
+def together(seams: Iterable[SeamGradients]) -> SeamGradients:
     """One seam for all: its ratio is the ratio of the means over all pairs of all pictures."""
     every = list(seams)
-    return Seam(sum(s.edit for s in every), sum(s.truth for s in every), sum(s.pairs for s in every))
+    return SeamGradients(sum(s.edit for s in every), sum(s.truth for s in every), sum(s.pairs for s in every))
 
 
 def frechet(one: Features, other: Features) -> float:

@@ -15,9 +15,9 @@ from scipy import ndimage
 from giornata_tools.model.scenes.masks import Mask
 from giornata_tools.quality import tables
 from giornata_tools.quality.metrics import Pixels
-from giornata_tools.quality.report import LEAST_PSNR_DB, Gate, QualityReport
-from giornata_tools.quality.scoring import Addition, Removal, Scored
-from giornata_tools.quality.tables import Sheet
+from giornata_tools.quality.report import LEAST_PSNR_DB, QualityGate, QualityReport
+from giornata_tools.quality.scoring import Scored, ScoredAddition, ScoredRemoval
+from giornata_tools.quality.tables import ReportTable
 
 STYLE: Final = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 WEBP_QUALITY: Final = 82
@@ -27,8 +27,8 @@ WIDE_COLUMNS: Final = 6
 
 def page(report: QualityReport, scored: Sequence[Scored]) -> str:
     """The HTML document."""
-    additions = [s for s in scored if isinstance(s, Addition)]
-    removals = sorted((s for s in scored if isinstance(s, Removal)), key=lambda r: r.psnr_db)
+    additions = [s for s in scored if isinstance(s, ScoredAddition)]
+    removals = sorted((s for s in scored if isinstance(s, ScoredRemoval)), key=lambda r: r.psnr_db)
     wrong = [a for a in additions if not a.both_right]
     right = [a for a in additions if a.both_right]
     below = [r for r in removals if r.psnr_db < LEAST_PSNR_DB]
@@ -79,7 +79,7 @@ def outlined(picture: Pixels, mask: Mask) -> Pixels:
     return drawn
 
 
-def _gate(gate: Gate) -> str:
+def _gate(gate: QualityGate) -> str:
     state = "holds" if gate.holds else "fails"
     return (
         f'<li class="{state}">{escape(gate.name)}<b>{tables.measured(gate)}</b>'
@@ -87,7 +87,7 @@ def _gate(gate: Gate) -> str:
     )
 
 
-def _table(sheet: Sheet) -> str:
+def _table(sheet: ReportTable) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in sheet.head)
     rows = "".join(
         f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>\n'
@@ -126,7 +126,7 @@ def _figure(scored: Scored) -> str:
 
 def _verdict(scored: Scored) -> tuple[str, str]:
     """Class and words."""
-    if isinstance(scored, Removal):
+    if isinstance(scored, ScoredRemoval):
         state = "holds" if scored.psnr_db >= LEAST_PSNR_DB else "fails"
         return state, f"{scored.psnr_db:.1f} dB, SSIM {scored.ssim:.2f}"
     if scored.both_right:

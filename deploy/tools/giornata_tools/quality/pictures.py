@@ -11,14 +11,14 @@ from PIL import Image
 from pydantic import BaseModel, ValidationError
 
 from giornata_tools.launcher.process import LaunchError
-from giornata_tools.quality.cases import Case, digest
+from giornata_tools.quality.cases import QualityCase, digest
 from giornata_tools.quality.metrics import Pixels
 from giornata_tools.quality.report import QualityRun
 
 MANIFEST: Final = "run.json"
 
 
-class Manifest(BaseModel):
+class QualityManifest(BaseModel):
     """``run.json`` in a folder of pictures."""
 
     run: QualityRun
@@ -26,13 +26,13 @@ class Manifest(BaseModel):
     """Name of each edit, and of its file without the ending, → digest of its case."""
 
 
-class Earlier(BaseModel):
+class EarlierQualityRun(BaseModel):
     """What an earlier run left."""
 
     folder: Path
-    manifest: Manifest
+    manifest: QualityManifest
 
-    def check(self, cases: Sequence[Case]) -> None:
+    def check(self, cases: Sequence[QualityCase]) -> None:
         """Whether these can be compared with it, before hours go into making them.
 
         Raises:
@@ -41,7 +41,7 @@ class Earlier(BaseModel):
         if all([self.picture(case) is None for case in cases]):  # noqa: C419 - every one is looked at
             raise LaunchError(f"{self.folder} holds none of this run's {len(cases)} edits.")
 
-    def picture(self, case: Case) -> Pixels | None:
+    def picture(self, case: QualityCase) -> Pixels | None:
         """(height, width, 3) the earlier edit of `case`, or None where that run did not make it.
 
         Raises:
@@ -74,18 +74,18 @@ def empty(folder: Path) -> None:
         (folder / MANIFEST).unlink()
 
 
-def save(folder: Path, case: Case, edit: Pixels) -> None:
+def save(folder: Path, case: QualityCase, edit: Pixels) -> None:
     """Write one edit into the folder."""
     Image.fromarray(edit).save(folder / f"{case.slot.name}.png")
 
 
-def conclude(folder: Path, run: QualityRun, cases: list[Case]) -> None:
+def conclude(folder: Path, run: QualityRun, cases: list[QualityCase]) -> None:
     """Write what made the pictures: from now on they can be compared with."""
-    manifest = Manifest(run=run, edits={case.slot.name: digest([case]) for case in cases})
+    manifest = QualityManifest(run=run, edits={case.slot.name: digest([case]) for case in cases})
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
-def earlier(folder: Path) -> Earlier:
+def earlier(folder: Path) -> EarlierQualityRun:
     """The run that wrote `folder`.
 
     Raises:
@@ -93,9 +93,9 @@ def earlier(folder: Path) -> Earlier:
     """
     path = folder / MANIFEST
     try:
-        manifest = Manifest.model_validate_json(path.read_bytes())
+        manifest = QualityManifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise LaunchError(f"{folder} holds no finished run: {MANIFEST} is missing.") from None
     except ValidationError as error:
         raise LaunchError(f"{path} is not what a run writes: {error}") from error
-    return Earlier(folder=folder, manifest=manifest)
+    return EarlierQualityRun(folder=folder, manifest=manifest)

@@ -9,9 +9,9 @@ import numpy as np
 from pydantic import BaseModel, computed_field
 
 from giornata.wire.requests import EditParameters, Reuse
-from giornata_tools.model.scenes import Task
+from giornata_tools.model.scenes import SceneTask
 from giornata_tools.quality.metrics import Pixels, psnr_db, ssim, together
-from giornata_tools.quality.scoring import Addition, Removal, Scored
+from giornata_tools.quality.scoring import Scored, ScoredAddition, ScoredRemoval
 
 S = TypeVar("S")
 M = TypeVar("M")
@@ -32,9 +32,9 @@ class MaskBlur(BaseModel):
     add: float | None = 0.0
     remove: float | None = EditParameters.model_fields["mask_blur"].default
 
-    def of(self, task: Task) -> float | None:
+    def of(self, task: SceneTask) -> float | None:
         """The feather of an edit of that kind."""
-        return self.remove if task is Task.REMOVE else self.add
+        return self.remove if task is SceneTask.REMOVE else self.add
 
 
 class QualityRun(BaseModel):
@@ -64,7 +64,7 @@ class QualityRun(BaseModel):
     versions: dict[str, str]
 
 
-class HitRate(BaseModel):
+class AdditionAccuracy(BaseModel):
     """How many additions are right, as parts of `n`."""
 
     n: int
@@ -73,17 +73,17 @@ class HitRate(BaseModel):
     shape: float
 
 
-class Adherence(BaseModel):
+class PromptAdherence(BaseModel):
     """(a) Do edits show what was asked for?"""
 
-    overall: HitRate
-    by_side: dict[str, HitRate]
-    by_shape: dict[str, HitRate]
-    by_colour: dict[str, HitRate]
-    by_ground: dict[str, HitRate]
+    overall: AdditionAccuracy
+    by_side: dict[str, AdditionAccuracy]
+    by_shape: dict[str, AdditionAccuracy]
+    by_colour: dict[str, AdditionAccuracy]
+    by_ground: dict[str, AdditionAccuracy]
 
 
-class Patch(BaseModel):
+class RemovalQuality(BaseModel):
     """Means over removals, of the pixels in the mask."""
 
     n: int
@@ -98,15 +98,15 @@ class Patch(BaseModel):
     """The two means, in 8-bit steps."""
 
 
-class Completion(BaseModel):
+class BackgroundCompletion(BaseModel):
     """(b), (c) Is the background completed as it was?"""
 
-    overall: Patch
-    by_side: dict[str, Patch]
-    by_ground: dict[str, Patch]
+    overall: RemovalQuality
+    by_side: dict[str, RemovalQuality]
+    by_ground: dict[str, RemovalQuality]
 
 
-class Frechet(BaseModel):
+class FrechetDistances(BaseModel):
     """(d) Fréchet distances on the classifier's features of the additions' masks; small is near. To compare by."""
 
     edit_to_truth: float
@@ -116,7 +116,7 @@ class Frechet(BaseModel):
     """One half of the truths to the other: how near sets of this kind can be expected."""
 
 
-class Closeness(BaseModel):
+class RunComparison(BaseModel):
     """(d) This run's pictures against an earlier run's, picture by picture."""
 
     folder: str
@@ -132,7 +132,7 @@ class Closeness(BaseModel):
     """Distance over all masks; None for fewer than two pictures."""
 
 
-class Gate(BaseModel):
+class QualityGate(BaseModel):
     """One thing that has to hold."""
 
     name: str
@@ -156,13 +156,13 @@ class QualityReport(BaseModel):
     """``out/quality.json``."""
 
     run: QualityRun
-    gates: list[Gate]
+    gates: list[QualityGate]
     strayed_px: int
     """Pixels outside of masks that changed, over all edits."""
-    adherence: Adherence | None
-    completion: Completion | None
-    frechet: Frechet | None
-    closeness: Closeness | None
+    adherence: PromptAdherence | None
+    completion: BackgroundCompletion | None
+    frechet: FrechetDistances | None
+    closeness: RunComparison | None
 
     @computed_field  # type: ignore[prop-decorator] # as pydantic's manual has it: mypy knows no decorated property
     @property
@@ -171,11 +171,11 @@ class QualityReport(BaseModel):
         return all(gate.holds for gate in self.gates)
 
 
-def adherence(additions: Sequence[Addition]) -> Adherence | None:
+def adherence(additions: Sequence[ScoredAddition]) -> PromptAdherence | None:
     """Rates overall and by group; None without additions."""
     if not additions:
         return None
-    return Adherence(
+    return PromptAdherence(
         overall=_rate(additions),
         by_side=_grouped(additions, lambda a: str(a.case.slot.side), _rate),
         by_shape=_grouped(additions, lambda a: a.case.slot.shape, _rate),
@@ -184,35 +184,39 @@ def adherence(additions: Sequence[Addition]) -> Adherence | None:
     )
 
 
-def completion(removals: Sequence[Removal]) -> Completion | None:
+def completion(removals: Sequence[ScoredRemoval]) -> BackgroundCompletion | None:
     """Means overall and by group; None without removals."""
     if not removals:
         return None
-    return Completion(
+    return BackgroundCompletion(
         overall=_patch(removals),
         by_side=_grouped(removals, lambda r: str(r.case.slot.side), _patch),
         by_ground=_grouped(removals, lambda r: r.case.slot.ground, _patch),
     )
 
 
-def gates(of_additions: Adherence | None, of_removals: Completion | None, strayed: int) -> list[Gate]:
+def gates(
+    of_additions: PromptAdherence | None, of_removals: BackgroundCompletion | None, strayed: int
+) -> list[QualityGate]:
     """What has to hold: (a), (b), (c), and that nothing changes outside of masks."""
     patch = of_removals.overall if of_removals else None
     low, high = SEAM_RATIO
     both = of_additions.overall.both if of_additions else None
     return [
-        Gate(name="(a) colour and shape right", measured=both, at_least=LEAST_BOTH_RIGHT),
-        Gate(
+        QualityGate(name="(a) colour and shape right", measured=both, at_least=LEAST_BOTH_RIGHT),
+        QualityGate(
             name="(b) PSNR in the mask, dB", measured=patch.psnr_db if patch else None, at_least=LEAST_PSNR_DB
         ),
-        Gate(name="(c) seam ratio", measured=patch.seam_ratio if patch else None, at_least=low, at_most=high),
-        Gate(name="pixels changed outside", measured=strayed, at_most=0),
+        QualityGate(
+            name="(c) seam ratio", measured=patch.seam_ratio if patch else None, at_least=low, at_most=high
+        ),
+        QualityGate(name="pixels changed outside", measured=strayed, at_most=0),
     ]
 
 
 def closeness(
     pairs: Iterable[tuple[Scored, Pixels]], folder: str, other: QualityRun, distance: float | None
-) -> Closeness:
+) -> RunComparison:
     """This run's edits against those of `other`; at least one pair."""
     rows = [
         (
@@ -225,7 +229,7 @@ def closeness(
         for scored, theirs in pairs
     ]
     _, whole_ssim, mask_ssim, whole_psnr, mask_psnr = (float(x) for x in np.mean(rows, axis=0))
-    return Closeness(
+    return RunComparison(
         folder=folder,
         other=other,
         n=len(rows),
@@ -243,9 +247,9 @@ def _grouped(of: Sequence[S], key: Callable[[S], str], measure: Callable[[Sequen
     return {k: measure([one for one in of if key(one) == k]) for k in keys}
 
 
-def _rate(additions: Sequence[Addition]) -> HitRate:
+def _rate(additions: Sequence[ScoredAddition]) -> AdditionAccuracy:
     n = len(additions)
-    return HitRate(
+    return AdditionAccuracy(
         n=n,
         both=sum(a.both_right for a in additions) / n,
         colour=sum(a.colour_right for a in additions) / n,
@@ -253,11 +257,11 @@ def _rate(additions: Sequence[Addition]) -> HitRate:
     )
 
 
-def _patch(removals: Sequence[Removal]) -> Patch:
+def _patch(removals: Sequence[ScoredRemoval]) -> RemovalQuality:
     border = together(r.seam for r in removals)
     per_pair = 255 / max(border.pairs, 1)
     values = [r.psnr_db for r in removals]
-    return Patch(
+    return RemovalQuality(
         n=len(removals),
         psnr_db=float(np.mean(values)),
         psnr_db_p10=float(np.quantile(values, 0.1)),

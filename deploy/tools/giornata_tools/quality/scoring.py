@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from giornata_prepost.images.masks import effective_alpha
-from giornata_tools.model.scenes import Task
-from giornata_tools.quality.cases import Case
-from giornata_tools.quality.checker import Found, check
-from giornata_tools.quality.metrics import Pixels, Seam, psnr_db, seam, ssim
+from giornata_tools.model.scenes import SceneTask
+from giornata_tools.quality.cases import QualityCase
+from giornata_tools.quality.checker import DetectedShape, check
+from giornata_tools.quality.metrics import Pixels, SeamGradients, psnr_db, seam, ssim
 
 
 @dataclass(frozen=True)
-class Addition:
+class ScoredAddition:
     """An edit that was to paint a thing."""
 
-    case: Case
+    case: QualityCase
     edit: Pixels
-    found: Found
+    found: DetectedShape
 
     @property
     def colour_right(self) -> bool:
@@ -36,29 +36,31 @@ class Addition:
 
 
 @dataclass(frozen=True)
-class Removal:
+class ScoredRemoval:
     """An edit that was to complete the background; both figures are of the pixels in the mask."""
 
-    case: Case
+    case: QualityCase
     edit: Pixels
     psnr_db: float
     ssim: float
-    seam: Seam
+    seam: SeamGradients
 
 
-Scored = Addition | Removal
+Scored = ScoredAddition | ScoredRemoval
 
 
-def score(case: Case, edit: Pixels) -> Scored:
+def score(case: QualityCase, edit: Pixels) -> Scored:
     """Measure one edit."""
     scene = case.scene
-    if case.slot.task is Task.ADD:
-        return Addition(case, edit, check(edit, case.bare, scene.mask))
+    if case.slot.task is SceneTask.ADD:
+        return ScoredAddition(case, edit, check(edit, case.bare, scene.mask))
     truth, mask = scene.after, scene.mask
-    return Removal(case, edit, psnr_db(edit, truth, mask), ssim(edit, truth, mask), seam(edit, truth, mask))
+    return ScoredRemoval(
+        case, edit, psnr_db(edit, truth, mask), ssim(edit, truth, mask), seam(edit, truth, mask)
+    )
 
 
-def strayed_px(case: Case, edit: Pixels, mask_blur: float | None) -> int:
+def strayed_px(case: QualityCase, edit: Pixels, mask_blur: float | None) -> int:
     """Pixels outside the mask, and a feather that was asked for, that are not as they were; there may be none."""
     allowed = effective_alpha(case.scene.mask, 0, mask_blur) > 0
     return int(((edit != case.scene.before).any(2) & ~allowed).sum())

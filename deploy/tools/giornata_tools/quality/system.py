@@ -31,7 +31,7 @@ from giornata_tools.launcher.stack import running
 from giornata_tools.launcher.watch import TelemetryWatch
 from giornata_tools.loadgen.pictures import png
 from giornata_tools.model.scenes import masks
-from giornata_tools.quality.cases import Case
+from giornata_tools.quality.cases import QualityCase
 from giornata_tools.quality.metrics import Pixels
 from giornata_tools.quality.report import MaskBlur
 
@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class System:
+class SystemUnderTest:
     """Where edits go, and the model that makes them."""
 
     nats_url: str
@@ -52,7 +52,7 @@ class System:
 
 
 @asynccontextmanager
-async def attached(nats_url: str, model_name: str | None) -> AsyncIterator[System]:
+async def attached(nats_url: str, model_name: str | None) -> AsyncIterator[SystemUnderTest]:
     """The system that runs at `nats_url`; its telemetry is heard as the user `observer`.
 
     Raises:
@@ -72,11 +72,11 @@ async def attached(nats_url: str, model_name: str | None) -> AsyncIterator[Syste
     except (ServiceUnavailable, NotPermitted) as error:
         raise LaunchError(str(error)) from error
     blobs_url, key = (os.environ.get(name) or None for name in ("GIORNATA_BLOBS_URL", "GIORNATA_API_KEY"))
-    yield System(nats_url, blobs_url, key, card)
+    yield SystemUnderTest(nats_url, blobs_url, key, card)
 
 
 @asynccontextmanager
-async def started(logs: Path, torch_threads: int, say: Say) -> AsyncIterator[System]:
+async def started(logs: Path, torch_threads: int, say: Say) -> AsyncIterator[SystemUnderTest]:
     """A stack of one instance of each service, drained on leaving.
 
     Raises:
@@ -88,7 +88,9 @@ async def started(logs: Path, torch_threads: int, say: Say) -> AsyncIterator[Sys
         say("Starting NATS, Valkey and six services.")
         async with running(plan, say) as stack:
             await stack.bring_up()
-            yield System(stack.nats_url, stack.blobs_url, None, _chosen(stack.watch.fleet, chosen.name))
+            yield SystemUnderTest(
+                stack.nats_url, stack.blobs_url, None, _chosen(stack.watch.fleet, chosen.name)
+            )
         if stack.obituaries:
             raise LaunchError("\n".join(stack.obituaries))
 
@@ -107,11 +109,13 @@ class EditSetting:
     """For one edit, waiting included."""
 
 
-Done = Callable[[Case, Pixels, float], None]
+Done = Callable[[QualityCase, Pixels, float], None]
 """Told of each edit with its picture, (height, width, 3), and the seconds that it took."""
 
 
-async def edit_all(system: System, cases: Iterable[Case], setting: EditSetting, done: Done) -> None:
+async def edit_all(
+    system: SystemUnderTest, cases: Iterable[QualityCase], setting: EditSetting, done: Done
+) -> None:
     """Every case as one edit over NATS, `setting.in_flight` at a time.
 
     Raises:
@@ -137,7 +141,7 @@ async def edit_all(system: System, cases: Iterable[Case], setting: EditSetting, 
 
 
 async def _edit_some(
-    to: client.Client, model_name: str, ahead: Iterator[Case], setting: EditSetting, done: Done
+    to: client.Client, model_name: str, ahead: Iterator[QualityCase], setting: EditSetting, done: Done
 ) -> None:
     """Take from `ahead`, which others take from as well, until it is empty."""
     for case in ahead:
@@ -149,7 +153,7 @@ async def _edit_some(
         done(case, picture, time.monotonic() - started_s)
 
 
-async def _edit(to: client.Client, model_name: str, case: Case, setting: EditSetting) -> Pixels:
+async def _edit(to: client.Client, model_name: str, case: QualityCase, setting: EditSetting) -> Pixels:
     guidance: dict[str, Any] = (
         {} if setting.guidance_scale is None else {"guidance_scale": setting.guidance_scale}
     )

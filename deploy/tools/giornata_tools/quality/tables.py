@@ -9,7 +9,13 @@ from typing import Final, TypeVar
 from rich.table import Table
 from rich.text import Text
 
-from giornata_tools.quality.report import Closeness, Gate, HitRate, Patch, QualityReport
+from giornata_tools.quality.report import (
+    AdditionAccuracy,
+    QualityGate,
+    QualityReport,
+    RemovalQuality,
+    RunComparison,
+)
 from giornata_tools.tables import table
 
 G = TypeVar("G")
@@ -19,7 +25,7 @@ RATE_HEAD: Final = ("edits", "both right", "colour", "shape")
 
 
 @dataclass(frozen=True)
-class Sheet:
+class ReportTable:
     """A table of texts; the first column names the row."""
 
     title: str
@@ -27,32 +33,34 @@ class Sheet:
     rows: tuple[tuple[str, ...], ...]
 
 
-def sheets(report: QualityReport) -> list[Sheet]:
+def sheets(report: QualityReport) -> list[ReportTable]:
     """Every table of the report beside the gates."""
     found = []
     if a := report.adherence:
         groups = {"all": a.overall, **_in_px(a.by_side), **a.by_ground}
-        found.append(Sheet("(a) Prompt adherence", ("ground", *RATE_HEAD), _rates(groups)))
+        found.append(ReportTable("(a) Prompt adherence", ("ground", *RATE_HEAD), _rates(groups)))
         found += [
-            Sheet(f"(a) by {name}", (name, *RATE_HEAD), _rates(rates))
+            ReportTable(f"(a) by {name}", (name, *RATE_HEAD), _rates(rates))
             for name, rates in (("shape", a.by_shape), ("colour", a.by_colour))
         ]
     if c := report.completion:
         patches = {"all": c.overall, **_in_px(c.by_side), **c.by_ground}
-        found.append(Sheet("(b), (c) Background completion", ("ground", *PATCH_HEAD), _patches(patches)))
+        found.append(
+            ReportTable("(b), (c) Background completion", ("ground", *PATCH_HEAD), _patches(patches))
+        )
     if f := report.frechet:
         rows = (
             ("edits to truths", f"{f.edit_to_truth:.2f}"),
             ("unedited to truths", f"{f.unedited_to_truth:.2f}"),
             ("half of the truths to the other", f"{f.between_halves:.2f}"),
         )
-        found.append(Sheet("(d) Fréchet distance of additions", ("", "distance"), rows))
+        found.append(ReportTable("(d) Fréchet distance of additions", ("", "distance"), rows))
     if report.closeness:
         found.append(_closeness(report.closeness))
     return found
 
 
-def accepted(gate: Gate) -> str:
+def accepted(gate: QualityGate) -> str:
     """What a gate accepts, in words."""
     low = "" if gate.at_least is None else f"{gate.at_least:g}"
     high = "" if gate.at_most is None else f"{gate.at_most:g}"
@@ -61,7 +69,7 @@ def accepted(gate: Gate) -> str:
     return f"at least {low}" if low else f"at most {high}"
 
 
-def measured(gate: Gate) -> str:
+def measured(gate: QualityGate) -> str:
     """What was measured for a gate, in words."""
     return "not measured" if gate.measured is None else f"{gate.measured:.4g}"
 
@@ -99,13 +107,13 @@ def _in_px(groups: Mapping[str, G]) -> dict[str, G]:
     return {f"{side} px": value for side, value in groups.items()}
 
 
-def _rates(groups: Mapping[str, HitRate]) -> tuple[tuple[str, ...], ...]:
+def _rates(groups: Mapping[str, AdditionAccuracy]) -> tuple[tuple[str, ...], ...]:
     return tuple(
         (name, str(r.n), f"{r.both:.1%}", f"{r.colour:.1%}", f"{r.shape:.1%}") for name, r in groups.items()
     )
 
 
-def _patches(groups: Mapping[str, Patch]) -> tuple[tuple[str, ...], ...]:
+def _patches(groups: Mapping[str, RemovalQuality]) -> tuple[tuple[str, ...], ...]:
     return tuple(
         (
             name,
@@ -121,7 +129,7 @@ def _patches(groups: Mapping[str, Patch]) -> tuple[tuple[str, ...], ...]:
     )
 
 
-def _closeness(c: Closeness) -> Sheet:
+def _closeness(c: RunComparison) -> ReportTable:
     rows = (
         ("edits compared", str(c.n)),
         ("of these equal in every pixel", str(c.identical)),
@@ -131,4 +139,6 @@ def _closeness(c: Closeness) -> Sheet:
         ("PSNR, in the mask, dB", f"{c.psnr_in_mask_db:.2f}"),
         ("Fréchet distance", "-" if c.frechet is None else f"{c.frechet:.3f}"),
     )
-    return Sheet(f"(d) Against {c.folder} ({c.other.model}, {c.other.steps} steps)", ("", "value"), rows)
+    return ReportTable(
+        f"(d) Against {c.folder} ({c.other.model}, {c.other.steps} steps)", ("", "value"), rows
+    )

@@ -11,12 +11,12 @@ from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.adapters import AdapterSizes
 from giornata_tools.loadgen.distributions import Mix, chosen
-from giornata_tools.loadgen.workload import Request
+from giornata_tools.loadgen.workload import WorkloadRequest
 from giornata_tools.simulation.jobs import SimulatedJob
 
 
 @dataclass(frozen=True)
-class AdaptersAsked:
+class AdapterDemand:
     """What is known of jobs' adapters beside the names of their LoRAs, which requests tell."""
 
     sizes: AdapterSizes = field(default_factory=AdapterSizes)
@@ -28,7 +28,7 @@ class AdaptersAsked:
 
 
 def with_adapters(
-    jobs: Sequence[SimulatedJob], requests: Sequence[Request], asked: AdaptersAsked, seed: int
+    jobs: Sequence[SimulatedJob], requests: Sequence[WorkloadRequest], asked: AdapterDemand, seed: int
 ) -> list[SimulatedJob]:
     """The same jobs with adapters; `requests` are theirs, in the same order. Equal seeds draw equal ones."""
     chance = random.Random(f"{seed} controls")  # noqa: S311 - a workload, no secret

@@ -48,7 +48,7 @@ def most_on_time(tasks: Sequence[PooledTask]) -> int:
     for before, after in pairwise(tasks):
         if after.released_s < before.released_s or after.due_s < before.due_s:
             raise ValueError("tasks are ordered by release and by deadline alike; received one that is not")
-    kept = _Kept()
+    kept = _OnTimeTasks()
     for task in tasks:
         kept.append(task)
         if kept.ends_s > task.due_s:
@@ -56,7 +56,7 @@ def most_on_time(tasks: Sequence[PooledTask]) -> int:
     return len(kept)
 
 
-class _Kept:
+class _OnTimeTasks:
     """Tasks that are on time, in order; tasks that ended before the machine last idled are only counted."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class _Kept:
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _BoundJob:
     """A job as a bound needs it, on the machine on which it costs least."""
 
     at_s: float
@@ -109,7 +109,7 @@ class _Kind:
     """For each row: its steps, the seconds that they add, and the sum of the roots of these."""
 
 
-class Bound:
+class LatencyBound:
     """Lower bounds on a percentile of the latencies of `jobs`, and on their mean.
 
     Jobs come in the order of their arrival. Where machines differ, each counts by the most that it is faster than the
@@ -148,7 +148,7 @@ class Bound:
         shortest = [job.shortest_s for job in self._jobs if job.at_s >= warmup_s]
         return sum(shortest) / max(1, len(shortest))
 
-    def _on_time(self, jobs: Sequence[_Kind], x_s: float) -> int:
+    def _on_time(self, jobs: Sequence[_BoundJob], x_s: float) -> int:
         tasks = [
             PooledTask(
                 job.released_s, job.at_s + x_s - self._finish_s, self._charge_s(job, x_s) / self._speed
@@ -158,7 +158,7 @@ class Bound:
         ]
         return most_on_time(tasks)
 
-    def _charge_s(self, job: _Kind, x_s: float) -> float:
+    def _charge_s(self, job: _BoundJob, x_s: float) -> float:
         charged = 0.0
         denoising_s = (x_s - (job.released_s - job.at_s) - self._finish_s) * self._fastest
         for steps, adds_s, roots in job.rows:
@@ -179,7 +179,7 @@ def _faster(first: Machine, machine: Machine, shapes: Collection[RowShape]) -> f
     return max(ratios, default=1.0)
 
 
-def _kind(job: SimulatedJob, kinds: Sequence[Machine], encode_s: float, finish_s: float) -> _Kind:
+def _kind(job: SimulatedJob, kinds: Sequence[Machine], encode_s: float, finish_s: float) -> _BoundJob:
     rows = []
     for shape in job.demand.shapes:
         load = shape.load(kinds[0].pace, reuses=True)
@@ -187,7 +187,7 @@ def _kind(job: SimulatedJob, kinds: Sequence[Machine], encode_s: float, finish_s
         roots = math.sqrt(begin_s) + (load.steps - 1) * math.sqrt(step_s)
         rows.append((load.steps, load.work_ms / 1e3, roots))
     shortest_s = encode_s + min(_alone_ms(job, machine) for machine in kinds) / 1e3 + finish_s
-    return _Kind(job.at_s, shortest_s, job.at_s + encode_s, tuple(rows))
+    return _BoundJob(job.at_s, shortest_s, job.at_s + encode_s, tuple(rows))
 
 
 def _alone_ms(job: SimulatedJob, machine: Machine) -> float:

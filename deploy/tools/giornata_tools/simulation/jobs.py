@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.occupancy import Attempt
-from giornata_tools.loadgen.workload import Request
+from giornata_tools.loadgen.workload import WorkloadRequest
 
 MODEL = "simulated"
 DIGEST = "0" * 64
@@ -46,13 +46,13 @@ class SimulatedJob:
 
     job_id: str
     at_s: float
-    demand: Demand
+    demand: JobDemand
     slo_s: float | None = None
     """Time from its arrival in which it should end."""
 
 
 @dataclass(frozen=True)
-class Piece:
+class SimAssignment:
     """Rows of a job that one worker gets together."""
 
     job: SimulatedJob
@@ -65,13 +65,17 @@ class Piece:
         return self.job.job_id, self.attempt
 
     @property
-    def demand(self) -> Demand:
+    def demand(self) -> JobDemand:
         """What its rows ask for."""
         return replace(self.job.demand, shapes=tuple(self.job.demand.shapes[row] for row in self.rows))
 
 
 def jobs_of(
-    requests: Sequence[Request], picture: PictureSetting, *, reuse: bool = True, slo_s: float | None = None
+    requests: Sequence[WorkloadRequest],
+    picture: PictureSetting,
+    *,
+    reuse: bool = True,
+    slo_s: float | None = None,
 ) -> list[SimulatedJob]:
     """Make a job of every request, in the order of their times; with `reuse` they may take from templates."""
     made = []
@@ -87,7 +91,7 @@ def jobs_of(
             padding=picture.padding if reuse else 0,
         )
         template = template_name(request.template) if reuse else None
-        demand = Demand(MODEL, DIGEST, (shape,) * request.n, template)
+        demand = JobDemand(MODEL, DIGEST, (shape,) * request.n, template)
         made.append(SimulatedJob(f"j{number}", request.at_s, demand, slo_s))
     return made
 

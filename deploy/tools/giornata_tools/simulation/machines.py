@@ -31,13 +31,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from giornata.planning.controls import of_weights
 from giornata.planning.costing import told_compute
 from giornata.planning.costs import LOAD, StepCosts
-from giornata.planning.operations import COMPUTE, NETWORK, Operations, Shape, step_work
+from giornata.planning.operations import COMPUTE, NETWORK, NetworkOperations, SequenceShape, step_work
 from giornata.planning.profiles import Profile
 from giornata.planning.regression import fit
-from giornata.scheduling.demand import Pace
+from giornata.scheduling.demand import StepTimeModel
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.queues import CostFit
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata.wire.workers import WorkerCosts
 from giornata_tools.simulation import h100
 from giornata_tools.simulation.jobs import MODEL, PictureSetting
@@ -46,7 +46,7 @@ FIGURES: Final[Mapping[str, Any]] = json.loads(
     Path(__file__).with_name("published.json").read_text(encoding="utf-8")
 )
 FLUX: Final = FIGURES["models"]["flux"]
-FLUX_BLOCKS: Final = Operations(
+FLUX_BLOCKS: Final = NetworkOperations(
     [
         BlockSpec(
             linear=FLUX["token_weights"] * FLUX["width"] ** 2,
@@ -61,7 +61,7 @@ FLUX_BLOCKS: Final = Operations(
 """A token meets 12 width² weights in either kind of block (double: queries, keys and values 3, projection 1,
 feed-forward 8; single: 7 in and 5 out). A pair of query and key takes 2 width, both products. To project a token's keys
 and values again takes 2 width²."""
-TOKEN_BLOCKS: Final = Operations(
+TOKEN_BLOCKS: Final = NetworkOperations(
     [BlockSpec(linear=1 / FLUX["blocks"], text=1 / FLUX["blocks"], count=FLUX["blocks"])]
 )
 """The same number of blocks, which count a computed token as one operation and nothing else."""
@@ -73,7 +73,7 @@ MOST: Final = 1000
 
 
 @dataclass(frozen=True)
-class Storage:
+class TemplateStorage:
     """What a worker keeps of templates, and how fast it reads them from disk."""
 
     memory_bytes: float = math.inf
@@ -87,7 +87,7 @@ class Machine:
 
     costs: StepCosts
     """`load` all 0: loads from memory hide behind computing and are not planned."""
-    operations: Operations
+    operations: NetworkOperations
     """What the blocks of the network compute."""
     device: str = "machine"
     rows: int = 8
@@ -100,7 +100,7 @@ class Machine:
     """Coefficient of variation of the times of equal steps; lognormal, each step by itself."""
     busy: tuple[tuple[float, float], ...] = ()
     """From when until when, in seconds, no step begins."""
-    storage: Storage = field(default_factory=Storage)
+    storage: TemplateStorage = field(default_factory=TemplateStorage)
     controls: tuple[tuple[str, int], ...] = ()
     """Digests and bytes of the ControlNets that it computes itself."""
     model: str = MODEL
@@ -113,9 +113,9 @@ class Machine:
         return 1 / token_ms if token_ms else 1.0
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> StepTimeModel:
         """What steps really cost."""
-        return Pace(
+        return StepTimeModel(
             self.costs,
             self.operations,
             keeps_padding=True,
@@ -143,8 +143,8 @@ def h800_flux(rows: int = 8) -> Machine:
     step_ms, picture_ms = fit(
         ("step", "picture"), rows_a_step, np.array(FLUX["step_ms"]), relative=True
     ).weights
-    whole = Shape(FLUX["text_tokens"], FLUX["image_tokens"], FLUX["image_tokens"])
-    work = step_work(FLUX_BLOCKS, [whole], [(Mode.FULL,) * FLUX_BLOCKS.blocks])
+    whole = SequenceShape(FLUX["text_tokens"], FLUX["image_tokens"], FLUX["image_tokens"])
+    work = step_work(FLUX_BLOCKS, [whole], [(BlockMode.FULL,) * FLUX_BLOCKS.blocks])
     one_ms = picture_ms / work.multiplications
     return Machine(StepCosts((step_ms, 0.0, one_ms, one_ms, 0.0, 0.0)), FLUX_BLOCKS, "NVIDIA H800", rows)
 
@@ -165,7 +165,7 @@ def flashps_flux(rows: int = 8) -> Machine:
 
 def of_profile(profile: Profile) -> Machine:
     """One device, as a profile has it measured or derived."""
-    return Machine(profile.costs, Operations(profile.blocks), profile.device)
+    return Machine(profile.costs, NetworkOperations(profile.blocks), profile.device)
 
 
 def _shipped(name: str) -> Machine:
@@ -183,7 +183,7 @@ PLAIN: Final = BlockSpec(linear=1.0, text=1.0, pair=1.0, text_pair=1.0)
 """Whose linear operations are computed tokens, and whose attention is pairs of query and key."""
 
 
-class Costs(BaseModel):
+class StepCostSetting(BaseModel):
     """Step costs by hand: milliseconds a unit of what `blocks` count."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -194,7 +194,7 @@ class Costs(BaseModel):
     blocks: tuple[BlockSpec, ...] = Field((PLAIN,), min_length=1)
 
 
-class Group(BaseModel):
+class WorkerGroup(BaseModel):
     """Alike workers; `machine`, `profile` or `costs` says what their steps cost."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -202,7 +202,7 @@ class Group(BaseModel):
     count: int = Field(1, ge=1, le=MOST)
     machine: str | None = None
     profile: str | None = None
-    costs: Costs | None = None
+    costs: StepCostSetting | None = None
     device: str | None = None
     rows: int = Field(8, ge=1)
     tokens: int = Field(1 << 40, ge=1)
@@ -217,7 +217,7 @@ class Group(BaseModel):
     """From memory to the device; None: as the profile says, and neglected where there is none."""
 
     @model_validator(mode="after")
-    def _one_source(self) -> Group:
+    def _one_source(self) -> WorkerGroup:
         given = [name for name in ("machine", "profile", "costs") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
@@ -230,7 +230,7 @@ class Group(BaseModel):
     def of(self, read: Callable[[str], str]) -> Machine:
         """One worker; `read` gives the text of a profile's file."""
         alike = self.model_dump(include={"rows", "tokens", "step_limit_ms", "slowness", "noise", "busy"})
-        storage = Storage(self.memory_gb * 1e9, self.disk_gb * 1e9, self.disk_gb_per_s * 1e9)
+        storage = TemplateStorage(self.memory_gb * 1e9, self.disk_gb * 1e9, self.disk_gb_per_s * 1e9)
         made = replace(self._source(read), **alike, storage=storage)
         if self.device is not None:
             made = replace(made, device=self.device)
@@ -243,14 +243,14 @@ class Group(BaseModel):
             return of_profile(Profile.model_validate_json(read(self.profile)))
         if self.costs is not None:
             compute = (*self.costs.compute, *(0.0,) * (len(COMPUTE) - len(self.costs.compute)))
-            return Machine(StepCosts(compute, self.costs.load), Operations(self.costs.blocks))
+            return Machine(StepCosts(compute, self.costs.load), NetworkOperations(self.costs.blocks))
         return PUBLISHED[self.machine or ""]()
 
 
 class _Cluster(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    workers: tuple[Group, ...] = Field(min_length=1)
+    workers: tuple[WorkerGroup, ...] = Field(min_length=1)
 
 
 def read(text: str, suffix: str, profile: Callable[[str], str]) -> list[Machine]:

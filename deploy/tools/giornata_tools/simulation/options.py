@@ -6,14 +6,20 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from giornata.residency.plans.naming import PlacementName
-from giornata.scheduling.fair_line import FairLine, Turn
-from giornata.scheduling.kinds_line import KindsLine
-from giornata.scheduling.line import AGEING_S, Line, LineName
+from giornata.residency.plans.naming import ResidencyPlanName
+from giornata.scheduling.fair_line import FairQueue, TenantJobOrder
+from giornata.scheduling.kinds_line import JobKindQueue
+from giornata.scheduling.line import AGEING_S, QueueOrder, RowQueue
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import LOAD_WEIGHT, Policy, PolicyName, policy_of
-from giornata.scheduling.rock import Rock
-from giornata.scheduling.scheduler import LOOKED_AT, Decision, InTurn, Placed, Scheduler
+from giornata.scheduling.rock import RockScheduler
+from giornata.scheduling.scheduler import (
+    LOOKED_AT,
+    QueueOrderScheduler,
+    RowAssignment,
+    Scheduler,
+    SchedulingDecision,
+)
 from giornata.scheduling.schedulers import LOADING_AHEAD
 from giornata.scheduling.slack import SLACK
 from giornata_tools.simulation.residency import AdapterSetting
@@ -27,7 +33,7 @@ BASELINES: Final = frozenset(
 )
 
 
-class Binding(StrEnum):
+class BindingTime(StrEnum):
     """When a job is given to a worker."""
 
     LATE = "late"
@@ -37,13 +43,13 @@ class Binding(StrEnum):
 
 
 @dataclass(frozen=True)
-class AtArrival:
+class ArrivalScheduler:
     """Gives every job whole to the worker that the policy chooses, however full it is."""
 
     policy: Policy
     looked_at: int
 
-    def decide(self, line: Line, placement: Placement, now: float) -> Decision:
+    def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
         """See :class:`giornata.scheduling.scheduler.Scheduler`."""
         placed = []
         with placement.trial() as count:
@@ -53,12 +59,12 @@ class AtArrival:
                 chosen = self.policy([c._replace(capacity_rows=1 << 30) for c in known], asked)
                 if chosen is not None:
                     count(entry.job_id, chosen.instance, asked)
-                    placed.append(Placed(entry.key, chosen.instance, entry.rows))
-        return Decision(tuple(placed))
+                    placed.append(RowAssignment(entry.key, chosen.instance, entry.rows))
+        return SchedulingDecision(tuple(placed))
 
 
 @dataclass(frozen=True)
-class Stages:
+class StageSetting:
     """Times beside denoising."""
 
     encode_ms: float = 0.0
@@ -77,14 +83,14 @@ class RunOptions:
     """How a run is scheduled."""
 
     policy: PolicyName = PolicyName.FINISH_TIME
-    binding: Binding = Binding.LATE
+    binding: BindingTime = BindingTime.LATE
     spreads: bool = True
     """Whether rows of one job may go to several workers where jobs are bound late."""
     telemetry_hz: float = 4.0
     looked_at: int = LOOKED_AT
     by_deadline: bool = False
     """Whether jobs with an SLO come in the line by their deadlines."""
-    turn: Turn = Turn.LEAST_WORK
+    turn: TenantJobOrder = TenantJobOrder.LEAST_WORK
     """Which of the waiting jobs comes first."""
     ageing_s: float = AGEING_S
     slack: float = SLACK
@@ -92,13 +98,13 @@ class RunOptions:
     places."""
     adapters: bool = True
     """Whether the router knows the jobs' LoRAs and ControlNets: it tells workers to load them, and chooses by them."""
-    line_name: LineName = LineName.FAIR
+    line_name: QueueOrder = QueueOrder.FAIR
     """Whose turn comes next."""
     load_weight: float = LOAD_WEIGHT
     """What loads cost that hide behind waiting, to the policies that know loads."""
     loads_ahead: bool = True
     """Whether these have likely workers load while jobs wait."""
-    placing: PlacementName = PlacementName.OFF
+    placing: ResidencyPlanName = ResidencyPlanName.OFF
     """Which plan says what hosts and devices load before jobs ask for it."""
     seed: int = 0
     """Seed of noise."""
@@ -111,18 +117,23 @@ class RunOptions:
         it whole. The baselines of ROCK give every job at once to the worker that they choose.
         """
         if policy in BASELINES:
-            return cls(policy, spreads=False, turn=Turn.ARRIVAL, slack=0.0, adapters=False)
+            return cls(policy, spreads=False, turn=TenantJobOrder.ARRIVAL, slack=0.0, adapters=False)
         if policy in {PolicyName.RROD, PolicyName.LRUMS}:
-            return cls(policy, Binding.ARRIVAL, spreads=False, turn=Turn.ARRIVAL, slack=0.0)
+            return cls(policy, BindingTime.ARRIVAL, spreads=False, turn=TenantJobOrder.ARRIVAL, slack=0.0)
         if policy is PolicyName.ROCK:
-            return cls(policy, turn=Turn.ARRIVAL, line_name=LineName.KINDS, placing=PlacementName.ROCK)
+            return cls(
+                policy,
+                turn=TenantJobOrder.ARRIVAL,
+                line_name=QueueOrder.KINDS,
+                placing=ResidencyPlanName.ROCK,
+            )
         return cls(policy, by_deadline=policy is PolicyName.DEADLINE_AWARE)
 
-    def line(self) -> Line:
+    def line(self) -> RowQueue:
         """A line without jobs."""
-        if self.line_name is LineName.KINDS:
-            return KindsLine(ageing_s=self.ageing_s)
-        return FairLine(by_deadline=self.by_deadline, ageing_s=self.ageing_s, turn=self.turn)
+        if self.line_name is QueueOrder.KINDS:
+            return JobKindQueue(ageing_s=self.ageing_s)
+        return FairQueue(by_deadline=self.by_deadline, ageing_s=self.ageing_s, turn=self.turn)
 
     def kept(self, adapters: AdapterSetting) -> AdapterSetting:
         """What devices keep of adapters, where the policy has a rule of its own."""
@@ -139,9 +150,9 @@ class RunOptions:
     def scheduler(self) -> Scheduler:
         """The scheduler that these options name."""
         if self.policy is PolicyName.ROCK:
-            return Rock(self.looked_at)
+            return RockScheduler(self.looked_at)
         policy = policy_of(self.policy, self.load_weight)
-        if self.binding is Binding.ARRIVAL:
-            return AtArrival(policy, self.looked_at)
+        if self.binding is BindingTime.ARRIVAL:
+            return ArrivalScheduler(policy, self.looked_at)
         ahead = self.loads_ahead and self.policy in LOADING_AHEAD
-        return InTurn(policy, self.looked_at, self.spreads, ahead)
+        return QueueOrderScheduler(policy, self.looked_at, self.spreads, ahead)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from giornata.residency.plans.naming import PLANNERS, PlacementName
-from giornata.residency.plans.values import Observed, Place, PlaceKind, Wanted
-from giornata.residency.uses import Uses
+from giornata.residency.plans.naming import PLANNERS, ResidencyPlanName
+from giornata.residency.plans.values import AdapterTier, ResidencySnapshot, TierKind, Wanted
+from giornata.residency.uses import AdapterUsage
 from giornata.scheduling.adapters import NeededLora
-from giornata_tools.simulation.residency import AdapterSetting, Reason, SimHost
+from giornata_tools.simulation.residency import AdapterSetting, LoadReason, SimHost
 from giornata_tools.simulation.worker import SimWorker
 
 LARGEST: Final = 1 << 50
 """Bytes of a tier that is told without a limit."""
 
 
-class Placing:
+class SimAdapterPlacement:
     """What plans want, and who loads it.
 
     Args:
@@ -29,7 +29,7 @@ class Placing:
 
     def __init__(
         self,
-        name: PlacementName,
+        name: ResidencyPlanName,
         seed: int,
         setting: AdapterSetting,
         hosts: list[SimHost],
@@ -37,7 +37,7 @@ class Placing:
     ) -> None:
         planner = PLANNERS[name]
         self.period_s = planner.period_s
-        self._plan, self._uses = planner.make(seed), Uses(planner.half_life_s)
+        self._plan, self._uses = planner.make(seed), AdapterUsage(planner.half_life_s)
         self._setting, self._workers = setting, workers
         self._hosts = {f"h{number:04d}": host for number, host in enumerate(hosts)}
         names = list(self._hosts)
@@ -60,18 +60,18 @@ class Placing:
                 self._hosts[name].plan(loras, now)
             else:
                 absent = [lora for lora in loras if lora.digest not in self._workers[name].loras.device]
-                self._workers[name].loras.ahead(absent, now, Reason.PLAN)
+                self._workers[name].loras.ahead(absent, now, LoadReason.PLAN)
 
-    def _observed(self) -> Observed:
+    def _observed(self) -> ResidencySnapshot:
         sizes = {digest: lora.size_bytes for digest, lora in self._known.items()}
-        return Observed((*self._host_places(), *self._device_places()), sizes)
+        return ResidencySnapshot((*self._host_places(), *self._device_places()), sizes)
 
-    def _host_places(self) -> list[Place]:
+    def _host_places(self) -> list[AdapterTier]:
         setting = self._setting
         return [
-            Place(
+            AdapterTier(
                 name,
-                PlaceKind.HOST,
+                TierKind.HOST,
                 name,
                 min(LARGEST, host.memory.budget_bytes),
                 {digest: host.memory.size_of(digest) or 0 for digest in host.memory},
@@ -81,12 +81,12 @@ class Placing:
             for name, host in self._hosts.items()
         ]
 
-    def _device_places(self) -> list[Place]:
+    def _device_places(self) -> list[AdapterTier]:
         setting = self._setting
         return [
-            Place(
+            AdapterTier(
                 name,
-                PlaceKind.DEVICE,
+                TierKind.DEVICE,
                 self._host_of[name],
                 min(LARGEST, worker.loras.device.budget_bytes),
                 {digest: worker.loras.device.size_of(digest) or 0 for digest in worker.loras.device},

@@ -16,7 +16,7 @@ Action = Callable[[float], None]
 """Called with the time at which it runs, in seconds."""
 
 
-class Clock:
+class SimClock:
     """Runs actions in order of time, and at equal times in the order in which they were planned; starts at 0."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class _Task:
 class Processors:
     """One machine's processors, which all tasks share evenly at every moment; no task has more than one."""
 
-    def __init__(self, clock: Clock, cores: float = math.inf) -> None:
+    def __init__(self, clock: SimClock, cores: float = math.inf) -> None:
         self._clock, self._cores = clock, cores
         self._tasks: list[_Task] = []
         self._since_s = 0.0
@@ -95,7 +95,7 @@ class Processors:
             task.then(now)
 
 
-class Servers:
+class StageServers:
     """The servers of a stage, which compute on `host`, and one queue before them: first come, first served."""
 
     def __init__(self, servers: int, host: Processors) -> None:

@@ -13,16 +13,16 @@ from enum import StrEnum
 from itertools import islice
 from typing import Final
 
-from giornata.residency.ledger import Ledger
-from giornata.residency.link import Link
+from giornata.residency.ledger import EvictionLedger
+from giornata.residency.link import FifoLink
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.occupancy import Attempt
 from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
-from giornata_tools.simulation.processors import Clock
+from giornata_tools.simulation.processors import SimClock
 from giornata_tools.simulation.templates import TOLD
 
 
-class Reason(StrEnum):
+class LoadReason(StrEnum):
     """Why an adapter is loaded."""
 
     DEMAND = "demand"
@@ -54,14 +54,14 @@ class AdapterSetting:
     workers_a_host: int = 1
     """That share memory, disk and the link to the store."""
 
-    def link(self, source: Tier | None) -> Link:
+    def link(self, source: Tier | None) -> FifoLink:
         """A new link from there: from the store, from disk to memory, or from memory to the device."""
         rates = {
             None: (self.store_bytes_per_s, self.store_latency_s),
             Tier.DISK: (self.disk_bytes_per_s, self.disk_latency_s),
             Tier.MEMORY: (self.link_bytes_per_s, self.link_latency_s),
         }
-        return Link(*rates[source])
+        return FifoLink(*rates[source])
 
     def hop_s(self, source: Tier | None, size_bytes: float) -> float:
         """Time of one hop from there, on an idle link."""
@@ -84,10 +84,10 @@ Every host's memory holds all adapters."""
 class SimHost:
     """One machine: adapters in its memory and on its disk."""
 
-    def __init__(self, setting: AdapterSetting, clock: Clock) -> None:
+    def __init__(self, setting: AdapterSetting, clock: SimClock) -> None:
         self._clock = clock
-        self.memory = Ledger(round(setting.memory_bytes))
-        self.disk = Ledger(round(setting.disk_bytes))
+        self.memory = EvictionLedger(round(setting.memory_bytes))
+        self.disk = EvictionLedger(round(setting.disk_bytes))
         self._links = {source: setting.link(source) for source in (None, Tier.DISK)}
         self._coming: dict[str, float] = {}
         """When each adapter that is on its way is in memory."""
@@ -144,13 +144,13 @@ class SimLoras:
     def __init__(
         self,
         setting: AdapterSetting,
-        clock: Clock,
+        clock: SimClock,
         told: Callable[[AdapterLoad], None],
         host: SimHost | None = None,
     ) -> None:
         self._setting, self._clock, self._told = setting, clock, told
         self.host = host or SimHost(setting, clock)
-        self.device = Ledger(round(setting.device_bytes))
+        self.device = EvictionLedger(round(setting.device_bytes))
         self._link = setting.link(Tier.MEMORY)
         self._coming: dict[str, float] = {}
         """When each adapter that is on its way is on the device."""
@@ -158,7 +158,7 @@ class SimLoras:
         self._held: dict[Attempt, tuple[str, ...]] = {}
         self.hits: Counter[Tier | None] = Counter()
         """Adapters of rows that came, by where they were, those on their way included."""
-        self.loaded: list[tuple[float, Reason]] = []
+        self.loaded: list[tuple[float, LoadReason]] = []
         """When loads onto the device began, and why."""
 
     def ready_s(self, loras: Iterable[NeededLora], now: float) -> float:
@@ -167,7 +167,7 @@ class SimLoras:
         for lora in loras:
             self.hits[self._where(lora.digest)] += 1
             self.device.use(lora.digest)
-            ready = max(ready, self._bring(lora, Reason.DEMAND, now))
+            ready = max(ready, self._bring(lora, LoadReason.DEMAND, now))
         return ready
 
     def hold(self, key: Attempt, loras: Iterable[NeededLora]) -> None:
@@ -183,7 +183,7 @@ class SimLoras:
             if not self._setting.keeps and not self.device.is_pinned(digest):
                 self.device.remove(digest)
 
-    def ahead(self, loras: Iterable[NeededLora], now: float, why: Reason = Reason.AHEAD) -> None:
+    def ahead(self, loras: Iterable[NeededLora], now: float, why: LoadReason = LoadReason.AHEAD) -> None:
         """Load what rows will need, as far as it fits beside what rows use and what is on its way."""
         for lora in loras:
             here = lora.digest in self.device
@@ -219,7 +219,7 @@ class SimLoras:
         """The fastest tier that has it or will have it."""
         return Tier.DEVICE if digest in self.device else self.host.where(digest)
 
-    def _bring(self, lora: NeededLora, why: Reason, now: float) -> float:
+    def _bring(self, lora: NeededLora, why: LoadReason, now: float) -> float:
         """Have an adapter on the device; when it is there."""
         if lora.digest in self.device:
             return self._coming.get(lora.digest, now)

@@ -10,10 +10,10 @@ from operator import attrgetter
 from typing import Final
 
 from giornata.wire.workers import Tier
-from giornata_tools.loadgen.charts import Chart, Drawn, Points, distribution, thinned
+from giornata_tools.loadgen.charts import Chart, Points, PointStyle, distribution, thinned
 from giornata_tools.loadgen.outcomes import spread
 from giornata_tools.simulation.jobs import SimulatedJob
-from giornata_tools.simulation.residency import Reason
+from giornata_tools.simulation.residency import LoadReason
 
 LEAST_WAIT_S: Final = 1e-9
 """A wait below it is none."""
@@ -22,7 +22,7 @@ LEAST_S: Final = 1e-4
 
 
 @dataclass(slots=True)
-class Counted:
+class WorkerCounters:
     """What a worker has done."""
 
     busy_s: float = 0.0
@@ -35,7 +35,7 @@ class Counted:
     """LoRAs of rows that came, by where they were."""
     waits: list[tuple[float, float, int]] = field(default_factory=list)
     """When rows with LoRAs came, how long they waited for these and for nothing else, and how many LoRAs they need."""
-    loaded: list[tuple[float, Reason]] = field(default_factory=list)
+    loaded: list[tuple[float, LoadReason]] = field(default_factory=list)
     """When loads onto the device began, and why."""
 
 
@@ -61,7 +61,7 @@ class EndedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class ClusterSample:
     """The cluster, seen once a second."""
 
     at_s: float
@@ -77,8 +77,8 @@ class SimulatedRun:
 
     ended: tuple[EndedJob, ...]
     """In the order of their ends."""
-    workers: tuple[Counted, ...]
-    moments: tuple[Moment, ...]
+    workers: tuple[WorkerCounters, ...]
+    moments: tuple[ClusterSample, ...]
     seconds: float
     """Virtual ones, until the last job ended."""
 
@@ -93,7 +93,7 @@ class SimulatedRun:
 
 
 @dataclass(frozen=True)
-class Summary:
+class SimulationSummary:
     """A run in a few figures; latencies in seconds."""
 
     jobs: int
@@ -137,7 +137,7 @@ class Summary:
         return found / max(1, found + self.misses)
 
 
-def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
+def summary(run: SimulatedRun, warmup_s: float = 0.0) -> SimulationSummary:
     """Sum up the jobs that arrived after the warm-up; the figures of workers are those of the whole run.
 
     Raises:
@@ -158,7 +158,7 @@ def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
     waits = [wait for worker in run.workers for wait in worker.waits if wait[0] >= warmup_s]
     loads = sum(at_s >= warmup_s for worker in run.workers for at_s, _ in worker.loaded)
     near = lora_hits[Tier.DEVICE] + lora_hits[Tier.MEMORY]
-    return Summary(
+    return SimulationSummary(
         jobs=len(counted),
         pictures=sum(ended.job.demand.rows for ended in counted),
         mean_s=latency.mean,
@@ -187,20 +187,20 @@ def summary(run: SimulatedRun, warmup_s: float = 0.0) -> Summary:
 
 
 @dataclass(frozen=True)
-class Simulated:
+class PolicyRun:
     """A run with what it is called."""
 
     policy: str
     rate: float
     seed: int
     run: SimulatedRun
-    summary: Summary
+    summary: SimulationSummary
     bound_p95_s: float | None
     bound_mean_s: float | None
     """Bounds for the same jobs; None: not asked for."""
 
 
-def charts(runs: Sequence[Simulated], warmup_s: float) -> dict[str, Chart]:
+def charts(runs: Sequence[PolicyRun], warmup_s: float) -> dict[str, Chart]:
     """Charts by file name: curves of the first seed's runs; of several rates, figures against the rate."""
     first = [run for run in runs if run.seed == runs[0].seed]
     several = len({run.rate for run in runs}) > 1
@@ -211,14 +211,14 @@ def charts(runs: Sequence[Simulated], warmup_s: float) -> dict[str, Chart]:
         for count in (attrgetter("waiting"), attrgetter("unfinished"))
     )
     found = {
-        "latency_cdf.svg": Chart("Jobs ended within", "seconds", "share", cdfs, Drawn.LINE),
-        "queue.svg": Chart("Jobs in the router's line", "seconds", "jobs", queues, Drawn.LINE),
-        "unfinished.svg": Chart("Unfinished jobs", "seconds", "jobs", unfinished, Drawn.LINE),
+        "latency_cdf.svg": Chart("Jobs ended within", "seconds", "share", cdfs, PointStyle.LINE),
+        "queue.svg": Chart("Jobs in the router's line", "seconds", "jobs", queues, PointStyle.LINE),
+        "unfinished.svg": Chart("Unfinished jobs", "seconds", "jobs", unfinished, PointStyle.LINE),
     }
     return found | (_by_rate(runs) if several else {})
 
 
-def _by_rate(runs: Sequence[Simulated]) -> dict[str, Chart]:
+def _by_rate(runs: Sequence[PolicyRun]) -> dict[str, Chart]:
     latencies: dict[str, Points] = {}
     for name in ("p50_s", "p95_s", "p99_s"):
         means = _means(runs, lambda run, name=name: max(LEAST_S, getattr(run.summary, name)))  # type: ignore[misc]  # bound per turn
@@ -239,7 +239,7 @@ def _by_rate(runs: Sequence[Simulated]) -> dict[str, Chart]:
     }
 
 
-def _means(runs: Sequence[Simulated], value: Callable[[Simulated], float]) -> dict[str, Points]:
+def _means(runs: Sequence[PolicyRun], value: Callable[[PolicyRun], float]) -> dict[str, Points]:
     """The mean of `value` over seeds against the rate, for each policy."""
     return {
         policy: [

@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from giornata.scheduling.scheduler import Scheduler
-from giornata_tools.loadgen.distributions import Crowds, arrival_times, crowded_times
+from giornata_tools.loadgen.distributions import ArrivalBursts, arrival_times, crowded_times
 from giornata_tools.loadgen.outcomes import percentile
 from giornata_tools.loadgen.trace import TraceLine, complete
-from giornata_tools.loadgen.workload import Request, Workload, draw, faster
-from giornata_tools.simulation.adapters import AdaptersAsked, with_adapters
-from giornata_tools.simulation.bound import Bound
+from giornata_tools.loadgen.workload import Workload, WorkloadRequest, draw, faster
+from giornata_tools.simulation.adapters import AdapterDemand, with_adapters
+from giornata_tools.simulation.bound import LatencyBound
 from giornata_tools.simulation.jobs import PictureSetting, SimulatedJob, jobs_of, template_name
 from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.options import RunOptions, Stages
+from giornata_tools.simulation.options import RunOptions, StageSetting
 from giornata_tools.simulation.residency import AdapterSetting
-from giornata_tools.simulation.results import SimulatedRun, Summary, summary
+from giornata_tools.simulation.results import SimulatedRun, SimulationSummary, summary
 from giornata_tools.simulation.simulator import Simulation
 from giornata_tools.simulation.templates import TemplateSetting
 
@@ -33,7 +33,7 @@ class ArrivalSetting:
     """Jobs that arrive in it are left out of all figures but the workers'."""
     cv: float = 1.0
     """Coefficient of variation of the times between arrivals; 1 is Poisson."""
-    crowds: Crowds | None = None
+    crowds: ArrivalBursts | None = None
     """Times in which they are denser, instead of `cv`."""
     trace: tuple[TraceLine, ...] = ()
     """Requests to replay instead of random ones."""
@@ -52,8 +52,8 @@ class Scenario:
     arriving: ArrivalSetting = field(default_factory=ArrivalSetting)
     picture: PictureSetting = field(default_factory=PictureSetting)
     templates: TemplateSetting = field(default_factory=TemplateSetting)
-    stages: Stages = field(default_factory=Stages)
-    asked: AdaptersAsked = field(default_factory=AdaptersAsked)
+    stages: StageSetting = field(default_factory=StageSetting)
+    asked: AdapterDemand = field(default_factory=AdapterDemand)
     """Sizes, ControlNets and waits of the adapters that the workload or the trace names."""
     adapters: AdapterSetting = field(default_factory=AdapterSetting)
     reuse: bool = True
@@ -75,7 +75,7 @@ class Scenario:
         jobs = jobs_of(requests, self.picture, reuse=self.reuse, slo_s=self.slo_s)
         return with_adapters(jobs, requests, self.asked, seed)
 
-    def _requests(self, rate: float, seed: int) -> list[Request]:
+    def _requests(self, rate: float, seed: int) -> list[WorkloadRequest]:
         """In the order of their times."""
         arriving = self.arriving
         if arriving.trace:
@@ -109,13 +109,13 @@ class Scenario:
         )
         return made.run(progress)
 
-    def summary(self, run: SimulatedRun) -> Summary:
+    def summary(self, run: SimulatedRun) -> SimulationSummary:
         """Sum up the jobs that arrived after the warm-up."""
         return summary(run, self.arriving.warmup_s)
 
-    def bound(self, jobs: Sequence[SimulatedJob]) -> Bound:
+    def bound(self, jobs: Sequence[SimulatedJob]) -> LatencyBound:
         """How good any schedule of `jobs` could be."""
-        return Bound(jobs, self.machines, self.stages.encode_ms / 1e3, self.stages.finish_ms / 1e3)
+        return LatencyBound(jobs, self.machines, self.stages.encode_ms / 1e3, self.stages.finish_ms / 1e3)
 
     def with_workers(self, count: int) -> Scenario:
         """The same with so many workers: those there are, in turns."""

@@ -9,22 +9,22 @@ from functools import partial
 from typing import Final
 
 from giornata.families import Family
-from giornata.residency.plans.naming import PlacementName
-from giornata.scheduling.kinds_line import KindsLine
-from giornata.scheduling.line import Claim
+from giornata.residency.plans.naming import ResidencyPlanName
+from giornata.scheduling.kinds_line import JobKindQueue
+from giornata.scheduling.line import SchedulingParams
 from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.scheduler import Scheduler, likely
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_tools.simulation.jobs import DIGEST, MODEL, Piece, SimulatedJob, digest_of
+from giornata_tools.simulation.jobs import DIGEST, MODEL, SimAssignment, SimulatedJob, digest_of
 from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.options import RunOptions, Stages
-from giornata_tools.simulation.placing import Placing
-from giornata_tools.simulation.processors import Clock, Processors, Servers
+from giornata_tools.simulation.options import RunOptions, StageSetting
+from giornata_tools.simulation.placing import SimAdapterPlacement
+from giornata_tools.simulation.processors import Processors, SimClock, StageServers
 from giornata_tools.simulation.residency import AdapterSetting, SimHost
-from giornata_tools.simulation.results import EndedJob, Moment, SimulatedRun
+from giornata_tools.simulation.results import ClusterSample, EndedJob, SimulatedRun
 from giornata_tools.simulation.templates import TemplateSetting
 from giornata_tools.simulation.worker import SimWorker
 
@@ -47,7 +47,7 @@ TOLD: Final = ServiceState(
 
 
 @dataclass(slots=True)
-class _CarriedHere:
+class _JobProgress:
     job: SimulatedJob
     left: int
     """Rows that are not denoised."""
@@ -73,19 +73,21 @@ class Simulation:
         options: RunOptions,
         *,
         templates: TemplateSetting | None = None,
-        stages: Stages | None = None,
+        stages: StageSetting | None = None,
         adapters: AdapterSetting | None = None,
         scheduler: Scheduler | None = None,
         cores: float = math.inf,
     ) -> None:
-        self._options, self._stages, self._jobs = options, stages or Stages(), jobs
-        self._clock = Clock()
+        self._options, self._stages, self._jobs = options, stages or StageSetting(), jobs
+        self._clock = SimClock()
         self._host = Processors(self._clock, cores)
         self._scheduler, self._wakes_at = scheduler or options.scheduler(), math.inf
         self._placement = Placement(slack=options.slack)
         self._line = options.line()
         servers = self._stages.servers
-        self._relay, self._encoders, self._finishers = (Servers(n, self._host) for n in (1, servers, servers))
+        self._relay, self._encoders, self._finishers = (
+            StageServers(n, self._host) for n in (1, servers, servers)
+        )
         kept = options.kept(adapters or AdapterSetting())
         hosts = [SimHost(kept, self._clock) for _ in range(-(-len(machines) // kept.workers_a_host))]
         self._workers = {
@@ -105,17 +107,17 @@ class Simulation:
         }
         self._placing = (
             None
-            if options.placing is PlacementName.OFF
-            else Placing(options.placing, options.seed, kept, hosts, self._workers)
+            if options.placing is ResidencyPlanName.OFF
+            else SimAdapterPlacement(options.placing, options.seed, kept, hosts, self._workers)
         )
         self._models = {
             name: (CARD.model_copy(update={"name": machine.model, "digest": digest_of(machine.model)}),)
             for name, machine in zip(self._workers, machines, strict=True)
         }
-        self._carried = {job.job_id: _CarriedHere(job, job.demand.rows) for job in jobs}
+        self._carried = {job.job_id: _JobProgress(job, job.demand.rows) for job in jobs}
         self._arrived = 0
         self._ended: list[EndedJob] = []
-        self._moments: list[Moment] = []
+        self._moments: list[ClusterSample] = []
 
     def run(self, progress: Callable[[int], None] | None = None) -> SimulatedRun:
         """Until every job has ended; `progress` is told how many have."""
@@ -141,7 +143,7 @@ class Simulation:
         if self._placing is not None:
             self._clock.at(self._placing.period_s, partial(self._place, self._placing))
 
-    def _place(self, placing: Placing, now: float) -> None:
+    def _place(self, placing: SimAdapterPlacement, now: float) -> None:
         """Let plans be made, and again a period later."""
         placing.run(now)
         self._clock.at(now + placing.period_s, partial(self._place, placing))
@@ -153,7 +155,9 @@ class Simulation:
         self._relay.serve(self._stages.relay_ms / 2e3, now, partial(self._encode, job))
 
     def _encode(self, job: SimulatedJob, now: float) -> None:
-        joins = partial(self._join, Piece(job, 0, tuple(range(job.demand.rows))), self._prefetch(job, now))
+        joins = partial(
+            self._join, SimAssignment(job, 0, tuple(range(job.demand.rows))), self._prefetch(job, now)
+        )
         hops_s = self._stages.hops_ms / 1e3
         self._encoders.serve(
             self._stages.encode_ms / 1e3, now, lambda then: self._clock.at(then + hops_s, joins)
@@ -169,11 +173,11 @@ class Simulation:
             self._placement.fetch(name, job.demand, now)
         return name
 
-    def _join(self, piece: Piece, fetching: str | None, now: float) -> None:
+    def _join(self, piece: SimAssignment, fetching: str | None, now: float) -> None:
         job, demand = piece.job, piece.demand
         if not self._options.adapters:
             demand = replace(demand, adapters=(), controls=())
-        claim = Claim(takes_s=self._placement.least_ms(demand.piece()) / 1e3)
+        claim = SchedulingParams(takes_s=self._placement.least_ms(demand.piece()) / 1e3)
         if job.slo_s is not None:
             finish_by_s = job.at_s + job.slo_s - job.demand.rows * self._stages.finish_ms / 1e3
             claim = replace(claim, finish_by_s=finish_by_s)
@@ -191,7 +195,7 @@ class Simulation:
             carried.attempts += 1
             demand = self._line.serve(key, rows, now, passes)
             self._placement.assign(key[0], carried.attempts, name, demand, now)
-            self._workers[name].take(Piece(carried.job, carried.attempts, rows), now)
+            self._workers[name].take(SimAssignment(carried.job, carried.attempts, rows), now)
         for attempt in decision.preemptions:
             self._preempt(attempt, now)
         for key, name, demand in decision.loads:
@@ -209,7 +213,7 @@ class Simulation:
             self._placement.release(*attempt)
             self._clock.at(now, partial(self._join, self._workers[name].drop(attempt, now), None))
 
-    def _denoised(self, piece: Piece, now: float) -> None:
+    def _denoised(self, piece: SimAssignment, now: float) -> None:
         carried = self._carried[piece.job.job_id]
         carried.left -= len(piece.rows)
         self._placement.release(piece.job.job_id, piece.attempt)
@@ -220,12 +224,12 @@ class Simulation:
         for _ in range(carried.job.demand.rows):
             self._finishers.serve(self._stages.finish_ms / 1e3, now, partial(self._finished, carried))
 
-    def _finished(self, carried: _CarriedHere, now: float) -> None:
+    def _finished(self, carried: _JobProgress, now: float) -> None:
         carried.unfinished -= 1
         if not carried.unfinished:
             self._relay.serve(self._stages.relay_ms / 2e3, now, partial(self._end, carried))
 
-    def _end(self, carried: _CarriedHere, now: float) -> None:
+    def _end(self, carried: _JobProgress, now: float) -> None:
         times = carried.assigned_s, carried.denoised_s, now
         self._ended.append(EndedJob(carried.job, *times, "+".join(carried.workers)))
 
@@ -250,11 +254,11 @@ class Simulation:
 
     def _look(self, now: float) -> None:
         """Note the state of the cluster, once a second, and sort jobs by kinds that are fitted again."""
-        if isinstance(self._line, KindsLine) and (jobs := self._line.to_fit(now)) is not None:
+        if isinstance(self._line, JobKindQueue) and (jobs := self._line.to_fit(now)) is not None:
             from giornata.scheduling.kinds_fit import fit  # noqa: PLC0415 - needs the extra `rock`
 
             self._line.use(fit(jobs))
-        self._moments.append(Moment(now, len(self._line), self._arrived - len(self._ended)))
+        self._moments.append(ClusterSample(now, len(self._line), self._arrived - len(self._ended)))
         self._clock.at(now + 1.0, self._look)
 
 

@@ -7,12 +7,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from giornata.planning.batch import BatchRow, plan_batch
-from giornata.planning.blocks import Link
-from giornata.planning.costs import SLABS, Loads, row_blocks
-from giornata.planning.operations import Operations, Shape, counted, mean_amounts, step_work
+from giornata.planning.blocks import LoadLink
+from giornata.planning.costs import SLABS, BlockLoads, row_blocks
+from giornata.planning.operations import NetworkOperations, SequenceShape, counted, mean_amounts, step_work
 from giornata.scheduling.batch import RowKey
-from giornata.scheduling.demand import Pace, RowShape
-from giornata.wire.values import Mode
+from giornata.scheduling.demand import RowShape, StepTimeModel
+from giornata.wire.values import BlockMode
 from giornata.wire.workers import RowProgress, StepSample
 
 GRAIN = 32
@@ -41,7 +41,7 @@ class SimRow:
 
     @property
     def tokens(self) -> int:
-        """Text and image tokens, as :class:`giornata.scheduling.batch.Batch` counts them."""
+        """Text and image tokens, as :class:`giornata.scheduling.batch.RowBatch` counts them."""
         if not self.reuses:
             return self.shape.sequences * (self.shape.text + self.shape.image)
         return self.shape.sequences * (self.shape.live_text + self.shape.computed)
@@ -52,22 +52,22 @@ class SimRow:
         return not self.begun and self.first_ms > 0
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> BlockMode:
         """How its next step is computed: `FULL` where it takes nothing from the template."""
-        return Mode.FULL if self.first or not self.reuses else Mode.KV
+        return BlockMode.FULL if self.first or not self.reuses else BlockMode.KV
 
     @property
     def computed(self) -> RowShape:
         """Its shape in its next step."""
-        return self.shape.whole if self.mode is Mode.FULL else self.shape
+        return self.shape.whole if self.mode is BlockMode.FULL else self.shape
 
 
 def row_of(
-    key: RowKey, shape: RowShape, pace: Pace, *, template: str | None, background: bool = False
+    key: RowKey, shape: RowShape, pace: StepTimeModel, *, template: str | None, background: bool = False
 ) -> SimRow:
     """Make a row; `template` None: it takes from no template."""
     load = shape.load(pace, reuses=template is not None)
-    reuses = template is not None and load.step_ms < pace.row_ms(shape.whole, Mode.FULL)
+    reuses = template is not None and load.step_ms < pace.row_ms(shape.whole, BlockMode.FULL)
     told = RowProgress(
         job_id=key.job_id,
         attempt=key.attempt,
@@ -92,7 +92,7 @@ class StepTimes:
     `kv_bytes` are the keys and values that a row takes a step, over all blocks; 0 where loads are neglected.
     """
 
-    def __init__(self, pace: Pace, kv_bytes: float) -> None:
+    def __init__(self, pace: StepTimeModel, kv_bytes: float) -> None:
         self._pace, self._kv_bytes = pace, kv_bytes
         self._stretch: dict[Hashable, float] = {}
 
@@ -103,7 +103,7 @@ class StepTimes:
             computing += row.step_ms + (0.0 if row.begun else row.first_ms)
         if not self._kv_bytes:
             return computing, 0.0
-        templates = {row.template for row in rows if row.mode is not Mode.FULL}
+        templates = {row.template for row in rows if row.mode is not BlockMode.FULL}
         blocks = self._pace.operations.blocks
         block_bytes = self._kv_bytes / blocks
         loading = len(templates) * blocks * self._pace.costs.load_ms(block_bytes)
@@ -120,7 +120,7 @@ class StepTimes:
                     -(-row.shape.computed * GRAIN // row.shape.image),
                     numbers.setdefault(row.template, len(numbers)),
                 )
-                if row.mode is not Mode.FULL
+                if row.mode is not BlockMode.FULL
                 else (GRAIN, -1)
                 for row in rows
             )
@@ -132,13 +132,13 @@ class StepTimes:
     def _plan(self, kinds: Sequence[tuple[int, int]], shape: RowShape) -> float:
         pace, blocks = self._pace, self._pace.operations.blocks
         kv_bytes = round(self._kv_bytes / blocks)
-        loads = Loads.equal(blocks, kv_bytes // 2, kv_bytes)
+        loads = BlockLoads.equal(blocks, kv_bytes // 2, kv_bytes)
         rates = pace.costs.rates(pace.operations).sum(0)
-        full_ms = float(rates @ shape.whole.amounts(Mode.FULL))
+        full_ms = float(rates @ shape.whole.amounts(BlockMode.FULL))
         reusing, base_ms, least_ms = [], pace.costs.compute[0] / blocks, pace.costs.compute[0]
         for parts, template in kinds:
             computed = max(1, shape.image * parts // GRAIN)
-            tokens = Shape(shape.text, shape.image, computed, padding=shape.padding)
+            tokens = SequenceShape(shape.text, shape.image, computed, padding=shape.padding)
             if template < 0:
                 base_ms += full_ms / blocks
                 least_ms += full_ms
@@ -146,12 +146,12 @@ class StepTimes:
             made = row_blocks(pace.costs, pace.operations, [tokens], loads, kv_bytes / SLABS)
             reusing.append(BatchRow(made, template))
             least_ms += float(made.kv_ms.sum())
-        link = Link(pace.costs.load_ms(kv_bytes / SLABS))
+        link = LoadLink(pace.costs.load_ms(kv_bytes / SLABS))
         return plan_batch(reusing, link, base_ms).timeline.finish_ms / least_ms
 
 
 @dataclass(slots=True)
-class Segment:
+class EqualStepRun:
     """Equal steps that are being computed."""
 
     rows: tuple[SimRow, ...]
@@ -173,7 +173,7 @@ def progress(row: SimRow, made: int) -> RowProgress:
     return row.told.model_copy(update={"step": step, "begun": row.begun or made > 0 or not row.first_ms})
 
 
-def sample(segment: Segment, operations: Operations) -> StepSample:
+def sample(segment: EqualStepRun, operations: NetworkOperations) -> StepSample:
     """A step of the segment, of a network of these operations, as telemetry tells it."""
     rows = [(row, row.mode) for row in segment.rows for _ in range(row.shape.sequences)]
     shapes = [row.computed for row, _ in rows]
@@ -183,7 +183,7 @@ def sample(segment: Segment, operations: Operations) -> StepSample:
         **counted(step_work(operations, shapes, modes), mean_amounts(shapes, modes)),
         assemble_ms=0.0,
         step_ms=segment.step_s * 1e3,
-        reusing_ms=sum(row.step_ms for row in segment.rows if row.mode is not Mode.FULL),
+        reusing_ms=sum(row.step_ms for row in segment.rows if row.mode is not BlockMode.FULL),
         excess_ms=segment.excess_ms,
         waited_ms=segment.excess_ms,
     )

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from giornata.residency.ledger import Ledger
-from giornata.residency.link import Link
+from giornata.residency.ledger import EvictionLedger
+from giornata.residency.link import FifoLink
 from giornata.wire.workers import LoadSample, TemplateCounters, Tier
-from giornata_tools.simulation.machines import Storage
-from giornata_tools.simulation.processors import Clock
+from giornata_tools.simulation.machines import TemplateStorage
+from giornata_tools.simulation.processors import SimClock
 
 TOLD: Final = 256
 """Templates or adapters of a tier that telemetry tells, as :class:`giornata.wire.workers.WorkerState` says."""
@@ -35,15 +35,19 @@ class SimTemplates:
     """Memory and disk of one worker, least recently used out first; reads from disk come one after the other."""
 
     def __init__(
-        self, setting: TemplateSetting, storage: Storage, clock: Clock, told: Callable[[LoadSample], None]
+        self,
+        setting: TemplateSetting,
+        storage: TemplateStorage,
+        clock: SimClock,
+        told: Callable[[LoadSample], None],
     ) -> None:
         self._clock, self._told = clock, told
         self._size_bytes = max(1, round(setting.size_bytes))
         self._tiers = {
-            tier: Ledger(round(min(bytes_, 1e18)))
+            tier: EvictionLedger(round(min(bytes_, 1e18)))
             for tier, bytes_ in ((Tier.MEMORY, storage.memory_bytes), (Tier.DISK, storage.disk_bytes))
         }
-        self._link = Link(storage.disk_bytes_per_s)
+        self._link = FifoLink(storage.disk_bytes_per_s)
         self._coming: dict[str, float] = {}
         """When a template is in memory, of those that are being read."""
         most = self._tiers[Tier.MEMORY].budget_bytes // self._size_bytes

@@ -13,17 +13,25 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final
 
-from giornata.scheduling.batch import Batch, Capacity, RowKey
-from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.batch import Capacity, RowBatch, RowKey
+from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.occupancy import Attempt
-from giornata.scheduling.repeats import RecordingRule
+from giornata.scheduling.repeats import TemplateRunPolicy
 from giornata.wire.workers import AdapterLoad, LoadSample, StepSample, Tier, WorkerState
-from giornata_tools.simulation.jobs import Piece
+from giornata_tools.simulation.jobs import SimAssignment
 from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.processors import Clock, Processors
+from giornata_tools.simulation.processors import Processors, SimClock
 from giornata_tools.simulation.residency import AdapterSetting, SimHost, SimLoras
-from giornata_tools.simulation.results import Counted
-from giornata_tools.simulation.steps import EPSILON_S, Segment, SimRow, StepTimes, progress, row_of, sample
+from giornata_tools.simulation.results import WorkerCounters
+from giornata_tools.simulation.steps import (
+    EPSILON_S,
+    EqualStepRun,
+    SimRow,
+    StepTimes,
+    progress,
+    row_of,
+    sample,
+)
 from giornata_tools.simulation.templates import SimTemplates, TemplateSetting
 
 SAMPLES: Final = 16
@@ -41,36 +49,36 @@ class SimWorker:
         machine: Machine,
         templates: TemplateSetting,
         *,
-        clock: Clock,
-        done: Callable[[Piece, float], None],
+        clock: SimClock,
+        done: Callable[[SimAssignment, float], None],
         seed: int,
         host: Processors,
         adapters: AdapterSetting | None = None,
         shared: SimHost | None = None,
     ) -> None:
         self.name, self.machine = name, machine
-        self.counted = Counted()
+        self.counted = WorkerCounters()
         self._templates, self._clock, self._done = templates, clock, done
         self._host = host
         self._pace = machine.pace
         self._times = StepTimes(self._pace, templates.kv_bytes)
         capacity = Capacity(machine.rows, machine.tokens)
-        self.batch: Batch[SimRow] = Batch(capacity, self._fits)
+        self.batch: RowBatch[SimRow] = RowBatch(capacity, self._fits)
         self._chance = random.Random(seed)  # noqa: S311 - noise, no secret
         self._loads: list[LoadSample] = []
         self._kept = SimTemplates(templates, machine.storage, clock, self._loads.append)
-        self._admission = RecordingRule()
+        self._admission = TemplateRunPolicy()
         self._runs: set[str] = set()
         self._adapter_loads: list[AdapterLoad] = []
         self.loras = SimLoras(adapters or AdapterSetting(), clock, self._adapter_loads.append, shared)
         self.counted.lora_hits, self.counted.loaded = self.loras.hits, self.loras.loaded
-        self._unfinished: dict[Attempt, tuple[Piece, int]] = {}
+        self._unfinished: dict[Attempt, tuple[SimAssignment, int]] = {}
         """With how many of its rows are not computed."""
-        self._queue = deque[Piece]()
+        self._queue = deque[SimAssignment]()
         """Not prepared yet."""
         self._on_turn = (adapters or AdapterSetting()).on_turn
-        self._fetching: dict[Attempt, Piece] = {}
-        self._segment: Segment | None = None
+        self._fetching: dict[Attempt, SimAssignment] = {}
+        self._segment: EqualStepRun | None = None
         self._numbers = count()
         self._samples: deque[StepSample] = deque(maxlen=SAMPLES)
         self._told = WorkerState(
@@ -85,7 +93,7 @@ class SimWorker:
         """Arrivals of adapters when telemetry was told last."""
         self._pausing = False
 
-    def take(self, piece: Piece, now: float) -> None:
+    def take(self, piece: SimAssignment, now: float) -> None:
         """Take assigned rows: look for their template; they join as soon as they can."""
         self._changed = True
         self._unfinished[piece.key] = piece, len(piece.rows)
@@ -101,7 +109,7 @@ class SimWorker:
                 return
             self._prepare(self._queue.popleft(), now)
 
-    def _prepare(self, piece: Piece, now: float) -> None:
+    def _prepare(self, piece: SimAssignment, now: float) -> None:
         """Look for the rows' template, and load their adapters."""
         demand = piece.job.demand
         tier, ready_s = self._look_up(demand, now)
@@ -118,7 +126,7 @@ class SimWorker:
             self._fetching[piece.key] = piece
             self._clock.at(ready_s, lambda then: self._ready(piece, template, then))
 
-    def _without_s(self, demand: Demand) -> float:
+    def _without_s(self, demand: JobDemand) -> float:
         """Time of the steps that rows may make before their adapters are there, beside the rows that run."""
         if not demand.joins_within:
             return 0.0
@@ -126,7 +134,7 @@ class SimWorker:
         step_ms = self._pace.base_ms + own_ms + sum(row.step_ms for row in self.batch.running)
         return demand.joins_within * max(shape.steps for shape in demand.shapes) * step_ms / 1e3
 
-    def _look_up(self, demand: Demand, now: float) -> tuple[Tier | None, float]:
+    def _look_up(self, demand: JobDemand, now: float) -> tuple[Tier | None, float]:
         """Where the template of a job is, and when it is in memory; it is recorded if it comes often."""
         template = demand.template
         if template is None:
@@ -138,7 +146,7 @@ class SimWorker:
             self._record(template, demand.shapes[0])
         return tier, ready_s
 
-    def drop(self, key: Attempt, now: float) -> Piece:
+    def drop(self, key: Attempt, now: float) -> SimAssignment:
         """Give up rows that were assigned; their worker goes on without them after the present step."""
         self._changed = True
         self._fetching.pop(key, None)
@@ -177,7 +185,7 @@ class SimWorker:
             told.clear()
         return self._told.model_copy(update={**news, **kept})
 
-    def _rows(self, piece: Piece, template: str | None) -> list[SimRow]:
+    def _rows(self, piece: SimAssignment, template: str | None) -> list[SimRow]:
         demand, pace = piece.job.demand, self._pace
         shapes = [pace.controlled(shape, demand.controls) for shape in demand.shapes]
         return [
@@ -188,7 +196,7 @@ class SimWorker:
         limit = self.machine.step_limit_ms
         return math.isinf(limit) or self._pace.base_ms + sum(row.step_ms for row in rows) <= limit
 
-    def _ready(self, piece: Piece, template: str | None, now: float) -> None:
+    def _ready(self, piece: SimAssignment, template: str | None, now: float) -> None:
         if self._fetching.pop(piece.key, None) is not None:  # else it was dropped meanwhile
             self._submit(piece, template, now)
 
@@ -200,7 +208,7 @@ class SimWorker:
         key = RowKey(template, 0, next(self._numbers))
         self.batch.submit([row_of(key, whole, self._pace, template=None, background=True)])
 
-    def _submit(self, piece: Piece, template: str | None, now: float) -> None:
+    def _submit(self, piece: SimAssignment, template: str | None, now: float) -> None:
         blocked = bool(self.batch.waiting) or len(self.batch.running) >= self.machine.rows
         self.batch.submit(self._rows(piece, template))
         if self._segment is None:
@@ -208,7 +216,7 @@ class SimWorker:
         elif not blocked or self.batch.background:
             self._cut(self._segment, now)
 
-    def _cut(self, segment: Segment, now: float) -> None:
+    def _cut(self, segment: EqualStepRun, now: float) -> None:
         """End the segment with the present step, since rows may join or leave."""
         if segment.steps == 1:
             return
@@ -239,7 +247,7 @@ class SimWorker:
         coming = [since for since, _ in self.machine.busy if since > now]
         if coming:
             steps = min(steps, max(1, math.ceil((min(coming) - now) / step_s)))
-        segment = self._segment = Segment(rows, now, step_s, steps, next(self._numbers), waiting_ms)
+        segment = self._segment = EqualStepRun(rows, now, step_s, steps, next(self._numbers), waiting_ms)
         if self._host.crowded:
             segment.step_s = math.inf  # as long as it has not ended
             self._host.compute(step_s, now, lambda ended: self._end(segment, ended))
@@ -251,12 +259,12 @@ class SimWorker:
         if self._segment is None:
             self._begin(now)
 
-    def _plan_end(self, segment: Segment) -> None:
+    def _plan_end(self, segment: EqualStepRun) -> None:
         number = segment.number
         ends_s = segment.began_s + segment.steps * segment.step_s
         self._clock.at(ends_s, lambda now: self._end(segment, now) if segment.number == number else None)
 
-    def _end(self, segment: Segment, now: float) -> None:
+    def _end(self, segment: EqualStepRun, now: float) -> None:
         self._segment, self._changed = None, True
         segment.step_s = (now - segment.began_s) / segment.steps
         self.counted.busy_s += segment.steps * segment.step_s
@@ -276,7 +284,7 @@ class SimWorker:
         for piece in ended:
             self._done(piece, now)
 
-    def _left(self, row: SimRow) -> Piece | None:
+    def _left(self, row: SimRow) -> SimAssignment | None:
         """The piece that ends with this row, if one does."""
         if row.background:
             self._runs.discard(row.key.job_id)

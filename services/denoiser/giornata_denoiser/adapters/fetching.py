@@ -17,7 +17,7 @@ from giornata.deadlines import Deadline
 from giornata.lora_transfer import ANSWER_MS, TIER_NAME, WHOLE_FILES, pieces
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError, ServiceUnavailable
-from giornata.wire.host_tiers import BringFile, Brought
+from giornata.wire.host_tiers import TierLoadReply, TierLoadRequest
 from giornata.wire.loras import StoredFile
 from giornata_denoiser.adapters.files import copied
 from giornata_denoiser.rows.adapters import RowLora
@@ -42,7 +42,7 @@ def tier_in(folder: Path | None) -> str | None:
         return None
 
 
-class Fetching:
+class LoraStoreFetcher:
     """Fetches files: called in threads, asking on the event loop, until it is closed there.
 
     Args:
@@ -121,8 +121,8 @@ class Fetching:
 
     async def _brought(self, tier: str, lora: RowLora, *, ahead: bool, damaged: bool) -> None:
         file = StoredFile(sha256=lora.digest, size_bytes=lora.size_bytes)
-        request = BringFile(file=file, ahead=ahead, damaged=damaged, remaining_ms=ANSWER_MS)
-        await self._bus.call(subjects.bring(tier), request, Brought, Deadline.after_ms(ANSWER_MS))
+        request = TierLoadRequest(file=file, ahead=ahead, damaged=damaged, remaining_ms=ANSWER_MS)
+        await self._bus.call(subjects.bring(tier), request, TierLoadReply, Deadline.after_ms(ANSWER_MS))
 
     async def _fetched(self, lora: RowLora, path: Path) -> None:
         file = StoredFile(sha256=lora.digest, size_bytes=lora.size_bytes)

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 from giornata.bus.bus import Bus
-from giornata.packed.low_rank import LowRank, low_rank
+from giornata.packed.low_rank import SequenceLoras, low_rank
 from giornata.scratch import scratch_folder
 from giornata.wire.workers import AdapterLoad
-from giornata_denoiser.adapters.fetching import Fetching
-from giornata_denoiser.adapters.store import Budgets, LoraTiers
+from giornata_denoiser.adapters.fetching import LoraStoreFetcher
+from giornata_denoiser.adapters.store import LoraTierCapacities, LoraTiers
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import Network
 from giornata_denoiser.rows.row import Row
@@ -20,7 +20,7 @@ from giornata_denoiser.rows.row import Row
 @contextmanager
 def tiers_of(
     config: DenoiserConfig, bus: Bus, network: Network, told: Callable[[AdapterLoad], None]
-) -> Iterator[LoraTiers[LowRank]]:
+) -> Iterator[LoraTiers[SequenceLoras]]:
     """The tiers of one process. Loads ask the LoRA store on the running event loop, from threads of their own.
 
     Each hop of a LoRA is `told`, in these threads.
@@ -29,9 +29,11 @@ def tiers_of(
         folder = config.lora_cache_folder
         if folder is None:
             folder = stack.enter_context(scratch_folder())
-        budgets = Budgets(config.lora_disk_mb << 20, config.lora_memory_mb << 20, config.lora_device_mb << 20)
-        fetch = Fetching(bus, config.lora_file_bytes, config.lora_folder, config.lora_host_folder)
-        tiers: LoraTiers[LowRank] = LoraTiers(
+        budgets = LoraTierCapacities(
+            config.lora_disk_mb << 20, config.lora_memory_mb << 20, config.lora_device_mb << 20
+        )
+        fetch = LoraStoreFetcher(bus, config.lora_file_bytes, config.lora_folder, config.lora_host_folder)
+        tiers: LoraTiers[SequenceLoras] = LoraTiers(
             fetch,
             low_rank,
             network.layers,
@@ -47,8 +49,8 @@ def tiers_of(
 
 @asynccontextmanager
 async def held(
-    tiers: LoraTiers[LowRank], rows: Iterable[Row]
-) -> AsyncIterator[asyncio.Future[list[LowRank]]]:
+    tiers: LoraTiers[SequenceLoras], rows: Iterable[Row]
+) -> AsyncIterator[asyncio.Future[list[SequenceLoras]]]:
     """Load the sets of `rows`, and keep them where rows use them.
 
     The future ends when all are there, or has the first error of a load.

@@ -20,7 +20,7 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from giornata.residency.ledger import Ledger
+from giornata.residency.ledger import EvictionLedger
 from giornata.residency.loaded import LoadedTier
 from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
 from giornata_denoiser.adapters.files import LoraFile, open_lora
@@ -50,7 +50,7 @@ class LoraSet(Protocol):
 S = TypeVar("S", bound=LoraSet)
 
 
-class Fetch(Protocol):
+class LoraFetcher(Protocol):
     """Brings files of LoRAs."""
 
     def __call__(self, lora: RowLora, path: Path, *, ahead: bool) -> None:
@@ -64,7 +64,7 @@ Make = Callable[[str, Sequence[tuple[Mapping[str, Tensor], float]]], S]
 """Makes the set of this name of its LoRAs' tensors, on the device and in the network's dtype, and scales."""
 
 
-class Budgets(NamedTuple):
+class LoraTierCapacities(NamedTuple):
     """Most bytes of what is not pinned, by tier."""
 
     disk: int
@@ -86,11 +86,11 @@ class LoraTiers(Generic[S]):
 
     def __init__(
         self,
-        fetch: Fetch,
+        fetch: LoraFetcher,
         make: Make[S],
         layers: Mapping[str, nn.Module],
         folder: Path,
-        budgets: Budgets,
+        budgets: LoraTierCapacities,
         *,
         loads: int = 2,
         told: Callable[[AdapterLoad], None] = lambda _: None,
@@ -106,7 +106,7 @@ class LoraTiers(Generic[S]):
         self._sets: LoadedTier[S] = LoadedTier(budgets.device, lambda made: made.size_bytes)
         self._lock = threading.Lock()
         self._memory_bytes, self._waited_s = budgets.memory, 0.0
-        self._disk = Ledger(budgets.disk)
+        self._disk = EvictionLedger(budgets.disk)
         self._members: dict[str, tuple[RowLora, ...]] = {}
         """The LoRAs of every set that was asked for."""
         self._counters: Counter[str] = Counter()

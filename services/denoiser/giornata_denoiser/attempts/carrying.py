@@ -24,13 +24,13 @@ from giornata.wire.jobs import Job
 from giornata.wire.messages import RunAnswer, RunRequest
 from giornata.wire.progress import JobRecord
 from giornata_denoiser.attempts.attempt import Attempt, AttemptKey, has_room, key_of
-from giornata_denoiser.attempts.outcomes import Outcomes
+from giornata_denoiser.attempts.outcomes import AttemptResultWriter
 from giornata_denoiser.attempts.tracing import denoising, tell_step
 from giornata_denoiser.engine.protocol import RowEngine, StepReport
 from giornata_denoiser.rows.row import Row
 
 
-class Fetched(NamedTuple):
+class AttemptInputs(NamedTuple):
     """What an attempt's rows are made of."""
 
     rows: tuple[Row, ...]
@@ -40,7 +40,7 @@ class Fetched(NamedTuple):
     """Has the error of a ControlNet that cannot be had, and never ends else."""
 
 
-Fetch = Callable[[RunRequest], AbstractAsyncContextManager[Fetched]]
+Fetch = Callable[[RunRequest], AbstractAsyncContextManager[AttemptInputs]]
 """Makes a request's rows, as `inputs.rows_of`, and keeps what they take from in memory."""
 Publish = Callable[[Job, EventKind, BaseModel], Awaitable[None]]
 """Publishes an event of a job."""
@@ -49,14 +49,14 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class _Carrying:
+class _RunningAttempt:
     attempt: Attempt
     task: asyncio.Task[None]
     released: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the engine is done with the rows, or will do no more for them."""
 
 
-class Carrier:
+class AttemptRunner:
     """The attempts that a worker has accepted, and the tasks that carry them.
 
     Only an idle worker takes more rows than `capacity_rows`. The engine runs already; `fetch` is entered while rows are
@@ -70,13 +70,13 @@ class Carrier:
         capacity_rows: int,
         engine: RowEngine,
         fetch: Fetch,
-        outcomes: Outcomes,
+        outcomes: AttemptResultWriter,
         publish: Publish,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._worker, self._capacity_rows, self._engine = worker, capacity_rows, engine
         self._fetch, self._outcomes, self._publish, self._tasks = fetch, outcomes, publish, tasks
-        self._carried: dict[AttemptKey, _Carrying] = {}
+        self._carried: dict[AttemptKey, _RunningAttempt] = {}
         self._draining = False
 
     @property
@@ -103,7 +103,7 @@ class Carrier:
             return RunAnswer.FULL
         task = self._tasks.create_task(self._carry(attempt), name="attempt")
         task.add_done_callback(lambda _: self._forget(attempt))
-        self._carried[attempt.key] = _Carrying(attempt, task)
+        self._carried[attempt.key] = _RunningAttempt(attempt, task)
         return RunAnswer.ACCEPTED
 
     def drop(self, key: AttemptKey) -> None:
@@ -208,7 +208,7 @@ class Carrier:
             log.exception("inputs_failed", job=job_id)
             attempt.fail(InternalError())
 
-    async def _released(self, attempt: Attempt, fetched: Fetched) -> None:
+    async def _released(self, attempt: Attempt, fetched: AttemptInputs) -> None:
         """Until the engine is done with its rows; those that wait for LoRAs go on once these have arrived.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from giornata.wire.messages import Epoch
 
 
-class Epochs:
+class EpochFence:
     """The highest epoch that this worker has heard of; a router of a lower one was superseded."""
 
     def __init__(self) -> None:

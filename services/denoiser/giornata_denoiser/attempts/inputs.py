@@ -35,15 +35,15 @@ from giornata_denoiser.rows.adapters import NONE
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.snapshot import Snapshot
 from giornata_denoiser.rows.step_cache import rule_of
-from giornata_denoiser.rows.template import Recording
-from giornata_denoiser.rows.track import Track
-from giornata_denoiser.templates.lookup import Reusing
+from giornata_denoiser.rows.template import CachedTemplate
+from giornata_denoiser.rows.track import SamplerTable
+from giornata_denoiser.templates.lookup import TemplateReuse
 
 log = structlog.get_logger(__name__)
 
 
 async def rows_of(
-    request: RunRequest, checkpoint: Checkpoint, blobs: BlobStore, reusing: Reusing | None
+    request: RunRequest, checkpoint: Checkpoint, blobs: BlobStore, reusing: TemplateReuse | None
 ) -> tuple[Row, ...]:
     """The rows of `request`; without `reusing` they compute whole pictures from their own noise.
 
@@ -101,7 +101,7 @@ async def _latents(row: RowRecord, blobs: BlobStore) -> bytes | None:
         return None
 
 
-def track_of(parameters: EditParameters, checkpoint: Checkpoint, task: Task, cells: int) -> Track:
+def track_of(parameters: EditParameters, checkpoint: Checkpoint, task: Task, cells: int) -> SamplerTable:
     """The track of a row; InvalidField names what the request said of its steps: their number, or the quality."""
     schedule, steps = checkpoint.family.schedule, parameters.num_inference_steps
     if steps is None or parameters.strength is None:
@@ -121,7 +121,7 @@ def _made(
     request: RunRequest,
     checkpoint: Checkpoint,
     row: RowRecord,
-    reusing: Reusing | None,
+    reusing: TemplateReuse | None,
     *,
     text: bytes,
     conditioning: bytes,
@@ -172,7 +172,7 @@ def _made(
     return built if reusing is None else reused(built, where, reusing, family)
 
 
-def reused(row: Row, where: Region | None, how: Reusing, family: ModelFamily) -> Row:
+def reused(row: Row, where: Region | None, how: TemplateReuse, family: ModelFamily) -> Row:
     """`row` without computing outside of `where`, if that gains anything; otherwise that of full computation.
 
     Where there is no recording, or it is not worth its loads, the row takes what its own steps make.
@@ -190,7 +190,7 @@ def reused(row: Row, where: Region | None, how: Reusing, family: ModelFamily) ->
     return next((each for each in (taking, renewing) if profits(each, how.costs, family)), row)
 
 
-def _renewing(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row:
+def _renewing(row: Row, where: Region, how: TemplateReuse, family: ModelFamily) -> Row:
     """`row` as it takes what its own steps make, and leaves it where it is asked to and there is room."""
     every = renewed_every(row.steps, how.renew_steps)
     later = renewed_later(row.key.index, row.steps, every)
@@ -201,7 +201,9 @@ def _renewing(row: Row, where: Region, how: Reusing, family: ModelFamily) -> Row
     return leaving if recorded_bytes(leaving, family) <= how.room_bytes else renewing
 
 
-def _taking(row: Row, where: Region, recording: Recording, how: Reusing, family: ModelFamily) -> Row:
+def _taking(
+    row: Row, where: Region, recording: CachedTemplate, how: TemplateReuse, family: ModelFamily
+) -> Row:
     """`row` as it takes from the `recording` of `how`, whose noise it has outside; `row` itself where it cannot.
 
     Of what an edit has left it takes nothing that this edit repainted, but computes it, too. Where no edit has learned

@@ -12,7 +12,7 @@ import structlog
 
 from giornata import retries, tensors
 from giornata.blobs import BlobStore
-from giornata.records import Records
+from giornata.records import JobRecordStore
 from giornata.wire.errors import GiornataError, Overloaded, RowPoisoned
 from giornata.wire.jobs import BlobRef, Job
 from giornata.wire.messages import RunRequest
@@ -24,7 +24,7 @@ from giornata_denoiser.rows.row import Row
 log = structlog.get_logger(__name__)
 
 
-class Written(NamedTuple):
+class WrittenAttemptResult(NamedTuple):
     """What is written down of an attempt."""
 
     record: JobRecord
@@ -33,13 +33,13 @@ class Written(NamedTuple):
     """Latents that the record does not hold: a state that the row has gone on from, or an attempt's that was void."""
 
 
-class Outcomes:
+class AttemptResultWriter:
     """The edge to blob store and job records."""
 
-    def __init__(self, blobs: BlobStore, records: Records, worker: str) -> None:
+    def __init__(self, blobs: BlobStore, records: JobRecordStore, worker: str) -> None:
         self._blobs, self._records, self._worker = blobs, records, worker
 
-    async def write(self, attempt: Attempt) -> Written:
+    async def write(self, attempt: Attempt) -> WrittenAttemptResult:
         """Write latents of finished rows, errors of failed ones, and where the others can go on.
 
         Until the caller's time is over it tries again while NATS or the blob store does not answer.
@@ -56,7 +56,7 @@ class Outcomes:
             changes[index] = change
         record = await self._change(attempt.request, changes)
         held = {ref.key for row in record.rows for ref in _latents(row)}
-        return Written(record, tuple(ref for ref in stored if ref.key not in held))
+        return WrittenAttemptResult(record, tuple(ref for ref in stored if ref.key not in held))
 
     async def _outcome(self, job: Job, row: Row) -> tuple[Mapping[str, Any], list[BlobRef]]:
         """What the record is to say of a row that has no error, and the latents that are written for that."""

@@ -10,7 +10,7 @@ from giornata.planning.costing import CostModel
 from giornata.planning.profiles import Profile
 from giornata.scheduling.batch import RowKey
 from giornata.wire.controlnets import ControlBase
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata.wire.workers import (
     AdapterCounters,
     AdapterLoad,
@@ -25,7 +25,7 @@ from giornata.wire.workers import (
 )
 from giornata_denoiser.blocks.own import renew_steps
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.config import DenoiserConfig, ReuseText
+from giornata_denoiser.config import DenoiserConfig, TextReusePolicy
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.templates.identity import form_of
 
@@ -44,9 +44,9 @@ class Reporter:
         self._config, self._costs = config, costs
         self._told_of_costs = {
             "device": profile.device,
-            "reused": Mode(form_of(config, checkpoint.family)),
+            "reused": BlockMode(form_of(config, checkpoint.family)),
             "renewed_every": renew_steps(config.renew_steps, checkpoint.family),
-            "keeps_padding": config.reuse_text is ReuseText.PADDING,
+            "keeps_padding": config.reuse_text is TextReusePolicy.PADDING,
         }
         self._blocks = checkpoint.family.operations.specs
         self._samples: deque[StepSample] = deque(maxlen=MAX_SAMPLES)

@@ -19,7 +19,7 @@ from giornata_denoiser.engine.protocol import RowPreview
 log = structlog.get_logger(__name__)
 
 
-class Telling:
+class EventPublisher:
     """Publishes the events of a denoiser's jobs."""
 
     def __init__(self, bus: Bus) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from giornata.seeing.spans import NO_STEPS, Steps, span
+from giornata.seeing.spans import NO_STEPS, StepSpans, span
 from giornata_denoiser.attempts.attempt import Attempt
 from giornata_denoiser.attempts.outcomes import template_use
 from giornata_denoiser.engine.protocol import StepReport
@@ -36,7 +36,7 @@ def denoising(attempt: Attempt) -> Iterator[None]:
                 carrying.fail(next(iter(attempt.errors.values())).code)
 
 
-def tell_step(steps: Steps, report: StepReport) -> None:
+def tell_step(steps: StepSpans, report: StepReport) -> None:
     """Tell a step that advanced rows of the attempt. Its sample is of the last step that is known to have ended."""
     now, sample = time.perf_counter(), report.sample
     began_ago_s, ended_ago_s = now - report.began_s, now - report.ended_s

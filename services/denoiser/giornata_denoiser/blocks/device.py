@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from giornata_denoiser.rows.stored import Stored
+from giornata_denoiser.rows.stored import StoredTensor
 
 
-class Arrival:
+class TransferHandle:
     """Tells when what was loaded is there: at once, where nothing moves."""
 
     @property
@@ -36,11 +36,11 @@ class Device:
     keeps = True
     """Whether slabs are gathered once and kept. Otherwise they stay as they are stored, and blocks gather them."""
 
-    def bring(self, stored: Stored) -> Stored:
+    def bring(self, stored: StoredTensor) -> StoredTensor:
         """`stored` on the device; called within :meth:`loading`."""
         return stored
 
-    def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:  # noqa: ARG002 - subclasses move `stored`
+    def moved_bytes(self, stored: StoredTensor, slab_bytes: int) -> int:  # noqa: ARG002 - subclasses move `stored`
         """What has to move for `slab_bytes` that are gathered from `stored` now."""
         return slab_bytes
 
@@ -51,6 +51,6 @@ class Device:
         """What loading reads was made on the current stream: it comes after this point."""
 
     @contextmanager
-    def loading(self) -> Iterator[Arrival]:
+    def loading(self) -> Iterator[TransferHandle]:
         """What is done within runs beside the computing; the arrival is of all of it, once the context is left."""
-        yield Arrival()
+        yield TransferHandle()

@@ -8,22 +8,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from giornata.packed.attention import Outside
+from giornata.packed.attention import DenseKV
 from giornata.planning.specs import together
 from giornata.wire.blocks import PARTS
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.correction import Correction, shrinkage
-from giornata_denoiser.rows.stored import Stored
+from giornata_denoiser.rows.stored import StoredTensor
 from giornata_denoiser.rows.template import Entry
 
 
-class Brought(NamedTuple):
+class DeviceEntryPart(NamedTuple):
     """A part of an entry on the device, as it is stored."""
 
-    stored: Stored
-    delta: Stored | None
+    stored: StoredTensor
+    delta: StoredTensor | None
     """What a correction adds to its outside tokens, at the highest noise level."""
     factor: float = 1.0
     """How many times `delta` is added."""
@@ -34,11 +34,11 @@ class Brought(NamedTuple):
         return self.stored.tensors + (() if self.delta is None else self.delta.tensors)
 
 
-Slab = Outside | Tensor | tuple[Brought, ...]
+Slab = DenseKV | Tensor | tuple[DeviceEntryPart, ...]
 """Gathered; or as it is stored, on a device that keeps no slabs: key and value, or a block's only part."""
 
 
-class Gathering:
+class SlabBuilder:
     """Makes the slabs of one entry for sequences of one region.
 
     `index` are the outside tokens of each form, (outside,) int64 on the family's device; `own` are the tokens for which
@@ -48,7 +48,7 @@ class Gathering:
     def __init__(
         self,
         entry: Entry,
-        index: Mapping[Mode, Tensor],
+        index: Mapping[BlockMode, Tensor],
         own: int,
         family: ModelFamily,
         *,
@@ -60,7 +60,7 @@ class Gathering:
         self.shrinkage = 1.0 if together(family.specs) else shrinkage(entry.level)
         """The factor of the correction's differences at this noise level; a UNet's were not seen to shrink."""
 
-    def slab(self, block: int, mode: Mode) -> Slab:
+    def slab(self, block: int, mode: BlockMode) -> Slab:
         """What a block in `mode` takes.
 
         Raises:
@@ -75,23 +75,23 @@ class Gathering:
             return brought
         return self.by_head(block, brought, self._own) if len(brought) > 1 else self.written(brought[0], mode)
 
-    def _brought(self, block: int, part: str, stored: Stored) -> Brought:
+    def _brought(self, block: int, part: str, stored: StoredTensor) -> DeviceEntryPart:
         """A part on the device, and what is added to it."""
         delta = None if self._correction is None else self._correction.of(block, part)
         if delta is None:
-            return Brought(self._device.bring(stored), None)
+            return DeviceEntryPart(self._device.bring(stored), None)
         added = self._device.bring(delta)
         if self._device.keeps:
-            return Brought(self._device.bring(stored), added, self.shrinkage)
-        return Brought(self._device.bring(stored), added.scaled(self.shrinkage))
+            return DeviceEntryPart(self._device.bring(stored), added, self.shrinkage)
+        return DeviceEntryPart(self._device.bring(stored), added.scaled(self.shrinkage))
 
-    def by_head(self, block: int, brought: tuple[Brought, ...], room: int) -> Outside:
+    def by_head(self, block: int, brought: tuple[DeviceEntryPart, ...], room: int) -> DenseKV:
         """Key and value, (room + outside, heads, head_dim) each, the first `room` rows free."""
-        tokens, heads = room + len(self._index[Mode.KV]), self._family.heads(block)
-        key, value = (self.written(part, Mode.KV, room).view(tokens, heads, -1) for part in brought)
-        return Outside(key, value, room)
+        tokens, heads = room + len(self._index[BlockMode.KV]), self._family.heads(block)
+        key, value = (self.written(part, BlockMode.KV, room).view(tokens, heads, -1) for part in brought)
+        return DenseKV(key, value, room)
 
-    def written(self, brought: Brought, mode: Mode, room: int = 0) -> Tensor:
+    def written(self, brought: DeviceEntryPart, mode: BlockMode, room: int = 0) -> Tensor:
         """(room + outside, channels): the outside tokens of a part, corrected, behind room for others."""
         family, stored, index = self._family, brought.stored, self._index[mode]
         dtype = stored.data.dtype if stored.scale is None else family.dtype
@@ -101,13 +101,13 @@ class Gathering:
             brought.delta.add_to(slab[room:], brought.factor)
         return slab
 
-    def deltas(self, block: int, mode: Mode) -> Iterator[Stored]:
+    def deltas(self, block: int, mode: BlockMode) -> Iterator[StoredTensor]:
         """What a correction adds to a slab."""
         if self._correction is not None:
             deltas = (self._correction.of(block, part) for part in PARTS[mode])
             yield from (delta for delta in deltas if delta is not None)
 
-    def moved_bytes(self, block: int, mode: Mode) -> int:
+    def moved_bytes(self, block: int, mode: BlockMode) -> int:
         """Bytes that have to move for a slab that is not here."""
         parts = self._entry.blocks[block].taken(mode)
         tokens = self._family.dtype.itemsize * len(self._index[mode])
@@ -117,6 +117,6 @@ class Gathering:
 
 def tensors(slab: Slab) -> tuple[Tensor, ...]:
     """All tensors of a slab."""
-    if isinstance(slab, Outside):
+    if isinstance(slab, DenseKV):
         return slab.key, slab.value
     return (slab,) if isinstance(slab, Tensor) else tuple(tensor for part in slab for tensor in part.tensors)

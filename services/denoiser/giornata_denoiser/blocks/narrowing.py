@@ -8,15 +8,15 @@ from weakref import WeakKeyDictionary
 import torch
 
 from giornata.packed.region import Region
-from giornata.packed.shares import Share
+from giornata.packed.shares import Shard
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import Stored
-from giornata_denoiser.rows.template import Entry, Kept
+from giornata_denoiser.rows.stored import StoredTensor
+from giornata_denoiser.rows.template import CachedBlock, Entry
 
 
-class Narrowing:
+class CacheSharder:
     """Narrows to what a process of `family` takes; everything stays as it is where that computes whole batches."""
 
     def __init__(self, family: ModelFamily) -> None:
@@ -56,13 +56,13 @@ class Narrowing:
             return row
         return replace(row, corrections=None)
 
-    def _block(self, share: Share, block: int, kept: Kept) -> Kept:
+    def _block(self, share: Shard, block: int, kept: CachedBlock) -> CachedBlock:
         if kept.key is None or kept.value is None:
             return kept
         key, value = (self._by_head(share, block, part) for part in (kept.key, kept.value))
         return replace(kept, key=key, value=value)
 
-    def _by_head(self, share: Share, block: int, stored: Stored) -> Stored:
+    def _by_head(self, share: Shard, block: int, stored: StoredTensor) -> StoredTensor:
         heads, sites = self._family.specs[block].heads, self._family.sites(block)
         narrow = stored.narrowed(share.channels(stored.channels, heads, sites))
         # What is copied to another device is copied from memory of its own.

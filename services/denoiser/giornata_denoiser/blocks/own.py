@@ -10,12 +10,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from giornata.packed.kept import KeptKeysValues
-from giornata.packed.pages import Pages
+from giornata.packed.kept import CachedKV
+from giornata.packed.pages import KVPages
 from giornata.planning.specs import together
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.stored import Stored, bits_of, store
+from giornata_denoiser.rows.stored import StoredTensor, bits_of, store
 
 SHORT: Final = 3
 """Most steps from one in full to the next where what a network makes of the picture changes quickly; decision record
@@ -41,7 +41,7 @@ def own_bits(correction_bits: int | None) -> int:
     return correction_bits or OWN_BITS
 
 
-class OwnKeysValues(KeptKeysValues):
+class OwnKeysValues(CachedKV):
     """What one sequence keeps, in `bits` where there are any: see :mod:`giornata_denoiser.rows.stored`.
 
     What is kept in bits lies by itself, without room for the sequence's own.
@@ -52,7 +52,7 @@ class OwnKeysValues(KeptKeysValues):
         self._bits = bits
         self._places: Tensor | None = None
         """(kept,) int64: all of what is kept in bits."""
-        self._parts: dict[tuple[int, str], tuple[Stored, torch.dtype]] = {}
+        self._parts: dict[tuple[int, str], tuple[StoredTensor, torch.dtype]] = {}
 
     def part(self, block: int, part: str) -> Tensor:
         """(outside, channels); LookupError as :meth:`keys_values`."""
@@ -68,10 +68,10 @@ class OwnKeysValues(KeptKeysValues):
         if self._places is None:
             self._places = torch.arange(len(key), device=key.device)
         stored = (store(part.flatten(1), self._bits).levels for part in (key, value))
-        self._kept[block] = Pages(self._places, *stored)
+        self._kept[block] = KVPages(self._places, *stored)
 
     def keep_part(self, block: int, part: str, kept: Tensor) -> None:
         """(tokens, channels), of which it keeps its own."""
         own = self._of(kept)
         bits = bits_of(part, self._bits or EXACT)
-        self._parts[block, part] = (Stored(own) if bits == EXACT else store(own, bits)), kept.dtype
+        self._parts[block, part] = (StoredTensor(own) if bits == EXACT else store(own, bits)), kept.dtype

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from giornata.packed.uses import ActivationRecorder
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import RecordingSpec
-from giornata_denoiser.rows.stored import Stored, bits_of, store
-from giornata_denoiser.rows.template import Entry, Kept
+from giornata_denoiser.rows.stored import StoredTensor, bits_of, store
+from giornata_denoiser.rows.template import CachedBlock, Entry
 
 
 class EntryRecorder:
@@ -21,26 +21,28 @@ class EntryRecorder:
 
     def __init__(self, level: float, blocks: int, spec: RecordingSpec) -> None:
         self._level, self._blocks, self._spec = level, blocks, spec
-        self._parts: dict[int, dict[str, Stored]] = {}
+        self._parts: dict[int, dict[str, StoredTensor]] = {}
 
     def hidden(self, block: int, hidden: Tensor) -> None:
         """(tokens, inner_dim): the input of `block`."""
-        if Form.HIDDEN in self._spec.forms and block >= self._spec.first_block:
+        if CacheForm.HIDDEN in self._spec.forms and block >= self._spec.first_block:
             self._keep(block, hidden=hidden)
 
     def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
         """(tokens, heads, head_dim) each."""
-        if Form.KV in self._spec.forms and block >= self._spec.first_block:
+        if CacheForm.KV in self._spec.forms and block >= self._spec.first_block:
             self._keep(block, key=key.flatten(1), value=value.flatten(1))
 
     def part(self, block: int, part: str, kept: Tensor) -> None:
         """(tokens, channels)."""
-        if Form.KV in self._spec.forms and block >= self._spec.first_block:
+        if CacheForm.KV in self._spec.forms and block >= self._spec.first_block:
             self._keep(block, **{part: kept})
 
     def kept(self) -> Entry:
         """What was kept, where it was computed, once the forward is over."""
-        return Entry(self._level, tuple(Kept(**self._parts.get(block, {})) for block in range(self._blocks)))
+        return Entry(
+            self._level, tuple(CachedBlock(**self._parts.get(block, {})) for block in range(self._blocks))
+        )
 
     def entry(self) -> Entry:
         """The same in host memory; waits for the device."""
@@ -85,7 +87,7 @@ class CorrectionRecorder:
 
     def __init__(self, slabs: Slabs, bits: int) -> None:
         self._slabs, self._bits = slabs, bits
-        self._deltas: dict[tuple[int, str], Stored] = {}
+        self._deltas: dict[tuple[int, str], StoredTensor] = {}
 
     def hidden(self, block: int, hidden: Tensor) -> None:
         """(tokens, inner_dim): the input of `block`."""

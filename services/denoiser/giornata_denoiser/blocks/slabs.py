@@ -11,35 +11,35 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from giornata.packed.attention import Outside
-from giornata.packed.pages import Pages
+from giornata.packed.attention import DenseKV
+from giornata.packed.pages import KVPages
 from giornata.packed.region import Region
-from giornata.packed.tracing import UNTRACED, Lane, Tracing
-from giornata.wire.values import Mode
-from giornata_denoiser.blocks.device import Arrival, Device
-from giornata_denoiser.blocks.gathering import Gathering, Slab, tensors
-from giornata_denoiser.blocks.waits import Waits
+from giornata.packed.tracing import UNTRACED, LaneTracer, TraceLane
+from giornata.wire.values import BlockMode
+from giornata_denoiser.blocks.device import Device, TransferHandle
+from giornata_denoiser.blocks.gathering import Slab, SlabBuilder, tensors
+from giornata_denoiser.blocks.waits import WaitTimer
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.template import Entry
 
-Place = tuple[int, Mode]
+Place = tuple[int, BlockMode]
 """A block, and what of it."""
 Sizes = NDArray[np.int64]
 """(blocks,) bytes."""
 
 
-class Expected(NamedTuple):
+class ExpectedSlabs(NamedTuple):
     """Slabs that will be loaded."""
 
-    forms: tuple[Mode, ...]
+    forms: tuple[BlockMode, ...]
     """What is loaded of each block; `FULL` loads nothing."""
     blocks: int
     """Only the first so many blocks are loaded."""
 
 
 class Slabs:
-    """A source of sequences; satisfies :class:`giornata.packed.uses.Source`.
+    """A source of sequences; satisfies :class:`giornata.packed.uses.KVSource`.
 
     A slab is gathered and dequantised once and kept: consecutive steps that are served by one entry move nothing, nor
     do sequences of equal regions and lengths. Keys and values have room for a sequence's own tokens in front of them.
@@ -61,8 +61,8 @@ class Slabs:
         family: ModelFamily,
         *,
         device: Device | None = None,
-        waits: Waits | None = None,
-        trace: Tracing = UNTRACED,
+        waits: WaitTimer | None = None,
+        trace: LaneTracer = UNTRACED,
         correction: Correction | None = None,
     ) -> None:
         self.entry, self.group = entry, family.group
@@ -71,76 +71,76 @@ class Slabs:
         hidden = self.region.outside
         if family.share is not None:
             _, hidden, self.shown = family.share.portion(self.region)
-        self._index = {Mode.KV: self.region.outside, Mode.HIDDEN: hidden}
+        self._index = {BlockMode.KV: self.region.outside, BlockMode.HIDDEN: hidden}
         """(outside,) int64 of each form."""
         self._own, self._family, self._device = own, family, device or Device()
-        self._gathering = Gathering(
+        self._gathering = SlabBuilder(
             entry, self._index, own, family, device=self._device, correction=correction
         )
         self.shrinkage = self._gathering.shrinkage
-        self._waits, self._trace = waits or Waits(lambda: 0.0), trace
-        self._slots: dict[Place, Future[tuple[Slab, Arrival]]] = {}
+        self._waits, self._trace = waits or WaitTimer(lambda: 0.0), trace
+        self._slots: dict[Place, Future[tuple[Slab, TransferHandle]]] = {}
         """Made by whichever thread first asks for a slab or loads it."""
         self._begun: dict[Place, object] = {}
         """What some thread has begun to load, by that thread's mark. A dictionary sets a default in one go."""
         self._met: set[Place] = set()
         """Slabs that the computing stream has waited for: its order holds from then on."""
-        self._expected: tuple[Expected, ...] = ()
+        self._expected: tuple[ExpectedSlabs, ...] = ()
         self._left = {
             mode: family.dtype.itemsize * len(self._index[mode]) * channels
             for mode, channels in entry.channels.items()
         }
         """Bytes that are still to be gathered, by form."""
-        self._sizes: dict[Mode, Sizes] = {}
+        self._sizes: dict[BlockMode, Sizes] = {}
 
     @property
     def keeps(self) -> bool:
         """Whether what is written into a slab stays there."""
         return self._device.keeps
 
-    def keys_values(self, block: int) -> Outside | Pages:
+    def keys_values(self, block: int) -> DenseKV | KVPages:
         """(own + outside, heads, head_dim) each, the first `own` rows free; or as they are stored.
 
         Raises:
             LookupError: the entry has none.
         """
-        slab = self._slab(block, Mode.KV)
-        if isinstance(slab, Outside):
+        slab = self._slab(block, BlockMode.KV)
+        if isinstance(slab, DenseKV):
             return slab
         if not isinstance(slab, tuple):
             raise TypeError("keys and values were loaded as something else")
         key, value = slab
         deltas = (None if part.delta is None else part.delta.levels for part in slab)
-        return Pages(self._index[Mode.KV], key.stored.levels, value.stored.levels, *deltas)
+        return KVPages(self._index[BlockMode.KV], key.stored.levels, value.stored.levels, *deltas)
 
     def part(self, block: int, part: str) -> Tensor:  # noqa: ARG002 - a block that is no attention has one part
         """(outside, channels); LookupError as above."""
-        return self._alone(block, Mode.KV)
+        return self._alone(block, BlockMode.KV)
 
-    def gathered(self, block: int) -> Outside:
+    def gathered(self, block: int) -> DenseKV:
         """:meth:`keys_values`, gathered: what is written there stays where slabs are kept."""
-        slab = self._slab(block, Mode.KV)
+        slab = self._slab(block, BlockMode.KV)
         if isinstance(slab, tuple):
             return self._gathering.by_head(block, slab, 0)
-        if not isinstance(slab, Outside):
+        if not isinstance(slab, DenseKV):
             raise TypeError("keys and values were loaded as something else")
         return slab
 
     def hidden(self, block: int) -> Tensor:
         """(outside, inner_dim); LookupError as above."""
-        return self._alone(block, Mode.HIDDEN)
+        return self._alone(block, BlockMode.HIDDEN)
 
-    def ask(self, block: int, mode: Mode) -> None:
+    def ask(self, block: int, mode: BlockMode) -> None:
         """Have a slab that some block will read here; LookupError as above."""
         self._slab(block, mode)
 
-    def sizes(self, mode: Mode) -> Sizes:
+    def sizes(self, mode: BlockMode) -> Sizes:
         """Bytes of each block's slab as it is kept here, with room for the sequence's own. Not to be changed."""
         if mode not in self._sizes:
             self._sizes[mode] = self._kept_bytes(mode)
         return self._sizes[mode]
 
-    def moving(self, mode: Mode) -> Sizes:
+    def moving(self, mode: BlockMode) -> Sizes:
         """Bytes that have to move for each block's slab; 0 for one that is here. Not to be changed.
 
         Another thread may be loading: the array may change.
@@ -150,29 +150,29 @@ class Slabs:
         kept = enumerate(self.entry.channels[mode].tolist())
         return np.array([self.load_bytes(block, mode) if some else 0 for block, some in kept], np.int64)
 
-    def load_bytes(self, block: int, mode: Mode) -> int:
+    def load_bytes(self, block: int, mode: BlockMode) -> int:
         """Bytes that have to move for a slab; 0 for one that is here."""
         slot = self._slots.get((block, mode))
         if slot is not None and slot.done() and slot.exception() is None and slot.result()[1].here:
             return 0
         return self._gathering.moved_bytes(block, mode)
 
-    def has(self, block: int, mode: Mode) -> bool:
+    def has(self, block: int, mode: BlockMode) -> bool:
         """Whether the slab is here, or has failed, or some thread has begun to load it, or will."""
         return (block, mode) in self._begun or any(
             block < blocks and forms[block] is mode for forms, blocks in self._expected
         )
 
-    def expect(self, *loads: Expected) -> None:
+    def expect(self, *loads: ExpectedSlabs) -> None:
         """Announce that another thread will :meth:`load` these, and nothing else; blocks that ask before wait."""
         self._expected = loads
 
-    def begin(self, block: int, mode: Mode) -> bool:
+    def begin(self, block: int, mode: BlockMode) -> bool:
         """Whether the calling thread is to :meth:`load` the slab: none has begun to."""
         mark = object()
         return self._begun.setdefault((block, mode), mark) is mark
 
-    def load(self, block: int, mode: Mode, pause: Callable[[], None] = lambda: None) -> Arrival:
+    def load(self, block: int, mode: BlockMode, pause: Callable[[], None] = lambda: None) -> TransferHandle:
         """Gather a slab that this thread has begun; an error is raised in the block that asks for the slab.
 
         `pause` is called before the slab is handed out.
@@ -183,30 +183,30 @@ class Slabs:
                 torch.inference_mode(),
                 self._device.loading() as arrival,
                 self._trace.span(
-                    Lane.LOAD, f"block {block}", mode=str(mode), bytes=self.load_bytes(block, mode)
+                    TraceLane.LOAD, f"block {block}", mode=str(mode), bytes=self.load_bytes(block, mode)
                 ),
             ):
                 slab = self._gathering.slab(block, mode)
                 pause()
         except Exception as error:  # noqa: BLE001 - a thread's edge: the block that asks raises it
             slot.set_exception(error)
-            return Arrival()
+            return TransferHandle()
         self._left[mode][block] = 0
         slot.set_result((slab, arrival))
         return arrival
 
-    def error(self, block: int, mode: Mode) -> BaseException | None:
+    def error(self, block: int, mode: BlockMode) -> BaseException | None:
         """Why a slab that was loaded is not here; None where it is, or is still expected."""
         slot = self._slots.get((block, mode))
         return slot.exception() if slot is not None and slot.done() else None
 
-    def fail(self, block: int, mode: Mode, error: Exception) -> None:
+    def fail(self, block: int, mode: BlockMode, error: Exception) -> None:
         """Have the block that asks for a slab raise `error`; one that is here stays."""
         slot = self._slots.setdefault((block, mode), Future())
         if not slot.done():
             slot.set_exception(error)
 
-    def _alone(self, block: int, mode: Mode) -> Tensor:
+    def _alone(self, block: int, mode: BlockMode) -> Tensor:
         """(outside, channels): the only part that a block in `mode` takes."""
         slab = self._slab(block, mode)
         if isinstance(slab, tuple):
@@ -215,12 +215,12 @@ class Slabs:
             raise TypeError("a block's only part was loaded as something else")
         return slab
 
-    def _slab(self, block: int, mode: Mode) -> Slab:
+    def _slab(self, block: int, mode: BlockMode) -> Slab:
         """What was loaded, once the current stream has been told to wait for it."""
         place = (block, mode)
         slot = self._slots.get(place)
         if slot is None or not slot.done():
-            with self._waits.waiting(), self._trace.span(Lane.WAIT, f"block {block}", mode=str(mode)):
+            with self._waits.waiting(), self._trace.span(TraceLane.WAIT, f"block {block}", mode=str(mode)):
                 if not self.has(block, mode) and self.begin(block, mode):
                     self.load(block, mode)
                 slot = self._slots.setdefault(place, Future())
@@ -231,10 +231,10 @@ class Slabs:
             self._met.add(place)
         return slab
 
-    def _kept_bytes(self, mode: Mode) -> Sizes:
+    def _kept_bytes(self, mode: BlockMode) -> Sizes:
         """:meth:`sizes`: of slabs with room for the sequence's own, or of the entry as it is stored."""
         if self.keeps:
-            attends = np.array([mode is Mode.KV and kept.key is not None for kept in self.entry.blocks])
+            attends = np.array([mode is BlockMode.KV and kept.key is not None for kept in self.entry.blocks])
             tokens = self._own * attends + len(self._index[mode])
             return self._family.dtype.itemsize * tokens * self.entry.channels[mode]
         return np.array(

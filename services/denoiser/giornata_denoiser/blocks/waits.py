@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class Waits:
+class WaitTimer:
     """Adds up how long a step has waited for loads, by a clock of monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -11,7 +11,7 @@ from giornata_denoiser.engine.controls import OfSequences
 
 
 @dataclass(frozen=True, eq=False)
-class Added:
+class RowResiduals:
     """Sums that are here."""
 
     behind: Behind
@@ -21,14 +21,14 @@ class Added:
 
     def of(self, sequences: int) -> OfSequences:
         """By sequence of the row."""
-        return tuple(_OfSequence(self, nth) for nth in range(sequences))
+        return tuple(_LocalResiduals(self, nth) for nth in range(sequences))
 
 
 @dataclass(frozen=True, eq=False)
-class _OfSequence:
+class _LocalResiduals:
     """Satisfies :class:`giornata.packed.uses.Residuals`."""
 
-    added: Added
+    added: RowResiduals
     nth: int
 
     whole = True

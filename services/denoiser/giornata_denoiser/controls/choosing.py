@@ -11,7 +11,7 @@ from giornata.control.expansion import Behind, summed
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlState
 from giornata.wire.workers import ServiceState
-from giornata_denoiser.choices import Executor
+from giornata_denoiser.choices import ControlNetExecutor
 
 HOST_BYTES_MS: Final = 5e6
 """Bytes a millisecond between processes of one host; measured, see `docs/results/controlnets.md`."""
@@ -21,7 +21,7 @@ WORK: Final = 1e9
 """Multiplications of which an instance tells the time."""
 
 
-class Due(NamedTuple):
+class ResidualTiming(NamedTuple):
     """When a sum of samples is made, and when it is read."""
 
     made: float
@@ -42,12 +42,12 @@ class RowWork:
     """Multiplications of them."""
     moved_bytes: int
     """Size of the samples that an instance returns."""
-    due: tuple[Due, ...]
+    due: tuple[ResidualTiming, ...]
     """:func:`due` of its ControlNets."""
 
 
 @dataclass(frozen=True)
-class Here:
+class DenoiserProcess:
     """The process that asks."""
 
     host: str
@@ -86,14 +86,14 @@ def best(states: Iterable[ServiceState], digests: Collection[str], host: str) ->
     return min(states, key=rank, default=None)
 
 
-def due(kind: ControlKind, nets: Sequence[Behind]) -> tuple[Due, ...]:
+def due(kind: ControlKind, nets: Sequence[Behind]) -> tuple[ResidualTiming, ...]:
     """When the sums of what several ControlNets add are made and read; all of their blocks count as equal.
 
     A transformer reads a sum behind the first block that it is added to; a UNet reads all of them before its decoder,
     which is about half of it.
     """
     if kind is ControlKind.UNET:
-        return (Due(1.0, 0.5),)
+        return (ResidualTiming(1.0, 0.5),)
     sums = summed(nets)
     made = [0] * len(nets)
     blocks = sum(1 + max((sample for sample in net if sample is not None), default=-1) for net in nets)
@@ -101,11 +101,11 @@ def due(kind: ControlKind, nets: Sequence[Behind]) -> tuple[Due, ...]:
     for parts, block in zip(sums.parts, sums.first, strict=True):
         for net, sample in parts:
             made[net] = max(made[net], sample + 1)
-        found.append(Due(sum(made) / blocks, (block + 1) / len(sums.behind)))
+        found.append(ResidualTiming(sum(made) / blocks, (block + 1) / len(sums.behind)))
     return tuple(found)
 
 
-def exposed_ms(row: RowWork, state: ServiceState, here: Here) -> float:
+def exposed_ms(row: RowWork, state: ServiceState, here: DenoiserProcess) -> float:
     """Predicted time for which a step waits for what an instance computes.
 
     The network computes meanwhile, unless both share a device, or too few cores: then the instance is not faster than
@@ -125,14 +125,18 @@ def exposed_ms(row: RowWork, state: ServiceState, here: Here) -> float:
     return max(0.0, *waits)
 
 
-def _roomy(told: ControlState, here: Here) -> bool:
+def _roomy(told: ControlState, here: DenoiserProcess) -> bool:
     """Whether a denoiser and an instance of one host that compute on processors have a core for each thread."""
     cores = {*here.cores, *told.cores}
     return here.device == CPU and here.threads + told.threads <= len(cores)
 
 
 def chosen(
-    row: RowWork, states: Iterable[ServiceState], digests: Collection[str], here: Here, executor: Executor
+    row: RowWork,
+    states: Iterable[ServiceState],
+    digests: Collection[str],
+    here: DenoiserProcess,
+    executor: ControlNetExecutor,
 ) -> ServiceState | None:
     """The instance that is to compute a row's ControlNets; None: this process, if it can.
 
@@ -140,8 +144,8 @@ def chosen(
     """
     found = best(states, digests, here.host)
     has = row.local_ms < float("inf")
-    if found is None or (executor is Executor.LOCAL and has):
+    if found is None or (executor is ControlNetExecutor.LOCAL and has):
         return None
-    if executor is Executor.SERVICE or not has:
+    if executor is ControlNetExecutor.SERVICE or not has:
         return found
     return found if exposed_ms(row, found, here) < row.local_ms else None

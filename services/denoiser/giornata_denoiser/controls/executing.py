@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.blocks.waits import WaitTimer
 from giornata_denoiser.controls.local import LocalControls, costing
 from giornata_denoiser.controls.remote import RemoteControls
 from giornata_denoiser.engine.controls import ControlLost, ControlNotLoaded, OfSequences
 from giornata_denoiser.rows.row import Row
 
 
-class ExecutingControls:
-    """Satisfies :class:`giornata_denoiser.engine.controls.Controls`. A row that is open at an instance is asked there.
+class ControlDispatcher:
+    """Satisfies :class:`giornata_denoiser.engine.controls.ControlExecutor`.
+
+    A row that is open at an instance is asked there.
 
     Either executor may be missing.
     """
@@ -22,7 +24,7 @@ class ExecutingControls:
         self._local, self._remote = local, remote
 
     def able(self, row: Row) -> Row | None:
-        """See :meth:`giornata_denoiser.engine.controls.Controls.able`: rows wait until they are open.
+        """See :meth:`giornata_denoiser.engine.controls.ControlExecutor.able`: rows wait until they are open.
 
         One that is computed here meanwhile, or because no instance is left, costs this process what it computes.
         """
@@ -34,8 +36,10 @@ class ExecutingControls:
             return costing(row, self._local.works)
         return None if any(row.adapters.controlling(row.step)) else row
 
-    def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
-        """See :meth:`giornata_denoiser.engine.controls.Controls.residuals`.
+    def residuals(
+        self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
+    ) -> tuple[OfSequences, ...]:
+        """See :meth:`giornata_denoiser.engine.controls.ControlExecutor.residuals`.
 
         Instances are asked first, and compute while this process does.
         """
@@ -56,7 +60,7 @@ class ExecutingControls:
         return tuple(found.get(row.key, ()) for row in rows)
 
     def retain(self, keys: Collection[RowKey]) -> None:
-        """See :meth:`giornata_denoiser.engine.controls.Controls.retain`."""
+        """See :meth:`giornata_denoiser.engine.controls.ControlExecutor.retain`."""
         if self._local is not None:
             self._local.retain(keys)
         if self._remote is not None:

@@ -13,7 +13,7 @@ A = TypeVar("A")
 
 
 @dataclass(frozen=True, eq=False)
-class Held(Generic[A]):
+class CachedResiduals(Generic[A]):
     """What one step has added."""
 
     step: int
@@ -24,11 +24,11 @@ class Held(Generic[A]):
     added: A
 
 
-class Holding(Generic[A]):
+class ResidualCache(Generic[A]):
     """What the latest step of each row has added."""
 
     def __init__(self) -> None:
-        self._held: dict[RowKey, Held[A]] = {}
+        self._held: dict[RowKey, CachedResiduals[A]] = {}
 
     def find(self, row: Row, acting: tuple[bool, ...], *, whole: bool, steps: int) -> A | None:
         """What one of the `steps` before the row's next one has made, where the same ControlNets act.
@@ -42,7 +42,7 @@ class Holding(Generic[A]):
 
     def keep(self, row: Row, acting: tuple[bool, ...], added: A, *, whole: bool) -> None:
         """Keep what the row's next step adds."""
-        self._held[row.key] = Held(row.step, acting, whole, added)
+        self._held[row.key] = CachedResiduals(row.step, acting, whole, added)
 
     def added(self, key: RowKey) -> A | None:
         """What is kept of a row."""

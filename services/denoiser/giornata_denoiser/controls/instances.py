@@ -11,18 +11,18 @@ import torch
 
 from giornata.bus.bus import Bus
 from giornata.bus.listening import keep_looking
-from giornata.control.link.client import Link
+from giornata.control.link.client import ControlLink
 from giornata.control.link.losses import LinkLost
 from giornata.fleet import Fleet, ListeningClock
 from giornata.wire import subjects
-from giornata.wire.controlnets import Opened
+from giornata.wire.controlnets import OpenControlReply
 from giornata.wire.errors import NotSupported
 from giornata.wire.workers import ServiceName, ServiceState
 
 log = structlog.get_logger(__name__)
 
 
-class Instances:
+class ControlNetInstances:
     """What telemetry tells of them. Everything is of one event loop."""
 
     def __init__(self) -> None:
@@ -72,10 +72,10 @@ class Instances:
             self._news.set()
 
 
-class Path:
+class ControlDataPath:
     """A link, and how much of its memory rows may still take. Everything is of one event loop."""
 
-    def __init__(self, link: Link, size_bytes: int) -> None:
+    def __init__(self, link: ControlLink, size_bytes: int) -> None:
         self.link, self.size_bytes = link, size_bytes
         self._free = size_bytes
         self._changed = asyncio.Event()
@@ -104,7 +104,7 @@ class Path:
         self._changed.set()
 
 
-class Links:
+class DataPathPool:
     """One data path to each instance that has rows of this denoiser, made when the first row is open there.
 
     A row that leaves while its path is made leaves it to others; :meth:`close` ends all.
@@ -112,10 +112,10 @@ class Links:
 
     def __init__(self, slab_bytes: int, device: torch.device) -> None:
         self._slab_bytes, self._device = slab_bytes, device
-        self._paths: dict[tuple[str, str], asyncio.Task[Path]] = {}
+        self._paths: dict[tuple[str, str], asyncio.Task[ControlDataPath]] = {}
         """By instance and address."""
 
-    async def to(self, instance: str, opened: Opened) -> Path:
+    async def to(self, instance: str, opened: OpenControlReply) -> ControlDataPath:
         """The data path over which the row that is `opened` can be asked for.
 
         Raises:
@@ -144,32 +144,34 @@ class Links:
         making = self._paths[key]
         return making.done() and (making.exception() is not None or making.result().link.lost)
 
-    def _taken(self, keys: Iterable[tuple[str, str]]) -> list[asyncio.Task[Path]]:
+    def _taken(self, keys: Iterable[tuple[str, str]]) -> list[asyncio.Task[ControlDataPath]]:
         return [self._paths.pop(key) for key in keys]
 
-    async def _made(self, instance: str, opened: Opened, over: Collection[asyncio.Task[Path]]) -> Path:
+    async def _made(
+        self, instance: str, opened: OpenControlReply, over: Collection[asyncio.Task[ControlDataPath]]
+    ) -> ControlDataPath:
         await self._end(over)
         link = await asyncio.to_thread(self._link, opened)
         log.info("controlnet_linked", instance=instance, path=opened.path)
-        return Path(link, self._slab_bytes)
+        return ControlDataPath(link, self._slab_bytes)
 
-    async def _end(self, making: Collection[asyncio.Task[Path]]) -> None:
+    async def _end(self, making: Collection[asyncio.Task[ControlDataPath]]) -> None:
         """Close paths, once they are made."""
         if making:
             await asyncio.wait(making)
         links = [task.result().link for task in making if task.exception() is None]
         await asyncio.gather(*(asyncio.to_thread(link.close) for link in links))
 
-    def _link(self, opened: Opened) -> Link:
+    def _link(self, opened: OpenControlReply) -> ControlLink:
         try:
-            return Link(
+            return ControlLink(
                 opened.path, opened.address, opened.token, slab_bytes=self._slab_bytes, device=self._device
             )
         except (OSError, RuntimeError) as error:  # torch tells of memory that is not to be had by the latter
             raise LinkLost(f"no data path over {opened.path} to {opened.address}: {error}") from error
 
 
-def _noted(making: asyncio.Task[Path]) -> None:
+def _noted(making: asyncio.Task[ControlDataPath]) -> None:
     """Whoever waits for it is told; there may be nobody."""
     if not making.cancelled():
         making.exception()

@@ -9,15 +9,15 @@ from typing import Final
 from torch import Tensor
 
 from giornata.control.expansion import Behind, sequences, summed
-from giornata.control.protocol import Conditions, ControlNet
-from giornata.control.running import Act, RowStep, run
+from giornata.control.protocol import ControlConditions, ControlNet
+from giornata.control.running import RowControlNet, RowStep, run
 from giornata.packed.moving import moved
 from giornata.planning.controls import work_of
 from giornata.scheduling.batch import RowKey
 from giornata.wire.adapters import ControlWork
-from giornata_denoiser.controls.added import Added
-from giornata_denoiser.controls.holding import Holding
-from giornata_denoiser.controls.networks import Controlled
+from giornata_denoiser.controls.added import RowResiduals
+from giornata_denoiser.controls.holding import ResidualCache
+from giornata_denoiser.controls.networks import ControlNetTarget
 from giornata_denoiser.engine.controls import ControlNotLoaded, OfSequences
 from giornata_denoiser.rows.row import Row
 
@@ -26,7 +26,7 @@ HELD_STEPS: Final = 2
 
 
 @dataclass(frozen=True, eq=False)
-class _Opened:
+class _OpenControlNet:
     """One ControlNet of a row."""
 
     image: Tensor
@@ -42,7 +42,7 @@ class LocalControls:
     """
 
     def __init__(
-        self, nets: Mapping[str, ControlNet], network: Controlled, held_steps: int = HELD_STEPS
+        self, nets: Mapping[str, ControlNet], network: ControlNetTarget, held_steps: int = HELD_STEPS
     ) -> None:
         self._nets, self._network, self._held_steps = nets, network, held_steps
         self._behind: Mapping[str, Behind] = {
@@ -50,9 +50,9 @@ class LocalControls:
         }
         self.works: Mapping[str, ControlWork] = {digest: work_of(net.card) for digest, net in nets.items()}
         """What each of them costs."""
-        self._opened: dict[tuple[RowKey, int], _Opened] = {}
+        self._opened: dict[tuple[RowKey, int], _OpenControlNet] = {}
         """By row and number of its ControlNet."""
-        self._holding: Holding[Added] = Holding()
+        self._holding: ResidualCache[RowResiduals] = ResidualCache()
 
     def has(self, row: Row) -> bool:
         """Whether all ControlNets of `row` are here, and what they see."""
@@ -76,7 +76,7 @@ class LocalControls:
             made[place][nth] = sample
         for number, step, samples in zip(due, steps, made, strict=True):
             sums = summed([act.behind for act in step.acts])
-            added = Added(sums.behind, tuple(samples[nth] for nth in range(len(sums.parts))))
+            added = RowResiduals(sums.behind, tuple(samples[nth] for nth in range(len(sums.parts))))
             found[number] = added
             # As long as one that an instance made of the region would serve, so that pictures are equal.
             asked = whole[number] or rows[number].region is None
@@ -92,7 +92,7 @@ class LocalControls:
             del self._opened[act]
         self._holding.retain(keys)
 
-    def _still(self, row: Row, acts: tuple[bool, ...], whole: bool) -> Added | None:  # noqa: FBT001 - of one row
+    def _still(self, row: Row, acts: tuple[bool, ...], whole: bool) -> RowResiduals | None:  # noqa: FBT001 - of one row
         """What an earlier step of `row` has made, where it serves this one."""
         if row.region is None:
             return None
@@ -104,18 +104,18 @@ class LocalControls:
         latents = row.scaled(moved(row.latent, net.device)).to(net.dtype)
         return RowStep(acts, row.step, latents, sequences(self._network.base.kind, len(row.prompts)))
 
-    def _act(self, row: Row, nth: int) -> Act:
+    def _act(self, row: Row, nth: int) -> RowControlNet:
         use = row.adapters.controls[nth]
         net = self._nets.get(use.digest)
         if net is None:
             raise ControlNotLoaded(f"the ControlNet {use.digest[:12]} is not loaded here")
         opened = self._open(net, row, nth)
-        return Act(net, opened.row, use.scale, self._behind[use.digest])
+        return RowControlNet(net, opened.row, use.scale, self._behind[use.digest])
 
-    def _open(self, net: ControlNet, row: Row, nth: int) -> _Opened:
+    def _open(self, net: ControlNet, row: Row, nth: int) -> _OpenControlNet:
         image, known = row.control_images[nth], self._opened.get((row.key, nth))
         if known is None or known.image is not image:
-            known = _Opened(image, net.open(conditions(row, nth, self._network)))
+            known = _OpenControlNet(image, net.open(conditions(row, nth, self._network)))
             self._opened[row.key, nth] = known
         return known
 
@@ -128,9 +128,9 @@ def costing(row: Row, works: Mapping[str, ControlWork]) -> Row:
     return replace(row, adapters=replace(row.adapters, controls=controls))
 
 
-def conditions(row: Row, nth: int, network: Controlled) -> Conditions:
+def conditions(row: Row, nth: int, network: ControlNetTarget) -> ControlConditions:
     """What the ControlNet `nth` of a row sees of it."""
-    return Conditions(
+    return ControlConditions(
         row.control_images[nth],
         row.grid,
         tuple(network.text(prompt) for prompt in row.prompts),

@@ -24,7 +24,7 @@ class ControlledNetwork(Protocol):
 
 
 @dataclass(frozen=True)
-class Controlled:
+class ControlNetTarget:
     """A network that ControlNets add to."""
 
     base: ControlBase
@@ -32,11 +32,11 @@ class Controlled:
     """The text of one sequence, as ControlNets see it."""
 
 
-def controlled(network: Network, token_pixels: int) -> Controlled | None:
+def controlled(network: Network, token_pixels: int) -> ControlNetTarget | None:
     """What ControlNets have to know of a `network`; None where diffusers has none for it.
 
     A token has `token_pixels` pixels of the picture a side.
     """
     if not isinstance(network, ControlledNetwork):
         return None
-    return Controlled(network.control_base(token_pixels), network.control_text)
+    return ControlNetTarget(network.control_base(token_pixels), network.control_text)

@@ -10,11 +10,11 @@ from giornata.checkpoints import CONTROL_FILES, checkpoint_folder
 from giornata.control.loading import load
 from giornata.control.naming import named
 from giornata.control.protocol import ControlNet
-from giornata_denoiser.controls.networks import Controlled
+from giornata_denoiser.controls.networks import ControlNetTarget
 
 
 def open_controls(
-    configured: str, network: Controlled | None, *, dtype: torch.dtype, device: torch.device
+    configured: str, network: ControlNetTarget | None, *, dtype: torch.dtype, device: torch.device
 ) -> Mapping[str, ControlNet]:
     """The configured ControlNets by digest, with cards that tell their work; a hub id is downloaded first.
 

@@ -21,7 +21,7 @@ STEPS: Final = 2
 
 
 @dataclass(frozen=True)
-class Asking:
+class ControlClientInfo:
     """The denoiser that asks."""
 
     base: ControlBase
@@ -34,7 +34,7 @@ class Asking:
     """The dtype of latents and samples."""
 
 
-def room_bytes(asking: Asking, row: Row, behind: Sequence[Behind]) -> int:
+def room_bytes(asking: ControlClientInfo, row: Row, behind: Sequence[Behind]) -> int:
     """Bytes that a row takes of a data path; `behind` is by ControlNet."""
     base = asking.base
     sums = summed(behind)
@@ -46,7 +46,7 @@ def room_bytes(asking: Asking, row: Row, behind: Sequence[Behind]) -> int:
 
 
 def question(
-    asking: Asking, request: RunRequest, row: Row, paths: tuple[DataPath, ...], remaining_ms: int
+    asking: ControlClientInfo, request: RunRequest, row: Row, paths: tuple[DataPath, ...], remaining_ms: int
 ) -> OpenControl:
     """The message."""
     controls = row.adapters.controls

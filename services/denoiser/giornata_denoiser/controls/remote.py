@@ -10,14 +10,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from giornata.control.expansion import Behind, Summed, sequences, summed
-from giornata.control.link.client import Asked, Link
+from giornata.control.expansion import Behind, ResidualLayout, sequences, summed
+from giornata.control.link.client import ControlLink, ControlStepHandle
 from giornata.control.link.losses import ControlFailed, LinkLate, LinkLost
 from giornata.packed.moving import moved
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.blocks.waits import Waits
-from giornata_denoiser.controls.holding import Holding
-from giornata_denoiser.controls.networks import Controlled
+from giornata_denoiser.blocks.waits import WaitTimer
+from giornata_denoiser.controls.holding import ResidualCache
+from giornata_denoiser.controls.networks import ControlNetTarget
 from giornata_denoiser.engine.controls import ControlLost, OfSequences
 from giornata_denoiser.rows.row import Row
 
@@ -26,11 +26,11 @@ LATE_S: Final = 10.0
 
 
 @dataclass(frozen=True, eq=False)
-class Session:
+class ControlNetSession:
     """A row that is open at an instance."""
 
     instance: str
-    link: Link
+    link: ControlLink
     row: str
     """What the instance knows it by."""
     behind: tuple[Behind, ...]
@@ -38,13 +38,13 @@ class Session:
 
 
 @dataclass(frozen=True, eq=False)
-class Coming:
+class PendingResiduals:
     """What was asked for a row's step."""
 
     key: RowKey
-    session: Session
-    asked: Asked
-    sums: Summed
+    session: ControlNetSession
+    asked: ControlStepHandle
+    sums: ResidualLayout
     sequences: int
     whole: bool
 
@@ -55,7 +55,7 @@ class Coming:
 
 
 @dataclass(frozen=True)
-class Manner:
+class RemoteControlOptions:
     """How rows use what an instance computes."""
 
     held_steps: int = 1
@@ -71,21 +71,21 @@ class RemoteControls:
 
     def __init__(
         self,
-        network: Controlled,
+        network: ControlNetTarget,
         dtype: torch.dtype,
         device: torch.device,
         lost: Callable[[RowKey, Exception], None],
-        manner: Manner | None = None,
+        manner: RemoteControlOptions | None = None,
     ) -> None:
         self._network, self._dtype, self._device, self._lost = network, dtype, device, lost
-        self._manner = manner or Manner()
+        self._manner = manner or RemoteControlOptions()
         self._lock = threading.Lock()
-        self._sessions: dict[RowKey, Session] = {}
-        self._holding: Holding[Coming] = Holding()
-        self._used: list[Coming] = []
+        self._sessions: dict[RowKey, ControlNetSession] = {}
+        self._holding: ResidualCache[PendingResiduals] = ResidualCache()
+        self._used: list[PendingResiduals] = []
         """What the last step has used, and no later one will."""
 
-    def put(self, key: RowKey, session: Session) -> None:
+    def put(self, key: RowKey, session: ControlNetSession) -> None:
         """The row is open there from now on."""
         with self._lock:
             self._sessions[key] = session
@@ -100,7 +100,7 @@ class RemoteControls:
         with self._lock:
             return key in self._sessions
 
-    def ask(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
+    def ask(self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer) -> tuple[OfSequences, ...]:
         """Ask for what is added in the next steps of `rows`, which are open; what is read of it is waited for then.
 
         Raises:
@@ -115,7 +115,7 @@ class RemoteControls:
         if not keys:
             self._release()
 
-    def _of(self, row: Row, whole: bool, waits: Waits) -> OfSequences:  # noqa: FBT001 - of one row
+    def _of(self, row: Row, whole: bool, waits: WaitTimer) -> OfSequences:  # noqa: FBT001 - of one row
         acting = row.adapters.controlling(row.step)
         if not any(acting):
             return ()
@@ -130,7 +130,9 @@ class RemoteControls:
         self._holding.keep(row, acting, mine, whole=whole)
         return self._read(mine, row, waits)
 
-    def _asked(self, row: Row, acting: tuple[bool, ...], waits: Waits, *, whole: bool) -> Coming:
+    def _asked(
+        self, row: Row, acting: tuple[bool, ...], waits: WaitTimer, *, whole: bool
+    ) -> PendingResiduals:
         with self._lock:
             session = self._sessions.get(row.key)
         if session is None:
@@ -155,12 +157,12 @@ class RemoteControls:
             raise self._gone(self._over(session.link), error) from error
         except LinkLate as error:
             raise self._gone({row.key: session}, error) from error
-        return Coming(row.key, session, asked, sums, count, whole)
+        return PendingResiduals(row.key, session, asked, sums, count, whole)
 
-    def _read(self, coming: Coming, row: Row, waits: Waits) -> OfSequences:
-        return tuple(_Awaited(self, coming, nth, waits) for nth in range(len(row.prompts)))
+    def _read(self, coming: PendingResiduals, row: Row, waits: WaitTimer) -> OfSequences:
+        return tuple(_RemoteResiduals(self, coming, nth, waits) for nth in range(len(row.prompts)))
 
-    def sample(self, coming: Coming, index: int, waits: Waits) -> Tensor:
+    def sample(self, coming: PendingResiduals, index: int, waits: WaitTimer) -> Tensor:
         """(sequences, tokens, channels) on the engine's device.
 
         Raises:
@@ -177,19 +179,19 @@ class RemoteControls:
             raise self._gone({coming.key: coming.session}, error, coming) from error
         return moved(flat.view(coming.sequences, -1, flat.shape[1]), self._device)
 
-    def _over(self, link: Link) -> Mapping[RowKey, Session]:
+    def _over(self, link: ControlLink) -> Mapping[RowKey, ControlNetSession]:
         """The rows that are open over a link."""
         with self._lock:
             return {key: session for key, session in self._sessions.items() if session.link is link}
 
-    def _as_late(self, coming: Coming) -> Mapping[RowKey, Session]:
+    def _as_late(self, coming: PendingResiduals) -> Mapping[RowKey, ControlNetSession]:
         """Rows of the same link whose samples are not here either, and were asked for no later than what waits here."""
         pending = {key: self._holding.added(key) for key in self._over(coming.session.link)}
         late = (each for each in pending.values() if each is not None and not each.here)
         return {coming.key: coming.session, **{each.key: each.session for each in late}}
 
     def _gone(
-        self, rows: Mapping[RowKey, Session], error: Exception, read: Coming | None = None
+        self, rows: Mapping[RowKey, ControlNetSession], error: Exception, read: PendingResiduals | None = None
     ) -> ControlLost:
         """These `rows` are not open any longer, and their owners are told. `read` is of no use to any step."""
         keys = set(rows) if read is None else {read.key, *rows}
@@ -209,7 +211,7 @@ class RemoteControls:
         self._let_go(self._used)
         self._used.clear()
 
-    def _let_go(self, comings: Collection[Coming]) -> None:
+    def _let_go(self, comings: Collection[PendingResiduals]) -> None:
         if comings and self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         for coming in comings:
@@ -217,13 +219,13 @@ class RemoteControls:
 
 
 @dataclass(frozen=True, eq=False)
-class _Awaited:
+class _RemoteResiduals:
     """What is added to one sequence; satisfies :class:`giornata.packed.uses.Residuals`."""
 
     controls: RemoteControls
-    coming: Coming
+    coming: PendingResiduals
     nth: int
-    waits: Waits
+    waits: WaitTimer
 
     @property
     def whole(self) -> bool:

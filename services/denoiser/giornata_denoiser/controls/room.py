@@ -20,15 +20,15 @@ from giornata.wire.errors import ControlNetNotFound
 from giornata.wire.messages import RunRequest
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.choosing import Here, RowWork, able, chosen, due
-from giornata_denoiser.controls.executing import ExecutingControls
-from giornata_denoiser.controls.instances import Instances, Links
+from giornata_denoiser.controls.choosing import DenoiserProcess, RowWork, able, chosen, due
+from giornata_denoiser.controls.executing import ControlDispatcher
+from giornata_denoiser.controls.instances import ControlNetInstances, DataPathPool
 from giornata_denoiser.controls.local import LocalControls, costing
-from giornata_denoiser.controls.networks import Controlled, controlled
-from giornata_denoiser.controls.questions import Asking
-from giornata_denoiser.controls.remote import Manner, RemoteControls
-from giornata_denoiser.controls.sessions import Sessions
-from giornata_denoiser.engine.controls import Controls, NoControls
+from giornata_denoiser.controls.networks import ControlNetTarget, controlled
+from giornata_denoiser.controls.questions import ControlClientInfo
+from giornata_denoiser.controls.remote import RemoteControlOptions, RemoteControls
+from giornata_denoiser.controls.sessions import ControlNetSessionManager
+from giornata_denoiser.engine.controls import ControlExecutor, NoControls
 from giornata_denoiser.engine.weighing import predicted_ms
 from giornata_denoiser.rows.row import Row
 
@@ -38,27 +38,27 @@ SLAB_MB: Final = 1024
 """And at most so much."""
 
 
-class ControlRoom:
+class DenoiserControlNets:
     """The ControlNets of one denoiser whose network can have some."""
 
     def __init__(
         self,
         config: DenoiserConfig,
         checkpoint: Checkpoint,
-        network: Controlled,
+        network: ControlNetTarget,
         costs: CostModel,
         *,
-        instances: Instances,
-        sessions: Sessions,
+        instances: ControlNetInstances,
+        sessions: ControlNetSessionManager,
     ) -> None:
         self._config, self._checkpoint, self._network, self._costs = config, checkpoint, network, costs
         self._instances, self._sessions = instances, sessions
         family, nets = checkpoint.family, checkpoint.controlnets
         held = config.control_held_steps
         local = LocalControls(nets, network, held) if nets else None
-        manner = Manner(held, config.control_late_s)
+        manner = RemoteControlOptions(held, config.control_late_s)
         sessions.remote = RemoteControls(network, family.dtype, family.device, sessions.lost, manner)
-        self.controls: Controls = ExecutingControls(local, sessions.remote)
+        self.controls: ControlExecutor = ControlDispatcher(local, sessions.remote)
 
     @property
     def base(self) -> ControlBase:
@@ -90,9 +90,9 @@ class ControlRoom:
             chosen(self._work(row), states, digests, self._here(), self._config.control_executor) is not None
         )
 
-    def _here(self) -> Here:
+    def _here(self) -> DenoiserProcess:
         device = device_id(self._checkpoint.family.device)
-        return Here(host_name(), device, torch.get_num_threads(), usable_cores())
+        return DenoiserProcess(host_name(), device, torch.get_num_threads(), usable_cores())
 
     def _work(self, row: Row) -> RowWork:
         """The work of a row whose ControlNets are all here."""
@@ -120,7 +120,7 @@ class ControlRoom:
         )
 
 
-class Kept(NamedTuple):
+class ControlledRows(NamedTuple):
     """Rows whose ControlNets are computed somewhere."""
 
     rows: tuple[Row, ...]
@@ -130,8 +130,8 @@ class Kept(NamedTuple):
 
 @asynccontextmanager
 async def open_rows(
-    room: ControlRoom | None, request: RunRequest, rows: Sequence[Row]
-) -> AsyncIterator[Kept]:
+    room: DenoiserControlNets | None, request: RunRequest, rows: Sequence[Row]
+) -> AsyncIterator[ControlledRows]:
     """Have the ControlNets of `rows` computed within the context.
 
     Raises:
@@ -140,7 +140,7 @@ async def open_rows(
     if room is not None:
         placed = room.placed(rows)
         async with room.held(request, placed) as failed:
-            yield Kept(placed, failed)
+            yield ControlledRows(placed, failed)
         return
     if request.job.controls:
         raise ControlNetNotFound(
@@ -148,7 +148,7 @@ async def open_rows(
         )
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
-        yield Kept(tuple(rows), never)
+        yield ControlledRows(tuple(rows), never)
     finally:
         never.cancel()
 
@@ -164,7 +164,7 @@ async def control_room(
     checkpoint: Checkpoint,
     costs: CostModel,
     resume: Callable[[str, int], None],
-) -> AsyncIterator[ControlRoom | None]:
+) -> AsyncIterator[DenoiserControlNets | None]:
     """The room of a denoiser; None where its network can have no ControlNets. `resume` is the engine's."""
     network = controlled(checkpoint.family.network, checkpoint.card.pixel_multiple)
     if network is None:
@@ -175,9 +175,9 @@ async def control_room(
     paths: tuple[DataPath, ...] = (DataPath.UNIX, DataPath.TCP)
     if device.type == "cuda":
         paths = (DataPath.CUDA, *paths)
-    asking = Asking(network.base, config.instance, host_name(), paths, family.dtype)
+    asking = ControlClientInfo(network.base, config.instance, host_name(), paths, family.dtype)
     slab_mb = config.control_slab_mb or min(SLAB_MB, memory_bytes() // SLAB_SHARE >> 20)
-    instances, links = Instances(), Links(slab_mb << 20, device)
+    instances, links = ControlNetInstances(), DataPathPool(slab_mb << 20, device)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(links.close)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
@@ -186,14 +186,14 @@ async def control_room(
             tasks.create_task(links.leave(instance), name="leave")
 
         instances.on_gone = gone
-        sessions = Sessions(
+        sessions = ControlNetSessionManager(
             bus, instances, links, asking, open_s=config.control_open_s, resume=resume, tasks=tasks
         )
-        room = ControlRoom(config, checkpoint, network, costs, instances=instances, sessions=sessions)
+        room = DenoiserControlNets(config, checkpoint, network, costs, instances=instances, sessions=sessions)
         await stack.enter_async_context(instances.heard(bus))
         yield room
 
 
-def controls_of(room: ControlRoom | None) -> Controls:
+def controls_of(room: DenoiserControlNets | None) -> ControlExecutor:
     """What an engine asks."""
     return NoControls() if room is None else room.controls

@@ -16,10 +16,10 @@ from giornata.scheduling.batch import RowKey
 from giornata.wire import subjects
 from giornata.wire.controlnets import (
     CloseControl,
-    Closed,
+    CloseControlReply,
     DataPath,
     OpenControl,
-    Opened,
+    OpenControlReply,
     StepRefusal,
     control_row,
 )
@@ -27,9 +27,9 @@ from giornata.wire.errors import ControlNetNotFound, ControlNetUnavailable, Dead
 from giornata.wire.messages import RunRequest
 from giornata.wire.workers import ServiceState
 from giornata_denoiser.controls import choosing
-from giornata_denoiser.controls.instances import Instances, Links, Path
-from giornata_denoiser.controls.questions import Asking, question, room_bytes
-from giornata_denoiser.controls.remote import RemoteControls, Session
+from giornata_denoiser.controls.instances import ControlDataPath, ControlNetInstances, DataPathPool
+from giornata_denoiser.controls.questions import ControlClientInfo, question, room_bytes
+from giornata_denoiser.controls.remote import ControlNetSession, RemoteControls
 from giornata_denoiser.rows.row import Row
 
 OPENING_MS: Final = 15_000
@@ -43,7 +43,7 @@ MOST_LOSSES: Final = 5
 log = structlog.get_logger(__name__)
 
 
-class Sessions:
+class ControlNetSessionManager:
     """Keeps rows open. Everything but :meth:`lost` is of one event loop.
 
     A row waits for `open_s` seconds for an instance that takes it. `resume` is told of an attempt, job and number,
@@ -53,9 +53,9 @@ class Sessions:
     def __init__(
         self,
         bus: Bus,
-        instances: Instances,
-        links: Links,
-        asking: Asking,
+        instances: ControlNetInstances,
+        links: DataPathPool,
+        asking: ControlClientInfo,
         *,
         open_s: float,
         resume: Callable[[str, int], None],
@@ -133,7 +133,7 @@ class Sessions:
         return ControlNetUnavailable("The row was lost at its ControlNet instances.", received=reasons[-1])
 
     async def _asked_there(
-        self, row: Row, session: Session, path: Path, losses: asyncio.Queue[Exception]
+        self, row: Row, session: ControlNetSession, path: ControlDataPath, losses: asyncio.Queue[Exception]
     ) -> Exception:
         """Let the engine ask for the row at an instance, until it is lost there: why it is."""
         taken = room_bytes(self._asking, row, session.behind)
@@ -151,7 +151,7 @@ class Sessions:
 
     async def _opened(
         self, request: RunRequest, row: Row, excluded: set[str], *, lost: bool
-    ) -> tuple[Session, Path]:
+    ) -> tuple[ControlNetSession, ControlDataPath]:
         """The row at an instance that is not excluded; after a while, at any.
 
         One that was `lost` has been open: its ControlNets exist, though nobody may tell of them now.
@@ -200,7 +200,9 @@ class Sessions:
             models = ", ".join(use.model for use in row.adapters.controls)
             raise ControlNetNotFound(field="controlnets", received=models) from None
 
-    async def _open_at(self, state: ServiceState, request: RunRequest, row: Row) -> tuple[Session, Path]:
+    async def _open_at(
+        self, state: ServiceState, request: RunRequest, row: Row
+    ) -> tuple[ControlNetSession, ControlDataPath]:
         """The row at this instance; by its next best data path where one cannot be had after all.
 
         Raises:
@@ -228,16 +230,16 @@ class Sessions:
             if paths != self._asking.paths or not isinstance(error, GiornataError):  # it may be open there
                 self._begin_close(row.key, state.instance)
             raise
-        session = Session(state.instance, path.link, control_row(*_named(row.key)), opened.behind)
+        session = ControlNetSession(state.instance, path.link, control_row(*_named(row.key)), opened.behind)
         return session, path
 
     async def _asked(
         self, state: ServiceState, request: RunRequest, row: Row, paths: tuple[DataPath, ...]
-    ) -> Opened:
+    ) -> OpenControlReply:
         remaining_ms = min(request.remaining_ms, OPENING_MS)
         asked: OpenControl = question(self._asking, request, row, paths, remaining_ms)
         subject = subjects.controlnet(state.instance, "open")
-        call = self._bus.call(subject, asked, Opened, Deadline.after_ms(remaining_ms))
+        call = self._bus.call(subject, asked, OpenControlReply, Deadline.after_ms(remaining_ms))
         opening = asyncio.create_task(call, name="opening")
         left = asyncio.create_task(self._instances.left(state.instance), name="left")
         try:
@@ -263,7 +265,7 @@ class Sessions:
         asked = CloseControl(job_id=job_id, attempt=attempt, index=index, remaining_ms=CLOSE_MS)
         try:
             subject = subjects.controlnet(instance, "close")
-            await self._bus.call(subject, asked, Closed, Deadline.after_ms(CLOSE_MS))
+            await self._bus.call(subject, asked, CloseControlReply, Deadline.after_ms(CLOSE_MS))
         except GiornataError as error:  # it forgets rows that make no steps
             log.info("controlnet_not_closed", key=key, instance=instance, error=str(error))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from giornata.packed.low_rank import LowRank
+from giornata.packed.low_rank import SequenceLoras
 from giornata.packed.moving import moved
 from giornata.packed.packing import Segments
 from giornata_denoiser.families.protocol import ModelFamily, SequenceInputs
@@ -26,11 +26,11 @@ class DeviceInputs:
     """The row's own conditioning; `conditioning` is a copy of it. Every row is built with its own."""
     matrices: Tensor
     """(steps, states, 2 + states): those of the row's track."""
-    low_rank: LowRank | None = None
+    low_rank: SequenceLoras | None = None
     """The LoRAs under which the sequences are prepared."""
 
 
-def place(row: Row, family: ModelFamily, low_rank: LowRank | None = None) -> DeviceInputs:
+def place(row: Row, family: ModelFamily, low_rank: SequenceLoras | None = None) -> DeviceInputs:
     """The inputs of `row` on the family's device; its own tensors where they are there already.
 
     They are for steps in which `low_rank` acts.
@@ -58,7 +58,7 @@ def place(row: Row, family: ModelFamily, low_rank: LowRank | None = None) -> Dev
 
 
 @dataclass(frozen=True, eq=False)
-class Guided:
+class GuidedRows:
     """The rows with true classifier-free guidance; their negative sequences follow all positive ones."""
 
     rows: tuple[int, ...]
@@ -72,7 +72,7 @@ class Guided:
 
 
 @dataclass(frozen=True, eq=False)
-class Assembly:
+class BatchTensors:
     """Packed tensors of a batch. Image tokens are packed by row; those of negative sequences follow."""
 
     batch: object
@@ -87,7 +87,7 @@ class Assembly:
     """(computed_tokens,) int64: batch index of each one's row."""
     computed_lengths: list[int]
     """Computed tokens of each row."""
-    guided: Guided | None
+    guided: GuidedRows | None
     matrices: tuple[Tensor, ...]
     """Each row's (steps, states, 2 + states), those of its track."""
 
@@ -98,7 +98,7 @@ def assemble(
     placed: Sequence[DeviceInputs] | None = None,
     *,
     computes: bool = True,
-) -> Assembly:
+) -> BatchTensors:
     """Pack `rows`. What changes from step to step (latents, noise levels) is not in it.
 
     `placed` are their inputs, in the same order; by default they are placed now. Where the network `computes` nothing,
@@ -113,7 +113,7 @@ def assemble(
         None if region is None else region.computed
         for region in (each.sequences[0].region for each in placed)
     )
-    return Assembly(
+    return BatchTensors(
         batch=family.network.assemble(
             [each.sequences[0] for each in placed] + [placed[index].sequences[1] for index in guided_rows]
         )
@@ -142,12 +142,14 @@ def _computed(rows: Sequence[Row], regions: Sequence[Tensor | None], device: tor
     )
 
 
-def _guided(rows: Sequence[Row], indices: list[int], row_of_computed: Tensor, device: torch.device) -> Guided:
+def _guided(
+    rows: Sequence[Row], indices: list[int], row_of_computed: Tensor, device: torch.device
+) -> GuidedRows:
     chosen = torch.tensor(indices)
     row_of_token = Segments(tuple(row.image_tokens for row in rows)).sequence
     computed = torch.isin(row_of_computed, chosen).nonzero().squeeze(1)
     scales = torch.tensor([row.true_cfg_scale for row in rows], dtype=torch.float32)
-    return Guided(
+    return GuidedRows(
         rows=tuple(indices),
         tokens=moved(torch.isin(row_of_token, chosen).nonzero().squeeze(1), device),
         computed=moved(computed, device),

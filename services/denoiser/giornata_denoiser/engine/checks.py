@@ -16,7 +16,7 @@ from giornata.scheduling.batch import RowKey
 from giornata_denoiser.rows.row import Row
 
 
-class Verdict:
+class FiniteCheck:
     """Whether each of some latents, (tokens, channels) each, is finite. A CPU knows at once."""
 
     late = False
@@ -32,7 +32,7 @@ class Verdict:
         return finite
 
 
-class LateVerdict(Verdict):
+class LateFiniteCheck(FiniteCheck):
     """The verdict of a CUDA device: copied to pinned memory, and read once an event has passed."""
 
     late = True
@@ -51,33 +51,33 @@ class LateVerdict(Verdict):
         return finite
 
 
-Judge = Callable[[Sequence[Tensor]], Verdict]
+Judge = Callable[[Sequence[Tensor]], FiniteCheck]
 """Makes the verdict on a step's latents."""
 
 
 def judge_for(device: torch.device) -> Judge:
     """How verdicts on `device` are made."""
-    return LateVerdict if device.type == "cuda" else Verdict
+    return LateFiniteCheck if device.type == "cuda" else FiniteCheck
 
 
-class _Unread(NamedTuple):
+class _UnreadFiniteCheck(NamedTuple):
     before: Row
     """The row as it was before the step."""
-    verdict: Verdict
+    verdict: FiniteCheck
     place: int
     """The row's index in the step."""
 
 
-class Checks:
+class PendingFiniteChecks:
     """The verdicts that are not read yet, by row."""
 
     def __init__(self) -> None:
-        self._unread: dict[RowKey, _Unread] = {}
+        self._unread: dict[RowKey, _UnreadFiniteCheck] = {}
 
-    def postpone(self, rows: Sequence[Row], verdict: Verdict) -> None:
+    def postpone(self, rows: Sequence[Row], verdict: FiniteCheck) -> None:
         """The step of `rows`, as they were before it, is judged by `verdict`, which is read later."""
         for place, row in enumerate(rows):
-            self._unread[row.key] = _Unread(row, verdict, place)
+            self._unread[row.key] = _UnreadFiniteCheck(row, verdict, place)
 
     def poisoned(self, rows: Sequence[Row]) -> dict[RowKey, Row]:
         """Read the open verdicts of `rows`. Returns the rows that are not finite, as they were before the step."""

@@ -12,35 +12,35 @@ from typing import NamedTuple
 
 import torch
 
-from giornata.packed.low_rank import LowRank
-from giornata.packed.tracing import UNTRACED, Lane, Tracing
-from giornata.planning.operations import Work
+from giornata.packed.low_rank import SequenceLoras
+from giornata.packed.tracing import UNTRACED, LaneTracer, TraceLane
+from giornata.planning.operations import StepWork
 from giornata.scheduling.batch import RowKey
 from giornata.wire.errors import RowPoisoned
 from giornata.wire.workers import StepSample
-from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.blocks.waits import WaitTimer
 from giornata_denoiser.engine import results
 from giornata_denoiser.engine.arriving import able
-from giornata_denoiser.engine.checks import Checks, Judge, Verdict, judge_for
-from giornata_denoiser.engine.controls import ControlLost, Controls, NoControls, controlled, wholly
+from giornata_denoiser.engine.checks import FiniteCheck, Judge, PendingFiniteChecks, judge_for
+from giornata_denoiser.engine.controls import ControlExecutor, ControlLost, NoControls, controlled, wholly
 from giornata_denoiser.engine.extrapolating import divided, joined, spread
 from giornata_denoiser.engine.hosting import hosting_for
 from giornata_denoiser.engine.low_ranks import LowRanks, NoLoras, acting, adapted
-from giornata_denoiser.engine.placing import Placing
+from giornata_denoiser.engine.placing import BatchAssembler
 from giornata_denoiser.engine.protocol import FailedRow, StepReport
-from giornata_denoiser.engine.sources import ReuseOptions, Sources, StepPlan
-from giornata_denoiser.engine.stepping import Stepped, denoise_step, extrapolated_step
+from giornata_denoiser.engine.sources import ReuseOptions, StepPlan, StepPlanner
+from giornata_denoiser.engine.stepping import StepOutput, denoise_step, extrapolated_step
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
 
 
-class _Given(NamedTuple):
+class _InFlightStep(NamedTuple):
     """A step that the device has been given."""
 
-    verdict: Verdict
-    work: Work
+    verdict: FiniteCheck
+    work: StepWork
     sample: StepSample | None
     began: float
     assemble_ms: float
@@ -50,7 +50,7 @@ class _Given(NamedTuple):
     """What all steps before it have waited for ControlNets."""
 
 
-class Computing:
+class ModelRunner:
     """Computes steps in the thread that calls it; see :class:`giornata_denoiser.engine.engine.Engine` for its parts.
 
     `ran_out` hears of rows whose step did not fit into memory together.
@@ -63,16 +63,16 @@ class Computing:
         preview_map: PreviewMap | None = None,
         *,
         reusing: ReuseOptions | None = None,
-        trace: Tracing = UNTRACED,
+        trace: LaneTracer = UNTRACED,
         judge: Judge | None = None,
         low_ranks: LowRanks | None = None,
-        controls: Controls | None = None,
+        controls: ControlExecutor | None = None,
         ran_out: Callable[[Sequence[Row]], object] = lambda _: None,
     ) -> None:
         self.family = family
         self._judge = judge or judge_for(family.device)
-        self._checks = Checks()
-        self._given: _Given | None = None
+        self._checks = PendingFiniteChecks()
+        self._given: _InFlightStep | None = None
         """The step that the device may not have ended."""
         self._ended_s, self._ended_waits_s = -math.inf, 0.0
         """When it ended the last one that has been waited for, and how long all had waited for ControlNets by then."""
@@ -83,10 +83,10 @@ class Computing:
         self._clock, self._trace = clock, trace
         self._low_ranks = low_ranks or NoLoras()
         self._controls = controls or NoControls()
-        self.placing = Placing(family)
-        self._waits, self._control_waits = Waits(clock), Waits(clock)
+        self.placing = BatchAssembler(family)
+        self._waits, self._control_waits = WaitTimer(clock), WaitTimer(clock)
         self.hosting = hosting_for(family.device, self._waits)
-        self.sources = Sources(family, how, self._waits, trace)
+        self.sources = StepPlanner(family, how, self._waits, trace)
         """What plans the steps' use of templates."""
 
     def able(self, row: Row) -> Row | None:
@@ -164,7 +164,7 @@ class Computing:
 
     def attempt(self, rows: tuple[Row, ...]) -> StepReport:
         """One step of `rows` as :meth:`compute` begins it: what it raises blames no row, and nothing is tried again."""
-        with self._trace.span(Lane.STEP, f"{len(rows)} rows"):
+        with self._trace.span(TraceLane.STEP, f"{len(rows)} rows"):
             return self._forward(rows)
 
     def _give_back(self) -> None:
@@ -184,7 +184,7 @@ class Computing:
             ]
             verdict = self._judge(stepped.latents)
         entries = self._hosted(rows, plan)
-        given = _Given(
+        given = _InFlightStep(
             verdict,
             plan.work,
             plan.sample,
@@ -210,7 +210,7 @@ class Computing:
             results.cached_blocks(rows, stepped, self.family.depth),
         )
 
-    def _made(self, rows: tuple[Row, ...]) -> tuple[Stepped, StepPlan, float]:
+    def _made(self, rows: tuple[Row, ...]) -> tuple[StepOutput, StepPlan, float]:
         """What a step makes of `rows`, its plan, and when its forward was assembled."""
         low_ranks = tuple(acting(row, self._low_ranks) for row in rows)
         division = divided(rows, learns=self._learns)
@@ -228,8 +228,8 @@ class Computing:
         return joined(division, made[0], stepped), plan, made[2]
 
     def _computed(
-        self, rows: tuple[Row, ...], low_ranks: tuple[LowRank | None, ...]
-    ) -> tuple[Stepped, StepPlan, float]:
+        self, rows: tuple[Row, ...], low_ranks: tuple[SequenceLoras | None, ...]
+    ) -> tuple[StepOutput, StepPlan, float]:
         """:meth:`_made` of rows that the network computes."""
         assembly = self.placing.of(rows, low_ranks)
         assembled = self._clock()
@@ -252,7 +252,7 @@ class Computing:
         return entries
 
     def _judged(
-        self, rows: Sequence[Row], given: _Given, *, leaves: bool
+        self, rows: Sequence[Row], given: _InFlightStep, *, leaves: bool
     ) -> tuple[dict[RowKey, Row], StepSample | None]:
         """Rows that are not finite, as of their last good step, and the sample of the last step that has ended.
 
@@ -271,7 +271,7 @@ class Computing:
                 poisoned.setdefault(row.key, row)
         return poisoned, sample
 
-    def _ended(self, given: _Given) -> StepSample | None:
+    def _ended(self, given: _InFlightStep) -> StepSample | None:
         """The sample of a step, once the device has computed it: that is waited for. None where it computed nothing."""
         given.verdict.read()
         ended = self._clock()

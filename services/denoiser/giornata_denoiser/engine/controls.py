@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from giornata.packed.uses import Residuals, Use
+from giornata.packed.uses import BlockInputs, Residuals
 from giornata.scheduling.batch import RowKey
-from giornata.wire.values import Mode
-from giornata_denoiser.blocks.waits import Waits
+from giornata.wire.values import BlockMode
+from giornata_denoiser.blocks.waits import WaitTimer
 from giornata_denoiser.rows.row import Row
 
 OfSequences = tuple[Residuals, ...]
@@ -28,13 +28,15 @@ class ControlLost(ConnectionError):
         self.keys = frozenset(keys)
 
 
-class Controls(Protocol):
+class ControlExecutor(Protocol):
     """Computes ControlNets, or has them computed."""
 
     def able(self, row: Row) -> Row | None:
         """`row`, with what its ControlNets cost this process now; None while what acts in its next step has to wait."""
 
-    def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
+    def residuals(
+        self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
+    ) -> tuple[OfSequences, ...]:
         """What the ControlNets of `rows` add in their next steps, by row.
 
         `whole` tells of each row whether the step computes all of its tokens in some block. Whoever reads a sample may
@@ -50,13 +52,18 @@ class Controls(Protocol):
 
 
 class NoControls:
-    """A worker that has none; satisfies :class:`Controls`."""
+    """A worker that has none; satisfies :class:`ControlExecutor`."""
 
     def able(self, row: Row) -> Row | None:
         """Always: a row that has ControlNets fails at once."""
         return row
 
-    def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:  # noqa: ARG002 - protocol
+    def residuals(
+        self,
+        rows: Sequence[Row],
+        whole: Sequence[bool],  # noqa: ARG002 - protocol
+        waits: WaitTimer,  # noqa: ARG002 - protocol
+    ) -> tuple[OfSequences, ...]:
         """Nothing for each row."""
         for row in rows:
             if any(row.adapters.controlling(row.step)):
@@ -67,13 +74,15 @@ class NoControls:
         """Nothing is kept."""
 
 
-def wholly(uses: Sequence[Use], rows: Sequence[Row]) -> list[bool]:
+def wholly(uses: Sequence[BlockInputs], rows: Sequence[Row]) -> list[bool]:
     """By row, whether its step computes all of its tokens in some block."""
     taken = (use.taken for use in uses[: len(rows)])
-    return [each is None or Mode.FULL in each.modes for each in taken]
+    return [each is None or BlockMode.FULL in each.modes for each in taken]
 
 
-def controlled(uses: Sequence[Use], rows: Sequence[Row], residuals: Sequence[OfSequences]) -> tuple[Use, ...]:
+def controlled(
+    uses: Sequence[BlockInputs], rows: Sequence[Row], residuals: Sequence[OfSequences]
+) -> tuple[BlockInputs, ...]:
     """The `uses` of a batch's sequences with the residuals of their rows, which are by row."""
     if not any(residuals):
         return tuple(uses)

@@ -6,14 +6,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from giornata.planning.costs import StepCosts
-from giornata.planning.operations import Operations, Shape, Work, counted, mean_amounts, step_work
-from giornata.wire.values import Mode
+from giornata.planning.operations import (
+    NetworkOperations,
+    SequenceShape,
+    StepWork,
+    counted,
+    mean_amounts,
+    step_work,
+)
+from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
-from giornata_denoiser.engine.running import Running
+from giornata_denoiser.engine.running import RunningRow
 from giornata_denoiser.engine.weighing import predicted_ms
 
 
-def work_of(operations: Operations, rows: Iterable[Running]) -> Work:
+def work_of(operations: NetworkOperations, rows: Iterable[RunningRow]) -> StepWork:
     """What a step of `rows` computes, over all blocks; rows of one set of LoRAs are one segment."""
     rows = tuple(rows)
     work = step_work(operations, *_sequences(operations, rows))
@@ -22,9 +29,9 @@ def work_of(operations: Operations, rows: Iterable[Running]) -> Work:
 
 
 def sampled(
-    operations: Operations,
-    rows: Sequence[Running],
-    work: Work,
+    operations: NetworkOperations,
+    rows: Sequence[RunningRow],
+    work: StepWork,
     costs: StepCosts,
     *,
     missing_bytes: int,
@@ -47,13 +54,15 @@ def sampled(
     )
 
 
-def _sequences(operations: Operations, rows: Iterable[Running]) -> tuple[list[Shape], list[tuple[Mode, ...]]]:
+def _sequences(
+    operations: NetworkOperations, rows: Iterable[RunningRow]
+) -> tuple[list[SequenceShape], list[tuple[BlockMode, ...]]]:
     """Shape and modes of every sequence of a step of `rows`, row by row; its prefixes follow a row's own."""
-    shapes: list[Shape] = []
-    modes: list[tuple[Mode, ...]] = []
+    shapes: list[SequenceShape] = []
+    modes: list[tuple[BlockMode, ...]] = []
     for each in rows:
         shapes += each.shapes
         modes += [each.computed(operations.blocks)] * len(each.shapes)
         shapes += each.row.joining
-        modes += [(Mode.FULL,) * operations.blocks] * len(each.row.joining)
+        modes += [(BlockMode.FULL,) * operations.blocks] * len(each.row.joining)
     return shapes, modes

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from giornata.packed.tracing import UNTRACED, Tracing
-from giornata.scheduling.batch import Batch, Capacity, Joining
+from giornata.packed.tracing import UNTRACED, LaneTracer
+from giornata.scheduling.batch import BatchingMode, Capacity, RowBatch
 from giornata_denoiser.engine.checks import Judge
-from giornata_denoiser.engine.computing import Computing
-from giornata_denoiser.engine.controls import Controls
+from giornata_denoiser.engine.computing import ModelRunner
+from giornata_denoiser.engine.controls import ControlExecutor
 from giornata_denoiser.engine.low_ranks import LowRanks, by_set
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.engine.shortage import MemoryLimit
 from giornata_denoiser.engine.sources import ReuseOptions
-from giornata_denoiser.engine.weighing import Budget
+from giornata_denoiser.engine.weighing import StepBudget
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
@@ -41,28 +41,28 @@ class Engine:
         clock: Callable[[], float],
         preview_map: PreviewMap | None = None,
         *,
-        budget: Budget | None = None,
-        joining: Joining = Joining.STEP,
+        budget: StepBudget | None = None,
+        joining: BatchingMode = BatchingMode.STEP,
         reusing: ReuseOptions | None = None,
-        trace: Tracing = UNTRACED,
+        trace: LaneTracer = UNTRACED,
         judge: Judge | None = None,
         low_ranks: LowRanks | None = None,
-        controls: Controls | None = None,
+        controls: ControlExecutor | None = None,
     ) -> None:
         self.family = family
         how = reusing or ReuseOptions()
         limit = replace(
-            budget or Budget(),
+            budget or StepBudget(),
             ahead_bytes=0 if how.loader is None else how.ahead_bytes,
             correction_bits=how.correction_bits,
         )
         self._memory = MemoryLimit(limit, family)
         self._ran_out = False
         """Whether running rows may be more than fit, since the limit has been lowered."""
-        self.batch: Batch[Row] = Batch(
+        self.batch: RowBatch[Row] = RowBatch(
             capacity, lambda rows: self._memory.fits(rows, how.model.costs), joining
         )
-        self.computing = Computing(
+        self.computing = ModelRunner(
             family,
             clock,
             preview_map,
@@ -102,7 +102,7 @@ class Engine:
         self.computing.rest(self.batch.keys)
 
     def compute(self, rows: tuple[Row, ...]) -> StepReport:
-        """One step of `rows`; see :meth:`giornata_denoiser.engine.computing.Computing.compute`."""
+        """One step of `rows`; see :meth:`giornata_denoiser.engine.computing.ModelRunner.compute`."""
         return self.computing.compute(rows)
 
     def settle(self, report: StepReport) -> StepReport:

@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from giornata.planning.operations import Work
+from giornata.planning.operations import StepWork
 from giornata_denoiser.engine.sources import StepPlan
 from giornata_denoiser.engine.step_caching import extrapolated
-from giornata_denoiser.engine.stepping import Stepped
+from giornata_denoiser.engine.stepping import StepOutput
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.step_cache import Expansion
+from giornata_denoiser.rows.step_cache import TaylorExpansion
 
 T = TypeVar("T")
 
 
-class Division(NamedTuple):
+class ExtrapolationSplit(NamedTuple):
     """The rows of a step, by their places in it."""
 
     computed: tuple[int, ...]
     others: tuple[int, ...]
-    known: tuple[Expansion, ...]
+    known: tuple[TaylorExpansion, ...]
     """What the outputs of the others are extrapolated from, in their order."""
 
     def of(self, rows: Sequence[T]) -> tuple[tuple[T, ...], tuple[T, ...]]:
@@ -35,20 +35,20 @@ class Division(NamedTuple):
         return tuple(found[index] for index in range(len(found)))
 
 
-def divided(rows: Sequence[Row], *, learns: bool) -> Division:
+def divided(rows: Sequence[Row], *, learns: bool) -> ExtrapolationSplit:
     """Which of the rows are computed; for `learns` see :func:`extrapolated`."""
     known = [extrapolated(row, learns=learns) for row in rows]
-    return Division(
+    return ExtrapolationSplit(
         tuple(index for index, each in enumerate(known) if each is None),
         tuple(index for index, each in enumerate(known) if each is not None),
         tuple(each for each in known if each is not None),
     )
 
 
-def joined(division: Division, computed: Stepped | None, others: Stepped) -> Stepped:
+def joined(division: ExtrapolationSplit, computed: StepOutput | None, others: StepOutput) -> StepOutput:
     """What both parts of a step have come to; None where nothing is computed."""
-    made = Stepped((), (), (), (), (), ()) if computed is None else computed
-    return Stepped(
+    made = StepOutput((), (), (), (), (), ()) if computed is None else computed
+    return StepOutput(
         division.joined(made.latents, others.latents),
         division.joined(made.clean, others.clean),
         division.joined(made.memory, others.memory),
@@ -58,11 +58,11 @@ def joined(division: Division, computed: Stepped | None, others: Stepped) -> Ste
     )
 
 
-def spread(division: Division, plan: StepPlan | None) -> StepPlan:
+def spread(division: ExtrapolationSplit, plan: StepPlan | None) -> StepPlan:
     """The plan of the rows that are computed, None where none is, with the others, which take and show nothing."""
     if plan is None:
         count = len(division.others)
-        return StepPlan((), Work(calls=0), None, ((),) * count, (None,) * count)
+        return StepPlan((), StepWork(calls=0), None, ((),) * count, (None,) * count)
     others = division.others
     return replace(
         plan,

@@ -11,17 +11,17 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from giornata_denoiser.blocks.device import Arrival, Device
-from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.blocks.device import Device, TransferHandle
+from giornata_denoiser.blocks.waits import WaitTimer
 from giornata_denoiser.engine.loading import Accelerator
 from giornata_denoiser.engine.weighing import ENTRIES_ON_DEVICE
-from giornata_denoiser.rows.template import Entry, Kept
+from giornata_denoiser.rows.template import CachedBlock, Entry
 
 BUFFERS: Final = 4
 BUFFER_BYTES: Final = 8 << 20
 
 
-class Hosting:
+class HostCopy:
     """Where entries are in host memory as they are recorded."""
 
     def take(self, entry: Entry) -> Entry:
@@ -32,8 +32,8 @@ class Hosting:
         """Wait until what :meth:`take` returned is there; raises why one of `entries` never will be."""
 
 
-class _Piece(NamedTuple):
-    arrival: Arrival
+class _HostCopyChunk(NamedTuple):
+    arrival: TransferHandle
     source: Tensor
     """On the device; held until it has been read, since its memory is the computing stream's."""
     buffer: Tensor
@@ -41,13 +41,13 @@ class _Piece(NamedTuple):
     """On the host, as many bytes as the buffer holds."""
 
 
-class HostCopies(Hosting):
+class AsyncHostCopy(HostCopy):
     """Moves entries in a thread of its own, by the copy stream of `device` and a ring of buffers, pinned or not.
 
     `waits` hears how long the engine waits.
     """
 
-    def __init__(self, device: Device, waits: Waits, *, pin: bool) -> None:
+    def __init__(self, device: Device, waits: WaitTimer, *, pin: bool) -> None:
         self._device, self._waits, self._pin = device, waits, pin
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hosting")
         self._moving: deque[tuple[Entry, Future[None]]] = deque()
@@ -56,7 +56,7 @@ class HostCopies(Hosting):
         self._turn = 0
 
     def take(self, entry: Entry) -> Entry:
-        """See :meth:`Hosting.take`; waits while too many entries are on the device."""
+        """See :meth:`HostCopy.take`; waits while too many entries are on the device."""
         moves: list[tuple[Tensor, Tensor]] = []
         hosted = Entry(entry.level, tuple(_hosted(kept, moves) for kept in entry.blocks))
         self._device.produced()
@@ -65,7 +65,7 @@ class HostCopies(Hosting):
         return hosted
 
     def finish(self, entries: Sequence[Entry]) -> None:
-        """See :meth:`Hosting.finish`."""
+        """See :meth:`HostCopy.finish`."""
         self._wait(0)
         for entry in entries:
             if entry in self._errors:
@@ -80,7 +80,7 @@ class HostCopies(Hosting):
 
     def _move(self, moves: list[tuple[Tensor, Tensor]]) -> None:
         """Fill the second tensor of each pair from the first; both are let go of as soon as that is done."""
-        under_way: deque[_Piece] = deque()
+        under_way: deque[_HostCopyChunk] = deque()
         with torch.inference_mode():
             while moves:
                 for source, target in _pieces(*moves.pop()):
@@ -90,7 +90,7 @@ class HostCopies(Hosting):
             while under_way:
                 _land(under_way.popleft())
 
-    def _sent(self, source: Tensor, target: Tensor) -> _Piece:
+    def _sent(self, source: Tensor, target: Tensor) -> _HostCopyChunk:
         if not self._ring:
             self._ring = [
                 torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=self._pin) for _ in range(BUFFERS)
@@ -99,17 +99,17 @@ class HostCopies(Hosting):
         self._turn += 1
         with self._device.loading() as arrival:
             buffer.copy_(source, non_blocking=True)
-        return _Piece(arrival, source, buffer, target)
+        return _HostCopyChunk(arrival, source, buffer, target)
 
 
-def hosting_for(device: torch.device, waits: Waits) -> Hosting:
+def hosting_for(device: torch.device, waits: WaitTimer) -> HostCopy:
     """How entries that are recorded on `device` get to host memory."""
     if device.type != "cuda":
-        return Hosting()
-    return HostCopies(Accelerator(device, budget_bytes=0), waits, pin=True)
+        return HostCopy()
+    return AsyncHostCopy(Accelerator(device, budget_bytes=0), waits, pin=True)
 
 
-def _hosted(kept: Kept, moves: list[tuple[Tensor, Tensor]]) -> Kept:
+def _hosted(kept: CachedBlock, moves: list[tuple[Tensor, Tensor]]) -> CachedBlock:
     """The same on the host, not filled yet; `moves` are to fill it."""
 
     def moved(source: Tensor) -> Tensor:
@@ -127,6 +127,6 @@ def _pieces(source: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(first, second, strict=True)
 
 
-def _land(piece: _Piece) -> None:
+def _land(piece: _HostCopyChunk) -> None:
     piece.arrival.finish()
     piece.target.copy_(piece.buffer)

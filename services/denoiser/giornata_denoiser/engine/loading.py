@@ -15,11 +15,11 @@ import structlog
 import torch
 from torch import Tensor
 
-from giornata.residency.ledger import Ledger
-from giornata.wire.values import Mode
-from giornata_denoiser.blocks.device import Arrival, Device
-from giornata_denoiser.blocks.slabs import Expected, Slabs
-from giornata_denoiser.rows.stored import Stored
+from giornata.residency.ledger import EvictionLedger
+from giornata.wire.values import BlockMode
+from giornata_denoiser.blocks.device import Device, TransferHandle
+from giornata_denoiser.blocks.slabs import ExpectedSlabs, Slabs
+from giornata_denoiser.rows.stored import StoredTensor
 
 log = structlog.get_logger(__name__)
 
@@ -32,20 +32,20 @@ class SlabLoad(NamedTuple):
 
     slabs: Slabs
     block: int
-    mode: Mode
+    mode: BlockMode
 
 
 class SlabRun(NamedTuple):
     """What one sequence takes of one entry in one step."""
 
     slabs: Slabs
-    forms: tuple[Mode, ...]
+    forms: tuple[BlockMode, ...]
     """What is loaded of each block; `FULL` loads nothing."""
     blocks: int
     """Only the first so many blocks are loaded."""
 
 
-class Loaded(NamedTuple):
+class FinishedSlabLoad(NamedTuple):
     """What a load took."""
 
     load: SlabLoad
@@ -63,7 +63,9 @@ class Loader:
     """
 
     def __init__(
-        self, rate_bytes_s: float | None = None, on_loaded: Callable[[Loaded], object] = lambda _: None
+        self,
+        rate_bytes_s: float | None = None,
+        on_loaded: Callable[[FinishedSlabLoad], object] = lambda _: None,
     ) -> None:
         self._rate, self._on_loaded = rate_bytes_s, on_loaded
         self._queue: Iterator[SlabLoad] = iter(())
@@ -95,9 +97,9 @@ class Loader:
         What else was scheduled is dropped, unless it has begun.
         """
         wanted = [tuple(group) for group in groups]
-        expected: dict[Slabs, list[Expected]] = {}
+        expected: dict[Slabs, list[ExpectedSlabs]] = {}
         for slabs, forms, blocks in chain.from_iterable(wanted):
-            expected.setdefault(slabs, []).append(Expected(forms, blocks))
+            expected.setdefault(slabs, []).append(ExpectedSlabs(forms, blocks))
         with self._changed:
             for slabs in self._expecting - expected.keys():
                 slabs.expect()
@@ -108,7 +110,7 @@ class Loader:
             self._changed.notify()
 
     def _run(self) -> None:
-        given: deque[Arrival] = deque()
+        given: deque[TransferHandle] = deque()
         while (load := self._next()) is not None:
             self.under_way = load
             try:
@@ -119,14 +121,14 @@ class Loader:
             self.under_way = None
             del load  # whose slabs would otherwise stay while nothing is to be done
 
-    def _load(self, load: SlabLoad, given: deque[Arrival]) -> None:
+    def _load(self, load: SlabLoad, given: deque[TransferHandle]) -> None:
         began, size = time.perf_counter(), load.slabs.load_bytes(load.block, load.mode)
         given.append(load.slabs.load(load.block, load.mode, partial(self._throttle, size, began)))
         if len(given) > GIVEN:
             given.popleft().finish()
         if (error := load.slabs.error(load.block, load.mode)) is not None:
             log.warning("slab_not_loaded", block=load.block, mode=load.mode, error=repr(error))
-        self._on_loaded(Loaded(load, size, (time.perf_counter() - began) * 1e3))
+        self._on_loaded(FinishedSlabLoad(load, size, (time.perf_counter() - began) * 1e3))
 
     def _throttle(self, size_bytes: int, began_s: float) -> None:
         """Wait until the link would have moved the slab, or the loader stops."""
@@ -150,11 +152,11 @@ def _in_order(groups: Sequence[Sequence[SlabRun]]) -> Iterator[SlabLoad]:
     for group in groups:
         for block in range(max((run.blocks for run in group), default=0)):
             for slabs, forms, blocks in group:
-                if block < blocks and forms[block] is not Mode.FULL:
+                if block < blocks and forms[block] is not BlockMode.FULL:
                     yield SlabLoad(slabs, block, forms[block])
 
 
-class CopyArrival(Arrival):
+class CudaTransferHandle(TransferHandle):
     """The arrival of what a copy stream has been given."""
 
     def __init__(self) -> None:
@@ -193,13 +195,13 @@ class Accelerator(Device):
         self._device = device
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's is not typed
         self._lock = threading.Lock()
-        self._ledger = Ledger(budget_bytes)
+        self._ledger = EvictionLedger(budget_bytes)
         self._produced: Any = None
         """The last point of the computing stream that loading comes after."""
-        self._here: dict[str, tuple[Stored, Stored]] = {}
+        self._here: dict[str, tuple[StoredTensor, StoredTensor]] = {}
         """Tensors by name: on the host, which keeps the name its own, and on the device."""
 
-    def bring(self, stored: Stored) -> Stored:
+    def bring(self, stored: StoredTensor) -> StoredTensor:
         """The tensor from the device's tier, or by an asynchronous copy into it."""
         if stored.data.is_cuda:  # the row's own
             return stored
@@ -213,7 +215,7 @@ class Accelerator(Device):
             del self._here[gone]
         return copy
 
-    def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:  # noqa: ARG002 - gathering there takes no time
+    def moved_bytes(self, stored: StoredTensor, slab_bytes: int) -> int:  # noqa: ARG002 - gathering there takes no time
         """All of `stored`, or nothing where it is on the device."""
         return 0 if stored.data.is_cuda or str(id(stored)) in self._here else stored.size_bytes
 
@@ -232,9 +234,9 @@ class Accelerator(Device):
             self._produced = event
 
     @contextmanager
-    def loading(self) -> Iterator[Arrival]:
+    def loading(self) -> Iterator[TransferHandle]:
         """What is done within runs on the copy stream."""
-        arrival = CopyArrival()
+        arrival = CudaTransferHandle()
         with self._lock, torch.cuda.stream(self._stream):
             if self._produced is not None:
                 self._stream.wait_event(self._produced)

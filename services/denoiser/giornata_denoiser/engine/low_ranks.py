@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from giornata.packed.low_rank import LowRank
-from giornata.packed.uses import Use
+from giornata.packed.low_rank import SequenceLoras
+from giornata.packed.uses import BlockInputs
 from giornata_denoiser.rows.adapters import RowLora
 from giornata_denoiser.rows.row import Row
 
@@ -15,14 +15,14 @@ from giornata_denoiser.rows.row import Row
 class LowRanks(Protocol):
     """Holds sets of LoRAs on the engine's device, in the network's dtype."""
 
-    def find(self, loras: tuple[RowLora, ...]) -> LowRank | None:
+    def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
         """The set of these LoRAs, sorted; the same object while it stays loaded. None while it is not."""
 
 
 class NoLoras:
     """A worker that holds none; satisfies :class:`LowRanks`."""
 
-    def find(self, loras: tuple[RowLora, ...]) -> LowRank | None:  # noqa: ARG002 - protocol
+    def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:  # noqa: ARG002 - protocol
         """None."""
         return None
 
@@ -31,7 +31,7 @@ class LoraNotLoaded(LookupError):
     """A row is to be computed, and a LoRA that acts in its step is not loaded."""
 
 
-def acting(row: Row, low_ranks: LowRanks) -> LowRank | None:
+def acting(row: Row, low_ranks: LowRanks) -> SequenceLoras | None:
     """The set that acts in the row's next step; None where none is to.
 
     Raises:
@@ -53,7 +53,9 @@ def by_set(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: row.adapters.loras))
 
 
-def adapted(uses: Sequence[Use], rows: Sequence[Row], low_ranks: Sequence[LowRank | None]) -> tuple[Use, ...]:
+def adapted(
+    uses: Sequence[BlockInputs], rows: Sequence[Row], low_ranks: Sequence[SequenceLoras | None]
+) -> tuple[BlockInputs, ...]:
     """The `uses` of a batch's sequences with the sets of their rows, which are by row."""
     guided = (low_rank for row, low_rank in zip(rows, low_ranks, strict=True) if len(row.prompts) > 1)
     return tuple(

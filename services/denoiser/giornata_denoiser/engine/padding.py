@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from giornata.packed.kept import KeepingRecorder
-from giornata.packed.uses import Use
+from giornata.packed.kept import CachedKVRecorder
+from giornata.packed.uses import BlockInputs
 from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.rows.row import Row
 
 
-class Padding:
+class PromptPaddingCache:
     """What is kept of the padding of a row's prompts, and whether the present step takes it.
 
     `kept` has one of each sequence; None for a prompt without padding.
@@ -32,14 +32,14 @@ class Padding:
         if not self.taken:
             self._kept_at = row.step
 
-    def added(self, uses: Sequence[Use]) -> tuple[Use, ...]:
+    def added(self, uses: Sequence[BlockInputs]) -> tuple[BlockInputs, ...]:
         """The row's `uses`, one of each sequence, with that of its padding."""
         return tuple(
             use if kept is None else self._added(use, kept)
             for use, kept in zip(uses, self._kept, strict=True)
         )
 
-    def _added(self, use: Use, kept: OwnKeysValues) -> Use:
+    def _added(self, use: BlockInputs, kept: OwnKeysValues) -> BlockInputs:
         if self.taken:
             return replace(use, padding=kept)
-        return replace(use, padding_recorder=KeepingRecorder(kept))
+        return replace(use, padding_recorder=CachedKVRecorder(kept))

@@ -6,39 +6,39 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from giornata.packed.low_rank import LowRank
+from giornata.packed.low_rank import SequenceLoras
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.engine.assembly import Assembly, DeviceInputs, assemble, place
+from giornata_denoiser.engine.assembly import BatchTensors, DeviceInputs, assemble, place
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 
 
-class _Assembled(NamedTuple):
+class _CachedBatchTensors(NamedTuple):
     rows: tuple[Row, ...]
-    low_ranks: tuple[LowRank | None, ...]
-    assembly: Assembly
+    low_ranks: tuple[SequenceLoras | None, ...]
+    assembly: BatchTensors
 
 
-class Placing:
+class BatchAssembler:
     """Places the rows of one engine and assembles them."""
 
     def __init__(self, family: ModelFamily) -> None:
         self._family = family
         self._placed: dict[RowKey, DeviceInputs] = {}
-        self._assembled: dict[bool, _Assembled] = {}
+        self._assembled: dict[bool, _CachedBatchTensors] = {}
         """The last assembly of rows that the network computes, and the last of others."""
 
-    def of(self, rows: tuple[Row, ...], low_ranks: tuple[LowRank | None, ...]) -> Assembly:
+    def of(self, rows: tuple[Row, ...], low_ranks: tuple[SequenceLoras | None, ...]) -> BatchTensors:
         """The assembly of `rows`: that of the last step while no row joined or left, and no LoRA joined."""
         return self._of(rows, low_ranks, computes=True)
 
-    def beside(self, rows: tuple[Row, ...], low_ranks: tuple[LowRank | None, ...]) -> Assembly:
+    def beside(self, rows: tuple[Row, ...], low_ranks: tuple[SequenceLoras | None, ...]) -> BatchTensors:
         """The same of rows of which the network computes nothing."""
         return self._of(rows, low_ranks, computes=False)
 
     def _of(
-        self, rows: tuple[Row, ...], low_ranks: tuple[LowRank | None, ...], *, computes: bool
-    ) -> Assembly:
+        self, rows: tuple[Row, ...], low_ranks: tuple[SequenceLoras | None, ...], *, computes: bool
+    ) -> BatchTensors:
         found = self._assembled.get(computes)
         if found and _same_inputs(found.rows, rows) and found.low_ranks == low_ranks:
             return found.assembly
@@ -46,7 +46,7 @@ class Placing:
         self._assembled.pop(computes, None)  # freed before the next is made
         placed = [self._placed_row(row, of) for row, of in zip(rows, low_ranks, strict=True)]
         assembly = assemble(self._family, rows, placed, computes=computes)
-        self._assembled[computes] = _Assembled(rows, low_ranks, assembly)
+        self._assembled[computes] = _CachedBatchTensors(rows, low_ranks, assembly)
         return assembly
 
     def retain(self, keys: Collection[RowKey], *, resting: bool) -> None:
@@ -60,7 +60,7 @@ class Placing:
         """Forget everything."""
         self.retain((), resting=True)
 
-    def _placed_row(self, row: Row, low_rank: LowRank | None) -> DeviceInputs:
+    def _placed_row(self, row: Row, low_rank: SequenceLoras | None) -> DeviceInputs:
         """The inputs of `row` on the device under `low_rank`, copied unless they are there."""
         placed = self._placed.get(row.key)
         if placed is None or placed.source is not row.conditioning or placed.low_rank is not low_rank:

@@ -10,15 +10,15 @@ from typing import Final, cast
 import torch
 from torch import Tensor, nn
 
-from giornata.packed.low_rank import Factors
-from giornata.packed.low_rank_products import Acting, choose
+from giornata.packed.low_rank import LowRankFactors
+from giornata.packed.low_rank_products import FactorSpan, choose
 from giornata.packed.region import Region, beside, region
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import NEGATIVE
 from giornata.wire.errors import Failed
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.sources import ReuseOptions
@@ -26,7 +26,7 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.snapshot import GENERATOR
-from giornata_denoiser.rows.template import Recording, template_generator
+from giornata_denoiser.rows.template import CachedTemplate, template_generator
 
 GRID: Final = (16, 16)
 """Height and width of the picture in tokens."""
@@ -50,12 +50,12 @@ def rehearse(checkpoint: Checkpoint) -> None:
     if family.device.type != "cuda":
         _finished(family, rows[:1])
         return
-    kept = [form for form in Form if any(spec.channels([Mode(form)]) for spec in family.specs)]
+    kept = [form for form in CacheForm if any(spec.channels([BlockMode(form)]) for spec in family.specs)]
     where = beside(cast("Region", region(torch.eye(*GRID) > 0)), family.network.companions(GRID))
     try:
         for form in kept:
             [run] = _finished(family, [replace(rows[0], records=RecordingSpec(frozenset({form}), 8))])
-            taken = Recording("rehearsal", GRID, run.entries)
+            taken = CachedTemplate("rehearsal", GRID, run.entries)
             _finished(family, [replace(row, region=where, template=taken) for row in rows])
         _multiply_low_ranks(family)
     except torch.OutOfMemoryError as error:
@@ -70,7 +70,7 @@ def _multiply_low_ranks(family: ModelFamily) -> None:
     zeros = partial(torch.zeros, device=family.device, dtype=family.dtype)
     layers = (layer for layer in family.network.layers.values() if isinstance(layer, nn.Linear))
     for outputs, inputs in {layer.weight.shape for layer in layers}:
-        acting = Acting(Factors(zeros(RANK, inputs), zeros(outputs, RANK)), 0, tokens)
+        acting = FactorSpan(LowRankFactors(zeros(RANK, inputs), zeros(outputs, RANK)), 0, tokens)
         multiply(zeros(tokens, inputs), zeros(tokens, outputs), [acting])
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from giornata.packed.kept import KeepingRecorder
-from giornata.packed.uses import Taken, Use
-from giornata.wire.values import Mode
+from giornata.packed.kept import CachedKVRecorder
+from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.rows.row import Row
 
 
-class Renewing:
+class RefreshSchedule:
     """What its sequences keep, and whether the present step is computed in full to make that anew."""
 
     def __init__(self, kept: Sequence[OwnKeysValues]) -> None:
@@ -31,12 +31,12 @@ class Renewing:
         if self.full:
             self._renewed_at = row.step
 
-    def modes(self, blocks: int) -> tuple[Mode, ...]:
+    def modes(self, blocks: int) -> tuple[BlockMode, ...]:
         """What so many blocks of the step compute."""
-        return (Mode.FULL if self.full else Mode.KV,) * blocks
+        return (BlockMode.FULL if self.full else BlockMode.KV,) * blocks
 
-    def uses(self, blocks: int) -> tuple[Use, ...]:
+    def uses(self, blocks: int) -> tuple[BlockInputs, ...]:
         """One of each sequence."""
         if self.full:
-            return tuple(Use(recorder=KeepingRecorder(kept)) for kept in self._kept)
-        return tuple(Use(Taken(self.modes(blocks), kept)) for kept in self._kept)
+            return tuple(BlockInputs(recorder=CachedKVRecorder(kept)) for kept in self._kept)
+        return tuple(BlockInputs(CachedTokens(self.modes(blocks), kept)) for kept in self._kept)

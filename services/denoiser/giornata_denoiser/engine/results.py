@@ -12,7 +12,7 @@ from giornata.wire.workers import StepCacheCounters
 from giornata_denoiser.engine.low_ranks import LoraNotLoaded
 from giornata_denoiser.engine.protocol import RowPreview
 from giornata_denoiser.engine.sources import StepPlan
-from giornata_denoiser.engine.stepping import Stepped
+from giornata_denoiser.engine.stepping import StepOutput
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
 
@@ -20,7 +20,7 @@ from giornata_denoiser.rows.template import Entry
 def advanced(
     rows: Sequence[Row],
     plan: StepPlan,
-    stepped: Stepped,
+    stepped: StepOutput,
     entries: Sequence[Entry | None],
     finite: Sequence[bool],
 ) -> tuple[Row, ...]:
@@ -39,7 +39,7 @@ def advanced(
     )
 
 
-def cached_blocks(rows: Sequence[Row], stepped: Stepped, depth: int) -> StepCacheCounters:
+def cached_blocks(rows: Sequence[Row], stepped: StepOutput, depth: int) -> StepCacheCounters:
     """Blocks of the rows with step caches, of a network of so many blocks."""
     told = [
         (len(row.prompts) * depth, skipped)

@@ -6,21 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from giornata.packed.uses import Use
-from giornata.wire.values import Mode
-from giornata_denoiser.blocks.narrowing import Narrowing
+from giornata.packed.uses import BlockInputs
+from giornata.wire.values import BlockMode
+from giornata_denoiser.blocks.narrowing import CacheSharder
 from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.blocks.recording import CorrectionRecorder, EntryRecorder, Recorders
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.engine.padding import Padding
-from giornata_denoiser.engine.renewing import Renewing
-from giornata_denoiser.engine.served import Served
+from giornata_denoiser.engine.padding import PromptPaddingCache
+from giornata_denoiser.engine.renewing import RefreshSchedule
+from giornata_denoiser.engine.served import EntryReuse
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
 
 
-class Makers(NamedTuple):
+class RowCacheFactories(NamedTuple):
     """What makes what the sequences of rows take."""
 
     slabs: Callable[[Row, Entry, int, Correction | None], Slabs]
@@ -31,21 +31,21 @@ class Makers(NamedTuple):
     """What a sequence keeps of its prompt's padding."""
     entry: Callable[[Row], EntryRecorder]
     """What records a row's present step for later edits."""
-    narrowing: Narrowing
+    narrowing: CacheSharder
     """To what this process takes."""
 
 
-class Running:
+class RunningRow:
     """All that one row has at the planner, from the step in which it joins until it leaves."""
 
     def __init__(
-        self, row: Row, make: Makers, correction_bits: int | None, *, together: bool = False
+        self, row: Row, make: RowCacheFactories, correction_bits: int | None, *, together: bool = False
     ) -> None:
         self.row = row
         """At its present step."""
-        self.served: Served | None = None
+        self.served: EntryReuse | None = None
         """What serves the present step; None computes everything."""
-        self.next: Served | None = None
+        self.next: EntryReuse | None = None
         """What is loaded ahead: the next entry that is not the present one."""
         self.ahead = 0
         """How many of its blocks, from the first one."""
@@ -57,9 +57,11 @@ class Running:
         """Slabs of which everything that the row takes has been found to be here."""
         self._make, self._correction_bits, self._together = make, correction_bits, together
         self._entries = tuple(map(make.narrowing.entry, _entries(row)))
-        self._renewing = Renewing([make.own(row, own) for own in row.own_tokens]) if row.renews else None
+        self._renewing = (
+            RefreshSchedule([make.own(row, own) for own in row.own_tokens]) if row.renews else None
+        )
         padding = [make.padding() if tokens else None for tokens in row.padding]
-        self._padding = Padding(padding) if any(row.padding) else None
+        self._padding = PromptPaddingCache(padding) if any(row.padding) else None
 
     def is_of(self, row: Row) -> bool:
         """Whether `row` is this row some steps later, under the same LoRAs, and not another row of its name."""
@@ -71,7 +73,7 @@ class Running:
         )
 
     @property
-    def plannable(self) -> Served | None:
+    def plannable(self) -> EntryReuse | None:
         """What serves the step, if its modes may still change."""
         served = self.served
         return None if served is None or served.final or served.learning else served
@@ -144,7 +146,7 @@ class Running:
             served = self.made(entry)
         self.served = self._learning(replace(served, learning=()) if served.learning else served)
 
-    def made(self, entry: Entry) -> Served:
+    def made(self, entry: Entry) -> EntryReuse:
         """What serves the row from `entry`, nothing of it loaded."""
         row = self.row
         known = None if self._correction_bits is None else row.corrections
@@ -155,28 +157,28 @@ class Running:
             self._make.slabs(row, entry, own, correction)
             for own, correction in zip(row.own_tokens, corrections, strict=True)
         )
-        return Served(entry, slabs, self.shapes, entry.modes, final=self._together)
+        return EntryReuse(entry, slabs, self.shapes, entry.modes, final=self._together)
 
-    def uses(self, blocks: int) -> tuple[Use, ...]:
+    def uses(self, blocks: int) -> tuple[BlockInputs, ...]:
         """What each of the row's sequences does in a forward of so many `blocks`."""
         uses = self._uses(blocks)
         if self.recorder is not None:
             uses = (*uses[:-1], _recorded(uses[-1], self.recorder))
         return uses if self._padding is None else self._padding.added(uses)
 
-    def _uses(self, blocks: int) -> tuple[Use, ...]:
+    def _uses(self, blocks: int) -> tuple[BlockInputs, ...]:
         """The same, but for padding."""
         if self._renewing is not None:
             return self._renewing.uses(blocks)
-        return (Use(),) * len(self.row.prompts) if self.served is None else self.served.uses()
+        return (BlockInputs(),) * len(self.row.prompts) if self.served is None else self.served.uses()
 
-    def computed(self, blocks: int) -> tuple[Mode, ...]:
+    def computed(self, blocks: int) -> tuple[BlockMode, ...]:
         """What so many blocks of the step compute."""
         if self._renewing is not None:
             return self._renewing.modes(blocks)
-        return (Mode.FULL,) * blocks if self.served is None else self.served.computed
+        return (BlockMode.FULL,) * blocks if self.served is None else self.served.computed
 
-    def _learning(self, served: Served) -> Served | None:
+    def _learning(self, served: EntryReuse) -> EntryReuse | None:
         """A step without corrections is computed in full and teaches them; None where no later step needs them."""
         region, bits = self.row.region, self._correction_bits
         if bits is None or region is None or self.row.corrections is not None:
@@ -190,7 +192,7 @@ class Running:
         )
 
 
-def _recorded(use: Use, recorder: EntryRecorder) -> Use:
+def _recorded(use: BlockInputs, recorder: EntryRecorder) -> BlockInputs:
     """What `use` says, recorded besides.
 
     It is that of a row's last sequence: with classifier-free guidance the unguided one, which no prompt directs.

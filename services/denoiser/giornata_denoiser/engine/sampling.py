@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from giornata.packed.moving import moved
-from giornata_denoiser.engine.assembly import Assembly
+from giornata_denoiser.engine.assembly import BatchTensors
 from giornata_denoiser.families.protocol import Network
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.track import NOISE, OUTPUT, STATES
 
 
-class States(NamedTuple):
+class SamplerState(NamedTuple):
     """A row's states after a step, at the tokens of its region."""
 
     latent: Tensor
@@ -24,7 +24,7 @@ class States(NamedTuple):
     """(states, computed, channels), at least float32; None for one-step samplers."""
 
 
-class Drawn(NamedTuple):
+class StepNoise(NamedTuple):
     """What a row's generator gave for its next step."""
 
     noise: Tensor | None = None
@@ -33,30 +33,30 @@ class Drawn(NamedTuple):
     """Its state afterwards."""
 
 
-def draw(row: Row, network: Network) -> Drawn:
+def draw(row: Row, network: Network) -> StepNoise:
     """The noise of a row's next step.
 
     It is drawn as a scheduler draws it: on the CPU, for all latent pixels of the picture.
     """
     if not row.track.draws[row.step] or row.generator is None:
-        return Drawn(None, row.generator)
+        return StepNoise(None, row.generator)
     generator = torch.Generator("cpu")
     generator.set_state(row.generator)
     shape = network.unpacked(row.latent, row.grid).shape
     pixels = torch.randn((1, *shape), generator=generator, dtype=row.track.noise_dtype or network.dtype)
-    return Drawn(network.packed(pixels[0]), generator.get_state())
+    return StepNoise(network.packed(pixels[0]), generator.get_state())
 
 
 def advance(
-    assembly: Assembly,
+    assembly: BatchTensors,
     rows: Sequence[Row],
     latents: Tensor,
     outputs: Tensor,
     noises: Sequence[Tensor | None],
-) -> list[States]:
+) -> list[SamplerState]:
     """Every row's states after its next step.
 
-    `latents` and `outputs` are (computed_tokens, channels), packed by row; `noises` are by row, see :class:`Drawn`.
+    `latents` and `outputs` are (computed_tokens, channels), packed by row; `noises` are by row, see :class:`StepNoise`.
     Rows without memory step together, element by element; each row with memory is one matrix product. So a row's
     arithmetic does not depend on the others.
     """
@@ -68,7 +68,7 @@ def advance(
         ).index_select(0, assembly.row_of_computed)
         noise = _packed(placed, lengths, outputs)
         stepped = _one_state(coefficients, latents, outputs, noise)
-        return [States(latent) for latent in torch.split(stepped, lengths)]
+        return [SamplerState(latent) for latent in torch.split(stepped, lengths)]
     return [
         _row(matrices[row.step], row, latent, output, noise, region)
         for matrices, row, latent, output, noise, region in zip(
@@ -85,15 +85,15 @@ def advance(
 
 def _row(  # noqa: PLR0917 - a row's own parts
     matrix: Tensor, row: Row, latent: Tensor, output: Tensor, noise: Tensor | None, region: Tensor | None
-) -> States:
+) -> SamplerState:
     if not row.track.remembered:
-        return States(_one_state(matrix, latent, output, noise))
+        return SamplerState(_one_state(matrix, latent, output, noise))
     memory = row.memory
     if memory is not None:
         memory = moved(memory, latent.device)
         memory = memory if region is None else memory.index_select(1, region)
     stepped = _several_states(matrix, latent, output, noise, memory)
-    return States(stepped[0].to(output.dtype), stepped[1:])
+    return SamplerState(stepped[0].to(output.dtype), stepped[1:])
 
 
 def _one_state(matrix: Tensor, latent: Tensor, output: Tensor, noise: Tensor | None) -> Tensor:

@@ -8,12 +8,12 @@ from functools import cached_property
 
 import numpy as np
 
-from giornata.packed.uses import Taken, Use
+from giornata.packed.uses import BlockInputs, CachedTokens
 from giornata.planning.batch import BatchPlanner, BatchRow
-from giornata.planning.blocks import Counts, Link, takes
-from giornata.planning.costs import SLABS, Loads, StepCosts, row_blocks, slab_unit
-from giornata.planning.operations import Operations, Shape
-from giornata.wire.values import Mode
+from giornata.planning.blocks import Counts, LoadLink, takes
+from giornata.planning.costs import SLABS, BlockLoads, StepCosts, row_blocks, slab_unit
+from giornata.planning.operations import NetworkOperations, SequenceShape
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.recording import CorrectionRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.loading import SlabRun
@@ -21,13 +21,13 @@ from giornata_denoiser.rows.template import Entry
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
+class EntryReuse:
     """A row that takes from one entry: the slabs and shapes of its sequences, and its modes."""
 
     entry: Entry
     slabs: tuple[Slabs, ...]
-    shapes: tuple[Shape, ...]
-    modes: tuple[Mode, ...]
+    shapes: tuple[SequenceShape, ...]
+    modes: tuple[BlockMode, ...]
     """The mode of every block; until they are planned, the cheapest of what the block kept."""
     final: bool = False
     """Nothing that is still to be loaded would change the modes."""
@@ -40,7 +40,10 @@ class Served:
     def block_bytes(self) -> Counts:
         """(blocks,) bytes of the slabs that each block's mode takes."""
         _, kv, hidden = takes(self.modes)
-        sizes = [kv * slabs.sizes(Mode.KV) + hidden * slabs.sizes(Mode.HIDDEN) for slabs in self._distinct]
+        sizes = [
+            kv * slabs.sizes(BlockMode.KV) + hidden * slabs.sizes(BlockMode.HIDDEN)
+            for slabs in self._distinct
+        ]
         return sum(sizes[1:], sizes[0])
 
     @property
@@ -53,29 +56,29 @@ class Served:
         """Bytes that have to move for the modes."""
         _, kv, hidden = takes(self.modes)
         return sum(
-            int(kv @ slabs.moving(Mode.KV)) + int(hidden @ slabs.moving(Mode.HIDDEN))
+            int(kv @ slabs.moving(BlockMode.KV)) + int(hidden @ slabs.moving(BlockMode.HIDDEN))
             for slabs in self._distinct
         )
 
     @property
-    def computed(self) -> tuple[Mode, ...]:
+    def computed(self) -> tuple[BlockMode, ...]:
         """What the step computes."""
-        return (Mode.FULL,) * len(self.modes) if self.learning else self.modes
+        return (BlockMode.FULL,) * len(self.modes) if self.learning else self.modes
 
-    def uses(self) -> tuple[Use, ...]:
+    def uses(self) -> tuple[BlockInputs, ...]:
         """One of each sequence."""
         if self.learning:
-            return tuple(Use(recorder=recorder) for recorder in self.learning)
-        return tuple(Use(Taken(self.modes, slabs)) for slabs in self.slabs)
+            return tuple(BlockInputs(recorder=recorder) for recorder in self.learning)
+        return tuple(BlockInputs(CachedTokens(self.modes, slabs)) for slabs in self.slabs)
 
-    def loads(self) -> Loads:
+    def loads(self) -> BlockLoads:
         """What every block's modes would have to move."""
         kept = self.entry.channels
         hidden, kv = (
             np.sum([slabs.moving(mode) for slabs in self._distinct], axis=0)
-            for mode in (Mode.HIDDEN, Mode.KV)
+            for mode in (BlockMode.HIDDEN, BlockMode.KV)
         )
-        return Loads(hidden, kv, kept[Mode.HIDDEN] > 0, kept[Mode.KV] > 0)
+        return BlockLoads(hidden, kv, kept[BlockMode.HIDDEN] > 0, kept[BlockMode.KV] > 0)
 
     def runs(self, blocks: int | None = None) -> Iterator[SlabRun]:
         """What the modes of the first `blocks`, or of all, take, whether it is here or not."""
@@ -89,16 +92,16 @@ class Served:
 
 
 def planned(
-    now: Sequence[Served],
-    following: Sequence[Served | None],
+    now: Sequence[EntryReuse],
+    following: Sequence[EntryReuse | None],
     costs: StepCosts,
-    operations: Operations,
+    operations: NetworkOperations,
     planner: BatchPlanner,
     *,
     beside_ms: float,
     busy_ms: float,
     shared: bool,
-) -> tuple[list[Served], float]:
+) -> tuple[list[EntryReuse], float]:
     """The rows with the modes of this step, and its predicted end in ms, its fixed costs not counted.
 
     Plans across the step boundary: a load that this step could wait for may be the next step's delay. `following` is,
@@ -110,13 +113,13 @@ def planned(
     loads = [row.loads() for row in now]
     windows = loads
     if any(following):
-        none = Loads.equal(blocks, hidden_kept=False)
+        none = BlockLoads.equal(blocks, hidden_kept=False)
         windows = [
             own.then(none if after is None else after.loads())
             for own, after in zip(loads, following, strict=True)
         ]
     unit = slab_unit(windows)
-    link = Link(costs.load[0] / SLABS + costs.load[1] * unit, busy_ms)
+    link = LoadLink(costs.load[0] / SLABS + costs.load[1] * unit, busy_ms)
     loaded_once = [id(row.entry) if shared else id(row.slabs[0]) for row in now]
     works = [
         row_blocks(costs, operations, served.shapes, window, unit)
@@ -129,6 +132,6 @@ def planned(
     return chosen, plan.timeline.ended_ms[blocks - 1]
 
 
-def _with_modes(served: Served, modes: tuple[Mode, ...], loads: Loads) -> Served:
+def _with_modes(served: EntryReuse, modes: tuple[BlockMode, ...], loads: BlockLoads) -> EntryReuse:
     """Final, if the modes are those of a row that has loaded everything."""
     return replace(served, modes=modes, final=modes == served.entry.modes or not loads.largest_bytes)

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from giornata.planning.costs import StepCosts
-from giornata_denoiser.engine.weighing import Budget, fits, step_bytes
+from giornata_denoiser.engine.weighing import StepBudget, fits, step_bytes
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 
@@ -27,7 +27,7 @@ class MemoryLimit:
     It rises again, since the shortage may have been another program's; slowly, since it mostly was not.
     """
 
-    def __init__(self, budget: Budget, family: ModelFamily) -> None:
+    def __init__(self, budget: StepBudget, family: ModelFamily) -> None:
         self._most, self._family = budget, family
         self.budget = budget
         self._calm = 0

@@ -9,24 +9,24 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from giornata.packed.tracing import Tracing
-from giornata.packed.uses import Use, by_sequence
+from giornata.packed.tracing import LaneTracer
+from giornata.packed.uses import BlockInputs, by_sequence
 from giornata.planning.batch import BatchPlanner, plan_batch
 from giornata.planning.costs import StepCosts
-from giornata.planning.operations import Work
+from giornata.planning.operations import StepWork
 from giornata.planning.specs import together
 from giornata.scheduling.batch import RowKey
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.blocks.narrowing import Narrowing
+from giornata_denoiser.blocks.narrowing import CacheSharder
 from giornata_denoiser.blocks.own import OwnKeysValues, own_bits
 from giornata_denoiser.blocks.recording import CorrectionRecorder, EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.blocks.waits import WaitTimer
 from giornata_denoiser.engine.counting import sampled, work_of
 from giornata_denoiser.engine.loading import Loader, SlabRun
-from giornata_denoiser.engine.running import Makers, Running
-from giornata_denoiser.engine.served import Served, planned
+from giornata_denoiser.engine.running import RowCacheFactories, RunningRow
+from giornata_denoiser.engine.served import EntryReuse, planned
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
@@ -40,16 +40,16 @@ class CostFollower(Protocol):
     def costs(self) -> StepCosts:
         """The costs as they are known now."""
 
-    def observe_step(self, work: Work, step_ms: float) -> object:
+    def observe_step(self, work: StepWork, step_ms: float) -> object:
         """Take in a step that computed `work` in `step_ms` and had nothing to load."""
 
 
-class Guess:
+class UnmeasuredCostModel:
     """The costs of a machine that is not measured: computing counts tokens, loading nothing."""
 
     costs: Final = StepCosts((0.0, 0.0, 1.0, 1.0, 1.0, 0.0))
 
-    def observe_step(self, work: Work, step_ms: float) -> None:
+    def observe_step(self, work: StepWork, step_ms: float) -> None:
         """Learn nothing."""
 
 
@@ -59,7 +59,7 @@ class ReuseOptions:
 
     loader: Loader | None = None
     """Loads ahead what rows take; without it a block's load is waited for when the block begins."""
-    model: CostFollower = field(default_factory=Guess)
+    model: CostFollower = field(default_factory=UnmeasuredCostModel)
     planner: BatchPlanner = plan_batch
     device: Device | None = None
     """How loads get to the engine's device; None where it is the CPU."""
@@ -75,9 +75,9 @@ class ReuseOptions:
 class StepPlan:
     """What one step takes and records."""
 
-    uses: tuple[Use, ...]
+    uses: tuple[BlockInputs, ...]
     """The use of each sequence of the batch; positive sequences come first."""
-    work: Work
+    work: StepWork
     """What the step computes, over all blocks."""
     sample: StepSample | None
     """The same for the router's regressions, with what is predicted; its times are 0 until they are measured. None
@@ -95,14 +95,16 @@ class StepPlan:
         return replace(self, sample=self.sample.model_copy(update={"skipped_blocks": told}))
 
 
-class Sources:
+class StepPlanner:
     """Plans steps over the running rows, and has their slabs loaded; `waits` hears how long blocks wait for slabs."""
 
-    def __init__(self, family: ModelFamily, options: ReuseOptions, waits: Waits, trace: Tracing) -> None:
+    def __init__(
+        self, family: ModelFamily, options: ReuseOptions, waits: WaitTimer, trace: LaneTracer
+    ) -> None:
         self._family, self._options, self._waits, self._trace = family, options, waits, trace
-        self._narrowing = Narrowing(family)
-        self._make = Makers(self._slabs, self._own, self._padding, self._entry, self._narrowing)
-        self._running: dict[RowKey, Running] = {}
+        self._narrowing = CacheSharder(family)
+        self._make = RowCacheFactories(self._slabs, self._own, self._padding, self._entry, self._narrowing)
+        self._running: dict[RowKey, RunningRow] = {}
         self._scheduled: list[tuple[object, ...]] = []
         """What the loader's queue follows from, by row."""
         self._shared: WeakValueDictionary[tuple[object, ...], Slabs] = WeakValueDictionary()
@@ -147,7 +149,7 @@ class Sources:
             tuple(each.recorder for each in running),
         )
 
-    def _advanced(self, row: Row) -> Running:
+    def _advanced(self, row: Row) -> RunningRow:
         if row.joins_loras:  # what was learned without them corrects nothing any more
             row = replace(row, corrections=None)
         row = self._narrowing.fitting(row)
@@ -155,12 +157,12 @@ class Sources:
         if running is None or not running.is_of(row):
             # Members of a group plan alike: none looks at what happens to be loaded at it.
             fixed = together(self._family.specs) or bool(self._family.group)
-            running = Running(row, self._make, self._options.correction_bits, together=fixed)
+            running = RunningRow(row, self._make, self._options.correction_bits, together=fixed)
             self._running[row.key] = running
         running.advance(row)
         return running
 
-    def _look_ahead(self, rows: Sequence[Running]) -> None:
+    def _look_ahead(self, rows: Sequence[RunningRow]) -> None:
         """What serves the rows next is loaded ahead, as far as there is room: the first blocks of all rows."""
         for each in rows:
             entry = each.following
@@ -172,7 +174,7 @@ class Sources:
                 each.next = each.made(each.next.entry)
             each.ahead = blocks
 
-    def _plan(self, rows: Sequence[Running], costs: StepCosts) -> float:
+    def _plan(self, rows: Sequence[RunningRow], costs: StepCosts) -> float:
         """Choose the modes of rows whose modes may still change; the step's predicted end in ms, 0 if none may."""
         open_ = [(each, served) for each in rows if (served := each.plannable) is not None]
         if not open_:
@@ -195,7 +197,7 @@ class Sources:
             each.served = served
         return ended_ms
 
-    def _busy_bytes(self, planned_for: Sequence[Served]) -> int:
+    def _busy_bytes(self, planned_for: Sequence[EntryReuse]) -> int:
         """Bytes of a load that has begun for others, or for later: the link is not free before."""
         load = None if self._options.loader is None else self._options.loader.under_way
         if load is None or any(load.slabs in served.slabs for served in planned_for):
@@ -247,7 +249,7 @@ class Sources:
         return found
 
 
-def _fitting(served: Sequence[Served | None], blocks: int, room_bytes: int) -> list[int]:
+def _fitting(served: Sequence[EntryReuse | None], blocks: int, room_bytes: int) -> list[int]:
     """How many blocks of each fit into the room of all, one block of all after the other."""
     some = [index for index, each in enumerate(served) if each is not None]
     sizes = np.array([each.block_bytes for each in served if each is not None], np.int64).reshape(-1, blocks)
@@ -258,7 +260,7 @@ def _fitting(served: Sequence[Served | None], blocks: int, room_bytes: int) -> l
     return fitting
 
 
-def _loads(rows: Sequence[Running]) -> Iterator[list[SlabRun]]:
+def _loads(rows: Sequence[RunningRow]) -> Iterator[list[SlabRun]]:
     """Loads in the order of their use: this step's, what it did without and the next step can use, later ones."""
     now = [each.served for each in rows if each.served is not None]
     missed = [

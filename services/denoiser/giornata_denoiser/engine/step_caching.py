@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.step_cache import Expansion, expanded
+from giornata_denoiser.rows.step_cache import TaylorExpansion, expanded
 
 
-def extrapolated(row: Row, *, learns: bool) -> Expansion | None:
+def extrapolated(row: Row, *, learns: bool) -> TaylorExpansion | None:
     """What the next step of `row` takes its output from; None where the network computes it.
 
     What others or later steps take is always computed: keys and values that are renewed, recordings, and corrections
@@ -33,7 +33,7 @@ def skipped_steps(row: Row) -> int:
     return here.skipped(row.steps - began) - here.skipped(row.step - began)
 
 
-def remembered(row: Row, outputs: Tensor | None) -> Expansion | None:
+def remembered(row: Row, outputs: Tensor | None) -> TaylorExpansion | None:
     """What `row` remembers behind a step that was computed.
 
     `outputs` are (sequences, computed, channels), what the network answered; None where nothing is extrapolated.

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from giornata.packed.moving import moved
-from giornata.packed.tracing import UNTRACED, Tracing
-from giornata.packed.uses import Use, by_sequence
-from giornata_denoiser.engine.assembly import Assembly
+from giornata.packed.tracing import UNTRACED, LaneTracer
+from giornata.packed.uses import BlockInputs, by_sequence
+from giornata_denoiser.engine.assembly import BatchTensors
 from giornata_denoiser.engine.sampling import advance, draw
 from giornata_denoiser.engine.step_caching import remembered
 from giornata_denoiser.families.protocol import ModelFamily, Network
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.step_cache import Expansion
-from giornata_denoiser.rows.track import Track
+from giornata_denoiser.rows.step_cache import TaylorExpansion
+from giornata_denoiser.rows.track import SamplerTable
 
 
-class Stepped(NamedTuple):
+class StepOutput(NamedTuple):
     """What a step made of the rows, by row."""
 
     latents: tuple[Tensor, ...]
@@ -31,7 +31,7 @@ class Stepped(NamedTuple):
     """(states, tokens, channels) each, what the solver remembers, 0 outside of the row's region; None for nothing."""
     generators: tuple[Tensor | None, ...]
     """Where each row's random numbers go on; see :attr:`Row.generator`."""
-    cached: tuple[Expansion | None, ...]
+    cached: tuple[TaylorExpansion | None, ...]
     """What each row remembers for its step cache."""
     skipped: tuple[int, ...]
     """Blocks that step caches stood in for, of all of the row's sequences."""
@@ -39,11 +39,11 @@ class Stepped(NamedTuple):
 
 def denoise_step(
     family: ModelFamily,
-    assembly: Assembly,
+    assembly: BatchTensors,
     rows: Sequence[Row],
-    uses: Sequence[Use] = (),
-    trace: Tracing = UNTRACED,
-) -> Stepped:
+    uses: Sequence[BlockInputs] = (),
+    trace: LaneTracer = UNTRACED,
+) -> StepOutput:
     """Every row's latent after its next step: outside its region the template's at the row's noise level.
 
     The assembly is of the same rows, none of them done; for `uses` see :meth:`Network.predict`.
@@ -63,8 +63,8 @@ def denoise_step(
 
 
 def extrapolated_step(
-    family: ModelFamily, assembly: Assembly, rows: Sequence[Row], known: Sequence[Expansion]
-) -> Stepped:
+    family: ModelFamily, assembly: BatchTensors, rows: Sequence[Row], known: Sequence[TaylorExpansion]
+) -> StepOutput:
     """:func:`denoise_step` of rows of which the network computes nothing: their outputs are what is `known` of them."""
     latents = [moved(row.latent, family.device) for row in rows]
     answers = [each.at(row.step).to(family.dtype) for each, row in zip(known, rows, strict=True)]
@@ -76,12 +76,12 @@ def extrapolated_step(
 
 def _stepped(  # noqa: PLR0917 - all that a step is made of
     family: ModelFamily,
-    assembly: Assembly,
+    assembly: BatchTensors,
     rows: Sequence[Row],
     latents: Sequence[Tensor],
     outputs: Tensor,
-    cached: Sequence[Expansion | None],
-) -> Stepped:
+    cached: Sequence[TaylorExpansion | None],
+) -> StepOutput:
     """The rows after the samplers' step, from the outputs of all sequences, (computed_tokens, channels)."""
     lengths = assembly.computed_lengths
     output, computed = _guided(family.network, assembly, outputs), _taken(assembly, latents)
@@ -93,7 +93,7 @@ def _stepped(  # noqa: PLR0917 - all that a step is made of
             was, predicted = (torch.split(packed, lengths)[index] for packed in (computed, output))
             end = row.track.predicted(was, predicted, row.step)
             clean[index] = _completed(family, assembly, index, end, row.track, level=row.steps)
-    return Stepped(
+    return StepOutput(
         tuple(
             _completed(family, assembly, index, state.latent, row.track, level=row.step + 1)
             for index, (state, row) in enumerate(zip(states, rows, strict=True))
@@ -109,7 +109,7 @@ def _stepped(  # noqa: PLR0917 - all that a step is made of
     )
 
 
-def _by_row(assembly: Assembly, rows: Sequence[Row], outputs: Tensor) -> list[Tensor | None]:
+def _by_row(assembly: BatchTensors, rows: Sequence[Row], outputs: Tensor) -> list[Tensor | None]:
     """(sequences, computed, channels) of each row that extrapolates later outputs; None of others."""
     if not any(row.step_cache is not None for row in rows):
         return [None] * len(rows)
@@ -125,14 +125,20 @@ def _by_row(assembly: Assembly, rows: Sequence[Row], outputs: Tensor) -> list[Te
     ]
 
 
-def _taken(assembly: Assembly, whole: Sequence[Tensor]) -> Tensor:
+def _taken(assembly: BatchTensors, whole: Sequence[Tensor]) -> Tensor:
     """(computed_tokens, channels): the regions' tokens of every row's (tokens, channels)."""
     packed = torch.cat(list(whole))
     return packed if assembly.computed is None else packed.index_select(0, assembly.computed)
 
 
 def _completed(
-    family: ModelFamily, assembly: Assembly, index: int, computed: Tensor, track: Track, *, level: int
+    family: ModelFamily,
+    assembly: BatchTensors,
+    index: int,
+    computed: Tensor,
+    track: SamplerTable,
+    *,
+    level: int,
 ) -> Tensor:
     """A row's whole latent, (tokens, channels), from what was computed of it.
 
@@ -165,7 +171,7 @@ def _scattered(memory: Tensor | None, region: Tensor | None, tokens: int) -> Ten
     return memory.new_zeros(len(memory), tokens, memory.shape[2]).index_copy_(1, region, memory)
 
 
-def _guided(network: Network, assembly: Assembly, outputs: Tensor) -> Tensor:
+def _guided(network: Network, assembly: BatchTensors, outputs: Tensor) -> Tensor:
     """The rows' outputs, (computed_tokens, channels), from those of all sequences: guidance included."""
     guided = assembly.guided
     if guided is None:

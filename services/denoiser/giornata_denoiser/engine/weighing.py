@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from giornata.planning.costs import StepCosts, worth_reusing
-from giornata.planning.operations import Operations, Shape, step_work
+from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
 from giornata.planning.specs import recording_bytes, together
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.own import own_bits
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.step_caching import cache_bytes
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import stored_bytes
-from giornata_denoiser.rows.template import Kept
+from giornata_denoiser.rows.template import CachedBlock
 
 FED: Final = 6
 """Times a token's keys and values that a GEGLU takes (8 + 4 + 4 of its width) beyond an attention (4)."""
@@ -26,7 +26,7 @@ ENTRIES_ON_DEVICE: Final = 2
 
 
 @dataclass(frozen=True)
-class Budget:
+class StepBudget:
     """The most that a step of several rows may take; a row alone may exceed it, since it would never run otherwise."""
 
     step_ms: float = math.inf
@@ -42,7 +42,7 @@ class Budget:
     """Bits of the corrections that rows learn; None where they learn none."""
 
 
-def fits(rows: Sequence[Row], budget: Budget, costs: StepCosts, family: ModelFamily) -> bool:
+def fits(rows: Sequence[Row], budget: StepBudget, costs: StepCosts, family: ModelFamily) -> bool:
     """Whether `rows` may share a step."""
     return (
         predicted_ms(rows, costs, family.operations) <= budget.step_ms
@@ -50,22 +50,22 @@ def fits(rows: Sequence[Row], budget: Budget, costs: StepCosts, family: ModelFam
     )
 
 
-def predicted_ms(rows: Sequence[Row], costs: StepCosts, operations: Operations) -> float:
+def predicted_ms(rows: Sequence[Row], costs: StepCosts, operations: NetworkOperations) -> float:
     """Predicted time of a step of a network of these operations that waits for no load."""
-    computed: list[tuple[Shape, tuple[Mode, ...]]] = []
+    computed: list[tuple[SequenceShape, tuple[BlockMode, ...]]] = []
     for row in rows:
-        whole = (Mode.FULL,) * operations.blocks
+        whole = (BlockMode.FULL,) * operations.blocks
         own = masked_modes(row, operations.blocks) if row.masked else whole
         computed += [(shape, own) for shape in row.shapes] + [(shape, whole) for shape in row.joining]
     return costs.step_ms(step_work(operations, *zip(*computed, strict=True)))
 
 
-def masked_modes(row: Row, blocks: int) -> tuple[Mode, ...]:
+def masked_modes(row: Row, blocks: int) -> tuple[BlockMode, ...]:
     """The modes of so many blocks in a step that computes the row's region, and of the rest as little as can be."""
-    return (Mode.KV,) * blocks if row.template is None else row.template.entries[0].modes
+    return (BlockMode.KV,) * blocks if row.template is None else row.template.entries[0].modes
 
 
-def step_bytes(rows: Sequence[Row], budget: Budget, family: ModelFamily) -> float:
+def step_bytes(rows: Sequence[Row], budget: StepBudget, family: ModelFamily) -> float:
     """The most memory that a step of `rows` takes beside the model's weights, what is loaded ahead among it."""
     held = sum(row_bytes(row, family, budget.correction_bits) for row in rows)
     if keeps_slabs(family):
@@ -127,7 +127,10 @@ def attended_bytes(row: Row, family: ModelFamily) -> int:
     return sum(
         max(
             (
-                max(0, _taken_bytes(kept, Mode.KV, own - unet * FED * own, outside, family.dtype.itemsize))
+                max(
+                    0,
+                    _taken_bytes(kept, BlockMode.KV, own - unet * FED * own, outside, family.dtype.itemsize),
+                )
                 for kept in row.template.entries[0].blocks
                 if kept.key is not None
             ),
@@ -147,7 +150,7 @@ def _convolved_bytes(rows: Sequence[Row], family: ModelFamily) -> int:
     masked = [row for row in rows if row.masked and row.template is not None]
     if not masked or not together(family.specs):
         return 0
-    kept = max(spec.channels([Mode.KV]) for spec in family.specs if not spec.heads)
+    kept = max(spec.channels([BlockMode.KV]) for spec in family.specs if not spec.heads)
     around = 2 * kept * max(row.block_tokens - row.computed_tokens for row in masked)
     windows = sum(row.tokens for row in masked) * max(spec.gathered for spec in family.specs)
     attended = sum(attended_bytes(row, family) for row in rows)
@@ -166,12 +169,12 @@ def slab_bytes(row: Row, itemsize: int) -> int:
     )
 
 
-def _taken_bytes(kept: Kept, mode: Mode, own: int, outside: int, itemsize: int) -> int:
+def _taken_bytes(kept: CachedBlock, mode: BlockMode, own: int, outside: int, itemsize: int) -> int:
     """Bytes of what a block in `mode` takes for so many `outside` tokens.
 
     Keys and values have room for the sequence's `own`; exact parts stay as they were recorded.
     """
-    room = own if mode is Mode.KV and kept.key is not None else 0
+    room = own if mode is BlockMode.KV and kept.key is not None else 0
     sizes = (
         part.shape[1] * (part.data.itemsize if part.bits == EXACT else itemsize) for part in kept.taken(mode)
     )
@@ -198,7 +201,7 @@ def _own_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> in
         return 0
     outside, itemsize = len(row.region.outside), family.dtype.itemsize
     own, prompts = sum(row.own_tokens), len(row.prompts)
-    channels = [spec.channels([Mode.KV]) for spec in family.specs]
+    channels = [spec.channels([BlockMode.KV]) for spec in family.specs]
     attended = [  # keys and values alone have room for the row's own
         itemsize * width * (prompts * outside + (own if spec.heads else 0))
         for spec, width in zip(family.specs, channels, strict=True)
@@ -212,14 +215,16 @@ def _own_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> in
 def _prefix_bytes(row: Row, family: ModelFamily) -> int:
     """Bytes of the keys and values of a row's prefixes, in the network's dtype."""
     tokens = sum(row.prefix)
-    channels = sum(spec.channels([Mode.KV]) for spec in family.specs) if tokens else 0
+    channels = sum(spec.channels([BlockMode.KV]) for spec in family.specs) if tokens else 0
     return tokens * channels * family.dtype.itemsize
 
 
 def _padding_bytes(row: Row, family: ModelFamily, correction_bits: int | None) -> int:
     """Bytes of the keys and values that a row keeps of its prompts' padding."""
     bits = 0 if keeps_slabs(family) else own_bits(correction_bits)
-    kept = [(tokens, spec.channels([Mode.KV])) for tokens in row.padding if tokens for spec in family.specs]
+    kept = [
+        (tokens, spec.channels([BlockMode.KV])) for tokens in row.padding if tokens for spec in family.specs
+    ]
     return sum(stored_bytes(tokens, width, bits, family.dtype.itemsize) for tokens, width in kept)
 
 
@@ -230,7 +235,7 @@ def recorded_bytes(row: Row, family: ModelFamily, most: int | None = None) -> in
         return 0
     entries = row.steps_in_full if most is None else min(row.steps_in_full, most)
     bits = what.bits or 8 * family.dtype.itemsize
-    modes = [Mode(form) for form in what.forms]
+    modes = [BlockMode(form) for form in what.forms]
     return entries * recording_bytes(family.specs[what.first_block :], modes, row.block_tokens, bits)
 
 
@@ -248,7 +253,7 @@ def profits(row: Row, costs: StepCosts, family: ModelFamily) -> bool:
     return worth_reusing(costs, family.operations, shapes, masked_modes(row, family.depth), bytes_a_step)
 
 
-def run_ms(row: Row, costs: StepCosts, operations: Operations) -> float:
+def run_ms(row: Row, costs: StepCosts, operations: NetworkOperations) -> float:
     """Predicted time of all steps of a row that takes anything and has not begun, alone and waiting for no load."""
     whole, masked = (
         predicted_ms([each], costs, operations)

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
-from giornata.latents import Normalisation, normalisation_of
+from giornata.latents import LatentNormalisation, normalisation_of
 from giornata.weight_loading import load_network
 
 SIDE: Final = 256
@@ -94,7 +94,7 @@ def fit_autoencoder(folder: Path, device: torch.device) -> PreviewMap:
     return fitted
 
 
-def fit_model(autoencoder: Any, normalisation: Normalisation) -> PreviewMap:
+def fit_model(autoencoder: Any, normalisation: LatentNormalisation) -> PreviewMap:
     """The map of an autoencoder of diffusers in float32, on its device, through its family's `normalisation`.
 
     Raises:

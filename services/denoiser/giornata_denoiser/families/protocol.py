@@ -10,22 +10,22 @@ from typing import NamedTuple, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from giornata.packed.low_rank import LowRank
+from giornata.packed.low_rank import SequenceLoras
 from giornata.packed.region import Region
-from giornata.packed.shares import Share
-from giornata.packed.tracing import UNTRACED, Tracing
-from giornata.packed.ulysses import Exchange
-from giornata.packed.uses import Use
-from giornata.planning.operations import Operations
+from giornata.packed.shares import Shard
+from giornata.packed.tracing import UNTRACED, LaneTracer
+from giornata.packed.ulysses import AllToAllGroup
+from giornata.packed.uses import BlockInputs
+from giornata.planning.operations import NetworkOperations
 from giornata.planning.specs import each
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.samplers import Sampler
-from giornata_denoiser.families.references import Grid, References
+from giornata_denoiser.families.references import Grid, ReferencePolicy
 from giornata_denoiser.rows.row import Prompt
-from giornata_denoiser.rows.track import Track
+from giornata_denoiser.rows.track import SamplerTable
 
 
-class Text(Protocol):
+class PromptBuilder(Protocol):
     """What a prompt becomes."""
 
     @property
@@ -40,7 +40,7 @@ class Text(Protocol):
         """
 
 
-class Schedule(Protocol):
+class NoiseSchedule(Protocol):
     """What ways through the noise levels a model offers: the table of each, made of diffusers' own scheduler."""
 
     @property
@@ -55,7 +55,7 @@ class Schedule(Protocol):
     def recorder(self) -> Sampler:
         """That of template runs: it evaluates the network once a level and draws no noise."""
 
-    def track(self, *, sampler: Sampler, steps: int, strength: float, cells: int) -> Track:
+    def track(self, *, sampler: Sampler, steps: int, strength: float, cells: int) -> SamplerTable:
         """The track of a row whose picture has `cells` tokens; 0 < `strength` <= 1 drops the first of `steps`.
 
         Equal arguments may give one and the same track.
@@ -104,7 +104,7 @@ class Network(Protocol):
         """
 
     @property
-    def references(self) -> References:
+    def references(self) -> ReferencePolicy:
         """Which clean pictures stand behind a row's."""
 
     def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:
@@ -145,7 +145,7 @@ class Network(Protocol):
         conditioning: Mapping[str, Tensor],
         beside: Sequence[Grid],
         *,
-        low_rank: LowRank | None = None,
+        low_rank: SequenceLoras | None = None,
     ) -> object:
         """What the network computes of a sequence for all steps of a track: once, when the row joins.
 
@@ -164,8 +164,8 @@ class Network(Protocol):
         conditioning: Sequence[Mapping[str, Tensor]],
         steps: Sequence[int],
         *,
-        uses: Sequence[Use] = (),
-        trace: Tracing = UNTRACED,
+        uses: Sequence[BlockInputs] = (),
+        trace: LaneTracer = UNTRACED,
     ) -> Tensor:
         """One forward over all sequences of a `batch` of :meth:`assemble`; `trace` is told of every block.
 
@@ -191,15 +191,15 @@ class Network(Protocol):
 
 
 @runtime_checkable
-class SharedByTokens(Protocol):
+class ShardableNetwork(Protocol):
     """A network whose batch several processes may compute together, each a share of every sequence's tokens."""
 
-    def shared(self, exchange: Exchange) -> Self:
+    def shared(self, exchange: AllToAllGroup) -> Self:
         """The same network, whose :meth:`Network.predict` the group computes: every member calls it alike.
 
         Each has the whole batch and all latents, and gets the whole output. What sequences take and record of keys and
         values are those of the member's heads of each block, hidden states those of its tokens: see
-        :class:`giornata.packed.shares.Share`.
+        :class:`giornata.packed.shares.Shard`.
         """
 
     def sites(self, block: int) -> int:
@@ -210,10 +210,10 @@ class SharedByTokens(Protocol):
 class ModelFamily:
     """One kind of checkpoint and the diffusers pipeline that it equals."""
 
-    text: Text
-    schedule: Schedule
+    text: PromptBuilder
+    schedule: NoiseSchedule
     network: Network
-    share: Share | None = None
+    share: Shard | None = None
     """Which share of every sequence this process computes; None for all of it, or nothing of it."""
     group: str = ""
     """The name of the processes that compute batches together; empty where this one computes them alone."""
@@ -234,14 +234,14 @@ class ModelFamily:
         return each(self.network.blocks)
 
     @cached_property
-    def operations(self) -> Operations:
+    def operations(self) -> NetworkOperations:
         """What the blocks compute, by kind."""
-        return Operations(self.network.blocks)
+        return NetworkOperations(self.network.blocks)
 
     def sites(self, block: int) -> int:
         """Attentions of a block, whose heads lie side by side in what it keeps."""
         network = self.network
-        return int(network.sites(block)) if isinstance(network, SharedByTokens) else 1
+        return int(network.sites(block)) if isinstance(network, ShardableNetwork) else 1
 
     def heads(self, block: int) -> int:
         """Heads of which this process takes and keeps a block's keys and values."""

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from giornata.wire.errors import Failed
-from giornata_denoiser.choices import Quantize
+from giornata_denoiser.choices import WeightQuantization
 
 VARIABLE: Final = "GIORNATA_QUANTIZE"
 LEAST: Final = 1024
@@ -38,36 +38,39 @@ def chosen(network: nn.Module, least: int = LEAST) -> tuple[str, ...]:
     )
 
 
-def check(how: Quantize, device: torch.device) -> None:
+def check(how: WeightQuantization, device: torch.device) -> None:
     """Have a denoiser refused that cannot quantise.
 
     Raises:
         Failed: `device` is no GPU, or torchao is not installed.
     """
-    if how is Quantize.OFF:
+    if how is WeightQuantization.OFF:
         return
     if device.type != "cuda":
         raise Failed(
             f"{VARIABLE}={how} needs a CUDA device: on a CPU every step would convert the weights back.",
             received=str(device),
-            accepted=f"{Quantize.OFF}, or a CUDA device",
+            accepted=f"{WeightQuantization.OFF}, or a CUDA device",
         )
     if find_spec("torchao") is None:
         raise Failed(
             f"{VARIABLE}={how} needs torchao, the denoiser's extra `quantize`: in a checkout run `pip install "
             "--constraint constraints.txt torchao`, and build images with the argument EXTRAS=[quantize].",
             received="no torchao",
-            accepted=f"{Quantize.OFF}, or an environment with torchao",
+            accepted=f"{WeightQuantization.OFF}, or an environment with torchao",
         )
 
 
-def quantize(network: nn.Module, how: Quantize, device: torch.device, least: int = LEAST) -> None:
+def quantize(network: nn.Module, how: WeightQuantization, device: torch.device, least: int = LEAST) -> None:
     """Quantise the :func:`chosen` layers of `network`, in place, and have them on `device`."""
-    if how is Quantize.OFF:
+    if how is WeightQuantization.OFF:
         return
     torchao: Any = import_module("torchao.quantization")
     paths = frozenset(chosen(network, least))
-    kind = {Quantize.INT8: "Int8WeightOnlyConfig", Quantize.FLOAT8: "Float8WeightOnlyConfig"}[how]
+    kind = {
+        WeightQuantization.INT8: "Int8WeightOnlyConfig",
+        WeightQuantization.FLOAT8: "Float8WeightOnlyConfig",
+    }[how]
     torchao.quantize_(
         network, getattr(torchao, kind)(), filter_fn=lambda _, path: path in paths, device=device
     )

@@ -15,7 +15,7 @@ REFERENCES = "references"
 
 
 @dataclass(frozen=True)
-class References:
+class ReferencePolicy:
     """Which clean pictures a family's network looks at."""
 
     own: bool = True
@@ -37,7 +37,7 @@ class References:
         return torch.cat(parts) if parts else None
 
 
-NONE = References(own=False)
+NONE = ReferencePolicy(own=False)
 """For families that look at no other picture."""
 
 

@@ -18,7 +18,7 @@ from giornata_denoiser.rows.adapters import NONE as NO_ADAPTERS
 from giornata_denoiser.rows.adapters import Adapters
 from giornata_denoiser.rows.row import Prompt, Row
 from giornata_denoiser.rows.snapshot import GENERATOR, Snapshot
-from giornata_denoiser.rows.track import Track
+from giornata_denoiser.rows.track import SamplerTable
 
 NOISE = "noise"
 
@@ -28,7 +28,7 @@ def build_row(
     key: RowKey,
     *,
     grid: tuple[int, int],
-    track: Track,
+    track: SamplerTable,
     text: Mapping[str, Tensor],
     conditioning: Mapping[str, Tensor],
     guidance_scale: float,
@@ -131,7 +131,7 @@ def _references(family: ModelFamily, references: Sequence[Tensor]) -> Tensor:
     return torch.cat([_take(family, named, name, shape).flatten(0, 1) for name in named])
 
 
-def _resumed(family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], track: Track) -> Snapshot:
+def _resumed(family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], track: SamplerTable) -> Snapshot:
     """The state of an interrupted row, if it fits: latent in the network's dtype, memory at least in float32."""
     if not 0 <= resume.step < track.steps:
         raise SchemaMismatch(

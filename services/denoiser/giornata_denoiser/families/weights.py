@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 
 from giornata.weight_loading import load_network
-from giornata_denoiser.choices import Quantize
+from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.families.quantizing import quantize
 
 OUTLINE: Final = torch.device("meta")
@@ -22,7 +22,7 @@ def loaded(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    quantized: Quantize = Quantize.OFF,
+    quantized: WeightQuantization = WeightQuantization.OFF,
 ) -> Any:
     """The network of the class `kind` in a diffusers folder, for inference on `device`, its blocks `quantized` there.
 

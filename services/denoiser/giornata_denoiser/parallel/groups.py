@@ -29,8 +29,8 @@ class GroupLost(ConnectionError):
         self.devices = tuple(devices)
 
 
-class Group:
-    """Processes that compute one batch, in order; satisfies :class:`giornata.packed.ulysses.Exchange`.
+class RankGroup:
+    """Processes that compute one batch, in order; satisfies :class:`giornata.packed.ulysses.AllToAllGroup`.
 
     `devices` number the members, `me` is the calling process's. Members make it at one time, under a `name` that no
     other group of the store has. One thread of a process uses it.
@@ -60,7 +60,7 @@ class Group:
                 self._members = _made(PrefixStore(name, store), self.rank, self.size, device, timeout)
 
     def trade(self, flat: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """See :meth:`giornata.packed.ulysses.Exchange.trade`; tensors are contiguous, and on the group's device.
+        """See :meth:`giornata.packed.ulysses.AllToAllGroup.trade`; tensors are contiguous, and on the group's device.
 
         On a CUDA device the current stream waits, not the host.
 
@@ -113,15 +113,15 @@ class Group:
             raise GroupLost(self.devices, error) from error
 
 
-class Groups:
+class RankGroups:
     """The groups of one process, `me`, whose model is on `device`; `store` is the one that all processes share."""
 
     def __init__(self, store: Store, me: int, device: torch.device, timeout_s: float) -> None:
         self._store, self._me, self._device = store, me, device
         self._timeout = timedelta(seconds=timeout_s)
-        self._groups: dict[tuple[int, ...], tuple[int, Group]] = {}
+        self._groups: dict[tuple[int, ...], tuple[int, RankGroup]] = {}
 
-    def of(self, devices: tuple[int, ...], epoch: int) -> Group:
+    def of(self, devices: tuple[int, ...], epoch: int) -> RankGroup:
         """The group of these devices: the one of this epoch if it is kept, else a new one, which all members make.
 
         An epoch is a number that grows whenever a process has been replaced; a closed group takes a new one.
@@ -135,7 +135,7 @@ class Groups:
             return kept[1]
         self.drop(devices)
         name = f"{epoch}/{'-'.join(map(str, devices))}"
-        made = Group(self._store, name, devices, self._me, self._device, self._timeout)
+        made = RankGroup(self._store, name, devices, self._me, self._device, self._timeout)
         self._groups[devices] = epoch, made
         return made
 
@@ -151,7 +151,7 @@ class Groups:
                 group.trade(torch.zeros(group.size, device=self._device), each, each)
 
     def abort(self, devices: tuple[int, ...], epoch: int) -> None:
-        """Abort the group of these devices if it is of this epoch; see :meth:`Group.abort`. Any thread."""
+        """Abort the group of these devices if it is of this epoch; see :meth:`RankGroup.abort`. Any thread."""
         kept = self._groups.get(devices)
         if kept is not None and kept[0] == epoch:
             kept[1].abort()

@@ -13,16 +13,16 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from giornata.packed.tracing import UNTRACED, Tracing
-from giornata.packed.ulysses import Exchange
-from giornata.packed.uses import Use
+from giornata.packed.tracing import UNTRACED, LaneTracer
+from giornata.packed.ulysses import AllToAllGroup
+from giornata.packed.uses import BlockInputs
 from giornata_denoiser.families.protocol import ModelFamily, Network, SequenceInputs
 from giornata_denoiser.parallel.family import alone
 
 SIZE: Final = 2
 
 
-def halved(family: ModelFamily, group: Exchange) -> ModelFamily:
+def halved(family: ModelFamily, group: AllToAllGroup) -> ModelFamily:
     """The same family, its network's `predict` computed by two processes, each some of the sequences.
 
     Every member calls it alike, with the whole batch and all latents, and gets the whole output. What a sequence takes
@@ -36,7 +36,7 @@ def halved(family: ModelFamily, group: Exchange) -> ModelFamily:
         raise ValueError(
             f"received {group.size} devices, accepted are {SIZE}: one for each half of the guidance"
         )
-    network: Any = Halved(family.network, group)
+    network: Any = GuidanceParallelNetwork(family.network, group)
     return replace(family, network=network, group=f"{group.name} by halves")
 
 
@@ -63,7 +63,7 @@ def members(sequences: Sequence[SequenceInputs]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class HalvedBatch:
+class GuidanceParallelBatch:
     """A batch, of which this member computes some sequences."""
 
     own: object
@@ -76,20 +76,20 @@ class HalvedBatch:
     """Tokens that are answered for, of each sequence."""
 
 
-class Halved:
+class GuidanceParallelNetwork:
     """A network of two processes; all but :meth:`assemble` and :meth:`predict` is as the `network` has it."""
 
-    def __init__(self, network: Network, group: Exchange) -> None:
+    def __init__(self, network: Network, group: AllToAllGroup) -> None:
         self._network, self._group = network, group
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
 
-    def assemble(self, sequences: Sequence[SequenceInputs]) -> HalvedBatch:
+    def assemble(self, sequences: Sequence[SequenceInputs]) -> GuidanceParallelBatch:
         """See :meth:`giornata_denoiser.families.protocol.Network.assemble`."""
         member = members(sequences)
         own = self._own(member, sequences)
-        return HalvedBatch(
+        return GuidanceParallelBatch(
             self._network.assemble(own) if own else None,
             member,
             [height * width for height, width in (sequence.grid for sequence in sequences)],
@@ -103,11 +103,11 @@ class Halved:
         conditioning: Sequence[Mapping[str, Tensor]],
         steps: Sequence[int],
         *,
-        uses: Sequence[Use] = (),
-        trace: Tracing = UNTRACED,
+        uses: Sequence[BlockInputs] = (),
+        trace: LaneTracer = UNTRACED,
     ) -> Tensor:
         """See :meth:`giornata_denoiser.families.protocol.Network.predict`; the output is all sequences'."""
-        if not isinstance(batch, HalvedBatch):
+        if not isinstance(batch, GuidanceParallelBatch):
             raise TypeError(f"expected a batch of two members, received {type(batch).__name__}")
         output = latents.new_empty(0, latents.shape[1])
         if batch.own is not None:
@@ -121,7 +121,7 @@ class Halved:
             )
         return self._exchanged(batch, output)
 
-    def _exchanged(self, batch: HalvedBatch, output: Tensor) -> Tensor:
+    def _exchanged(self, batch: GuidanceParallelBatch, output: Tensor) -> Tensor:
         """(computed_tokens, channels) of all sequences, from those of this member's."""
         channels, flat = output.shape[1], output.flatten()
         order = sorted(range(len(batch.member)), key=batch.member.__getitem__)

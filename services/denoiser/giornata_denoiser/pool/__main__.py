@@ -16,9 +16,9 @@ import torch
 from giornata.heap import keep_freed
 from giornata.logs import configure_logs
 from giornata.wire.errors import GiornataError
-from giornata_denoiser.pool.channel import Channel, Ended
+from giornata_denoiser.pool.channel import Channel, ChannelClosed
 from giornata_denoiser.pool.loading import loaded
-from giornata_denoiser.pool.messages import Opening, Refused
+from giornata_denoiser.pool.messages import RankRefused, RankSetup
 from giornata_denoiser.pool.rank import Rank
 
 PARENT_DEATH_SIGNAL: Final = 1
@@ -42,7 +42,7 @@ def main(descriptor: int) -> int:
     ends_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells the leader, too, which drains
     channel = Channel(socket.socket(fileno=descriptor))
-    opening: Opening = pickle.loads(channel.receive().data)  # noqa: S301 - of the process that started this one
+    opening: RankSetup = pickle.loads(channel.receive().data)  # noqa: S301 - of the process that started this one
     config = opening.config
     configure_logs(config.log_level, config.log_format, f"{config.instance}/{opening.me}")
     try:
@@ -51,10 +51,10 @@ def main(descriptor: int) -> int:
         if opening.threads is not None:
             torch.set_num_threads(opening.threads)
         Rank(channel, on_end=lambda: os._exit(1)).run(loaded(opening))
-    except Ended:
+    except ChannelClosed:
         return 1
     except GiornataError as error:
-        channel.send(Refused(error=error.body()).model_dump_json().encode())
+        channel.send(RankRefused(error=error.body()).model_dump_json().encode())
         log.warning("rank_refused", device=config.device, error=str(error))
         return 1
     except Exception:  # the process's edge: logged, and told by its end

@@ -12,15 +12,15 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from giornata.scheduling.batch import RowKey
-from giornata.scheduling.degrees.pool import Begin, Devices, PoolRow, Times
-from giornata_denoiser.pool.shelf import Shared
+from giornata.scheduling.degrees.pool import Devices, PoolRow, StepStart, Times
+from giornata_denoiser.pool.shelf import SharedRow
 from giornata_denoiser.rows.row import Row
 
 LOSSES: Final = 3
 """A row with so many lost steps behind it, the last one alone on its device, is what ends its ranks."""
 
 
-class RowSteps(NamedTuple):
+class RowStepTimes(NamedTuple):
     """What a row's steps take."""
 
     step_s: Times
@@ -31,11 +31,11 @@ class RowSteps(NamedTuple):
     """See :attr:`giornata.scheduling.degrees.pool.PoolRow.size`."""
 
 
-TimesOf = Callable[[Row], RowSteps]
+TimesOf = Callable[[Row], RowStepTimes]
 
 
 @dataclass(eq=False)
-class Flight:
+class InFlightPoolStep:
     """A step that ranks have been ordered to compute."""
 
     number: int
@@ -63,12 +63,12 @@ class Flight:
 
 
 @dataclass(eq=False)
-class Held:
+class LeaderRow:
     """A row of the pool."""
 
     row: Row
     """As of its last step."""
-    shared: Shared
+    shared: SharedRow
     arrived_s: float
     place: int
     devices: Devices = ()
@@ -77,7 +77,7 @@ class Held:
     """Epoch of the group of its devices."""
     halves: bool = False
     """How they compute its steps."""
-    flights: list[Flight] = field(default_factory=list)
+    flights: list[InFlightPoolStep] = field(default_factory=list)
     """Its steps in flight, the one that runs first."""
     alone: bool = False
     """Whether a step with others, or of several devices, has failed: it is to be computed by itself."""
@@ -93,10 +93,10 @@ class Held:
         return not self.fresh and (self.devices, self.epoch, self.halves) == (devices, epoch, halves)
 
 
-class Entered(NamedTuple):
+class RowStepStart(NamedTuple):
     """How a row enters a step."""
 
-    held: Held
+    held: LeaderRow
     step: int
     """Its steps before."""
     fresh: bool
@@ -105,7 +105,7 @@ class Entered(NamedTuple):
     """Devices of its last step that have no part in this one."""
 
 
-class Book:
+class PoolState:
     """The rows and steps of a pool.
 
     Args:
@@ -114,16 +114,16 @@ class Book:
 
     def __init__(self, times: TimesOf) -> None:
         self._times = times
-        self.rows: dict[RowKey, Held] = {}
-        self.flights: dict[int, Flight] = {}
+        self.rows: dict[RowKey, LeaderRow] = {}
+        self.flights: dict[int, InFlightPoolStep] = {}
         """By number, those that some rank has not answered."""
         self._numbers, self._places = count(1), count(1)
 
-    def add(self, row: Row, shared: Shared, now_s: float) -> None:
+    def add(self, row: Row, shared: SharedRow, now_s: float) -> None:
         """A row has arrived."""
-        self.rows[row.key] = Held(row, shared, now_s, next(self._places))
+        self.rows[row.key] = LeaderRow(row, shared, now_s, next(self._places))
 
-    def remove(self, keys: Iterable[RowKey]) -> list[Held]:
+    def remove(self, keys: Iterable[RowKey]) -> list[LeaderRow]:
         """Rows have left; steps of theirs that run go on for the others, or for nothing."""
         return [self.rows.pop(key) for key in keys]
 
@@ -136,12 +136,12 @@ class Book:
         return [each for held in self.rows.values() if (each := self._shown(held, now_s, ended)) is not None]
 
     def begin(
-        self, begin: Begin, now_s: float, *, epoch: int, halves: bool, seconds: float
-    ) -> tuple[Flight, list[Entered]]:
+        self, begin: StepStart, now_s: float, *, epoch: int, halves: bool, seconds: float
+    ) -> tuple[InFlightPoolStep, list[RowStepStart]]:
         """A step is ordered; returns it and how its rows enter it."""
         busy = self.busy()
         keys = tuple(key for key in begin.rows if isinstance(key, RowKey))
-        flight = Flight(
+        flight = InFlightPoolStep(
             next(self._numbers),
             keys,
             begin.devices,
@@ -151,7 +151,7 @@ class Book:
             None if busy.intersection(begin.devices) else now_s,
             set(begin.devices),
         )
-        rows: list[Entered] = []
+        rows: list[RowStepStart] = []
         for key in keys:
             held = self.rows[key]
             fresh = not held.stays(begin.devices, epoch, halves=halves)
@@ -163,12 +163,12 @@ class Book:
                 held.row = replace(held.row, records=None, entries=())
             left = frozenset(held.devices).difference(begin.devices)
             held.devices, held.epoch, held.halves, held.fresh = begin.devices, epoch, halves, False
-            rows.append(Entered(held, held.row.step + len(held.flights), fresh, left))
+            rows.append(RowStepStart(held, held.row.step + len(held.flights), fresh, left))
             held.flights.append(flight)
         self.flights[flight.number] = flight
         return flight, rows
 
-    def answered(self, flight: Flight, device: int, now_s: float) -> None:
+    def answered(self, flight: InFlightPoolStep, device: int, now_s: float) -> None:
         """A rank has told of a step's end, or is lost: what is behind it on all its devices begins."""
         flight.unanswered.discard(device)
         if not flight.unanswered:
@@ -177,7 +177,7 @@ class Book:
             if other.began_s is None and self._first(other):
                 other.began_s = now_s
 
-    def settle(self, flight: Flight) -> Iterator[Held]:
+    def settle(self, flight: InFlightPoolStep) -> Iterator[LeaderRow]:
         """It is known what a step did: the rows of it that are here, which it holds no more."""
         flight.settled = True
         for key in flight.keys:
@@ -186,7 +186,7 @@ class Book:
                 held.flights.remove(flight)
                 yield held
 
-    def undo(self, flight: Flight) -> list[Held]:
+    def undo(self, flight: InFlightPoolStep) -> list[LeaderRow]:
         """A step came to nothing; what was ordered behind it for the same rows will be refused, and is void, too."""
         found = list(self.settle(flight))
         for held in found:
@@ -194,14 +194,14 @@ class Book:
             held.flights.clear()
         return found
 
-    def behind(self, device: int) -> list[Flight]:
+    def behind(self, device: int) -> list[InFlightPoolStep]:
         """The steps of a device that it has not answered, in order."""
         return [flight for flight in self.flights.values() if device in flight.unanswered]
 
-    def _first(self, flight: Flight) -> bool:
+    def _first(self, flight: InFlightPoolStep) -> bool:
         return all(self.behind(device)[0] is flight for device in flight.unanswered)
 
-    def _shown(self, held: Held, now_s: float, ended: AbstractSet[int]) -> PoolRow | None:
+    def _shown(self, held: LeaderRow, now_s: float, ended: AbstractSet[int]) -> PoolRow | None:
         row = held.row
         flights = [flight for flight in held.flights if flight.number not in ended]
         left = row.steps - row.step - len(held.flights)
@@ -227,7 +227,7 @@ class Book:
         )
 
 
-def failed(held: Held) -> bool:
+def failed(held: LeaderRow) -> bool:
     """A step with the row has been lost with its rank: whether it is the row that ends ranks. Counts the loss."""
     was_alone = held.alone
     held.losses += 1

@@ -22,7 +22,7 @@ MOST_FILES: Final = 64
 _CLOSED_ON_EXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
-class Ended(ConnectionError):
+class ChannelClosed(ConnectionError):
     """The other end has closed, or takes nothing in."""
 
 
@@ -71,13 +71,13 @@ class Channel:
                 if whole:
                     self._socket.sendall(whole)
         except OSError as error:
-            raise Ended(f"the other process does not listen: {error}") from error
+            raise ChannelClosed(f"the other process does not listen: {error}") from error
 
     def receive(self) -> Message:
         """The next message, however long it takes. Raises Ended where none comes any more."""
         while (found := self._whole()) is None:
             if self._ended:
-                raise Ended("the other process has ended")
+                raise ChannelClosed("the other process has ended")
             self._read(0)
         return found
 

@@ -9,12 +9,12 @@ from typing import Final
 from giornata.planning.degrees import HALVED
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.degree_times import StepSize
-from giornata.scheduling.degrees.pool import Begin, Devices, PoolRow, Rule, Together
-from giornata_denoiser.pool.book import Book, Entered, Flight, Held
-from giornata_denoiser.pool.messages import Leave, StepOrder, Warm
-from giornata_denoiser.pool.ranks import Ranks
-from giornata_denoiser.pool.settling import Epochs
-from giornata_denoiser.pool.shelf import Shelf, parcel
+from giornata.scheduling.degrees.pool import Devices, PoolRow, PoolRule, SharedStepTime, StepStart
+from giornata_denoiser.pool.book import InFlightPoolStep, LeaderRow, PoolState, RowStepStart
+from giornata_denoiser.pool.messages import ReleaseRows, StepOrder, WarmGroup
+from giornata_denoiser.pool.ranks import RankSupervisor
+from giornata_denoiser.pool.settling import GroupEpochs
+from giornata_denoiser.pool.shelf import SharedRowStore, parcel
 from giornata_denoiser.rows.row import Row
 
 AHEAD: Final = (0.1, 0.002)
@@ -24,17 +24,17 @@ HalvesOf = Callable[[Sequence[Hashable]], bool]
 """Whether two devices are quicker on steps of rows of these sizes where one computes the unconditional sequences."""
 
 
-class Deciding:
+class StepDispatcher:
     """Asks the rule, and orders what it chooses."""
 
     def __init__(  # noqa: PLR0917 - its own parts
         self,
-        ranks: Ranks,
-        book: Book,
-        shelf: Shelf,
-        epochs: Epochs,
-        rule: Rule,
-        together: Together | None,
+        ranks: RankSupervisor,
+        book: PoolState,
+        shelf: SharedRowStore,
+        epochs: GroupEpochs,
+        rule: PoolRule,
+        together: SharedStepTime | None,
         halves: HalvesOf,
     ) -> None:
         self._ranks, self._book, self._shelf, self._epochs = ranks, book, shelf, epochs
@@ -60,7 +60,7 @@ class Deciding:
         """Have the members of `groups` make them before a step needs one."""
         for devices in groups:
             if len(devices) > 1 and all(self._ranks.members[device].ready for device in devices):
-                order = parcel(Warm(devices, self._epochs.of(devices)))
+                order = parcel(WarmGroup(devices, self._epochs.of(devices)))
                 for device in devices:
                     self._ranks.send(self._ranks.members[device], [order])
 
@@ -88,7 +88,7 @@ class Deciding:
         if ending:
             self._decide_ahead(ending, now_s)
 
-    def _decide_ahead(self, ending: Collection[Flight], now_s: float) -> None:
+    def _decide_ahead(self, ending: Collection[InFlightPoolStep], now_s: float) -> None:
         """Decide as if `ending` had ended, and order what their ranks can begin without another word.
 
         A row in flight stays on its devices: elsewhere its state is not there before the step ends.
@@ -109,15 +109,15 @@ class Deciding:
             if self._stay(begin, halves=self._halved(begin, {row.key: row for row in rows})):
                 self._order(begin, rows, now_s)
 
-    def _stay(self, begin: Begin, *, halves: bool) -> bool:
+    def _stay(self, begin: StepStart, *, halves: bool) -> bool:
         """Whether rows in flight are where the step is to be, and computed in the same way."""
         flights = [flight for held in self._held(begin) for flight in held.flights]
         return all((flight.devices, flight.halves) == (begin.devices, halves) for flight in flights)
 
-    def _held(self, begin: Begin) -> list[Held]:
+    def _held(self, begin: StepStart) -> list[LeaderRow]:
         return [self._book.rows[key] for key in begin.rows if isinstance(key, RowKey)]
 
-    def _halved(self, begin: Begin, rows: Mapping[object, PoolRow]) -> bool:
+    def _halved(self, begin: StepStart, rows: Mapping[object, PoolRow]) -> bool:
         """In which of two ways two devices compute a step: as rows that have kept something there were, else quicker.
 
         A row that keeps something from step to step would compute a step in full where its way changes.
@@ -134,7 +134,7 @@ class Deciding:
         }
         return ways.pop() if len(ways) == 1 else self._halves(sizes)
 
-    def _order(self, begin: Begin, rows: Sequence[PoolRow], now_s: float) -> None:
+    def _order(self, begin: StepStart, rows: Sequence[PoolRow], now_s: float) -> None:
         """Tell the ranks of a step, and all that they need for it."""
         epoch, shown = self._epochs.of(begin.devices), {row.key: row for row in rows}
         halves, seconds = self._halved(begin, shown), self._seconds(begin, shown)
@@ -150,14 +150,14 @@ class Deciding:
             self._ranks.send(member, [*self._shelf.parcels(member.told, named), parcel(order)])
         self._leave(entered)
 
-    def _leave(self, entered: Iterable[Entered]) -> None:
+    def _leave(self, entered: Iterable[RowStepStart]) -> None:
         """Have ranks let go of what they keep of rows that go on elsewhere."""
         for held, _, _, left in entered:
             for member in (self._ranks.members[device] for device in left):
                 if member.ready and held.shared.number in member.told.rows:
-                    self._ranks.send(member, [parcel(Leave((held.shared.number,)))])
+                    self._ranks.send(member, [parcel(ReleaseRows((held.shared.number,)))])
 
-    def _seconds(self, begin: Begin, rows: Mapping[object, PoolRow]) -> float:
+    def _seconds(self, begin: StepStart, rows: Mapping[object, PoolRow]) -> float:
         """How long a step is predicted to take."""
         members, degree = [rows[key] for key in begin.rows], len(begin.devices)
         if len(members) > 1 and self._together is not None:
@@ -171,9 +171,9 @@ class Deciding:
         return frozenset(member.me for member in self._ranks.members if member.ready)
 
     @staticmethod
-    def _ahead_s(flight: Flight, now_s: float) -> float:
+    def _ahead_s(flight: InFlightPoolStep, now_s: float) -> float:
         return flight.until_s(now_s) - AHEAD[0] * flight.seconds - AHEAD[1]
 
 
-def _may_ask(flight: Flight) -> bool:
+def _may_ask(flight: InFlightPoolStep) -> bool:
     return flight.began_s is not None and not flight.next_asked and not flight.settled

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from giornata_denoiser.pool.memory import Arena
 from giornata_denoiser.rows.correction import Correction
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.host import HostMemory
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ T = TypeVar("T")
 def shared_memory(arena: Arena) -> HostMemory:
     """The memory of `arena`: what lies there already, as ranks leave it, stays where it is. OSError without room."""
 
-    def recording(given: Recording) -> Recording:
+    def recording(given: CachedTemplate) -> CachedTemplate:
         return _shared(arena, given, _each_of_recording)
 
     def correction(given: Correction) -> Correction:
@@ -42,7 +42,7 @@ def _shared(arena: Arena, given: T, each: Callable[[T, Callable[[Tensor], Tensor
     return each(given, lambda tensor: copies[id(tensor)])
 
 
-def _each_of_recording(given: Recording, change: Callable[[Tensor], Tensor]) -> Recording:
+def _each_of_recording(given: CachedTemplate, change: Callable[[Tensor], Tensor]) -> CachedTemplate:
     return replace(
         given,
         entries=tuple(

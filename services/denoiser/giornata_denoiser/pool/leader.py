@@ -17,16 +17,16 @@ from typing import Final, Self
 import structlog
 
 from giornata.scheduling.batch import RowKey
-from giornata.scheduling.degrees.pool import Devices, Rule, Together
+from giornata.scheduling.degrees.pool import Devices, PoolRule, SharedStepTime
 from giornata.wire.errors import Failed
 from giornata.wire.workers import RankState, StepSample
 from giornata_denoiser.engine.protocol import EngineState, StepReport
-from giornata_denoiser.pool.book import Book, TimesOf
-from giornata_denoiser.pool.deciding import Deciding, HalvesOf
+from giornata_denoiser.pool.book import PoolState, TimesOf
+from giornata_denoiser.pool.deciding import HalvesOf, StepDispatcher
 from giornata_denoiser.pool.memory import Arena
-from giornata_denoiser.pool.ranks import Ranks
-from giornata_denoiser.pool.settling import Settling
-from giornata_denoiser.pool.shelf import Shelf
+from giornata_denoiser.pool.ranks import RankSupervisor
+from giornata_denoiser.pool.settling import StepCompletionHandler
+from giornata_denoiser.pool.shelf import SharedRowStore
 from giornata_denoiser.rows.row import Row
 
 WAKE: Final = b"\0"
@@ -34,7 +34,7 @@ WAKE: Final = b"\0"
 log = structlog.get_logger(__name__)
 
 
-class Pool:
+class DevicePool:
     """Several devices as one engine; satisfies :class:`giornata_denoiser.engine.protocol.RowEngine` from entering on.
 
     Args:
@@ -54,13 +54,13 @@ class Pool:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: RankSupervisor,
         arena: Arena,
         *,
-        rule: Rule,
+        rule: PoolRule,
         groups: Sequence[Devices],
         times: TimesOf,
-        together: Together | None,
+        together: SharedStepTime | None,
         halves: HalvesOf,
         observe: Callable[[StepSample], object],
         on_report: Callable[[StepReport], object],
@@ -69,10 +69,12 @@ class Pool:
     ) -> None:
         self._ranks, self._clock = ranks, clock
         self._on_report, self._on_crash, self._observe = on_report, on_crash, observe
-        self._book = Book(times)
-        shelf = Shelf(arena)
-        self._settling = Settling(ranks, self._book, arena, clock)
-        self._deciding = Deciding(ranks, self._book, shelf, self._settling.epochs, rule, together, halves)
+        self._book = PoolState(times)
+        shelf = SharedRowStore(arena)
+        self._settling = StepCompletionHandler(ranks, self._book, arena, clock)
+        self._deciding = StepDispatcher(
+            ranks, self._book, shelf, self._settling.epochs, rule, together, halves
+        )
         self._groups = groups
         self._lock = threading.Lock()
         self._arriving: dict[RowKey, Row] = {}

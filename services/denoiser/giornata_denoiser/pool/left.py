@@ -11,14 +11,20 @@ import torch
 from torch import Tensor
 
 from giornata import unnamed
-from giornata_denoiser.pool.memory import ALIGNMENT, Place, copied, dtype_name, mapped_tensor, viewed
-from giornata_denoiser.pool.messages import DeltaLeft, EntryLeft, PreviewLeft, StoredAt, TensorAt
+from giornata_denoiser.pool.memory import ALIGNMENT, TensorLocation, copied, dtype_name, mapped_tensor, viewed
+from giornata_denoiser.pool.messages import (
+    CorrectionDeltaLayout,
+    EntryLayout,
+    PreviewLayout,
+    StoredTensorLayout,
+    TensorLayout,
+)
 from giornata_denoiser.rows.correction import Correction
-from giornata_denoiser.rows.stored import Stored
-from giornata_denoiser.rows.template import Entry, Kept
+from giornata_denoiser.rows.stored import StoredTensor
+from giornata_denoiser.rows.template import CachedBlock, Entry
 
 
-class Leaving:
+class StepResultWriter:
     """Describes what is to be left, then writes it."""
 
     def __init__(self) -> None:
@@ -26,20 +32,20 @@ class Leaving:
         self.size_bytes = 0
         """Bytes of all that is left."""
 
-    def entry(self, entry: Entry) -> EntryLeft:
+    def entry(self, entry: Entry) -> EntryLayout:
         """What a step recorded."""
-        return EntryLeft(level=entry.level, blocks=tuple(self._kept(kept) for kept in entry.blocks))
+        return EntryLayout(level=entry.level, blocks=tuple(self._kept(kept) for kept in entry.blocks))
 
-    def correction(self, correction: Correction) -> tuple[DeltaLeft, ...]:
+    def correction(self, correction: Correction) -> tuple[CorrectionDeltaLayout, ...]:
         """What a step taught a sequence."""
         return tuple(
-            DeltaLeft(block=block, part=part, delta=self._stored(delta))
+            CorrectionDeltaLayout(block=block, part=part, delta=self._stored(delta))
             for (block, part), delta in correction.deltas.items()
         )
 
-    def preview(self, index: int, pixels: npt.NDArray[np.uint8]) -> PreviewLeft:
+    def preview(self, index: int, pixels: npt.NDArray[np.uint8]) -> PreviewLayout:
         """What a row looks like."""
-        return PreviewLeft(index=index, pixels=self._at(torch.from_numpy(pixels)))
+        return PreviewLayout(index=index, pixels=self._at(torch.from_numpy(pixels)))
 
     def written(self) -> int | None:
         """A descriptor of the file, the caller's to close; None where nothing is left. OSError without memory."""
@@ -55,46 +61,48 @@ class Leaving:
             raise
         return descriptor
 
-    def _kept(self, kept: Kept) -> dict[str, StoredAt]:
+    def _kept(self, kept: CachedBlock) -> dict[str, StoredTensorLayout]:
         return {name: self._stored(part) for name, part in vars(kept).items() if part is not None}
 
-    def _stored(self, stored: Stored) -> StoredAt:
+    def _stored(self, stored: StoredTensor) -> StoredTensorLayout:
         scale, low = (None if part is None else self._at(part) for part in (stored.scale, stored.low))
-        return StoredAt(data=self._at(stored.data), scale=scale, low=low)
+        return StoredTensorLayout(data=self._at(stored.data), scale=scale, low=low)
 
-    def _at(self, tensor: Tensor) -> TensorAt:
+    def _at(self, tensor: Tensor) -> TensorLayout:
         offset = self.size_bytes
         self._tensors.append((tensor, offset))
         self.size_bytes += -(-max(tensor.nbytes, 1) // ALIGNMENT) * ALIGNMENT
-        return TensorAt(offset=offset, shape=tuple(tensor.shape), dtype=dtype_name(tensor.dtype))
+        return TensorLayout(offset=offset, shape=tuple(tensor.shape), dtype=dtype_name(tensor.dtype))
 
 
-class Found:
+class StepResultReader:
     """Reads what a rank has left; `memory` are the bytes of its file."""
 
     def __init__(self, memory: Tensor) -> None:
         self._memory = memory
 
-    def entry(self, left: EntryLeft) -> Entry:
-        """As :meth:`Leaving.entry` was told."""
-        blocks = (Kept(**{name: self._stored(part) for name, part in block.items()}) for block in left.blocks)
+    def entry(self, left: EntryLayout) -> Entry:
+        """As :meth:`StepResultWriter.entry` was told."""
+        blocks = (
+            CachedBlock(**{name: self._stored(part) for name, part in block.items()}) for block in left.blocks
+        )
         return Entry(left.level, tuple(blocks))
 
-    def corrections(self, left: Sequence[Sequence[DeltaLeft]]) -> tuple[Correction, ...]:
-        """One of each sequence, as :meth:`Leaving.correction` was told."""
+    def corrections(self, left: Sequence[Sequence[CorrectionDeltaLayout]]) -> tuple[Correction, ...]:
+        """One of each sequence, as :meth:`StepResultWriter.correction` was told."""
         return tuple(
             Correction({(each.block, each.part): self._stored(each.delta) for each in deltas})
             for deltas in left
         )
 
-    def pixels(self, left: PreviewLeft) -> npt.NDArray[np.uint8]:
-        """(height, width, 3), as :meth:`Leaving.preview` was told."""
+    def pixels(self, left: PreviewLayout) -> npt.NDArray[np.uint8]:
+        """(height, width, 3), as :meth:`StepResultWriter.preview` was told."""
         found: npt.NDArray[np.uint8] = self._tensor(left.pixels).numpy()
         return found
 
-    def _stored(self, at: StoredAt) -> Stored:
+    def _stored(self, at: StoredTensorLayout) -> StoredTensor:
         scale, low = (None if part is None else self._tensor(part) for part in (at.scale, at.low))
-        return Stored(self._tensor(at.data), scale, low)
+        return StoredTensor(self._tensor(at.data), scale, low)
 
-    def _tensor(self, at: TensorAt) -> Tensor:
-        return viewed(self._memory, Place(0, at.offset, at.shape, at.dtype))
+    def _tensor(self, at: TensorLayout) -> Tensor:
+        return viewed(self._memory, TensorLocation(0, at.offset, at.shape, at.dtype))

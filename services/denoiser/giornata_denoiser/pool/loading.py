@@ -13,15 +13,15 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch ex
 from giornata.planning.costing import CostModel
 from giornata.scheduling.degrees.pool import Devices
 from giornata_denoiser.checkpoint import open_checkpoint
-from giornata_denoiser.engine.checks import Verdict
-from giornata_denoiser.engine.computing import Computing
+from giornata_denoiser.engine.checks import FiniteCheck
+from giornata_denoiser.engine.computing import ModelRunner
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.parallel.family import shared
-from giornata_denoiser.parallel.groups import Groups
+from giornata_denoiser.parallel.groups import RankGroups
 from giornata_denoiser.parallel.halves import halved
-from giornata_denoiser.pool.messages import Opening, Ready
+from giornata_denoiser.pool.messages import RankReady, RankSetup
 from giornata_denoiser.pool.rank import Loaded
 from giornata_denoiser.pool.steps import RankSteps
 from giornata_denoiser.profiling.calibration import profile_of
@@ -36,7 +36,7 @@ STORE_S: Final = 60.0
 class GroupFamilies:
     """The family over each group of a rank's; satisfies :class:`giornata_denoiser.pool.steps.Families`."""
 
-    def __init__(self, family: ModelFamily, groups: Groups) -> None:
+    def __init__(self, family: ModelFamily, groups: RankGroups) -> None:
         self._family, self._groups = family, groups
 
     def meet(self, devices: Devices, epoch: int) -> None:
@@ -64,7 +64,7 @@ class GroupFamilies:
 
 
 @contextmanager
-def loaded(opening: Opening) -> Iterator[Loaded]:
+def loaded(opening: RankSetup) -> Iterator[Loaded]:
     """Load the model and compute a picture; what steps load ends with the context.
 
     Raises:
@@ -80,18 +80,18 @@ def loaded(opening: Opening) -> Iterator[Loaded]:
     with Loader() as loader:
         reusing = reusing_of(config, device, memory, loader, model)
 
-        def make(family: ModelFamily) -> Computing:
+        def make(family: ModelFamily) -> ModelRunner:
             # A step's latents go to the host at its end: its verdict is there as early.
-            return Computing(
-                family, time.perf_counter, checkpoint.preview_map, reusing=reusing, judge=Verdict
+            return ModelRunner(
+                family, time.perf_counter, checkpoint.preview_map, reusing=reusing, judge=FiniteCheck
             )
 
         store = TCPStore(*opening.store, is_master=False, timeout=timedelta(seconds=STORE_S))
-        groups = Groups(store, opening.me, device, opening.group_s)
+        groups = RankGroups(store, opening.me, device, opening.group_s)
         try:
             yield (
                 RankSteps(opening.me, GroupFamilies(checkpoint.family, groups), make),
-                Ready(profile=profile),
+                RankReady(profile=profile),
             )
         finally:
             groups.close()

@@ -21,7 +21,7 @@ ALIGNMENT: Final = 64
 """Bytes: tensors begin at multiples of it."""
 
 
-class Place(NamedTuple):
+class TensorLocation(NamedTuple):
     """Where a tensor is."""
 
     slab: int
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Slab:
+class ArenaSlab:
     """Memory of an :class:`Arena`."""
 
     number: int
@@ -51,7 +51,7 @@ class Arena:
     def __init__(self) -> None:
         self._numbers = count(1)
         self._lock = threading.Lock()
-        self._slabs: dict[int, Slab] = {}
+        self._slabs: dict[int, ArenaSlab] = {}
         self._at: dict[int, int] = {}
         """Numbers by address."""
         self._dead: deque[tuple[int, int]] = deque()
@@ -79,12 +79,12 @@ class Arena:
         address = memory.data_ptr()
         with self._lock:
             self._collect()
-            slab = Slab(next(self._numbers), size_bytes, descriptor)
+            slab = ArenaSlab(next(self._numbers), size_bytes, descriptor)
             self._slabs[slab.number], self._at[address] = slab, slab.number
         weakref.finalize(held, self._dead.append, (slab.number, address))
         return memory
 
-    def place_of(self, tensor: Tensor) -> Place | None:
+    def place_of(self, tensor: Tensor) -> TensorLocation | None:
         """Where `tensor` is; None where it is in memory of this process alone, or not contiguous."""
         if not tensor.numel() or tensor.device.type != "cpu" or not tensor.is_contiguous():
             return None
@@ -94,9 +94,9 @@ class Arena:
             number = self._at.get(base)
         if number is None:
             return None
-        return Place(number, tensor.data_ptr() - base, tuple(tensor.shape), dtype_name(tensor.dtype))
+        return TensorLocation(number, tensor.data_ptr() - base, tuple(tensor.shape), dtype_name(tensor.dtype))
 
-    def slab(self, number: int) -> Slab:
+    def slab(self, number: int) -> ArenaSlab:
         """The slab of a number that :meth:`place_of` told; the tensor is still held."""
         with self._lock:
             return self._slabs[number]
@@ -135,7 +135,7 @@ class Arena:
             self._untold.append(number)
 
 
-class Mapped:
+class MappedSlabs:
     """A rank's view of the leader's slabs."""
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class Mapped:
         """All of a slab, (bytes,) uint8."""
         return self._memory[number]
 
-    def tensor(self, place: Place) -> Tensor:
+    def tensor(self, place: TensorLocation) -> Tensor:
         """What lies there."""
         return viewed(self._memory[place.slab], place)
 
@@ -178,13 +178,13 @@ def starts(ends: list[int], tensors: Iterable[Tensor]) -> list[int]:
 
 def copied(tensor: Tensor, memory: Tensor, offset: int) -> Tensor:
     """`tensor`, on any device, copied to byte `offset` of a slab."""
-    place = Place(0, offset, tuple(tensor.shape), dtype_name(tensor.dtype))
+    place = TensorLocation(0, offset, tuple(tensor.shape), dtype_name(tensor.dtype))
     target = viewed(memory, place)
     target.copy_(tensor.detach())
     return target
 
 
-def viewed(memory: Tensor, place: Place) -> Tensor:
+def viewed(memory: Tensor, place: TensorLocation) -> Tensor:
     """The tensor at a place of a slab whose bytes are `memory`."""
     dtype: torch.dtype = getattr(torch, place.dtype)
     size = dtype.itemsize
@@ -194,7 +194,7 @@ def viewed(memory: Tensor, place: Place) -> Tensor:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As :attr:`Place.dtype`."""
+    """As :attr:`TensorLocation.dtype`."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -14,14 +14,14 @@ from pydantic import Field, TypeAdapter
 from giornata.planning.profiles import Profile
 from giornata.scheduling.degrees.pool import Devices
 from giornata.wire.error_root import ErrorBody
-from giornata.wire.values import Wire
+from giornata.wire.values import WireModel
 from giornata.wire.workers import StepSample
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.pool.objects import StateRing
 
 
 @dataclass(frozen=True)
-class Opening:
+class RankSetup:
     """What a leader tells a rank first."""
 
     config: DenoiserConfig
@@ -47,7 +47,7 @@ class MapSlab:
 
 
 @dataclass(frozen=True)
-class Keep:
+class PutSharedObject:
     """A template or correction that rows refer to."""
 
     number: int
@@ -96,7 +96,7 @@ class StepOrder:
 
 
 @dataclass(frozen=True)
-class Warm:
+class WarmGroup:
     """A group is to be made now."""
 
     devices: Devices
@@ -104,14 +104,14 @@ class Warm:
 
 
 @dataclass(frozen=True)
-class Leave:
+class ReleaseRows:
     """Rows are computed elsewhere from now on: what steps have kept of them goes, what was put stays."""
 
     rows: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Forget:
+class ForgetResources:
     """What no order will name any more."""
 
     rows: tuple[int, ...] = ()
@@ -120,7 +120,7 @@ class Forget:
 
 
 @dataclass(frozen=True)
-class Abort:
+class AbortGroup:
     """A member of a group is lost or has failed: the others are to wait for it no more. Obeyed at once."""
 
     devices: Devices
@@ -139,10 +139,21 @@ class Stop:
     """The rank is to end after what came before."""
 
 
-Order = MapSlab | Keep | PutRow | StepOrder | Warm | Leave | Forget | Abort | Ping | Stop
+Order = (
+    MapSlab
+    | PutSharedObject
+    | PutRow
+    | StepOrder
+    | WarmGroup
+    | ReleaseRows
+    | ForgetResources
+    | AbortGroup
+    | Ping
+    | Stop
+)
 
 
-class TensorAt(Wire):
+class TensorLayout(WireModel):
     """A tensor in the file that comes along."""
 
     offset: int
@@ -150,38 +161,38 @@ class TensorAt(Wire):
     dtype: str
 
 
-class StoredAt(Wire):
-    """A :class:`giornata_denoiser.rows.stored.Stored`."""
+class StoredTensorLayout(WireModel):
+    """A :class:`giornata_denoiser.rows.stored.StoredTensor`."""
 
-    data: TensorAt
-    scale: TensorAt | None = None
-    low: TensorAt | None = None
+    data: TensorLayout
+    scale: TensorLayout | None = None
+    low: TensorLayout | None = None
 
 
-class EntryLeft(Wire):
+class EntryLayout(WireModel):
     """What a step recorded of a row."""
 
     level: float
-    blocks: tuple[dict[str, StoredAt], ...]
+    blocks: tuple[dict[str, StoredTensorLayout], ...]
     """By block: its parts by name."""
 
 
-class DeltaLeft(Wire):
+class CorrectionDeltaLayout(WireModel):
     """A part of a correction."""
 
     block: int
     part: str
-    delta: StoredAt
+    delta: StoredTensorLayout
 
 
-class PreviewLeft(Wire):
+class PreviewLayout(WireModel):
     """What a row looks like after the step."""
 
     index: int
-    pixels: TensorAt
+    pixels: TensorLayout
 
 
-class RowAdvanced(Wire):
+class RowAdvanced(WireModel):
     """A row whose state is in its slab, one step further."""
 
     number: int
@@ -189,13 +200,13 @@ class RowAdvanced(Wire):
     """Steps computed now."""
     plain: bool = False
     """Whether it takes nothing from a template any more, since a step that did has failed."""
-    entry: EntryLeft | None = None
-    corrections: tuple[tuple[DeltaLeft, ...], ...] | None = None
+    entry: EntryLayout | None = None
+    corrections: tuple[tuple[CorrectionDeltaLayout, ...], ...] | None = None
     """By sequence, if the step has taught them."""
-    preview: PreviewLeft | None = None
+    preview: PreviewLayout | None = None
 
 
-class RowBlamed(Wire):
+class RowBlamed(WireModel):
     """A row that could not be computed, as of its last good step."""
 
     number: int
@@ -204,7 +215,7 @@ class RowBlamed(Wire):
     """What was raised, for the log."""
 
 
-class Ready(Wire):
+class RankReady(WireModel):
     """The model is loaded and has computed a picture."""
 
     kind: Literal["ready"] = "ready"
@@ -212,21 +223,21 @@ class Ready(Wire):
     """What steps cost here."""
 
 
-class Refused(Wire):
+class RankRefused(WireModel):
     """The model cannot be loaded as it is configured, or cannot compute; the process ends."""
 
     kind: Literal["refused"] = "refused"
     error: ErrorBody
 
 
-class Pong(Wire):
+class Pong(WireModel):
     """The process runs."""
 
     kind: Literal["pong"] = "pong"
     number: int
 
 
-class StepEnded(Wire):
+class RankStepEnded(WireModel):
     """A step has been computed. Those of a group all tell so; its first rank tells what it did."""
 
     kind: Literal["ended"] = "ended"
@@ -241,7 +252,7 @@ class StepEnded(Wire):
     """Size of the file that comes along; 0 for none."""
 
 
-class StepFailed(Wire):
+class RankStepFailed(WireModel):
     """Nothing of a step has come to anything: its rows are as they were."""
 
     kind: Literal["failed"] = "failed"
@@ -251,6 +262,8 @@ class StepFailed(Wire):
     text: str = ""
 
 
-Answer = Annotated[Ready | Refused | Pong | StepEnded | StepFailed, Field(discriminator="kind")]
-ANSWER: TypeAdapter[Ready | Refused | Pong | StepEnded | StepFailed] = TypeAdapter(Answer)
+Answer = Annotated[
+    RankReady | RankRefused | Pong | RankStepEnded | RankStepFailed, Field(discriminator="kind")
+]
+ANSWER: TypeAdapter[RankReady | RankRefused | Pong | RankStepEnded | RankStepFailed] = TypeAdapter(Answer)
 """Reads what a rank tells."""

@@ -14,18 +14,27 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from giornata_denoiser.pool.memory import ALIGNMENT, Arena, Mapped, Place, copied, layout, starts, viewed
+from giornata_denoiser.pool.memory import (
+    ALIGNMENT,
+    Arena,
+    MappedSlabs,
+    TensorLocation,
+    copied,
+    layout,
+    starts,
+    viewed,
+)
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 
-KEPT: Final = (Recording, Correction)
+KEPT: Final = (CachedTemplate, Correction)
 """What rows share: a rank has one object of each, whatever row it came with."""
 VERSIONS: Final = 3
 """States of a row that its slab holds: the last one that is known, that in flight, and the one ordered ahead."""
 
 
-class Packed(NamedTuple):
+class PackedObject(NamedTuple):
     """An object without its tensors."""
 
     data: bytes
@@ -37,13 +46,13 @@ class Packed(NamedTuple):
     """Holds the slab that was made for it; None where all was in shared memory."""
 
 
-class Writer:
+class ObjectPacker:
     """Packs objects; `numbers` gives each object of :data:`KEPT` its number, by identity."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
 
-    def packed(self, thing: object, numbers: Mapping[int, int]) -> Packed:
+    def packed(self, thing: object, numbers: Mapping[int, int]) -> PackedObject:
         """`thing`, and its tensors in shared memory; those that are elsewhere are copied to a new slab.
 
         `numbers` are by ``id``. Objects of :data:`KEPT` below `thing` must have one.
@@ -59,13 +68,13 @@ class Writer:
             target = self._arena.allocated(ends[-1])
             for each, start in zip(foreign, starts(ends, foreign), strict=True):
                 made[id(each)] = copied(each, target, start)
-        places: dict[int, Place | None] = {
+        places: dict[int, TensorLocation | None] = {
             key: self._arena.place_of(made.get(key, each)) for key, each in found.items()
         }
         data = io.BytesIO()
         _Pickler(data, thing, found, kept, places, numbers).dump(thing)
         slabs = frozenset(place.slab for place in places.values() if place is not None)
-        return Packed(data.getvalue(), slabs, tuple(kept.values()), target)
+        return PackedObject(data.getvalue(), slabs, tuple(kept.values()), target)
 
 
 class _Pickler(pickle.Pickler):
@@ -75,7 +84,7 @@ class _Pickler(pickle.Pickler):
         whole: object,
         found: dict[int, Tensor],
         kept: dict[int, object],
-        places: Mapping[int, Place | None],
+        places: Mapping[int, TensorLocation | None],
         numbers: Mapping[int, int],
     ) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -96,7 +105,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, mapped: Mapped, kept: Mapping[int, object]) -> None:
+    def __init__(self, data: bytes, mapped: MappedSlabs, kept: Mapping[int, object]) -> None:
         super().__init__(io.BytesIO(data))
         self._mapped, self._kept = mapped, kept
 
@@ -107,29 +116,29 @@ class _Unpickler(pickle.Unpickler):
             case ("empty", shape, dtype):
                 return torch.empty(shape, dtype=dtype)
             case ("at", place):
-                return self._mapped.tensor(Place(*place))
+                return self._mapped.tensor(TensorLocation(*place))
         raise pickle.UnpicklingError(f"received the reference {pid!r}")
 
 
-def unpacked(data: bytes, mapped: Mapped, kept: Mapping[int, object]) -> Any:
-    """The inverse of :meth:`Writer.packed`, in a rank; `kept` are by number."""
+def unpacked(data: bytes, mapped: MappedSlabs, kept: Mapping[int, object]) -> Any:
+    """The inverse of :meth:`ObjectPacker.packed`, in a rank; `kept` are by number."""
     return _Unpickler(data, mapped, kept).load()
 
 
 @dataclass(frozen=True)
-class State:
+class RowStateLayout:
     """Where one state of a row is in its slab."""
 
-    latent: Place
-    memory: Place | None
-    generator: Place | None
+    latent: TensorLocation
+    memory: TensorLocation | None
+    generator: TensorLocation | None
 
 
 @dataclass(frozen=True)
 class StateRing:
     """The states of a row in its slab, at its beginning: that of a step is in the place of its number."""
 
-    states: tuple[State, ...]
+    states: tuple[RowStateLayout, ...]
     size_bytes: int
 
     @classmethod
@@ -142,18 +151,18 @@ class StateRing:
         )
         offset, states = 0, []
         for _ in range(VERSIONS):
-            places: list[Place | None] = []
+            places: list[TensorLocation | None] = []
             for part in (row.latent, memory, row.generator):
                 if part is None:
                     places.append(None)
                     continue
                 name = str(part.dtype).removeprefix("torch.")
-                places.append(Place(0, offset, tuple(part.shape), name))
+                places.append(TensorLocation(0, offset, tuple(part.shape), name))
                 offset += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
             latent, *others = places
             if latent is None:
                 raise ValueError(f"row {row.key} has no latent")
-            states.append(State(latent, *others))
+            states.append(RowStateLayout(latent, *others))
         return cls(tuple(states), offset)
 
     def write(self, slab: Tensor, row: Row) -> None:

@@ -16,23 +16,23 @@ from giornata.gpus import VISIBLE, visible_alone
 from giornata.planning.costing import CostModel
 from giornata.planning.profiles import Profile
 from giornata.scheduling.degrees.pool import Devices
-from giornata.scheduling.degrees.recording import RecordedRule, Recording, as_json
-from giornata.scheduling.degrees.rule import Replanning
+from giornata.scheduling.degrees.recording import DecisionRecord, RecordedRule, as_json
+from giornata.scheduling.degrees.rule import ReplanningRule
 from giornata.scheduling.degrees.subsets import family
 from giornata.wire.errors import NotSupported
 from giornata.wire.jobs import Job
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint, outline
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.devices import check_present
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.parallel.family import possible
-from giornata_denoiser.pool.leader import Pool
+from giornata_denoiser.pool.leader import DevicePool
 from giornata_denoiser.pool.memory import Arena
-from giornata_denoiser.pool.messages import Opening
-from giornata_denoiser.pool.patience import Patience
-from giornata_denoiser.pool.processes import Process, RankProcess
-from giornata_denoiser.pool.ranks import Ranks
+from giornata_denoiser.pool.messages import RankSetup
+from giornata_denoiser.pool.patience import RankTimeouts
+from giornata_denoiser.pool.processes import LocalRankProcess, RankProcess
+from giornata_denoiser.pool.ranks import RankSupervisor
 from giornata_denoiser.pool.times import PoolTimes
 from giornata_denoiser.templates.identity import form_of
 
@@ -45,8 +45,8 @@ LEFT_OUT: Final = ("nats_url", "nats_password_file", "blobs_url", "devices")
 """Fields of the service's configuration for which a rank has no use."""
 
 
-def start_ranks(config: DenoiserConfig, patience: Patience | None = None) -> Ranks:
-    """Start a rank for each device. They load the model; :meth:`Ranks.loaded` waits for that.
+def start_ranks(config: DenoiserConfig, patience: RankTimeouts | None = None) -> RankSupervisor:
+    """Start a rank for each device. They load the model; :meth:`RankSupervisor.loaded` waits for that.
 
     The calling thread has to outlive them: the kernel ends them with it.
 
@@ -59,12 +59,12 @@ def start_ranks(config: DenoiserConfig, patience: Patience | None = None) -> Ran
 
     def start(me: int) -> RankProcess:
         shown = None if devices[me] == "cpu" else visible_alone(devices[me], os.environ.get(VISIBLE))
-        return Process(opening_of(config, me, store.port), shown)
+        return LocalRankProcess(opening_of(config, me, store.port), shown)
 
-    return Ranks(devices, start, patience, keeps=store)
+    return RankSupervisor(devices, start, patience, keeps=store)
 
 
-def opening_of(config: DenoiserConfig, me: int, port: int) -> Opening:
+def opening_of(config: DenoiserConfig, me: int, port: int) -> RankSetup:
     """What the rank of a place, which sees its GPU alone, is told first; `port` is that of the leader's store."""
     devices = config.device_names
     fields = DenoiserConfig.model_fields
@@ -75,10 +75,10 @@ def opening_of(config: DenoiserConfig, me: int, port: int) -> Opening:
     if on_cpu and "OMP_NUM_THREADS" not in os.environ:
         threads = max(1, (os.cpu_count() or 1) // len(devices))
     groups = sum(me in group for group in groups_of(len(devices)))
-    return Opening(own, me, (LOOPBACK, port), groups, GROUP_S, threads)
+    return RankSetup(own, me, (LOOPBACK, port), groups, GROUP_S, threads)
 
 
-def loaded(config: DenoiserConfig, ranks: Ranks) -> tuple[Checkpoint, Profile]:
+def loaded(config: DenoiserConfig, ranks: RankSupervisor) -> tuple[Checkpoint, Profile]:
     """The checkpoint's outline, and what steps cost on the first device, once all ranks have loaded the model.
 
     Of several devices, only in ways in which they can compute the checkpoint.
@@ -98,16 +98,16 @@ def loaded(config: DenoiserConfig, ranks: Ranks) -> tuple[Checkpoint, Profile]:
 
 def pool_of(  # noqa: PLR0917 - the parts of an engine
     config: DenoiserConfig,
-    ranks: Ranks,
+    ranks: RankSupervisor,
     arena: Arena,
     checkpoint: Checkpoint,
     costs: CostModel,
-    record: Callable[[Recording], None] | None,
+    record: Callable[[DecisionRecord], None] | None,
     on_report: Callable[[StepReport], object],
     on_crash: Callable[[Exception], object],
-) -> Pool:
+) -> DevicePool:
     """The engine of a denoiser with `ranks`; every decision is told to `record`, if there is one."""
-    reused = Mode(form_of(config, checkpoint.family))
+    reused = BlockMode(form_of(config, checkpoint.family))
     times = PoolTimes(
         costs, checkpoint.family.operations, reused, config.capacity_rows, config.capacity_tokens
     )
@@ -116,10 +116,10 @@ def pool_of(  # noqa: PLR0917 - the parts of an engine
     groups = groups_of(devices)
     if unknown := sorted({len(group) for group in groups} - known):
         log.warning("degrees_unused", degrees=unknown, remedy="measure them: giornata profile --devices")
-    return Pool(
+    return DevicePool(
         ranks,
         arena,
-        rule=Replanning(devices, together=times.together)
+        rule=ReplanningRule(devices, together=times.together)
         if record is None
         else RecordedRule(record, devices, together=times.together),
         groups=[group for group in groups if len(group) in known],
@@ -133,14 +133,14 @@ def pool_of(  # noqa: PLR0917 - the parts of an engine
 
 
 @contextmanager
-def decisions(path: Path | None) -> Iterator[Callable[[Recording], None] | None]:
+def decisions(path: Path | None) -> Iterator[Callable[[DecisionRecord], None] | None]:
     """What writes recordings of decisions to the file at `path`, a line each; None without one. One thread calls it."""
     if path is None:
         yield None
         return
     with path.open("ab") as file:
 
-        def record(recording: Recording) -> None:
+        def record(recording: DecisionRecord) -> None:
             with suppress(OSError):  # a full disk costs recordings, not the pool
                 file.write(as_json(recording) + b"\n")
 
@@ -148,7 +148,7 @@ def decisions(path: Path | None) -> Iterator[Callable[[Recording], None] | None]
 
 
 @asynccontextmanager
-async def in_thread(pool: Pool) -> AsyncIterator[Pool]:
+async def in_thread(pool: DevicePool) -> AsyncIterator[DevicePool]:
     """`pool`, entered and left; leaving waits for the running steps and the ranks' ends, and not on the event loop."""
     pool.__enter__()
     try:

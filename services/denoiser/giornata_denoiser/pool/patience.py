@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Patience:
+class RankTimeouts:
     """Limits in seconds; a step's are counted from its beginning."""
 
     late: tuple[float, float] = (3.0, 1.0)

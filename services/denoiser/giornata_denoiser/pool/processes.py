@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 from giornata.config import ENV_PREFIX
 from giornata.gpus import VISIBLE
-from giornata_denoiser.pool.channel import Channel, Ended, pair
-from giornata_denoiser.pool.messages import Opening
+from giornata_denoiser.pool.channel import Channel, ChannelClosed, pair
+from giornata_denoiser.pool.messages import RankSetup
 
 SEND_S: Final = 5.0
 """How long a rank's reading thread may take in nothing, before the rank counts as stalled."""
@@ -37,14 +37,14 @@ Start = Callable[[int], RankProcess]
 """Starts the rank at this place among the devices. The calling thread outlives it."""
 
 
-class Process:
+class LocalRankProcess:
     """A process of this program's; satisfies :class:`RankProcess`.
 
     Nothing of the service's configuration is in its arguments or environment. On a GPU, `visible` is the one that CUDA
     shows it (:func:`giornata.gpus.visible_alone`).
     """
 
-    def __init__(self, opening: Opening, visible: str | None = None) -> None:
+    def __init__(self, opening: RankSetup, visible: str | None = None) -> None:
         self.channel, there = pair(SEND_S)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
         if visible is not None:
@@ -57,7 +57,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 env=environment,
             )
-        with suppress(Ended):  # it has died already: its channel tells
+        with suppress(ChannelClosed):  # it has died already: its channel tells
             self.channel.send(pickle.dumps(opening))
 
     @property

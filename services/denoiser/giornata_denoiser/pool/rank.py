@@ -13,21 +13,21 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from giornata_denoiser.pool.channel import Channel, Ended, Message
+from giornata_denoiser.pool.channel import Channel, ChannelClosed, Message
 from giornata_denoiser.pool.messages import (
-    Abort,
+    AbortGroup,
     Order,
     Ping,
     Pong,
-    Ready,
-    StepEnded,
-    StepFailed,
+    RankReady,
+    RankStepEnded,
+    RankStepFailed,
     StepOrder,
     Stop,
 )
 from giornata_denoiser.pool.steps import RankSteps
 
-Loaded = tuple[RankSteps, Ready]
+Loaded = tuple[RankSteps, RankReady]
 """What computes, and what the leader is told first."""
 
 
@@ -73,10 +73,10 @@ class Rank:
             finally:
                 if left is not None:
                     os.close(left)
-        elif not isinstance(order, Abort | Ping | Stop):
+        elif not isinstance(order, AbortGroup | Ping | Stop):
             steps.take(order, files)
 
-    def _tell(self, answer: Ready | Pong | StepEnded | StepFailed, *files: int) -> None:
+    def _tell(self, answer: RankReady | Pong | RankStepEnded | RankStepFailed, *files: int) -> None:
         self._channel.send(answer.model_dump_json().encode(), files)
 
     def _read(self) -> None:
@@ -85,14 +85,14 @@ class Rank:
                 order, files = opened(self._channel.receive())
                 if isinstance(order, Ping):
                     self._tell(Pong(number=order.number))
-                elif isinstance(order, Abort):
+                elif isinstance(order, AbortGroup):
                     if self._steps is not None:
                         self._steps.abort(order.devices, order.epoch)
                 else:
                     self._orders.put((order, files))
                 if isinstance(order, Stop):
                     return
-        except Ended:
+        except ChannelClosed:
             self._on_end()
 
 

@@ -13,11 +13,11 @@ from giornata.planning.profiles import Profile
 from giornata.wire.error_root import from_body
 from giornata.wire.errors import Failed
 from giornata.wire.workers import RankPhase, RankState
-from giornata_denoiser.pool.channel import Ended, Message
-from giornata_denoiser.pool.messages import ANSWER, Ping, Ready, Refused, Stop
-from giornata_denoiser.pool.patience import Patience
+from giornata_denoiser.pool.channel import ChannelClosed, Message
+from giornata_denoiser.pool.messages import ANSWER, Ping, RankReady, RankRefused, Stop
+from giornata_denoiser.pool.patience import RankTimeouts
 from giornata_denoiser.pool.processes import RankProcess, Start
-from giornata_denoiser.pool.shelf import Parcel, Told, parcel
+from giornata_denoiser.pool.shelf import RankKnowledge, RankMessage, parcel
 
 JOIN_S = 10.0
 """How long a rank may take to end when it has been told to, beyond the step that it computes."""
@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False)
-class Member:
+class RankHandle:
     """A device of the pool and its rank."""
 
     device: str
@@ -39,7 +39,7 @@ class Member:
     """Ends without a step since its start."""
     again_s: float | None = None
     """When it is started again; None while it runs, and when it is given up."""
-    told: Told = field(default_factory=Told)
+    told: RankKnowledge = field(default_factory=RankKnowledge)
     asked_s: float | None = None
     """When it was last pinged; None where it has answered."""
 
@@ -60,13 +60,13 @@ class Member:
         )
 
 
-class Ranks:
+class RankSupervisor:
     """Starts ranks and talks with them. Started in a thread that outlives them; afterwards one thread uses it.
 
     Args:
         devices: by place.
         start: starts the rank of a place.
-        patience: see :class:`Patience`.
+        patience: see :class:`RankTimeouts`.
         keeps: what is to live as long as the ranks: the store by which their groups meet.
     """
 
@@ -74,15 +74,15 @@ class Ranks:
         self,
         devices: Sequence[str],
         start: Start,
-        patience: Patience | None = None,
+        patience: RankTimeouts | None = None,
         clock: Callable[[], float] = time.perf_counter,
         *,
         keeps: object = None,
     ) -> None:
         self._keeps = keeps
-        self._start, self.patience, self._clock = start, patience or Patience(), clock
+        self._start, self.patience, self._clock = start, patience or RankTimeouts(), clock
         self.selector = selectors.DefaultSelector()
-        self.members = [Member(device, me, start(me), self._clock()) for me, device in enumerate(devices)]
+        self.members = [RankHandle(device, me, start(me), self._clock()) for me, device in enumerate(devices)]
         for member in self.members:
             self.selector.register(member.process.channel, selectors.EVENT_READ, member)
 
@@ -107,31 +107,31 @@ class Ranks:
             raise
         return profiles[0]
 
-    def send(self, member: Member, parcels: Iterable[Parcel]) -> bool:
+    def send(self, member: RankHandle, parcels: Iterable[RankMessage]) -> bool:
         """Tell a rank; False where it does not listen any more, which its channel tells as well, or will."""
         try:
             for each in parcels:
                 member.process.channel.send(each.data, each.files)
-        except Ended as error:
+        except ChannelClosed as error:
             log.warning("rank_does_not_listen", device=member.device, error=str(error))
             return False
         return True
 
-    def ping(self, member: Member, number: int, now_s: float) -> None:
+    def ping(self, member: RankHandle, number: int, now_s: float) -> None:
         """Ask whether it runs."""
         member.asked_s = now_s
         self.send(member, [parcel(Ping(number))])
 
-    def lost(self, member: Member, now_s: float) -> None:
+    def lost(self, member: RankHandle, now_s: float) -> None:
         """A rank has ended, or is ended now; it is started again in a while, unless that was in vain too often."""
         self.selector.unregister(member.process.channel)
         member.process.kill()
         waits = self.patience.again_s
-        member.phase, member.asked_s, member.told = RankPhase.LOST, None, Told()
+        member.phase, member.asked_s, member.told = RankPhase.LOST, None, RankKnowledge()
         member.again_s = now_s + waits[member.vain] if member.vain < len(waits) else None
         member.vain += 1
 
-    def start_again(self, member: Member, now_s: float) -> None:
+    def start_again(self, member: RankHandle, now_s: float) -> None:
         """Start a process for a device whose last one was lost."""
         log.warning("rank_starts_again", device=member.device, starts=member.starts + 1)
         member.process = self._start(member.me)
@@ -151,13 +151,13 @@ class Ranks:
             member.phase = RankPhase.LOST
         self.selector.close()
 
-    def _heard(self, member: Member, profiles: dict[int, Profile]) -> None:
+    def _heard(self, member: RankHandle, profiles: dict[int, Profile]) -> None:
         messages, ended = member.process.channel.receive_ready()
         for message in messages:
             answer = answered(message)
-            if isinstance(answer, Refused):
+            if isinstance(answer, RankRefused):
                 raise from_body(answer.error)
-            if isinstance(answer, Ready):
+            if isinstance(answer, RankReady):
                 member.phase = RankPhase.READY
                 profiles[member.me] = answer.profile
         if ended:

@@ -15,19 +15,27 @@ from giornata.wire.error_root import from_body
 from giornata.wire.errors import GiornataError, InternalError
 from giornata.wire.workers import RankPhase, StepSample
 from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
-from giornata_denoiser.pool.book import Book, Flight, Held, failed
+from giornata_denoiser.pool.book import InFlightPoolStep, LeaderRow, PoolState, failed
 from giornata_denoiser.pool.channel import Message
-from giornata_denoiser.pool.left import Found
+from giornata_denoiser.pool.left import StepResultReader
 from giornata_denoiser.pool.memory import Arena
-from giornata_denoiser.pool.messages import Abort, Pong, Ready, Refused, RowAdvanced, StepEnded, StepFailed
-from giornata_denoiser.pool.ranks import Member, Ranks, answered
+from giornata_denoiser.pool.messages import (
+    AbortGroup,
+    Pong,
+    RankReady,
+    RankRefused,
+    RankStepEnded,
+    RankStepFailed,
+    RowAdvanced,
+)
+from giornata_denoiser.pool.ranks import RankHandle, RankSupervisor, answered
 from giornata_denoiser.pool.shelf import parcel, plain
 from giornata_denoiser.rows.row import Row
 
 log = structlog.get_logger(__name__)
 
 
-class Epochs:
+class GroupEpochs:
     """Numbers of groups: another one after a member, or the group itself, was lost."""
 
     def __init__(self) -> None:
@@ -50,13 +58,15 @@ class Epochs:
         self._of.pop(devices, None)
 
 
-class Settling:
+class StepCompletionHandler:
     """Takes in what ranks tell, and ends those that do not."""
 
-    def __init__(self, ranks: Ranks, book: Book, arena: Arena, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, ranks: RankSupervisor, book: PoolState, arena: Arena, clock: Callable[[], float]
+    ) -> None:
         self._ranks, self._book, self._arena, self._clock = ranks, book, arena, clock
         self._pings = count(1)
-        self.epochs = Epochs()
+        self.epochs = GroupEpochs()
         self.reports: list[StepReport] = []
         """To be told, in order."""
         self.gone: list[int] = []
@@ -64,7 +74,7 @@ class Settling:
         self.joined: list[int] = []
         """Devices whose rank has become ready since they were last asked for."""
 
-    def hear(self, member: Member, now_s: float) -> bool:
+    def hear(self, member: RankHandle, now_s: float) -> bool:
         """Take in what a rank has told; whether a decision may be due."""
         messages, ended = member.process.channel.receive_ready()
         news = False
@@ -113,7 +123,7 @@ class Settling:
         """A row cannot be computed."""
         self.reports.append(StepReport(now_s, now_s, failed=(_failure(row, cause),)))
 
-    def _watch(self, flight: Flight, member: Member, now_s: float) -> bool:
+    def _watch(self, flight: InFlightPoolStep, member: RankHandle, now_s: float) -> bool:
         """End the rank of a step that never ends, or that does not answer; ask it first."""
         if flight.began_s is None or not member.ready:
             return False
@@ -130,47 +140,47 @@ class Settling:
             self._ranks.ping(member, next(self._pings), now_s)
         return False
 
-    def _take(self, member: Member, message: Message, now_s: float) -> bool:
+    def _take(self, member: RankHandle, message: Message, now_s: float) -> bool:
         answer = answered(message)
         match answer:
-            case Ready():
+            case RankReady():
                 member.phase = RankPhase.READY
                 self.joined.append(member.me)
                 log.info("rank_joined", device=member.device, starts=member.starts)
             case Pong():
                 member.asked_s = None
                 return False
-            case Refused():
+            case RankRefused():
                 log.error("rank_refused", device=member.device, error=str(from_body(answer.error)))
-            case StepEnded() | StepFailed():
+            case RankStepEnded() | RankStepFailed():
                 member.asked_s, member.vain = None, 0
                 self._ended(member, answer, message.files, now_s)
                 return True
-        return isinstance(answer, Ready)
+        return isinstance(answer, RankReady)
 
     def _ended(
-        self, member: Member, answer: StepEnded | StepFailed, files: tuple[int, ...], now_s: float
+        self, member: RankHandle, answer: RankStepEnded | RankStepFailed, files: tuple[int, ...], now_s: float
     ) -> None:
         flight = self._book.flights.get(answer.order)
         if flight is None or flight.settled or member.me != flight.devices[0]:
             for descriptor in files:
                 os.close(descriptor)
-        elif isinstance(answer, StepFailed):
+        elif isinstance(answer, RankStepFailed):
             self._undo(flight, answer)
         else:
             self._settle(flight, answer, files)
         if flight is not None:
-            if isinstance(answer, StepFailed) and len(flight.devices) > 1 and answer.reason != "stale":
+            if isinstance(answer, RankStepFailed) and len(flight.devices) > 1 and answer.reason != "stale":
                 self.epochs.renew_group(flight.devices)
                 self._abort(flight, member)
             self._book.answered(flight, member.me, now_s)
 
-    def _settle(self, flight: Flight, answer: StepEnded, files: tuple[int, ...]) -> None:
+    def _settle(self, flight: InFlightPoolStep, answer: RankStepEnded, files: tuple[int, ...]) -> None:
         advanced = {each.number: each for each in answer.advanced}
         blamed = {each.number: each for each in answer.blamed}
-        found: Found | None = None
+        found: StepResultReader | None = None
         for descriptor in files:
-            found = Found(self._arena.adopted(descriptor, answer.left_bytes))
+            found = StepResultReader(self._arena.adopted(descriptor, answer.left_bytes))
         rows: list[Row] = []
         failures: list[FailedRow] = []
         previews: list[RowPreview] = []
@@ -205,7 +215,7 @@ class Settling:
             StepReport(began_s, ended_s, tuple(rows), tuple(failures), sample, tuple(previews))
         )
 
-    def _undo(self, flight: Flight, answer: StepFailed) -> None:
+    def _undo(self, flight: InFlightPoolStep, answer: RankStepFailed) -> None:
         """A step came to nothing: its rows are computed again, each by itself where one of them may be the reason."""
         log.warning("step_undone", devices=flight.devices, reason=answer.reason, error=answer.text)
         whole = all(self._ranks.members[device].ready for device in flight.devices)
@@ -216,7 +226,7 @@ class Settling:
                 self._give_up(held, RuntimeError(answer.text))
             held.alone |= fault
 
-    def _lose(self, member: Member, now_s: float, why: str) -> None:
+    def _lose(self, member: RankHandle, now_s: float, why: str) -> None:
         """A rank is lost, and with it the steps that it was the first of; their rows go on from their last step."""
         log.warning("rank_lost", device=member.device, why=why, phase=member.phase)
         flights = self._book.behind(member.me)
@@ -230,20 +240,20 @@ class Settling:
             self._abort(flight, member)
             self._book.answered(flight, member.me, now_s)
 
-    def _abort(self, flight: Flight, without: Member) -> None:
+    def _abort(self, flight: InFlightPoolStep, without: RankHandle) -> None:
         """Have the other ranks of a step wait for one no more that is lost or has failed."""
-        order = parcel(Abort(flight.devices, flight.epoch))
+        order = parcel(AbortGroup(flight.devices, flight.epoch))
         for device in flight.unanswered - {without.me}:
             other = self._ranks.members[device]
             if other.ready:
                 self._ranks.send(other, [order])
 
-    def _give_up(self, held: Held, cause: Exception) -> None:
+    def _give_up(self, held: LeaderRow, cause: Exception) -> None:
         now_s = self._clock()
         self._leave([held])
         self.reports.append(StepReport(now_s, now_s, failed=(_failure(held.row, cause),)))
 
-    def _leave(self, rows: list[Held]) -> None:
+    def _leave(self, rows: list[LeaderRow]) -> None:
         for held in rows:
             self._book.remove([held.row.key])
             self.gone.append(held.shared.number)
@@ -255,7 +265,7 @@ def _failure(row: Row, cause: Exception) -> FailedRow:
     return FailedRow(row, error)
 
 
-def _advanced(held: Held, told: RowAdvanced, found: Found | None, degree: int) -> Row:
+def _advanced(held: LeaderRow, told: RowAdvanced, found: StepResultReader | None, degree: int) -> Row:
     """A row as a step has left it: its state is in its slab, for whoever has it next."""
     row = held.row
     if told.plain:
@@ -274,7 +284,9 @@ def _advanced(held: Held, told: RowAdvanced, found: Found | None, degree: int) -
     return replace(made, step=told.step)
 
 
-def _preview(before: Row, row: Row, told: RowAdvanced, found: Found | None) -> Iterator[RowPreview]:
+def _preview(
+    before: Row, row: Row, told: RowAdvanced, found: StepResultReader | None
+) -> Iterator[RowPreview]:
     if found is not None and told.preview is not None:
         pixels = found.pixels(told.preview)
         yield RowPreview(before.key, row.step, row.steps, told.preview.index, pixels)

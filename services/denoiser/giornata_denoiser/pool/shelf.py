@@ -13,13 +13,20 @@ from typing import NamedTuple
 from torch import Tensor
 
 from giornata_denoiser.pool.memory import Arena
-from giornata_denoiser.pool.messages import Forget, Keep, MapSlab, Order, OrderedRow, PutRow
-from giornata_denoiser.pool.objects import Packed, StateRing, Writer, bare, kept_of
+from giornata_denoiser.pool.messages import (
+    ForgetResources,
+    MapSlab,
+    Order,
+    OrderedRow,
+    PutRow,
+    PutSharedObject,
+)
+from giornata_denoiser.pool.objects import ObjectPacker, PackedObject, StateRing, bare, kept_of
 from giornata_denoiser.rows.row import Row
 
 
 @dataclass(eq=False)
-class Told:
+class RankKnowledge:
     """What one rank process knows, by number."""
 
     slabs: set[int] = field(default_factory=set)
@@ -27,7 +34,7 @@ class Told:
     rows: set[int] = field(default_factory=set)
 
 
-class Parcel(NamedTuple):
+class RankMessage(NamedTuple):
     """A message to a rank, and the file that goes with it."""
 
     data: bytes
@@ -35,18 +42,18 @@ class Parcel(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Shared:
+class SharedRow:
     """A row in shared memory."""
 
     number: int
-    packed: Packed
+    packed: PackedObject
     ring: StateRing
     memory: Tensor
     """(bytes,) uint8: its states."""
     slab: int
 
 
-class Shelf:
+class SharedRowStore:
     """Numbers rows and what they share, and says what a rank has to be told before an order. One thread uses it.
 
     Args:
@@ -54,16 +61,16 @@ class Shelf:
     """
 
     def __init__(self, arena: Arena) -> None:
-        self._arena, self._writer = arena, Writer(arena)
+        self._arena, self._writer = arena, ObjectPacker(arena)
         self._numbers = count(1)
-        self._kept: dict[int, tuple[int, Packed]] = {}
+        self._kept: dict[int, tuple[int, PackedObject]] = {}
         """Number and content of kept objects, by identity."""
-        self._by_number: dict[int, Packed] = {}
+        self._by_number: dict[int, PackedObject] = {}
         self._gone: deque[tuple[int, int]] = deque()
         """Identity and number of kept objects that nothing refers to any more."""
         self._untold: list[int] = []
 
-    def put(self, row: Row) -> tuple[Shared, Row]:
+    def put(self, row: Row) -> tuple[SharedRow, Row]:
         """Put `row` into shared memory; returns it as the leader holds it, its state being in the slab.
 
         Raises:
@@ -78,14 +85,16 @@ class Shelf:
         place = self._arena.place_of(memory)
         if place is None:
             raise ValueError("a row's states are not in shared memory")
-        return Shared(next(self._numbers), packed, ring, memory, place.slab), held
+        return SharedRow(next(self._numbers), packed, ring, memory, place.slab), held
 
-    def ordered(self, row: Row, shared: Shared, step: int, *, fresh: bool, plain: bool) -> OrderedRow:
+    def ordered(self, row: Row, shared: SharedRow, step: int, *, fresh: bool, plain: bool) -> OrderedRow:
         """`row` as an order of the step after so many names it."""
         known = tuple(self._keep(each) for each in row.corrections or ()) if fresh else ()
         return OrderedRow(shared.number, step, fresh, known or None, plain, row.records is not None)
 
-    def parcels(self, told: Told, rows: Sequence[tuple[Shared, OrderedRow]]) -> Iterator[Parcel]:
+    def parcels(
+        self, told: RankKnowledge, rows: Sequence[tuple[SharedRow, OrderedRow]]
+    ) -> Iterator[RankMessage]:
         """What a rank has to be told before a step of `rows`."""
         for shared, ordered in rows:
             for number in ordered.corrections or ():
@@ -98,13 +107,13 @@ class Shelf:
             told.rows.add(shared.number)
             yield parcel(PutRow(shared.number, shared.packed.data, shared.slab, shared.ring))
 
-    def forgotten(self, told: Sequence[Told], rows: Sequence[int]) -> Iterator[Parcel | None]:
+    def forgotten(self, told: Sequence[RankKnowledge], rows: Sequence[int]) -> Iterator[RankMessage | None]:
         """By rank: what it is to forget, `rows` and all that has gone meanwhile; None where it knows nothing of it."""
         self._collect()
         kept, self._untold = self._untold, []
         slabs = self._arena.gone()
         for each in told:
-            mine = Forget(
+            mine = ForgetResources(
                 tuple(each.rows.intersection(rows)),
                 tuple(each.kept.intersection(kept)),
                 tuple(each.slabs.intersection(slabs)),
@@ -112,7 +121,7 @@ class Shelf:
             each.rows.difference_update(mine.rows)
             each.kept.difference_update(mine.kept)
             each.slabs.difference_update(mine.slabs)
-            yield parcel(mine) if mine != Forget() else None
+            yield parcel(mine) if mine != ForgetResources() else None
 
     def _collect(self) -> None:
         while self._gone:
@@ -134,23 +143,23 @@ class Shelf:
         weakref.finalize(thing, self._gone.append, (id(thing), number))
         return number
 
-    def _kept_parcels(self, told: Told, number: int) -> Iterator[Parcel]:
+    def _kept_parcels(self, told: RankKnowledge, number: int) -> Iterator[RankMessage]:
         if number not in told.kept:
             packed = self._by_number[number]
             yield from self._slabs(told, packed.slabs)
             told.kept.add(number)
-            yield parcel(Keep(number, packed.data))
+            yield parcel(PutSharedObject(number, packed.data))
 
-    def _slabs(self, told: Told, numbers: frozenset[int]) -> Iterator[Parcel]:
+    def _slabs(self, told: RankKnowledge, numbers: frozenset[int]) -> Iterator[RankMessage]:
         for number in sorted(numbers - told.slabs):
             slab = self._arena.slab(number)
             told.slabs.add(number)
             yield parcel(MapSlab(number, slab.size_bytes), slab.descriptor)
 
 
-def parcel(order: Order, *files: int) -> Parcel:
+def parcel(order: Order, *files: int) -> RankMessage:
     """`order` as it travels to a rank."""
-    return Parcel(pickle.dumps(order), files)
+    return RankMessage(pickle.dumps(order), files)
 
 
 def plain(row: Row) -> Row:

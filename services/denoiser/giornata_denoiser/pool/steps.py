@@ -12,24 +12,24 @@ import torch
 from torch import Tensor
 
 from giornata.scheduling.degrees.pool import Devices
-from giornata_denoiser.engine.computing import Computing
+from giornata_denoiser.engine.computing import ModelRunner
 from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.pool.left import Leaving
-from giornata_denoiser.pool.memory import Mapped
+from giornata_denoiser.pool.left import StepResultWriter
+from giornata_denoiser.pool.memory import MappedSlabs
 from giornata_denoiser.pool.messages import (
-    Forget,
-    Keep,
-    Leave,
+    ForgetResources,
     MapSlab,
     OrderedRow,
     PutRow,
+    PutSharedObject,
+    RankStepEnded,
+    RankStepFailed,
+    ReleaseRows,
     RowAdvanced,
     RowBlamed,
-    StepEnded,
-    StepFailed,
     StepOrder,
-    Warm,
+    WarmGroup,
 )
 from giornata_denoiser.pool.objects import StateRing, unpacked
 from giornata_denoiser.rows.correction import Correction
@@ -57,11 +57,11 @@ class Families(Protocol):
         """Let a group go: its other members' steps fail at once."""
 
 
-class Stale(LookupError):
+class StaleOrder(LookupError):
     """An order is of a row that is not here, or at another step."""
 
 
-class _Way(NamedTuple):
+class _GroupKey(NamedTuple):
     """What computes a step: what it keeps of a row is of no use to another."""
 
     devices: Devices
@@ -69,25 +69,25 @@ class _Way(NamedTuple):
     halves: bool
 
     @classmethod
-    def of(cls, order: StepOrder) -> _Way:
+    def of(cls, order: StepOrder) -> _GroupKey:
         return cls(order.devices, order.epoch, order.halves)
 
 
 @dataclass(eq=False)
-class _Held:
+class _RankRow:
     put: Row
     """As the leader has put it."""
     row: Row
     """As its latest step here has made it."""
     slab: Tensor
     ring: StateRing
-    way: _Way | None = None
+    way: _GroupKey | None = None
     """What computed the row's latest step here."""
 
 
 @dataclass(eq=False)
 class _Group:
-    computing: Computing
+    computing: ModelRunner
     resting: bool = True
     """Whether no row is there."""
 
@@ -101,34 +101,38 @@ class RankSteps:
         make: makes what computes steps over a family; all of them share one loader.
     """
 
-    def __init__(self, me: int, families: Families, make: Callable[[ModelFamily], Computing]) -> None:
+    def __init__(self, me: int, families: Families, make: Callable[[ModelFamily], ModelRunner]) -> None:
         self._me, self._families, self._make = me, families, make
-        self._mapped = Mapped()
+        self._mapped = MappedSlabs()
         self._kept: dict[int, object] = {}
-        self._rows: dict[int, _Held] = {}
-        self._groups: dict[_Way, _Group] = {}
+        self._rows: dict[int, _RankRow] = {}
+        self._groups: dict[_GroupKey, _Group] = {}
         self._closed: set[tuple[Devices, int]] = set()
         """Groups that have been let go of: their names are used up."""
 
-    def take(self, message: MapSlab | Keep | PutRow | Leave | Forget | Warm, files: Iterable[int]) -> None:
+    def take(
+        self,
+        message: MapSlab | PutSharedObject | PutRow | ReleaseRows | ForgetResources | WarmGroup,
+        files: Iterable[int],
+    ) -> None:
         """Take in what is no step."""
         match message:
             case MapSlab(number, size_bytes):
                 for descriptor in files:
                     self._mapped.map(number, size_bytes, descriptor)
-            case Keep(number, data):
+            case PutSharedObject(number, data):
                 self._kept[number] = unpacked(data, self._mapped, self._kept)
             case PutRow(number, data, slab, ring):
                 row = cast("Row", unpacked(data, self._mapped, self._kept))
-                self._rows[number] = _Held(row, row, self._mapped.memory(slab), ring)
-            case Leave(rows):
+                self._rows[number] = _RankRow(row, row, self._mapped.memory(slab), ring)
+            case ReleaseRows(rows):
                 for number in self._rows.keys() & set(rows):
                     self._rows[number].way = None
                 self._retain()
-            case Forget(rows, kept, slabs):
+            case ForgetResources(rows, kept, slabs):
                 self._forget(rows, kept)
                 self._mapped.forget(slabs)
-            case Warm(devices, epoch):
+            case WarmGroup(devices, epoch):
                 try:
                     self._families.meet(devices, epoch)
                 except (
@@ -136,7 +140,7 @@ class RankSteps:
                 ) as error:  # a member was lost meanwhile: the leader names another epoch
                     log.warning("group_not_warm", devices=devices, error=str(error))
 
-    def compute(self, order: StepOrder) -> tuple[StepEnded | StepFailed, int | None]:
+    def compute(self, order: StepOrder) -> tuple[RankStepEnded | RankStepFailed, int | None]:
         """The step that is ordered, and a descriptor of what it has left, the caller's to close.
 
         Raises:
@@ -147,8 +151,8 @@ class RankSteps:
             rows = self._ordered(order)
             report = self._step(order, rows)
             self._families.check(order.devices, order.epoch)
-        except Stale as stale:
-            return StepFailed(order=order.number, reason="stale", text=str(stale)), None
+        except StaleOrder as stale:
+            return RankStepFailed(order=order.number, reason="stale", text=str(stale)), None
         except torch.AcceleratorError:
             raise
         except Exception as error:  # noqa: BLE001 - a step's edge: the leader is told, and blames nobody yet
@@ -159,27 +163,27 @@ class RankSteps:
         """Have a step of a group fail that has lost a member. Any thread."""
         self._families.abort(devices, epoch)
 
-    def _failed(self, order: StepOrder, error: Exception) -> StepFailed:
+    def _failed(self, order: StepOrder, error: Exception) -> RankStepFailed:
         """Let the group go, so that its other members fail at once."""
         log.warning("step_failed", devices=order.devices, error=repr(error), exc_info=error)
         self._families.close(order.devices)
         self._drop(order.devices)
         self._closed.add((order.devices, order.epoch))
         if isinstance(error, torch.OutOfMemoryError):
-            return StepFailed(order=order.number, reason="memory", text=repr(error))
+            return RankStepFailed(order=order.number, reason="memory", text=repr(error))
         lost = isinstance(error, ConnectionError)
-        return StepFailed(order=order.number, reason="group" if lost else "raised", text=repr(error))
+        return RankStepFailed(order=order.number, reason="group" if lost else "raised", text=repr(error))
 
     def _step(self, order: StepOrder, rows: tuple[Row, ...]) -> StepReport:
         """In a group a step is tried once: whether to try again, and where, is the leader's to say."""
-        computing = self._groups[_Way.of(order)].computing
+        computing = self._groups[_GroupKey.of(order)].computing
         return computing.compute(rows) if len(order.devices) == 1 else computing.attempt(rows)
 
     def _ordered(self, order: StepOrder) -> tuple[Row, ...]:
         """The rows as they enter the step, known to the group's computing and to no other's."""
-        way = _Way.of(order)
+        way = _GroupKey.of(order)
         if len(order.devices) > 1 and (order.devices, order.epoch) in self._closed:
-            raise Stale(f"the group of {order.devices} was closed")
+            raise StaleOrder(f"the group of {order.devices} was closed")
         rows = tuple(self._entering(ordered, way) for ordered in order.rows)
         self._meet(way)
         fresh = {ordered.number for ordered in order.rows if ordered.fresh}
@@ -191,13 +195,15 @@ class RankSteps:
             held.row, held.way = row, way
         return rows
 
-    def _entering(self, ordered: OrderedRow, way: _Way) -> Row:
+    def _entering(self, ordered: OrderedRow, way: _GroupKey) -> Row:
         held = self._rows.get(ordered.number)
         if held is None:
-            raise Stale(f"row {ordered.number} is not here")
+            raise StaleOrder(f"row {ordered.number} is not here")
         if not ordered.fresh:
             if held.way != way or held.row.step != ordered.step:
-                raise Stale(f"row {ordered.number} is at step {held.row.step}; ordered was {ordered.step}")
+                raise StaleOrder(
+                    f"row {ordered.number} is at step {held.row.step}; ordered was {ordered.step}"
+                )
             return held.row
         known = ordered.corrections
         corrections = None if known is None else tuple(cast("Correction", self._kept[each]) for each in known)
@@ -206,7 +212,7 @@ class RankSteps:
             put = replace(put, records=None)
         return replace(held.ring.read(held.slab, put, ordered.step), corrections=corrections)
 
-    def _meet(self, way: _Way) -> None:
+    def _meet(self, way: _GroupKey) -> None:
         """Have what computes in this way at hand."""
         if way in self._groups:
             return
@@ -234,20 +240,20 @@ class RankSteps:
         for number in kept:
             self._kept.pop(number, None)
 
-    def _told(self, order: StepOrder, report: StepReport, began: float) -> tuple[StepEnded, int | None]:
+    def _told(self, order: StepOrder, report: StepReport, began: float) -> tuple[RankStepEnded, int | None]:
         """Take in what a step has come to, and describe it if this is the group's first rank."""
         numbers = {self._rows[ordered.number].row.key: ordered.number for ordered in order.rows}
-        first, leaving = order.devices[0] == self._me, Leaving()
+        first, leaving = order.devices[0] == self._me, StepResultWriter()
         advanced = [
             self._advanced(numbers[row.key], row, report.previews, leaving if first else None)
             for row in report.advanced
         ]
         if not first:
-            return StepEnded(
+            return RankStepEnded(
                 order=order.number, began_s=began, ended_s=time.perf_counter(), left_bytes=0
             ), None
         left = leaving.written()
-        return StepEnded(
+        return RankStepEnded(
             order=order.number,
             began_s=began,
             ended_s=time.perf_counter(),
@@ -258,7 +264,7 @@ class RankSteps:
         ), left
 
     def _advanced(
-        self, number: int, row: Row, previews: Collection[RowPreview], leaving: Leaving | None
+        self, number: int, row: Row, previews: Collection[RowPreview], leaving: StepResultWriter | None
     ) -> RowAdvanced | None:
         held = self._rows[number]
         way = held.way

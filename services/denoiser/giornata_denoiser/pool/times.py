@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from giornata.planning.costing import CostModel
-from giornata.planning.operations import Operations, Work
+from giornata.planning.operations import NetworkOperations, StepWork
 from giornata.scheduling.degree_times import DegreeTimes, StepSize
 from giornata.scheduling.degrees.pool import PoolRow
-from giornata.scheduling.demand import Pace, RowShape
-from giornata.wire.values import Mode
+from giornata.scheduling.demand import RowShape, StepTimeModel
+from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
-from giornata_denoiser.pool.book import RowSteps
+from giornata_denoiser.pool.book import RowStepTimes
 from giornata_denoiser.rows.row import Row
 
 
@@ -26,19 +26,19 @@ class PoolTimes:
     """
 
     def __init__(
-        self, model: CostModel, operations: Operations, reused: Mode, rows: int, tokens: int
+        self, model: CostModel, operations: NetworkOperations, reused: BlockMode, rows: int, tokens: int
     ) -> None:
         self._model, self._operations, self._reused = model, operations, reused
         self._most = rows, float(tokens)
         self._known: tuple[object, DegreeTimes] | None = None
 
-    def of(self, row: Row) -> RowSteps:
+    def of(self, row: Row) -> RowStepTimes:
         """See :data:`giornata_denoiser.pool.book.TimesOf`."""
         size = step_size(row)
-        return RowSteps(*self._times().of(size), size)
+        return RowStepTimes(*self._times().of(size), size)
 
     def together(self, rows: Sequence[PoolRow], degree: int) -> float | None:
-        """See :class:`giornata.scheduling.degrees.pool.Together`."""
+        """See :class:`giornata.scheduling.degrees.pool.SharedStepTime`."""
         return self._times().together(rows, degree)
 
     def halves(self, sizes: Sequence[Hashable]) -> bool:
@@ -47,7 +47,7 @@ class PoolTimes:
 
     def observe(self, sample: StepSample) -> None:
         """Take in a step that waited for no load."""
-        work = Work(
+        work = StepWork(
             *(float(sample.calls), float(sample.sequences), sample.linear, sample.attention),
             *(sample.convolution, sample.gathered, sample.low_rank, float(sample.segments), sample.control),
         )
@@ -56,7 +56,9 @@ class PoolTimes:
     def _times(self) -> DegreeTimes:
         state = self._model.state
         if self._known is None or self._known[0] is not state:
-            pace = Pace(self._model.costs, self._operations, reused=self._reused, ways=self._model.ways)
+            pace = StepTimeModel(
+                self._model.costs, self._operations, reused=self._reused, ways=self._model.ways
+            )
             self._known = state, DegreeTimes(pace, *self._most)
         return self._known[1]
 

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from giornata.config import load
 from giornata.gpus import VISIBLE, see_alone
 from giornata.planning.costs import LOAD
-from giornata.planning.degrees import ALONE, DegreeFit, Way
+from giornata.planning.degrees import ALONE, DegreeFit, StepParallelism
 from giornata.planning.operations import COMPUTE
 from giornata.planning.profiles import Profile
 from giornata.planning.specs import taking_modes
@@ -26,9 +26,9 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.devices import check_present
 from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.profiling import making
-from giornata_denoiser.profiling.measuring import Meter
-from giornata_denoiser.profiling.members import Members
-from giornata_denoiser.profiling.mixtures import Extent
+from giornata_denoiser.profiling.measuring import StepMeter
+from giornata_denoiser.profiling.members import ProfilerRanks
+from giornata_denoiser.profiling.mixtures import ProfileScope
 from giornata_denoiser.profiling.profiles import write_profile
 from giornata_denoiser.profiling.report import named, report
 
@@ -59,9 +59,9 @@ def main(flags: Sequence[str] | None = None) -> int:
 
 
 def run(config: ProfilerConfig, checkpoint: Checkpoint, visible: str | None = None) -> None:
-    """Measure `checkpoint`; OSError where a file cannot be written. `visible` see :class:`Members`."""
-    family, meter = checkpoint.family, Meter(checkpoint, config.template_bits)
-    extent = Extent(
+    """Measure `checkpoint`; OSError where a file cannot be written. `visible` see :class:`ProfilerRanks`."""
+    family, meter = checkpoint.family, StepMeter(checkpoint, config.template_bits)
+    extent = ProfileScope(
         checkpoint.card,
         family.depth,
         config.capacity_rows,
@@ -74,7 +74,7 @@ def run(config: ProfilerConfig, checkpoint: Checkpoint, visible: str | None = No
     # Drawn between measurements, by no thread of its own: nothing else runs while a step is measured.
     with (
         Progress(console=Console(stderr=True), auto_refresh=False, transient=True) as progress,
-        Members(config, checkpoint, meter, visible) as members,
+        ProfilerRanks(config, checkpoint, meter, visible) as members,
     ):
         bar = partial(progress.track, description="Measuring")
         measured = making.measure(meter, extent, bar)
@@ -97,7 +97,10 @@ def run(config: ProfilerConfig, checkpoint: Checkpoint, visible: str | None = No
 
 
 def _plotted(
-    out: Path, profile: Profile, measured: making.Measurements, spread: Mapping[Way, making.Measurements]
+    out: Path,
+    profile: Profile,
+    measured: making.ProfileMeasurements,
+    spread: Mapping[StepParallelism, making.ProfileMeasurements],
 ) -> str:
     """Draw the fits beside `out`, if that is possible; what to tell of it."""
     if find_spec("matplotlib") is None:

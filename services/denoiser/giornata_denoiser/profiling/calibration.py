@@ -15,14 +15,14 @@ import numpy as np
 from giornata.planning.costs import LOAD, completed
 from giornata.planning.operations import ADAPTING, COMPUTE, NETWORK
 from giornata.planning.profiles import Profile
-from giornata.planning.regression import Fit, fit, graded
+from giornata.planning.regression import LinearFit, fit, graded
 from giornata.planning.specs import taking_modes
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.profiling.making import Sample, activation_bytes, fitted, profile
-from giornata_denoiser.profiling.measuring import Meter
-from giornata_denoiser.profiling.mixtures import Mixture, RowSize
+from giornata_denoiser.profiling.making import FitSample, activation_bytes, fitted, profile
+from giornata_denoiser.profiling.measuring import StepMeter
+from giornata_denoiser.profiling.mixtures import RowSize, StepShape
 from giornata_denoiser.profiling.profiles import read_profile
 
 LIMIT_S: Final = 1.0
@@ -41,32 +41,32 @@ SIDES: Final = (8, 16)
 
 def calibrate(checkpoint: Checkpoint, bits: int) -> Profile:
     """Costs from a few steps and loads; `bits` are those of recorded templates."""
-    family, meter = checkpoint.family, Meter(checkpoint, bits)
+    family, meter = checkpoint.family, StepMeter(checkpoint, bits)
     text, modes = meter.text_tokens, taking_modes(family.specs)
     steps = [step.beside(meter.companions, meter.prefix) for step in _steps(family.depth, text, modes)]
-    step_samples, end_s = list[Sample](), time.perf_counter() + LIMIT_S
+    step_samples, end_s = list[FitSample](), time.perf_counter() + LIMIT_S
     for step in steps:
         if not step_samples or time.perf_counter() < end_s:
             step_ms = min(meter.step_ms(step) for _ in range(REPEATS))
-            step_samples.append(Sample(step.work(family.operations).features, step_ms))
+            step_samples.append(FitSample(step.work(family.operations).features, step_ms))
     sizes = [
         RowSize(side, side, text, (mode,) * family.depth, RATIO).beside(meter.companions, meter.prefix)
         for side in SIDES
         for mode in modes
     ]
     loads = [
-        Sample.of_load(meter.load_bytes(size), min(meter.load_ms(size) for _ in range(REPEATS)))
+        FitSample.of_load(meter.load_bytes(size), min(meter.load_ms(size) for _ in range(REPEATS)))
         for size in sizes
     ]
     return profile(
         checkpoint,
         compute=proportional(step_samples),
         load=fitted(LOAD, loads),
-        activation=activation_bytes(meter, (steps[0], Mixture(steps[0].rows * 2))),
+        activation=activation_bytes(meter, (steps[0], StepShape(steps[0].rows * 2))),
     )
 
 
-def proportional(samples: Sequence[Sample]) -> Fit:
+def proportional(samples: Sequence[FitSample]) -> LinearFit:
     """A fit that knows no kinds: so much a multiplication, so much a forward, a sequence, and a value that is gathered.
 
     As many samples as costs tell all of them apart, fewer only the first ones.
@@ -84,20 +84,22 @@ def proportional(samples: Sequence[Sample]) -> Fit:
     return found.model_copy(update={"derived": ADAPTING})
 
 
-def _steps(blocks: int, text: int, modes: Sequence[Mode]) -> tuple[Mixture, ...]:
+def _steps(blocks: int, text: int, modes: Sequence[BlockMode]) -> tuple[StepShape, ...]:
     """The steps to measure, the cheapest first, since the last ones may be left out."""
     small, large = SIDES
-    full, kv, hidden = ((mode,) * blocks for mode in (Mode.FULL, Mode.KV, Mode.HIDDEN))
+    full, kv, hidden = ((mode,) * blocks for mode in (BlockMode.FULL, BlockMode.KV, BlockMode.HIDDEN))
     whole, masked = RowSize(large, large, text, full), RowSize(large, large, text, kv, RATIO)
-    projecting = (Mixture((RowSize(large, large, text, hidden, RATIO),)),) if Mode.HIDDEN in modes else ()
+    projecting = (
+        (StepShape((RowSize(large, large, text, hidden, RATIO),)),) if BlockMode.HIDDEN in modes else ()
+    )
     return (
-        Mixture((RowSize(small, small, text, full),)),
-        Mixture((masked,)),
+        StepShape((RowSize(small, small, text, full),)),
+        StepShape((masked,)),
         *projecting,
-        Mixture((whole,)),
-        Mixture((masked, masked)),
-        Mixture((whole, whole)),
-        Mixture((whole, masked, whole, masked)),
+        StepShape((whole,)),
+        StepShape((masked, masked)),
+        StepShape((whole, whole)),
+        StepShape((whole, masked, whole, masked)),
     )
 
 

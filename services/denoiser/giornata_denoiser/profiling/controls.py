@@ -22,7 +22,7 @@ from giornata.control.protocol import ControlNet
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase
 from giornata_denoiser.controls.local import LocalControls
-from giornata_denoiser.controls.networks import Controlled, controlled
+from giornata_denoiser.controls.networks import ControlNetTarget, controlled
 from giornata_denoiser.families.protocol import Network
 from giornata_denoiser.rows.adapters import Adapters, RowControl
 from giornata_denoiser.rows.row import Row
@@ -45,11 +45,11 @@ Noise = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class RandomControl:
+class RandomControlNet:
     """A ControlNet beside the `network`, made when it is first asked for, and kept as long as this is."""
 
     network: Network
-    controlled: Controlled
+    controlled: ControlNetTarget
 
     @cached_property
     def net(self) -> ControlNet:
@@ -81,10 +81,10 @@ class RandomControl:
         return LocalControls({NAME: self.net}, self.controlled, held_steps=1)
 
 
-def random_control(network: Network, token_pixels: int) -> RandomControl | None:
+def random_control(network: Network, token_pixels: int) -> RandomControlNet | None:
     """One beside a `network` whose tokens have so many pixels of the picture a side; None where diffusers has none."""
     found = controlled(network, token_pixels)
-    return None if found is None else RandomControl(network, found)
+    return None if found is None else RandomControlNet(network, found)
 
 
 def _options(network: Any, base: ControlBase, module: Callable[..., nn.Module]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from giornata.packed.low_rank import DOWN, UP, LowRank, low_rank
+from giornata.packed.low_rank import DOWN, UP, SequenceLoras, low_rank
 from giornata_denoiser.engine.rehearsal import RANK
 
 SIZE: Final = 1e-3
@@ -24,14 +24,14 @@ class RandomLoras:
 
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         self._layers = {path: layer for path, layer in layers.items() if isinstance(layer, nn.Linear)}
-        self._made: dict[int, LowRank] = {}
+        self._made: dict[int, SequenceLoras] = {}
 
     @cached_property
     def weights(self) -> float:
-        """Weights in the factors of one set, as :attr:`giornata.planning.operations.Shape.low_rank` counts them."""
+        """Weights in the factors of one set, as `SequenceShape.low_rank` counts them."""
         return float(sum(RANK * (layer.in_features + layer.out_features) for layer in self._layers.values()))
 
-    def set_of(self, number: int) -> LowRank | None:
+    def set_of(self, number: int) -> SequenceLoras | None:
         """The set of this number; None for 0, which is no set."""
         if number and number not in self._made:
             self._made[number] = low_rank(f"random {number}", [(self._tensors(number), 1.0)])

@@ -15,17 +15,17 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from giornata.planning.costs import completed
-from giornata.planning.degrees import DegreeFit, Way
-from giornata.planning.operations import ADAPTING, NETWORK, Operations
+from giornata.planning.degrees import DegreeFit, StepParallelism
+from giornata.planning.operations import ADAPTING, NETWORK, NetworkOperations
 from giornata.planning.profiles import Profile
-from giornata.planning.regression import Array, Fit, fit, graded
-from giornata.wire.values import Mode
+from giornata.planning.regression import Array, LinearFit, fit, graded
+from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.profiling.measuring import Meter, ProgressBar, medians
-from giornata_denoiser.profiling.members import Members
+from giornata_denoiser.profiling.measuring import ProgressBar, StepMeter, medians
+from giornata_denoiser.profiling.members import ProfilerRanks
 from giornata_denoiser.profiling.mixtures import (
-    Extent,
-    Mixture,
+    ProfileScope,
+    StepShape,
     masked_sizes,
     mixtures,
     plain,
@@ -42,23 +42,23 @@ FOLDS: Final = 5
 class StepTime(NamedTuple):
     """What a step took."""
 
-    mixture: Mixture
+    mixture: StepShape
     ms: float
 
 
-class Sample(NamedTuple):
+class FitSample(NamedTuple):
     """One thing measured, for a fit."""
 
     features: tuple[float, ...]
     ms: float
 
     @classmethod
-    def of_load(cls, size_bytes: int, ms: float) -> Sample:
+    def of_load(cls, size_bytes: int, ms: float) -> FitSample:
         """A load that moved `size_bytes`."""
         return cls((1.0, float(size_bytes)), ms)
 
 
-class Predicted(NamedTuple):
+class FittedSample(NamedTuple):
     """One thing measured, beside what a fit says."""
 
     predicted_ms: float
@@ -71,23 +71,23 @@ class Predicted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measurements:
+class ProfileMeasurements:
     """All that was measured."""
 
     steps: tuple[StepTime, ...]
-    operations: Operations
+    operations: NetworkOperations
     """Operations of the network that was measured."""
-    load_samples: tuple[Sample, ...]
+    load_samples: tuple[FitSample, ...]
     activation_bytes: tuple[float, float]
     """Per computed token: the most, and of equally long sequences."""
 
     @property
-    def step_samples(self) -> list[Sample]:
+    def step_samples(self) -> list[FitSample]:
         """Steps, for a fit."""
-        return [Sample(mixture.work(self.operations).features, ms) for mixture, ms in self.steps]
+        return [FitSample(mixture.work(self.operations).features, ms) for mixture, ms in self.steps]
 
 
-def measure(meter: Meter, extent: Extent, bar: ProgressBar = iter) -> Measurements:
+def measure(meter: StepMeter, extent: ProfileScope, bar: ProgressBar = iter) -> ProfileMeasurements:
     """Everything within `extent`."""
     rounds = QUICK_ROUNDS if extent.quick else ROUNDS
     steps = [
@@ -97,28 +97,30 @@ def measure(meter: Meter, extent: Extent, bar: ProgressBar = iter) -> Measuremen
     loads = [size.beside(meter.companions, meter.prefix) for size in masked_sizes(extent)]
     step_ms = medians(steps, meter.step_ms, rounds=rounds, seed=SEED, bar=bar)
     load_ms = medians(loads, meter.load_ms, rounds=rounds, seed=SEED, bar=bar)
-    return Measurements(
+    return ProfileMeasurements(
         tuple(map(StepTime, steps, step_ms)),
         meter.operations,
-        tuple(map(Sample.of_load, map(meter.load_bytes, loads), load_ms)),
+        tuple(map(FitSample.of_load, map(meter.load_bytes, loads), load_ms)),
         activation_bytes(meter, steps),
     )
 
 
 def measure_spread(
-    members: Members, meter: Meter, extent: Extent, bar: ProgressBar = iter
-) -> dict[Way, Measurements]:
+    members: ProfilerRanks, meter: StepMeter, extent: ProfileScope, bar: ProgressBar = iter
+) -> dict[StepParallelism, ProfileMeasurements]:
     """Steps within `extent` that several devices compute, in every way that they can; loads are one device's."""
     rounds = QUICK_ROUNDS if extent.quick else ROUNDS
-    found: dict[Way, Measurements] = {}
+    found: dict[StepParallelism, ProfileMeasurements] = {}
     for way in members.ways:
         steps = [one.beside(meter.companions, meter.prefix) for one in plain(extent, SEED, guided=way.halves)]
         step_ms = medians(steps, partial(members.step_ms, way), rounds=rounds, seed=SEED, bar=bar)
-        found[way] = Measurements(tuple(map(StepTime, steps, step_ms)), meter.operations, (), (0.0, 0.0))
+        found[way] = ProfileMeasurements(
+            tuple(map(StepTime, steps, step_ms)), meter.operations, (), (0.0, 0.0)
+        )
     return found
 
 
-def activation_bytes(meter: Meter, steps: Iterable[Mixture]) -> tuple[float, float]:
+def activation_bytes(meter: StepMeter, steps: Iterable[StepShape]) -> tuple[float, float]:
     """Peak memory per token, over the steps in which one row computes everything, or two do: of all, and of even ones.
 
     Modulation of equally long sequences is broadcast, that of others may be spread to their tokens. Where two rows are
@@ -128,10 +130,10 @@ def activation_bytes(meter: Meter, steps: Iterable[Mixture]) -> tuple[float, flo
         mixture
         for mixture in steps
         if len(mixture.rows) <= 2
-        and all(set(row.modes) == {Mode.FULL} and not row.controlled for row in mixture.rows)
+        and all(set(row.modes) == {BlockMode.FULL} and not row.controlled for row in mixture.rows)
     ]
     whole += [
-        Mixture((mixture.rows[0], unlike(mixture.rows[0]).beside(meter.companions, meter.prefix)))
+        StepShape((mixture.rows[0], unlike(mixture.rows[0]).beside(meter.companions, meter.prefix)))
         for mixture in whole
         if len(mixture.rows) > 1
     ]
@@ -140,7 +142,7 @@ def activation_bytes(meter: Meter, steps: Iterable[Mixture]) -> tuple[float, flo
     return max(each for each, _ in found), max(even)
 
 
-def fitted(names: Sequence[str], samples: Sequence[Sample]) -> Fit:
+def fitted(names: Sequence[str], samples: Sequence[FitSample]) -> LinearFit:
     """Over :data:`giornata.planning.operations.COMPUTE` or :data:`giornata.planning.costs.LOAD`.
 
     Where no sample has any of what adapters add, that weight follows from the others.
@@ -160,12 +162,12 @@ def fitted(names: Sequence[str], samples: Sequence[Sample]) -> Fit:
     return found.model_copy(update={"weights": tuple(weights), "derived": derived})
 
 
-def predictions(found: Fit, samples: Iterable[Sample]) -> list[Predicted]:
+def predictions(found: LinearFit, samples: Iterable[FitSample]) -> list[FittedSample]:
     """What a fit says of `samples`, in their order."""
-    return [Predicted(found.predict(sample.features), sample.ms) for sample in samples]
+    return [FittedSample(found.predict(sample.features), sample.ms) for sample in samples]
 
 
-def unseen(names: Sequence[str], samples: Sequence[Sample]) -> Fit:
+def unseen(names: Sequence[str], samples: Sequence[FitSample]) -> LinearFit:
     """How good fits are on samples that they have not seen: each fifth is predicted by a fit to the others.
 
     Raises:
@@ -183,8 +185,8 @@ def unseen(names: Sequence[str], samples: Sequence[Sample]) -> Fit:
 def profile(
     checkpoint: Checkpoint,
     *,
-    compute: Fit,
-    load: Fit,
+    compute: LinearFit,
+    load: LinearFit,
     activation: tuple[float, float],
     degrees: tuple[DegreeFit, ...] = (),
 ) -> Profile:
@@ -205,6 +207,6 @@ def profile(
     )
 
 
-def _arrays(samples: Sequence[Sample]) -> tuple[Array, Array]:
+def _arrays(samples: Sequence[FitSample]) -> tuple[Array, Array]:
     """(samples, features) and (samples,)."""
     return np.array([sample.features for sample in samples]), np.array([sample.ms for sample in samples])

@@ -18,17 +18,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from giornata.packed.region import Region, beside, region
-from giornata.packed.uses import Taken, Use, by_sequence
-from giornata.planning.operations import Operations
+from giornata.packed.uses import BlockInputs, CachedTokens, by_sequence
+from giornata.planning.operations import NetworkOperations
 from giornata.scheduling.batch import RowKey
 from giornata.wire.adapters import ControlWork
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.blocks.narrowing import Narrowing
+from giornata_denoiser.blocks.narrowing import CacheSharder
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.assembly import assemble, place
 from giornata_denoiser.engine.controls import controlled, wholly
 from giornata_denoiser.engine.loading import device_for
@@ -36,9 +36,9 @@ from giornata_denoiser.engine.low_ranks import adapted
 from giornata_denoiser.engine.rehearsal import practice_row
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.profiling.controls import RandomControl, random_control
+from giornata_denoiser.profiling.controls import RandomControlNet, random_control
 from giornata_denoiser.profiling.loras import RandomLoras
-from giornata_denoiser.profiling.mixtures import LEAST_SIDE, Mixture, RowSize, TokensBeside
+from giornata_denoiser.profiling.mixtures import LEAST_SIDE, RowSize, StepShape, TokensBeside
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Entry
 
@@ -59,7 +59,7 @@ def medians(
     return [statistics.median(of_one) for of_one in times]
 
 
-class Meter:
+class StepMeter:
     """Measures one thing at a time, with rows and templates whose sizes matter and whose values do not.
 
     Args:
@@ -77,22 +77,22 @@ class Meter:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._checkpoint, self._family = checkpoint, checkpoint.family
-        self._narrowing = Narrowing(checkpoint.family)
-        self._recording = RecordingSpec(frozenset(Form), bits)
+        self._narrowing = CacheSharder(checkpoint.family)
+        self._recording = RecordingSpec(frozenset(CacheForm), bits)
         self._device = device or device_for(checkpoint.family.device, budget_bytes=0)
         self._clock = clock
         self._entries: dict[tuple[int, int], Entry] = {}
         self._random = torch.Generator().manual_seed(0)
         self._loras = RandomLoras(checkpoint.family.network.layers)
 
-    def computing(self, family: ModelFamily) -> Meter:
+    def computing(self, family: ModelFamily) -> StepMeter:
         """A meter of the same rows and templates, whose steps `family` computes, over a group or not."""
         made = copy(self)
-        made._family, made._narrowing = family, Narrowing(family)  # noqa: SLF001 - of its own class
+        made._family, made._narrowing = family, CacheSharder(family)  # noqa: SLF001 - of its own class
         return made
 
     @cached_property
-    def _control(self) -> RandomControl | None:
+    def _control(self) -> RandomControlNet | None:
         return random_control(self._family.network, self._checkpoint.card.pixel_multiple)
 
     @cached_property
@@ -101,7 +101,7 @@ class Meter:
         return self._longest((LEAST_SIDE, LEAST_SIDE)).text_tokens
 
     @property
-    def operations(self) -> Operations:
+    def operations(self) -> NetworkOperations:
         """What the family's blocks compute."""
         return self._family.operations
 
@@ -129,14 +129,14 @@ class Meter:
         key, text_tokens = RowKey("profile", 0, 0), self._checkpoint.card.max_text_tokens
         return practice_row(self._checkpoint, key, grid, text_tokens, torch.zeros)
 
-    def step_ms(self, mixture: Mixture) -> float:
+    def step_ms(self, mixture: StepShape) -> float:
         """One step of `mixture`, after another one that is not measured. Slabs are loaded before."""
         step = self._prepared(mixture)
         with torch.inference_mode():
             step()
             return self._timed(step)
 
-    def step_bytes(self, mixture: Mixture) -> int:
+    def step_bytes(self, mixture: StepShape) -> int:
         """Peak memory of a step, beyond what is kept from step to step."""
         step = self._prepared(mixture)
         with torch.inference_mode():
@@ -162,7 +162,7 @@ class Meter:
         slabs = self._slabs(size, size.tokens)
         return [slabs.load_bytes(block, size.modes[0]) for block in range(self._family.depth)]
 
-    def _prepared(self, mixture: Mixture) -> Callable[[], object]:
+    def _prepared(self, mixture: StepShape) -> Callable[[], object]:
         rows = [self._row(size, index) for index, size in enumerate(mixture.rows)]
         low_ranks = [self._loras.set_of(size.lora) for size in mixture.rows]
         plain = by_sequence([self._uses(size, row) for size, row in zip(mixture.rows, rows, strict=True)])
@@ -188,11 +188,11 @@ class Meter:
         row = replace(row, region=self._region(size))
         return self._control.acting(row, self._noise) if size.controlled and self._control else row
 
-    def _uses(self, size: RowSize, row: Row) -> tuple[Use, ...]:
+    def _uses(self, size: RowSize, row: Row) -> tuple[BlockInputs, ...]:
         """What each sequence takes in its modes."""
         if row.region is None:
-            return (Use(),) * len(row.prompts)
-        return tuple(Use(Taken(size.modes, self._slabs(size, own))) for own in row.own_tokens)
+            return (BlockInputs(),) * len(row.prompts)
+        return tuple(BlockInputs(CachedTokens(size.modes, self._slabs(size, own))) for own in row.own_tokens)
 
     def _slabs(self, size: RowSize, own: int) -> Slabs:
         """Slabs of a sequence that computes `own` tokens; nothing is loaded yet."""
@@ -206,10 +206,10 @@ class Meter:
         """What a template run over such a picture leaves, in both forms, in the host's memory."""
         grid, family = (size.height, size.width), self._checkpoint.family
         if grid not in self._entries:
-            row = self._row(RowSize(*grid, size.text, (Mode.FULL,) * family.depth), 0)
+            row = self._row(RowSize(*grid, size.text, (BlockMode.FULL,) * family.depth), 0)
             recorder = EntryRecorder(row.level, family.depth, self._recording)
             with torch.inference_mode():
-                denoise_step(family, assemble(family, [row]), [row], [Use(recorder=recorder)])
+                denoise_step(family, assemble(family, [row]), [row], [BlockInputs(recorder=recorder)])
             self._entries[grid] = recorder.entry()
         return self._entries[grid]
 

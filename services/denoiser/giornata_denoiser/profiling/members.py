@@ -14,17 +14,17 @@ from typing import Final, Self
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
 from giornata.gpus import VISIBLE, visible_alone
-from giornata.planning.degrees import HALVED, Way
+from giornata.planning.degrees import HALVED, StepParallelism
 from giornata.scheduling.degrees.pool import DEGREES
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.parallel.family import shared, shares_tokens
-from giornata_denoiser.parallel.groups import Groups
+from giornata_denoiser.parallel.groups import RankGroups
 from giornata_denoiser.parallel.halves import halved
-from giornata_denoiser.profiling.measuring import Meter
-from giornata_denoiser.profiling.mixtures import Mixture
+from giornata_denoiser.profiling.measuring import StepMeter
+from giornata_denoiser.profiling.mixtures import StepShape
 
 LOOPBACK: Final = "127.0.0.1"
 GROUP_S: Final = 300.0
@@ -35,25 +35,25 @@ LOADED: Final = b"loaded"
 ENDED: Final = b""
 
 
-def ways_of(checkpoint: Checkpoint, devices: int) -> list[Way]:
+def ways_of(checkpoint: Checkpoint, devices: int) -> list[StepParallelism]:
     """How so many devices may compute a step of the model, one device aside."""
     family = checkpoint.family
     heads = min(spec.heads // family.sites(block) for block, spec in enumerate(family.specs))
     most = min(devices, heads) if shares_tokens(family) else 1
-    found = [Way(degree) for degree in DEGREES if 1 < degree <= most]
+    found = [StepParallelism(degree) for degree in DEGREES if 1 < degree <= most]
     if devices >= HALVED and checkpoint.card.takes_negative_prompt:
-        found.append(Way(HALVED, halves=True))
+        found.append(StepParallelism(HALVED, halves=True))
     return sorted(found)
 
 
 class GroupMeters:
     """The meters of one process's groups, a group for each way: the first devices of the pool, as many as it takes."""
 
-    def __init__(self, meter: Meter, family: ModelFamily, groups: Groups) -> None:
+    def __init__(self, meter: StepMeter, family: ModelFamily, groups: RankGroups) -> None:
         self._meter, self._family, self._groups = meter, family, groups
-        self._known: dict[Way, Meter] = {}
+        self._known: dict[StepParallelism, StepMeter] = {}
 
-    def of(self, way: Way) -> Meter:
+    def of(self, way: StepParallelism) -> StepMeter:
         """The meter whose steps a group computes in this way; all members ask for it alike."""
         if way not in self._known:
             group = self._groups.of(tuple(range(way.degree)), 0)
@@ -62,7 +62,7 @@ class GroupMeters:
         return self._known[way]
 
 
-class Members:
+class ProfilerRanks:
     """The processes, and what they and this one measure together. Enter it in the process of the first device.
 
     Args:
@@ -76,12 +76,12 @@ class Members:
     """
 
     def __init__(
-        self, config: DenoiserConfig, checkpoint: Checkpoint, meter: Meter, visible: str | None = None
+        self, config: DenoiserConfig, checkpoint: Checkpoint, meter: StepMeter, visible: str | None = None
     ) -> None:
         self.ways: Final = tuple(ways_of(checkpoint, len(config.device_names)))
         self._config, self._visible = config, visible
         self._store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
-        self._groups = Groups(self._store, 0, checkpoint.family.device, GROUP_S)
+        self._groups = RankGroups(self._store, 0, checkpoint.family.device, GROUP_S)
         self._meters = GroupMeters(meter, checkpoint.family, self._groups)
         self._pipes: list[Connection] = []
 
@@ -124,7 +124,7 @@ class Members:
                 process.kill()
                 process.join()
 
-    def step_ms(self, way: Way, mixture: Mixture) -> float:
+    def step_ms(self, way: StepParallelism, mixture: StepShape) -> float:
         """Milliseconds of a step of `mixture` in this way, as the first device sees it.
 
         Raises:
@@ -159,8 +159,8 @@ def serve(config: DenoiserConfig, me: int, port: int, pipe: Connection, visible:
         try:
             checkpoint = open_checkpoint(config)
             store = TCPStore(LOOPBACK, port, is_master=False, timeout=timedelta(seconds=GROUP_S))
-            groups = Groups(store, me, checkpoint.family.device, GROUP_S)
-            meters = GroupMeters(Meter(checkpoint, config.template_bits), checkpoint.family, groups)
+            groups = RankGroups(store, me, checkpoint.family.device, GROUP_S)
+            meters = GroupMeters(StepMeter(checkpoint, config.template_bits), checkpoint.family, groups)
             pipe.send_bytes(LOADED)
             while True:
                 way, mixture = pipe.recv()

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from giornata.planning.controls import control_work
-from giornata.planning.operations import Operations, Shape, Work, step_work
+from giornata.planning.operations import NetworkOperations, SequenceShape, StepWork, step_work
 from giornata.wire.adapters import ControlWork
 from giornata.wire.models import ModelCard
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 
 QUICK_SCALES: Final = (0.5, 1.0)
 SCALES: Final = (0.5, 0.75, 1.0, 1.5)
@@ -43,7 +43,7 @@ class RowSize:
     width: int
     text: int
     """Text tokens of each sequence."""
-    modes: tuple[Mode, ...]
+    modes: tuple[BlockMode, ...]
     """The mode of every block."""
     ratio: float = 1.0
     """Ratio of mask to picture; 1 for a row without a region, whose modes are all `full`."""
@@ -84,7 +84,7 @@ class RowSize:
         return min(height, self.height - 1), min(width, self.width - 1)
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[SequenceShape, ...]:
         """Shapes of its sequences."""
         (height, width), tokens = self.box, self.height * self.width + self.companions
         computed = tokens if self.ratio == 1 else height * width
@@ -92,7 +92,7 @@ class RowSize:
         control = self.control_work and control_work(
             self.control_work, text=self.text, image=self.height * self.width, sequences=sequences
         )
-        shape = Shape(
+        shape = SequenceShape(
             self.text,
             tokens,
             computed,
@@ -109,20 +109,20 @@ class RowSize:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class StepShape:
     """The rows of one step."""
 
     rows: tuple[RowSize, ...]
 
-    def beside(self, companions: TokensBeside, prefix: TokensBeside) -> Mixture:
+    def beside(self, companions: TokensBeside, prefix: TokensBeside) -> StepShape:
         """:meth:`RowSize.beside` of every row."""
-        return Mixture(tuple(row.beside(companions, prefix) for row in self.rows))
+        return StepShape(tuple(row.beside(companions, prefix) for row in self.rows))
 
-    def adapted(self, lora_weights: float, work: ControlWork | None) -> Mixture:
+    def adapted(self, lora_weights: float, work: ControlWork | None) -> StepShape:
         """:meth:`RowSize.adapted` of every row."""
-        return Mixture(tuple(row.adapted(lora_weights, work) for row in self.rows))
+        return StepShape(tuple(row.adapted(lora_weights, work) for row in self.rows))
 
-    def work(self, operations: Operations) -> Work:
+    def work(self, operations: NetworkOperations) -> StepWork:
         """What the whole step computes in a network of these operations."""
         sequences = [(shape, row.modes) for row in self.rows for shape in row.shapes]
         sets = {row.lora for row in self.rows if row.lora}
@@ -135,7 +135,7 @@ class Mixture:
 
 
 @dataclass(frozen=True)
-class Extent:
+class ProfileScope:
     """Within what a profile measures."""
 
     card: ModelCard
@@ -145,7 +145,7 @@ class Extent:
     tokens: int
     """Most tokens of a step with more than one row."""
     quick: bool = False
-    modes: tuple[Mode, ...] = (Mode.HIDDEN, Mode.KV)
+    modes: tuple[BlockMode, ...] = (BlockMode.HIDDEN, BlockMode.KV)
     """In which blocks take from a template; where any of them may be projected, each block has a mode of its own."""
     joint: bool = True
     """Whether text passes the blocks beside the picture."""
@@ -188,21 +188,21 @@ class Extent:
         return min(self.tokens, PICTURES * own)
 
 
-def mixtures(extent: Extent, seed: int) -> tuple[Mixture, ...]:
+def mixtures(extent: ProfileScope, seed: int) -> tuple[StepShape, ...]:
     """What is to be measured.
 
     Rows of one size in growing numbers, single rows of every mode, rows with one set of LoRAs and with many, rows of
     which all or half have a ControlNet, and random batches.
     """
-    full, kv = (Mode.FULL,) * extent.blocks, (Mode.KV,) * extent.blocks
+    full, kv = (BlockMode.FULL,) * extent.blocks, (BlockMode.KV,) * extent.blocks
     text, ratio = extent.texts[-1], extent.ratios[len(extent.ratios) // 2]
     swept = [
-        Mixture((RowSize(height, width, text, modes, share),) * count)
+        StepShape((RowSize(height, width, text, modes, share),) * count)
         for height, width in extent.grids
         for modes, share in ((full, 1.0), (kv, ratio))
         for count in extent.counts
     ]
-    single = [Mixture((size,)) for size in masked_sizes(extent)]
+    single = [StepShape((size,)) for size in masked_sizes(extent)]
     small, large, most = extent.grids[0], extent.grids[-2], extent.counts[-1]
     sizes = [
         (size, count)
@@ -210,29 +210,29 @@ def mixtures(extent: Extent, seed: int) -> tuple[Mixture, ...]:
         for size in (RowSize(height, width, text, full), RowSize(height, width, text, kv, ratio))
     ]
     adapted = [
-        Mixture(tuple(replace(size, lora=lora) for lora in sets))
+        StepShape(tuple(replace(size, lora=lora) for lora in sets))
         for size, count in sizes
         for sets in dict.fromkeys(((1,) * count, _spread(count)))
     ]
     controlled = [
-        Mixture(tuple(replace(size, controlled=row < acting) for row in range(count)))
+        StepShape(tuple(replace(size, controlled=row < acting) for row in range(count)))
         for size, count in sizes
         for acting in sorted({(count + 1) // 2, count})
         if extent.controls
     ]
     chance = random.Random(seed)  # noqa: S311 - a design, not a secret
     drawn = [
-        Mixture(tuple(_row(extent, chance) for _ in range(chance.randint(1, extent.counts[-1]))))
+        StepShape(tuple(_row(extent, chance) for _ in range(chance.randint(1, extent.counts[-1]))))
         for _ in range(QUICK_RANDOM if extent.quick else RANDOM)
     ]
     every = dict.fromkeys((*swept, *single, *adapted, *controlled, *drawn))
     return tuple(one for one in every if len(one.rows) == 1 or one.length <= extent.most_tokens)
 
 
-def plain(extent: Extent, seed: int, *, guided: bool = False) -> tuple[Mixture, ...]:
+def plain(extent: ProfileScope, seed: int, *, guided: bool = False) -> tuple[StepShape, ...]:
     """Those of :func:`mixtures` without adapters, which pools compute; all rows are `guided` where that is asked."""
     found = [
-        Mixture(tuple(replace(row, guided=True) for row in mixture.rows)) if guided else mixture
+        StepShape(tuple(replace(row, guided=True) for row in mixture.rows)) if guided else mixture
         for mixture in mixtures(extent, seed)
         if not any(row.lora or row.controlled for row in mixture.rows)
     ]
@@ -247,7 +247,7 @@ def _spread(rows: int) -> tuple[int, ...]:
     return tuple(1 + row * sets // rows for row in range(rows))
 
 
-def masked_sizes(extent: Extent) -> tuple[RowSize, ...]:
+def masked_sizes(extent: ProfileScope) -> tuple[RowSize, ...]:
     """Rows of every picture and mask that take one form in all blocks; slabs of both kinds are loaded for them."""
     return tuple(
         RowSize(height, width, extent.texts[-1], (mode,) * extent.blocks, ratio)
@@ -262,13 +262,13 @@ def unlike(size: RowSize) -> RowSize:
     return replace(size, height=size.height + 1, text=size.text - size.text // 2)
 
 
-def _row(extent: Extent, chance: random.Random) -> RowSize:
+def _row(extent: ProfileScope, chance: random.Random) -> RowSize:
     height, width = chance.choice(extent.grids)
-    apart = (None,) if Mode.HIDDEN in extent.modes else ()
-    modes = chance.choice((*((mode,) * extent.blocks for mode in (Mode.FULL, *extent.modes)), *apart))
+    apart = (None,) if BlockMode.HIDDEN in extent.modes else ()
+    modes = chance.choice((*((mode,) * extent.blocks for mode in (BlockMode.FULL, *extent.modes)), *apart))
     if modes is None:  # every block for itself, as a planner may want it
-        modes = tuple(chance.choice(list(Mode)) for _ in range(extent.blocks))
-    whole = set(modes) == {Mode.FULL}
+        modes = tuple(chance.choice(list(BlockMode)) for _ in range(extent.blocks))
+    whole = set(modes) == {BlockMode.FULL}
     guided = extent.card.takes_negative_prompt and chance.random() < 0.25
     ratio = 1.0 if whole else chance.choice(extent.ratios)
     return RowSize(height, width, chance.choice(extent.texts), modes, ratio, guided)

@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Final
 
 from giornata.planning.costs import LOAD
-from giornata.planning.degrees import Way
+from giornata.planning.degrees import StepParallelism
 from giornata.planning.operations import COMPUTE
 from giornata.planning.profiles import Profile
-from giornata.planning.regression import Fit
+from giornata.planning.regression import LinearFit
 from giornata_denoiser.profiling import making
 from giornata_denoiser.profiling.mixtures import RowSize
 
@@ -32,20 +32,22 @@ UNITS: Final = {
 
 def report(
     profile: Profile,
-    measured: making.Measurements,
-    spread: Mapping[Way, making.Measurements] = MappingProxyType({}),
+    measured: making.ProfileMeasurements,
+    spread: Mapping[StepParallelism, making.ProfileMeasurements] = MappingProxyType({}),
 ) -> str:
     """Lines for a terminal; `spread` is what several devices computed."""
     return "\n".join(_lines(profile, measured, spread)) + "\n"
 
 
-def named(way: Way) -> str:
+def named(way: StepParallelism) -> str:
     """What a way is called."""
     return f"degree {way.degree}{', guidance halves' if way.halves else ''}"
 
 
 def _lines(
-    profile: Profile, measured: making.Measurements, spread: Mapping[Way, making.Measurements]
+    profile: Profile,
+    measured: making.ProfileMeasurements,
+    spread: Mapping[StepParallelism, making.ProfileMeasurements],
 ) -> Iterator[str]:
     yield f"{profile.model} ({profile.model_digest[:12]}, {profile.dtype}) on {profile.device}"
     yield ""
@@ -59,7 +61,7 @@ def _lines(
     yield f"Memory: {profile.activation_bytes / 1024:.1f} KiB a computed token"
 
 
-def _computing(title: str, fit: Fit, measured: making.Measurements) -> Iterator[str]:
+def _computing(title: str, fit: LinearFit, measured: making.ProfileMeasurements) -> Iterator[str]:
     yield from _table(title, fit, making.unseen(COMPUTE, measured.step_samples))
     worst = max(
         zip(measured.steps, making.predictions(fit, measured.step_samples), strict=True),
@@ -70,7 +72,7 @@ def _computing(title: str, fit: Fit, measured: making.Measurements) -> Iterator[
     yield ""
 
 
-def _table(title: str, fit: Fit, unseen: Fit) -> Iterator[str]:
+def _table(title: str, fit: LinearFit, unseen: LinearFit) -> Iterator[str]:
     """`unseen` grades predictions of samples that were left out of the fit."""
     yield f"{title}: R² {fit.r2:.4f} over {fit.samples} sizes, {unseen.r2:.4f} on sizes not seen"
     for name, weight in zip(fit.names, fit.weights, strict=True):
@@ -83,7 +85,7 @@ def _table(title: str, fit: Fit, unseen: Fit) -> Iterator[str]:
     )
 
 
-def _told(one: making.Predicted) -> str:
+def _told(one: making.FittedSample) -> str:
     return f"{one.predicted_ms:.3f} ms predicted, {one.measured_ms:.3f} ms measured ({one.error:+.0%})"
 
 

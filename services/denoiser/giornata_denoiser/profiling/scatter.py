@@ -8,10 +8,10 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from giornata_denoiser.profiling.making import Predicted
+from giornata_denoiser.profiling.making import FittedSample
 
 
-def scatter(path: Path, title: str, points: Sequence[Predicted]) -> None:
+def scatter(path: Path, title: str, points: Sequence[FittedSample]) -> None:
     """Write an SVG file with logarithmic axes in ms; predictions are exact on the dashed line."""
     figure = Figure(figsize=(5, 5), layout="constrained")
     axes = figure.add_subplot(title=title, xlabel="measured, ms", ylabel="predicted, ms", aspect="equal")

@@ -10,7 +10,7 @@ from typing import Final
 
 from torch import Tensor
 
-from giornata_denoiser.rows.stored import Stored
+from giornata_denoiser.rows.stored import StoredTensor
 
 LEAST: Final = 0.25
 """The noise level below which differences shrink no more."""
@@ -31,12 +31,12 @@ class Correction:
     take the one that an earlier edit learned; decision records 0009 and 0024 have the measurements.
     """
 
-    deltas: Mapping[tuple[int, str], Stored]
+    deltas: Mapping[tuple[int, str], StoredTensor]
     """(outside, channels) each: what is added to a part of a block at the highest noise level."""
     group: str = ""
     """The processes of which this one has learned a part of it, and none the rest; empty where it is whole."""
 
-    def of(self, block: int, part: str) -> Stored | None:
+    def of(self, block: int, part: str) -> StoredTensor | None:
         """What is added to this part of a block; None where it kept no such part."""
         return self.deltas.get((block, part))
 

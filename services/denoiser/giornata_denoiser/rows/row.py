@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from giornata.packed.region import Region
-from giornata.planning.operations import Shape
+from giornata.planning.operations import SequenceShape
 from giornata.scheduling.batch import RowKey
 from giornata.wire.jobs import Priority
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.rows.adapters import NONE, Adapters
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.snapshot import Snapshot, exported
-from giornata_denoiser.rows.step_cache import Expansion, TaylorRule
-from giornata_denoiser.rows.template import Entry, Recording
-from giornata_denoiser.rows.track import Track
+from giornata_denoiser.rows.step_cache import TaylorExpansion, TaylorRule
+from giornata_denoiser.rows.template import CachedTemplate, Entry
+from giornata_denoiser.rows.track import SamplerTable
 
 
 class Prompt(Protocol):
@@ -46,7 +46,7 @@ class Prompt(Protocol):
 class RecordingSpec:
     """What steps that are recorded keep of every block."""
 
-    forms: frozenset[Form]
+    forms: frozenset[CacheForm]
     bits: int
     """See :mod:`giornata_denoiser.rows.stored`."""
     first_block: int = 0
@@ -66,7 +66,7 @@ class Row:
     key: RowKey
     grid: tuple[int, int]
     """Height and width of the latent in tokens."""
-    track: Track
+    track: SamplerTable
     step: int
     """Steps already computed."""
     latent: Tensor
@@ -98,7 +98,7 @@ class Row:
     """What its ControlNets see, by ControlNet: (tokens, channels), or pixels (3, height, width)."""
     region: Region | None = None
     """What of the picture is computed; None for all of it. Outside, the latent is the noised picture's."""
-    template: Recording | None = None
+    template: CachedTemplate | None = None
     """What the outside tokens' activations are taken from; without one, or an entry of this noise level, everything is
     computed. Read only where there is a region."""
     tolerance: float = 1.0
@@ -120,7 +120,7 @@ class Row:
     """Whether it has made a step here."""
     step_cache: TaylorRule | None = None
     """By which some of its steps are not computed; None for none."""
-    cached: Expansion | None = None
+    cached: TaylorExpansion | None = None
     """What it remembers of computed steps for that, where its latent is; None of a row that begins or goes on here."""
     records: RecordingSpec | None = None
     """What its steps leave behind: all steps of a template run; of an edit without a template, those in full."""
@@ -197,11 +197,11 @@ class Row:
         )
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> tuple[SequenceShape, ...]:
         """The sequences' shapes in its next step, where everything that it takes is here; for the cost model."""
         return self.shaped(padding_kept=self.begun and self.masked)
 
-    def shaped(self, *, padding_kept: bool) -> tuple[Shape, ...]:
+    def shaped(self, *, padding_kept: bool) -> tuple[SequenceShape, ...]:
         """The sequences' shapes in a step that takes the padding that the row keeps, or computes all text."""
         padding = self.padding if padding_kept else (0,) * len(self.prompts)
         tokens = self.block_tokens
@@ -209,7 +209,7 @@ class Row:
         low_rank = self.adapters.low_rank(self.step)
         segment = 1 / len(self.prompts) if low_rank else 0.0
         return tuple(
-            Shape(
+            SequenceShape(
                 prompt.joint_tokens,
                 tokens,
                 computed,
@@ -225,12 +225,12 @@ class Row:
         )
 
     @property
-    def joining(self) -> tuple[Shape, ...]:
+    def joining(self) -> tuple[SequenceShape, ...]:
         """The shapes of the prefixes, as sequences of their own, that its next step computes: its first one here."""
         if self.begun:
             return ()
         low_rank = self.adapters.low_rank(self.step)
-        return tuple(Shape(0, tokens, tokens, low_rank=low_rank) for tokens in self.prefix if tokens)
+        return tuple(SequenceShape(0, tokens, tokens, low_rank=low_rank) for tokens in self.prefix if tokens)
 
     @property
     def _prefixes(self) -> tuple[int, ...]:
@@ -299,7 +299,7 @@ class Row:
         entry: Entry | None = None,
         corrections: tuple[Correction, ...] | None = None,
         degree: int = 1,
-        cached: Expansion | None = None,
+        cached: TaylorExpansion | None = None,
     ) -> Row:
         """The row after one more step by so many devices, which may have left an entry, or taught its corrections."""
         return replace(

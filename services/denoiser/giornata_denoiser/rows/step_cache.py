@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from giornata.wire.requests import EditParameters
-from giornata.wire.step_caches import Extrapolation, StepCache
+from giornata.wire.step_caches import StepCache, TaylorSeerSchedule
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class TaylorRule:
     `use_lite_mode`, and the same steps.
     """
 
-    steps: Extrapolation
+    steps: TaylorSeerSchedule
     """Which of the steps that the row makes here are computed."""
     order: int
     """Order of the highest finite difference."""
@@ -31,11 +31,11 @@ def rule_of(resolved: EditParameters) -> TaylorRule | None:
     order = resolved.step_cache_order
     if resolved.step_cache is StepCache.OFF or interval is None or warmup is None or order is None:
         return None
-    return TaylorRule(Extrapolation(interval, warmup), order)
+    return TaylorRule(TaylorSeerSchedule(interval, warmup), order)
 
 
 @dataclass(frozen=True, eq=False)
-class Expansion:
+class TaylorExpansion:
     """A row's outputs of the network, extrapolated by finite differences."""
 
     began: int
@@ -60,11 +60,11 @@ class Expansion:
         return found
 
 
-def expanded(before: Expansion | None, step: int, output: Tensor, order: int) -> Expansion:
+def expanded(before: TaylorExpansion | None, step: int, output: Tensor, order: int) -> TaylorExpansion:
     """`before` with the output, (sequences, computed, channels), of a computed step; made again where shapes differ."""
     factors = [output.float()]
     if before is not None and before.factors[0].shape == output.shape:
         for known in before.factors[:order]:
             factors.append((factors[-1] - known) / (step - before.step))
-        return Expansion(before.began, step, tuple(factors))
-    return Expansion(step, step, tuple(factors))
+        return TaylorExpansion(before.began, step, tuple(factors))
+    return TaylorExpansion(step, step, tuple(factors))

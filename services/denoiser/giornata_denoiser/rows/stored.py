@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from giornata.packed.pages import Levels
+from giornata.packed.pages import QuantisedTensor
 from giornata.wire.blocks import MOMENTS
 from giornata_denoiser.choices import BITS, EXACT
 
@@ -18,7 +18,7 @@ ALIGNMENT: Final = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoredTensor:
     """One (tokens, channels) tensor.
 
     Quantised channels are affine: value = low + level * scale, each channel (of each head) with its own, since keys
@@ -57,9 +57,9 @@ class Stored:
         return (self.data, *(part for part in (self.scale, self.low) if part is not None))
 
     @property
-    def levels(self) -> Levels:
+    def levels(self) -> QuantisedTensor:
         """The same as kernels read it."""
-        return Levels(self.data, self.scale, self.low)
+        return QuantisedTensor(self.data, self.scale, self.low)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -71,19 +71,19 @@ class Stored:
         """Channels of every token."""
         return (self.data if self.scale is None else self.scale).shape[-1]
 
-    def to(self, device: torch.device) -> Stored:
+    def to(self, device: torch.device) -> StoredTensor:
         """The same on `device`; the copy is asynchronous from pinned memory."""
         return self.each(lambda part: part.to(device, non_blocking=True))
 
-    def pinned(self) -> Stored:
+    def pinned(self) -> StoredTensor:
         """The same in pinned host memory, from which copies to a CUDA device are asynchronous."""
         return self.each(lambda part: part.cpu().pin_memory())
 
-    def rows(self, index: Tensor) -> Stored:
+    def rows(self, index: Tensor) -> StoredTensor:
         """The tokens `index` (n,), int64, alone."""
-        return Stored(self.data.index_select(0, index), self.scale, self.low)
+        return StoredTensor(self.data.index_select(0, index), self.scale, self.low)
 
-    def narrowed(self, channels: Sequence[slice]) -> Stored:
+    def narrowed(self, channels: Sequence[slice]) -> StoredTensor:
         """These ranges of channels alone, one behind the other: views where there is one and it is not in 4 bits.
 
         In 4 bits they are packed again: their first half in the low nibbles.
@@ -93,12 +93,12 @@ class Stored:
         """
         scale, low = (None if part is None else _ranges(part, channels) for part in (self.scale, self.low))
         if self.bits != 4:
-            return Stored(_ranges(self.data, channels), scale, low)
+            return StoredTensor(_ranges(self.data, channels), scale, low)
         levels = torch.cat([self._unpacked(span) for span in channels], dim=1)
         if levels.shape[1] % 2:
             raise ValueError(f"received {levels.shape[1]} channels in 4 bits; accepted are even numbers")
         first, second = levels.chunk(2, dim=1)
-        return Stored(first | (second << 4), scale, low)
+        return StoredTensor(first | (second << 4), scale, low)
 
     def _unpacked(self, channels: slice) -> Tensor:
         """(tokens, channels) uint8: the levels in 4 bits of a range of channels."""
@@ -107,16 +107,16 @@ class Stored:
         high = self.data[:, max(channels.start - half, 0) : max(channels.stop - half, 0)] >> 4
         return torch.cat((low, high), dim=1)
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Stored:
+    def each(self, change: Callable[[Tensor], Tensor]) -> StoredTensor:
         """The same with every tensor changed."""
         scale, low = (None if part is None else change(part) for part in (self.scale, self.low))
-        return Stored(change(self.data), scale, low)
+        return StoredTensor(change(self.data), scale, low)
 
-    def scaled(self, factor: float) -> Stored:
+    def scaled(self, factor: float) -> StoredTensor:
         """The same with all values so many times as large."""
         if self.scale is None or self.low is None:
-            return Stored(self.data * factor)
-        return Stored(self.data, self.scale * factor, self.low * factor)
+            return StoredTensor(self.data * factor)
+        return StoredTensor(self.data, self.scale * factor, self.low * factor)
 
     def gather(self, index: Tensor, out: Tensor) -> None:
         """Write the tokens `index` (n,), int64, into `out` (n, channels); all on this tensor's device."""
@@ -179,7 +179,7 @@ def stored_bytes(tokens: int, channels: int, bits: int, itemsize: int) -> int:
     return tokens * channels * bits // 8 + 2 * channels * torch.float32.itemsize
 
 
-def store(tensor: Tensor, bits: int) -> Stored:
+def store(tensor: Tensor, bits: int) -> StoredTensor:
     """A copy of (tokens, channels) in `bits`, on its device.
 
     Raises:
@@ -190,7 +190,7 @@ def store(tensor: Tensor, bits: int) -> Stored:
             f"received {bits} bits for {tensor.shape[1]} channels; accepted are 0, 8, and 4 for even numbers"
         )
     if bits == EXACT:
-        return Stored(tensor.detach().clone(memory_format=torch.contiguous_format))
+        return StoredTensor(tensor.detach().clone(memory_format=torch.contiguous_format))
     values = tensor.detach().float()
     shown = values if len(values) else values.new_zeros(1, values.shape[1])  # a share may have no token
     low, high = shown.amin(dim=0), shown.amax(dim=0)
@@ -199,4 +199,4 @@ def store(tensor: Tensor, bits: int) -> Stored:
     if bits == 4:
         first, second = levels.chunk(2, dim=1)
         levels = first | (second << 4)
-    return Stored(levels, scale, low)
+    return StoredTensor(levels, scale, low)

@@ -14,57 +14,57 @@ from torch import Tensor
 
 from giornata.packed.region import Region
 from giornata.wire.blocks import PARTS
-from giornata.wire.values import Mode
-from giornata_denoiser.rows.stored import Stored, pinned
+from giornata.wire.values import BlockMode
+from giornata_denoiser.rows.stored import StoredTensor, pinned
 
 FILE_BYTES: Final = 512
 """Most that a template's file takes for one tensor of a block beside its bytes."""
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class CachedBlock:
     """What one block kept at one noise level: all, one form, or nothing."""
 
-    key: Stored | None = None
+    key: StoredTensor | None = None
     """(tokens, heads * head_dim)"""
-    value: Stored | None = None
+    value: StoredTensor | None = None
     """As `key`."""
-    hidden: Stored | None = None
+    hidden: StoredTensor | None = None
     """(tokens, inner_dim)"""
-    border: Stored | None = None
+    border: StoredTensor | None = None
     """(tokens, channels): of a convolution's input the cells at the border of each token."""
-    moments: Stored | None = None
+    moments: StoredTensor | None = None
     """(tokens, channels): of a group norm's input each token's means and sums of squared differences; exact."""
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Kept:
+    def each(self, change: Callable[[Tensor], Tensor]) -> CachedBlock:
         """The same with every tensor of what was kept changed."""
-        return Kept(**{name: part and part.each(change) for name, part in vars(self).items()})
+        return CachedBlock(**{name: part and part.each(change) for name, part in vars(self).items()})
 
-    def taken(self, mode: Mode) -> tuple[Stored, ...]:
+    def taken(self, mode: BlockMode) -> tuple[StoredTensor, ...]:
         """The kept parts that a block in `mode` takes."""
         return tuple(part for _, part in self.named(mode))
 
-    def named(self, mode: Mode) -> Iterator[tuple[str, Stored]]:
+    def named(self, mode: BlockMode) -> Iterator[tuple[str, StoredTensor]]:
         """The same with their names."""
         parts = ((name, self.part(name)) for name in PARTS[mode])
         return ((name, part) for name, part in parts if part is not None)
 
-    def part(self, name: str) -> Stored | None:
+    def part(self, name: str) -> StoredTensor | None:
         """The part of this name; None where it was not kept."""
-        found: Stored | None = getattr(self, name)
+        found: StoredTensor | None = getattr(self, name)
         return found
 
     @property
-    def parts(self) -> Iterator[Stored]:
+    def parts(self) -> Iterator[StoredTensor]:
         """The parts that were kept."""
         return (part for part in vars(self).values() if part is not None)
 
     @property
-    def cheapest(self) -> Mode:
+    def cheapest(self) -> BlockMode:
         """The mode that computes least of what was kept."""
-        if self.taken(Mode.KV):
-            return Mode.KV
-        return Mode.FULL if self.hidden is None else Mode.HIDDEN
+        if self.taken(BlockMode.KV):
+            return BlockMode.KV
+        return BlockMode.FULL if self.hidden is None else BlockMode.HIDDEN
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +72,10 @@ class Entry:
     """One noise level of a template run."""
 
     level: float
-    blocks: tuple[Kept, ...]
+    blocks: tuple[CachedBlock, ...]
 
     @cached_property
-    def modes(self) -> tuple[Mode, ...]:
+    def modes(self) -> tuple[BlockMode, ...]:
         """The modes that compute least, if everything that was kept is here.
 
         A block that kept nothing computes in full; where the outside tokens' hidden state is gone by then, so must all
@@ -83,18 +83,18 @@ class Entry:
         """
         modes = [kept.cheapest for kept in self.blocks]
         for block in range(len(modes) - 1, 0, -1):
-            if modes[block] is Mode.FULL and self.blocks[block].hidden is None:
-                modes[block - 1] = Mode.FULL
+            if modes[block] is BlockMode.FULL and self.blocks[block].hidden is None:
+                modes[block - 1] = BlockMode.FULL
         return tuple(modes)
 
     @cached_property
-    def channels(self) -> Mapping[Mode, NDArray[np.int64]]:
+    def channels(self) -> Mapping[BlockMode, NDArray[np.int64]]:
         """(blocks,) of each form: the channels a token of what each block kept; 0 where it kept no such form."""
         return {
             mode: np.array(
                 [sum(part.channels for part in kept.taken(mode)) for kept in self.blocks], np.int64
             )
-            for mode in (Mode.KV, Mode.HIDDEN)
+            for mode in (BlockMode.KV, BlockMode.HIDDEN)
         }
 
     def pinned(self) -> Entry:
@@ -110,7 +110,7 @@ class Entry:
 
 
 @dataclass(frozen=True, eq=False)
-class Recording:
+class CachedTemplate:
     """The entries of one template run, or of an edit that found none."""
 
     id: str
@@ -146,8 +146,8 @@ class Recording:
         noise[where.computed] = own[where.computed]
         return noise
 
-    def pinned(self) -> Recording:
-        """The same in pinned host memory; see :meth:`giornata_denoiser.rows.stored.Stored.pinned`."""
+    def pinned(self) -> CachedTemplate:
+        """The same in pinned host memory; see :meth:`giornata_denoiser.rows.stored.StoredTensor.pinned`."""
         return replace(self, entries=tuple(entry.pinned() for entry in self.entries))
 
     def at(self, level: float, tolerance: float = 1.0) -> Entry | None:

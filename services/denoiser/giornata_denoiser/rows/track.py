@@ -16,7 +16,7 @@ STATES: Final = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Track:
+class SamplerTable:
     """The table of one sampler, made once by a family's schedule; float32 tensors on the CPU.
 
     A row's states are its latent, and what its solver remembers of earlier steps: the memory.

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import torch
 
 from giornata.packed.region import Region, united
-from giornata.residency.ledger import Ledger
+from giornata.residency.ledger import EvictionLedger
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.templates.host import ORDINARY, HostMemory
@@ -20,13 +20,13 @@ TRIED: Final = 32
 """So many of a recording's corrections are tried for a mask that is new."""
 
 
-class _Kept(NamedTuple):
+class _CorrectionEntry(NamedTuple):
     region: Region
     """Outside of which it corrects."""
     corrections: Corrections
 
 
-class KeptCorrections:
+class CorrectionCache:
     """Corrections by recording, mask, number of sequences, and LoRAs under which they were learned.
 
     They are in host memory; the least recently used go first. `under` is what
@@ -38,8 +38,8 @@ class KeptCorrections:
 
     def __init__(self, budget_bytes: int, *, host: HostMemory = ORDINARY) -> None:
         self._lock = threading.Lock()
-        self._ledger = Ledger(budget_bytes)
-        self._kept: dict[str, _Kept] = {}
+        self._ledger = EvictionLedger(budget_bytes)
+        self._kept: dict[str, _CorrectionEntry] = {}
         self._claimed: set[str] = set()
         self._host = host
         self.served = 0
@@ -92,11 +92,11 @@ class KeptCorrections:
             with self._lock:
                 self.served += 1
                 if source in self._kept:  # else its template was removed meanwhile
-                    self._enter(_name(recording_id, region, sequences, under), _Kept(region, made))
+                    self._enter(_name(recording_id, region, sequences, under), _CorrectionEntry(region, made))
             return made
         return None
 
-    def _latest(self, recording_id: str, sequences: int, under: str) -> list[tuple[str, _Kept]]:
+    def _latest(self, recording_id: str, sequences: int, under: str) -> list[tuple[str, _CorrectionEntry]]:
         """What is kept for rows of so many sequences, the last used :data:`TRIED`, the latest first."""
         prefix, suffix = f"{recording_id}/", f"/{sequences}/{under}"
         with self._lock:
@@ -128,12 +128,12 @@ class KeptCorrections:
         with self._lock:
             if name in self._claimed:
                 self._claimed.discard(name)
-                self._enter(name, _Kept(row.region, corrections))
+                self._enter(name, _CorrectionEntry(row.region, corrections))
 
     def _placed(self, corrections: Corrections) -> Corrections:
         return tuple(map(self._host.correction, corrections))
 
-    def _enter(self, name: str, kept: _Kept) -> None:
+    def _enter(self, name: str, kept: _CorrectionEntry) -> None:
         """Keep it, within the budget; the caller holds the lock."""
         self._kept[name] = kept
         for gone in self._ledger.add(name, _size_bytes(kept.corrections)):

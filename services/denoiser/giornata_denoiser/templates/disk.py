@@ -26,10 +26,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from giornata.residency.ledger import Ledger
+from giornata.residency.ledger import EvictionLedger
 from giornata.wire.workers import LoadSample, Tier
-from giornata_denoiser.rows.stored import Stored
-from giornata_denoiser.rows.template import Entry, Kept, Recording
+from giornata_denoiser.rows.stored import StoredTensor
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
 from giornata_denoiser.templates.host import HostMemory
 
 FORMAT: Final = 1
@@ -41,11 +41,11 @@ PART: Final = ".template.part"
 log = structlog.get_logger(__name__)
 
 
-class NotARecording(Exception):
+class TemplateFileInvalid(Exception):
     """A file is truncated, changed, of another format or of something else."""
 
 
-class Disk:
+class TemplateDiskTier:
     """Files of recordings, by the recording's id.
 
     A file is checked when it is first opened, and again only when another file has its name: a return from disk costs
@@ -68,7 +68,7 @@ class Disk:
         host: HostMemory,
         told: Callable[[LoadSample], object],
     ) -> None:
-        self.ledger = Ledger(budget_bytes)
+        self.ledger = EvictionLedger(budget_bytes)
         """Sizes of the files, by recording."""
         self._folder, self._lock, self._host, self._told = folder, lock, host, told
         self._checked: dict[str, tuple[int, int, int]] = {}
@@ -76,7 +76,7 @@ class Disk:
         if folder is not None:
             self._take_over(folder)
 
-    def put(self, recording: Recording) -> int:
+    def put(self, recording: CachedTemplate) -> int:
         """Write `recording`; returns how many others had to go for it.
 
         Raises:
@@ -106,11 +106,11 @@ class Disk:
             with suppress(OSError), self._path(recording_id).open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
-    def read(self, recording_id: str) -> Recording | None:
+    def read(self, recording_id: str) -> CachedTemplate | None:
         """The recording in a file; None where the file cannot be read, or holds none and is removed."""
         try:
             return self._opened(self._path(recording_id), recording_id)
-        except (NotARecording, OSError) as error:
+        except (TemplateFileInvalid, OSError) as error:
             log.warning("template_dropped", template=recording_id, error=str(error))
             with self._lock:
                 self.forget(recording_id)
@@ -119,7 +119,7 @@ class Disk:
             log.exception("template_not_read", template=recording_id)
         return None
 
-    def _opened(self, path: Path, recording_id: str) -> Recording:
+    def _opened(self, path: Path, recording_id: str) -> CachedTemplate:
         began_s = time.perf_counter()
         found = path.stat()
         stamp = found.st_ino, found.st_size, found.st_mtime_ns
@@ -146,7 +146,7 @@ class Disk:
                 self.unlink(name)
 
 
-def write(recording: Recording, path: Path) -> int:
+def write(recording: CachedTemplate, path: Path) -> int:
     """Write `recording` to `path`, whole or not at all; returns the file's size in bytes.
 
     Raises:
@@ -175,7 +175,7 @@ def write(recording: Recording, path: Path) -> int:
     return size
 
 
-def read(path: Path, recording_id: str, *, checked: bool = False) -> Recording:
+def read(path: Path, recording_id: str, *, checked: bool = False) -> CachedTemplate:
     """The recording of this id in `path`, mapped; every byte is checked, unless this very file was `checked` before.
 
     Raises:
@@ -191,13 +191,13 @@ def read(path: Path, recording_id: str, *, checked: bool = False) -> Recording:
         whole = ours and (checked or found == _checksum(header, tensors))
         recording = _recording(header, tensors) if whole else None
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise NotARecording(f"{path} is no recording: {error}") from error
+        raise TemplateFileInvalid(f"{path} is no recording: {error}") from error
     if recording is None:
-        raise NotARecording(f"{path} was changed, or is of another version or recording")
+        raise TemplateFileInvalid(f"{path} was changed, or is of another version or recording")
     return recording
 
 
-def _named(recording: Recording) -> Iterator[tuple[str, Tensor]]:
+def _named(recording: CachedTemplate) -> Iterator[tuple[str, Tensor]]:
     for number, entry in enumerate(recording.entries):
         for block, kept in enumerate(entry.blocks):
             for part, stored in vars(kept).items():
@@ -206,22 +206,22 @@ def _named(recording: Recording) -> Iterator[tuple[str, Tensor]]:
                         yield f"{number}.{block}.{part}.{name}", tensor
 
 
-def _recording(header: dict[str, str], tensors: dict[str, Tensor]) -> Recording:
+def _recording(header: dict[str, str], tensors: dict[str, Tensor]) -> CachedTemplate:
     """The inverse of :func:`_named`."""
-    kept: dict[tuple[int, int], dict[str, Stored]] = {}
+    kept: dict[tuple[int, int], dict[str, StoredTensor]] = {}
     ordered = sorted(tensors, key=lambda name: name.rpartition(".")[0])
     for place, names in groupby(ordered, key=lambda name: name.rpartition(".")[0]):
         number, block, part = place.split(".")
-        stored = Stored(**{name.rpartition(".")[2]: tensors[name] for name in names})
+        stored = StoredTensor(**{name.rpartition(".")[2]: tensors[name] for name in names})
         kept.setdefault((int(number), int(block)), {})[part] = stored
     height, width = json.loads(header["grid"])
     levels: list[float] = json.loads(header["sigmas"])
     blocks: list[int] = json.loads(header["blocks"])
     entries = tuple(
-        Entry(level, tuple(Kept(**kept.get((number, block), {})) for block in range(count)))
+        Entry(level, tuple(CachedBlock(**kept.get((number, block), {})) for block in range(count)))
         for number, (level, count) in enumerate(zip(levels, blocks, strict=True))
     )
-    return Recording(header["id"], (int(height), int(width)), entries)
+    return CachedTemplate(header["id"], (int(height), int(width)), entries)
 
 
 def _checksum(header: dict[str, str], tensors: dict[str, Tensor]) -> int:

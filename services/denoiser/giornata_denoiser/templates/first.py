@@ -7,9 +7,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
-from giornata.residency.ledger import Ledger
+from giornata.residency.ledger import EvictionLedger
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.host import ORDINARY, HostMemory
 
 EXPECTED: Final = 4096
@@ -19,14 +19,14 @@ EXPECTED: Final = 4096
 class FirstTemplates:
     """Recordings that edits have left, by name; the least recently used go first.
 
-    One shows the picture outside of what its edit repainted (:attr:`Recording.edited`), at the noise levels of that
-    edit's steps in full. They lie where `host` puts them.
+    One shows the picture outside of what its edit repainted (:attr:`CachedTemplate.edited`), at the noise levels of
+    that edit's steps in full. They lie where `host` puts them.
     """
 
     def __init__(self, budget_bytes: int, *, host: HostMemory = ORDINARY) -> None:
         self._lock = threading.Lock()
-        self._ledger = Ledger(budget_bytes)
-        self._kept: dict[str, Recording] = {}
+        self._ledger = EvictionLedger(budget_bytes)
+        self._kept: dict[str, CachedTemplate] = {}
         self._expected: OrderedDict[str, None] = OrderedDict()
         self._host = host
         self.left = 0
@@ -48,12 +48,12 @@ class FirstTemplates:
         with self._lock:
             return iter(tuple(self._ledger))
 
-    def holds(self, recording: Recording) -> bool:
+    def holds(self, recording: CachedTemplate) -> bool:
         """Whether this very recording is here."""
         with self._lock:
             return any(kept is recording for kept in self._kept.values())
 
-    def find(self, name: str) -> Recording | None:
+    def find(self, name: str) -> CachedTemplate | None:
         """What an edit has left; None where none has, or it had to go."""
         with self._lock:
             found = self._kept.get(name)
@@ -78,7 +78,7 @@ class FirstTemplates:
             raise ValueError(f"row {row.key} leaves nothing")
         name = row.records.name
         # Each has a name of its own as a recording, since what edits learn belongs to it and not to a later one.
-        left = Recording(
+        left = CachedTemplate(
             f"{name}-{row.key.job_id}",
             row.grid,
             row.entries,

@@ -7,13 +7,13 @@ from operator import methodcaller
 from typing import Final, NamedTuple
 
 from giornata_denoiser.rows.correction import Correction
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 
 
 class HostMemory(NamedTuple):
     """Puts what is kept where it is to lie. May copy, and so take long; safe in several threads."""
 
-    recording: Callable[[Recording], Recording]
+    recording: Callable[[CachedTemplate], CachedTemplate]
     correction: Callable[[Correction], Correction]
 
 

@@ -8,21 +8,21 @@ from typing import Final
 
 import torch
 
-from giornata.planning.specs import LEAST_LEVELS, Keeping, together, within
+from giornata.planning.specs import LEAST_LEVELS, TemplateRunScope, together, within
 from giornata.wire.blocks import MOMENTS, PARTS, BlockSpec
 from giornata.wire.jobs import Inspection
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.samplers import Sampler
 from giornata.wire.templates import digest_of, picture_id
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.choices import BITS, Form, Quantize
+from giornata_denoiser.choices import BITS, CacheForm, WeightQuantization
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.stored import bits_of, stored_bytes
 from giornata_denoiser.rows.template import FILE_BYTES
-from giornata_denoiser.rows.track import Track
+from giornata_denoiser.rows.track import SamplerTable
 
 RECORDER: Final = 2
 """Version of what template runs record; nothing is taken from recordings of another version."""
@@ -47,15 +47,15 @@ NEAR_TOGETHER: Final = frozenset(
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TemplateRunSpec:
     """A recording that is taken from, or made."""
 
     recording_id: str
     """The id of the picture, a dash, and a digest of how it is recorded."""
-    track: Track
+    track: SamplerTable
     """Noise levels of its run."""
     tolerance: float
-    form: Form
+    form: CacheForm
     bits: int
     """See :mod:`giornata_denoiser.rows.stored`."""
     first_block: int
@@ -72,7 +72,7 @@ def wanted(
     tenant: str,
     inspection: Inspection,
     parameters: EditParameters | None = None,
-) -> Wanted:
+) -> TemplateRunSpec:
     """The recording of a picture, which is its tenant's own.
 
     Its noise levels are the configured number of levels, or as many as fit; for an edit with `strict`, they are the
@@ -97,11 +97,11 @@ def wanted(
         track = levels(sampler=schedule.recorder, steps=kept.levels, strength=1.0)
     levels_kept = [round(level, 6) for level in track.levels.tolist()]
     guidance = checkpoint.card.embedded_guidance_scale
-    numerics = () if config.quantize is Quantize.OFF else (config.quantize,)
+    numerics = () if config.quantize is WeightQuantization.OFF else (config.quantize,)
     what = (form, bits, levels_kept, guidance, kept.first_block, *numerics)
     picture = picture_id(tenant, inspection.template_key)
     left = digest_of(RECORDER, "first", form, bits, kept.first_block, *numerics)
-    return Wanted(
+    return TemplateRunSpec(
         f"{picture}-{digest_of(RECORDER, *what)}",
         track,
         SAME if strict else ANYWHERE,
@@ -132,15 +132,17 @@ def reuses(parameters: EditParameters, family: ModelFamily) -> bool:
     return parameters.reuse is Reuse.STRICT or not together(family.specs) or sampler in NEAR_TOGETHER
 
 
-def form_of(config: DenoiserConfig, family: ModelFamily) -> Form:
+def form_of(config: DenoiserConfig, family: ModelFamily) -> CacheForm:
     """The configured form; keys and values where blocks have no use for their inputs."""
     configured = config.template_form
-    return configured if any(spec.channels([Mode(configured)]) for spec in family.specs) else Form.KV
+    return (
+        configured if any(spec.channels([BlockMode(configured)]) for spec in family.specs) else CacheForm.KV
+    )
 
 
 def keeping(
     config: DenoiserConfig, family: ModelFamily, tokens: int, levels: int, least_levels: int = LEAST_LEVELS
-) -> tuple[Keeping, int]:
+) -> tuple[TemplateRunScope, int]:
     """What fits into the configured bytes and into a tier, and in which bits.
 
     `tokens` are those of the picture and its companions. What no tier holds would be recorded at every edit. Where
@@ -150,8 +152,8 @@ def keeping(
     budget_mb = max(config.template_memory_mb, disk_mb)
     if config.template_budget_mb is not None:
         budget_mb = min(budget_mb, config.template_budget_mb)
-    mode, whole = Mode(form_of(config, family)), together(family.specs)
-    kept, bits = Keeping(0, family.depth), config.template_bits
+    mode, whole = BlockMode(form_of(config, family)), together(family.specs)
+    kept, bits = TemplateRunScope(0, family.depth), config.template_bits
     for bits in BITS[BITS.index(config.template_bits) :] if whole else (config.template_bits,):
         sizes = [_block_bytes(spec, mode, bits, tokens, family.dtype.itemsize) for spec in family.specs]
         kept = within(
@@ -161,12 +163,12 @@ def keeping(
             block_bytes=sum(sizes) if whole else max(sizes),
             least_levels=least_levels,
         )
-        if kept == Keeping(levels, 0):
+        if kept == TemplateRunScope(levels, 0):
             break
-    return (Keeping(kept.levels, kept.first_block * family.depth) if whole else kept), bits
+    return (TemplateRunScope(kept.levels, kept.first_block * family.depth) if whole else kept), bits
 
 
-def _block_bytes(spec: BlockSpec, mode: Mode, bits: int, tokens: int, itemsize: int) -> int:
+def _block_bytes(spec: BlockSpec, mode: BlockMode, bits: int, tokens: int, itemsize: int) -> int:
     """Bytes that a block keeps at one noise level, in a file."""
     return sum(
         FILE_BYTES

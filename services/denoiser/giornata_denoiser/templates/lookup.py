@@ -16,31 +16,31 @@ from giornata.wire.requests import Reuse
 from giornata.wire.templates import TemplateInputs
 from giornata_denoiser.blocks.own import renew_steps
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.config import DenoiserConfig, ReuseText
+from giornata_denoiser.config import DenoiserConfig, TextReusePolicy
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
-from giornata_denoiser.templates.corrections import KeptCorrections
-from giornata_denoiser.templates.identity import ANYWHERE, Wanted, reuses, wanted
-from giornata_denoiser.templates.registered import Registered, Registrations
-from giornata_denoiser.templates.runs import Runs, in_thread
-from giornata_denoiser.templates.store import RecordingStore
+from giornata_denoiser.rows.template import CachedTemplate
+from giornata_denoiser.templates.corrections import CorrectionCache
+from giornata_denoiser.templates.identity import ANYWHERE, TemplateRunSpec, reuses, wanted
+from giornata_denoiser.templates.registered import PendingRegistration, TemplateRegistrations
+from giornata_denoiser.templates.runs import TemplateRuns, in_thread
+from giornata_denoiser.templates.store import TemplateStore
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Reusing:
+class TemplateReuse:
     """How a job's rows reuse."""
 
     tolerance: float
     """How far the noise level of an entry may be from a row's."""
-    recording: Recording | None
+    recording: CachedTemplate | None
     """The recording that is taken from; None where there is none. The noise is the same."""
     costs: StepCosts
     """Where taking gains nothing, everything is computed."""
     renew_steps: int = 0
     """Without a recording: at most so many steps from one that is computed in full to the next; 0 computes all so."""
-    known: KeptCorrections | None = None
+    known: CorrectionCache | None = None
     """What earlier edits have learned; None where every row is to learn its own."""
     leaves: RecordingSpec | None = None
     """Without a recording: what the first row leaves for later edits; None for nothing."""
@@ -50,17 +50,17 @@ class Reusing:
     """Whether rows compute the padding of their prompts in some steps, and take what these made in the others."""
 
 
-class Lookup:
+class TemplateLookup:
     """Finds recordings for edits; tells `runs` of misses and `registrations` of registered templates that it finds."""
 
     def __init__(
         self,
         config: DenoiserConfig,
         checkpoint: Checkpoint,
-        store: RecordingStore,
+        store: TemplateStore,
         *,
-        runs: Runs,
-        registrations: Registrations,
+        runs: TemplateRuns,
+        registrations: TemplateRegistrations,
         costs: Callable[[], StepCosts],
         tasks: asyncio.TaskGroup,
     ) -> None:
@@ -69,7 +69,7 @@ class Lookup:
         self._renew_steps = renew_steps(config.renew_steps, checkpoint.family)
 
     @asynccontextmanager
-    async def held(self, request: RunRequest) -> AsyncIterator[Reusing | None]:
+    async def held(self, request: RunRequest) -> AsyncIterator[TemplateReuse | None]:
         """How the rows of `request` reuse; begins to record where nothing is recorded and should be.
 
         The recording stays in memory within the context, from when it is there.
@@ -87,7 +87,7 @@ class Lookup:
                 await self._recording(request, asked, empty_text) if asked.fits else (None, False)
             )
             # `strict` asks for the picture of full computation, as nearly as can be.
-            how = Reusing(asked.tolerance, recording, self._costs())
+            how = TemplateReuse(asked.tolerance, recording, self._costs())
             if asked.tolerance == ANYWHERE:
                 how = replace(
                     how,
@@ -95,7 +95,7 @@ class Lookup:
                     known=self._store.corrections,
                     leaves=asked.first if leaves else None,
                     room_bytes=self._store.first.budget_bytes,
-                    keeps_padding=self._config.reuse_text is ReuseText.PADDING,
+                    keeps_padding=self._config.reuse_text is TextReusePolicy.PADDING,
                 )
             yield how
 
@@ -123,18 +123,18 @@ class Lookup:
 
         self._tasks.create_task(in_thread(work), name="prefetch")
 
-    def _wanted(self, request: RunRequest | PrefetchTemplate) -> Wanted:
+    def _wanted(self, request: RunRequest | PrefetchTemplate) -> TemplateRunSpec:
         """Call it in a worker thread: noise levels take a scheduler's making."""
         job = request.job
         return wanted(self._config, self._checkpoint, job.tenant, request.inspection, job.parameters)
 
     async def _recording(
-        self, request: RunRequest, asked: Wanted, empty_text: BlobRef
-    ) -> tuple[Recording | None, bool]:
+        self, request: RunRequest, asked: TemplateRunSpec, empty_text: BlobRef
+    ) -> tuple[CachedTemplate | None, bool]:
         """The recording that an edit takes from, and whether one without it is to leave what its own steps make."""
         job, registered, anywhere = request.job, None, asked.tolerance == ANYWHERE
         if job.template_id is not None and anywhere:
-            registered = Registered(job.tenant, job.template_id, request.inspection.template_key)
+            registered = PendingRegistration(job.tenant, job.template_id, request.inspection.template_key)
         try:
             first = asked.first.name if anywhere else None
             found = await asyncio.to_thread(self._store.find, asked.recording_id, first)

@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Registered:
+class PendingRegistration:
     """A registration that waits for a recording."""
 
     tenant: str
@@ -28,14 +28,14 @@ class Registered:
     template_key: str
 
 
-class Registrations:
+class TemplateRegistrations:
     """The records of registered templates, as a worker changes them."""
 
     def __init__(self, records: TemplateRecords, worker: str) -> None:
         self._records, self._worker = records, worker
 
     async def report(
-        self, registered: Registered, outcome: int | GiornataError, *, only_waiting: bool = False
+        self, registered: PendingRegistration, outcome: int | GiornataError, *, only_waiting: bool = False
     ) -> None:
         """Write how many bytes are recorded, or why nothing is; with `only_waiting`, unless the record is settled."""
 
@@ -54,5 +54,7 @@ class Registrations:
             log.exception("template_not_reported", template=registered.template_id)
 
     @retries.patiently(nats.errors.Error, TELL_S).wraps
-    async def _change(self, registered: Registered, change: Change[templates.TemplateRecord]) -> None:
+    async def _change(
+        self, registered: PendingRegistration, change: Change[templates.TemplateRecord]
+    ) -> None:
         await self._records.change(registered.tenant, registered.template_id, change)

@@ -12,7 +12,7 @@ import structlog
 from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.scheduling.batch import RowKey
-from giornata.scheduling.repeats import RecordingRule
+from giornata.scheduling.repeats import TemplateRunPolicy
 from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable, TemplateNotFound
 from giornata.wire.messages import RecordRequest, RemoveTemplate
 from giornata.wire.templates import TemplateInputs, picture_id
@@ -23,27 +23,27 @@ from giornata_denoiser.engine.protocol import RowEngine, StepReport
 from giornata_denoiser.families.rows import build_row, referred
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.snapshot import GENERATOR
-from giornata_denoiser.rows.template import Recording, template_generator, template_noise
-from giornata_denoiser.templates.identity import Wanted, wanted
-from giornata_denoiser.templates.registered import Registered, Registrations
-from giornata_denoiser.templates.store import RecordingStore
+from giornata_denoiser.rows.template import CachedTemplate, template_generator, template_noise
+from giornata_denoiser.templates.identity import TemplateRunSpec, wanted
+from giornata_denoiser.templates.registered import PendingRegistration, TemplateRegistrations
+from giornata_denoiser.templates.store import TemplateStore
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _TemplateRun:
     """A run. A picture that is removed and edited again meanwhile has two runs; the first one no longer counts."""
 
     key: RowKey
     """The key of its row: the recording's id, and the number of the run in this process as the attempt."""
-    outcome: asyncio.Future[Recording | GiornataError]
+    outcome: asyncio.Future[CachedTemplate | GiornataError]
     """Resolves when the run has ended."""
-    followed: set[Registered] = field(default_factory=set)
+    followed: set[PendingRegistration] = field(default_factory=set)
     """Registrations whose record is told how the run ends."""
 
 
-class Runs:
+class TemplateRuns:
     """The runs of one worker: background rows of its engine, begun and ended by `tasks`."""
 
     def __init__(
@@ -51,16 +51,16 @@ class Runs:
         config: DenoiserConfig,
         checkpoint: Checkpoint,
         blobs: BlobStore,
-        store: RecordingStore,
+        store: TemplateStore,
         *,
         engine: RowEngine,
-        registrations: Registrations,
+        registrations: TemplateRegistrations,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._config, self._checkpoint, self._blobs, self._store = config, checkpoint, blobs, store
         self._engine, self._registrations, self._tasks = engine, registrations, tasks
-        self._admission = RecordingRule(1 if config.template_policy is TemplatePolicy.INLINE else 2)
-        self._runs: dict[str, _Run] = {}
+        self._admission = TemplateRunPolicy(1 if config.template_policy is TemplatePolicy.INLINE else 2)
+        self._runs: dict[str, _TemplateRun] = {}
         """The runs that count, by recording."""
         self._numbers = count(1)
         self._recorded = self._failed = 0
@@ -69,7 +69,7 @@ class Runs:
         """Record a registered template and tell its record how that ends."""
         inputs, tenant = request.inputs, request.template.tenant
         asked = await asyncio.to_thread(wanted, self._config, self._checkpoint, tenant, inputs.inspection)
-        registered = Registered(tenant, request.template.template_id, inputs.inspection.template_key)
+        registered = PendingRegistration(tenant, request.template.template_id, inputs.inspection.template_key)
         outcome: int | GiornataError | None = self._store.size_of(asked.recording_id)
         if not asked.fits:
             outcome = ServiceUnavailable("A template of this picture exceeds the denoiser's byte budget.")
@@ -80,13 +80,13 @@ class Runs:
 
     async def missed(
         self,
-        asked: Wanted,
+        asked: TemplateRunSpec,
         inputs: TemplateInputs,
-        registered: Registered | None,
+        registered: PendingRegistration | None,
         *,
         known: bool,
         served: bool = False,
-    ) -> Recording | None:
+    ) -> CachedTemplate | None:
         """Begin a run for an edit that found nothing, where it is time; the recording, where the policy waits for it.
 
         The record of `registered` is told how the run ends. The picture may be `known` as registered without it. The
@@ -104,9 +104,9 @@ class Runs:
         if policy is not TemplatePolicy.INLINE:
             return None
         outcome = await asyncio.shield(run.outcome)
-        return outcome if isinstance(outcome, Recording) else None
+        return outcome if isinstance(outcome, CachedTemplate) else None
 
-    def leaves(self, asked: Wanted) -> bool:
+    def leaves(self, asked: TemplateRunSpec) -> bool:
         """Whether an edit that found nothing is to leave what it makes: no run is under way that records more."""
         background = self._config.template_policy is TemplatePolicy.BACKGROUND
         return background and asked.recording_id not in self._runs
@@ -138,12 +138,14 @@ class Runs:
         """What templates have done so far."""
         return self._store.counted().model_copy(update={"recorded": self._recorded, "failed": self._failed})
 
-    def _run(self, asked: Wanted, inputs: TemplateInputs) -> _Run:
+    def _run(self, asked: TemplateRunSpec, inputs: TemplateInputs) -> _TemplateRun:
         """The run that makes a recording; it begins unless it is under way."""
         run = self._runs.get(asked.recording_id)
         if run is None:
-            outcome: asyncio.Future[Recording | GiornataError] = asyncio.get_running_loop().create_future()
-            run = _Run(RowKey(asked.recording_id, next(self._numbers), 0), outcome)
+            outcome: asyncio.Future[CachedTemplate | GiornataError] = (
+                asyncio.get_running_loop().create_future()
+            )
+            run = _TemplateRun(RowKey(asked.recording_id, next(self._numbers), 0), outcome)
             self._runs[asked.recording_id] = run
             self._tasks.create_task(self._begin(run, asked, inputs), name="record")
         return run
@@ -153,17 +155,17 @@ class Runs:
         run = self._runs.get(key.job_id)
         return run is not None and run.key == key
 
-    def _follow(self, registered: Registered, run: _Run) -> None:
+    def _follow(self, registered: PendingRegistration, run: _TemplateRun) -> None:
         async def tell() -> None:
             outcome = await asyncio.shield(run.outcome)
-            told = outcome.size_bytes if isinstance(outcome, Recording) else outcome
+            told = outcome.size_bytes if isinstance(outcome, CachedTemplate) else outcome
             await self._registrations.report(registered, told)
 
         if registered not in run.followed:
             run.followed.add(registered)
             self._tasks.create_task(tell(), name="registered")
 
-    async def _begin(self, run: _Run, asked: Wanted, inputs: TemplateInputs) -> None:
+    async def _begin(self, run: _TemplateRun, asked: TemplateRunSpec, inputs: TemplateInputs) -> None:
         try:
             row = await self._row(run.key, asked, inputs)
             if self._counts(run.key) and not self._engine.submit([row]):
@@ -175,7 +177,7 @@ class Runs:
             log.exception("template_not_recorded", template=asked.recording_id)
             self._ended(run.key, InternalError())
 
-    async def _row(self, key: RowKey, asked: Wanted, inputs: TemplateInputs) -> Row:
+    async def _row(self, key: RowKey, asked: TemplateRunSpec, inputs: TemplateInputs) -> Row:
         """The row that records `asked`: an empty mask and an empty prompt, from the noise that all edits share."""
         family, card = self._checkpoint.family, self._checkpoint.card
         text, conditioning = [
@@ -205,7 +207,7 @@ class Runs:
         return await asyncio.to_thread(built)
 
     async def _keep(self, row: Row) -> None:
-        recording = Recording(row.key.job_id, row.grid, row.entries)
+        recording = CachedTemplate(row.key.job_id, row.grid, row.entries)
         if not self._counts(row.key):
             return
         try:
@@ -221,17 +223,17 @@ class Runs:
         else:
             self._ended(row.key, recording)
 
-    async def _put(self, recording: Recording) -> None:
+    async def _put(self, recording: CachedTemplate) -> None:
         try:
             await asyncio.to_thread(self._store.put, recording)
         except OSError as error:
             log.warning("template_not_on_disk", template=recording.id, error=str(error))
         log.info("template_recorded", template=recording.id, size_bytes=recording.size_bytes)
 
-    def _ended(self, key: RowKey, outcome: Recording | GiornataError) -> None:
+    def _ended(self, key: RowKey, outcome: CachedTemplate | GiornataError) -> None:
         """End a run; one that no longer counts has ended already."""
         if self._counts(key):
-            self._recorded += isinstance(outcome, Recording)
+            self._recorded += isinstance(outcome, CachedTemplate)
             self._failed += isinstance(outcome, GiornataError)
             self._runs.pop(key.job_id).outcome.set_result(outcome)
 

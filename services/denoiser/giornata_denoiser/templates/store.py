@@ -11,9 +11,9 @@ from typing import Final
 
 from giornata.residency.loaded import LoadedTier
 from giornata.wire.workers import LoadSample, TemplateCounters, Tier
-from giornata_denoiser.rows.template import Recording
-from giornata_denoiser.templates.corrections import KeptCorrections
-from giornata_denoiser.templates.disk import Disk
+from giornata_denoiser.rows.template import CachedTemplate
+from giornata_denoiser.templates.corrections import CorrectionCache
+from giornata_denoiser.templates.disk import TemplateDiskTier
 from giornata_denoiser.templates.first import FirstTemplates
 from giornata_denoiser.templates.host import ORDINARY, HostMemory
 from giornata_denoiser.templates.identity import picture_of
@@ -26,14 +26,14 @@ LISTED: Final = 256
 """Pictures of each tier that telemetry lists."""
 
 
-class RecordingStore:
+class TemplateStore:
     """Recordings by id, in two tiers.
 
     What leaves memory stays on disk, if there is one; what leaves the disk is gone. A running row holds its recording
     itself, so that no eviction changes a result; pins keep recordings from being thrown out and loaded again. What
     comes from disk stays mapped and counts as memory. Beside them are the corrections that edits have learned, within
     `corrections_bytes`, and what edits have left of pictures without a recording, within `first_bytes`. `folder`,
-    `disk_bytes`, `host` and `told` are those of :class:`giornata_denoiser.templates.disk.Disk`.
+    `disk_bytes`, `host` and `told` are those of :class:`giornata_denoiser.templates.disk.TemplateDiskTier`.
     """
 
     def __init__(
@@ -47,12 +47,14 @@ class RecordingStore:
         host: HostMemory = ORDINARY,
         told: Callable[[LoadSample], object] = lambda _: None,
     ) -> None:
-        self._memory: LoadedTier[Recording] = LoadedTier(memory_bytes, lambda recording: recording.size_bytes)
+        self._memory: LoadedTier[CachedTemplate] = LoadedTier(
+            memory_bytes, lambda recording: recording.size_bytes
+        )
         self._lock = self._memory.lock
         self.host: Final = host
         """Where recordings are to lie."""
-        self._disk = Disk(folder, disk_bytes, self._lock, host=host, told=told)
-        self.corrections = KeptCorrections(corrections_bytes, host=host)
+        self._disk = TemplateDiskTier(folder, disk_bytes, self._lock, host=host, told=told)
+        self.corrections = CorrectionCache(corrections_bytes, host=host)
         self.first = FirstTemplates(first_bytes, host=host)
         self.counters: Counter[str] = Counter()
         """Lookups, prefetches and what left the disk, by field of :class:`giornata.wire.workers.TemplateCounters`."""
@@ -83,7 +85,7 @@ class RecordingStore:
             found = self._memory.size_of(recording_id)
             return self._disk.ledger.size_of(recording_id) if found is None else found
 
-    def find(self, recording_id: str, first: str | None = None) -> Recording | None:
+    def find(self, recording_id: str, first: str | None = None) -> CachedTemplate | None:
         """The recording from memory, or from disk into memory, else the `first` template. Blocks while a file is read.
 
         A recording makes the first template superfluous.
@@ -97,7 +99,7 @@ class RecordingStore:
             self.counters[where] += 1
         return found
 
-    def has(self, recording: Recording) -> bool:
+    def has(self, recording: CachedTemplate) -> bool:
         """Whether later edits may find this recording."""
         return (
             self.first.holds(recording)
@@ -114,7 +116,7 @@ class RecordingStore:
             self.counters["prefetched"] += 1
         self._disk.read_ahead(recording_id)
 
-    def put(self, recording: Recording) -> None:
+    def put(self, recording: CachedTemplate) -> None:
         """Keep a recording in memory and on disk.
 
         Raises:
@@ -149,10 +151,10 @@ class RecordingStore:
         """Keep a recording in memory within the context, from when it is there."""
         return self._memory.pinned(recording_id)
 
-    def _load(self, recording_id: str) -> tuple[Recording | None, str]:
+    def _load(self, recording_id: str) -> tuple[CachedTemplate | None, str]:
         """The recording, and which counter its lookup belongs to."""
 
-        def read() -> Recording | None:
+        def read() -> CachedTemplate | None:
             with self._lock:
                 if recording_id not in self._disk.ledger:
                     return None

@@ -20,7 +20,7 @@ from giornata.deadlines import Deadline
 from giornata.wire.errors import GiornataError, InvalidField, ModelNotFound
 from giornata.wire.events import StepEvent
 from giornata.wire.jobs import Priority
-from giornata.wire.messages import Forecast
+from giornata.wire.messages import JobEstimate
 from giornata.wire.models import ModelCard
 from giornata.wire.progress import JobRecord
 from giornata_gateway.fleet import FleetListener
@@ -97,7 +97,7 @@ async def progress(request: web.Request) -> web.Response:
     records = [await ledger.records.get(job_id) for job_id in awaited]
     forecast, oldest = None, next(iter(awaited), None)
     if oldest is not None:
-        told = await ledger.forecast(oldest) or Forecast()
+        told = await ledger.forecast(oldest) or JobEstimate()
         forecast = told.model_copy(update={"steps": tuple(awaited[oldest].items())})
     return json_answer(views.progress(records, forecast, time.time()))
 

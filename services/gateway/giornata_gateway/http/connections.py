@@ -20,7 +20,7 @@ import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
-from giornata.shares import Holding, SharedPool
+from giornata.shares import SharedPool, TenantAllocation
 from giornata.wire.errors import (
     BadRequest,
     GiornataError,
@@ -111,14 +111,14 @@ class _Connection(web.RequestHandler):
         self._asked = False
         """Whether a whole request has ever come."""
         self._timer: asyncio.TimerHandle | None = None
-        self._pool, self._holding = self._limits.strangers, Holding("")
+        self._pool, self._holding = self._limits.strangers, TenantAllocation("")
         self._pieces = deque[bytes]()
         """Bytes that are not parsed yet; the first ones are while they are being parsed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         drop_vanished(transport.get_extra_info("socket"), self._limits.unheard_s)
-        self._holding = Holding(_address(transport), takeable=lambda: True, revoke=self.force_close)
+        self._holding = TenantAllocation(_address(transport), takeable=lambda: True, revoke=self.force_close)
         self._pool.take(self._holding, 1, time.monotonic())
         self._expect()
 
@@ -127,7 +127,7 @@ class _Connection(web.RequestHandler):
         if self._pool is self._limits.known and self._holding.tenant == tenant.name:
             self._holding.moved_s = time.monotonic()
             return
-        holding = Holding(tenant.name, tenant.weight, lambda: not self._busy, self.force_close)
+        holding = TenantAllocation(tenant.name, tenant.weight, lambda: not self._busy, self.force_close)
         if not self._limits.known.take(holding, 1, time.monotonic()):
             self._limits.known.outcomes[tenant.name, "refused"] += 1
             accepted = f"{self._limits.connections} connections, shared by the tenants that ask"

@@ -15,14 +15,14 @@ from giornata.wire.progress import JobRecord
 from giornata_gateway.http.body import EVENT_STREAM, JSON, JSON_COPIES, looking_on, room, send
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, OUTCOME, REPEATED, TENANT, json_answer
 from giornata_gateway.http.requests import base_path, base_url, check_query, last_event_id, number_of, receive
-from giornata_gateway.http.stream import Stream
+from giornata_gateway.http.stream import JobEventStream
 from giornata_gateway.intake.rules.forms import (
     EditForm,
     GenerationForm,
     GenerationJobForm,
     JobForm,
     ResponseFormat,
-    WaitedFor,
+    SyncResponseFields,
 )
 from giornata_gateway.jobs.feed import done_sequence, known_sequence
 from giornata_gateway.views.answers import error_of, images_answer
@@ -56,7 +56,7 @@ async def _carried_out(request: web.Request, kind: type[EditForm | GenerationFor
             request[JOB_ID] = awaited.job.job_id
             request[REPEATED] = admitted.stay.repeated
             if form.stream:
-                stream = Stream(
+                stream = JobEventStream(
                     request, awaited.job, awaited.ended, awaited.deadline, inline=True, progress=form.progress
                 )
                 response = await stream.run(0, awaited.steps)
@@ -141,11 +141,11 @@ async def events(request: web.Request) -> web.StreamResponse:
                 if not ended.done():
                     ended.set_result(None)
             deadline = Deadline.after_ms(job.intermediate_ttl_s * 1000)
-            await Stream(request, job, ended, deadline, inline=False, response=response).run(after)
+            await JobEventStream(request, job, ended, deadline, inline=False, response=response).run(after)
     return response
 
 
-async def _answer(request: web.Request, form: WaitedFor, record: JobRecord) -> web.StreamResponse:
+async def _answer(request: web.Request, form: SyncResponseFields, record: JobRecord) -> web.StreamResponse:
     error = error_of(record)
     if error is not None:
         raise error

@@ -11,12 +11,12 @@ from typing import Final, TypeVar
 
 from aiohttp import BodyPartReader, web
 
-from giornata.lora_transfer import Upload, sending
+from giornata.lora_transfer import LoraUpload, sending
 from giornata.wire.errors import BadRequest, InvalidField, PayloadTooLarge, RequestTimeout
 from giornata.wire.loras import LoraRecord
 from giornata.wire.requests import asked
 from giornata_gateway.http.errors import GATEWAY, TENANT
-from giornata_gateway.http.pace import Pace
+from giornata_gateway.http.pace import ReceiveTimeout
 from giornata_gateway.http.uploads import (
     LATE,
     MALFORMED,
@@ -37,11 +37,11 @@ T = TypeVar("T")
 
 
 @dataclass
-class _Parts:
+class _LoraUploadParts:
     """What has come of a form."""
 
     fields: list[tuple[str, str]] = field(default_factory=list)
-    upload: Upload | None = None
+    upload: LoraUpload | None = None
     filename: str | None = None
 
 
@@ -64,7 +64,7 @@ async def receive_lora(request: web.Request) -> LoraRecord:
     async with AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(config.lora_receive_s) as limit:
-                parts = await _read(request, Pace(config, limit), stack)
+                parts = await _read(request, ReceiveTimeout(config, limit), stack)
         except TimeoutError as error:
             accepted = (
                 f"{config.lora_receive_s:g} s, and at least {config.receive_bytes_per_s} bytes a second"
@@ -77,9 +77,9 @@ async def receive_lora(request: web.Request) -> LoraRecord:
         return await parts.upload.finish(tenant, model, form.name or _stem(parts.filename))
 
 
-async def _read(request: web.Request, pace: Pace, stack: AsyncExitStack) -> _Parts:
+async def _read(request: web.Request, pace: ReceiveTimeout, stack: AsyncExitStack) -> _LoraUploadParts:
     """The fields, and the upload, which `stack` drops where something fails."""
-    config, parts = request.app[GATEWAY].config, _Parts()
+    config, parts = request.app[GATEWAY].config, _LoraUploadParts()
     try:
         reader = multipart(request)
     except MALFORMED as error:
@@ -97,7 +97,11 @@ async def _read(request: web.Request, pace: Pace, stack: AsyncExitStack) -> _Par
 
 
 async def _forward(
-    request: web.Request, part: BodyPartReader, parts: _Parts, pace: Pace, stack: AsyncExitStack
+    request: web.Request,
+    part: BodyPartReader,
+    parts: _LoraUploadParts,
+    pace: ReceiveTimeout,
+    stack: AsyncExitStack,
 ) -> None:
     if parts.upload is not None:
         raise InvalidField("A LoRA is exactly one file.", field=FILE, received="several", accepted="one file")
@@ -110,7 +114,7 @@ async def _forward(
             await parts.upload.write(chunk)
 
 
-async def _text(part: BodyPartReader, limit: int, pace: Pace) -> str:
+async def _text(part: BodyPartReader, limit: int, pace: ReceiveTimeout) -> str:
     data = bytearray()
     while chunk := await _well_formed(part.read_chunk(CHUNK_BYTES)):
         pace.come(len(chunk))

@@ -15,7 +15,7 @@ from giornata_gateway.http.errors import GATEWAY, TENANT
 from giornata_gateway.http.uploads import read_upload
 from giornata_gateway.intake.rules.idempotency import HEADER
 from giornata_gateway.intake.rules.mask_forms import MaskFormat, check_no_key, read_mask_form
-from giornata_gateway.jobs.masks import ShownMask
+from giornata_gateway.jobs.masks import StandaloneMask
 from giornata_gateway.views.masks import mask_answer
 
 
@@ -36,7 +36,7 @@ async def make(request: web.Request) -> web.StreamResponse:
 
 
 async def _answer(
-    request: web.Request, gateway: Gateway, shown: ShownMask, form: MaskFormat
+    request: web.Request, gateway: Gateway, shown: StandaloneMask, form: MaskFormat
 ) -> web.StreamResponse:
     reply, whole = shown.reply, form is MaskFormat.IMAGE
     refs = [reply.mask] if whole else shown.pictures

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from giornata_gateway.config import GatewayConfig
 
 
-class Pace:
+class ReceiveTimeout:
     """Moves a time limit with what has come, up to where it is set."""
 
     def __init__(self, config: GatewayConfig, limit: asyncio.Timeout) -> None:

@@ -12,7 +12,7 @@ import aiohttp
 from giornata.wire.errors import InvalidField
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.uploads import too_large
-from giornata_gateway.intake.limits import Grow
+from giornata_gateway.intake.limits import ByteReservation
 from giornata_gateway.intake.rules.forms import NamedSource, PictureSource, check_filled
 from giornata_gateway.intake.rules.written import picture
 from giornata_gateway.webhooks.rules.addresses import check_url, hosts_in, names_of, networks_in
@@ -43,7 +43,9 @@ def check_sources(config: GatewayConfig, sources: Sequence[NamedSource]) -> bool
     return not all(_is_data(source) for _, source in sources)
 
 
-async def read_sources(config: GatewayConfig, grow: Grow, sources: Sequence[NamedSource]) -> list[bytes]:
+async def read_sources(
+    config: GatewayConfig, grow: ByteReservation, sources: Sequence[NamedSource]
+) -> list[bytes]:
     """The files of pictures that are allowed, in their order; `grow` counts the bytes of those that are fetched.
 
     Raises:
@@ -70,7 +72,7 @@ async def read_sources(config: GatewayConfig, grow: Grow, sources: Sequence[Name
     return [one.result() for one in reading]
 
 
-async def _fetched(config: GatewayConfig, grow: Grow, url: str, field: str) -> bytes:
+async def _fetched(config: GatewayConfig, grow: ByteReservation, url: str, field: str) -> bytes:
     networks, data = networks_in(config.webhook_networks), bytearray()
     try:
         async with (

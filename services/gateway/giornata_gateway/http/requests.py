@@ -17,14 +17,14 @@ from giornata.wire.errors import BadRequest, InvalidField
 from giornata.wire.jobs import Priority
 from giornata.wire.references import REFERENCE, check_count
 from giornata.wire.requests import asked
-from giornata_gateway.gateway import Admitted
+from giornata_gateway.gateway import AdmittedJob
 from giornata_gateway.http.body import JSON
 from giornata_gateway.http.errors import GATEWAY, TENANT
 from giornata_gateway.http.ignored import ignore
 from giornata_gateway.http.proxies import PublicOrigin, public_origin
 from giornata_gateway.http.remote_pictures import check_sources, read_sources
 from giornata_gateway.http.uploads import PICTURES, read_json, read_upload
-from giornata_gateway.intake.limits import Grow
+from giornata_gateway.intake.limits import ByteReservation
 from giornata_gateway.intake.rules.controls import in_order
 from giornata_gateway.intake.rules.forms import (
     EditFields,
@@ -34,7 +34,7 @@ from giornata_gateway.intake.rules.forms import (
     GenerationFields,
     GenerationJobForm,
     JobForm,
-    Upload,
+    RequestBody,
     WrittenPictures,
     check_source,
     read_form,
@@ -50,7 +50,7 @@ LAST_SEQUENCE: Final = 10**18 - 1
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-async def receive(request: web.Request, kind: type[F], held: ExitStack) -> tuple[F, Admitted]:
+async def receive(request: web.Request, kind: type[F], held: ExitStack) -> tuple[F, AdmittedJob]:
     """The form of a request, and what it asks for, admitted; on return the pictures are stored and not in memory.
 
     A repetition whose pictures are fetched counts as the tenant's: what they are tells that it is one.
@@ -79,7 +79,7 @@ async def receive(request: web.Request, kind: type[F], held: ExitStack) -> tuple
         return form, await gateway.admit(order, key, held, stay)
 
 
-async def _read(request: web.Request, kind: type[F], grow: Grow) -> tuple[F, Upload]:
+async def _read(request: web.Request, kind: type[F], grow: ByteReservation) -> tuple[F, RequestBody]:
     """The form of a request, and its pictures; a generation is JSON, its references and control images too."""
     accept = request.headers.get("Accept", "")
     if kind is EditForm and request.content_type == JSON:
@@ -88,7 +88,7 @@ async def _read(request: web.Request, kind: type[F], grow: Grow) -> tuple[F, Upl
         fields = await read_json(request, grow)
         references, controls = fields.pop(REFERENCE, []), _taken(fields, CONTROL_IMAGES)
         pictures = await asyncio.to_thread(_pictures, references, controls)
-        return read_form(kind, fields.items(), accept), Upload((), None, None, *pictures)
+        return read_form(kind, fields.items(), accept), RequestBody((), None, None, *pictures)
     upload = await read_upload(request, grow)
     if not any(name == "template_id" for name, _ in upload.fields):
         check_source(upload.image, None)
@@ -97,7 +97,9 @@ async def _read(request: web.Request, kind: type[F], grow: Grow) -> tuple[F, Upl
     return form, upload
 
 
-async def _read_written(request: web.Request, kind: type[F], grow: Grow, accept: str) -> tuple[F, Upload]:
+async def _read_written(
+    request: web.Request, kind: type[F], grow: ByteReservation, accept: str
+) -> tuple[F, RequestBody]:
     """The form of an edit in JSON, and its pictures, some of which are still where it says."""
     fields = await read_json(request, grow, WRITTEN_PICTURES)
     given = asked(WrittenPictures, _taken(fields, WrittenPictures.model_fields))
@@ -108,7 +110,7 @@ async def _read_written(request: web.Request, kind: type[F], grow: Grow, accept:
     check_count(len(given.images[1:]) + len(more))
     sources = [("mask", given.mask)] if given.mask else []
     sources += [("images", source) for source in given.images]
-    return form, Upload((), None, None, more, controlled, tuple(sources))
+    return form, RequestBody((), None, None, more, controlled, tuple(sources))
 
 
 def _taken(fields: dict[str, object], names: Iterable[str]) -> dict[str, object]:
@@ -123,7 +125,7 @@ def _pictures(
     return decoded(references), in_order({name: picture(text, name) for name, text in controls.items()})
 
 
-def _order(request: web.Request, form: Form, upload: Upload) -> EditOrder:
+def _order(request: web.Request, form: Form, upload: RequestBody) -> EditOrder:
     config, job = (
         request.app[GATEWAY].config,
         form if isinstance(form, (JobForm, GenerationJobForm)) else None,

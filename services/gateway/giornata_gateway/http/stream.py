@@ -18,7 +18,7 @@ from giornata.wire.progress import JobRecord, RowRecord
 from giornata_gateway.http.body import EVENT_STREAM, JSON_COPIES, end, frame, room, write
 from giornata_gateway.http.errors import GATEWAY, OUTCOME, as_known
 from giornata_gateway.http.requests import base_url
-from giornata_gateway.jobs.feed import HeardSteps, StreamedEvent, open_feed, until_done
+from giornata_gateway.jobs.feed import StepEventBuffer, StreamedEvent, open_feed, until_done
 from giornata_gateway.views.answers import error_of
 from giornata_gateway.views.jobs import (
     ToldEvent,
@@ -38,7 +38,7 @@ GO_ON_ELSEWHERE = b": this gateway leaves; another one goes on after your Last-E
 
 
 @dataclass(frozen=True)
-class Stream:
+class JobEventStream:
     """One open answer and the job that it tells about."""
 
     request: web.Request
@@ -53,7 +53,7 @@ class Stream:
     """Whether states and steps are told, which OpenAI's clients do not know."""
     response: web.StreamResponse = field(default_factory=lambda: web.StreamResponse(headers=EVENT_STREAM))
 
-    async def run(self, after: int, steps: HeardSteps | None = None) -> web.StreamResponse:
+    async def run(self, after: int, steps: StepEventBuffer | None = None) -> web.StreamResponse:
         """Tell the events with a sequence above `after` until the job has ended, then its pictures or errors.
 
         Steps are told as they were heard, without `steps` from now on.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import hdrs, web
 
 from giornata.seeing.spans import span
-from giornata.seeing.told import Kind
+from giornata.seeing.told import TraceSpanKind
 from giornata_gateway.http.errors import JOB_ID, OUTCOME, Handler
 
 
@@ -17,7 +17,7 @@ async def traced(request: web.Request, handler: Handler) -> web.StreamResponse:
     begins = request.method == hdrs.METH_POST and route.startswith("/v1/")
     with span(
         f"{request.method} {route}",
-        Kind.ANSWERS,
+        TraceSpanKind.ANSWERS,
         root=begins,
         parent=request.headers,
         method=request.method,

@@ -19,10 +19,10 @@ from giornata.wire.structure import JsonLimits
 from giornata.wire.structure import read_json as read_value
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.errors import GATEWAY
-from giornata_gateway.http.pace import Pace
-from giornata_gateway.intake.limits import Grow
+from giornata_gateway.http.pace import ReceiveTimeout
+from giornata_gateway.intake.limits import ByteReservation
 from giornata_gateway.intake.rules.controls import in_order
-from giornata_gateway.intake.rules.forms import FILES, Upload, check_filled, once_each
+from giornata_gateway.intake.rules.forms import FILES, RequestBody, check_filled, once_each
 
 BUFFER_BYTES: Final = 128 << 10
 """What a connection holds before its request is read. A request that never comes counts too."""
@@ -43,7 +43,7 @@ MALFORMED: Final = (ValueError, AssertionError, RuntimeError, BadHttpMessage, we
 LATE: Final = "The body of the request was not received in time."
 
 
-async def read_upload(request: web.Request, grow: Grow) -> Upload:
+async def read_upload(request: web.Request, grow: ByteReservation) -> RequestBody:
     """Fields and pictures of a request; `grow` is told of every piece before the next one is read.
 
     Raises:
@@ -63,7 +63,7 @@ async def read_upload(request: web.Request, grow: Grow) -> Upload:
     try:
         async with grow.receiving(), asyncio.timeout(config.receive_s) as limit:
             grow(BUFFER_BYTES)
-            return await _Reading(config, grow, limit).read(multipart(request))
+            return await _UploadReader(config, grow, limit).read(multipart(request))
     except TimeoutError as error:
         raise too_slow(config) from error
     except MALFORMED as error:
@@ -71,7 +71,7 @@ async def read_upload(request: web.Request, grow: Grow) -> Upload:
 
 
 async def read_json(
-    request: web.Request, grow: Grow, pictures: Collection[str] = PICTURES
+    request: web.Request, grow: ByteReservation, pictures: Collection[str] = PICTURES
 ) -> dict[str, object]:
     """The fields of a JSON object, but for those that are null: OpenAI's clients may send null for a default.
 
@@ -92,7 +92,7 @@ async def read_json(
     try:
         async with grow.receiving(), asyncio.timeout(config.receive_s) as until:
             grow(BUFFER_BYTES)
-            pace = Pace(config, until)
+            pace = ReceiveTimeout(config, until)
             async for chunk in request.content.iter_any():
                 pace.come(len(chunk))
                 grow(JSON_COPIES * len(chunk))
@@ -159,16 +159,16 @@ def multipart(request: web.Request) -> MultipartReader:
     return MultipartReader(request.headers, cast("StreamReader", _CountedLines(request.content, lines)))
 
 
-class _Reading:
+class _UploadReader:
     """One request being read."""
 
-    def __init__(self, config: GatewayConfig, grow: Grow, limit: asyncio.Timeout) -> None:
-        self._config, self._grow, self._pace = config, grow, Pace(config, limit)
+    def __init__(self, config: GatewayConfig, grow: ByteReservation, limit: asyncio.Timeout) -> None:
+        self._config, self._grow, self._pace = config, grow, ReceiveTimeout(config, limit)
         self._fields: list[tuple[str, str]] = []
         self._files: dict[str, bytes] = {}
         self._references: list[bytes] = []
 
-    async def read(self, reader: MultipartReader) -> Upload:
+    async def read(self, reader: MultipartReader) -> RequestBody:
         parts = 0
         while (part := await reader.next()) is not None:
             parts += 1
@@ -182,7 +182,7 @@ class _Reading:
                 raise malformed(f"a part whose name has {len(part.name)} characters")
             await self._take(part, part.name)
         pictures = self._files.get("image"), self._files.get("mask"), tuple(self._references)
-        return Upload(tuple(self._fields), *pictures, in_order(self._files))
+        return RequestBody(tuple(self._fields), *pictures, in_order(self._files))
 
     async def _take(self, part: BodyPartReader, name: str) -> None:
         file = FILES.get(name)

@@ -14,7 +14,7 @@ SWALLOWED_S: Final = 0.2
 """A cancellation that has done nothing for so long was lost."""
 
 
-class Departure:
+class GracefulShutdown:
     """Announced once, then begun once; counts the HTTP requests that are still to be answered."""
 
     def __init__(self) -> None:

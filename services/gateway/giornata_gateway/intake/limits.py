@@ -17,7 +17,7 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from giornata.shares import Holding, SharedPool, firm
+from giornata.shares import SharedPool, TenantAllocation, firm
 from giornata.wire.errors import Overloaded, ServiceUnavailable, TooManyRequests
 from giornata_gateway.intake.rules.tenants import Tenant
 
@@ -32,7 +32,7 @@ CROWDED: Final = "Too many pictures are being received; try again later."
 
 
 @dataclass
-class Stay:
+class AdmissionSlot:
     """What becomes of a request while it holds its places."""
 
     seconds: float | None = None
@@ -56,7 +56,7 @@ async def revocable(error: Callable[[], Overloaded]) -> AsyncIterator[Callable[[
         raise
 
 
-class Places:
+class ConcurrencyLimiter:
     """Counts places against a limit. One request of any size fits into an idle gateway."""
 
     def __init__(
@@ -75,19 +75,21 @@ class Places:
     def check(self, tenant: Tenant, places: int = 1) -> None:
         """Raise TooManyRequests while there is no room, saying when there may be; ServiceUnavailable once closed."""
         self._check_open()
-        if not self.pool.fits(Holding(tenant.name, tenant.weight), places, monotonic()):
+        if not self.pool.fits(TenantAllocation(tenant.name, tenant.weight), places, monotonic()):
             raise self._full(tenant, places)
 
     @contextmanager
-    def held(self, tenant: Tenant, places: int = 1, end: Callable[[], None] | None = None) -> Iterator[Stay]:
+    def held(
+        self, tenant: Tenant, places: int = 1, end: Callable[[], None] | None = None
+    ) -> Iterator[AdmissionSlot]:
         """Hold places while inside; raises as :meth:`check`. With `end` they may be taken back, by calling it."""
         self._check_open()
-        holding = Holding(tenant.name, tenant.weight)
+        holding = TenantAllocation(tenant.name, tenant.weight)
         if end is not None:
             holding.takeable, holding.revoke = lambda: True, end
         if not self.pool.take(holding, places, monotonic()):
             raise self._full(tenant, places)
-        stay = Stay()
+        stay = AdmissionSlot()
         try:
             yield stay
         finally:
@@ -120,11 +122,11 @@ class Places:
         )
 
 
-class Grow:
+class ByteReservation:
     """Counts the bytes of one request as they come; TooManyRequests where its tenant has no room for more."""
 
     def __init__(self, pool: SharedPool, tenant: Tenant) -> None:
-        self._pool, self.holding = pool, Holding(tenant.name, tenant.weight)
+        self._pool, self.holding = pool, TenantAllocation(tenant.name, tenant.weight)
 
     def __call__(self, size_bytes: int) -> None:
         """Hold so many further bytes."""
@@ -147,7 +149,7 @@ class Grow:
         return TooManyRequests(CROWDED, retry_after_s=RETRY_AFTER_S)
 
 
-class Memory:
+class MemoryLimiter:
     """Counts bytes against a limit. The tenant that holds least gets its answer first, then the oldest answer.
 
     An answer older than the pool's grace may be cut off for a tenant that holds less.
@@ -155,13 +157,13 @@ class Memory:
 
     def __init__(self, pool: SharedPool) -> None:
         self.pool = pool
-        self._waiting: dict[Holding, tuple[int, asyncio.Future[None]]] = {}
+        self._waiting: dict[TenantAllocation, tuple[int, asyncio.Future[None]]] = {}
         self._again: asyncio.TimerHandle | None = None
 
     @contextmanager
-    def growing(self, tenant: Tenant) -> Iterator[Grow]:
+    def growing(self, tenant: Tenant) -> Iterator[ByteReservation]:
         """Hold what is counted, piece by piece as it arrives, while inside. It refuses and never waits."""
-        grow = Grow(self.pool, tenant)
+        grow = ByteReservation(self.pool, tenant)
         try:
             yield grow
         finally:
@@ -175,7 +177,7 @@ class Memory:
 
         ServiceUnavailable is raised where there is none within :data:`ROOM_S`. `cut` ends a slow reader's answer.
         """
-        holding = Holding(tenant.name, tenant.weight)
+        holding = TenantAllocation(tenant.name, tenant.weight)
         if cut is not None:
             holding.takeable, holding.revoke = lambda: True, cut
         turn = asyncio.get_running_loop().create_future()
@@ -208,8 +210,8 @@ class Memory:
         if self._waiting and self.pool.grace_s:
             self._again = asyncio.get_running_loop().call_later(self.pool.grace_s, self._serve)
 
-    def _next(self) -> Holding | None:
-        heads: dict[str, Holding] = {}
+    def _next(self) -> TenantAllocation | None:
+        heads: dict[str, TenantAllocation] = {}
         for one in self._waiting:
             heads.setdefault(one.tenant, one)
         for one in sorted(heads.values(), key=lambda one: self.pool.held(one.tenant) / one.weight):

@@ -26,7 +26,7 @@ MAX_TENANTS: Final = 100_000
 """Buckets that are remembered. Beyond it the least recently used bucket is forgotten, and so is full again."""
 
 
-class InProgress:
+class PicturesInProgress:
     """Counts pictures by tenant; every entry has a name of its own.
 
     An edit's pictures count until its answer, a job's until it has ended. The end of a job is heard as an event, which
@@ -78,7 +78,7 @@ class Quotas:
         self._estimate, self._refused, self._clock = estimate, refused, clock
         from throttled.store import MemoryStore  # noqa: PLC0415 - brings Redis' client: seeing.switching.off is before it
 
-        self._in_progress = InProgress()
+        self._in_progress = PicturesInProgress()
         self._buckets = MemoryStore(options={"MAX_SIZE": MAX_TENANTS})
 
     def check(self, tenant: Tenant) -> None:

@@ -46,7 +46,7 @@ class StreamedEvent:
     """Unix time in seconds at which the stream took it: the same for every reader at any time."""
 
 
-class HeardSteps:
+class StepEventBuffer:
     """A job's steps since it is listened to, held back until they are :meth:`told`. Make it with :func:`hearing`."""
 
     def __init__(self) -> None:
@@ -65,9 +65,9 @@ class HeardSteps:
 
 
 @asynccontextmanager
-async def hearing(bus: Bus, job_id: str) -> AsyncIterator[HeardSteps]:
+async def hearing(bus: Bus, job_id: str) -> AsyncIterator[StepEventBuffer]:
     """Listen to a job's steps while inside. Nothing keeps them: who is to miss none enters before the job can begin."""
-    steps = HeardSteps()
+    steps = StepEventBuffer()
     async with bus.listen(subjects.steps_of_job(job_id), StepEvent, steps.hear):
         yield steps
 
@@ -78,7 +78,7 @@ async def open_feed(
     job_id: str,
     after: int,
     restore: Callable[[], Awaitable[None]],
-    heard: HeardSteps | None = None,
+    heard: StepEventBuffer | None = None,
 ) -> AsyncIterator[asyncio.Queue[StreamedEvent | None]]:
     """The kept events of a job with a sequence above `after`, then the new ones; and steps.
 

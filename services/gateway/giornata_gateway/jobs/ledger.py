@@ -17,7 +17,7 @@ from giornata.deadlines import Deadline
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError, JobNotFound, ServiceUnavailable
 from giornata.wire.events import DoneEvent
-from giornata.wire.messages import CancelRows, Forecast, ForecastRequest
+from giornata.wire.messages import CancelRows, JobEstimate, JobEstimateRequest
 from giornata.wire.progress import JobRecord
 from giornata_gateway.jobs.records import JobRecords
 
@@ -47,12 +47,12 @@ class JobLedger:
             raise JobNotFound(received=job_id)
         return record
 
-    async def forecast(self, job_id: str) -> Forecast | None:
+    async def forecast(self, job_id: str) -> JobEstimate | None:
         """When a job should have its pictures; None where the router does not know or does not answer."""
         deadline = Deadline.after_ms(FORECAST_MS)
-        request = ForecastRequest(job_id=job_id, remaining_ms=deadline.remaining_ms())
+        request = JobEstimateRequest(job_id=job_id, remaining_ms=deadline.remaining_ms())
         try:
-            return await self.bus.call(subjects.FORECAST, request, Forecast, deadline)
+            return await self.bus.call(subjects.FORECAST, request, JobEstimate, deadline)
         except GiornataError as error:
             log.debug("no_forecast", job_id=job_id, error=str(error))
             return None

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.mirrors import Mirror
+from giornata.mirrors import BucketMirror
 from giornata.tenant_records import LoraRecords, owner_of
 from giornata.wire import subjects
 from giornata.wire.adapters import LoraUse
@@ -28,7 +28,7 @@ SORTED: Final = 64
 """Tenants whose lists are kept sorted."""
 
 
-class _Sorted(NamedTuple):
+class _SortedLoras(NamedTuple):
     seen: int
     """The mirror's, when they were sorted."""
     records: Sequence[LoraRecord]
@@ -42,13 +42,13 @@ class Loras:
     bus: Bus
     records: LoraRecords
     fleet: FleetListener
-    _sorted: dict[str, _Sorted] = field(default_factory=dict)
+    _sorted: dict[str, _SortedLoras] = field(default_factory=dict)
     """The latest lists, by tenant, the last asked for last."""
 
     @cached_property
-    def mirror(self) -> Mirror[LoraRecord]:
+    def mirror(self) -> BucketMirror[LoraRecord]:
         """Every LoRA, for lists and counts."""
-        return Mirror(self.records.bucket)
+        return BucketMirror(self.records.bucket)
 
     def model(self, name: str | None) -> str:
         """The model that a LoRA is for; ModelNotFound where none of this name is served, or several without one."""
@@ -93,7 +93,7 @@ class Loras:
         await self.mirror.refresh()
         known = self._sorted.get(tenant)
         if known is None or known.seen != self.mirror.seen:
-            known = _Sorted(self.mirror.seen, self._usable(tenant))
+            known = _SortedLoras(self.mirror.seen, self._usable(tenant))
         self._sorted.pop(tenant, None)
         self._sorted[tenant] = known
         if len(self._sorted) > SORTED:

@@ -14,11 +14,11 @@ from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.seeing.spans import span
-from giornata.seeing.told import Kind
+from giornata.seeing.told import TraceSpanKind
 from giornata.wire import subjects
 from giornata.wire.errors import InvalidField, MasksNotServed, ServiceUnavailable
 from giornata.wire.jobs import BlobRef
-from giornata.wire.mask_words import MASK_PROMPT, MAX_REGIONS, MaskFromWords
+from giornata.wire.mask_words import MASK_PROMPT, MAX_REGIONS, SegmentationFields
 from giornata.wire.masks import MASK, MaskParameters, MaskReply, MaskRequest, region_name
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
@@ -29,7 +29,7 @@ ANSWER_S: Final = 60.0
 """How long one question waits: a prepost that dies with it does not say so."""
 
 
-class ShownMask(NamedTuple):
+class StandaloneMask(NamedTuple):
     """A mask that is asked for by itself."""
 
     reply: MaskReply
@@ -43,7 +43,7 @@ class ShownMask(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Masks:
+class SegmentationClient:
     """Has masks made, for edits and for themselves."""
 
     config: GatewayConfig
@@ -70,7 +70,7 @@ class Masks:
 
     async def made(
         self,
-        asked: MaskFromWords,
+        asked: SegmentationFields,
         image: BlobRef,
         *,
         subject: str,
@@ -98,7 +98,7 @@ class Masks:
                 each=each,
                 remaining_ms=soon.remaining_ms(),
             )
-            with span("mask", Kind.ASKS):
+            with span("mask", TraceSpanKind.ASKS):
                 return await self.bus.call(subject, request, MaskReply, soon)
 
         reply: MaskReply = await retries.soon(ServiceUnavailable, self.config.submit_window_s)(ask)
@@ -107,7 +107,7 @@ class Masks:
     @asynccontextmanager
     async def shown(
         self, tenant: str, asked: MaskParameters, image: bytes | BlobRef, deadline: Deadline
-    ) -> AsyncIterator[ShownMask]:
+    ) -> AsyncIterator[StandaloneMask]:
         """The regions of a picture, each with a mask of its own.
 
         Leaving forgets them, except those that are handed on, and a picture that came as a file.
@@ -130,14 +130,14 @@ class Masks:
             reply = await self.made(
                 asked.asked(), ref, subject=subject, folder=folder, ttl_s=ttl_s, deadline=deadline, each=True
             )
-            yield ShownMask(reply, handed)
+            yield StandaloneMask(reply, handed)
         finally:  # a question without an answer may have left masks, too
             keys = {f"{folder}{name}" for name in names} - handed
             refs = [BlobRef(key=key, size_bytes=0, sha256="") for key in sorted(keys)]
             self.tasks.create_task(forget(self.blobs, *refs), name=f"forget-{folder}")
 
 
-def check_mask(mask: object | None, template_id: str | None, asked: MaskFromWords) -> None:
+def check_mask(mask: object | None, template_id: str | None, asked: SegmentationFields) -> None:
     """Raise InvalidField where an edit brings a mask and words for one, or asks for crops of a template."""
     if template_id is not None and asked.auto_edit:
         raise InvalidField(

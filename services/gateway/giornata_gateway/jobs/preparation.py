@@ -26,7 +26,7 @@ from giornata_gateway.intake.rules.controls import check_images, control_use
 from giornata_gateway.intake.rules.forms import missing_image
 from giornata_gateway.intake.rules.idempotency import fingerprint, job_id_of
 from giornata_gateway.intake.rules.tenants import Tenant
-from giornata_gateway.jobs.masks import Masks, check_mask
+from giornata_gateway.jobs.masks import SegmentationClient, check_mask
 from giornata_gateway.jobs.request_blobs import check_stored, forget, stored
 
 SEED_BITS: Final = 32
@@ -87,7 +87,7 @@ async def _sha256(data: bytes | BlobRef) -> str:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedJob:
     """A job that is ready to be submitted; it holds no pictures."""
 
     job: Job
@@ -102,18 +102,18 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Preparation:
+class JobPreparer:
     """Makes jobs of orders."""
 
     config: GatewayConfig
     blobs: BlobStore
     fleet: FleetListener
     find_loras: FindLoras
-    masks: Masks
+    masks: SegmentationClient
     tasks: asyncio.TaskGroup
     """Owns what outlives a request: forgetting the pictures of an order that failed."""
 
-    async def prepare(self, order: EditOrder) -> Prepared:
+    async def prepare(self, order: EditOrder) -> PreparedJob:
         """Resolve the parameters, find the adapters, and store the pictures; submit the job at once."""
         if order.image is None and order.task is Task.EDIT:
             raise missing_image()
@@ -171,7 +171,7 @@ class Preparation:
             evaluations=evaluations_of(parameters, keeps_whole_steps=card.keeps_whole_steps),
             cfg_scale=cfg_scale(parameters, card),
         )
-        return Prepared(job, order.deadline)
+        return PreparedJob(job, order.deadline)
 
     async def check_blobs(self, order: EditOrder) -> None:
         """Raise InvalidField where a claim check of the order leads to no blob."""

@@ -7,7 +7,7 @@ import asyncio
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
-from giornata.records import Change, Records
+from giornata.records import Change, JobRecordStore
 from giornata.wire.errors import JobNotFound
 from giornata.wire.progress import JobRecord
 
@@ -17,7 +17,7 @@ class JobRecords:
 
     def __init__(self, jetstream: JetStreamContext) -> None:
         self._jetstream = jetstream
-        self._opened: Records | None = None
+        self._opened: JobRecordStore | None = None
         self._opening = asyncio.Lock()
 
     async def get(self, job_id: str) -> JobRecord:
@@ -34,8 +34,8 @@ class JobRecords:
         except NotFoundError as error:
             raise JobNotFound(received=job_id) from error
 
-    async def _open(self) -> Records:
+    async def _open(self) -> JobRecordStore:
         async with self._opening:
             if self._opened is None:
-                self._opened = await Records.open(self._jetstream)
+                self._opened = await JobRecordStore.open(self._jetstream)
         return self._opened

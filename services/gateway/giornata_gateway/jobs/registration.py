@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Registration:
+class TemplateRegistry:
     """The tenants' templates."""
 
     config: GatewayConfig

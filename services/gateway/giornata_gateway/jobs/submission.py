@@ -19,7 +19,7 @@ from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.seeing.spans import span
-from giornata.seeing.told import Kind
+from giornata.seeing.told import TraceSpanKind
 from giornata.wire import subjects
 from giornata.wire.errors import (
     DeadlineExceeded,
@@ -32,15 +32,15 @@ from giornata.wire.errors import (
 )
 from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import Job
-from giornata.wire.messages import Accepted, SubmitRequest
+from giornata.wire.messages import JobAck, SubmitRequest
 from giornata.wire.progress import JobRecord
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.rules.idempotency import check_same
-from giornata_gateway.jobs.feed import HeardSteps, hearing
+from giornata_gateway.jobs.feed import StepEventBuffer, hearing
 from giornata_gateway.jobs.ledger import JobEnds, JobLedger
-from giornata_gateway.jobs.preparation import EditOrder, Preparation, Prepared
-from giornata_gateway.storage import Storage
+from giornata_gateway.jobs.preparation import EditOrder, JobPreparer, PreparedJob
+from giornata_gateway.storage import StorageProbe
 
 log = structlog.get_logger(__name__)
 
@@ -55,20 +55,20 @@ class AwaitedJob:
     job: Job
     ended: asyncio.Future[None]
     deadline: Deadline
-    steps: HeardSteps | None = None
+    steps: StepEventBuffer | None = None
     """Since before the job was submitted, where its steps are told."""
 
 
 @dataclass(frozen=True)
-class Submission:
+class JobSubmitter:
     """Has jobs accepted by the router, and lets requests with an idempotency key join them."""
 
     config: GatewayConfig
     bus: Bus
     fleet: FleetListener
     ledger: JobLedger
-    storage: Storage
-    preparation: Preparation
+    storage: StorageProbe
+    preparation: JobPreparer
     ends: JobEnds
     tasks: asyncio.TaskGroup
     """Owns what outlives a request: calls whose outcome must be known, and cancellations."""
@@ -79,7 +79,7 @@ class Submission:
     doubtful: set[str] = field(default_factory=set)
     """Jobs that a router may have accepted without an answer; their pictures stay, though another router refuses."""
 
-    async def known(self, order: EditOrder) -> Prepared | None:
+    async def known(self, order: EditOrder) -> PreparedJob | None:
         """The job that was accepted under the order's key, as :func:`check_same` allows; None without key or job."""
         if order.fingerprint is None:
             return None
@@ -88,9 +88,9 @@ class Submission:
         except JobNotFound:
             return None
         check_same(record.job, order.fingerprint)
-        return Prepared(record.job, order.deadline, known=True)
+        return PreparedJob(record.job, order.deadline, known=True)
 
-    async def submit(self, prepared: Prepared) -> Job:
+    async def submit(self, prepared: PreparedJob) -> Job:
         """Make a job durable; the job that is carried out, which may be another request's with the same key.
 
         A job without a key is cancelled if the caller is cancelled meanwhile. What is raised says why the job was not
@@ -113,7 +113,7 @@ class Submission:
         return job
 
     @asynccontextmanager
-    async def awaited(self, prepared: Prepared, *, streamed: bool) -> AsyncIterator[AwaitedJob]:
+    async def awaited(self, prepared: PreparedJob, *, streamed: bool) -> AsyncIterator[AwaitedJob]:
         """A job while its request waits. Leaving before it has ended cancels it, unless it is shared."""
         job = prepared.job
         async with AsyncExitStack() as stack:
@@ -192,8 +192,8 @@ class Submission:
             deadline = Deadline.after_ms(TRY_S * 1000)
             request = SubmitRequest(job=job, remaining_ms=deadline.remaining_ms())
             try:
-                with span("submit", Kind.ASKS, job=job.job_id):
-                    await self.bus.call(subjects.SUBMIT, request, Accepted, deadline)
+                with span("submit", TraceSpanKind.ASKS, job=job.job_id):
+                    await self.bus.call(subjects.SUBMIT, request, JobAck, deadline)
             except (ServiceUnavailable, DeadlineExceeded, InternalError) as error:
                 self.doubtful.add(job.job_id)
                 if isinstance(error, StorageFull):

@@ -13,7 +13,7 @@ from giornata import __version__
 from giornata.wire.adapters import ControlCard
 from giornata.wire.jobs import JobState, PromptTokens
 from giornata.wire.loras import LoraRecord, LoraState
-from giornata.wire.messages import Forecast
+from giornata.wire.messages import JobEstimate
 from giornata.wire.models import ModelCard
 from giornata.wire.progress import JobRecord
 from giornata.wire.samplers import Sampler
@@ -240,7 +240,7 @@ def _infotext(info: PaintedInfo, seed: int) -> str:
     )
 
 
-def progress(records: Sequence[JobRecord], forecast: Forecast | None, now: float) -> ProgressView:
+def progress(records: Sequence[JobRecord], forecast: JobEstimate | None, now: float) -> ProgressView:
     """How far the first of a tenant's jobs is, by a `forecast` of it; `now` is the Unix time in seconds."""
     if not records:
         return ProgressView()

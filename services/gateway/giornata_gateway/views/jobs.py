@@ -18,7 +18,7 @@ from giornata.wire.defaults import ToldQuality
 from giornata.wire.errors import GiornataError
 from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import Box, JobState, Priority
-from giornata.wire.messages import Forecast
+from giornata.wire.messages import JobEstimate
 from giornata.wire.models import Task
 from giornata.wire.progress import JobRecord, RowRecord
 from giornata.wire.requests import OutputFormat
@@ -42,7 +42,7 @@ PartialImageKind = Literal["image_edit.partial_image", "image_generation.partial
 CompletedKind = Literal["image_edit.completed", "image_generation.completed"]
 
 
-class Kinds(NamedTuple):
+class TaskEventNames(NamedTuple):
     """What a task's jobs and events are called."""
 
     job: JobKind
@@ -52,10 +52,10 @@ class Kinds(NamedTuple):
 
 
 KINDS: Final = {
-    Task.EDIT: Kinds(
+    Task.EDIT: TaskEventNames(
         "image_edit.job", "image_edit.progress", "image_edit.partial_image", "image_edit.completed"
     ),
-    Task.GENERATE: Kinds(
+    Task.GENERATE: TaskEventNames(
         "image_generation.job",
         "image_generation.progress",
         "image_generation.partial_image",
@@ -133,7 +133,7 @@ class JobView(View):
     """Why the job as a whole failed."""
 
 
-def job_view(record: JobRecord, base_url: str, forecast: Forecast | None = None) -> JobView:
+def job_view(record: JobRecord, base_url: str, forecast: JobEstimate | None = None) -> JobView:
     """The status of a job; the steps of `forecast` are used while it is running."""
     steps = dict(forecast.steps) if forecast else {}
     job = record.job
@@ -169,7 +169,7 @@ def job_view(record: JobRecord, base_url: str, forecast: Forecast | None = None)
     )
 
 
-def forecast_fields(forecast: Forecast | None) -> dict[str, Any]:
+def forecast_fields(forecast: JobEstimate | None) -> dict[str, Any]:
     """What a job's status and its first event tell of a forecast; nothing where the router does not know."""
     if forecast is None or forecast.position is None or forecast.finish_ms is None:
         return {}

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping
 
 from giornata.wire.jobs import BlobRef, Box
-from giornata.wire.masks import MaskedRegion, MaskMade, MaskReply
+from giornata.wire.masks import MaskedRegion, MaskMessageReply, MaskReply
 from giornata_gateway.views.answers import View
 
 
@@ -61,7 +61,7 @@ def mask_answer(reply: MaskReply, pngs: Mapping[str, bytes], created: int) -> Ma
     )
 
 
-def mask_made(reply: MaskReply, pngs: Mapping[str, bytes]) -> MaskMade:
+def mask_made(reply: MaskReply, pngs: Mapping[str, bytes]) -> MaskMessageReply:
     """The answer over NATS; `pngs` are the masks that travel inside it, by the keys of their blobs."""
 
     def travelling(ref: BlobRef) -> tuple[bytes | None, BlobRef | None]:
@@ -73,7 +73,7 @@ def mask_made(reply: MaskReply, pngs: Mapping[str, bytes]) -> MaskMade:
             data, ref = travelling(one.mask)
             regions.append(MaskedRegion(score=one.score, box=one.box, area=one.area, data=data, ref=ref))
     data, ref = travelling(reply.mask)
-    return MaskMade(
+    return MaskMessageReply(
         width=reply.width,
         height=reply.height,
         regions=tuple(regions),

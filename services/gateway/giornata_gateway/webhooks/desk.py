@@ -36,7 +36,7 @@ from giornata_gateway.config import GatewayConfig
 from giornata_gateway.jobs.records import JobRecords
 from giornata_gateway.webhooks.rules import addresses, signing, trying
 from giornata_gateway.webhooks.secret_file import read_secrets
-from giornata_gateway.webhooks.sending import Sender
+from giornata_gateway.webhooks.sending import WebhookSender
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +52,7 @@ Payload = Callable[[JobRecord], str]
 """What is told of a job that has ended."""
 
 
-class WebhookDesk:
+class WebhookService:
     """The webhooks of all tenants. :meth:`sending` sends them."""
 
     def __init__(
@@ -63,13 +63,13 @@ class WebhookDesk:
         jobs: JobRecords,
         *,
         payload: Payload,
-        count: Callable[[trying.Outcome], None],
+        count: Callable[[trying.DeliveryOutcome], None],
     ) -> None:
         self._retry_s, self._bus, self._records, self._jobs = config.webhook_retry_s, bus, records, jobs
         self._payload, self._count = payload, count
         self._masters = read_secrets(config.webhook_secret_file)
         self._networks = addresses.networks_in(config.webhook_networks)
-        self._patience = trying.Patience(config.webhook_attempts, config.webhook_retry_s)
+        self._patience = trying.WebhookRetryPolicy(config.webhook_attempts, config.webhook_retry_s)
         self._hooks: dict[str, WebhookRecord] = {}
         self._keys: dict[str, str] = {}
         """By job."""
@@ -146,7 +146,7 @@ class WebhookDesk:
             return
         done = subjects.events_of_kind(EventKind.DONE)
         async with (
-            Sender.open(self._networks) as sender,
+            WebhookSender.open(self._networks) as sender,
             self._bus.listen(done, DoneEvent, self._hear),
             asyncio.TaskGroup() as tasks,
         ):
@@ -187,7 +187,7 @@ class WebhookDesk:
         if hook is not None:
             self._keys.pop(hook.job_id, None)
 
-    async def _send_all(self, sender: Sender) -> None:
+    async def _send_all(self, sender: WebhookSender) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._news.clear()
@@ -201,7 +201,7 @@ class WebhookDesk:
                     async with asyncio.timeout(None if next_s is None else next_s - now_s):
                         await self._news.wait()
 
-    async def _attend(self, hook: WebhookRecord, key: str, sender: Sender) -> None:
+    async def _attend(self, hook: WebhookRecord, key: str, sender: WebhookSender) -> None:
         try:
             await self._attempt(hook, key, sender)
         except WebhookNotFound:  # its tenant has forgotten it
@@ -216,7 +216,7 @@ class WebhookDesk:
             self._busy.discard(key)
             self._news.set()
 
-    async def _attempt(self, hook: WebhookRecord, key: str, sender: Sender) -> None:
+    async def _attempt(self, hook: WebhookRecord, key: str, sender: WebhookSender) -> None:
         body = hook.body
         if body is None:
             self._looks_s[key] = (
@@ -245,7 +245,7 @@ class WebhookDesk:
         if status is not None and 200 <= status < 300:
             await self._records.delete(hook)
             self._forgotten(key)
-            self._count(trying.Outcome.TAKEN)
+            self._count(trying.DeliveryOutcome.TAKEN)
             log.info("webhook_taken", job=hook.job_id, attempts=hook.attempts + 1)
             return
         now_s = time.time()
@@ -255,7 +255,7 @@ class WebhookDesk:
             lambda present: trying.failed(present, why, status, now_s, self._patience),
         )
         over = hook.state is WebhookState.DEAD
-        self._count(trying.Outcome.GIVEN_UP if over else trying.Outcome.FAILED)
+        self._count(trying.DeliveryOutcome.GIVEN_UP if over else trying.DeliveryOutcome.FAILED)
         log.info("webhook_not_taken", tenant=hook.tenant, job=hook.job_id, why=why, attempts=hook.attempts)
 
     async def _told(self, hook: WebhookRecord) -> str | None:

@@ -26,7 +26,7 @@ class AddressRefusedError(OSError):
     """This address may not be connected to."""
 
 
-class Sender:
+class WebhookSender:
     """Sends webhooks. Make it with :meth:`open`."""
 
     def __init__(self, sessions: Mapping[str, aiohttp.ClientSession]) -> None:
@@ -35,7 +35,7 @@ class Sender:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, networks: Sequence[Network]) -> AsyncIterator[Sender]:
+    async def open(cls, networks: Sequence[Network]) -> AsyncIterator[WebhookSender]:
         """Connect to public addresses over HTTPS, and to `networks` over either.
 
         A name is resolved for each attempt, and each address is looked at as its socket is made: there is no second

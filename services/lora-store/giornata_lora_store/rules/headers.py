@@ -42,7 +42,7 @@ _STYLES: Final[tuple[tuple[LoraStyle, re.Pattern[str]], ...]] = (
 """By how names of modules begin; PEFT's begin with a module of the network itself."""
 
 
-class Tensor(NamedTuple):
+class TensorInfo(NamedTuple):
     """A tensor of a header."""
 
     dtype: str
@@ -51,7 +51,7 @@ class Tensor(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Limits:
+class LoraSizeLimits:
     """The largest LoRA that is accepted."""
 
     rank: int
@@ -59,7 +59,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Found:
+class LoraHeader:
     """What a header says."""
 
     style: LoraStyle
@@ -68,7 +68,7 @@ class Found:
     modules: int
 
 
-def recognised(tensors: Mapping[str, Tensor], limits: Limits) -> Found:
+def recognised(tensors: Mapping[str, TensorInfo], limits: LoraSizeLimits) -> LoraHeader:
     """What a file with these tensors is.
 
     Raises:
@@ -77,7 +77,7 @@ def recognised(tensors: Mapping[str, Tensor], limits: Limits) -> Found:
     """
     if len(tensors) > limits.tensors:
         raise LoraTooLarge(received=f"{len(tensors)} tensors", accepted=f"at most {limits.tensors}")
-    factors: defaultdict[str, dict[bool, Tensor]] = defaultdict(dict)
+    factors: defaultdict[str, dict[bool, TensorInfo]] = defaultdict(dict)
     scaled: set[str] = set()
     if control := next((name for name in sorted(tensors) if CONTROL.search(name)), None):
         raise _other_kind("Control LoRA", control)
@@ -96,10 +96,10 @@ def recognised(tensors: Mapping[str, Tensor], limits: Limits) -> Found:
     rank = max(_rank(module, pair) for module, pair in factors.items())
     if rank > limits.rank:
         raise LoraTooLarge(received=f"rank {rank}", accepted=f"rank {limits.rank} at most")
-    return Found(_style(factors), rank, len(factors))
+    return LoraHeader(_style(factors), rank, len(factors))
 
 
-def _scaled(name: str, tensor: Tensor) -> str | None:
+def _scaled(name: str, tensor: TensorInfo) -> str | None:
     """The module whose alpha a tensor is; None if it is a factor."""
     if not _NAME.match(name):
         raise _unknown("A tensor has a name that no module has.", name)
@@ -112,7 +112,7 @@ def _scaled(name: str, tensor: Tensor) -> str | None:
     return name.removesuffix(ALPHA)
 
 
-def _factor(name: str, tensor: Tensor) -> FactorName:
+def _factor(name: str, tensor: TensorInfo) -> FactorName:
     """What the name of a factor says."""
     for kind, pattern in OTHERS:
         if pattern.search(name):
@@ -131,7 +131,7 @@ def _factor(name: str, tensor: Tensor) -> FactorName:
     return found
 
 
-def _rank(module: str, pair: Mapping[bool, Tensor]) -> int:
+def _rank(module: str, pair: Mapping[bool, TensorInfo]) -> int:
     if len(pair) != 2:
         raise _unknown("A module has one factor and not two.", module)
     down, up = pair[True].shape, pair[False].shape

@@ -48,7 +48,7 @@ class FluxImages(ControlledImages):
         return mask.to(torch.uint8)
 
 
-class InpaintImages(FluxImages, GeneratingImages):
+class FluxInpaintImages(FluxImages, GeneratingImages):
     """`FluxInpaintPipeline`: adds `mask` (tokens, 4 * latent_channels), one value a latent pixel, repeated.
 
     The pipeline encodes the masked picture too, which no step reads. It generates as `FluxPipeline`.
@@ -58,8 +58,8 @@ class InpaintImages(FluxImages, GeneratingImages):
     draws_unread = True
 
 
-class KontextImages(FluxImages, GeneratingImages, ReferringImages):
-    """`FluxKontextInpaintPipeline`: adds the mask as :class:`InpaintImages`.
+class FluxKontextImages(FluxImages, GeneratingImages, ReferringImages):
+    """`FluxKontextInpaintPipeline`: adds the mask as :class:`FluxInpaintImages`.
 
     Of a picture as a whole, at full strength, that is `FluxKontextPipeline`.
     """
@@ -72,7 +72,7 @@ class KontextImages(FluxImages, GeneratingImages, ReferringImages):
         return MODE
 
 
-class FillImages(FluxImages):
+class FluxFillImages(FluxImages):
     """`FluxFillPipeline`: adds `masked_image_latents` (tokens, 4 * latent_channels) and the mask in pixels.
 
     `mask` is (tokens, 4 * vae_scale_factor ** 2).

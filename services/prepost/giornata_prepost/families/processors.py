@@ -25,7 +25,7 @@ class PixtralTextProcessor(ProcessorMixin):  # type: ignore[misc]  # transformer
         return super().apply_chat_template(conversation, processor_kwargs=sized, **how)
 
 
-class TextProcessor(Qwen3VLProcessor):  # type: ignore[misc]  # transformers' is not typed
+class QwenTextProcessor(Qwen3VLProcessor):  # type: ignore[misc]  # transformers' is not typed
     """What `QwenImage21Pipeline` asks of its processor for prompts without pictures."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -54,7 +54,7 @@ PICTURE: Final = "<|image_pad|>"
 """Where a picture stands in a prompt; each of its tokens is one of these."""
 
 
-class PictureProcessor(Qwen2VLProcessor):  # type: ignore[misc]  # transformers' is not typed
+class QwenPictureProcessor(Qwen2VLProcessor):  # type: ignore[misc]  # transformers' is not typed
     """What Qwen-Image-Edit's pipelines ask of their processor: prompts, each with as many pictures."""
 
     def __init__(self, image_processor: Any, tokenizer: Any) -> None:

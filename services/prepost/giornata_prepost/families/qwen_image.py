@@ -18,7 +18,7 @@ from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import (
 from PIL import Image
 
 from giornata_prepost.families.pipeline import MODE, SAMPLE, GeneratingImages, PipelineImages, ReferringImages
-from giornata_prepost.families.processors import PictureProcessor, TextProcessor
+from giornata_prepost.families.processors import QwenPictureProcessor, QwenTextProcessor
 from giornata_prepost.families.protocol import SeenPictures, Tensors
 from giornata_prepost.images.geometry import Size
 
@@ -43,7 +43,7 @@ class Qwen21Images(GeneratingImages):
 
     @classmethod
     def _loaded(cls, folder: Path) -> dict[str, Any]:
-        return {"processor": TextProcessor.of(folder / "processor")}
+        return {"processor": QwenTextProcessor.of(folder / "processor")}
 
     def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - protocol
         """`prompt_embeds` (text_tokens, dim) of the prompt's own tokens: there is no padding."""
@@ -71,7 +71,7 @@ class QwenEditImages(PipelineImages):
 
     @classmethod
     def _loaded(cls, folder: Path) -> dict[str, Any]:
-        return {"processor": PictureProcessor.of(folder / "processor")}
+        return {"processor": QwenPictureProcessor.of(folder / "processor")}
 
     def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:
         """`prompt_embeds` (text_tokens, dim) of the picture's tokens and the prompt's: there is no padding."""

@@ -79,7 +79,7 @@ FIELD: Final = "controlnets"
 
 
 @dataclass(frozen=True)
-class View:
+class ModelCrop:
     """What of a picture the model sees, and how large."""
 
     picture: Size
@@ -92,7 +92,7 @@ class View:
 
 
 def control_images(
-    files: Sequence[bytes], uses: Sequence[ControlUse], view: View, max_pixels: int
+    files: Sequence[bytes], uses: Sequence[ControlUse], view: ModelCrop, max_pixels: int
 ) -> bytes | None:
     """The control images of a job, see :attr:`giornata.wire.jobs.Inspection.controls`; None without any.
 
@@ -130,7 +130,7 @@ def control_images(
     return save(named) if named else None
 
 
-def seen(pixels: Pixels, view: View, index: int) -> Pixels:
+def seen(pixels: Pixels, view: ModelCrop, index: int) -> Pixels:
     """What the model sees of control image `index`, (height, width, 3): the same part as of the picture, resized alike.
 
     A control image of another size shows the picture scaled; its part begins and ends at the nearest pixels.
@@ -160,7 +160,7 @@ def _edge(edge: int, length: int, other: int) -> int:
     return (2 * edge * other + length) // (2 * length)
 
 
-def _own(view: View) -> Pixels:
+def _own(view: ModelCrop) -> Pixels:
     if view.pixels is None:
         raise InvalidField(
             "A ControlNet is to see the picture that is edited, and a generation has none.",

@@ -15,7 +15,7 @@ from giornata_prepost.images.geometry import Box, Size, crops_alike, output_size
 from giornata_prepost.images.paste import paste, resize
 from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, encode_as_asked, flatten
 from giornata_prepost.images.references import prepare
-from giornata_prepost.images.stages import Inspected, PixelLimits, Sizes
+from giornata_prepost.images.stages import EditSizes, InspectedEdit, PixelLimits
 
 
 def inspect_regions(  # noqa: PLR0917 - the pool passes by position
@@ -25,7 +25,7 @@ def inspect_regions(  # noqa: PLR0917 - the pool passes by position
     card: ModelCard,
     limits: PixelLimits,
     references: Sequence[bytes] = (),
-) -> Inspected:
+) -> InspectedEdit:
     """Measure an edit whose `regions`, files of masks, are painted one by one. Nothing of it is reused.
 
     At most one region's alpha is in memory.
@@ -55,8 +55,8 @@ def inspect_regions(  # noqa: PLR0917 - the pool passes by position
         touched += int(np.count_nonzero(masks.cells(mask, card.pixel_multiple)))
         prepared[f"image_{index}"] = np.ascontiguousarray(seen)
         prepared[f"mask_{index}"] = mask.astype(np.uint8) * np.uint8(255)
-    sizes = Sizes.of(original, model, beside, parameters, card, limits)
-    return Inspected(
+    sizes = EditSizes.of(original, model, beside, parameters, card, limits)
+    return InspectedEdit(
         **vars(sizes),
         compute_tokens=touched,
         mask_ratio=touched / (sizes.tokens * len(crops)),

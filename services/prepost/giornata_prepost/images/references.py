@@ -40,14 +40,14 @@ KONTEXT_SIDES: Final = (
 """Widths of the sizes on which Flux Kontext was trained, in ascending order; the heights are the same, descending."""
 
 
-class Placing(NamedTuple):
+class ReferenceCrop(NamedTuple):
     """How a picture becomes a reference: it is resized, and a part of that is cut out."""
 
     scaled: Size
     cut_out: Box
 
 
-class Prepared(NamedTuple):
+class PreparedReferences(NamedTuple):
     """The references of a job, ready for the autoencoder."""
 
     grids: tuple[tuple[int, int], ...]
@@ -57,11 +57,13 @@ class Prepared(NamedTuple):
     pictures: tuple[Pixels, ...]
 
 
-Sizing = Callable[[Size, int, int], Placing]
+Sizing = Callable[[Size, int, int], ReferenceCrop]
 """Places a picture of a size, given the most pixels and the pixels of a token's side."""
 
 
-def prepare(files: Sequence[bytes], card: ModelCard, max_pixels: int, budget_pixels: int) -> Prepared:
+def prepare(
+    files: Sequence[bytes], card: ModelCard, max_pixels: int, budget_pixels: int
+) -> PreparedReferences:
     """The references in `files`, as `card` looks at them.
 
     Raises:
@@ -74,20 +76,22 @@ def prepare(files: Sequence[bytes], card: ModelCard, max_pixels: int, budget_pix
         (side.height // card.pixel_multiple, side.width // card.pixel_multiple)
         for side in map(Size.of, pictures)
     )
-    return Prepared(grids, save(named_references(pictures)) if pictures else None, pictures)
+    return PreparedReferences(grids, save(named_references(pictures)) if pictures else None, pictures)
 
 
-def cropped(picture: Size, most_pixels: int, multiple: int) -> Placing:
+def cropped(picture: Size, most_pixels: int, multiple: int) -> ReferenceCrop:
     """As `Flux2KleinInpaintPipeline`: scaled down to so many pixels, and cut to the multiple around its middle."""
     most = min(MAX_PIXELS, most_pixels)
     scaled = of_area(picture, most) if picture.pixels > most else picture
     if min(scaled) < multiple:  # nothing can be cut out of a strip
         return _whole(model_size(picture, most, multiple))
     width, height = (side // multiple * multiple for side in scaled)
-    return Placing(scaled, Box((scaled.width - width) // 2, (scaled.height - height) // 2, width, height))
+    return ReferenceCrop(
+        scaled, Box((scaled.width - width) // 2, (scaled.height - height) // 2, width, height)
+    )
 
 
-def of_kontext(picture: Size, most_pixels: int, multiple: int) -> Placing:
+def of_kontext(picture: Size, most_pixels: int, multiple: int) -> ReferenceCrop:
     """As `FluxKontextPipeline`: the size, of those it was trained on, whose aspect ratio is the nearest."""
     sizes = map(Size, KONTEXT_SIDES, reversed(KONTEXT_SIDES))
     aspect = picture.width / picture.height
@@ -95,7 +99,7 @@ def of_kontext(picture: Size, most_pixels: int, multiple: int) -> Placing:
     return _whole(model_size(nearest, most_pixels, multiple))
 
 
-def of_edit_plus(picture: Size, most_pixels: int, multiple: int) -> Placing:  # noqa: ARG001 - sides have 32 pixels
+def of_edit_plus(picture: Size, most_pixels: int, multiple: int) -> ReferenceCrop:  # noqa: ARG001 - sides have 32 pixels
     """As `QwenImageEditPlusPipeline`: scaled up or down to about so many pixels, sides rounded to multiples of 32."""
     area, aspect = min(MAX_PIXELS, most_pixels), picture.width / picture.height
     width = sqrt(area * aspect)
@@ -116,5 +120,5 @@ def _placed(pixels: Pixels, card: ModelCard, budget_pixels: int) -> Pixels:
     return np.ascontiguousarray(resize(flatten(pixels), placing.scaled)[placing.cut_out.window])
 
 
-def _whole(size: Size) -> Placing:
-    return Placing(size, Box(0, 0, *size))
+def _whole(size: Size) -> ReferenceCrop:
+    return ReferenceCrop(size, Box(0, 0, *size))

@@ -34,7 +34,7 @@ EVERYWHERE: Final = np.ones((3, 3), np.bool_)
 """Pieces that touch at a corner are one."""
 
 
-class Wanted(NamedTuple):
+class RegionCriteria(NamedTuple):
     """Which regions are taken."""
 
     threshold: float
@@ -51,7 +51,7 @@ class HeatMap(NamedTuple):
     heat: Heat
 
 
-class Candidate(NamedTuple):
+class Detection(NamedTuple):
     """What a detector sees: one thing."""
 
     score: float
@@ -61,11 +61,11 @@ class Candidate(NamedTuple):
     """Its outline; None: all of the box."""
 
 
-Seen = HeatMap | tuple[Candidate, ...]
+Seen = HeatMap | tuple[Detection, ...]
 
 
 @dataclass(frozen=True)
-class Piece:
+class ScoredRegion:
     """A region; it has at least one pixel."""
 
     score: float
@@ -73,7 +73,7 @@ class Piece:
     """(height, width) of the picture, or of the smaller one in which regions are cut out."""
 
 
-class Shown(NamedTuple):
+class SegmentedRegion(NamedTuple):
     """A finished region, in pixels of the upright picture."""
 
     score: float
@@ -82,11 +82,11 @@ class Shown(NamedTuple):
     png: bytes | None
 
 
-class Masks(NamedTuple):
+class SegmentationMasks(NamedTuple):
     """The finished masks of a picture."""
 
     size: Size
-    regions: tuple[Shown, ...]
+    regions: tuple[SegmentedRegion, ...]
     """The best score first."""
     png: bytes
     """All of them together."""
@@ -105,9 +105,9 @@ def looked_at(image: bytes, max_pixels: int, seen_pixels: int) -> tuple[Pixels, 
     return np.ascontiguousarray(resize(pixels, _at_most(size, seen_pixels))), size
 
 
-def distinct(candidates: Sequence[Candidate], wanted: Wanted) -> tuple[Candidate, ...]:
+def distinct(candidates: Sequence[Detection], wanted: RegionCriteria) -> tuple[Detection, ...]:
     """The candidates that are taken, the best first: of boxes that show one thing, the best (greedy suppression)."""
-    taken: list[Candidate] = []
+    taken: list[Detection] = []
     for candidate in sorted(candidates, key=lambda one: one.score, reverse=True):
         if candidate.score < wanted.threshold or len(taken) == wanted.most:
             break
@@ -126,7 +126,7 @@ def overlap(one: Sequence[float], other: Sequence[float]) -> float:
     return width * height / (sum(areas) - width * height)
 
 
-def pieces(seen: Seen, size: Size, wanted: Wanted) -> list[Piece]:
+def pieces(seen: Seen, size: Size, wanted: RegionCriteria) -> list[ScoredRegion]:
     """The regions that are taken, the best score first, at `size`."""
     parts = _of_heat(seen.heat, size, wanted) if isinstance(seen, HeatMap) else _of_boxes(seen, size, wanted)
     least = max(1, int(LEAST_SHARE * size.pixels))
@@ -141,7 +141,7 @@ def best_score(seen: Seen) -> float:
     return max((candidate.score for candidate in seen), default=0.0)
 
 
-def finished(seen: Seen, size: Size, wanted: Wanted, words: str) -> Masks:
+def finished(seen: Seen, size: Size, wanted: RegionCriteria, words: str) -> SegmentationMasks:
     """The masks of what a segmenter saw of `words` in a picture of this `size`.
 
     Raises:
@@ -156,7 +156,7 @@ def finished(seen: Seen, size: Size, wanted: Wanted, words: str) -> Masks:
         )
     together = np.logical_or.reduce([piece.mask for piece in found])
     shown = [_shown(piece, size, each=wanted.each) for piece in found]
-    return Masks(size, tuple(shown), png(nearest(together, size)))
+    return SegmentationMasks(size, tuple(shown), png(nearest(together, size)))
 
 
 def png(mask: Region) -> bytes:
@@ -166,7 +166,7 @@ def png(mask: Region) -> bytes:
     return target.getvalue()
 
 
-def _shown(piece: Piece, size: Size, *, each: bool) -> Shown:
+def _shown(piece: ScoredRegion, size: Size, *, each: bool) -> SegmentedRegion:
     """At `size`; only the region's box is resized, by :func:`nearest`, since it is a small part of a large picture."""
     left, top, width, height = bounds(piece.mask, 0)
     top, rows = _pixels(top, height, piece.mask.shape[0], size.height)
@@ -178,7 +178,7 @@ def _shown(piece: Piece, size: Size, *, each: bool) -> Shown:
         mask = np.zeros((size.height, size.width), np.bool_)
         mask[box.window] = inside
         whole = png(mask)
-    return Shown(piece.score, box, int(np.count_nonzero(inside)), whole)
+    return SegmentedRegion(piece.score, box, int(np.count_nonzero(inside)), whole)
 
 
 def _pixels(first: int, length: int, cells: int, pixels: int) -> tuple[int, npt.NDArray[np.int64]]:
@@ -187,7 +187,7 @@ def _pixels(first: int, length: int, cells: int, pixels: int) -> tuple[int, npt.
     return start, (2 * np.arange(start, end) + 1) * cells // (2 * pixels)
 
 
-def _of_heat(heat: Heat, size: Size, wanted: Wanted) -> Iterator[Piece]:
+def _of_heat(heat: Heat, size: Size, wanted: RegionCriteria) -> Iterator[ScoredRegion]:
     """Connected pieces; the score of each is its highest."""
     smooth = _resized(heat, size)
     labels, count = scipy.ndimage.label(smooth >= wanted.threshold, EVERYWHERE)
@@ -197,16 +197,16 @@ def _of_heat(heat: Heat, size: Size, wanted: Wanted) -> Iterator[Piece]:
     least = LEAST_SHARE * size.pixels
     large = [number for number in numbers if areas[number - 1] >= least]
     best = sorted(large, key=lambda number: peaks[number - 1], reverse=True)[: wanted.most]
-    return (Piece(float(peaks[number - 1]), labels == number) for number in best)
+    return (ScoredRegion(float(peaks[number - 1]), labels == number) for number in best)
 
 
-def _of_boxes(candidates: Sequence[Candidate], size: Size, wanted: Wanted) -> Iterator[Piece]:
+def _of_boxes(candidates: Sequence[Detection], size: Size, wanted: RegionCriteria) -> Iterator[ScoredRegion]:
     for score, box, heat in distinct(candidates, wanted):
         window = _window(box, size)
         mask = np.zeros((size.height, size.width), np.bool_)
         # an outline says inside or outside, and how sure the detector is says whether it counts
         mask[window] = True if heat is None else _resized(heat, size)[window] >= 0.5
-        yield Piece(score, mask)
+        yield ScoredRegion(score, mask)
 
 
 def _window(box: Sequence[float], size: Size) -> tuple[slice, slice]:

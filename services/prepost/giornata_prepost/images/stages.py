@@ -17,12 +17,12 @@ from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.values import CellMap
 from giornata_prepost.images import masks
-from giornata_prepost.images.controls import View, control_images
+from giornata_prepost.images.controls import ModelCrop, control_images
 from giornata_prepost.images.geometry import Box, Size, crop_box, crop_size, model_size, output_size
 from giornata_prepost.images.masks import Alpha
 from giornata_prepost.images.paste import paste, resize
 from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, encode_as_asked, flatten
-from giornata_prepost.images.references import Prepared, prepare
+from giornata_prepost.images.references import PreparedReferences, prepare
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PixelLimits:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class EditSizes:
     """How large the pictures of one edit are, as :class:`giornata.wire.jobs.Inspection` explains."""
 
     width: int
@@ -55,7 +55,7 @@ class Sizes:
         cls,
         original: DecodedPicture,
         model: Size,
-        beside: Prepared,
+        beside: PreparedReferences,
         parameters: EditParameters,
         card: ModelCard,
         limits: PixelLimits,
@@ -91,7 +91,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Inspected(Sizes):
+class InspectedEdit(EditSizes):
     """Measures of one edit, and the blobs to be stored."""
 
     compute_tokens: int
@@ -114,14 +114,14 @@ class Inspected(Sizes):
     """See :attr:`giornata.wire.jobs.Inspection.crops`."""
 
 
-class Controls(NamedTuple):
+class ControlFiles(NamedTuple):
     """The files of a job's control images, and the ControlNets that see them."""
 
     files: Sequence[bytes] = ()
     uses: Sequence[ControlUse] = ()
 
 
-NO_CONTROLS: Final = Controls()
+NO_CONTROLS: Final = ControlFiles()
 
 
 def inspect(  # noqa: PLR0917 - the pool passes by position
@@ -131,8 +131,8 @@ def inspect(  # noqa: PLR0917 - the pool passes by position
     card: ModelCard,
     limits: PixelLimits,
     references: Sequence[bytes] = (),
-    controls: Controls = NO_CONTROLS,
-) -> Inspected:
+    controls: ControlFiles = NO_CONTROLS,
+) -> InspectedEdit:
     """Measure an edit that `card` will compute; `image`, `mask` and `references` are files as they were sent.
 
     Raises:
@@ -149,7 +149,7 @@ def inspect(  # noqa: PLR0917 - the pool passes by position
 
 def inspect_template(
     image: bytes, parameters: EditParameters, card: ModelCard, limits: PixelLimits
-) -> Inspected:
+) -> InspectedEdit:
     """Measure a template: the picture as its edits see it, with an empty mask. Of `parameters`, `size` is read.
 
     Raises:
@@ -157,7 +157,7 @@ def inspect_template(
     """
     original = decode(image, limits.max_pixels)
     nothing = np.zeros(original.pixels.shape[:2], np.float32)
-    found, _ = _measured(original, nothing, parameters, card, limits, Prepared((), None, ()))
+    found, _ = _measured(original, nothing, parameters, card, limits, PreparedReferences((), None, ()))
     return found
 
 
@@ -209,18 +209,18 @@ def _measured(  # noqa: PLR0917 - one of two callers has no mask
     parameters: EditParameters,
     card: ModelCard,
     limits: PixelLimits,
-    beside: Prepared,
-) -> tuple[Inspected, View]:
+    beside: PreparedReferences,
+) -> tuple[InspectedEdit, ModelCrop]:
     """Measures of an edit, or of a template, whose alpha is 0 everywhere; and what the model sees of it."""
     size = Size.of(original.pixels)
     crop, model = visible(alpha, parameters.padding_mask_crop, card, limits.budget_pixels)
     window = (crop or Box(0, 0, *size)).window
     seen = resize(flatten(original.pixels[window]), model)
     edited = masks.model_mask(alpha[window], model, card.mask_grain)
-    sizes = Sizes.of(original, model, beside, parameters, card, limits)
+    sizes = EditSizes.of(original, model, beside, parameters, card, limits)
     compute_tokens = int(np.count_nonzero(masks.cells(edited, card.pixel_multiple)))
     computed = masks.compute_set(edited, parameters.halo, card.pixel_multiple)
-    found = Inspected(
+    found = InspectedEdit(
         **vars(sizes),
         compute_tokens=compute_tokens,
         mask_ratio=compute_tokens / sizes.tokens,
@@ -234,7 +234,7 @@ def _measured(  # noqa: PLR0917 - one of two callers has no mask
         alpha=masks.pack(alpha),
         references=beside.packed,
     )
-    return found, View(size, crop, model, seen)
+    return found, ModelCrop(size, crop, model, seen)
 
 
 def _mask_key(edited: masks.Region) -> str:

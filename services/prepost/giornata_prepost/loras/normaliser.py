@@ -13,7 +13,7 @@ from giornata.checkpoints import checkpoint_folder
 from giornata.lora_transfer import fetch, sending
 from giornata.scratch import scratch_folder
 from giornata.wire.errors import MalformedMessage
-from giornata.wire.loras import PIECE_BYTES, Canonical, LoraRecord, NormaliseLora, StoredFile
+from giornata.wire.loras import PIECE_BYTES, CanonicalLora, LoraRecord, NormaliseLora, StoredFile
 from giornata.wire.models import ModelCard
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.loras.work import LoraPool, normalised
@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Normaliser:
+class LoraNormaliser:
     """LoRAs for the checkpoint of a configuration, one at a time."""
 
     bus: Bus
@@ -31,7 +31,7 @@ class Normaliser:
     config: PrepostConfig
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def answer(self, request: NormaliseLora) -> Canonical:
+    async def answer(self, request: NormaliseLora) -> CanonicalLora:
         """Make the canonical file of a LoRA; raises why there is none."""
         lora = request.lora
         if lora.source is None or lora.model != self.card.name:
@@ -40,7 +40,7 @@ class Normaliser:
             with scratch_folder() as folder:
                 return await self._made(lora, lora.source, folder)
 
-    async def _made(self, lora: LoraRecord, source: StoredFile, folder: Path) -> Canonical:
+    async def _made(self, lora: LoraRecord, source: StoredFile, folder: Path) -> CanonicalLora:
         read, written = folder / "source", folder / "canonical"
         await fetch(self.bus, source, read, self.config.lora_file_bytes)
         checkpoint = await asyncio.to_thread(checkpoint_folder, self.config.model)
@@ -54,7 +54,7 @@ class Normaliser:
                     await upload.write(data)
             kept = await upload.keep()
         log.info("lora_normalised", lora=lora.lora_id, modules=made.modules, compute_ms=round(compute_ms))
-        return Canonical(
+        return CanonicalLora(
             file=kept,
             model_digest=self.card.digest,
             rank=made.rank,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from giornata.wire.errors import LoraMismatch, LoraNotFinite, LoraNotSupported, LoraUnreadable
 from giornata_prepost.loras.canonical import TEXT_ENCODERS, write_canonical
 from giornata_prepost.loras.checkpoint_modules import CheckpointModules
-from giornata_prepost.loras.source import Factors, read_source
+from giornata_prepost.loras.source import LoraFactors, read_source
 
 EIGHT_BITS: Final = (torch.float8_e4m3fn, torch.float8_e5m2)
 """Nothing computes with these; bfloat16 holds all their values."""
@@ -21,7 +21,7 @@ FIRST: Final = {"x_embedder", "img_in", "conv_in", "pos_embed.proj", "all_x_embe
 """Layers that take the latents, by families."""
 
 
-class Made(NamedTuple):
+class CanonicalLoraSummary(NamedTuple):
     """What a canonical file holds."""
 
     rank: int
@@ -31,7 +31,7 @@ class Made(NamedTuple):
     """In the factors of `modules`."""
 
 
-def normalise(source: Path, target: Path, folder: Path, told: Mapping[str, str]) -> Made:
+def normalise(source: Path, target: Path, folder: Path, told: Mapping[str, str]) -> CanonicalLoraSummary:
     """Write the canonical file `target` of the LoRA `source`, for the checkpoint in `folder`.
 
     `told` is what the file's metadata tell beside rank and text encoders: model, its digest, the source's digest.
@@ -58,7 +58,7 @@ def normalise(source: Path, target: Path, folder: Path, told: Mapping[str, str])
     facts = {"rank": str(rank), TEXT_ENCODERS: ",".join(sorted(found)), **told}
     write_canonical(target, written, facts)
     weights = sum(part.numel() for factors in network.values() for part in factors[:2])
-    return Made(rank, len(network), text_modules, weights)
+    return CanonicalLoraSummary(rank, len(network), text_modules, weights)
 
 
 def _loaded(source: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -73,7 +73,7 @@ def _loaded(source: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     }, told
 
 
-def _checked(found: Mapping[str, Factors], model: nn.Module, prefix: str) -> dict[str, Factors]:
+def _checked(found: Mapping[str, LoraFactors], model: nn.Module, prefix: str) -> dict[str, LoraFactors]:
     """The factors, if the model has such modules of such shapes; their names begin with `prefix`."""
     named = dict(model.named_modules())
     for path, factors in found.items():
@@ -110,7 +110,7 @@ def _shapes(module: nn.Module | None, rank: int) -> tuple[tuple[int, ...], tuple
     return None
 
 
-def _written(parts: Mapping[str, Factors]) -> dict[str, Tensor]:
+def _written(parts: Mapping[str, LoraFactors]) -> dict[str, Tensor]:
     """The tensors of the file, with alpha folded into the second factor.
 
     They keep the source's dtype, unless it has several or cannot hold a folded factor: then they are float32.
@@ -127,6 +127,6 @@ def _written(parts: Mapping[str, Factors]) -> dict[str, Tensor]:
     return written
 
 
-def _folded(factors: Factors) -> Tensor:
+def _folded(factors: LoraFactors) -> Tensor:
     """`up` times alpha / rank, float32."""
     return factors.up.float() * factors.scale

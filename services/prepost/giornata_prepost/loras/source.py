@@ -22,7 +22,7 @@ from giornata_prepost.loras.canonical import DOWN, UP
 from giornata_prepost.loras.checkpoint_modules import CheckpointModules
 
 
-class Traced(Tensor):
+class ProvenanceTensor(Tensor):
     """A tensor that knows from which sources it was computed; so does every result of an operation on it."""
 
     sources: frozenset[str] = frozenset()
@@ -45,9 +45,9 @@ class Traced(Tensor):
         return result
 
 
-def traced(name: str, tensor: Tensor) -> Traced:
+def traced(name: str, tensor: Tensor) -> ProvenanceTensor:
     """The same tensor as its own source."""
-    made = tensor.as_subclass(Traced)
+    made = tensor.as_subclass(ProvenanceTensor)
     made.sources = frozenset({name})
     return made
 
@@ -57,9 +57,9 @@ def untraced(tensor: Tensor) -> Tensor:
     return tensor.as_subclass(torch.Tensor)
 
 
-def _traced(values: Iterable[Any]) -> Iterable[Traced]:
+def _traced(values: Iterable[Any]) -> Iterable[ProvenanceTensor]:
     for value in values:
-        if isinstance(value, Traced):
+        if isinstance(value, ProvenanceTensor):
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _traced(value)
@@ -82,7 +82,7 @@ _WHOLE: Final = re.compile(r"(?P<block>.+attention[._])(?P<projection>qkv|out)")
 _PARTS: Final = {"qkv": ("to_q", "to_k", "to_v"), "out": ("to_out.0",)}
 
 
-class Factors(NamedTuple):
+class LoraFactors(NamedTuple):
     """One module's."""
 
     down: Tensor
@@ -93,17 +93,17 @@ class Factors(NamedTuple):
     """The product counts so many times: alpha / rank."""
 
 
-Named: TypeAlias = Mapping[str, Traced]
+Named: TypeAlias = Mapping[str, ProvenanceTensor]
 """Factors by a name of theirs."""
 Reading: TypeAlias = Callable[[Named, CheckpointModules], Mapping[str, Tensor]]
 """Renames factors, and splits those of modules that are one in the file and several in diffusers."""
-Placed: TypeAlias = dict[tuple[str, str], dict[bool, Traced]]
+Placed: TypeAlias = dict[tuple[str, str], dict[bool, ProvenanceTensor]]
 """Factors by part and module; the first one's key is true."""
 
 
 def read_source(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str], modules: CheckpointModules
-) -> dict[str, dict[str, Factors]]:
+) -> dict[str, dict[str, LoraFactors]]:
     """The factors in a file of any naming, by module, by part: the network, and text encoders.
 
     The first reading counts that finds a place for every factor.
@@ -185,7 +185,7 @@ def _like_ai_toolkit(named: Named, modules: CheckpointModules) -> Mapping[str, T
 
 def _respelled(
     named: Named, modules: CheckpointModules, prefix: str, dot: str, sides: tuple[str, str]
-) -> dict[str, Traced]:
+) -> dict[str, ProvenanceTensor]:
     respelled = {}
     for name, tensor in named.items():
         part, rest = modules.split(name)
@@ -199,7 +199,7 @@ def _respelled(
 class _OriginalWeights(dict[str, Tensor]):
     """Weights of an original checkpoint: second factors where the file has them, else nothing that counts."""
 
-    def __init__(self, factors: Mapping[str, Traced], known: Iterable[str]) -> None:
+    def __init__(self, factors: Mapping[str, ProvenanceTensor], known: Iterable[str]) -> None:
         super().__init__(dict.fromkeys(known, torch.zeros(6)))
         self._factors = factors
 
@@ -224,7 +224,7 @@ def _by_checkpoint(named: Named, modules: CheckpointModules) -> Mapping[str, Ten
     of_source = {source: name for name, one in ups.items() for source in one.sources}
     converted = {name: one for name, one in named.items() if modules.split(name)[0] != modules.network_name}
     for name, up in weights.items():
-        if isinstance(up, Traced):
+        if isinstance(up, ProvenanceTensor):
             module = name.removesuffix(".weight")
             (source,) = up.sources
             converted[f"{module}.lora_B.weight"] = up
@@ -246,7 +246,7 @@ def _placed(named: Mapping[str, Tensor], modules: CheckpointModules) -> Placed:
     placed: Placed = {}
     for name, factor in named.items():
         found = modules.find(name)
-        if found is None or not isinstance(factor, Traced):
+        if found is None or not isinstance(factor, ProvenanceTensor):
             continue
         part, path, is_down = found
         if is_down in placed.setdefault((part, path), {}):
@@ -267,7 +267,7 @@ def _left(
 
 def _sources(tensors: Iterable[Tensor]) -> frozenset[str]:
     """Names of the factors of which tensors are made."""
-    return frozenset[str]().union(*(one.sources for one in tensors if isinstance(one, Traced)))
+    return frozenset[str]().union(*(one.sources for one in tensors if isinstance(one, ProvenanceTensor)))
 
 
 def _is_repeated(name: str, placed: Placed, modules: CheckpointModules) -> bool:
@@ -319,9 +319,9 @@ def _guesses_alphas(names: Iterable[str], modules: CheckpointModules) -> bool:
 
 def _factors(
     placed: Placed, scales: Mapping[str, float], configs: Mapping[str, AdapterConfig]
-) -> dict[str, dict[str, Factors]]:
+) -> dict[str, dict[str, LoraFactors]]:
     """Pairs of factors, with their scales."""
-    made: dict[str, dict[str, Factors]] = {}
+    made: dict[str, dict[str, LoraFactors]] = {}
     for (part, module), pair in placed.items():
         if len(pair) != 2:
             raise LoraNotSupported("A module has one factor and not two.", received=f"{part}.{module}")
@@ -329,5 +329,5 @@ def _factors(
         rank = down.shape[0]
         own = _module(min(down.sources))
         scale = scales[own] if scales else configs[part].alpha(module, rank) / rank
-        made.setdefault(part, {})[module] = Factors(untraced(down), untraced(up), scale)
+        made.setdefault(part, {})[module] = LoraFactors(untraced(down), untraced(up), scale)
     return made

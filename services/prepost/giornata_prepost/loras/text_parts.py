@@ -89,7 +89,7 @@ FETCHES: Final = 2
 log = structlog.get_logger(__name__)
 
 
-class TextParts:
+class TextLoraCache:
     """Those of one instance, in `folder`, which is its own: at most `kept_bytes`, the least recently used go first.
 
     Used from one event loop.

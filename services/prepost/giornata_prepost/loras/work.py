@@ -10,7 +10,7 @@ from giornata.wire.errors import GiornataError, LoraTooLarge, LoraUnreadable
 from giornata_prepost.work import WorkPool
 
 if TYPE_CHECKING:
-    from giornata_prepost.loras.normalising import Made
+    from giornata_prepost.loras.normalising import CanonicalLoraSummary
 
 
 class LoraPool(WorkPool):
@@ -28,7 +28,7 @@ class LoraPool(WorkPool):
         return LoraUnreadable("Reading the LoRA ends the process that does it.")
 
 
-def normalised(source: Path, target: Path, folder: Path, told: Mapping[str, str]) -> Made:
+def normalised(source: Path, target: Path, folder: Path, told: Mapping[str, str]) -> CanonicalLoraSummary:
     """As :func:`giornata_prepost.loras.normalising.normalise`."""
     from giornata_prepost.loras.normalising import normalise  # noqa: PLC0415 - imports torch and diffusers
 

@@ -8,23 +8,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from giornata.scheduling.backlog import Computed, computed
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.line import Line
+from giornata.scheduling.backlog import JobFinishEstimate, computed
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.line import RowQueue
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.scheduler import ROW
-from giornata.scheduling.totals import Total
-from giornata.scheduling.waiting import QueuedJob, Waiting
+from giornata.scheduling.totals import DemandTotal
+from giornata.scheduling.waiting import JobQueue, QueuedJob
 from giornata.wire.errors import QueueTooLong
 from giornata.wire.jobs import Job, Priority
-from giornata.wire.messages import Forecast
+from giornata.wire.messages import JobEstimate
 from giornata.wire.models import ModelCard
 from giornata.wire.queues import QueueState
 from giornata.wire.workers import ServiceName
 from giornata_router.rules.stages import StagePlacement
 
 
-class Forecasting:
+class FinishTimeEstimator:
     """Tells when jobs end; a job whose pictures were not inspected counts as the latest one of its model.
 
     `prepost` are the stages beside denoising.
@@ -33,7 +33,7 @@ class Forecasting:
     def __init__(
         self,
         placement: Placement,
-        line: Line,
+        line: RowQueue,
         prepost: StagePlacement | None = None,
     ) -> None:
         self._placement, self._line = placement, line
@@ -41,12 +41,12 @@ class Forecasting:
         self._preparing: dict[str, QueuedJob] = {}
         """Carried jobs that neither wait for a worker nor have one."""
         self._preparing_by: Counter[Priority] = Counter()
-        self._latest: dict[str, Demand] = {}
+        self._latest: dict[str, JobDemand] = {}
         """The latest demand of each model, by its digest."""
         self._finishing: dict[str, float] = {}
         """When each job that is decoded and pasted should have its pictures, in seconds."""
 
-    def learn(self, demand: Demand) -> None:
+    def learn(self, demand: JobDemand) -> None:
         """Remember what a job asks for whose pictures were inspected."""
         self._latest[demand.model_digest] = demand
 
@@ -61,7 +61,7 @@ class Forecasting:
         if job is not None:
             self._preparing_by[job.priority] -= 1
 
-    def queue(self, waiting: Waiting, *, full: bool, unreadable: int = 0) -> QueueState:
+    def queue(self, waiting: JobQueue, *, full: bool, unreadable: int = 0) -> QueueState:
         """What telemetry tells of the jobs that no worker has; `full` where more jobs are refused."""
         line = self._line.totals.all
         return QueueState(
@@ -98,7 +98,7 @@ class Forecasting:
                 retry_after_s=float(math.ceil(wait_ms / 1e3 - limit_s)),
             )
 
-    def of(self, job: QueuedJob, now: float, waiting: int | None) -> Forecast | None:
+    def of(self, job: QueuedJob, now: float, waiting: int | None) -> JobEstimate | None:
         """The forecast of an unfinished job; None while it is unknown.
 
         `waiting` tells how many jobs come before one that is not carried yet; None for a carried one.
@@ -106,7 +106,7 @@ class Forecasting:
         stages_ms = self._prepost.wait_ms(job.model_digest, job, waiting or 0)
         if (finished_s := self._finishing.get(job.job_id)) is not None:
             waits_ms = stages_ms if job.job_id in self._prepost else 0.0
-            return Forecast(position=0, finish_ms=max(0.0, finished_s - now) * 1e3 + waits_ms)
+            return JobEstimate(position=0, finish_ms=max(0.0, finished_s - now) * 1e3 + waits_ms)
         if job.job_id in self._line or self._placement.assigned(job.job_id):
             return self._of_prepared(job.job_id, now)
         if waiting is None and job.job_id not in self._preparing:
@@ -119,9 +119,9 @@ class Forecasting:
         prepare_ms = stages_ms + self._prepost.costs.known(job.model_digest, "inspect", "encode").total_ms
         # others are computed while it is prepared
         computed_ms = max(found.finish_ms, prepare_ms + found.alone_ms)
-        return Forecast(position=ahead.jobs + before, finish_ms=computed_ms + self.finish_ms(expected))
+        return JobEstimate(position=ahead.jobs + before, finish_ms=computed_ms + self.finish_ms(expected))
 
-    def _of_prepared(self, job_id: str, now: float) -> Forecast | None:
+    def _of_prepared(self, job_id: str, now: float) -> JobEstimate | None:
         """The forecast of a job with rows in the line, or at workers, or both."""
         demands = [booking.demand for booking in self._placement.assigned(job_id)]
         computed_ms, position = self._placement.finish_ms(job_id), 0
@@ -135,9 +135,9 @@ class Forecasting:
             computed_ms = found and max(found.finish_ms, computed_ms or 0.0)
         if computed_ms is None:
             return None
-        return Forecast(position=position, finish_ms=computed_ms + sum(map(self.finish_ms, demands)))
+        return JobEstimate(position=position, finish_ms=computed_ms + sum(map(self.finish_ms, demands)))
 
-    def finish_ms(self, demand: Demand) -> float:
+    def finish_ms(self, demand: JobDemand) -> float:
         """Time that decoding and pasting all rows take."""
         return self._finish_ms(demand.model_digest, demand.rows)
 
@@ -161,7 +161,7 @@ class Forecasting:
         found: dict[str, float] = {}
         for card in self._served():
             latest = self._latest.get(card.digest)
-            demand = Demand(card.name, card.digest, latest.shapes[:1] if latest else (ROW,))
+            demand = JobDemand(card.name, card.digest, latest.shapes[:1] if latest else (ROW,))
             wait_ms = self._wait_ms(demand, self._line.totals.all, waiting)
             if wait_ms is not None:
                 found[card.name] = max(wait_ms, self._prepost.wait_ms(card.digest, jobs=waiting))
@@ -182,20 +182,20 @@ class Forecasting:
             return self._preparing_by[Priority.INTERACTIVE]
         return len(self._preparing)
 
-    def _wait_ms(self, demand: Demand, ahead: Total, jobs: int) -> float | None:
+    def _wait_ms(self, demand: JobDemand, ahead: DemandTotal, jobs: int) -> float | None:
         """How long `demand` would wait behind others and so many jobs like it; None while it is unknown."""
         if not ahead.jobs and not jobs and self._placement.has_room(demand):
             return 0.0
         found = self._computed(demand, ahead.size, jobs)
         return None if found is None else found.finish_ms - found.alone_ms
 
-    def _computed(self, demand: Demand, ahead: float, jobs: int = 0) -> Computed | None:
+    def _computed(self, demand: JobDemand, ahead: float, jobs: int = 0) -> JobFinishEstimate | None:
         """When `demand` is computed behind others and so many jobs like it, each piece by any worker."""
         piece, whole = demand.piece().size, demand.size
         amount = ahead + jobs * whole
         return computed(self._placement.prospects(demand.piece()), amount / piece, whole / piece)
 
-    def _expected(self, job: QueuedJob) -> Demand | None:
+    def _expected(self, job: QueuedJob) -> JobDemand | None:
         latest = self._latest.get(job.model_digest)
         if latest is None:
             return None

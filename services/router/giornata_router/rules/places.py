@@ -17,7 +17,7 @@ _FULL: Final[Mapping[Priority, type[QueueFull]]] = {
 }
 
 
-class Places:
+class QueueLimiter:
     """Counts jobs against `limits`; one tenant may take `tenant_share` of each limit, and at least one place."""
 
     def __init__(self, limits: Mapping[Priority, int], tenant_share: float) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from giornata.residency.host_tiers import HostTiers
-from giornata.residency.plans.values import Observed, Place, PlaceKind
+from giornata.residency.plans.values import AdapterTier, ResidencySnapshot, TierKind
 from giornata.wire.host_tiers import HostTier
 from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.workers import ServiceState, Tier
@@ -19,7 +19,7 @@ ASSUMED_BYTES_PER_S: Final = 5e8
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class LoraCatalogue:
     """The LoRAs that are ready, by the digest of their canonical file."""
 
     sizes: Mapping[str, int]
@@ -28,7 +28,7 @@ class Catalogue:
     """Unix time at which each was registered first."""
 
     @classmethod
-    def of(cls, records: Iterable[LoraRecord]) -> Catalogue:
+    def of(cls, records: Iterable[LoraRecord]) -> LoraCatalogue:
         """The catalogue in records; several of one file are one."""
         sizes: dict[str, int] = {}
         created_s: dict[str, int] = {}
@@ -45,12 +45,12 @@ class Catalogue:
 
 
 def observed(
-    catalogue: Catalogue,
+    catalogue: LoraCatalogue,
     tiers: HostTiers,
     workers: Iterable[ServiceState],
     adapters: Callable[[str], Mapping[str, Tier]],
     unix_s: float,
-) -> Observed:
+) -> ResidencySnapshot:
     """The cluster now.
 
     Args:
@@ -68,13 +68,13 @@ def observed(
         if digest not in held and unix_s - created_s < REGISTERED_S
     )
     devices = _devices(workers, adapters, catalogue.sizes)
-    return Observed((*hosts, *devices), catalogue.sizes, catalogue.pinned, registered)
+    return ResidencySnapshot((*hosts, *devices), catalogue.sizes, catalogue.pinned, registered)
 
 
-def _host(name: str, told: HostTier, held: Mapping[str, int]) -> Place:
-    return Place(
+def _host(name: str, told: HostTier, held: Mapping[str, int]) -> AdapterTier:
+    return AdapterTier(
         name,
-        PlaceKind.HOST,
+        TierKind.HOST,
         name,
         told.budget_bytes,
         dict(held),
@@ -86,7 +86,7 @@ def _devices(
     workers: Iterable[ServiceState],
     adapters: Callable[[str], Mapping[str, Tier]],
     sizes: Mapping[str, int],
-) -> Iterator[Place]:
+) -> Iterator[AdapterTier]:
     """Workers that tell how many bytes of LoRAs their memory holds; pools have none."""
     for state in workers:
         worker = state.worker
@@ -103,9 +103,9 @@ def _devices(
             for digest, tier in here.items()
             if tier in {Tier.DEVICE, Tier.MEMORY} and digest in sizes
         }
-        yield Place(
+        yield AdapterTier(
             state.instance,
-            PlaceKind.DEVICE,
+            TierKind.DEVICE,
             worker.lora_host or state.host,
             worker.adapters.memory_limit_bytes,
             held,

@@ -34,7 +34,7 @@ _UNFELT_MS: Final = 10.0
 
 
 @dataclass
-class _Seen:
+class _WorkerTelemetry:
     """The telemetry of one worker."""
 
     totals: deque[tuple[float, int]] = field(default_factory=deque)
@@ -50,7 +50,7 @@ class StepRates:
     """
 
     def __init__(self) -> None:
-        self._seen: defaultdict[str, _Seen] = defaultdict(_Seen)
+        self._seen: defaultdict[str, _WorkerTelemetry] = defaultdict(_WorkerTelemetry)
 
     def observe(self, state: ServiceState, now: float) -> None:
         """Take in one telemetry message, at `now` seconds of any monotonic clock."""

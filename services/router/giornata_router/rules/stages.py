@@ -14,9 +14,9 @@ from functools import reduce
 from typing import Final, Literal, NamedTuple
 
 from giornata.fleet import Fleet
-from giornata.scheduling.demand import Demand
-from giornata.scheduling.fair_line import FairLine
-from giornata.scheduling.line import AGEING_S, Claim, Key
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.fair_line import FairQueue
+from giornata.scheduling.line import AGEING_S, Key, SchedulingParams
 from giornata.scheduling.scheduler import ROW
 from giornata.scheduling.unit_time import UnitTime
 from giornata.scheduling.waiting import QueuedJob
@@ -94,7 +94,7 @@ class StageCosts:
         return reduce(StageCost.plus, (self.of(verb, digest, None) for verb in known), StageCost())
 
 
-class Stage(NamedTuple):
+class PrepostStage(NamedTuple):
     """A question to any instance that serves a model."""
 
     verb: Verb
@@ -144,8 +144,8 @@ class StagePlacement:
 
     def __init__(self, fleet: Fleet, *, by_deadline: bool = False, ageing_s: float = AGEING_S) -> None:
         self._fleet = fleet
-        self._queue = FairLine(by_deadline=by_deadline, ageing_s=ageing_s, by_ends=True)
-        self._stages: dict[Key, Stage] = {}
+        self._queue = FairQueue(by_deadline=by_deadline, ageing_s=ageing_s, by_ends=True)
+        self._stages: dict[Key, PrepostStage] = {}
         """Queued and placed stages."""
         self._placed: dict[Key, str] = {}
         self._loads = defaultdict[str, _InstanceLoad](_InstanceLoad)
@@ -173,10 +173,10 @@ class StagePlacement:
         self._jobs -= Counter((tenant,))
         self._recent[tenant] = now + RECENT_S
 
-    def join(self, job_id: str, stage: Stage, claim: Claim, since_s: float) -> Key:
+    def join(self, job_id: str, stage: PrepostStage, claim: SchedulingParams, since_s: float) -> Key:
         """Queue a stage; its job has waited since `since_s`."""
         work = replace(ROW, steps=max(1, round(stage.cost.total_ms)))
-        demand = Demand(stage.model, stage.digest, (work,))
+        demand = JobDemand(stage.model, stage.digest, (work,))
         claim = replace(claim, takes_s=stage.cost.total_ms / 1e3)
         key = self._queue.join(job_id, demand, claim, since_s).key
         self._stages[key] = stage
@@ -251,7 +251,7 @@ class StagePlacement:
         states = (self._fleet.get(name) for name in sorted(self._loads))
         return [state for state in states if state and state.ready and not state.draining]
 
-    def _leaves_room(self, stage: Stage, tenant: str) -> bool:
+    def _leaves_room(self, stage: PrepostStage, tenant: str) -> bool:
         """Whether a stage is long, and jobs of another tenant, whose pictures are quick, go on or may come soon."""
         return stage.cost.images_ms > LONG_MS and any(
             self.costs.of("inspect", stage.digest, other).images_ms <= LONG_MS
@@ -276,5 +276,5 @@ def processes_of(state: ServiceState) -> int:
     return OLD_PROCESSES if state.prepost is None else state.prepost.image_processes
 
 
-def _serves(state: ServiceState, stage: Stage) -> bool:
+def _serves(state: ServiceState, stage: PrepostStage) -> bool:
     return any((card.name, card.digest) == (stage.model, stage.digest) for card in state.models)

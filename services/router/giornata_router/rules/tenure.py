@@ -8,7 +8,7 @@ MARGIN: Final = 1.1
 """A router waits this much longer than the lease's life: clocks of two machines run at slightly different rates."""
 
 
-class Sighting(NamedTuple):
+class LeaseEntry(NamedTuple):
     """The lease's entry, as it was read."""
 
     revision: int
@@ -17,7 +17,7 @@ class Sighting(NamedTuple):
     """It was given up, or never held: no router acts on it."""
 
 
-class Watch:
+class LeaseWatch:
     """How long one router has seen the lease unchanged. `life_s` is how long its holder acts after a renewal.
 
     The holder counts its time from before it asks for a renewal, and this router from after it has read the outcome. So
@@ -29,7 +29,7 @@ class Watch:
         self._unchanged_s = life_s * MARGIN
         self._seen: tuple[int, float] | None = None
 
-    def see(self, sighting: Sighting, now: float) -> float:
+    def see(self, sighting: LeaseEntry, now: float) -> float:
         """Seconds until the lease may be taken if it does not change again; 0 for now."""
         if sighting.free:
             return 0.0

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from giornata.planning.operations import low_rank_weights
 from giornata.scheduling.adapters import NeededControl, NeededLora
-from giornata.scheduling.demand import Demand, RowShape
+from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import (
     AttemptsExhausted,
@@ -28,7 +28,7 @@ MOST_CAUSES: Final = 20
 _NAMES: Final = frozenset(map(str, Intermediate))
 
 
-class Times(NamedTuple):
+class JobTimes(NamedTuple):
     """Where a job's time went so far: the record's fields of the same names."""
 
     stage_ms: StageTimes
@@ -42,7 +42,7 @@ def accepted(job: Job) -> JobRecord:
     return JobRecord(job=job, rows=rows)
 
 
-def entered(record: JobRecord, state: JobState, times: Times) -> JobRecord:
+def entered(record: JobRecord, state: JobState, times: JobTimes) -> JobRecord:
     """The job is now in a state that is not terminal."""
     return record.model_copy(update={"state": state, **_timed(record, times)})
 
@@ -52,7 +52,7 @@ def assigned(
     assignments: Iterable[Assignment],
     inspection: Inspection,
     encoding: Encoding,
-    times: Times,
+    times: JobTimes,
 ) -> JobRecord:
     """Rows belong to workers; reports of earlier attempts at them are void from here on.
 
@@ -111,7 +111,7 @@ def lost_intermediates(rows: Iterable[RowRecord]) -> dict[int, Intermediate]:
 
 
 def made_again(
-    record: JobRecord, lost: Mapping[int, Intermediate], inspection: Inspection | None, times: Times
+    record: JobRecord, lost: Mapping[int, Intermediate], inspection: Inspection | None, times: JobTimes
 ) -> JobRecord:
     """The rows that lost something go back to the stage that makes it; `inspection` takes the place of the old one."""
 
@@ -133,7 +133,7 @@ def made_again(
     )
 
 
-def ended(record: JobRecord, rows: tuple[RowRecord, ...], times: Times) -> JobRecord:
+def ended(record: JobRecord, rows: tuple[RowRecord, ...], times: JobTimes) -> JobRecord:
     """Every row has a picture or an error: completed if there is at least one picture, else failed."""
     told = {row.index: {"image": row.image, "error": row.error} for row in rows}
     written = [row.model_copy(update=told[row.index]) for row in record.rows]
@@ -145,7 +145,7 @@ def ended(record: JobRecord, rows: tuple[RowRecord, ...], times: Times) -> JobRe
     return record.model_copy(update={"state": JobState.FAILED, "error": error, **fields})
 
 
-def closed(record: JobRecord, error: GiornataError, times: Times) -> JobRecord:
+def closed(record: JobRecord, error: GiornataError, times: JobTimes) -> JobRecord:
     """The job as a whole failed, or was cancelled."""
     state = JobState.CANCELLED if isinstance(error, JobCancelled) else JobState.FAILED
     fields = {"state": state, "error": error.body(), **_lean(record, record.rows), **_timed(record, times)}
@@ -167,7 +167,7 @@ def demand(
     encoding: Encoding | None,
     *,
     max_failures: int = 0,
-) -> Demand:
+) -> JobDemand:
     """What `rows` ask of workers.
 
     Rows that were lost with their worker go to one worker together: if they brought it down, they bring down no more
@@ -177,7 +177,7 @@ def demand(
     job, asked = record.job, record.job.parameters
     failures = max((row.failures for row in rows), default=0)
     template = picture_id(job.tenant, inspection.template_key) if asked.reuse is not Reuse.OFF else None
-    return Demand(
+    return JobDemand(
         job.model,
         job.model_digest,
         tuple(_shape(job, inspection, encoding, row) for row in rows),
@@ -234,7 +234,7 @@ def _lean(record: JobRecord, rows: Sequence[RowRecord]) -> dict[str, object]:
     }
 
 
-def _timed(record: JobRecord, times: Times) -> dict[str, object]:
+def _timed(record: JobRecord, times: JobTimes) -> dict[str, object]:
     """The fields of a record that say where its job's time went."""
     return {
         "stage_ms": record.stage_ms.updated(times.stage_ms),

@@ -9,35 +9,35 @@ import torch
 from torch import Tensor
 
 from giornata.control.link.slabs import DTYPES
-from giornata.wire.control_steps import AskStep
+from giornata.wire.control_steps import ResidualsRequest
 
 CODE_CHARS, MESSAGE_CHARS = 64, 2000
 
 
-class Peer(Protocol):
+class DenoiserPeer(Protocol):
     """The denoiser, as a step writes to it."""
 
     @property
     def lost(self) -> bool:
         """Whether it is gone."""
 
-    def give(self, ask: AskStep, index: int, sample: Tensor) -> None:
+    def give(self, ask: ResidualsRequest, index: int, sample: Tensor) -> None:
         """Write a sample to its place, and tell."""
 
-    def give_up(self, ask: AskStep, code: str, message: str) -> None:
+    def give_up(self, ask: ResidualsRequest, code: str, message: str) -> None:
         """Tell that the step will not be computed."""
 
     def forget(self, number: int) -> None:
         """The step has ended here."""
 
 
-class StepAsked:
+class ControlStepRequest:
     """A step that a denoiser wants. A listener makes it; any thread may use it.
 
     What is told after the denoiser has gone, or has let go of the step, is dropped.
     """
 
-    def __init__(self, ask: AskStep, token: str, latents: Tensor, peer: Peer) -> None:
+    def __init__(self, ask: ResidualsRequest, token: str, latents: Tensor, peer: DenoiserPeer) -> None:
         self.token = token
         """Which the denoiser opened its data path with; a secret."""
         self.row = ask.row

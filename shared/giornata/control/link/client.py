@@ -12,17 +12,17 @@ from torch import Tensor
 
 from giornata.control.link import slabs
 from giornata.control.link.connecting import connected
-from giornata.control.link.frames import Malformed, read_from_instance
+from giornata.control.link.frames import MalformedFrame, read_from_instance
 from giornata.control.link.losses import LinkLost
-from giornata.control.link.steps import Step, Steps
+from giornata.control.link.steps import ControlStepTable, InFlightControlStep
 from giornata.wire.control_steps import (
-    AskStep,
     CancelStep,
+    ControlNetStepFailed,
     FromInstance,
     LinkOpened,
-    SampleCame,
+    ResidualReady,
+    ResidualsRequest,
     StepCancelled,
-    StepFailed,
 )
 from giornata.wire.controlnets import DataPath
 
@@ -32,10 +32,12 @@ PARTING_S: Final = 2.0
 """How long an instance may take to let go of this denoiser's memory."""
 
 
-class Asked:
+class ControlStepHandle:
     """A step that was asked for; a context that ends with its release. Any thread may use it."""
 
-    def __init__(self, steps: Steps, step: Step, slab: Tensor, cancel: Callable[[int], None]) -> None:
+    def __init__(
+        self, steps: ControlStepTable, step: InFlightControlStep, slab: Tensor, cancel: Callable[[int], None]
+    ) -> None:
         self._steps, self._step, self._slab, self._cancel = steps, step, slab, cancel
 
     def __enter__(self) -> Self:
@@ -78,7 +80,7 @@ class Asked:
             self._cancel(self._step.ask.number)
 
 
-class Link:
+class ControlLink:
     """A connection to one instance, for all rows of one denoiser. Any thread may use it; a context.
 
     Args:
@@ -109,7 +111,7 @@ class Link:
         self._address = address
         self._bytes = slabs.bytes_of(self._slab.memory) if path is DataPath.TCP else None
         """Bytes of the slab, where tensors' bytes follow their messages; None elsewhere."""
-        self._steps = Steps(slab_bytes, room_s)
+        self._steps = ControlStepTable(slab_bytes, room_s)
         try:
             self._connection = connected(path, address, token, self._slab)
         except LinkLost:
@@ -143,7 +145,7 @@ class Link:
         channels: Sequence[int],
         dtype: torch.dtype,
         whole: bool,
-    ) -> Asked:
+    ) -> ControlStepHandle:
         """Ask for the samples of a row's step. Waits where others have to make room first.
 
         Args:
@@ -166,7 +168,7 @@ class Link:
                 f"latents {tuple(latents.shape)} {latents.dtype}, samples {dtype}; accepted: latents of two "
                 f"dimensions, {', '.join(slabs.NAMES.values())}"
             )
-        described = AskStep(
+        described = ResidualsRequest(
             number=0,
             row=row,
             step=step,
@@ -179,7 +181,7 @@ class Link:
             channels=(latents.shape[1], *channels),
         )
         entered = self._steps.enter(described)
-        asked = Asked(self._steps, entered, self._slab.memory, self._cancel)
+        asked = ControlStepHandle(self._steps, entered, self._slab.memory, self._cancel)
         try:
             self._tell(entered.ask, latents)
         except BaseException:
@@ -198,7 +200,7 @@ class Link:
         self._reader.join()
         self._connection.close()
 
-    def _tell(self, ask: AskStep, latents: Tensor) -> None:
+    def _tell(self, ask: ResidualsRequest, latents: Tensor) -> None:
         """Put the latents into their place, and ask."""
         shape = (latents.shape[0], latents.shape[1])
         place = slabs.at(self._slab.memory, ask.offsets[0], shape, latents.dtype)
@@ -207,7 +209,7 @@ class Link:
             torch.cuda.current_stream(place.device).synchronize()
         self._send(ask, self._bytes_at(ask, 0))
 
-    def _send(self, message: AskStep | CancelStep, data: memoryview | None = None) -> None:
+    def _send(self, message: ResidualsRequest | CancelStep, data: memoryview | None = None) -> None:
         try:
             self._connection.send(message, data)
         except OSError as error:
@@ -228,25 +230,25 @@ class Link:
         except OSError as error:
             self._steps.lose(f"the ControlNet instance at {self._address} is gone: {error}")
             self._parted = True
-        except Malformed as error:
+        except MalformedFrame as error:
             self._steps.lose(f"the ControlNet instance at {self._address} is not understood: {error}")
             self._connection.finish()
 
     def _take(self, message: FromInstance) -> None:
         match message:
-            case SampleCame():
+            case ResidualReady():
                 step = self._steps.expected(message.number, message.index)
                 if (data := self._bytes_at(step.ask, message.index + 1)) is not None:
                     self._connection.receive_into(data)
                 self._steps.came(step, message.index)
-            case StepFailed():
+            case ControlNetStepFailed():
                 self._steps.failed(message.number, message.code, message.message)
             case StepCancelled():
                 self._steps.cancelled(message.number)
             case LinkOpened():
-                raise Malformed("the data path was opened twice")
+                raise MalformedFrame("the data path was opened twice")
 
-    def _bytes_at(self, ask: AskStep, place: int) -> memoryview | None:
+    def _bytes_at(self, ask: ResidualsRequest, place: int) -> memoryview | None:
         """Bytes of the latents, place 0, or sample `place` - 1, if they follow their message; else None."""
         if self._bytes is None:
             return None

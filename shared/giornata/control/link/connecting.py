@@ -6,10 +6,10 @@ import os
 import socket
 from typing import Final
 
-from giornata.control.link.frames import MAX_MESSAGE_BYTES, Malformed, read_from_instance
+from giornata.control.link.frames import MAX_MESSAGE_BYTES, MalformedFrame, read_from_instance
 from giornata.control.link.losses import LinkLost
-from giornata.control.link.slabs import Slab
-from giornata.control.link.sockets import Connection
+from giornata.control.link.slabs import SharedSlab
+from giornata.control.link.sockets import FramedConnection
 from giornata.wire.control_steps import LinkOpened, OpenLink
 from giornata.wire.controlnets import DataPath
 
@@ -17,14 +17,14 @@ CONNECT_S: Final = 5.0
 """How long an instance may take to be reached, and again to admit this denoiser."""
 
 
-def connected(path: DataPath, address: str, token: str, slab: Slab) -> Connection:
+def connected(path: DataPath, address: str, token: str, slab: SharedSlab) -> FramedConnection:
     """A connection to the instance at `address`, which has admitted this denoiser and has its slab.
 
     Raises:
         LinkLost: no instance is there, or it refuses.
     """
     try:
-        connection = Connection(_socket(path, address))
+        connection = FramedConnection(_socket(path, address))
     except (OSError, ValueError) as error:
         raise LinkLost(f"no ControlNet instance can be reached at {address}: {error}") from error
     opening = OpenLink(token=token, path=path, slab_bytes=len(slab.memory), memory=slab.device_memory)
@@ -34,7 +34,7 @@ def connected(path: DataPath, address: str, token: str, slab: Slab) -> Connectio
         else:
             connection.send_with(opening, [slab.descriptor])
         _wait_until_opened(connection)
-    except (OSError, Malformed) as error:
+    except (OSError, MalformedFrame) as error:
         connection.close()
         raise LinkLost(
             f"the ControlNet instance at {address} does not open the data path: {error}"
@@ -42,13 +42,13 @@ def connected(path: DataPath, address: str, token: str, slab: Slab) -> Connectio
     return connection
 
 
-def _wait_until_opened(connection: Connection) -> None:
+def _wait_until_opened(connection: FramedConnection) -> None:
     data, descriptor = connection.receive_opening(MAX_MESSAGE_BYTES, CONNECT_S)
     if descriptor is not None:
         os.close(descriptor)
     message = read_from_instance(data)
     if not isinstance(message, LinkOpened):
-        raise Malformed(f"the first message is of kind {message.kind!r}; accepted: 'opened'")
+        raise MalformedFrame(f"the first message is of kind {message.kind!r}; accepted: 'opened'")
 
 
 def _socket(path: DataPath, address: str) -> socket.socket:

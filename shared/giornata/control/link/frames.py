@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar, get_args
 from pydantic import BaseModel
 
 from giornata.wire import codec
-from giornata.wire.control_steps import FromDenoiser, FromInstance, Said
+from giornata.wire.control_steps import FromDenoiser, FromInstance, LinkMessage
 from giornata.wire.errors import SchemaMismatch
 
 LENGTH: Final = struct.Struct("<I")
@@ -19,7 +19,7 @@ MAX_OPENING_BYTES: Final = 8 << 10
 MAX_MESSAGE_BYTES: Final = 64 << 10
 
 
-class Malformed(ValueError):
+class MalformedFrame(ValueError):
     """What came is no message of the data path."""
 
 
@@ -40,7 +40,7 @@ def length_of(head: bytes | bytearray, limit_bytes: int) -> int:
     """
     (length,) = LENGTH.unpack(head)
     if not 1 <= length <= limit_bytes:
-        raise Malformed(f"a message of {length} bytes; accepted: 1 to {limit_bytes}")
+        raise MalformedFrame(f"a message of {length} bytes; accepted: 1 to {limit_bytes}")
     return int(length)
 
 
@@ -67,10 +67,10 @@ _FROM_INSTANCE: Final = _by_kind(FromInstance)
 
 def _read(kinds: Mapping[str, type[BaseModel]], data: bytes) -> Any:
     try:
-        fields = codec.fields_of(Said, data)
+        fields = codec.fields_of(LinkMessage, data)
         name = fields.get("kind")
         if not isinstance(name, str) or name not in kinds:
-            raise Malformed(f"a message of kind {str(name)[:50]!r}; accepted: {', '.join(kinds)}")
+            raise MalformedFrame(f"a message of kind {str(name)[:50]!r}; accepted: {', '.join(kinds)}")
         return codec.validated(kinds[name], fields)
     except SchemaMismatch as error:
-        raise Malformed(str(error)) from error
+        raise MalformedFrame(str(error)) from error

@@ -16,9 +16,9 @@ from typing import Final, Self
 import structlog
 import torch
 
-from giornata.control.link.asking import StepAsked
-from giornata.control.link.serving import Serving
-from giornata.control.link.sockets import Connection
+from giornata.control.link.asking import ControlStepRequest
+from giornata.control.link.serving import ControlLinkHandler
+from giornata.control.link.sockets import FramedConnection
 from giornata.wire.controlnets import DataPath
 
 MAX_LINKS: Final = 256
@@ -51,7 +51,7 @@ class Listener:
     def __init__(
         self,
         admits: Callable[[str], bool],
-        asked: Callable[[StepAsked], None],
+        asked: Callable[[ControlStepRequest], None],
         *,
         unix: Path | None,
         tcp: tuple[str, int] | None,
@@ -64,7 +64,7 @@ class Listener:
         self._counting = threading.Lock()
         self._unix, self._tcp = unix, tcp
         self._addresses: dict[DataPath, str] = {}
-        self._serving: list[tuple[threading.Thread, Serving]] = []
+        self._serving: list[tuple[threading.Thread, ControlLinkHandler]] = []
         self._thread = threading.Thread(target=self._run, name="control-links")
         self._stack = ExitStack()
 
@@ -145,8 +145,8 @@ class Listener:
             return
         connected.settimeout(None)
         name = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix"
-        serving = Serving(
-            Connection(connected),
+        serving = ControlLinkHandler(
+            FramedConnection(connected),
             name,
             paths,
             self._admits,

@@ -13,7 +13,7 @@ def aligned(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-class Ring:
+class RingAllocator:
     """Places of any length in `size_bytes` bytes, taken one behind the other and given back in any order.
 
     A search begins behind the last place and goes around once. It also finds what lies between places that are still

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from giornata.control.link import slabs
-from giornata.control.link.asking import StepAsked
-from giornata.control.link.frames import MAX_OPENING_BYTES, Malformed, read_from_denoiser
-from giornata.control.link.sockets import Connection, Ended
+from giornata.control.link.asking import ControlStepRequest
+from giornata.control.link.frames import MAX_OPENING_BYTES, MalformedFrame, read_from_denoiser
+from giornata.control.link.sockets import FramedConnection, LinkEnded
 from giornata.wire.control_steps import (
-    AskStep,
     CancelStep,
+    ControlNetStepFailed,
     LinkOpened,
     OpenLink,
-    SampleCame,
+    ResidualReady,
+    ResidualsRequest,
     StepCancelled,
-    StepFailed,
 )
 from giornata.wire.controlnets import DataPath
 
@@ -34,7 +34,7 @@ MAX_STEPS: Final = 1024
 log = structlog.get_logger(__name__)
 
 
-class Serving:
+class ControlLinkHandler:
     """Serves one denoiser: reads what it asks for in :meth:`run`, in a thread of its own.
 
     Args:
@@ -49,11 +49,11 @@ class Serving:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: FramedConnection,
         name: str,
         paths: frozenset[DataPath],
         admits: Callable[[str], bool],
-        asked: Callable[[StepAsked], None],
+        asked: Callable[[ControlStepRequest], None],
         *,
         device: torch.device,
         counted: Callable[[str, int], None] = lambda _, __: None,
@@ -61,10 +61,10 @@ class Serving:
         self._connection, self._name, self._paths = connection, name, paths
         self._admits, self._asked, self._device, self._counted = admits, asked, device, counted
         self._slab: Tensor | None = None
-        self._steps: dict[int, StepAsked] = {}
+        self._steps: dict[int, ControlStepRequest] = {}
         self._lock = threading.Lock()
         self.lost = False
-        """See :class:`giornata.control.link.asking.Peer`."""
+        """See :class:`giornata.control.link.asking.DenoiserPeer`."""
 
     def run(self) -> None:
         """Read until the denoiser goes, says what it must not, or :meth:`interrupt` is called."""
@@ -74,9 +74,9 @@ class Serving:
             self._counted(opening.token, 1)
             while True:
                 self._take(read_from_denoiser(self._connection.receive()), opening)
-        except Ended as ended:
+        except LinkEnded as ended:
             log.info("control_link_ended", peer=self._name, reason=str(ended))
-        except Malformed as error:
+        except MalformedFrame as error:
             log.error("control_link_refused", peer=self._name, error=str(error))
         except OSError as error:
             log.warning("control_link_broken", peer=self._name, error=str(error))
@@ -92,10 +92,10 @@ class Serving:
         self.lost = True
         self._connection.stop_reading()
 
-    def give(self, ask: AskStep, index: int, sample: Tensor) -> None:
-        """See :class:`giornata.control.link.asking.Peer`."""
+    def give(self, ask: ResidualsRequest, index: int, sample: Tensor) -> None:
+        """See :class:`giornata.control.link.asking.DenoiserPeer`."""
         shape, dtype = (ask.tokens[index + 1], ask.channels[index + 1]), slabs.DTYPES[ask.dtype]
-        told = SampleCame(number=ask.number, index=index)
+        told = ResidualReady(number=ask.number, index=index)
         if self._slab is None:
             self._send(told, slabs.bytes_of(sample.to("cpu", dtype).contiguous()))
             return
@@ -104,12 +104,12 @@ class Serving:
         _wait_for(place.device, sample.device)
         self._send(told)
 
-    def give_up(self, ask: AskStep, code: str, message: str) -> None:
-        """See :class:`giornata.control.link.asking.Peer`."""
-        self._send(StepFailed(number=ask.number, code=code, message=message))
+    def give_up(self, ask: ResidualsRequest, code: str, message: str) -> None:
+        """See :class:`giornata.control.link.asking.DenoiserPeer`."""
+        self._send(ControlNetStepFailed(number=ask.number, code=code, message=message))
 
     def forget(self, number: int) -> None:
-        """See :class:`giornata.control.link.asking.Peer`."""
+        """See :class:`giornata.control.link.asking.DenoiserPeer`."""
         with self._lock:
             self._steps.pop(number, None)
 
@@ -119,11 +119,11 @@ class Serving:
         try:
             opening = read_from_denoiser(data)
             if not isinstance(opening, OpenLink):
-                raise Malformed(f"the first message is of kind {opening.kind!r}; accepted: 'open'")
+                raise MalformedFrame(f"the first message is of kind {opening.kind!r}; accepted: 'open'")
             if not self._admits(opening.token):
-                raise Malformed("the token is not one that opens this data path")
+                raise MalformedFrame("the token is not one that opens this data path")
             if opening.path not in self._paths:
-                raise Malformed(f"path {opening.path}; accepted here: {', '.join(sorted(self._paths))}")
+                raise MalformedFrame(f"path {opening.path}; accepted here: {', '.join(sorted(self._paths))}")
             self._slab = slabs.opened(opening, descriptor, self._device)
         finally:
             if descriptor is not None:
@@ -131,9 +131,9 @@ class Serving:
         self._connection.send(LinkOpened())
         return opening
 
-    def _take(self, message: OpenLink | AskStep | CancelStep, opening: OpenLink) -> None:
+    def _take(self, message: OpenLink | ResidualsRequest | CancelStep, opening: OpenLink) -> None:
         match message:
-            case AskStep():
+            case ResidualsRequest():
                 self._ask(message, opening)
             case CancelStep():
                 with self._lock:
@@ -142,21 +142,21 @@ class Serving:
                     step.let_go()
                 self._connection.send(StepCancelled(number=message.number))
             case OpenLink():
-                raise Malformed("the data path was opened twice")
+                raise MalformedFrame("the data path was opened twice")
 
-    def _ask(self, ask: AskStep, opening: OpenLink) -> None:
+    def _ask(self, ask: ResidualsRequest, opening: OpenLink) -> None:
         if not ask.fits(opening.slab_bytes):
-            raise Malformed(
+            raise MalformedFrame(
                 f"places of a step overlap, or lie outside of the slab of {opening.slab_bytes} bytes"
             )
-        step = StepAsked(ask, opening.token, self._latents(ask), self)
+        step = ControlStepRequest(ask, opening.token, self._latents(ask), self)
         with self._lock:
             if ask.number in self._steps or len(self._steps) >= MAX_STEPS:
-                raise Malformed(f"step {ask.number} comes twice, or {MAX_STEPS} are under way")
+                raise MalformedFrame(f"step {ask.number} comes twice, or {MAX_STEPS} are under way")
             self._steps[ask.number] = step
         self._asked(step)
 
-    def _latents(self, ask: AskStep) -> Tensor:
+    def _latents(self, ask: ResidualsRequest) -> Tensor:
         """(tokens, channels); of a slab on the device a copy, so that nothing here keeps the denoiser's memory."""
         shape, dtype = (ask.tokens[0], ask.channels[0]), slabs.DTYPES[ask.latents_dtype]
         if self._slab is None:
@@ -170,7 +170,7 @@ class Serving:
         _wait_for(place.device)
         return latents
 
-    def _send(self, message: SampleCame | StepFailed, data: memoryview | None = None) -> None:
+    def _send(self, message: ResidualReady | ControlNetStepFailed, data: memoryview | None = None) -> None:
         """From a thread that computes, which serves others too: a denoiser that is gone is only noted."""
         try:
             self._connection.send(message, data)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from giornata import unnamed
-from giornata.control.link.frames import Malformed
+from giornata.control.link.frames import MalformedFrame
 from giornata.wire.control_steps import DeviceMemory, Dtype, OpenLink
 from giornata.wire.controlnets import DataPath
 
@@ -25,7 +25,7 @@ NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(eq=False)
-class Slab:
+class SharedSlab:
     """The denoiser's memory."""
 
     memory: Tensor
@@ -53,7 +53,7 @@ class Slab:
                 storage._release_ipc_counter(shared.counter, shared.counter_offset, device=device)  # noqa: SLF001
 
 
-def make(path: DataPath, size_bytes: int, device: torch.device) -> Slab:
+def make(path: DataPath, size_bytes: int, device: torch.device) -> SharedSlab:
     """A slab of `size_bytes`, all of it touched.
 
     Args:
@@ -81,9 +81,11 @@ def opened(opening: OpenLink, descriptor: int | None, device: torch.device) -> T
     """
     shared = opening.memory
     if (descriptor is not None) != (opening.path is DataPath.UNIX):
-        raise Malformed(f"the path {opening.path} comes {'without' if descriptor is None else 'with'} a file")
+        raise MalformedFrame(
+            f"the path {opening.path} comes {'without' if descriptor is None else 'with'} a file"
+        )
     if (shared is not None) != (opening.path is DataPath.CUDA):
-        raise Malformed(f"the path {opening.path} comes {'with' if shared else 'without'} device memory")
+        raise MalformedFrame(f"the path {opening.path} comes {'with' if shared else 'without'} device memory")
     if descriptor is not None:
         return _mapped(descriptor, opening.slab_bytes)
     if shared is not None:
@@ -103,10 +105,10 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(flat)
 
 
-def _shared_memory(size_bytes: int, _device: torch.device) -> Slab:
+def _shared_memory(size_bytes: int, _device: torch.device) -> SharedSlab:
     descriptor = unnamed.allocated("giornata-control", size_bytes)
     try:
-        return Slab(_map(descriptor, size_bytes).zero_(), descriptor)
+        return SharedSlab(_map(descriptor, size_bytes).zero_(), descriptor)
     except BaseException:
         os.close(descriptor)
         raise
@@ -117,23 +119,23 @@ def _mapped(descriptor: int, size_bytes: int) -> Tensor:
     try:
         sealed, found = unnamed.sealed(descriptor), os.fstat(descriptor).st_size
         if not sealed or found != size_bytes:
-            raise Malformed(
+            raise MalformedFrame(
                 f"a slab of {size_bytes} bytes in {'a' if sealed else 'an unsealed'} file of {found}"
             )
         return _map(descriptor, size_bytes)
     except OSError as error:
-        raise Malformed(f"the slab's file cannot be mapped: {error}") from error
+        raise MalformedFrame(f"the slab's file cannot be mapped: {error}") from error
 
 
 def _map(descriptor: int, size_bytes: int) -> Tensor:
     return torch.frombuffer(unnamed.mapped(descriptor, size_bytes), dtype=torch.uint8)
 
 
-def _own_memory(size_bytes: int, device: torch.device) -> Slab:
-    return Slab(torch.empty(size_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda").zero_())
+def _own_memory(size_bytes: int, device: torch.device) -> SharedSlab:
+    return SharedSlab(torch.empty(size_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda").zero_())
 
 
-def _own_device_memory(size_bytes: int, device: torch.device) -> Slab:
+def _own_device_memory(size_bytes: int, device: torch.device) -> SharedSlab:
     memory = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
     storage: Any = memory.untyped_storage()
     _, handle, _, offset, counter, counter_offset, event, event_sync = storage._share_cuda_()
@@ -146,15 +148,15 @@ def _own_device_memory(size_bytes: int, device: torch.device) -> Slab:
         event=event,
         event_sync=event_sync,
     )
-    return Slab(memory, device_memory=shared)
+    return SharedSlab(memory, device_memory=shared)
 
 
 def _device_memory(shared: DeviceMemory, size_bytes: int, device: torch.device) -> Tensor:
     if device.type != "cuda":
-        raise Malformed(f"device memory is offered, and this instance computes on {device}")
+        raise MalformedFrame(f"device memory is offered, and this instance computes on {device}")
     indices = {_unique(index): index for index in range(torch.cuda.device_count())}
     if shared.device not in indices:
-        raise Malformed(f"device memory of {shared.device}, which this instance does not see")
+        raise MalformedFrame(f"device memory of {shared.device}, which this instance does not see")
     storage: Any = torch.UntypedStorage
     try:
         opened_storage = storage._new_shared_cuda(  # noqa: SLF001 - torch has no public way
@@ -168,7 +170,7 @@ def _device_memory(shared: DeviceMemory, size_bytes: int, device: torch.device) 
             shared.event_sync,
         )
     except RuntimeError as error:
-        raise Malformed(f"the device memory cannot be opened: {error}") from error
+        raise MalformedFrame(f"the device memory cannot be opened: {error}") from error
     where = torch.device("cuda", indices[shared.device])
     return torch.empty(0, dtype=torch.uint8, device=where).set_(opened_storage)
 
@@ -178,7 +180,7 @@ def _unique(index: int) -> str:
     return str(torch.cuda.get_device_properties(index).uuid)
 
 
-_MAKING: Final[dict[DataPath, Callable[[int, torch.device], Slab]]] = {
+_MAKING: Final[dict[DataPath, Callable[[int, torch.device], SharedSlab]]] = {
     DataPath.UNIX: _shared_memory,
     DataPath.CUDA: _own_device_memory,
     DataPath.TCP: _own_memory,

@@ -13,7 +13,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from giornata.control.link.frames import LENGTH, MAX_MESSAGE_BYTES, Malformed, framed, length_of
+from giornata.control.link.frames import LENGTH, MAX_MESSAGE_BYTES, MalformedFrame, framed, length_of
 
 STALLED_S: Final = 5
 """How long a peer may take in nothing of what is sent, or leave the network unanswered, before it counts as gone."""
@@ -26,11 +26,11 @@ _GONE: Final = (
 """Options that end a connection whose other host does not answer: to nothing, and to what was sent."""
 
 
-class Ended(ConnectionError):
+class LinkEnded(ConnectionError):
     """The peer has closed its end, or was too slow."""
 
 
-class Connection:
+class FramedConnection:
     """One end of a connection. One thread reads; any may send.
 
     Args:
@@ -89,7 +89,7 @@ class Connection:
         while data:
             count = self._socket.recv_into(data, 0, socket.MSG_WAITALL)
             if not count:
-                raise Ended("the connection was closed")
+                raise LinkEnded("the connection was closed")
             data = data[count:]
 
     def receive_opening(self, limit_bytes: int, within_s: float) -> tuple[bytes, int | None]:
@@ -107,7 +107,7 @@ class Connection:
             data = self._opening(length_of(head, limit_bytes), until_s, descriptors)
             self._socket.settimeout(None)
             if len(descriptors) > 1:
-                raise Malformed(f"{len(descriptors)} files; accepted: one at most")
+                raise MalformedFrame(f"{len(descriptors)} files; accepted: one at most")
             return data, descriptors.pop() if descriptors else None
         finally:
             for descriptor in descriptors:
@@ -124,9 +124,9 @@ class Connection:
                 else:
                     some = self._socket.recv(count - len(found))
             except TimeoutError as error:
-                raise Ended("the first message did not come in time") from error
+                raise LinkEnded("the first message did not come in time") from error
             if not some:
-                raise Ended("the connection was closed before the first message")
+                raise LinkEnded("the connection was closed before the first message")
             found += some
         return found
 

@@ -8,17 +8,17 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from giornata.control.link.frames import Malformed
+from giornata.control.link.frames import MalformedFrame
 from giornata.control.link.losses import ControlFailed, LinkLate, LinkLost
-from giornata.control.link.ring import Ring, aligned
-from giornata.wire.control_steps import AskStep
+from giornata.control.link.ring import RingAllocator, aligned
+from giornata.wire.control_steps import ResidualsRequest
 
 
 @dataclass(eq=False)
-class Step:
+class InFlightControlStep:
     """A step that was asked for."""
 
-    ask: AskStep
+    ask: ResidualsRequest
     start: int
     """Byte at which its place begins."""
     here: set[int] = field(default_factory=set)
@@ -38,7 +38,7 @@ class Step:
         return self.failed is None and len(self.here) < self.count
 
 
-class Steps:
+class ControlStepTable:
     """The steps of one link, by number. Any thread may use it.
 
     Args:
@@ -47,8 +47,8 @@ class Steps:
     """
 
     def __init__(self, slab_bytes: int, room_s: float) -> None:
-        self._ring, self._room_s = Ring(slab_bytes), room_s
-        self._steps: dict[int, Step] = {}
+        self._ring, self._room_s = RingAllocator(slab_bytes), room_s
+        self._steps: dict[int, InFlightControlStep] = {}
         self._next = 0
         self._lost: str | None = None
         self._waiting: deque[object] = deque()
@@ -61,7 +61,7 @@ class Steps:
         """Whether the link is down."""
         return self._lost is not None
 
-    def enter(self, described: AskStep) -> Step:
+    def enter(self, described: ResidualsRequest) -> InFlightControlStep:
         """Give a step its number and its place, waiting for it behind those that came before.
 
         Args:
@@ -91,10 +91,10 @@ class Steps:
             offsets = tuple(accumulate(sizes[:-1], initial=start))
             placed = described.model_copy(update={"number": self._next, "offsets": offsets})
             self._next += 1
-            step = self._steps[placed.number] = Step(placed, start)
+            step = self._steps[placed.number] = InFlightControlStep(placed, start)
             return step
 
-    def wait(self, step: Step, index: int, timeout_s: float) -> None:
+    def wait(self, step: InFlightControlStep, index: int, timeout_s: float) -> None:
         """Until sample `index` has come.
 
         Raises:
@@ -118,7 +118,7 @@ class Steps:
             self._raise_if_lost()
             raise LinkLate(f"sample {index} of row {step.ask.row} has not come within {timeout_s} s")
 
-    def release(self, step: Step) -> bool:
+    def release(self, step: InFlightControlStep) -> bool:
         """Give back the step's place, at once or when :meth:`cancelled` is called; whether that has to be asked for."""
         with self._changed:
             if step.released:
@@ -132,15 +132,15 @@ class Steps:
                 return False
             return True
 
-    def expected(self, number: int, index: int) -> Step:
+    def expected(self, number: int, index: int) -> InFlightControlStep:
         """The step whose sample `index` comes now; Malformed where none is to."""
         with self._changed:
             step = self._steps.get(number)
             if step is None or not step.under_way or index >= step.count or index in step.here:
-                raise Malformed(f"sample {index} of step {number}, which was not to come")
+                raise MalformedFrame(f"sample {index} of step {number}, which was not to come")
             return step
 
-    def came(self, step: Step, index: int) -> None:
+    def came(self, step: InFlightControlStep, index: int) -> None:
         """Sample `index` lies at its place."""
         with self._changed:
             step.here.add(index)
@@ -151,7 +151,7 @@ class Steps:
         with self._changed:
             step = self._steps.get(number)
             if step is None or not step.under_way:
-                raise Malformed(f"step {number} failed, and was not under way")
+                raise MalformedFrame(f"step {number} failed, and was not under way")
             step.failed = (code, message)
             self._changed.notify_all()
 
@@ -160,7 +160,7 @@ class Steps:
         with self._changed:
             step = self._steps.get(number)
             if step is None or not step.released:
-                raise Malformed(f"step {number} was cancelled, and nobody asked for that")
+                raise MalformedFrame(f"step {number} was cancelled, and nobody asked for that")
             self._forget(step)
             self._changed.notify_all()
 
@@ -174,7 +174,7 @@ class Steps:
         self._raise_if_lost()
         return self._ring.take(size_bytes) if self._waiting[0] is ticket else None
 
-    def _forget(self, step: Step) -> None:
+    def _forget(self, step: InFlightControlStep) -> None:
         del self._steps[step.ask.number]
         self._ring.give_back(step.start)
 

@@ -8,27 +8,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from giornata.packed.attention import Apart, Attention, Beside, Outside
-from giornata.packed.elementwise import Elementwise, HeadNorm, Projected
+from giornata.packed.attention import Apart, Attention, Beside, DenseKV
+from giornata.packed.elementwise import ElementwiseOps, HeadNorm, QKVProjection
 from giornata.packed.flux.modulation import Modulation, Vectors
-from giornata.packed.flux.projections import Joined, Projections
-from giornata.packed.live import LiveTokens
-from giornata.packed.low_rank import Owners, Spans
+from giornata.packed.flux.projections import FluxProjections, FusedLinear
+from giornata.packed.live import ComputeSetStream
+from giornata.packed.low_rank import BatchLoras, LoraSpans
 from giornata.packed.low_rank_hooks import LowRankHooks, of_text
 from giornata.packed.packing import Segments
-from giornata.packed.region import Beyond, Sequences
-from giornata.packed.ulysses import SharedBatch, Ulysses
-from giornata.packed.uses import KeysValues, KeysValuesRecorder, Use
-from giornata.wire.values import Mode
+from giornata.packed.region import CachedTokenSegments, PackedBatch
+from giornata.packed.ulysses import ShardedBatch, Ulysses
+from giornata.packed.uses import BlockInputs, KeysValues, KeysValuesRecorder
+from giornata.wire.values import BlockMode
 
 
-class Parts(NamedTuple):
+class FluxComponents(NamedTuple):
     """What forwards are made of: a transformer, and what computes what it does to tokens between its products."""
 
     transformer: Any
-    projections: Projections
+    projections: FluxProjections
     attend: Attention
-    elementwise: Elementwise
+    elementwise: ElementwiseOps
     low_ranks: LowRankHooks
     """Hooks of the transformer's layers, through which LoRAs act."""
     ulysses: Ulysses | None = None
@@ -44,12 +44,12 @@ class FluxBlocks:
 
     def __init__(  # noqa: PLR0917 - all that blocks read
         self,
-        parts: Parts,
-        sequences: Sequences,
+        parts: FluxComponents,
+        sequences: PackedBatch,
         modulation: Modulation,
-        uses: Sequence[Use],
+        uses: Sequence[BlockInputs],
         padding: Mapping[int, int],
-        shared: SharedBatch | None = None,
+        shared: ShardedBatch | None = None,
     ) -> None:
         self._parts, self._transformer = parts, parts.transformer
         self._sequences, self._shared = sequences, shared
@@ -63,12 +63,12 @@ class FluxBlocks:
             for s, use in enumerate(uses)
             if use.padding_recorder is not None
         }
-        self.tokens = LiveTokens(self._own, uses if shared is None else shared.uses(uses))
-        self.owners = Owners([use.low_rank for use in uses])
-        self._beyond: tuple[Beyond, tuple[int, ...]] | None = None
+        self.tokens = ComputeSetStream(self._own, uses if shared is None else shared.uses(uses))
+        self.owners = BatchLoras([use.low_rank for use in uses])
+        self._beyond: tuple[CachedTokenSegments, tuple[int, ...]] | None = None
         """The outside tokens, and of which sequences, that layers see instead of a stream's."""
 
-    def spans(self, path: str) -> Spans:
+    def spans(self, path: str) -> LoraSpans:
         """See :data:`giornata.packed.low_rank_hooks.Where`."""
         if self._beyond is not None:
             beyond, of = self._beyond
@@ -78,7 +78,7 @@ class FluxBlocks:
             return self.owners.over(layout.joint.lengths)
         return self.owners.over((layout.text if of_text(path) else layout.image).lengths)
 
-    def _projections(self, joined: Joined, normed: Tensor) -> tuple[Tensor, ...]:
+    def _projections(self, joined: FusedLinear, normed: Tensor) -> tuple[Tensor, ...]:
         """What joined layers make of (tokens, in_features)."""
         parts = joined(normed)
         self._parts.low_ranks.add_each(joined.layers, normed, parts)
@@ -135,7 +135,9 @@ class FluxBlocks:
         attended = self._attention(index, (stream,), outside)
         return each.gated(joint, block.proj_out(each.beside_gelu(attended, mlp)), gate, segments)
 
-    def _attention(self, block: int, streams: Sequence[Projected], outside: Mapping[int, Beside]) -> Tensor:
+    def _attention(
+        self, block: int, streams: Sequence[QKVProjection], outside: Mapping[int, Beside]
+    ) -> Tensor:
         """Each sequence over its own keys: what its tokens project → (joint_tokens, inner_dim).
 
         The one place where a token meets others.
@@ -173,7 +175,7 @@ class FluxBlocks:
         outside: dict[int, Apart] = {
             sequence: taken.source.keys_values(block)
             for sequence, taken in self.tokens.taken.items()
-            if taken.modes[block] is Mode.KV
+            if taken.modes[block] is BlockMode.KV
         }
         if self.tokens.hidden:
             sequences = tuple(self.tokens.hidden)
@@ -194,7 +196,7 @@ class FluxBlocks:
                 bounds = order.segments.bounds
                 key, value = self._shared.to_heads(order, (key, value))
             outside |= {
-                sequence: Outside(key[start:end], value[start:end])
+                sequence: DenseKV(key[start:end], value[start:end])
                 for sequence, (start, end) in zip(sequences, bounds, strict=True)
             }
         padding = {sequence: of.keys_values(block) for sequence, of in self._padding.items()}
@@ -202,10 +204,10 @@ class FluxBlocks:
         return {**outside, **both}
 
 
-def _projected(parts: Sequence[Tensor], attn: Any, query_norm: Any, key_norm: Any) -> Projected:
+def _projected(parts: Sequence[Tensor], attn: Any, query_norm: Any, key_norm: Any) -> QKVProjection:
     """Query, key and value, (tokens, inner_dim) each, by head."""
     query, key, value = (_heads(part, attn) for part in parts)
-    return Projected(query, key, value, _head_norm(query_norm), _head_norm(key_norm))
+    return QKVProjection(query, key, value, _head_norm(query_norm), _head_norm(key_norm))
 
 
 def _head_norm(norm: Any) -> HeadNorm:

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from giornata.packed.flux.blocks import FluxBlocks, Parts
+from giornata.packed.flux.blocks import FluxBlocks, FluxComponents
 from giornata.packed.flux.modulation import Modulation
-from giornata.packed.region import Sequences
-from giornata.packed.tracing import Lane, Tracing
-from giornata.packed.uses import Use
+from giornata.packed.region import PackedBatch
+from giornata.packed.tracing import LaneTracer, TraceLane
+from giornata.packed.uses import BlockInputs
 
 
 class FluxForward:
@@ -27,12 +27,12 @@ class FluxForward:
 
     def __init__(
         self,
-        parts: Parts,
-        sequences: Sequences,
+        parts: FluxComponents,
+        sequences: PackedBatch,
         modulation: Modulation,
-        uses: Sequence[Use],
+        uses: Sequence[BlockInputs],
         *,
-        trace: Tracing,
+        trace: LaneTracer,
     ) -> None:
         self._parts, self._transformer, self._trace = parts, parts.transformer, trace
         taken = tuple(s for s, use in enumerate(uses) if use.padding is not None)
@@ -78,12 +78,12 @@ class FluxForward:
         model, over, tokens = self._transformer, self._over, self._over.tokens
         doubles = len(model.transformer_blocks)
         for index, block in enumerate(model.transformer_blocks):
-            with self._trace.span(Lane.COMPUTE, f"block {index}"):
+            with self._trace.span(TraceLane.COMPUTE, f"block {index}"):
                 text, image = over.double(index, block, text, tokens.enter(index, image))
                 image = tokens.add(index, image)
         joint = tokens.now.layout.join(text, image)
         for index, block in enumerate(model.single_transformer_blocks, doubles):
-            with self._trace.span(Lane.COMPUTE, f"block {index}"):
+            with self._trace.span(TraceLane.COMPUTE, f"block {index}"):
                 joint = over.single(index, block, tokens.enter_joint(index, joint))
                 joint = tokens.add_joint(index, joint)
         return tokens.leave(joint.index_select(0, tokens.now.layout.image_positions))

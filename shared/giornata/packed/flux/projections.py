@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor, nn
 
 
-class Joined:
+class FusedLinear:
     """Linear layers of the same input, applied as one.
 
     Their weights are put into one tensor, and become views of it: nothing is kept twice, and each layer still works by
@@ -41,22 +41,22 @@ class Joined:
         return torch.split(F.linear(entering, self._weight, self._bias), self._widths, dim=1)
 
 
-class Projections:
+class FluxProjections:
     """The joined projections of every block of a `FluxTransformer2DModel`."""
 
     def __init__(self, transformer: Any) -> None:
         self.image = [
-            Joined((block.attn.to_q, block.attn.to_k, block.attn.to_v))
+            FusedLinear((block.attn.to_q, block.attn.to_k, block.attn.to_v))
             for block in transformer.transformer_blocks
         ]
         """Query, key and value of double blocks."""
         self.text = [
-            Joined((block.attn.add_q_proj, block.attn.add_k_proj, block.attn.add_v_proj))
+            FusedLinear((block.attn.add_q_proj, block.attn.add_k_proj, block.attn.add_v_proj))
             for block in transformer.transformer_blocks
         ]
         """As `image`."""
         self.single = [
-            Joined((block.attn.to_q, block.attn.to_k, block.attn.to_v, block.proj_mlp))
+            FusedLinear((block.attn.to_q, block.attn.to_k, block.attn.to_v, block.proj_mlp))
             for block in transformer.single_transformer_blocks
         ]
         """Query, key, value and the MLP's first layer."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from giornata.residency.plans.values import Observed, Place, PlaceKind
+from giornata.residency.plans.values import AdapterTier, ResidencySnapshot, TierKind
 
 
-class Filling:
+class AdapterSelection:
     """The adapters that a place should have, most wanted first, as they are chosen.
 
     Args:
@@ -18,7 +18,7 @@ class Filling:
     """
 
     def __init__(
-        self, place: Place, sizes: Mapping[str, int], pinned: Iterable[str] = (), share: float = 1.0
+        self, place: AdapterTier, sizes: Mapping[str, int], pinned: Iterable[str] = (), share: float = 1.0
     ) -> None:
         self.place, self._sizes = place, sizes
         self._chosen: dict[str, None] = {}
@@ -50,6 +50,6 @@ class Filling:
         return True
 
 
-def pins_of(place: Place, observed: Observed) -> frozenset[str]:
+def pins_of(place: AdapterTier, observed: ResidencySnapshot) -> frozenset[str]:
     """Adapters that the catalogue pins to this place: hosts keep them, devices take them as jobs need them."""
-    return observed.pinned if place.kind is PlaceKind.HOST else frozenset()
+    return observed.pinned if place.kind is TierKind.HOST else frozenset()

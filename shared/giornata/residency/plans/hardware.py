@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from giornata.residency.plans.values import Place
+from giornata.residency.plans.values import AdapterTier
 
 RADIUS: Final = 0.25
 NEIGHBOURS: Final = 6
@@ -14,7 +14,7 @@ LEAST_PLACES: Final = 12
 """Fewer are one cluster: two of them could not both have a core."""
 
 
-def clusters(places: Sequence[Place]) -> list[list[Place]]:
+def clusters(places: Sequence[AdapterTier]) -> list[list[AdapterTier]]:
     """Places by cluster: DBSCAN over budget, bandwidth and speed, each scaled to [0, 1]; noise is a cluster, too.
 
     Totals, not what is free: with that, places of one kind would be noise. In the order of the places' names.
@@ -29,7 +29,7 @@ def clusters(places: Sequence[Place]) -> list[list[Place]]:
     span = np.ptp(totals, axis=0)
     scaled = (totals - totals.min(0)) / np.where(span > 0, span, 1.0)
     labels = DBSCAN(eps=RADIUS, min_samples=NEIGHBOURS).fit(scaled).labels_
-    found: dict[int, list[Place]] = {}
+    found: dict[int, list[AdapterTier]] = {}
     for place, label in zip(known, labels, strict=True):
         found.setdefault(int(label), []).append(place)
     return [found[label] for label in sorted(found)]

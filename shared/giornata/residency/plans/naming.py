@@ -11,7 +11,7 @@ from giornata.residency.plans import proactive, rock, use
 from giornata.residency.plans.values import Plan
 
 
-class PlacementName(StrEnum):
+class ResidencyPlanName(StrEnum):
     """What a plan is called in configurations and simulations."""
 
     OFF = "off"
@@ -24,7 +24,7 @@ class PlacementName(StrEnum):
     """What was popular lately, in half of each tier; see :mod:`giornata.residency.plans.proactive`."""
 
 
-class Planner(NamedTuple):
+class ResidencyPlanner(NamedTuple):
     """A rule and its times."""
 
     make: Callable[[int], Plan]
@@ -34,10 +34,10 @@ class Planner(NamedTuple):
     """Half-life of the uses that the plan is given."""
 
 
-PLANNERS: Final[Mapping[PlacementName, Planner]] = {
-    PlacementName.USE: Planner(lambda _: use.use, use.PERIOD_S, counting.HALF_LIFE_S),
-    PlacementName.ROCK: Planner(rock.Rock, rock.PERIOD_S, counting.HALF_LIFE_S),
-    PlacementName.PROACTIVE: Planner(
+PLANNERS: Final[Mapping[ResidencyPlanName, ResidencyPlanner]] = {
+    ResidencyPlanName.USE: ResidencyPlanner(lambda _: use.use, use.PERIOD_S, counting.HALF_LIFE_S),
+    ResidencyPlanName.ROCK: ResidencyPlanner(rock.RockPlan, rock.PERIOD_S, counting.HALF_LIFE_S),
+    ResidencyPlanName.PROACTIVE: ResidencyPlanner(
         lambda _: proactive.proactive, proactive.PERIOD_S, proactive.HALF_LIFE_S
     ),
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from giornata.residency.plans.filling import Filling, pins_of
-from giornata.residency.plans.values import Observed, Wanted
-from giornata.residency.uses import Uses
+from giornata.residency.plans.filling import AdapterSelection, pins_of
+from giornata.residency.plans.values import ResidencySnapshot, Wanted
+from giornata.residency.uses import AdapterUsage
 
 PERIOD_S: Final = 60.0
 """How often it plans."""
@@ -18,13 +18,13 @@ LEAST_USES: Final = 0.05
 """Below it, an adapter is not popular: one use, 43 minutes ago."""
 
 
-def proactive(observed: Observed, uses: Uses, now: float) -> Wanted:
+def proactive(observed: ResidencySnapshot, uses: AdapterUsage, now: float) -> Wanted:
     """The most popular adapters, as many as fit into half of each place."""
     counted = {digest: n for digest in observed.sizes if (n := uses.lately(digest, now)) >= LEAST_USES}
     popular = sorted(counted, key=lambda digest: (-counted[digest], digest))
     wanted = {}
     for place in observed.places:
-        filling = Filling(place, observed.sizes, pins_of(place, observed), SHARE)
+        filling = AdapterSelection(place, observed.sizes, pins_of(place, observed), SHARE)
         for digest in popular:
             filling.take(digest)
         wanted[place.name] = filling.chosen

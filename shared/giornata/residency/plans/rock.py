@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Final
 
-from giornata.residency.plans.filling import Filling, pins_of
+from giornata.residency.plans.filling import AdapterSelection, pins_of
 from giornata.residency.plans.hardware import clusters
-from giornata.residency.plans.values import Observed, Place, PlaceKind, Wanted
+from giornata.residency.plans.values import AdapterTier, ResidencySnapshot, TierKind, Wanted
 from giornata.residency.rendezvous import number
-from giornata.residency.uses import Uses
+from giornata.residency.uses import AdapterUsage
 
 PERIOD_S: Final = 45.0
 """How often it plans."""
@@ -40,16 +40,16 @@ def replicas(count: int, size_bytes: float, mean_bytes: float) -> int:
     return int(1.5 * math.pow(count, 0.6) * math.sqrt(size_bytes / mean_bytes))
 
 
-class Rock:
+class RockPlan:
     """A plan; its draws depend on `seed`, the adapter and the replica alone."""
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
 
-    def __call__(self, observed: Observed, uses: Uses, now: float) -> Wanted:
+    def __call__(self, observed: ResidencySnapshot, uses: AdapterUsage, now: float) -> Wanted:
         """For devices and for hosts, each kind by itself, the replicas of what was used in the window."""
         wanted: dict[str, tuple[str, ...]] = {}
-        for kind in PlaceKind:
+        for kind in TierKind:
             places = [place for place in observed.places if place.kind is kind]
             wanted |= _Round(self._seed, observed, places, uses, now).plan()
         return wanted
@@ -59,7 +59,12 @@ class _Round:
     """One round for places of one kind. What is held comes first, so that a plan that is carried out stays."""
 
     def __init__(
-        self, seed: int, observed: Observed, places: Sequence[Place], uses: Uses, now: float
+        self,
+        seed: int,
+        observed: ResidencySnapshot,
+        places: Sequence[AdapterTier],
+        uses: AdapterUsage,
+        now: float,
     ) -> None:
         self._seed, self._observed, self._uses = seed, observed, uses
         counts = uses.counts(WINDOW_S, now)
@@ -68,7 +73,7 @@ class _Round:
         self._hot = sorted(self._counts, key=lambda digest: (-self._counts[digest], digest))
         self._places = {place.name: place for place in sorted(places, key=lambda place: place.name)}
         self._fillings = {
-            name: Filling(place, observed.sizes, pins_of(place, observed), FULL)
+            name: AdapterSelection(place, observed.sizes, pins_of(place, observed), FULL)
             for name, place in self._places.items()
         }
 
@@ -131,7 +136,7 @@ class _Round:
         place = self._places[name]
         free = max(0.0, 1.0 - place.used_bytes / max(1, place.budget_bytes))
         near = any(
-            other.kind is PlaceKind.HOST and other.host == place.host and digest in other.held
+            other.kind is TierKind.HOST and other.host == place.host and digest in other.held
             for other in self._observed.places
         )
         return place.bytes_per_s / GB_S * free / (1 if near else 2)

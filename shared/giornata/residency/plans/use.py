@@ -12,10 +12,10 @@ from bisect import insort
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from giornata.residency.plans.filling import Filling, pins_of
-from giornata.residency.plans.values import Observed, Place, PlaceKind, Wanted
+from giornata.residency.plans.filling import AdapterSelection, pins_of
+from giornata.residency.plans.values import AdapterTier, ResidencySnapshot, TierKind, Wanted
 from giornata.residency.rendezvous import ranked
-from giornata.residency.uses import Uses
+from giornata.residency.uses import AdapterUsage
 
 PERIOD_S: Final = 15.0
 """How often it plans."""
@@ -27,7 +27,7 @@ REGISTERED_USES: Final = 1.0
 """What the registration of an adapter counts at its home."""
 
 
-class Offer(NamedTuple):
+class AdapterCandidate(NamedTuple):
     """An adapter that a place could have."""
 
     digest: str
@@ -37,9 +37,9 @@ class Offer(NamedTuple):
     """Uses times reload time over bytes."""
 
 
-def use(observed: Observed, uses: Uses, now: float) -> Wanted:
+def use(observed: ResidencySnapshot, uses: AdapterUsage, now: float) -> Wanted:
     """By host, the adapters that are worth most there; devices are left to loads ahead of jobs."""
-    hosts = {place.name: place for place in observed.places if place.kind is PlaceKind.HOST}
+    hosts = {place.name: place for place in observed.places if place.kind is TierKind.HOST}
     counted = {digest: n for digest in observed.sizes if (n := uses.lately(digest, now)) >= LEAST_USES}
     shares: dict[str, dict[str, float]] = {name: {} for name in hosts}
     for digest in counted.keys() | (observed.registered & observed.sizes.keys()):
@@ -52,18 +52,18 @@ def use(observed: Observed, uses: Uses, now: float) -> Wanted:
     return {name: _chosen(place, shares[name], observed) for name, place in hosts.items()}
 
 
-class _Keeping:
+class _RetainedAdapters:
     """What a place keeps while offers come; every change keeps more, or what is used more, so it ends."""
 
-    def __init__(self, place: Place, observed: Observed) -> None:
+    def __init__(self, place: AdapterTier, observed: ResidencySnapshot) -> None:
         self._sizes = observed.sizes
-        self._pins = Filling(place, observed.sizes, pins_of(place, observed)).chosen
+        self._pins = AdapterSelection(place, observed.sizes, pins_of(place, observed)).chosen
         self._left_bytes = place.budget_bytes - sum(observed.sizes[digest] for digest in self._pins)
-        self._kept: dict[str, Offer] = {}
+        self._kept: dict[str, AdapterCandidate] = {}
         self._order: list[tuple[float, str]] = []
         """Worth and digest of what is kept, the least first."""
 
-    def settle(self, offers: list[Offer], held: Mapping[str, int]) -> tuple[str, ...]:
+    def settle(self, offers: list[AdapterCandidate], held: Mapping[str, int]) -> tuple[str, ...]:
         """What is wanted in the end, of offers that are worth most first."""
         offers = [offer for offer in offers if offer.digest not in self._pins]
         for offer in offers:
@@ -76,7 +76,7 @@ class _Keeping:
             *(digest for _, digest in sorted(self._order, key=lambda one: (-one[0], one[1]))),
         )
 
-    def _round(self, offers: list[Offer]) -> bool:
+    def _round(self, offers: list[AdapterCandidate]) -> bool:
         """Take what is worth it; whether anything was."""
         came = False
         for offer in offers:
@@ -88,7 +88,7 @@ class _Keeping:
                 came = True
         return came
 
-    def _displaced(self, offer: Offer) -> list[str] | None:
+    def _displaced(self, offer: AdapterCandidate) -> list[str] | None:
         """What goes for `offer`, worth least first; None where it is worth too much, or used too much, to go."""
         gone = list[str]()
         missing_bytes = self._sizes[offer.digest] - self._left_bytes
@@ -104,7 +104,7 @@ class _Keeping:
                     break
         return gone if missing_bytes <= 0 and most_s >= 0 else None
 
-    def _keep(self, offer: Offer) -> None:
+    def _keep(self, offer: AdapterCandidate) -> None:
         self._kept[offer.digest] = offer
         insort(self._order, (offer.worth, offer.digest))
         self._left_bytes -= self._sizes[offer.digest]
@@ -115,11 +115,11 @@ class _Keeping:
         self._left_bytes += self._sizes[digest]
 
 
-def _chosen(place: Place, shares: Mapping[str, float], observed: Observed) -> tuple[str, ...]:
+def _chosen(place: AdapterTier, shares: Mapping[str, float], observed: ResidencySnapshot) -> tuple[str, ...]:
     offers = [
-        Offer(digest, uses, uses * place.load_s(size) / max(1, size))
+        AdapterCandidate(digest, uses, uses * place.load_s(size) / max(1, size))
         for digest, uses in shares.items()
         if (size := observed.sizes[digest]) <= place.budget_bytes
     ]
     offers.sort(key=lambda offer: (-offer.worth, offer.digest))
-    return _Keeping(place, observed).settle(offers, place.held)
+    return _RetainedAdapters(place, observed).settle(offers, place.held)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from giornata.residency.uses import Uses
+from giornata.residency.uses import AdapterUsage
 
 
-class PlaceKind(StrEnum):
+class TierKind(StrEnum):
     """What adapters can be on."""
 
     HOST = "host"
@@ -19,12 +19,12 @@ class PlaceKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Place:
+class AdapterTier:
     """A tier of limited size that a plan may fill."""
 
     name: str
     """The host's name, or the worker's instance."""
-    kind: PlaceKind
+    kind: TierKind
     host: str
     budget_bytes: int
     held: Mapping[str, int] = field(default_factory=dict)
@@ -47,10 +47,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Observed:
+class ResidencySnapshot:
     """What the planner knows of the cluster and the catalogue."""
 
-    places: tuple[Place, ...]
+    places: tuple[AdapterTier, ...]
     sizes: Mapping[str, int]
     """Bytes of every adapter of the catalogue, by digest."""
     pinned: frozenset[str] = frozenset()
@@ -63,5 +63,5 @@ Wanted = Mapping[str, tuple[str, ...]]
 """By name of the place: digests of the adapters that it should have, the most wanted first. Together they fit into its
 budget. A place that is left out keeps what it has."""
 
-Plan = Callable[[Observed, Uses, float], Wanted]
+Plan = Callable[[ResidencySnapshot, AdapterUsage, float], Wanted]
 """A rule: what is observed, uses, and the time in seconds on the clock of the uses."""

@@ -6,8 +6,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
 
-from giornata.scheduling.degrees.frontier import EPS, Frontier, frontier
-from giornata.scheduling.degrees.packing import Way, Wish
+from giornata.scheduling.degrees.frontier import EPS, DegreeFrontier, frontier
+from giornata.scheduling.degrees.packing import PackingOption, PackingRequest
 from giornata.scheduling.degrees.pool import Devices, PoolRow, Times
 from giornata.wire.jobs import Priority
 
@@ -16,12 +16,12 @@ _SHAPES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RowDegreeTimes:
     """Times of a row's steps by the degrees that this pool has now."""
 
     step_s: Times
     moved_s: Times
-    ladder: Frontier
+    ladder: DegreeFrontier
     pays: bool
     """Whether a move costs anything."""
     extra: float
@@ -44,22 +44,22 @@ def _shape(
     moved_s: tuple[tuple[int, float], ...],
     degrees: frozenset[int],
     devices: int,
-) -> Shape:
+) -> RowDegreeTimes:
     steps = {degree: seconds for degree, seconds in step_s if degree in degrees}
     moves = steps | {degree: seconds for degree, seconds in moved_s if degree in steps}
     ladder = frontier(steps, devices)
     cheapest = ladder.rungs[0]
     extra = (moves[cheapest.degree] - steps[cheapest.degree]) * cheapest.rate
     pays = any(moves[degree] > seconds + EPS for degree, seconds in steps.items())
-    return Shape(steps, moves, ladder, pays, extra, min(steps, key=steps.__getitem__))
+    return RowDegreeTimes(steps, moves, ladder, pays, extra, min(steps, key=steps.__getitem__))
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateRow:
     """A row with its shape in a pool of so many devices."""
 
     row: PoolRow
-    shape: Shape
+    shape: RowDegreeTimes
     kept: int
     """The degree that needs no move; 0 for none."""
     devices: int
@@ -92,13 +92,13 @@ class Candidate:
         least_s = self.shape.least_s(self.row.left, self.kept) if self.row.left else 0.0
         return self.start_s(now_s) + least_s > self.row.due_s + EPS
 
-    def wish(self, now_s: float) -> Wish:
+    def wish(self, now_s: float) -> PackingRequest:
         """What it asks of packing: to stay as it is, where a move costs something, else any mixture of degrees."""
         shape, left = self.shape, self.row.left
-        ways = [Way(left + shape.extra if shape.pays else left, shape.ladder)]
+        ways = [PackingOption(left + shape.extra if shape.pays else left, shape.ladder)]
         if self.stays:
-            ways.insert(0, Way(left, frontier({self.kept: shape.step_s[self.kept]}, self.devices)))
-        return Wish(
+            ways.insert(0, PackingOption(left, frontier({self.kept: shape.step_s[self.kept]}, self.devices)))
+        return PackingRequest(
             self.row.key,
             self.start_s(now_s),
             self.row.due_s,
@@ -109,7 +109,7 @@ class Candidate:
         )
 
 
-def candidate(row: PoolRow, degrees: AbstractSet[int], there: AbstractSet[int]) -> Candidate | None:
+def candidate(row: PoolRow, degrees: AbstractSet[int], there: AbstractSet[int]) -> CandidateRow | None:
     """`row` with those of its degrees that the pool has; None where there are none.
 
     A template run has its narrowest degree alone. A row keeps nothing of devices that are not `there` any more.
@@ -121,4 +121,4 @@ def candidate(row: PoolRow, degrees: AbstractSet[int], there: AbstractSet[int]) 
         able = {min(able)}
     shape = _shape(tuple(row.step_s.items()), tuple(row.moved_s.items()), frozenset(able), len(there))
     kept = len(row.devices) if there >= set(row.devices) else 0
-    return Candidate(row, shape, kept if kept in able else 0, len(there))
+    return CandidateRow(row, shape, kept if kept in able else 0, len(there))

@@ -6,25 +6,25 @@ import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from giornata.scheduling.degrees.candidates import Candidate
-from giornata.scheduling.degrees.claims import Claims
+from giornata.scheduling.degrees.candidates import CandidateRow
+from giornata.scheduling.degrees.claims import DeviceReservations
 from giornata.scheduling.degrees.frontier import EPS
-from giornata.scheduling.degrees.spans import Plan
+from giornata.scheduling.degrees.spans import DegreePlan
 
 SOON_S = 1e-6
 """A plan that begins so soon begins now."""
 
 
 @dataclass(slots=True)
-class Choice:
+class DegreeChoice:
     """Degrees by row, and how many devices are free beside them. Each turn adds to them."""
 
     now_s: float
-    ready: Sequence[Candidate]
+    ready: Sequence[CandidateRow]
     """Rows at a step boundary."""
-    plans: Mapping[Hashable, Plan]
+    plans: Mapping[Hashable, DegreePlan]
     """Plans of the promised rows, by their keys."""
-    claims: Claims
+    claims: DeviceReservations
     free: int
     cap_s: float
     """How long a step may take of a row that is promised nothing, where one of its degrees allows."""
@@ -65,7 +65,7 @@ class Choice:
             old = self.now_s - oldest.row.arrived_s >= 2 * ages_s
             self._begin_unpromised(oldest, math.inf if old else self.cap_s)
 
-    def widen(self, rows: Iterable[Candidate]) -> None:
+    def widen(self, rows: Iterable[CandidateRow]) -> None:
         """Give free devices to `rows`, the largest gain for a device first.
 
         The gain is in steps a second, times the least device-time of a step, so that large and small rows compare. A
@@ -112,7 +112,7 @@ class Choice:
         able = [degree for degree in each.shape.step_s if degree <= self.free]
         self._choose(each, min(able, key=each.step_s, default=0))
 
-    def waiting(self) -> list[Candidate]:
+    def waiting(self) -> list[CandidateRow]:
         """Rows that could share a step: they have no devices, wait for no wider ones, and can be in time."""
         return [
             each
@@ -123,16 +123,16 @@ class Choice:
             and not each.row.background
         ]
 
-    def _promised(self) -> list[Candidate]:
+    def _promised(self) -> list[CandidateRow]:
         return [each for each in self.ready if each.row.key in self.plans]
 
-    def _unpromised(self) -> list[Candidate]:
+    def _unpromised(self) -> list[CandidateRow]:
         """That have no degree yet."""
         return [
             each for each in self.ready if each.row.key not in self.plans and each.row.key not in self.degrees
         ]
 
-    def _begin_unpromised(self, each: Candidate, cap_s: float) -> None:
+    def _begin_unpromised(self, each: CandidateRow, cap_s: float) -> None:
         """Begin a step that delays nobody who waits, a late row's as short as can be, another's as cheap as can be."""
         longest_s = max(cap_s, each.shape.ladder.fastest_s)
         able = [
@@ -149,7 +149,7 @@ class Choice:
                 return
             self._choose(each, degree)
 
-    def _gain(self, each: Candidate) -> tuple[float, int]:
+    def _gain(self, each: CandidateRow) -> tuple[float, int]:
         """The most that a free device can gain for a row, and the degree that does."""
         times, had = each.shape.step_s, self.degrees.get(each.row.key, 0)
         now = 1 / times[had] if had else 0.0
@@ -160,7 +160,7 @@ class Choice:
                 best = max(best, (gain, degree))
         return best
 
-    def _choose(self, each: Candidate, degree: int) -> None:
+    def _choose(self, each: CandidateRow, degree: int) -> None:
         self.free -= degree - self.degrees.get(each.row.key, 0)
         self.degrees[each.row.key] = degree
         if each.stays and degree == each.kept and self.claims.free(each):

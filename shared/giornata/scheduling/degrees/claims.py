@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from giornata.scheduling.degrees.candidates import Candidate
+from giornata.scheduling.degrees.candidates import CandidateRow
 from giornata.scheduling.degrees.frontier import EPS
 from giornata.scheduling.degrees.pool import Devices
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
+class _DeviceReservation:
     devices: frozenset[int]
     due_s: float
     step_ends_s: float
@@ -19,25 +19,25 @@ class _Claim:
     """When the last of its steps ends, if it goes on as it is."""
 
 
-class Claims:
+class DeviceReservations:
     """Which rows have which devices, from the steps in flight on."""
 
-    def __init__(self, now_s: float, running: Iterable[Candidate]) -> None:
+    def __init__(self, now_s: float, running: Iterable[CandidateRow]) -> None:
         self._now_s = now_s
-        self._claims: list[_Claim] = []
+        self._claims: list[_DeviceReservation] = []
         for each in running:
             self._add(each, each.row.devices, each.start_s(now_s))
 
-    def keep(self, each: Candidate) -> None:
+    def keep(self, each: CandidateRow) -> None:
         """Count a row that begins a step on its own devices now."""
         self._add(each, each.row.devices, self._now_s + each.shape.step_s[each.kept], begun=1)
 
-    def free(self, each: Candidate) -> bool:
+    def free(self, each: CandidateRow) -> bool:
         """Whether a row's own devices are free."""
         own = set(each.row.devices)
         return not any(own & claim.devices for claim in self._claims)
 
-    def awaits(self, each: Candidate, degree: int) -> bool:
+    def awaits(self, each: CandidateRow, degree: int) -> bool:
         """Whether a row should wait for its own devices rather than begin a step of `degree` on others.
 
         It should where it is in time even so, or ends sooner. Rows of earlier deadlines go before it there.
@@ -49,7 +49,7 @@ class Claims:
         moving_s = self._now_s + shape.moved_s[degree] + (left - 1) * shape.step_s[degree]
         return ends_s <= max(each.row.due_s if each.row.promised else 0.0, moving_s) + EPS
 
-    def _freed_s(self, each: Candidate) -> float:
+    def _freed_s(self, each: CandidateRow) -> float:
         latest_s = self._now_s
         for device in each.row.devices:
             freed_s = self._now_s
@@ -60,7 +60,7 @@ class Claims:
             latest_s = max(latest_s, freed_s)
         return latest_s
 
-    def _add(self, each: Candidate, devices: Devices, step_ends_s: float, begun: int = 0) -> None:
+    def _add(self, each: CandidateRow, devices: Devices, step_ends_s: float, begun: int = 0) -> None:
         step_s = each.shape.step_s.get(len(devices), each.shape.ladder.fastest_s)
         ends_s = step_ends_s + (each.row.left - begun) * step_s
-        self._claims.append(_Claim(frozenset(devices), each.row.due_s, step_ends_s, ends_s))
+        self._claims.append(_DeviceReservation(frozenset(devices), each.row.due_s, step_ends_s, ends_s))

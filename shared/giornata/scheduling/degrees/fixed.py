@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from giornata.scheduling.degrees.pool import DEGREES, Begin, Decision, PoolRow
-from giornata.scheduling.degrees.subsets import Seat, Subsets, family
+from giornata.scheduling.degrees.pool import DEGREES, PoolDecision, PoolRow, StepStart
+from giornata.scheduling.degrees.subsets import DeviceRequest, DeviceSubsets, family
 
 
 class FixedDegrees:
-    """A :class:`~giornata.scheduling.degrees.pool.Rule` that computes each row on constant devices until its end.
+    """A :class:`~giornata.scheduling.degrees.pool.PoolRule` that computes each row on constant devices until its end.
 
     Rows begin in the order of their arrival; the first that finds no devices holds up all behind it. A row without a
     time for its degree has the next narrower one, else its narrowest.
@@ -29,14 +29,14 @@ class FixedDegrees:
         self, devices: int, degree: int | Mapping[Hashable, int], *, by_deadline: bool = False
     ) -> None:
         self._degree, self._by_deadline = degree, by_deadline
-        self._subsets = Subsets([group for group in family(devices) if len(group) in DEGREES])
+        self._subsets = DeviceSubsets([group for group in family(devices) if len(group) in DEGREES])
         has = self._subsets.degrees(range(devices))
         for wanted in (degree,) if isinstance(degree, int) else degree.values():
             if wanted not in has:
                 raise ValueError(f"{devices} devices have the degrees {sorted(has)}; received {wanted}")
 
-    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> Decision:
-        """See :class:`~giornata.scheduling.degrees.pool.Rule`."""
+    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> PoolDecision:
+        """See :class:`~giornata.scheduling.degrees.pool.PoolRule`."""
         del now_s
         there = frozenset(free).union(*(row.devices for row in rows if row.until_s is not None))
         has, left = self._subsets.degrees(there), set(free)
@@ -46,12 +46,12 @@ class FixedDegrees:
             if not able:
                 continue
             degree = self._degree_of(row, able)
-            placed = self._subsets.place([Seat(row.key, degree, {degree}, row.devices)], left)
+            placed = self._subsets.place([DeviceRequest(row.key, degree, {degree}, row.devices)], left)
             if not placed:
                 break
-            begins.append(Begin((row.key,), placed[row.key]))
+            begins.append(StepStart((row.key,), placed[row.key]))
             left -= set(placed[row.key])
-        return Decision(tuple(begins))
+        return PoolDecision(tuple(begins))
 
     def _degree_of(self, row: PoolRow, able: AbstractSet[int]) -> int:
         wanted = self._degree if isinstance(self._degree, int) else self._degree.get(row.size, 1)

@@ -14,7 +14,7 @@ _SHAPES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class FrontierDegree:
     """A degree of a frontier."""
 
     degree: int
@@ -25,14 +25,14 @@ class Rung:
 
 
 @dataclass(frozen=True, slots=True)
-class Frontier:
+class DegreeFrontier:
     """The efficient degrees of a row, cheapest first: each is faster than the one before and takes more device-time.
 
     Of all mixtures of degrees that make so many steps in so much time, one of two neighbours here takes the least
     device-time: they are the corners of the lower convex hull of (time, device-time) of a step.
     """
 
-    rungs: tuple[Rung, ...]
+    rungs: tuple[FrontierDegree, ...]
     widest: tuple[tuple[int, ...], ...]
     """`widest[r][c]`: the degree of the widest of the first r rungs that `c` free devices allow, 0 for none."""
     fastest_s: float
@@ -41,7 +41,7 @@ class Frontier:
     """Device-seconds of a step at the first rung: no degree takes fewer."""
 
 
-def frontier(times: Times, devices: int) -> Frontier:
+def frontier(times: Times, devices: int) -> DegreeFrontier:
     """The frontier of `times` for a pool of so many devices; degrees that are wider than it are left out.
 
     Raises:
@@ -51,7 +51,7 @@ def frontier(times: Times, devices: int) -> Frontier:
 
 
 @lru_cache(maxsize=_SHAPES)
-def _frontier(times: tuple[tuple[int, float], ...], devices: int) -> Frontier:
+def _frontier(times: tuple[tuple[int, float], ...], devices: int) -> DegreeFrontier:
     corners = _corners(
         [(seconds, degree * seconds, degree) for degree, seconds in times if degree <= devices]
     )
@@ -59,14 +59,14 @@ def _frontier(times: tuple[tuple[int, float], ...], devices: int) -> Frontier:
         raise ValueError(f"a step needs a time for a degree of 1 to {devices}; received {dict(times)}")
     rungs, rate = [], 0.0
     for seconds, _, degree in corners:
-        rungs.append(Rung(degree, 1 / seconds, 1 / seconds - rate))
+        rungs.append(FrontierDegree(degree, 1 / seconds, 1 / seconds - rate))
         rate = 1 / seconds
     degrees = [rung.degree for rung in rungs]
     widest = tuple(
         tuple(max((d for d in degrees[:first] if d <= free), default=0) for free in range(devices + 1))
         for first in range(len(rungs) + 1)
     )
-    return Frontier(tuple(rungs), widest, corners[-1][0], corners[0][1])
+    return DegreeFrontier(tuple(rungs), widest, corners[-1][0], corners[0][1])
 
 
 def _corners(points: Sequence[tuple[float, float, int]]) -> list[tuple[float, float, int]]:

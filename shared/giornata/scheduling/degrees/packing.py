@@ -10,31 +10,31 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from giornata.scheduling.degrees.frontier import Frontier
-from giornata.scheduling.degrees.spans import Plan, Spans, fit
+from giornata.scheduling.degrees.frontier import DegreeFrontier
+from giornata.scheduling.degrees.spans import DegreePlan, FreeDeviceSpans, fit
 
 _ROUNDS: Final = 3
 """Orders that are tried for rows that pay for a pause."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class PackingOption:
     """One way to make a row's steps."""
 
     steps: float
     """Steps that the row has to make; what a move costs beside them counts as parts of a step."""
-    ladder: Frontier
+    ladder: DegreeFrontier
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PackingRequest:
     """A row that would end by its deadline."""
 
     key: Hashable
     start_s: float
     """When its step in flight ends, else now."""
     due_s: float
-    ways: tuple[Way, ...]
+    ways: tuple[PackingOption, ...]
     """The first one that is in time is taken."""
     work_s: float
     """Device-seconds that it takes at the least."""
@@ -43,7 +43,7 @@ class Wish:
     stays: bool = False
     """Whether it has begun and pays if others get its devices."""
 
-    def fit(self, spans: Spans) -> Plan | None:
+    def fit(self, spans: FreeDeviceSpans) -> DegreePlan | None:
         """Its plan in what is free; None where none is in time."""
         for way in self.ways:
             plan = fit(spans, self.start_s, self.due_s, way.steps, way.ladder)
@@ -52,7 +52,7 @@ class Wish:
         return None
 
 
-def pack(wishes: Iterable[Wish], spans: Spans) -> Mapping[Hashable, Plan]:
+def pack(wishes: Iterable[PackingRequest], spans: FreeDeviceSpans) -> Mapping[Hashable, DegreePlan]:
     """The plans of the rows that are promised their deadlines, by key.
 
     Rows that would pay for a pause come first where as many deadlines are kept so.
@@ -65,7 +65,7 @@ def pack(wishes: Iterable[Wish], spans: Spans) -> Mapping[Hashable, Plan]:
     if not any(wish.stays for wish in by_due):
         return _packed(by_due, spans)
     urgent: set[Hashable] = set()
-    by_deadline: dict[Hashable, Plan] | None = None
+    by_deadline: dict[Hashable, DegreePlan] | None = None
     for _ in range(_ROUNDS):
         ordered = sorted(by_due, key=lambda wish: (not wish.stays and wish.key not in urgent, wish.due_s))
         unpaused = _packed(ordered, spans)
@@ -78,7 +78,7 @@ def pack(wishes: Iterable[Wish], spans: Spans) -> Mapping[Hashable, Plan]:
     return by_deadline or {}
 
 
-def _packed(wishes: Sequence[Wish], spans: Spans) -> dict[Hashable, Plan]:
+def _packed(wishes: Sequence[PackingRequest], spans: FreeDeviceSpans) -> dict[Hashable, DegreePlan]:
     """Plans of rows that come in this order, or with interactive ones first where more of these are promised so."""
     plans = _in_order(wishes, spans)
     interactive = {wish.key for wish in wishes if not wish.batch}
@@ -88,9 +88,9 @@ def _packed(wishes: Sequence[Wish], spans: Spans) -> dict[Hashable, Plan]:
     return max(plans, first, key=lambda found: len(interactive & found.keys()))
 
 
-def _in_order(wishes: Iterable[Wish], spans: Spans) -> dict[Hashable, Plan]:
+def _in_order(wishes: Iterable[PackingRequest], spans: FreeDeviceSpans) -> dict[Hashable, DegreePlan]:
     """Plans of rows that come in this order, each in what those before it leave."""
-    plans: dict[Hashable, Plan] = {}
+    plans: dict[Hashable, DegreePlan] = {}
     for wish in wishes:
         if (plan := wish.fit(spans)) is not None:
             plans[wish.key], spans = plan, plan.left()

@@ -49,7 +49,7 @@ class PoolRow:
     background: bool = False
     """A template run: it has no deadline, one device, and comes last."""
     size: Hashable = None
-    """What tells how long it takes with others in one step; see :data:`Together`."""
+    """What tells how long it takes with others in one step; see :data:`SharedStepTime`."""
 
     @property
     def boundary(self) -> bool:
@@ -68,7 +68,7 @@ class PoolRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class StepStart:
     """A step that begins now."""
 
     rows: tuple[Hashable, ...]
@@ -79,26 +79,26 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PoolDecision:
     """What a rule says."""
 
-    begins: tuple[Begin, ...] = ()
+    begins: tuple[StepStart, ...] = ()
     """Their devices are free and overlap nowhere."""
     wake_s: float | None = None
     """When the rule is to be asked again though nothing arrives or ends; None for not before."""
 
 
-class Together(Protocol):
+class SharedStepTime(Protocol):
     """Tells how long rows take that share a step."""
 
     def __call__(self, rows: Sequence[PoolRow], degree: int) -> float | None:
         """Seconds of a step of `rows`, two at the least, none of them moved; None where they may not share one."""
 
 
-class Rule(Protocol):
+class PoolRule(Protocol):
     """Chooses the steps that begin now."""
 
-    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> Decision:
+    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> PoolDecision:
         """Choose among `rows`, all that the pool has, in any order; `free` are the devices that no step holds.
 
         Those that steps of `rows` hold are the others; a device that is lost is neither.

@@ -9,12 +9,12 @@ from typing import ClassVar, Final
 
 from pydantic import ConfigDict, TypeAdapter
 
-from giornata.scheduling.degrees.pool import Decision, PoolRow, Together
-from giornata.scheduling.degrees.rule import Replanning, Switches
+from giornata.scheduling.degrees.pool import PoolDecision, PoolRow, SharedStepTime
+from giornata.scheduling.degrees.rule import ReplanningOptions, ReplanningRule
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RecordedStepTime:
     """What the rule was told about rows that might share a step."""
 
     rows: tuple[int, ...]
@@ -24,21 +24,21 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class DecisionRecord:
     """A decision. Keys of rows are their places in `rows`, and no row has a size: `answers` are what sizes told."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_inf_nan="strings")
 
     devices: int
     """That the pool has when none is lost."""
-    switches: Switches
+    switches: ReplanningOptions
     now_s: float
     rows: tuple[PoolRow, ...]
     free: frozenset[int]
-    answers: tuple[Answer, ...]
-    decision: Decision
+    answers: tuple[RecordedStepTime, ...]
+    decision: PoolDecision
 
-    def replayed(self) -> Decision:
+    def replayed(self) -> PoolDecision:
         """What the rule decides now, which is `decision` unless the rule has changed.
 
         It may then ask about rows that have no answer here; those share no step.
@@ -48,20 +48,20 @@ class Recording:
         def together(rows: Sequence[PoolRow], degree: int) -> float | None:
             return answers.get((tuple(_number(row.key) for row in rows), degree))
 
-        return Replanning(self.devices, self.switches, together=together).decide(
+        return ReplanningRule(self.devices, self.switches, together=together).decide(
             self.now_s, self.rows, self.free
         )
 
 
-_RECORDING: Final = TypeAdapter(Recording)
+_RECORDING: Final = TypeAdapter(DecisionRecord)
 
 
-def as_json(recording: Recording) -> bytes:
+def as_json(recording: DecisionRecord) -> bytes:
     """One line."""
     return _RECORDING.dump_json(recording)
 
 
-def from_json(line: bytes) -> Recording:
+def from_json(line: bytes) -> DecisionRecord:
     """The recording of a line.
 
     Raises:
@@ -82,36 +82,38 @@ def _number(key: Hashable) -> int:
 
 
 class RecordedRule:
-    """:class:`Replanning`, a :class:`~giornata.scheduling.degrees.pool.Rule`, that records its decisions.
+    """:class:`ReplanningRule`, a :class:`~giornata.scheduling.degrees.pool.PoolRule`, that records its decisions.
 
     Args:
         record: is called with each decision that is made.
-        devices: see :class:`Replanning`, as of the other arguments.
+        devices: see :class:`ReplanningRule`, as of the other arguments.
         switches: see there.
         together: see there.
     """
 
     def __init__(
         self,
-        record: Callable[[Recording], None],
+        record: Callable[[DecisionRecord], None],
         devices: int,
-        switches: Switches | None = None,
+        switches: ReplanningOptions | None = None,
         *,
-        together: Together | None = None,
+        together: SharedStepTime | None = None,
     ) -> None:
-        self._record, self._devices, self._switches = record, devices, switches or Switches()
+        self._record, self._devices, self._switches = record, devices, switches or ReplanningOptions()
         self._together = together
-        self._rule = Replanning(devices, self._switches, together=None if together is None else self._answer)
+        self._rule = ReplanningRule(
+            devices, self._switches, together=None if together is None else self._answer
+        )
         self._asked: Sequence[PoolRow] = ()
-        self._answers: list[Answer] = []
+        self._answers: list[RecordedStepTime] = []
 
-    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> Decision:
-        """See :class:`~giornata.scheduling.degrees.pool.Rule`."""
+    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> PoolDecision:
+        """See :class:`~giornata.scheduling.degrees.pool.PoolRule`."""
         self._asked, self._answers = rows, []
         numbered = tuple(replace(row, key=number, size=None) for number, row in enumerate(rows))
         decision = self._rule.decide(now_s, numbered, free)
         self._record(
-            Recording(
+            DecisionRecord(
                 devices=self._devices,
                 switches=self._switches,
                 now_s=now_s,
@@ -132,5 +134,5 @@ class RecordedRule:
         seconds = (
             self._together([self._asked[number] for number in numbers], degree) if self._together else None
         )
-        self._answers.append(Answer(numbers, degree, seconds))
+        self._answers.append(RecordedStepTime(numbers, degree, seconds))
         return seconds

@@ -18,14 +18,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from giornata.scheduling.degrees.candidates import Candidate, candidate
-from giornata.scheduling.degrees.choosing import Choice
-from giornata.scheduling.degrees.claims import Claims
+from giornata.scheduling.degrees.candidates import CandidateRow, candidate
+from giornata.scheduling.degrees.choosing import DegreeChoice
+from giornata.scheduling.degrees.claims import DeviceReservations
 from giornata.scheduling.degrees.packing import pack
-from giornata.scheduling.degrees.pool import DEGREES, Decision, Devices, PoolRow, Together
-from giornata.scheduling.degrees.sharing import Step, alone, share
-from giornata.scheduling.degrees.spans import Spans
-from giornata.scheduling.degrees.subsets import Seat, Subsets, family
+from giornata.scheduling.degrees.pool import DEGREES, Devices, PoolDecision, PoolRow, SharedStepTime
+from giornata.scheduling.degrees.sharing import SharedStep, alone, share
+from giornata.scheduling.degrees.spans import FreeDeviceSpans
+from giornata.scheduling.degrees.subsets import DeviceRequest, DeviceSubsets, family
 
 AGES_S: Final = 30.0
 CAP_S: Final = 0.25
@@ -34,7 +34,7 @@ OVERDUE_S: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Switches:
+class ReplanningOptions:
     """Parts of the rule, each of which can be turned off."""
 
     waits: bool = True
@@ -51,8 +51,8 @@ class Switches:
     """Those that are used, if the pool and the row have them."""
 
 
-class Replanning:
-    """A :class:`~giornata.scheduling.degrees.pool.Rule` that plans all rows anew at every decision.
+class ReplanningRule:
+    """A :class:`~giornata.scheduling.degrees.pool.PoolRule` that plans all rows anew at every decision.
 
     Args:
         devices: that the pool has when none is lost.
@@ -67,37 +67,44 @@ class Replanning:
     def __init__(
         self,
         devices: int,
-        switches: Switches | None = None,
+        switches: ReplanningOptions | None = None,
         *,
-        together: Together | None = None,
+        together: SharedStepTime | None = None,
         groups: Sequence[Devices] | None = None,
     ) -> None:
-        self._switches = switches or Switches()
+        self._switches = switches or ReplanningOptions()
         self._together = together if self._switches.shares else None
         used = [group for group in groups or family(devices) if len(group) in self._switches.degrees]
         if not used:
             raise ValueError(f"{devices} devices need one of the degrees 1 to {devices}; received {switches}")
-        self._subsets = Subsets(used)
+        self._subsets = DeviceSubsets(used)
 
-    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> Decision:
-        """See :class:`~giornata.scheduling.degrees.pool.Rule`."""
+    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> PoolDecision:
+        """See :class:`~giornata.scheduling.degrees.pool.PoolRule`."""
         held = {row.devices: max(row.until_s, now_s + OVERDUE_S) for row in rows if row.until_s is not None}
         there = frozenset(free).union(*held)
         degrees = self._subsets.degrees(there)
         found = [each for row in rows if (each := candidate(row, degrees, there)) is not None]
         ready = [each for each in found if each.row.boundary]
         if not ready or not free:
-            return Decision()
-        spans = Spans.of(now_s, len(there), [(until_s, len(held_)) for held_, until_s in held.items()])
+            return PoolDecision()
+        spans = FreeDeviceSpans.of(
+            now_s, len(there), [(until_s, len(held_)) for held_, until_s in held.items()]
+        )
         choice = self._choice(now_s, found, ready, spans, len(free))
         self._take_turns(choice)
         if not choice.degrees and not held:
             choice.begin_any()
-        return Decision(tuple(step.begin() for step in self._steps(choice, free)))
+        return PoolDecision(tuple(step.begin() for step in self._steps(choice, free)))
 
     def _choice(
-        self, now_s: float, found: Sequence[Candidate], ready: Sequence[Candidate], spans: Spans, free: int
-    ) -> Choice:
+        self,
+        now_s: float,
+        found: Sequence[CandidateRow],
+        ready: Sequence[CandidateRow],
+        spans: FreeDeviceSpans,
+        free: int,
+    ) -> DegreeChoice:
         """What is planned, and nothing chosen yet."""
         switches = self._switches
         hopeless = {each.row.key for each in found if each.hopeless(now_s)}
@@ -107,16 +114,16 @@ class Replanning:
             if each.row.promised and each.row.left and each.row.key not in hopeless
         ]
         mixed = any(each.row.promised for each in found)
-        return Choice(
+        return DegreeChoice(
             now_s,
             ready,
             pack(wishes, spans),
-            Claims(now_s, [each for each in found if not each.row.boundary]),
+            DeviceReservations(now_s, [each for each in found if not each.row.boundary]),
             free,
             cap_s=switches.cap_s if mixed else math.inf,
         )
 
-    def _take_turns(self, choice: Choice) -> None:
+    def _take_turns(self, choice: DegreeChoice) -> None:
         switches = self._switches
         choice.begin_promised(waits=switches.waits)
         if math.isfinite(switches.ages_s):
@@ -127,11 +134,13 @@ class Replanning:
         choice.begin_line(widens=switches.widens)
         choice.begin_templates()
 
-    def _steps(self, choice: Choice, free: AbstractSet[int]) -> list[Step]:
+    def _steps(self, choice: DegreeChoice, free: AbstractSet[int]) -> list[SharedStep]:
         """The chosen degrees on devices, with rows that share them."""
         chosen = {each.row.key: each for each in choice.ready if each.row.key in choice.degrees}
         seats = [
-            Seat(key, choice.degrees[key], each.shape.step_s.keys(), each.row.devices, each.shape.pays)
+            DeviceRequest(
+                key, choice.degrees[key], each.shape.step_s.keys(), each.row.devices, each.shape.pays
+            )
             for key, each in chosen.items()
         ]
         owned = [

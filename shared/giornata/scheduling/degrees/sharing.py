@@ -5,32 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from giornata.scheduling.degrees.candidates import Candidate
+from giornata.scheduling.degrees.candidates import CandidateRow
 from giornata.scheduling.degrees.frontier import EPS
-from giornata.scheduling.degrees.pool import Begin, Devices, Together
+from giornata.scheduling.degrees.pool import Devices, SharedStepTime, StepStart
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SharedStep:
     """Rows that are about to begin a step on the same devices."""
 
-    rows: tuple[Candidate, ...]
+    rows: tuple[CandidateRow, ...]
     devices: Devices
     seconds: float
 
-    def begin(self) -> Begin:
+    def begin(self) -> StepStart:
         """As a decision says it."""
-        return Begin(tuple(each.row.key for each in self.rows), self.devices)
+        return StepStart(tuple(each.row.key for each in self.rows), self.devices)
 
 
-def alone(each: Candidate, devices: Devices) -> Step:
+def alone(each: CandidateRow, devices: Devices) -> SharedStep:
     """The step of one row."""
-    return Step((each,), devices, each.step_on_s(devices))
+    return SharedStep((each,), devices, each.step_on_s(devices))
 
 
 def share(
-    now_s: float, steps: Sequence[Step], waiting: Iterable[Candidate], together: Together, longest_s: float
-) -> list[Step]:
+    now_s: float,
+    steps: Sequence[SharedStep],
+    waiting: Iterable[CandidateRow],
+    together: SharedStepTime,
+    longest_s: float,
+) -> list[SharedStep]:
     """`steps` with rows of `waiting` among theirs, each where it adds least device-time.
 
     A joined step takes at most `longest_s`, and no longer than its rows would take one after the other. A row that
@@ -40,7 +44,7 @@ def share(
     """
     found = list(steps)
     for each in sorted(waiting, key=lambda each: (each.row.due_s, each.row.place)):
-        best: tuple[float, int, Step] | None = None
+        best: tuple[float, int, SharedStep] | None = None
         for place, step in enumerate(found):
             joined = _joined(now_s, step, each, together, longest_s)
             if joined is not None:
@@ -52,7 +56,9 @@ def share(
     return found
 
 
-def _joined(now_s: float, step: Step, each: Candidate, together: Together, longest_s: float) -> Step | None:
+def _joined(
+    now_s: float, step: SharedStep, each: CandidateRow, together: SharedStepTime, longest_s: float
+) -> SharedStep | None:
     degree = len(step.devices)
     if degree not in each.shape.step_s or not _welcome(step, each):
         return None
@@ -66,10 +72,10 @@ def _joined(now_s: float, step: Step, each: Candidate, together: Together, longe
         return None
     if any(now_s + moves_s + one.row.left * shared_s > one.row.due_s + EPS for one in rows):
         return None
-    return Step(rows, step.devices, shared_s + moves_s)
+    return SharedStep(rows, step.devices, shared_s + moves_s)
 
 
-def _welcome(step: Step, each: Candidate) -> bool:
+def _welcome(step: SharedStep, each: CandidateRow) -> bool:
     if any(one.row.promised != each.row.promised or one.row.background for one in step.rows):
         return False
     if not each.shape.pays or each.row.devices == step.devices:

@@ -12,18 +12,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from giornata.scheduling.degrees.frontier import EPS, Frontier
+from giornata.scheduling.degrees.frontier import EPS, DegreeFrontier
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class FreeDeviceSpans:
     """How many devices are free from `starts[i]` on, until the next start; the last span has no end."""
 
     starts: tuple[float, ...]
     free: tuple[int, ...]
 
     @classmethod
-    def of(cls, now_s: float, devices: int, held: Iterable[tuple[float, int]]) -> Spans:
+    def of(cls, now_s: float, devices: int, held: Iterable[tuple[float, int]]) -> FreeDeviceSpans:
         """All `devices` but those that are `held` until a time; pairs of (until, how many)."""
         until: dict[float, int] = {}
         busy = 0
@@ -38,7 +38,7 @@ class Spans:
         return cls(tuple(starts), tuple(free))
 
     @classmethod
-    def merged(cls, starts: Sequence[float], free: Sequence[int]) -> Spans:
+    def merged(cls, starts: Sequence[float], free: Sequence[int]) -> FreeDeviceSpans:
         """Spans of which neighbours may be alike."""
         places = [place for place, devices in enumerate(free) if not place or devices != free[place - 1]]
         return cls(tuple([starts[place] for place in places]), tuple([free[place] for place in places]))
@@ -54,21 +54,21 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DegreePlan:
     """The degrees of a row over time.
 
     Until `cut_s` it has the widest of the first `rungs` of its frontier that the spans allow, then the widest of one
     less.
     """
 
-    spans: Spans
+    spans: FreeDeviceSpans
     """What was free for it."""
     start_s: float
     due_s: float
     cut_s: float
     rungs: int
     widest: tuple[tuple[int, ...], ...]
-    """See :attr:`Frontier.widest`."""
+    """See :attr:`DegreeFrontier.widest`."""
     area: float
     """Device-seconds."""
 
@@ -87,7 +87,7 @@ class Plan:
                 return starts[place], later
         return None
 
-    def left(self) -> Spans:
+    def left(self) -> FreeDeviceSpans:
         """What stays free beside it."""
         starts, free = self.spans.starts, self.spans.free
         first, last = self.widest[self.rungs], self.widest[self.rungs - 1]
@@ -106,10 +106,12 @@ class Plan:
         if end == len(starts) or self.due_s < starts[end]:
             cuts.append(self.due_s)
             left.append(free[end - 1])
-        return Spans.merged([*cuts, *starts[end:]], [*left, *free[end:]])
+        return FreeDeviceSpans.merged([*cuts, *starts[end:]], [*left, *free[end:]])
 
 
-def fit(spans: Spans, start_s: float, due_s: float, steps: float, ladder: Frontier) -> Plan | None:
+def fit(
+    spans: FreeDeviceSpans, start_s: float, due_s: float, steps: float, ladder: DegreeFrontier
+) -> DegreePlan | None:
     """The plan of least device-time for so many steps from a start to a deadline; None where none is in time.
 
     It takes the cheapest degree over the whole window, then rung by rung the next one on the earliest spans that have
@@ -134,11 +136,11 @@ def fit(spans: Spans, start_s: float, due_s: float, steps: float, ladder: Fronti
             continue
         needed_s = max(0.0, (steps - before) / rung.more)
         cut_s = _cut(spans, start_s, due_s, needed_s, rung.degree)
-        return Plan(spans, start_s, due_s, cut_s, index + 1, ladder.widest, area + wider * needed_s)
+        return DegreePlan(spans, start_s, due_s, cut_s, index + 1, ladder.widest, area + wider * needed_s)
     return None
 
 
-def _cut(spans: Spans, start_s: float, due_s: float, needed_s: float, degree: int) -> float:
+def _cut(spans: FreeDeviceSpans, start_s: float, due_s: float, needed_s: float, degree: int) -> float:
     """When `degree` devices have been free for so many seconds since the start."""
     starts, free = spans.starts, spans.free
     place = bisect_right(starts, start_s) - 1

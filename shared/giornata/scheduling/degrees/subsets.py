@@ -41,7 +41,7 @@ def family(devices: int) -> tuple[Devices, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class DeviceRequest:
     """A row that needs devices for a step."""
 
     key: Hashable
@@ -54,7 +54,7 @@ class Seat:
     """Whether a step on others takes it longer."""
 
 
-class Subsets:
+class DeviceSubsets:
     """Places rows on the subsets of `groups`."""
 
     def __init__(self, groups: Sequence[Devices]) -> None:
@@ -76,7 +76,7 @@ class Subsets:
         return self._degrees[there]
 
     def place(
-        self, seats: Iterable[Seat], free: Iterable[int], owned: Iterable[Devices] = ()
+        self, seats: Iterable[DeviceRequest], free: Iterable[int], owned: Iterable[Devices] = ()
     ) -> dict[Hashable, Devices]:
         """Devices of each row that gets any, by its key; none overlap, all are free.
 
@@ -100,12 +100,12 @@ class Subsets:
                     break
         return placed
 
-    def _keeps(self, seat: Seat, there: int) -> bool:
+    def _keeps(self, seat: DeviceRequest, there: int) -> bool:
         own = self._of.get(seat.own, 0)
         return seat.pays and len(seat.own) == seat.degree and own != 0 and own & there == own
 
     def _harm(
-        self, seat: Seat, there: int, others: Sequence[int], one: tuple[int, Devices]
+        self, seat: DeviceRequest, there: int, others: Sequence[int], one: tuple[int, Devices]
     ) -> tuple[bool, int, int, int]:
         mask, group = one
         rest = there & ~mask

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
-from giornata_denoiser.parallel.groups import Group, GroupLost, Groups
+from giornata_denoiser.parallel.groups import GroupLost, RankGroup, RankGroups
 from tests.patience import HUNG_S
 
 CPU: Final = torch.device("cpu")
@@ -27,12 +27,12 @@ class Member:
     """What one process has."""
 
     me: int
-    groups: Groups
+    groups: RankGroups
     device: torch.device = CPU
     kept: dict[Any, Any] = field(default_factory=dict)
     """What earlier calls have left."""
 
-    def group(self, devices: tuple[int, ...], epoch: int = 0) -> Group:
+    def group(self, devices: tuple[int, ...], epoch: int = 0) -> RankGroup:
         return self.groups.of(devices, epoch)
 
 
@@ -104,7 +104,7 @@ def _serve(me: int, port: int, pipe: Connection, cuda: bool) -> None:
     torch.set_num_threads(1)
     device = torch.device("cuda", me) if cuda else CPU
     store = TCPStore("127.0.0.1", port, is_master=False)
-    member = Member(me, Groups(store, me, device, HUNG_S), device)
+    member = Member(me, RankGroups(store, me, device, HUNG_S), device)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             job, args = pipe.recv()

@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from giornata.packed.uses import Use
+from giornata.packed.uses import BlockInputs
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.parallel.family import shared
-from giornata_denoiser.parallel.groups import Group
+from giornata_denoiser.parallel.groups import RankGroup
 from giornata_denoiser.rows.row import Row
 from tests.integration.denoiser.parallel.members import Member, Members
 
@@ -23,10 +23,10 @@ TOLERANCE = 1e-5
 """Tolerance of float32: sums of attention and projections are grouped otherwise."""
 
 Latents = list[NDArray[np.float32]]
-Made = tuple[ModelFamily, list[Row], Callable[[ModelFamily], Sequence[Use]]]
+Made = tuple[ModelFamily, list[Row], Callable[[ModelFamily], Sequence[BlockInputs]]]
 """A family, rows, and what their sequences use in a forward of that family or of a share of it."""
 Making = Callable[[], Made]
-Together = Callable[[ModelFamily, Group], ModelFamily]
+Together = Callable[[ModelFamily, RankGroup], ModelFamily]
 """How a group computes a batch."""
 
 
@@ -62,7 +62,7 @@ def step_of(
     return values(row.latent for row in advanced(part, at, uses(part)))
 
 
-def advanced(of: ModelFamily, rows: Sequence[Row], uses: Sequence[Use]) -> list[Row]:
+def advanced(of: ModelFamily, rows: Sequence[Row], uses: Sequence[BlockInputs]) -> list[Row]:
     """The rows after one more step."""
     latents = denoise_step(of, assemble(of, rows), rows, uses).latents
     return [replace(row, latent=latent, step=row.step + 1) for row, latent in zip(rows, latents, strict=True)]

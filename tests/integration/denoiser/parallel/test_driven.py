@@ -8,12 +8,12 @@ from functools import partial
 
 import pytest
 
-from giornata.packed.uses import Taken, Use
-from giornata.wire.values import Mode
-from giornata_denoiser.blocks.narrowing import Narrowing
+from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.wire.values import BlockMode
+from giornata_denoiser.blocks.narrowing import CacheSharder
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec
 from tests.fakes import tiny_driven
@@ -25,7 +25,7 @@ from tests.unit.denoiser.engine.test_masked import step
 from tests.unit.denoiser.families.test_driven import region_of
 
 PLAN = [(0, 1), (2, 3), (1,), (3, 0)]
-KV, HIDDEN, FULL = Mode.KV, Mode.HIDDEN, Mode.FULL
+KV, HIDDEN, FULL = BlockMode.KV, BlockMode.HIDDEN, BlockMode.FULL
 
 
 def rows_of(name: str) -> Made:
@@ -42,18 +42,20 @@ def rows_of(name: str) -> Made:
     taken = {2: (KV,) * of.depth, 3: ((HIDDEN, FULL, HIDDEN, KV) * of.depth)[: of.depth]}
     entries = {}
     for index in taken:
-        recorder = EntryRecorder(rows[index].level, of.depth, RecordingSpec(frozenset(Form), 0))
-        step(of, [rows[index]], [Use(recorder=recorder)])
+        recorder = EntryRecorder(rows[index].level, of.depth, RecordingSpec(frozenset(CacheForm), 0))
+        step(of, [rows[index]], [BlockInputs(recorder=recorder)])
         entries[index] = recorder.entry()
         rows[index] = replace(rows[index], region=region_of(rows[index], (1, 2, 7)))
 
-    def uses(part: ModelFamily) -> Sequence[Use]:
-        found = [Use()] * (len(rows) + sum(len(row.prompts) > 1 for row in rows))
+    def uses(part: ModelFamily) -> Sequence[BlockInputs]:
+        found = [BlockInputs()] * (len(rows) + sum(len(row.prompts) > 1 for row in rows))
         for index, modes in taken.items():
-            entry, where = Narrowing(part).entry(entries[index]), rows[index].region
+            entry, where = CacheSharder(part).entry(entries[index]), rows[index].region
             assert entry is not None
             assert where is not None
-            found[index] = Use(Taken(modes, Slabs(entry, where, rows[index].own_tokens[0], part)))
+            found[index] = BlockInputs(
+                CachedTokens(modes, Slabs(entry, where, rows[index].own_tokens[0], part))
+            )
         return found
 
     return of, rows, uses

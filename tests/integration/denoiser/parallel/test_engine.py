@@ -9,7 +9,7 @@ import torch
 
 from giornata.packed.low_rank import low_rank
 from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
@@ -31,7 +31,7 @@ LORA = RowLora("one", 1.0)
 class Case:
     """Rows that an engine takes."""
 
-    forms: frozenset[Form] = FORMS[0]
+    forms: frozenset[CacheForm] = FORMS[0]
     bits: int = 0
     """Bits of corrections, and of what is renewed."""
     kept: bool = True

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from giornata.packed.uses import Use
+from giornata.packed.uses import BlockInputs
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_flux
@@ -20,7 +20,7 @@ from tests.integration.denoiser.parallel.members import Members
 from tests.integration.denoiser.parallel.steps import TOLERANCE, Made, walk
 
 
-def nothing(_: ModelFamily) -> Sequence[Use]:
+def nothing(_: ModelFamily) -> Sequence[BlockInputs]:
     return ()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
-from giornata_denoiser.parallel.groups import Group, GroupLost
+from giornata_denoiser.parallel.groups import GroupLost, RankGroup
 from tests.integration.denoiser.parallel.members import CPU, Lost, Member, Members
 from tests.integration.denoiser.parallel.steps import alone, assert_close, step_of
 from tests.integration.denoiser.parallel.test_forward import unequal
@@ -103,11 +103,11 @@ def test_a_killed_member_is_replaced(members: Members) -> None:
 def test_a_member_that_does_not_come_is_told() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with pytest.raises(GroupLost, match=r"\[0, 1\] is lost"):
-        Group(store, "g", (0, 1), 0, CPU, timedelta(milliseconds=10))
+        RankGroup(store, "g", (0, 1), 0, CPU, timedelta(milliseconds=10))
 
 
 @pytest.mark.parametrize("devices", [(0, 1), (2, 2), ()])
 def test_a_group_has_different_devices_and_its_own_among_them(devices: tuple[int, ...]) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with pytest.raises(ValueError, match="accepted are different devices, 2 among them"):
-        Group(store, "g", devices, 2, CPU, timedelta(seconds=1))
+        RankGroup(store, "g", devices, 2, CPU, timedelta(seconds=1))

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import torch
 
-from giornata.packed.ulysses import Exchange
-from giornata.planning.degrees import Way
+from giornata.packed.ulysses import AllToAllGroup
+from giornata.planning.degrees import StepParallelism
 from giornata_denoiser.engine.assembly import place
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.parallel import halves
@@ -33,7 +33,7 @@ def pictures(*scales: float | None) -> Made:
     return of, rows, nothing
 
 
-def by_halves(of: ModelFamily, group: Exchange) -> ModelFamily:
+def by_halves(of: ModelFamily, group: AllToAllGroup) -> ModelFamily:
     return of if group.size == 1 else halved(of, group)
 
 
@@ -86,8 +86,14 @@ def test_what_a_group_cannot_compute_is_told() -> None:
     flux, unet = tiny_flux.family(), unets.family()
     assert shares_tokens(flux)
     assert not shares_tokens(unet)
-    assert [possible(flux, way) for way in (Way(4), Way(5), Way(2, halves=True))] == [True, False, True]
-    assert [possible(unet, way) for way in (Way(1), Way(2), Way(2, halves=True))] == [True, False, True]
+    assert [
+        possible(flux, way)
+        for way in (StepParallelism(4), StepParallelism(5), StepParallelism(2, halves=True))
+    ] == [True, False, True]
+    assert [
+        possible(unet, way)
+        for way in (StepParallelism(1), StepParallelism(2), StepParallelism(2, halves=True))
+    ] == [True, False, True]
     with pytest.raises(
         TypeError, match="received 2 devices for UnetInpaint, accepted are 1, or 2 by guidance"
     ):

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from giornata.packed.region import beside
-from giornata.packed.uses import Taken, Use
-from giornata.wire.values import Mode
-from giornata_denoiser.blocks.narrowing import Narrowing
+from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.wire.values import BlockMode
+from giornata_denoiser.blocks.narrowing import CacheSharder
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint, FluxKontext
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.parallel.family import shared
-from giornata_denoiser.parallel.groups import Group
+from giornata_denoiser.parallel.groups import RankGroup
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Entry
 from tests.fakes import tiny_flux
@@ -30,14 +30,14 @@ from tests.unit.denoiser.engine.test_masked import masked, step, uses_of
 from tests.unit.denoiser.engine.test_residuals import Given, drawn
 
 PLAN = [(0, 1), (0, 1, 2, 3), (2, 3), (1, 3, 0), (2,), (3, 0)]
-KV, HIDDEN, FULL = Mode.KV, Mode.HIDDEN, Mode.FULL
+KV, HIDDEN, FULL = BlockMode.KV, BlockMode.HIDDEN, BlockMode.FULL
 
 
 def entry(of: ModelFamily, row: Row, bits: int) -> Entry:
     """What the row's next step in full leaves of its last sequence."""
-    recorder = EntryRecorder(row.level, of.depth, RecordingSpec(frozenset(Form), bits))
+    recorder = EntryRecorder(row.level, of.depth, RecordingSpec(frozenset(CacheForm), bits))
     row = replace(row, region=None)
-    step(of, [row], [*(Use() for _ in row.prompts[1:]), Use(recorder=recorder)])
+    step(of, [row], [*(BlockInputs() for _ in row.prompts[1:]), BlockInputs(recorder=recorder)])
     return recorder.entry()
 
 
@@ -57,8 +57,8 @@ def mixed(heads: int, bits: int, network: type[FluxInpaint] = FluxInpaint) -> Ma
     modes = {2: (KV,) * 4, 3: (FULL, HIDDEN, KV, HIDDEN), 4: (HIDDEN, FULL, HIDDEN, KV)}
     entries = {index: entry(of, rows[index], bits) for index in modes}
 
-    def uses(part: ModelFamily) -> Sequence[Use]:
-        narrowing = Narrowing(part)
+    def uses(part: ModelFamily) -> Sequence[BlockInputs]:
+        narrowing = CacheSharder(part)
         taken = {
             index: taking(part, rows[index], narrowing.entry(entries[index]), modes[index]) for index in modes
         }
@@ -72,11 +72,13 @@ def mixed(heads: int, bits: int, network: type[FluxInpaint] = FluxInpaint) -> Ma
     return of, rows, uses
 
 
-def taking(part: ModelFamily, row: Row, kept: Entry | None, modes: tuple[Mode, ...]) -> list[Use]:
+def taking(
+    part: ModelFamily, row: Row, kept: Entry | None, modes: tuple[BlockMode, ...]
+) -> list[BlockInputs]:
     """What each of the row's sequences uses."""
     assert row.region is not None
     assert kept is not None
-    return [Use(Taken(modes, Slabs(kept, row.region, own, part))) for own in row.own_tokens]
+    return [BlockInputs(CachedTokens(modes, Slabs(kept, row.region, own, part))) for own in row.own_tokens]
 
 
 @pytest.mark.parametrize("bits", [0, 8, 4])
@@ -95,7 +97,7 @@ def test_heads_that_no_degree_divides(members: Members) -> None:
 class Counted:
     """A group that counts what it trades."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: RankGroup) -> None:
         self._group, self.trades = group, 0
         self.name, self.rank, self.size = group.name, group.rank, group.size
 

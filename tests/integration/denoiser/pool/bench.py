@@ -19,21 +19,21 @@ from giornata.planning.costing import CostModel
 from giornata.planning.degrees import DegreeFit
 from giornata.planning.profiles import Profile
 from giornata.scheduling.batch import Capacity, RowKey
-from giornata.scheduling.degrees.pool import Begin, Decision, Devices, PoolRow, Rule
-from giornata.scheduling.degrees.rule import Replanning
+from giornata.scheduling.degrees.pool import Devices, PoolDecision, PoolRow, PoolRule, StepStart
+from giornata.scheduling.degrees.rule import ReplanningRule
 from giornata.tensors import NEGATIVE
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.rows import build_row, text_shapes
-from giornata_denoiser.pool.leader import Pool
+from giornata_denoiser.pool.leader import DevicePool
 from giornata_denoiser.pool.memory import Arena
 from giornata_denoiser.pool.opening import groups_of, loaded, start_ranks
-from giornata_denoiser.pool.patience import Patience
-from giornata_denoiser.pool.processes import Process
+from giornata_denoiser.pool.patience import RankTimeouts
+from giornata_denoiser.pool.processes import LocalRankProcess
 from giornata_denoiser.pool.times import PoolTimes
 from giornata_denoiser.profiling.calibration import calibrate
 from giornata_denoiser.rows.row import Row
@@ -153,22 +153,22 @@ class Walk:
     def __init__(self, plan: Sequence[Devices]) -> None:
         self._plan = plan
 
-    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> Decision:
+    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> PoolDecision:
         assert now_s > 0
         left, begins = set(free), []
         for row in rows:
             devices = self._plan[len(self._plan) - row.left] if row.left else ()
             if row.boundary and left.issuperset(devices):
                 left -= set(devices)
-                begins.append(Begin((row.key,), devices))
-        return Decision(tuple(begins))
+                begins.append(StepStart((row.key,), devices))
+        return PoolDecision(tuple(begins))
 
 
 @dataclass
 class Gathered:
     """A pool, and what it has told."""
 
-    pool: Pool
+    pool: DevicePool
     told: queue.Queue[StepReport | Exception]
     ended: dict[str, Row | Exception] = field(default_factory=dict)
     degrees: list[int] = field(default_factory=list)
@@ -197,17 +197,17 @@ class Gathered:
         return {name: row.latent for name, row in self.ended.items() if isinstance(row, Row)}
 
 
-def pid(pool: Pool, device: int) -> int:
+def pid(pool: DevicePool, device: int) -> int:
     """Id of the process of a device's rank."""
     process = pool._ranks.members[device].process
-    assert isinstance(process, Process)
+    assert isinstance(process, LocalRankProcess)
     return process.pid
 
 
-def send(number: signal.Signals, *devices: int) -> Callable[[Pool], None]:
+def send(number: signal.Signals, *devices: int) -> Callable[[DevicePool], None]:
     """What sends a signal to the ranks of these devices."""
 
-    def sent(pool: Pool) -> None:
+    def sent(pool: DevicePool) -> None:
         for device in devices:
             os.kill(pid(pool, device), number)
 
@@ -219,9 +219,9 @@ class After:
     """Does something once in the pool's own thread, when it has told of so many steps: none follows meanwhile."""
 
     steps: int
-    do: Callable[[Pool], object]
+    do: Callable[[DevicePool], object]
 
-    def told(self, pool: Pool) -> None:
+    def told(self, pool: DevicePool) -> None:
         self.steps -= 1
         if self.steps == 0:
             self.do(pool)
@@ -230,14 +230,14 @@ class After:
 @contextmanager
 def running(
     config: DenoiserConfig,
-    rule: Rule | None = None,
-    patience: Patience | None = None,
+    rule: PoolRule | None = None,
+    patience: RankTimeouts | None = None,
     after: After | None = None,
 ) -> Iterator[Gathered]:
     """A pool as `config` says."""
     ranks = start_ranks(config, patience)
     checkpoint, profile = loaded(config, ranks)
-    times = PoolTimes(CostModel.of(profile), checkpoint.family.operations, Mode.KV, 8, 10_000)
+    times = PoolTimes(CostModel.of(profile), checkpoint.family.operations, BlockMode.KV, 8, 10_000)
     told: queue.Queue[StepReport | Exception] = queue.Queue()
     devices = len(config.device_names)
 
@@ -246,10 +246,10 @@ def running(
         if after is not None:
             after.told(pool)
 
-    pool = Pool(
+    pool = DevicePool(
         ranks,
         Arena(),
-        rule=rule or Replanning(devices, together=times.together),
+        rule=rule or ReplanningRule(devices, together=times.together),
         groups=groups_of(devices),
         times=times.of,
         together=times.together,

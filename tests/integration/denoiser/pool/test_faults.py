@@ -14,16 +14,16 @@ import pytest
 
 from giornata.scheduling.degrees.pool import Devices
 from giornata.wire.workers import RankPhase
-from giornata_denoiser.pool.leader import Pool
-from giornata_denoiser.pool.patience import Patience
+from giornata_denoiser.pool.leader import DevicePool
+from giornata_denoiser.pool.patience import RankTimeouts
 from tests.integration.denoiser.pool.bench import After, Model, Walk, equal, running, send
 from tests.patience import HUNG_S
 
-BRISK = Patience(late=(3.0, 0.5))
+BRISK = RankTimeouts(late=(3.0, 0.5))
 STEPS = 40
 
 
-def rows_end_well(model: Model, plan: list[Devices] | None, do: Callable[[Pool], object]) -> list[int]:
+def rows_end_well(model: Model, plan: list[Devices] | None, do: Callable[[DevicePool], object]) -> list[int]:
     """Have something done in the middle of four rows of a pool of two. Returns how often its ranks were started."""
     rows = [model.row(f"row {index}", steps=STEPS, seed=index) for index in range(4)]
     rule = None if plan is None else Walk(plan)
@@ -55,7 +55,7 @@ def test_a_stopped_rank_is_killed_and_its_rows_go_on(model: Model) -> None:
 
 def test_a_pool_without_ranks_ends(model: Model) -> None:
     """What can be taken, can be taken."""
-    never = Patience(again_s=())
+    never = RankTimeouts(again_s=())
     with running(model.config(2), None, never, After(2, send(signal.SIGKILL, 0, 1))) as bench:
         bench.pool.submit([model.row("lost", steps=STEPS)])
         with pytest.raises(AssertionError, match="All ranks of the pool have ended"):

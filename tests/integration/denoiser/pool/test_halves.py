@@ -6,16 +6,16 @@ from collections import Counter
 from pathlib import Path
 
 from giornata.families import Family
-from giornata.planning.degrees import Way
+from giornata.planning.degrees import StepParallelism
 from giornata.scheduling.degrees.pool import Devices
 from giornata_denoiser.choices import EXACT
 from tests.integration.denoiser.pool.bench import Gathered, Walk, equal, make_model, running
 from tests.integration.denoiser.pool.test_masks import FORMS, GRID, STEPS, taking, template, walked
 
 
-def ways(bench: Gathered) -> Counter[Way]:
+def ways(bench: Gathered) -> Counter[StepParallelism]:
     """How many steps were computed in which way, as the samples tell."""
-    return Counter(Way(sample.degree, sample.halves) for sample in bench.samples)
+    return Counter(StepParallelism(sample.degree, sample.halves) for sample in bench.samples)
 
 
 def test_guided_rows_of_a_transformer_have_halves_and_others_share_tokens(tmp_path: Path) -> None:
@@ -32,7 +32,11 @@ def test_guided_rows_of_a_transformer_have_halves_and_others_share_tokens(tmp_pa
     with running(config, Walk(plan)) as bench:
         assert bench.pool.submit(rows)
         bench.until_ended([row.key.job_id for row in rows])
-    assert ways(bench) == {Way(2, halves=True): 3 * 5, Way(2): 5, Way(1): 4}
+    assert ways(bench) == {
+        StepParallelism(2, halves=True): 3 * 5,
+        StepParallelism(2): 5,
+        StepParallelism(1): 4,
+    }
     equal(bench.latents(), {row.key.job_id: walked(model, row, plan).latent for row in rows})
 
 
@@ -44,5 +48,5 @@ def test_a_unet_is_computed_by_halves_and_in_no_other_way(tmp_path: Path) -> Non
         assert bench.pool.submit(rows)
         bench.until_ended([row.key.job_id for row in rows])
     found = ways(bench)
-    assert found.keys() == {Way(), Way(2, halves=True)}
+    assert found.keys() == {StepParallelism(), StepParallelism(2, halves=True)}
     equal(bench.latents(), model.alone(rows))

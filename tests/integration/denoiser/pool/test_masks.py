@@ -10,17 +10,17 @@ import torch
 from giornata.scheduling.batch import Capacity
 from giornata.scheduling.degrees.pool import Devices
 from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.choices import EXACT, Form
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from tests.integration.denoiser.pool.bench import Model, Walk, equal, running
 
 STEPS = 6
 GRID = (4, 5)
-FORMS = [frozenset({Form.KV}), frozenset({Form.HIDDEN}), frozenset(Form)]
+FORMS = [frozenset({CacheForm.KV}), frozenset({CacheForm.HIDDEN}), frozenset(CacheForm)]
 PAIRS: list[Devices] = [(0, 1), (0, 1), (0, 1, 2), (0, 1, 2), (2, 3), (2, 3)]
 """Several devices all the time: what a row takes from a template is planned there without regard to loads."""
 
@@ -58,7 +58,7 @@ def walked(model: Model, row: Row, plan: Sequence[Devices]) -> Row:
     return row
 
 
-def template(model: Model, forms: Iterable[Form]) -> Recording:
+def template(model: Model, forms: Iterable[CacheForm]) -> CachedTemplate:
     made, family = engine(model), model.checkpoint.family
     run = model.row("run", grid=GRID, steps=STEPS, seed=9)
     made.batch.submit([replace(run, records=RecordingSpec(frozenset(forms), EXACT))])
@@ -67,10 +67,10 @@ def template(model: Model, forms: Iterable[Form]) -> Recording:
         entries = next((row.entries for row in report.advanced if row.done), entries)
     assert entries is not None
     assert family.depth == len(entries[0].blocks)
-    return Recording("t", GRID, entries)
+    return CachedTemplate("t", GRID, entries)
 
 
-def taking(model: Model, recording: Recording, name: str, seed: int, *, guided: bool = False) -> Row:
+def taking(model: Model, recording: CachedTemplate, name: str, seed: int, *, guided: bool = False) -> Row:
     row = model.row(name, grid=GRID, steps=STEPS, seed=seed, guided=guided, masked=True)
     return replace(row, template=recording, renewed_every=0)
 

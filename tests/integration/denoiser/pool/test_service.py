@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from giornata.planning.degrees import Way
+from giornata.planning.degrees import StepParallelism
 from giornata.scheduling.degrees.recording import from_json
 from giornata.wire import subjects
 from giornata.wire.messages import RunAnswer
@@ -52,8 +52,8 @@ async def pooled(bench: Bench, model: Model, **options: Any) -> AsyncIterator[Wo
             assert state.worker is not None
             assert [rank.phase for rank in state.worker.ranks] == [RankPhase.READY] * 2
             assert state.worker.cost_model is not None
-            assert {Way(told.degree, told.halves) for told in state.worker.cost_model.degrees} == {
-                Way(2), Way(3), Way(4),
+            assert {StepParallelism(told.degree, told.halves) for told in state.worker.cost_model.degrees} == {
+                StepParallelism(2), StepParallelism(3), StepParallelism(4),
             }  # fmt: skip
             yield Worker(config.instance, None, stop, task)  # type: ignore[arg-type]  # its network is elsewhere
         finally:

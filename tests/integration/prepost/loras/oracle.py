@@ -15,7 +15,7 @@ from peft.utils import get_peft_model_state_dict
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from giornata_prepost.families.processors import TextProcessor
+from giornata_prepost.families.processors import QwenTextProcessor
 
 FILE: Final = "pytorch_lora_weights.safetensors"
 TARGETS: Final = {
@@ -33,7 +33,7 @@ def opened(folder: Path) -> Any:
     index = json.loads((folder / "model_index.json").read_text())
     own: dict[str, Any] = {}
     if index["_class_name"] == "QwenImage21Pipeline":  # it asks its processor for a template when it is made
-        own = {"processor": TextProcessor.of(folder / "processor")}
+        own = {"processor": QwenTextProcessor.of(folder / "processor")}
     elif "processor" in index:  # the part for pictures may need torchvision, and LoRAs need none
         own = {"processor": None}
     elif index["_class_name"] == "Flux2Pipeline":  # likewise, by another name

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from giornata.families import Family
 from giornata.wire.errors import LoraMismatch, LoraNotSupported
-from giornata_lora_store.inspection import Inspection
-from giornata_lora_store.rules.headers import Limits
+from giornata_lora_store.inspection import LoraHeaderInspector
+from giornata_lora_store.rules.headers import LoraSizeLimits
 from giornata_prepost.loras.checkpoint_modules import CheckpointModules
 from giornata_prepost.loras.normalising import normalise
 from tests.integration.prepost.loras import namings, oracle
@@ -29,7 +29,7 @@ from tests.integration.prepost.loras.namings import Changes, applied
 Checkpoint = Callable[[Family], Path]
 
 
-STORE: Final = Inspection(Limits(rank=256, tensors=4096), header_bytes=4 << 20)
+STORE: Final = LoraHeaderInspector(LoraSizeLimits(rank=256, tensors=4096), header_bytes=4 << 20)
 """As the LoRA store looks at a file before prepost does."""
 
 

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from giornata.wire.errors import GiornataError, LoraMismatch, LoraUnreadable, ServiceUnavailable
 from giornata.wire.workers import AdapterLoad, Tier
-from giornata_denoiser.adapters.store import Budgets, LoraTiers
+from giornata_denoiser.adapters.store import LoraTierCapacities, LoraTiers
 from giornata_denoiser.rows.adapters import RowLora
 from tests.patience import HUNG_S
 
 NETWORK = nn.ModuleDict({"layer": nn.Linear(6, 4)})
-ROOMY = Budgets(1 << 20, 1 << 20, 1 << 20)
+ROOMY = LoraTierCapacities(1 << 20, 1 << 20, 1 << 20)
 
 
 class Summed:
@@ -86,7 +86,7 @@ def tiers(
     remote: Remote,
     folder: Path,
     stack: ExitStack,
-    budgets: Budgets = ROOMY,
+    budgets: LoraTierCapacities = ROOMY,
     told: Callable[[AdapterLoad], None] = lambda _: None,
 ) -> LoraTiers[Summed]:
     store = LoraTiers(remote.fetch, Summed, dict(NETWORK.named_modules()), folder, budgets, told=told)
@@ -152,7 +152,7 @@ def test_what_rows_hold_outlives_pressure_and_goes_afterwards(
     remote: Remote, tmp_path: Path, stack: ExitStack
 ) -> None:
     loras = [(remote.add(factors(seed)),) for seed in range(4)]
-    store = tiers(remote, tmp_path, stack, Budgets(0, 0, 0))
+    store = tiers(remote, tmp_path, stack, LoraTierCapacities(0, 0, 0))
     with ExitStack() as rows:
         for lora in loras:
             rows.enter_context(store.held(lora)).result(HUNG_S)
@@ -167,7 +167,7 @@ def test_the_files_of_a_set_stay_in_memory_while_rows_hold_it(
 ) -> None:
     """Another set with one of them is made of it while it loads or runs, whatever else wants the memory."""
     loras = tuple(sorted(remote.add(factors(seed)) for seed in range(2)))
-    store = tiers(remote, tmp_path, stack, Budgets(1 << 20, 0, 0))
+    store = tiers(remote, tmp_path, stack, LoraTierCapacities(1 << 20, 0, 0))
     with store.held(loras) as loading:
         loading.result(HUNG_S)
         assert sorted(store.resident()[Tier.MEMORY]) == [lora.digest for lora in loras]
@@ -285,7 +285,7 @@ def test_a_row_that_leaves_before_its_load_begins_fetches_nothing(
     remote: Remote, tmp_path: Path, stack: ExitStack
 ) -> None:
     one, two, three = ((remote.add(factors(seed)),) for seed in range(3))
-    store = tiers(remote, tmp_path, stack, Budgets(0, 0, 0))
+    store = tiers(remote, tmp_path, stack, LoraTierCapacities(0, 0, 0))
     remote.gate = threading.Event()
     with store.held(one) as first, store.held(two) as second:
         while len(remote.asked) < 2:  # both threads are busy
@@ -305,7 +305,7 @@ def test_a_row_that_leaves_while_its_load_runs_frees_it(
     remote: Remote, tmp_path: Path, stack: ExitStack
 ) -> None:
     lora = (remote.add(factors(1)),)
-    store = tiers(remote, tmp_path, stack, Budgets(0, 0, 0))
+    store = tiers(remote, tmp_path, stack, LoraTierCapacities(0, 0, 0))
     remote.gate = threading.Event()
     with store.held(lora) as loading:
         assert remote.begun.wait(HUNG_S)
@@ -320,7 +320,7 @@ def test_sets_stay_whole_while_many_rows_load_into_little_room(
 ) -> None:
     loras = [remote.add(factors(seed)) for seed in range(6)]
     each = loras[0].size_bytes
-    store = tiers(remote, tmp_path, stack, Budgets(2 * each, 2 * each, 2 * each))
+    store = tiers(remote, tmp_path, stack, LoraTierCapacities(2 * each, 2 * each, 2 * each))
 
     def row(turn: int) -> None:
         chosen = sorted({turn % 6, (turn * turn) % 6})

@@ -13,8 +13,8 @@ from giornata.wire.jobs import JobState
 from giornata.wire.messages import RunAnswer, RunRequest
 from giornata.wire.progress import JobRecord, RowRecord
 from giornata_denoiser.attempts.attempt import Attempt
-from giornata_denoiser.attempts.carrying import Carrier, Fetch, Fetched
-from giornata_denoiser.attempts.outcomes import Written
+from giornata_denoiser.attempts.carrying import AttemptInputs, AttemptRunner, Fetch
+from giornata_denoiser.attempts.outcomes import WrittenAttemptResult
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
 from tests.fakes import tiny_flux
@@ -22,16 +22,16 @@ from tests.unit.denoiser.attempts.test_attempt import request
 
 
 @asynccontextmanager
-async def fetch_for_ever(request: RunRequest) -> AsyncIterator[Fetched]:
+async def fetch_for_ever(request: RunRequest) -> AsyncIterator[AttemptInputs]:
     await asyncio.Event().wait()
-    yield Fetched((), asyncio.sleep(0), asyncio.get_running_loop().create_future())
+    yield AttemptInputs((), asyncio.sleep(0), asyncio.get_running_loop().create_future())
 
 
 @asynccontextmanager
-async def refuse(request: RunRequest) -> AsyncIterator[Fetched]:
+async def refuse(request: RunRequest) -> AsyncIterator[AttemptInputs]:
     if request.rows:
         raise InvalidField("strength leaves no step to compute.", field="strength")
-    yield Fetched((), asyncio.sleep(0), asyncio.get_running_loop().create_future())
+    yield AttemptInputs((), asyncio.sleep(0), asyncio.get_running_loop().create_future())
 
 
 async def publish_nothing(*event: object) -> None:
@@ -44,9 +44,11 @@ class Outcomes:
     def __init__(self) -> None:
         self.written: list[Attempt] = []
 
-    async def write(self, attempt: Attempt) -> Written:
+    async def write(self, attempt: Attempt) -> WrittenAttemptResult:
         self.written.append(attempt)
-        return Written(JobRecord(job=attempt.request.job, state=JobState.CANCELLED), superseded=())
+        return WrittenAttemptResult(
+            JobRecord(job=attempt.request.job, state=JobState.CANCELLED), superseded=()
+        )
 
     async def forget(self, latents: object) -> None:
         """Keeps none."""
@@ -54,9 +56,9 @@ class Outcomes:
 
 def carrier(
     tasks: asyncio.TaskGroup, fetch: Fetch = fetch_for_ever, outcomes: Any = None, capacity_rows: int = 2
-) -> Carrier:
+) -> AttemptRunner:
     engine = Engine(tiny_flux.family(), Capacity(rows=2, tokens=1000), lambda: 0.0)
-    return Carrier(
+    return AttemptRunner(
         "worker",
         capacity_rows=capacity_rows,
         engine=EngineLoop(engine, lambda report: None, lambda error: None),

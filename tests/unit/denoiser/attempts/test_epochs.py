@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from giornata.wire.messages import Epoch
-from giornata_denoiser.attempts.epochs import Epochs
+from giornata_denoiser.attempts.epochs import EpochFence
 
 
 def test_a_lower_epoch_is_refused_once_a_higher_one_was_heard_of() -> None:
-    epochs = Epochs()
+    epochs = EpochFence()
     assert epochs.admits(Epoch(5, 7))
     assert epochs.admits(Epoch(5, 7))
     assert epochs.admits(Epoch(5, 9))
@@ -18,7 +18,7 @@ def test_a_lower_epoch_is_refused_once_a_higher_one_was_heard_of() -> None:
 
 
 def test_in_a_store_that_was_made_anew_revisions_begin_again() -> None:
-    epochs = Epochs()
+    epochs = EpochFence()
     assert epochs.admits(Epoch(5, 700))
     assert epochs.admits(Epoch(6, 1))
     assert not epochs.admits(Epoch(5, 701))

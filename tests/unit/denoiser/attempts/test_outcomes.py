@@ -12,7 +12,7 @@ from giornata.blobs.memory import MemoryBlobs
 from giornata.wire.jobs import JobState
 from giornata.wire.progress import JobRecord, RowRecord
 from giornata_denoiser.attempts.attempt import Attempt
-from giornata_denoiser.attempts.outcomes import Outcomes
+from giornata_denoiser.attempts.outcomes import AttemptResultWriter
 from giornata_denoiser.rows.adapters import Adapters, RowLora
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
@@ -35,7 +35,7 @@ async def test_a_row_that_is_not_finite_leaves_an_error_and_no_latents() -> None
     for index, value in enumerate((0.5, float("nan"))):
         row = tiny_flux.row(of, Spec("job", index=index))
         attempt.rows[index] = replace(row, step=2, latent=torch.full_like(row.latent, value))
-    written = await Outcomes(MemoryBlobs(), records, "worker").write(attempt)
+    written = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
     good, bad = written.record.rows
     assert good.resume is not None
     assert good.resume.step == 2
@@ -53,7 +53,7 @@ async def test_the_record_tells_the_step_from_which_loras_act() -> None:
     for index, (step, adapters) in enumerate(((2, under), (4, under), (4, Adapters()))):
         row = tiny_flux.row(of, Spec("job", index=index))
         attempt.rows[index] = replace(row, step=step, adapters=adapters)
-    written = await Outcomes(MemoryBlobs(), records, "worker").write(attempt)
+    written = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
     under_way, done, without = written.record.rows
     assert under_way.resume is not None
     assert under_way.resume.loras_from == 3
@@ -68,5 +68,5 @@ async def test_latents_of_a_void_attempt_are_deleted() -> None:
     attempt = Attempt(request(rows=(RowRecord(index=0, seed=0, attempt=1, worker="worker"),)), 0.0)
     row = tiny_flux.row(tiny_flux.family(), Spec("job", index=0))
     attempt.rows[0] = replace(row, step=row.steps)
-    written = await Outcomes(MemoryBlobs(), records, "worker").write(attempt)
+    written = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
     assert len(written.superseded) == 1

@@ -12,14 +12,27 @@ from hypothesis import strategies as st
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlState
 from giornata.wire.workers import ServiceState
-from giornata_denoiser.choices import Executor
-from giornata_denoiser.controls.choosing import Due, Here, RowWork, able, best, chosen, due, exposed_ms
+from giornata_denoiser.choices import ControlNetExecutor
+from giornata_denoiser.controls.choosing import (
+    DenoiserProcess,
+    ResidualTiming,
+    RowWork,
+    able,
+    best,
+    chosen,
+    due,
+    exposed_ms,
+)
 from tests.unit.scheduling.test_adapters import instance
 
 NETS = frozenset({"a" * 64, "b" * 64})
-HERE = Here(host="m1", device="cuda", threads=1, cores=(0, 1))
+HERE = DenoiserProcess(host="m1", device="cuda", threads=1, cores=(0, 1))
 ROW = RowWork(
-    network_ms=100, local_ms=60, work=30e9, moved_bytes=20_000_000, due=(Due(0.1, 0.01), Due(1.0, 0.9))
+    network_ms=100,
+    local_ms=60,
+    work=30e9,
+    moved_bytes=20_000_000,
+    due=(ResidualTiming(0.1, 0.01), ResidualTiming(1.0, 0.9)),
 )
 """An instance at 2 ms for 1e9 multiplications takes 60 ms, and 4 ms to move samples on one host."""
 UNET = replace(ROW, due=due(ControlKind.UNET, [tuple(range(13))]))
@@ -36,7 +49,7 @@ def test_a_step_waits_for_the_sum_that_comes_latest_after_it_is_read() -> None:
     assert late == pytest.approx(86.4 - 1), "others come first"
     slow = exposed_ms(ROW, told("c", work_ms=5.0), HERE)
     assert slow == pytest.approx(154 - 90), "the last one is read behind nine tenths of the network"
-    assert exposed_ms(replace(ROW, due=(Due(0.1, 0.5),)), told("c"), HERE) == 0
+    assert exposed_ms(replace(ROW, due=(ResidualTiming(0.1, 0.5),)), told("c"), HERE) == 0
 
 
 def test_a_unet_waits_before_its_decoder() -> None:
@@ -50,7 +63,11 @@ def test_an_instance_that_has_computed_nothing_is_as_fast_as_this_process() -> N
 
 def test_sums_are_made_with_all_samples_before_them_and_read_behind_their_block() -> None:
     two, one = (0, 0, 1, 2), (0, 0, 0, None)
-    assert due(ControlKind.FLUX, [two, one]) == (Due(2 / 4, 1 / 4), Due(3 / 4, 3 / 4), Due(4 / 4, 4 / 4))
+    assert due(ControlKind.FLUX, [two, one]) == (
+        ResidualTiming(2 / 4, 1 / 4),
+        ResidualTiming(3 / 4, 3 / 4),
+        ResidualTiming(4 / 4, 4 / 4),
+    )
     nothing: tuple[None, ...] = (None,) * 4
     assert due(ControlKind.FLUX, [two, nothing]) == due(ControlKind.FLUX, [two])
 
@@ -68,19 +85,19 @@ def test_sums_are_made_with_all_samples_before_them_and_read_behind_their_block(
     ],
 )
 def test_nothing_is_computed_meanwhile_on_one_device_or_too_few_cores(
-    here: Here, control: dict[str, object]
+    here: DenoiserProcess, control: dict[str, object]
 ) -> None:
     assert exposed_ms(ROW, told("c", **control), here) == pytest.approx(64)
-    assert chosen(ROW, [told("c", **control)], NETS, here, Executor.AUTO) is None
-    assert chosen(ROW, [told("c", work_ms=0.1, **control)], NETS, here, Executor.AUTO) is None
-    assert chosen(ROW, [told("c", **control)], NETS, here, Executor.SERVICE) is not None
+    assert chosen(ROW, [told("c", **control)], NETS, here, ControlNetExecutor.AUTO) is None
+    assert chosen(ROW, [told("c", work_ms=0.1, **control)], NETS, here, ControlNetExecutor.AUTO) is None
+    assert chosen(ROW, [told("c", **control)], NETS, here, ControlNetExecutor.SERVICE) is not None
 
 
 def test_an_instance_that_has_computed_nothing_yet_is_asked_where_its_work_would_hide() -> None:
     new = told("c", work_ms=None)
     assert exposed_ms(ROW, new, HERE) == exposed_ms(ROW, told("c"), HERE), "as fast as this process: 60 ms"
-    assert chosen(ROW, [new], NETS, HERE, Executor.AUTO) is not None
-    assert chosen(ROW, [new], NETS, replace(HERE, device="cuda:1"), Executor.AUTO) is None
+    assert chosen(ROW, [new], NETS, HERE, ControlNetExecutor.AUTO) is not None
+    assert chosen(ROW, [new], NETS, replace(HERE, device="cuda:1"), ControlNetExecutor.AUTO) is None
 
 
 def test_cores_of_their_own_are_enough() -> None:
@@ -90,15 +107,15 @@ def test_cores_of_their_own_are_enough() -> None:
 
 def test_another_host_moves_samples_more_slowly() -> None:
     far = told("c", machine="m2")
-    assert exposed_ms(replace(ROW, due=(Due(1.0, 0.0),)), far, HERE) == pytest.approx(80)
+    assert exposed_ms(replace(ROW, due=(ResidualTiming(1.0, 0.0),)), far, HERE) == pytest.approx(80)
 
 
 def test_what_is_not_here_is_asked_for() -> None:
     elsewhere = replace(ROW, local_ms=math.inf)
-    for executor in Executor:
+    for executor in ControlNetExecutor:
         assert chosen(elsewhere, [told("c", work_ms=900.0)], NETS, HERE, executor) is not None
-    assert chosen(elsewhere, [], NETS, HERE, Executor.AUTO) is None
-    assert chosen(ROW, [told("c")], NETS, HERE, Executor.LOCAL) is None
+    assert chosen(elsewhere, [], NETS, HERE, ControlNetExecutor.AUTO) is None
+    assert chosen(ROW, [told("c")], NETS, HERE, ControlNetExecutor.LOCAL) is None
 
 
 def test_the_best_instance_shares_memory_then_has_the_weights_then_has_the_least_to_do() -> None:

@@ -15,8 +15,8 @@ import torch
 
 from giornata.control.link.listener import Listener
 from giornata.control.link.losses import LinkLost
-from giornata.wire.controlnets import DataPath, Opened
-from giornata_denoiser.controls.instances import Links, Path
+from giornata.wire.controlnets import DataPath, OpenControlReply
+from giornata_denoiser.controls.instances import ControlDataPath, DataPathPool
 from tests.patience import HUNG_S
 
 CPU = torch.device("cpu")
@@ -33,11 +33,11 @@ class Door:
     left: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
 
     @contextmanager
-    def listening(self, name: str = "s") -> Iterator[Opened]:
+    def listening(self, name: str = "s") -> Iterator[OpenControlReply]:
         unix = self.folder / name
         with Listener(self._admits, lambda _: None, unix=unix, tcp=None, device=CPU, left=self.left.put):
             try:
-                yield Opened(path=DataPath.UNIX, address=str(unix), token="t" * 8, behind=())
+                yield OpenControlReply(path=DataPath.UNIX, address=str(unix), token="t" * 8, behind=())
             finally:
                 self.open.set()
 
@@ -61,7 +61,7 @@ async def test_an_instance_that_does_not_admit_holds_up_no_other(door: Door, tmp
     free = Door(tmp_path / "free")
     free.folder.mkdir()
     free.open.set()
-    links = Links(SLAB_BYTES, CPU)
+    links = DataPathPool(SLAB_BYTES, CPU)
     with door.listening() as held, free.listening() as opened:
         waiting = asyncio.create_task(links.to("held", held))
         await door.visited()
@@ -75,7 +75,7 @@ async def test_an_instance_that_does_not_admit_holds_up_no_other(door: Door, tmp
 
 
 async def test_a_path_that_nobody_waits_for_any_longer_serves_the_next_row_and_is_closed(door: Door) -> None:
-    links = Links(SLAB_BYTES, CPU)
+    links = DataPathPool(SLAB_BYTES, CPU)
     with door.listening() as opened:
         waiting = asyncio.create_task(links.to("c", opened))
         await door.visited()
@@ -91,7 +91,7 @@ async def test_a_path_that_nobody_waits_for_any_longer_serves_the_next_row_and_i
 
 
 async def test_an_instance_that_was_started_again_leaves_no_lost_path_behind(door: Door) -> None:
-    links = Links(SLAB_BYTES, CPU)
+    links = DataPathPool(SLAB_BYTES, CPU)
     door.open.set()
     with door.listening("before") as opened:
         before = await links.to("c", opened)
@@ -103,17 +103,19 @@ async def test_an_instance_that_was_started_again_leaves_no_lost_path_behind(doo
 
 
 async def test_memory_that_is_not_to_be_had_is_a_loss() -> None:
-    links = Links(1 << 60, CPU)
+    links = DataPathPool(1 << 60, CPU)
     with pytest.raises(LinkLost, match="no data path over tcp"):
-        await links.to("c", Opened(path=DataPath.TCP, address="127.0.0.1:1", token="t" * 8, behind=()))
+        await links.to(
+            "c", OpenControlReply(path=DataPath.TCP, address="127.0.0.1:1", token="t" * 8, behind=())
+        )
     await links.close()
 
 
 async def test_room_is_given_back_at_once_and_to_all_who_wait(door: Door) -> None:
-    links = Links(SLAB_BYTES, CPU)
+    links = DataPathPool(SLAB_BYTES, CPU)
     door.open.set()
     with door.listening() as opened:
-        path: Path = await links.to("c", opened)
+        path: ControlDataPath = await links.to("c", opened)
         await path.take(SLAB_BYTES)
         waiting = [asyncio.create_task(path.take(SLAB_BYTES // 2)) for _ in range(3)]
         await asyncio.sleep(0)

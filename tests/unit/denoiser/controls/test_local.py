@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.control.link.client import Link
+from giornata.control.link.client import ControlLink
 from giornata.control.loading import load
 from giornata.control.protocol import ControlNet
 from giornata.packed.region import region
 from giornata.planning.controls import work_of
 from giornata.wire.controlnets import DataPath
-from giornata_denoiser.controls.executing import ExecutingControls
+from giornata_denoiser.controls.executing import ControlDispatcher
 from giornata_denoiser.controls.local import LocalControls, costing
-from giornata_denoiser.controls.networks import Controlled, controlled
-from giornata_denoiser.controls.remote import Manner
+from giornata_denoiser.controls.networks import ControlNetTarget, controlled
+from giornata_denoiser.controls.remote import RemoteControlOptions
 from giornata_denoiser.engine.controls import OfSequences
 from giornata_denoiser.rows.adapters import Adapters, RowControl
 from giornata_denoiser.rows.row import Row
@@ -40,7 +40,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> ControlNet:
     return load(folder, torch.float32, CPU)
 
 
-def network() -> Controlled:
+def network() -> ControlNetTarget:
     found = controlled(FAMILY.network, 16)
     assert found is not None
     return found
@@ -90,8 +90,8 @@ def test_a_row_that_is_computed_here_until_it_is_open_elsewhere_costs_what_it_co
     loaded: ControlNet, tmp_path: Path
 ) -> None:
     """Else its steps would be predicted, and the network's costs learned, as if its ControlNets took no time."""
-    opened = Open(Manner())
-    controls = ExecutingControls(LocalControls({loaded.card.digest: loaded}, network()), opened.remote)
+    opened = Open(RemoteControlOptions())
+    controls = ControlDispatcher(LocalControls({loaded.card.digest: loaded}, network()), opened.remote)
     row = costing(masked(loaded), {})
     here = controls.able(row)
     assert here is not None
@@ -100,7 +100,7 @@ def test_a_row_that_is_computed_here_until_it_is_open_elsewhere_costs_what_it_co
     assert controls.able(here) is here
     with listening_at(tmp_path / "s", None) as served:
         address = served.listener.addresses[DataPath.UNIX]
-        with Link(DataPath.UNIX, address, TOKEN, slab_bytes=1 << 16, device=CPU) as link:
+        with ControlLink(DataPath.UNIX, address, TOKEN, slab_bytes=1 << 16, device=CPU) as link:
             opened.put(link, here)
             there = controls.able(here)
     assert there is not None
@@ -109,6 +109,6 @@ def test_a_row_that_is_computed_here_until_it_is_open_elsewhere_costs_what_it_co
     again = controls.able(there)
     assert again is not None
     assert again.adapters == here.adapters
-    without = ExecutingControls(None, opened.remote)
+    without = ControlDispatcher(None, opened.remote)
     assert without.able(there) is None
     assert without.able(replace(there, step=5, adapters=Adapters())) is not None

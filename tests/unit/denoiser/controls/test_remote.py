@@ -10,14 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from giornata.control.link.client import Link
+from giornata.control.link.client import ControlLink
 from giornata.control.link.losses import LinkLate, LinkLost
 from giornata.scheduling.batch import RowKey
 from giornata.wire.controlnets import DataPath
-from giornata_denoiser.blocks.waits import Waits
-from giornata_denoiser.controls.executing import ExecutingControls
+from giornata_denoiser.blocks.waits import WaitTimer
+from giornata_denoiser.controls.executing import ControlDispatcher
 from giornata_denoiser.controls.networks import controlled
-from giornata_denoiser.controls.remote import Manner, RemoteControls, Session, _Awaited
+from giornata_denoiser.controls.remote import (
+    ControlNetSession,
+    RemoteControlOptions,
+    RemoteControls,
+    _RemoteResiduals,
+)
 from giornata_denoiser.engine.controls import ControlLost, OfSequences
 from giornata_denoiser.rows.adapters import Adapters, RowControl
 from giornata_denoiser.rows.row import Row
@@ -35,7 +40,7 @@ BLOCKS = len(NETWORK.base.channels)
 BEHIND = (0, *(None,) * (BLOCKS - 1))
 """One sample, behind the first block."""
 NET = RowControl("edges", "a" * 64, 1.0, 0, 100)
-WAITS = Waits(lambda: 0.0)
+WAITS = WaitTimer(lambda: 0.0)
 
 
 def controlled_row(name: str, *controls: RowControl) -> Row:
@@ -50,7 +55,7 @@ def later(row: Row) -> Row:
 class Open:
     """Rows that are open at instances, and what their owner is told."""
 
-    def __init__(self, manner: Manner) -> None:
+    def __init__(self, manner: RemoteControlOptions) -> None:
         assert NETWORK is not None
         self.lost: list[tuple[str, type[Exception]]] = []
         self.remote = RemoteControls(NETWORK, torch.float32, CPU, self._take, manner)
@@ -58,10 +63,10 @@ class Open:
     def _take(self, key: RowKey, reason: Exception) -> None:
         self.lost.append((key.job_id, type(reason)))
 
-    def put(self, link: Link, *rows: Row) -> None:
+    def put(self, link: ControlLink, *rows: Row) -> None:
         for row in rows:
             nets = len(row.adapters.controls)
-            self.remote.put(row.key, Session("c", link, row.key.job_id, (BEHIND,) * nets))
+            self.remote.put(row.key, ControlNetSession("c", link, row.key.job_id, (BEHIND,) * nets))
 
     def ask(self, *rows: Row) -> tuple[OfSequences, ...]:
         return self.remote.ask(rows, [True] * len(rows), WAITS)
@@ -94,16 +99,18 @@ def doomed(tmp_path: Path) -> Iterator[Instance]:
 
 
 @contextmanager
-def linked(served: Instance, slab_bytes: int = 1 << 20) -> Iterator[Link]:
+def linked(served: Instance, slab_bytes: int = 1 << 20) -> Iterator[ControlLink]:
     address = served.addresses[DataPath.UNIX]
-    with Link(DataPath.UNIX, address, TOKENS[0], slab_bytes=slab_bytes, device=CPU, room_s=HUNG_S) as link:
+    with ControlLink(
+        DataPath.UNIX, address, TOKENS[0], slab_bytes=slab_bytes, device=CPU, room_s=HUNG_S
+    ) as link:
         yield link
 
 
 @pytest.mark.slow
 def test_all_rows_of_a_link_are_lost_with_it(doomed: Instance) -> None:
     rows = [controlled_row(name) for name in ("one", "two", "three")]
-    made = Open(Manner(late_s=HUNG_S))
+    made = Open(RemoteControlOptions(late_s=HUNG_S))
     with linked(doomed) as link:
         made.put(link, *rows)
         asked = made.ask(*rows[:2])
@@ -117,7 +124,7 @@ def test_all_rows_of_a_link_are_lost_with_it(doomed: Instance) -> None:
 
 def test_a_step_waits_once_for_a_late_instance_whatever_rows_it_has(served: Instance) -> None:
     late, too, here, idle = (controlled_row(name) for name in ("late", "too", "here", "idle"))
-    made = Open(Manner(late_s=SOON_S))
+    made = Open(RemoteControlOptions(late_s=SOON_S))
     with linked(served) as link:
         made.put(link, late, too, here, idle)
         asked = made.ask(here, late, too)
@@ -136,7 +143,7 @@ def test_a_step_waits_once_for_a_late_instance_whatever_rows_it_has(served: Inst
 @pytest.mark.slow
 def test_a_row_that_is_open_elsewhere_by_now_is_not_lost_there(served: Instance, doomed: Instance) -> None:
     row = controlled_row("moved")
-    made = Open(Manner(late_s=HUNG_S))
+    made = Open(RemoteControlOptions(late_s=HUNG_S))
     with linked(served) as sound, linked(doomed) as link:
         made.put(link, row)
         (asked,) = made.ask(row)
@@ -154,8 +161,8 @@ def test_a_row_that_is_open_elsewhere_by_now_is_not_lost_there(served: Instance,
 
 def test_a_row_that_is_closed_between_plan_and_step_is_no_failed_row(served: Instance) -> None:
     row, plain = controlled_row("closed"), tiny_flux.row(FAMILY, Spec("plain"))
-    made = Open(Manner(late_s=HUNG_S))
-    controls = ExecutingControls(None, made.remote)
+    made = Open(RemoteControlOptions(late_s=HUNG_S))
+    controls = ControlDispatcher(None, made.remote)
     with linked(served) as link:
         made.put(link, row)
         assert controls.able(row) is row
@@ -170,8 +177,8 @@ def test_a_row_that_is_closed_between_plan_and_step_is_no_failed_row(served: Ins
 def test_samples_of_a_row_that_has_left_go_with_the_next_step_of_any_row(served: Instance) -> None:
     """Not before: a device may read them while rows are chosen."""
     row, plain = controlled_row("left"), tiny_flux.row(FAMILY, Spec("plain"))
-    made = Open(Manner(late_s=HUNG_S))
-    controls = ExecutingControls(None, made.remote)
+    made = Open(RemoteControlOptions(late_s=HUNG_S))
+    controls = ControlDispatcher(None, made.remote)
     with linked(served) as link:
         made.put(link, row)
         ((added,), _) = controls.residuals((row, plain), (True, True), WAITS)
@@ -186,7 +193,7 @@ def test_samples_of_a_row_that_has_left_go_with_the_next_step_of_any_row(served:
 
 def _come(of: OfSequences) -> None:
     (awaited,) = of
-    assert isinstance(awaited, _Awaited)
+    assert isinstance(awaited, _RemoteResiduals)
     awaited.coming.asked.sample(0, HUNG_S)
 
 

@@ -19,14 +19,21 @@ from giornata.control.link import slabs
 from giornata.control.link.listener import Listener
 from giornata.control.link.losses import ControlFailed
 from giornata.wire.control_steps import DeviceMemory
-from giornata.wire.controlnets import CloseControl, Closed, DataPath, OpenControl, Opened, StepRefusal
+from giornata.wire.controlnets import (
+    CloseControl,
+    CloseControlReply,
+    DataPath,
+    OpenControl,
+    OpenControlReply,
+    StepRefusal,
+)
 from giornata.wire.errors import ControlNetUnavailable
 from giornata.wire.messages import RunRequest
 from giornata_denoiser.controls import sessions as module
-from giornata_denoiser.controls.instances import Instances, Links
-from giornata_denoiser.controls.questions import Asking
+from giornata_denoiser.controls.instances import ControlNetInstances, DataPathPool
+from giornata_denoiser.controls.questions import ControlClientInfo
 from giornata_denoiser.controls.remote import RemoteControls
-from giornata_denoiser.controls.sessions import Sessions
+from giornata_denoiser.controls.sessions import ControlNetSessionManager
 from tests.contract.messages import MESSAGES
 from tests.patience import HUNG_S
 from tests.unit.denoiser.controls.test_remote import BEHIND, CPU, NET, NETWORK, controlled_row
@@ -59,7 +66,7 @@ class Wire:
             await self.closes.wait()
             self._note(f"close {name}")
             self.open.discard(name)
-            return Closed(was_open=True)
+            return CloseControlReply(was_open=True)
         assert isinstance(asked, OpenControl)
         self.open.add(name)
         await self.opens.wait()
@@ -67,7 +74,7 @@ class Wire:
         if path is None:
             raise ControlNetUnavailable
         self._note(f"open {name}")
-        return Opened(path=path, address=self.addresses[path], token="t" * 8, behind=(BEHIND,))
+        return OpenControlReply(path=path, address=self.addresses[path], token="t" * 8, behind=(BEHIND,))
 
     def _note(self, what: str) -> None:
         self.told.append(what)
@@ -83,8 +90,8 @@ class Wire:
 @dataclass
 class Bench:
     wire: Wire
-    instances: Instances
-    sessions: Sessions
+    instances: ControlNetInstances
+    sessions: ControlNetSessionManager
     remote: RemoteControls
     resumed: asyncio.Queue[str]
 
@@ -109,11 +116,11 @@ async def bench(
     wire = Wire({DataPath.UNIX: str(unix)})
     wire.opens.set()
     wire.closes.set()
-    instances, links, resumed = Instances(), Links(SLAB_BYTES, CPU), asyncio.Queue[str]()
-    asking = Asking(NETWORK.base, "d", "m1", tuple(paths), torch.float32)
+    instances, links, resumed = ControlNetInstances(), DataPathPool(SLAB_BYTES, CPU), asyncio.Queue[str]()
+    asking = ControlClientInfo(NETWORK.base, "d", "m1", tuple(paths), torch.float32)
     with Listener(lambda _: True, lambda _: None, unix=unix, tcp=None, device=device):
         async with asyncio.TaskGroup() as tasks:
-            sessions = Sessions(
+            sessions = ControlNetSessionManager(
                 cast("Bus", wire),
                 instances,
                 links,
@@ -199,7 +206,7 @@ async def test_device_memory_that_cannot_be_opened_gives_way_to_the_socket_for_g
 ) -> None:
     """As between containers without a common IPC namespace: each sees the device, and none the other's handles."""
 
-    def shared(size_bytes: int, _device: torch.device) -> slabs.Slab:
+    def shared(size_bytes: int, _device: torch.device) -> slabs.SharedSlab:
         made = DeviceMemory(
             device="GPU-1",
             handle=b"h",
@@ -209,7 +216,7 @@ async def test_device_memory_that_cannot_be_opened_gives_way_to_the_socket_for_g
             event=b"",
             event_sync=False,
         )
-        return slabs.Slab(torch.zeros(size_bytes, dtype=torch.uint8), device_memory=made)
+        return slabs.SharedSlab(torch.zeros(size_bytes, dtype=torch.uint8), device_memory=made)
 
     def refused(*_told: object) -> object:
         tried.append("opened")
@@ -217,7 +224,7 @@ async def test_device_memory_that_cannot_be_opened_gives_way_to_the_socket_for_g
 
     tried: list[str] = []
     monkeypatch.setitem(slabs._MAKING, DataPath.CUDA, shared)
-    monkeypatch.setattr(slabs.Slab, "left", lambda _: None)
+    monkeypatch.setattr(slabs.SharedSlab, "left", lambda _: None)
     monkeypatch.setattr(slabs, "_unique", lambda _: "GPU-1")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", refused)

@@ -18,21 +18,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.uses import Taken, Use
-from giornata.wire.values import Mode
+from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.assembly import assemble, place
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.stepping import denoise_step
-from giornata_denoiser.engine.weighing import Budget, step_bytes
+from giornata_denoiser.engine.weighing import StepBudget, step_bytes
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.profiling.making import activation_bytes
-from giornata_denoiser.profiling.measuring import Meter
-from giornata_denoiser.profiling.mixtures import Mixture, RowSize
+from giornata_denoiser.profiling.measuring import StepMeter
+from giornata_denoiser.profiling.mixtures import RowSize, StepShape
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import Stored, bits_of
-from giornata_denoiser.rows.template import Entry, Kept, Recording
+from giornata_denoiser.rows.stored import StoredTensor, bits_of
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
 from tests.bench.compute import families
 from tests.bench.compute.models import REAL, flux
 from tests.bench.compute.rows import Rows
@@ -108,10 +108,10 @@ def entry_of(family: ModelFamily, tokens: int, world: World) -> Entry:
         levels = torch.zeros(tokens, channels * bits // 8, dtype=torch.uint8)
         return tuple(world.pin(each) for each in (levels, torch.zeros(channels), torch.zeros(channels)))
 
-    def kept(parts: dict[str, int]) -> Kept:
-        return Kept(
+    def kept(parts: dict[str, int]) -> CachedBlock:
+        return CachedBlock(
             **{
-                name: Stored(*tensors(channels, bits_of(name, BITS)))
+                name: StoredTensor(*tensors(channels, bits_of(name, BITS)))
                 for name, channels in parts.items()
                 if name != "hidden"
             }
@@ -133,7 +133,7 @@ class Steps:
         if not masked:
             return made
         entry = entry_of(self.family, rows.tokens + made[0].companions, self._world)
-        taken = Recording("t", made[0].grid, (entry,))
+        taken = CachedTemplate("t", made[0].grid, (entry,))
         return [replace(row, template=taken, begun=True, step=1) for row in made]
 
     def peak_bytes(self, rows: Sequence[Row]) -> int:
@@ -153,15 +153,15 @@ class Steps:
             denoise_step(self.family, assembly, on_device, uses())
         return self._world.peak_bytes - before
 
-    def _uses(self, rows: Sequence[Row]) -> Callable[[], Sequence[Use]]:
+    def _uses(self, rows: Sequence[Row]) -> Callable[[], Sequence[BlockInputs]]:
         device = device_for(CUDA, TIER_BYTES)
         taken = [
-            Taken(entry.modes, Slabs(entry, row.region, row.own_tokens[0], self.family, device=device))
+            CachedTokens(entry.modes, Slabs(entry, row.region, row.own_tokens[0], self.family, device=device))
             for row in rows
             if row.template is not None and row.region is not None
             for entry in row.template.entries
         ]
-        return lambda: [Use(taken=each) for each in taken]
+        return lambda: [BlockInputs(taken=each) for each in taken]
 
 
 def told(name: str, changed: Mapping[str, Any], world: World) -> Tensor:
@@ -170,12 +170,12 @@ def told(name: str, changed: Mapping[str, Any], world: World) -> Tensor:
         family = family_of(name, changed)
     published = FAMILIES[name]
     card = CARD.model_copy(update={"max_text_tokens": published.text_tokens})
-    meter = Meter(Checkpoint(card, family, None), BITS)
+    meter = StepMeter(Checkpoint(card, family, None), BITS)
     side = 1024 // published.token_pixels
     text = published.text_tokens if meter.text_tokens else 0
-    one = RowSize(side, side, text, (Mode.FULL,) * family.depth).beside(meter.companions, meter.prefix)
-    most, even = activation_bytes(meter, [Mixture((one,)), Mixture((one, one))])
-    budget = Budget(activation_bytes=most, even_bytes=even)
+    one = RowSize(side, side, text, (BlockMode.FULL,) * family.depth).beside(meter.companions, meter.prefix)
+    most, even = activation_bytes(meter, [StepShape((one,)), StepShape((one, one))])
+    budget = StepBudget(activation_bytes=most, even_bytes=even)
     steps = Steps(name, family, world)
     found = []
     for (pixels, count), masked in product(published.sizes, (False, True)):

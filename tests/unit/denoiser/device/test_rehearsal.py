@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from giornata.packed.low_rank import LowRank
+from giornata.packed.low_rank import SequenceLoras
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.errors import Failed
-from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.blocks.waits import WaitTimer
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.added import Added
+from giornata_denoiser.controls.added import RowResiduals
 from giornata_denoiser.controls.networks import controlled
 from giornata_denoiser.engine.controls import NoControls, OfSequences
 from giornata_denoiser.engine.engine import Engine
@@ -43,15 +43,17 @@ class Acting(NoControls):
         network = controlled(of.network, checkpoint.card.pixel_multiple)
         channels = () if network is None else network.base.channels
         sums = tuple(torch.zeros(1, 64, each, dtype=of.dtype, device=CUDA) for each in channels)
-        self.added = Added(tuple(range(len(sums))), sums)
+        self.added = RowResiduals(tuple(range(len(sums))), sums)
         self.find(())
         net = RowControl("n", "n", 1.0, 0, 2)
         self.adapters = Adapters((RowLora("a"),), controls=(net,) if channels else ())
 
-    def find(self, loras: tuple[RowLora, ...]) -> LowRank | None:
+    def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
         return self.loras.set_of(1)
 
-    def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
+    def residuals(
+        self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
+    ) -> tuple[OfSequences, ...]:
         return tuple(self.added.of(len(row.prompts)) if row.adapters.controls else () for row in rows)
 
 

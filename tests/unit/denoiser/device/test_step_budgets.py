@@ -17,7 +17,7 @@ from torch import nn
 from giornata.packed.region import beside, region
 from giornata.scheduling.batch import Capacity
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader, device_for
 from giornata_denoiser.engine.rehearsal import rehearse
@@ -27,7 +27,7 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_always, shifted_by_size
 from giornata_denoiser.families.unet.checkpoints import network_of
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from tests.fakes import tiny_driven, tiny_flux, tiny_unet
 from tests.fakes.cuda import CUDA, Finding, World, pretended
 from tests.fakes.tiny_flux import Spec
@@ -35,7 +35,7 @@ from tests.unit.denoiser.engine.test_rehearsal import CARD
 from tests.unit.denoiser.families import test_unet_engine as unets
 
 GRID: Final = (4, 4)
-KV: Final = frozenset({Form.KV})
+KV: Final = frozenset({CacheForm.KV})
 
 
 @dataclass
@@ -72,7 +72,7 @@ def row(name: str, of: ModelFamily, spec: Spec, *, masked: bool) -> Row:
     return replace(made, region=beside(where, made.companions))
 
 
-def template(name: str, of: ModelFamily) -> Recording:
+def template(name: str, of: ModelFamily) -> CachedTemplate:
     engine = Engine(
         of, Capacity(8, 100_000), lambda: 0.0, reusing=ReuseOptions(device=device_for(CUDA, 1 << 30))
     )
@@ -81,7 +81,7 @@ def template(name: str, of: ModelFamily) -> Recording:
     while (report := engine.step()) is not None:
         assert not report.failed, report.failed[0].error.__cause__
         done = report.advanced
-    return Recording("t", GRID, done[0].entries).pinned()
+    return CachedTemplate("t", GRID, done[0].entries).pinned()
 
 
 def costs_of(name: str, of: ModelFamily, world: World) -> dict[str, Cost]:

@@ -8,33 +8,33 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from giornata.packed.attention import Outside
+from giornata.packed.attention import DenseKV
 from giornata.packed.region import Region, region
-from giornata.packed.uses import Taken, Use
+from giornata.packed.uses import BlockInputs, CachedTokens
 from giornata.planning.costs import StepCosts
-from giornata.planning.operations import Work
+from giornata.planning.operations import StepWork
 from giornata.scheduling.batch import Capacity
-from giornata.wire.values import Mode
-from giornata_denoiser.choices import EXACT, Form
+from giornata.wire.values import BlockMode
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.sources import ReuseOptions
-from giornata_denoiser.engine.weighing import Budget
+from giornata_denoiser.engine.weighing import StepBudget
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Entry, Recording
+from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_denoiser.trace import Trace
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.test_masked import BLOCKS, Everything, step
 
-FORMS = [frozenset({Form.KV}), frozenset({Form.HIDDEN}), frozenset(Form), frozenset()]
+FORMS = [frozenset({CacheForm.KV}), frozenset({CacheForm.HIDDEN}), frozenset(CacheForm), frozenset()]
 GRID = (4, 4)
 ROOMY = Capacity(rows=8, tokens=10_000)
 
 
 def engine(of: ModelFamily, **how: object) -> Engine:
     budget, trace = how.pop("budget", None), how.pop("trace", None)
-    assert budget is None or isinstance(budget, Budget)
+    assert budget is None or isinstance(budget, StepBudget)
     reusing = ReuseOptions(**how)  # type: ignore[arg-type]  # by name
     if isinstance(trace, Trace):
         return Engine(of, ROOMY, lambda: 0.0, budget=budget, reusing=reusing, trace=trace)
@@ -61,12 +61,12 @@ def assert_nothing_kept(made: Engine) -> None:
 
 
 def template(
-    of: ModelFamily, forms: frozenset[Form] = FORMS[0], *, steps: int = 4, first_block: int = 0
-) -> Recording:
+    of: ModelFamily, forms: frozenset[CacheForm] = FORMS[0], *, steps: int = 4, first_block: int = 0
+) -> CachedTemplate:
     recording = RecordingSpec(forms, EXACT, first_block)
     made = engine(of)
     made.batch.submit([replace(tiny_flux.row(of, Spec("run", grid=GRID, steps=steps)), records=recording)])
-    return Recording("t", GRID, finished(made)["run"].entries)
+    return CachedTemplate("t", GRID, finished(made)["run"].entries)
 
 
 def where(tokens: Sequence[int] = (0, 5, 10, 15)) -> Region:
@@ -77,7 +77,7 @@ def where(tokens: Sequence[int] = (0, 5, 10, 15)) -> Region:
     return found
 
 
-def edit(of: ModelFamily, taken: Recording | None, spec: Spec, place: Region | None = None) -> Row:
+def edit(of: ModelFamily, taken: CachedTemplate | None, spec: Spec, place: Region | None = None) -> Row:
     return replace(tiny_flux.row(of, spec), region=place or where(), template=taken)
 
 
@@ -98,10 +98,10 @@ class Oracle:
         shrunk: float = (max(self.entry.level, 0.25) / max(first.level, 0.25)) ** 0.5
         return kept(self.entry) + shrunk * (own(everything)[self.outside].flatten(1) - kept(first))
 
-    def keys_values(self, block: int) -> Outside:
+    def keys_values(self, block: int) -> DenseKV:
         key = self._part(block, "key", lambda seen: seen.heads[block][0])
         value = self._part(block, "value", lambda seen: seen.heads[block][1])
-        return Outside(key.view(-1, 4, 16), value.view(-1, 4, 16))
+        return DenseKV(key.view(-1, 4, 16), value.view(-1, 4, 16))
 
     def hidden(self, block: int) -> Tensor:
         return self._part(block, "hidden", lambda seen: seen.inputs[block])
@@ -113,8 +113,8 @@ class Oracle:
 def expected(
     of: ModelFamily,
     row: Row,
-    taken: Recording,
-    modes: tuple[Mode, ...],
+    taken: CachedTemplate,
+    modes: tuple[BlockMode, ...],
     *,
     corrected: bool,
     teacher: Row | None = None,
@@ -135,20 +135,24 @@ def expected(
             continue
         entry = min(taken.entries, key=lambda entry: abs(entry.level - row.level))
         sources = [Oracle(entry, place, seen[i] if seen else None) for i in range(len(row.prompts))]
-        row = row.advanced(step(of, [row], [Use(Taken(modes, source)) for source in sources])[0])
+        row = row.advanced(
+            step(of, [row], [BlockInputs(CachedTokens(modes, source)) for source in sources])[0]
+        )
     return row.latent
 
 
-def _first_step(of: ModelFamily, row: Row, taken: Recording) -> tuple[list[tuple[Entry, Everything]], Tensor]:
+def _first_step(
+    of: ModelFamily, row: Row, taken: CachedTemplate
+) -> tuple[list[tuple[Entry, Everything]], Tensor]:
     """What a step in full shows of every sequence, beside the entry of its level; and the latent after it."""
     entry = min(taken.entries, key=lambda entry: abs(entry.level - row.level))
     everything = [Everything() for _ in row.prompts]
-    latent = step(of, [row], [Use(recorder=each) for each in everything])[0]
+    latent = step(of, [row], [BlockInputs(recorder=each) for each in everything])[0]
     return [(entry, each) for each in everything], latent
 
 
-def preferred_modes(forms: frozenset[Form]) -> tuple[Mode, ...]:
-    mode = Mode.KV if Form.KV in forms else Mode.HIDDEN if forms else Mode.FULL
+def preferred_modes(forms: frozenset[CacheForm]) -> tuple[BlockMode, ...]:
+    mode = BlockMode.KV if CacheForm.KV in forms else BlockMode.HIDDEN if forms else BlockMode.FULL
     return (mode,) * BLOCKS
 
 
@@ -158,7 +162,7 @@ class Measured:
     costs = StepCosts((0.1, 0.0, 1e-2, 0.0, 0.0, 0.0), (0.0, 2e-6))
 
     def __init__(self) -> None:
-        self.steps: list[tuple[Work, float]] = []
+        self.steps: list[tuple[StepWork, float]] = []
 
-    def observe_step(self, work: Work, step_ms: float) -> None:
+    def observe_step(self, work: StepWork, step_ms: float) -> None:
         self.steps.append((work, step_ms))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.packed.low_rank import LowRank
+from giornata.packed.low_rank import SequenceLoras
 from giornata_denoiser.engine.arriving import able
 from giornata_denoiser.rows.adapters import Adapters, RowLora
 from giornata_denoiser.rows.row import Row
@@ -27,9 +27,9 @@ class Shelf:
 
     def __init__(self) -> None:
         self.here: set[tuple[RowLora, ...]] = set()
-        self._changes_nothing = LowRank("empty", {})
+        self._changes_nothing = SequenceLoras("empty", {})
 
-    def find(self, loras: tuple[RowLora, ...]) -> LowRank | None:
+    def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
         return self._changes_nothing if loras in self.here else None
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import RowPoisoned
-from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.blocks.waits import WaitTimer
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.engine.checks import Verdict
+from giornata_denoiser.engine.checks import FiniteCheck
 from giornata_denoiser.engine.controls import ControlLost, NoControls, OfSequences
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.protocol import StepReport
@@ -36,10 +36,10 @@ class Ahead:
         self.told: list[tuple[str, int]] = []
         self._numbers = count()
 
-    def __call__(self, latents: Sequence[Tensor]) -> Verdict:
+    def __call__(self, latents: Sequence[Tensor]) -> FiniteCheck:
         told, number = self.told, next(self._numbers)
 
-        class Late(Verdict):
+        class Late(FiniteCheck):
             late = True
 
             def read(self) -> list[bool]:
@@ -192,7 +192,9 @@ class Losing(NoControls):
     lost_in: int
     asked: int = 0
 
-    def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
+    def residuals(
+        self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
+    ) -> tuple[OfSequences, ...]:
         self.asked += 1
         if self.asked == self.lost_in:
             raise ControlLost({rows[0].key})
@@ -228,7 +230,9 @@ class Waiting(NoControls):
         self.now = 0.0
         self._steps = count()
 
-    def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
+    def residuals(
+        self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
+    ) -> tuple[OfSequences, ...]:
         self.now += 1.0
         if next(self._steps) % 2:
             with waits.waiting():

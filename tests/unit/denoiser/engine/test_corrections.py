@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from giornata.packed.tracing import Lane
+from giornata.packed.tracing import TraceLane
 from giornata.planning.costs import StepCosts
 from giornata_denoiser.attempts.inputs import reused
-from giornata_denoiser.choices import EXACT, Form
-from giornata_denoiser.engine.loading import Loaded, Loader, SlabRun
+from giornata_denoiser.choices import EXACT, CacheForm
+from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, SlabRun
 from giornata_denoiser.engine.weighing import slab_bytes
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.templates.corrections import KeptCorrections
-from giornata_denoiser.templates.lookup import Reusing
+from giornata_denoiser.templates.corrections import CorrectionCache
+from giornata_denoiser.templates.lookup import TemplateReuse
 from giornata_denoiser.trace import Trace
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
@@ -54,7 +54,7 @@ def learned(teacher: Row, bits: int = EXACT) -> tuple[Correction, ...]:
 @pytest.mark.slow
 @pytest.mark.parametrize("forms", FORMS[:3])
 @pytest.mark.parametrize("scale", [1.0, 2.0])
-def test_edits_take_what_another_one_has_learned(forms: frozenset[Form], scale: float) -> None:
+def test_edits_take_what_another_one_has_learned(forms: frozenset[CacheForm], scale: float) -> None:
     """Edits of any seed, prompt and number of steps, beside each other and one that learns for itself."""
     taken = template(OF, forms)
     spec = Spec("teacher", grid=GRID, steps=5, text_tokens=3, true_cfg_scale=scale, seed=9)
@@ -80,15 +80,15 @@ def test_edits_take_what_another_one_has_learned(forms: frozenset[Form], scale: 
 
 
 @pytest.mark.parametrize("forms", FORMS[:3])
-def test_an_edit_takes_what_one_of_a_neighbouring_mask_has_learned(forms: frozenset[Form]) -> None:
+def test_an_edit_takes_what_one_of_a_neighbouring_mask_has_learned(forms: frozenset[CacheForm]) -> None:
     """It computes what lies in either mask; outside of both it takes what the other one has learned there."""
     taken = template(OF, forms)
     teacher = edit(OF, taken, Spec("teacher", grid=GRID, steps=5, seed=9))
-    kept = KeptCorrections(1 << 30)
+    kept = CorrectionCache(1 << 30)
     assert kept.claim(replace(teacher, corrections=learned(teacher)))
     kept.keep(replace(teacher, corrections=learned(teacher)))
     costs = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0))
-    how = Reusing(1.0, taken, costs, known=kept)
+    how = TemplateReuse(1.0, taken, costs, known=kept)
     place = where((5, 6))
     spec = Spec("pupil", grid=GRID, steps=4, seed=3)
     pupil = reused(tiny_flux.row(OF, spec), place, how, OF)
@@ -104,10 +104,10 @@ def test_an_edit_takes_what_one_of_a_neighbouring_mask_has_learned(forms: frozen
 def test_a_mask_far_away_is_not_worth_computing_beside_ones_own() -> None:
     taken = template(OF)
     teacher = edit(OF, taken, Spec("teacher", grid=GRID, steps=5), where(tuple(range(5))))
-    kept = KeptCorrections(1 << 30)
+    kept = CorrectionCache(1 << 30)
     assert kept.claim(replace(teacher, corrections=learned(teacher)))
     kept.keep(replace(teacher, corrections=learned(teacher)))
-    how = Reusing(1.0, taken, StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0)), known=kept)
+    how = TemplateReuse(1.0, taken, StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0)), known=kept)
     for steps, alone in ((3, False), (4, True)):  # 3 tokens more in each step, or 12 more in the first
         row = tiny_flux.row(OF, Spec(grid=GRID, steps=steps, text_tokens=0))
         found = reused(row, where((3, 4, 5, 6)), how, OF)
@@ -130,7 +130,7 @@ def test_no_step_is_computed_in_full_and_equal_edits_load_once(tmp_path: Path) -
             assert report.sample.image_tokens == count * rows[0].computed_tokens
         trace.write(tmp_path / "trace.json")
         events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-        loads.append(sum(event.get("cat") == Lane.LOAD for event in events))
+        loads.append(sum(event.get("cat") == TraceLane.LOAD for event in events))
     assert loads == [BLOCKS * len(taken.entries)] * 2
 
 
@@ -163,7 +163,7 @@ def test_of_the_next_entry_as_many_blocks_are_loaded_ahead_as_fit(blocks: int) -
     loads: list[tuple[int, int]] = []
     all_loaded = threading.Event()
 
-    def loaded(done: Loaded) -> None:
+    def loaded(done: FinishedSlabLoad) -> None:
         loads.append((taken.entries.index(done.load.slabs.entry), done.load.block))
         if len(loads) == BLOCKS + blocks:
             all_loaded.set()

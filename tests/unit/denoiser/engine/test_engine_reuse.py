@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.packed.tracing import Lane
+from giornata.packed.tracing import TraceLane
 from giornata.planning.batch import (
     BatchPlan,
     BatchPlanner,
@@ -23,17 +23,17 @@ from giornata.planning.batch import (
     evaluate,
     plan_batch,
 )
-from giornata.planning.blocks import Link, always, greedy
-from giornata.planning.operations import Shape, Work, step_work
+from giornata.planning.blocks import LoadLink, always, greedy
+from giornata.planning.operations import SequenceShape, StepWork, step_work
 from giornata.scheduling.estimates import work_of
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.choices import EXACT, Form
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.loading import Loaded, Loader, SlabLoad, SlabRun
+from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, SlabLoad, SlabRun
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.template import Entry, Kept, Recording
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
 from giornata_denoiser.trace import Trace
 from tests.examples import examples
 from tests.fakes import tiny_flux
@@ -58,7 +58,7 @@ from tests.unit.denoiser.engine.test_masked import BLOCKS, FLOAT32, step
 @pytest.mark.parametrize("forms", FORMS)
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_an_engine_records_a_template_and_serves_edits_from_it(
-    forms: frozenset[Form], scale: float, bits: int | None
+    forms: frozenset[CacheForm], scale: float, bits: int | None
 ) -> None:
     """Every step of an edit takes from the entry of its noise level, as a second implementation does."""
     of = tiny_flux.family()
@@ -82,7 +82,7 @@ def test_an_engine_records_a_template_and_serves_edits_from_it(
 
 def test_no_entry_within_the_tolerance_means_to_compute_everything() -> None:
     of = tiny_flux.family()
-    far = Recording("t", GRID, (Entry(2.0, (Kept(),) * BLOCKS),))
+    far = CachedTemplate("t", GRID, (Entry(2.0, (CachedBlock(),) * BLOCKS),))
     latents = []
     for taken in (None, far):
         made = engine(of)
@@ -96,7 +96,7 @@ def test_blocks_before_the_first_that_was_kept_are_computed_in_full() -> None:
     part, whole = template(of, first_block=2), template(of)
     assert part.size_bytes * 2 == whole.size_bytes
     row = edit(of, part, Spec("edit", grid=GRID, steps=5, seed=1))
-    modes = (Mode.FULL, Mode.FULL, Mode.KV, Mode.KV)
+    modes = (BlockMode.FULL, BlockMode.FULL, BlockMode.KV, BlockMode.KV)
     wanted = expected(of, row, part, modes, corrected=True)
     made = engine(of, correction_bits=EXACT)
     made.batch.submit([row])
@@ -107,10 +107,10 @@ def chaotic(seed: int) -> BatchPlanner:
     """Any modes that what is kept permits."""
     draw = random.Random(seed)  # noqa: S311 - no secrets
 
-    def planner(rows: Sequence[BatchRow], link: Link, base_ms: float) -> BatchPlan:
+    def planner(rows: Sequence[BatchRow], link: LoadLink, base_ms: float) -> BatchPlan:
         plan = plan_batch(rows, link, base_ms)
         return BatchPlan(
-            tuple(tuple(draw.choice(list(Mode)) for _ in chosen) for chosen in plan.modes), plan.timeline
+            tuple(tuple(draw.choice(list(BlockMode)) for _ in chosen) for chosen in plan.modes), plan.timeline
         )
 
     return planner
@@ -122,7 +122,7 @@ def chaotic(seed: int) -> BatchPlanner:
 def test_any_modes_give_the_runs_own_step(seed: int, *, ahead: bool) -> None:
     """With the template run's own prompt, noise and level, whatever is planned and however it is loaded."""
     of = tiny_flux.family()
-    taken, spec, place = template(of, frozenset(Form)), Spec("run", grid=GRID), where()
+    taken, spec, place = template(of, frozenset(CacheForm)), Spec("run", grid=GRID), where()
     (wanted,) = step(of, [tiny_flux.row(of, spec)])
     with Loader() as loader:
         made = engine(of, planner=chaotic(seed), loader=loader if ahead else None, correction_bits=None)
@@ -136,7 +136,7 @@ def test_any_modes_give_the_runs_own_step(seed: int, *, ahead: bool) -> None:
 @pytest.mark.parametrize("planner", [plan_batch, each(greedy)])
 def test_every_planner_serves_an_edit_to_its_end(planner: BatchPlanner) -> None:
     of = tiny_flux.family()
-    taken = template(of, frozenset(Form), steps=3)
+    taken = template(of, frozenset(CacheForm), steps=3)
     row = edit(of, taken, Spec("edit", grid=GRID, steps=6, seed=2))
     with Loader() as loader:
         made = engine(of, planner=planner, loader=loader, correction_bits=EXACT, model=Measured())
@@ -145,10 +145,10 @@ def test_every_planner_serves_an_edit_to_its_end(planner: BatchPlanner) -> None:
     assert done.latent.isfinite().all()
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_what_a_plan_takes_from_the_cache_is_taken(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", BlockMode)
+def test_what_a_plan_takes_from_the_cache_is_taken(mode: BlockMode) -> None:
     of = tiny_flux.family()
-    taken = template(of, frozenset(Form), steps=3)
+    taken = template(of, frozenset(CacheForm), steps=3)
     row = edit(of, taken, Spec("edit", grid=GRID, steps=6, seed=2))
     planner = each(always(mode))
     with Loader() as loader:
@@ -159,7 +159,7 @@ def test_what_a_plan_takes_from_the_cache_is_taken(mode: Mode) -> None:
     torch.testing.assert_close(done.latent, reference, atol=FLOAT32, rtol=0)
 
 
-def computed(of: ModelFamily, shape: Shape, mode: Mode) -> Work:
+def computed(of: ModelFamily, shape: SequenceShape, mode: BlockMode) -> StepWork:
     return step_work(of.operations, [shape], [(mode,) * BLOCKS])
 
 
@@ -174,12 +174,12 @@ def test_a_cost_model_is_told_of_every_step_that_loaded_nothing() -> None:
     assert first.sample is not None
     assert first.sample.loaded_bytes > 0
     assert first.sample.predicted_ms == pytest.approx(
-        model.costs.step_ms(computed(of, Shape(5, 16, 4), Mode.FULL))
+        model.costs.step_ms(computed(of, SequenceShape(5, 16, 4), BlockMode.FULL))
     )
     assert second is not None
     assert second.sample is not None
     assert third is not None
-    assert [work for work, _ in model.steps] == [computed(of, Shape(5, 16, 4), Mode.KV)] * 2
+    assert [work for work, _ in model.steps] == [computed(of, SequenceShape(5, 16, 4), BlockMode.KV)] * 2
     assert (second.sample.image_tokens, second.sample.attention_pairs) == (4, own * keys)
     assert work_of(second.sample) == model.steps[0][0], (
         "so that a router learns from what the engine learns from"
@@ -203,14 +203,14 @@ def test_a_sample_tells_what_is_expected_beyond_the_least_that_is_computed() -> 
     def sampled(load_ms: float) -> list[StepSample]:
         model = Measured()
         model.costs = replace(Measured.costs, load=(0.0, load_ms))
-        made = engine(of, model=model, planner=each(always(Mode.KV)))
+        made = engine(of, model=model, planner=each(always(BlockMode.KV)))
         made.batch.submit([edit(of, template(of, steps=3), Spec("edit", grid=GRID, steps=3, text_tokens=5))])
         reports = [made.step() for _ in range(2)]
         return [report.sample for report in reports if report is not None and report.sample is not None]
 
     base_ms, least_ms = (
         Measured.costs.compute[0],
-        Measured.costs.step_ms(computed(of, Shape(5, 16, 4), Mode.KV)),
+        Measured.costs.step_ms(computed(of, SequenceShape(5, 16, 4), BlockMode.KV)),
     )
     free, dear = sampled(0.0), sampled(10.0)
     assert [sample.reusing_ms for sample in free] == pytest.approx([0.0, least_ms - base_ms])
@@ -234,37 +234,40 @@ def test_a_plan_begins_where_the_loader_is() -> None:
     of = tiny_flux.family()
     taken = template(of)
     others = Slabs(taken.entries[0], where(), 9, of)
-    seen: list[Link] = []
+    seen: list[LoadLink] = []
 
-    def planner(rows: Sequence[BatchRow], link: Link, base_ms: float) -> BatchPlan:
+    def planner(rows: Sequence[BatchRow], link: LoadLink, base_ms: float) -> BatchPlan:
         seen.append(link)
         return plan_batch(rows, link, base_ms)
 
-    for under_way in (None, SlabLoad(others, 0, Mode.KV)):
+    for under_way in (None, SlabLoad(others, 0, BlockMode.KV)):
         made = engine(of, loader=Busy(under_way), planner=planner, model=Measured(), correction_bits=None)
         made.batch.submit([edit(of, taken, Spec("edit", grid=GRID, steps=2))])
         made.step()
         made.batch.take_all()
     idle, busy = seen
     assert idle.busy_ms == 0
-    assert busy.busy_ms == pytest.approx(Measured.costs.load_ms(others.load_bytes(0, Mode.KV)))
+    assert busy.busy_ms == pytest.approx(Measured.costs.load_ms(others.load_bytes(0, BlockMode.KV)))
 
 
 def test_a_hidden_state_at_hand_is_not_loaded() -> None:
     """Behind a block in full nothing has to be there for a block that projects: the template keeps no such thing."""
     of = tiny_flux.family()
-    taken, modes = template(of), (Mode.FULL, Mode.HIDDEN, Mode.KV, Mode.KV)
+    taken, modes = template(of), (BlockMode.FULL, BlockMode.HIDDEN, BlockMode.KV, BlockMode.KV)
     row = edit(of, taken, Spec("edit", grid=GRID, steps=1))
 
-    def planner(rows: Sequence[BatchRow], link: Link, base_ms: float) -> BatchPlan:
+    def planner(rows: Sequence[BatchRow], link: LoadLink, base_ms: float) -> BatchPlan:
         return evaluate(rows, [modes for _ in rows], link, base_ms)
 
-    heard: list[Loaded] = []
+    heard: list[FinishedSlabLoad] = []
     with Loader(on_loaded=heard.append) as loader:
         made = engine(of, planner=planner, loader=loader, correction_bits=None)
         made.batch.submit([row])
         latent = finished(made)["edit"].latent
-    assert [(loaded.load.block, loaded.load.mode) for loaded in heard] == [(2, Mode.KV), (3, Mode.KV)]
+    assert [(loaded.load.block, loaded.load.mode) for loaded in heard] == [
+        (2, BlockMode.KV),
+        (3, BlockMode.KV),
+    ]
     wanted = expected(of, row, taken, modes, corrected=False)
     torch.testing.assert_close(latent, wanted, atol=FLOAT32, rtol=0)
 
@@ -292,10 +295,12 @@ def test_a_trace_shows_steps_blocks_and_loads(tmp_path: Path) -> None:
     trace.write(tmp_path / "deep" / "trace.json")
     events = json.loads((tmp_path / "deep" / "trace.json").read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
-    blocks = [event["name"] for event in spans if event["cat"] == Lane.COMPUTE]
+    blocks = [event["name"] for event in spans if event["cat"] == TraceLane.COMPUTE]
     assert blocks == [f"block {block}" for _ in range(3) for block in range(BLOCKS)]
-    assert sum(event["cat"] == Lane.STEP for event in spans) == 3
-    loads = [event for event in spans if event["cat"] == Lane.LOAD]
+    assert sum(event["cat"] == TraceLane.STEP for event in spans) == 3
+    loads = [event for event in spans if event["cat"] == TraceLane.LOAD]
     assert {event["args"]["mode"] for event in loads} == {"kv"}
     assert all(event["dur"] > 0 and event["args"]["bytes"] > 0 for event in loads)
-    assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {str(lane) for lane in Lane}
+    assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {
+        str(lane) for lane in TraceLane
+    }

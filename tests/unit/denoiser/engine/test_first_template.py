@@ -10,14 +10,14 @@ import torch
 
 from giornata.packed.region import united
 from giornata.planning.costs import StepCosts
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.attempts.inputs import reused
-from giornata_denoiser.choices import EXACT, Form
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.weighing import recorded_bytes, row_bytes
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
-from giornata_denoiser.templates.corrections import KeptCorrections
-from giornata_denoiser.templates.lookup import Reusing
+from giornata_denoiser.rows.template import CachedTemplate
+from giornata_denoiser.templates.corrections import CorrectionCache
+from giornata_denoiser.templates.lookup import TemplateReuse
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, edit, engine, expected, finished, where
@@ -25,8 +25,8 @@ from tests.unit.denoiser.engine.test_masked import BLOCKS, FLOAT32, Everything, 
 from tests.unit.denoiser.engine.test_renewing import Hiccup
 
 OF = tiny_flux.family()
-KV = (Mode.KV,) * BLOCKS
-SPEC = RecordingSpec(frozenset({Form.KV}), EXACT, name="pic-left")
+KV = (BlockMode.KV,) * BLOCKS
+SPEC = RecordingSpec(frozenset({CacheForm.KV}), EXACT, name="pic-left")
 COSTS = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0))
 ROOM = 1 << 30
 
@@ -35,11 +35,11 @@ def leaving(spec: Spec, every: int = 3, **how: Any) -> Row:
     return replace(edit(OF, None, spec), renewed_every=every, records=SPEC, **how)
 
 
-def left_by(row: Row) -> Recording:
+def left_by(row: Row) -> CachedTemplate:
     made = engine(OF)
     made.batch.submit([row])
     done = finished(made)[row.key.job_id]
-    return Recording("left", row.grid, done.entries, edited=row.region)
+    return CachedTemplate("left", row.grid, done.entries, edited=row.region)
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
@@ -100,7 +100,7 @@ def test_what_it_leaves_is_weighed() -> None:
 @pytest.mark.parametrize(("steps", "every"), [(20, 7), (7, 3), (6, 2), (30, 7), (8, 3), (1, 1)])
 def test_rows_that_begin_together_renew_in_different_steps_and_as_often(steps: int, every: int) -> None:
     """Not all of them at once, where their last such step can come later."""
-    costs = Reusing(1.0, None, COSTS, every)
+    costs = TemplateReuse(1.0, None, COSTS, every)
     rows = [
         reused(tiny_flux.row(OF, Spec(grid=GRID, steps=steps, index=i)), where(), costs, OF) for i in range(8)
     ]
@@ -135,8 +135,8 @@ def test_a_row_that_renews_later_takes_what_it_last_made() -> None:
     assert len(done.entries) == row.steps_in_full == 3
 
 
-def missing(**how: Any) -> Reusing:
-    return Reusing(1.0, None, COSTS, 7, leaves=SPEC, room_bytes=ROOM, **how)
+def missing(**how: Any) -> TemplateReuse:
+    return TemplateReuse(1.0, None, COSTS, 7, leaves=SPEC, room_bytes=ROOM, **how)
 
 
 def test_a_miss_leaves_what_there_is_room_for() -> None:
@@ -158,7 +158,7 @@ def test_the_next_edit_computes_what_the_earlier_one_repainted() -> None:
     """Where that is not too much: else it does without."""
     left = replace(left_by(leaving(Spec(grid=GRID, steps=7))), edited=where((6, 7)))
     row = tiny_flux.row(OF, Spec(grid=GRID, steps=20))
-    how = replace(missing(), recording=left, leaves=None, known=KeptCorrections(1 << 20))
+    how = replace(missing(), recording=left, leaves=None, known=CorrectionCache(1 << 20))
     found = reused(row, where((5, 6)), how, OF)
     either = united(where((5, 6)), where((6, 7)))
     assert found.template is left
@@ -173,7 +173,7 @@ def test_the_next_edit_computes_what_the_earlier_one_repainted() -> None:
 
 def test_what_a_next_edit_learns_serves_others_of_either_mask() -> None:
     left = replace(left_by(leaving(Spec(grid=GRID, steps=7))), edited=where((6, 7)))
-    known = KeptCorrections(1 << 20)
+    known = CorrectionCache(1 << 20)
     how = replace(missing(), recording=left, leaves=None, known=known)
     spec = Spec(grid=GRID, steps=20)
     made = engine(OF, correction_bits=EXACT)

@@ -9,13 +9,13 @@ from diffusers.models.controlnets.controlnet_flux import FluxControlNetModel
 from torch import Tensor
 
 from giornata.packed import attention, elementwise
-from giornata.packed.flux.blocks import Parts
+from giornata.packed.flux.blocks import FluxComponents
 from giornata.packed.flux.forward import FluxForward
 from giornata.packed.flux.modulation import Modulation, prepared
-from giornata.packed.flux.projections import Projections
+from giornata.packed.flux.projections import FluxProjections
 from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.packing import layout
-from giornata.packed.region import Sequences
+from giornata.packed.region import PackedBatch
 from giornata.packed.tracing import UNTRACED
 from tests.fakes.tiny_flux import JOINT_DIM, LATENT, POOLED_DIM
 
@@ -80,14 +80,14 @@ def test_packed_samples_equal_those_of_each_row_alone() -> None:
             model.pos_embed(torch.cat((torch.zeros(len(text), 3), place)))
             for text, place in zip(texts, places, strict=True)
         ]
-        sequences = Sequences(
+        sequences = PackedBatch(
             layout([len(text) for text in texts], [len(place) for place in places]),
             (torch.cat([c for c, _ in rotary]), torch.cat([s for _, s in rotary])),
             (None, None, None),
         )
         each = elementwise.choose(CPU, torch.float32)
         attend = attention.choose(CPU, torch.float32, each.gather)
-        parts = Parts(model, Projections(model), attend, each, LowRankHooks(model))
+        parts = FluxComponents(model, FluxProjections(model), attend, each, LowRankHooks(model))
         modulation = Modulation(model, list(torch.split(vectors, 1)), (0, 0, 0))
         forward = FluxForward(parts, sequences, modulation, (), trace=UNTRACED)
         text = model.context_embedder(torch.cat(texts))

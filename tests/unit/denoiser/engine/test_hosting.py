@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata_denoiser.blocks.device import Arrival, Device
-from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.blocks.device import Device, TransferHandle
+from giornata_denoiser.blocks.waits import WaitTimer
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.engine.hosting import BUFFER_BYTES, BUFFERS, HostCopies
+from giornata_denoiser.engine.hosting import BUFFER_BYTES, BUFFERS, AsyncHostCopy
 from giornata_denoiser.rows.row import RecordingSpec
-from giornata_denoiser.rows.stored import Stored, store
-from giornata_denoiser.rows.template import Entry, Kept
+from giornata_denoiser.rows.stored import StoredTensor, store
+from giornata_denoiser.rows.template import CachedBlock, Entry
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finished, template
@@ -37,16 +37,16 @@ class Slow(Device):
         self._produced += 1
 
     @contextmanager
-    def loading(self) -> Iterator[Arrival]:
+    def loading(self) -> Iterator[TransferHandle]:
         assert self.gate.wait(20)
         if self._error is not None:
             raise self._error
         self.produced_before = self._produced
-        yield Arrival()
+        yield TransferHandle()
 
 
-def copies(device: Device) -> HostCopies:
-    return HostCopies(device, Waits(lambda: 0.0), pin=False)
+def copies(device: Device) -> AsyncHostCopy:
+    return AsyncHostCopy(device, WaitTimer(lambda: 0.0), pin=False)
 
 
 def random(*shape: int) -> Tensor:
@@ -64,10 +64,10 @@ class Far(Device):
         self._sources = sources
 
     @contextmanager
-    def loading(self) -> Iterator[Arrival]:
+    def loading(self) -> Iterator[TransferHandle]:
         sources = self._sources
 
-        class Late(Arrival):
+        class Late(TransferHandle):
             def finish(self) -> None:
                 assert sources.pop()() is not None, "let go of before it was read"
 
@@ -76,7 +76,7 @@ class Far(Device):
 
 def test_what_a_copy_reads_is_held_until_it_has_been_read() -> None:
     arrays = [random(3, 4).numpy() for _ in range(6)]
-    entry = Entry(0.5, tuple(Kept(hidden=Stored(torch.from_numpy(array))) for array in arrays))
+    entry = Entry(0.5, tuple(CachedBlock(hidden=StoredTensor(torch.from_numpy(array))) for array in arrays))
     moving = copies(Far([weakref.ref(array) for array in arrays]))
     del arrays
     hosted = moving.take(entry)
@@ -90,7 +90,7 @@ def test_every_byte_arrives(bits: int) -> None:
         BUFFER_BYTES * (BUFFERS + 1) // 64 + 3
     )  # rows: more than the ring holds, and no whole number of buffers
     parts = [store(random(tokens, 16).bfloat16(), bits) for tokens in (1, 7, large)]
-    entry = Entry(0.5, (Kept(parts[0], parts[1]), Kept(), Kept(hidden=parts[2])))
+    entry = Entry(0.5, (CachedBlock(parts[0], parts[1]), CachedBlock(), CachedBlock(hidden=parts[2])))
     moving = copies(Device())
     hosted = moving.take(entry)
     moving.finish([hosted])
@@ -102,7 +102,7 @@ def test_every_byte_arrives(bits: int) -> None:
 def test_a_step_does_not_wait_for_its_entry_and_the_one_after_the_next_does() -> None:
     device = Slow()
     moving = copies(device)
-    entries = [Entry(level, (Kept(hidden=Stored(random(3, 4))),)) for level in (0.9, 0.5)]
+    entries = [Entry(level, (CachedBlock(hidden=StoredTensor(random(3, 4))),)) for level in (0.9, 0.5)]
     first = moving.take(entries[0])
     assert not device.produced_before, "nothing has moved"
     device.gate.set()
@@ -117,7 +117,7 @@ def test_an_entry_that_did_not_arrive_is_told_of_whenever_its_run_ends() -> None
     device = Slow(MemoryError("no buffers"))
     device.gate.set()
     moving = copies(device)
-    lost = moving.take(Entry(0.5, (Kept(hidden=Stored(random(3, 4))),)))
+    lost = moving.take(Entry(0.5, (CachedBlock(hidden=StoredTensor(random(3, 4))),)))
     for _ in range(2):
         with pytest.raises(MemoryError):
             moving.finish([lost])

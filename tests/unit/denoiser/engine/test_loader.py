@@ -10,26 +10,26 @@ import torch
 
 from giornata.packed.region import region
 from giornata.scheduling.batch import Capacity
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.loading import Loaded, Loader, SlabRun
+from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, SlabRun
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Entry, Recording
+from giornata_denoiser.rows.template import CachedTemplate, Entry
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.patience import HUNG_S
 
 BLOCKS = 4
-KV = (Mode.KV,) * BLOCKS
+KV = (BlockMode.KV,) * BLOCKS
 
 
 def entry(level: float = 0.5, blocks: int = BLOCKS) -> Entry:
-    recorder = EntryRecorder(level, blocks, RecordingSpec(frozenset({Form.KV}), 8))
+    recorder = EntryRecorder(level, blocks, RecordingSpec(frozenset({CacheForm.KV}), 8))
     for block in range(blocks):
         recorder.keys_values(block, torch.randn(6, 4, 16), torch.randn(6, 4, 16))
     return recorder.entry()
@@ -43,7 +43,7 @@ def slabs(of: Entry) -> Slabs:
 
 def entry_of(of: ModelFamily) -> Entry:
     run = tiny_flux.row(of, Spec("t", grid=(4, 4), steps=1))
-    return done([replace(run, records=RecordingSpec(frozenset({Form.KV}), 8))], None)["t"].entries[0]
+    return done([replace(run, records=RecordingSpec(frozenset({CacheForm.KV}), 8))], None)["t"].entries[0]
 
 
 def done(rows: list[Row], loader: Loader | None) -> dict[str, Row]:
@@ -59,9 +59,10 @@ def done(rows: list[Row], loader: Loader | None) -> dict[str, Row]:
 def test_loading_ahead_changes_no_picture() -> None:
     of = tiny_flux.family()
     run = replace(
-        tiny_flux.row(of, Spec("t", grid=(4, 4), steps=3)), records=RecordingSpec(frozenset({Form.KV}), 8)
+        tiny_flux.row(of, Spec("t", grid=(4, 4), steps=3)),
+        records=RecordingSpec(frozenset({CacheForm.KV}), 8),
     )
-    template = Recording("t", (4, 4), done([run], None)["t"].entries)
+    template = CachedTemplate("t", (4, 4), done([run], None)["t"].entries)
     where = region(torch.eye(4, dtype=torch.bool))
     rows = [
         replace(tiny_flux.row(of, spec), region=where, template=template)
@@ -70,7 +71,7 @@ def test_loading_ahead_changes_no_picture() -> None:
             Spec("b", grid=(4, 4), steps=7, true_cfg_scale=2.0, seed=2),
         )
     ]
-    heard: list[Loaded] = []
+    heard: list[FinishedSlabLoad] = []
     with Loader(on_loaded=heard.append) as loader:
         ahead = done(rows, loader)
     inline = done(rows, None)
@@ -83,13 +84,13 @@ def test_loading_ahead_changes_no_picture() -> None:
 
 def test_equal_regions_share_slabs_where_nothing_is_corrected() -> None:
     of = tiny_flux.family()
-    taken = Recording("t", (4, 4), (entry_of(of),))
+    taken = CachedTemplate("t", (4, 4), (entry_of(of),))
     where = region(torch.eye(4, dtype=torch.bool))
     rows = [
         replace(tiny_flux.row(of, Spec(name, grid=(4, 4), steps=2, seed=seed)), region=where, template=taken)
         for seed, name in enumerate("ab")
     ]
-    heard: list[Loaded] = []
+    heard: list[FinishedSlabLoad] = []
     with Loader(on_loaded=heard.append) as loader:
         made = Engine(
             of, Capacity(8, 10_000), lambda: 0.0, reusing=ReuseOptions(loader, correction_bits=None)
@@ -104,7 +105,7 @@ def test_who_asks_waits_for_what_is_expected() -> None:
     hold = threading.Event()
     began = threading.Event()
 
-    def held(_: Loaded) -> None:
+    def held(_: FinishedSlabLoad) -> None:
         began.set()
         assert hold.wait(HUNG_S)
 
@@ -131,7 +132,7 @@ def test_a_loader_that_stops_leaves_nobody_waiting() -> None:
 def test_what_cannot_be_loaded_is_told_to_who_asks() -> None:
     of = slabs(entry())
     with Loader() as loader:
-        loader.schedule([[SlabRun(of, (Mode.HIDDEN, Mode.KV), 2)]])
+        loader.schedule([[SlabRun(of, (BlockMode.HIDDEN, BlockMode.KV), 2)]])
         with pytest.raises(LookupError, match="does not hold"):
             of.hidden(0)
         assert of.gathered(1).room == 2
@@ -139,18 +140,18 @@ def test_what_cannot_be_loaded_is_told_to_who_asks() -> None:
 
 def test_what_nobody_wants_any_more_is_not_loaded() -> None:
     one, other = slabs(entry()), slabs(entry())
-    heard: list[Loaded] = []
+    heard: list[FinishedSlabLoad] = []
     hold = threading.Event()
 
-    def held(loaded: Loaded) -> None:
+    def held(loaded: FinishedSlabLoad) -> None:
         heard.append(loaded)
         assert hold.wait(HUNG_S)
 
     with Loader(on_loaded=held) as loader:
         loader.schedule([[SlabRun(other, KV, 2), SlabRun(one, KV, 1)]])
         other.keys_values(0)
-        loader.schedule([[SlabRun(other, (Mode.FULL, Mode.KV), 2)]])
-        assert not one.has(0, Mode.KV)
+        loader.schedule([[SlabRun(other, (BlockMode.FULL, BlockMode.KV), 2)]])
+        assert not one.has(0, BlockMode.KV)
         hold.set()
         other.keys_values(1)
     assert [(load.load.slabs, load.load.block) for load in heard] == [(other, 0), (other, 1)]

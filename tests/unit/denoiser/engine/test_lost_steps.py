@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from giornata.packed.uses import Residuals
-from giornata_denoiser.blocks.waits import Waits
+from giornata_denoiser.blocks.waits import WaitTimer
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.controls import ControlLost, NoControls, OfSequences
 from giornata_denoiser.engine.engine import Engine
@@ -46,7 +46,9 @@ class Losing(NoControls):
     behind: int
     lost: list[int] = field(default_factory=list)
 
-    def residuals(self, rows: Sequence[Row], whole: Sequence[bool], waits: Waits) -> tuple[OfSequences, ...]:
+    def residuals(
+        self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
+    ) -> tuple[OfSequences, ...]:
         if rows[0].step != self.step or self.lost:
             return super().residuals(rows, whole, waits)
         self.lost.append(rows[0].step)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.low_rank import LowRank, low_rank
+from giornata.packed.low_rank import SequenceLoras, low_rank
 from giornata.wire.errors import InternalError
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.engine import Engine
@@ -18,7 +18,7 @@ from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.templates.corrections import KeptCorrections
+from giornata_denoiser.templates.corrections import CorrectionCache
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, template
@@ -31,10 +31,10 @@ EXACTLY = 1e-5
 class Shelf:
     """A store of sets; satisfies :class:`LowRanks`."""
 
-    def __init__(self, sets: Mapping[tuple[RowLora, ...], LowRank]) -> None:
+    def __init__(self, sets: Mapping[tuple[RowLora, ...], SequenceLoras]) -> None:
         self.sets = dict(sets)
 
-    def find(self, loras: tuple[RowLora, ...]) -> LowRank | None:
+    def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
         return self.sets.get(loras)
 
 
@@ -155,7 +155,7 @@ def test_a_row_is_never_computed_without_a_set_that_is_to_act(of: ModelFamily, s
 
 
 def test_corrections_belong_to_the_set_under_which_they_were_learned(of: ModelFamily, shelf: Shelf) -> None:
-    kept = KeptCorrections(1 << 30)
+    kept = CorrectionCache(1 << 30)
     for index in (3, 4):
         made = engine(of, shelf)
         made.batch.submit([rows_of(of)[index]])

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.packed.attention import Outside
+from giornata.packed.attention import DenseKV
 from giornata.packed.region import Region, region
-from giornata.packed.uses import Taken, Use
-from giornata.wire.values import Mode
+from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import blend, denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
@@ -52,12 +52,12 @@ class Recorded:
     def __init__(self, of: Everything, where: Region, room: int = 0) -> None:
         self.of, self.where, self.room = of, where, room
 
-    def keys_values(self, block: int) -> Outside:
+    def keys_values(self, block: int) -> DenseKV:
         parts = []
         for heads in self.of.heads[block]:
             outside = heads[self.where.outside]
             parts.append(torch.cat((outside.new_full((self.room, *outside.shape[1:]), torch.nan), outside)))
-        return Outside(parts[0], parts[1], self.room)
+        return DenseKV(parts[0], parts[1], self.room)
 
     def hidden(self, block: int) -> Tensor:
         return self.of.inputs[block][self.where.outside]
@@ -75,30 +75,32 @@ def picture_and_noise(row: Row) -> tuple[Tensor, Tensor]:
     return row.conditioning["image_latents"], row.conditioning["noise"]
 
 
-def uses_of(rows: Sequence[Row], reuse: Mapping[int, Sequence[Use]]) -> list[Use]:
+def uses_of(rows: Sequence[Row], reuse: Mapping[int, Sequence[BlockInputs]]) -> list[BlockInputs]:
     """By sequence: the positive ones of all rows, then the negative ones."""
-    positive = [reuse.get(index, [Use()])[0] for index in range(len(rows))]
+    positive = [reuse.get(index, [BlockInputs()])[0] for index in range(len(rows))]
     return positive + [
-        reuse[i][1] if i in reuse else Use() for i, row in enumerate(rows) if len(row.prompts) > 1
+        reuse[i][1] if i in reuse else BlockInputs() for i, row in enumerate(rows) if len(row.prompts) > 1
     ]
 
 
-def step(of: ModelFamily, rows: Sequence[Row], uses: Sequence[Use] = ()) -> tuple[Tensor, ...]:
+def step(of: ModelFamily, rows: Sequence[Row], uses: Sequence[BlockInputs] = ()) -> tuple[Tensor, ...]:
     return denoise_step(of, assemble(of, rows), rows, uses).latents
 
 
 def recorded(of: ModelFamily, row: Row) -> tuple[Tensor, list[Everything]]:
     """The row's latent after a full step, and what each of its sequences was in it."""
     recorders = [Everything() for _ in row.prompts]
-    (latent,) = step(of, [row], [Use(recorder=recorder) for recorder in recorders])
+    (latent,) = step(of, [row], [BlockInputs(recorder=recorder) for recorder in recorders])
     return latent, recorders
 
 
-def reusing(row: Row, recorders: list[Everything], modes: Sequence[Mode], *, room: bool) -> list[Use]:
+def reusing(
+    row: Row, recorders: list[Everything], modes: Sequence[BlockMode], *, room: bool
+) -> list[BlockInputs]:
     assert row.region is not None
     lengths = [prompt.joint_tokens + len(row.region.computed) for prompt in row.prompts]
     return [
-        Use(Taken(tuple(modes), Recorded(recorder, row.region, length if room else 0)))
+        BlockInputs(CachedTokens(tuple(modes), Recorded(recorder, row.region, length if room else 0)))
         for recorder, length in zip(recorders, lengths, strict=True)
     ]
 
@@ -112,9 +114,9 @@ def masked(of: ModelFamily, spec: Spec, tokens: list[int], halo: int = 0) -> Row
 
 
 @pytest.mark.parametrize("fill", [False, True])
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", list(BlockMode))
 @pytest.mark.parametrize("scale", [1.0, 2.5])
-def test_masked_equals_full_on_the_compute_set(mode: Mode, fill: bool, scale: float) -> None:
+def test_masked_equals_full_on_the_compute_set(mode: BlockMode, fill: bool, scale: float) -> None:
     of = tiny_flux.family(fill=fill, dtype=DOUBLE)
     row = masked(of, Spec(grid=(4, 5), true_cfg_scale=scale), [6, 7, 11])
     assert row.region is not None
@@ -134,13 +136,13 @@ def test_what_is_reused_matters() -> None:
     assert row.region is not None
     whole, recorders = recorded(of, replace(row, region=None))
     _, others = recorded(of, on_the_line(tiny_flux.row(of, Spec(grid=(4, 5), seed=9))))
-    for mode in (Mode.KV, Mode.HIDDEN):
+    for mode in (BlockMode.KV, BlockMode.HIDDEN):
         (latent,) = step(of, [row], reusing(row, others, [mode] * BLOCKS, room=False))
         assert (latent - whole)[row.region.computed].abs().max() > 100 * FLOAT32
     del recorders
 
 
-PLANS = st.lists(st.sampled_from(Mode), min_size=BLOCKS, max_size=BLOCKS)
+PLANS = st.lists(st.sampled_from(BlockMode), min_size=BLOCKS, max_size=BLOCKS)
 
 
 @pytest.mark.slow
@@ -173,9 +175,12 @@ def test_rows_that_differ_in_everything_equal_full_computation(data: st.DataObje
         torch.testing.assert_close(latent[inside], whole[inside], atol=FLOAT32, rtol=0)
 
 
-@pytest.mark.parametrize("modes", [[*list(Mode), Mode.KV], [Mode.KV, Mode.FULL, Mode.HIDDEN, Mode.FULL]])
+@pytest.mark.parametrize(
+    "modes",
+    [[*list(BlockMode), BlockMode.KV], [BlockMode.KV, BlockMode.FULL, BlockMode.HIDDEN, BlockMode.FULL]],
+)
 @pytest.mark.parametrize("scale", [1.0, 2.5])
-def test_a_sequence_takes_and_records_at_once(modes: list[Mode], scale: float) -> None:
+def test_a_sequence_takes_and_records_at_once(modes: list[BlockMode], scale: float) -> None:
     """A recorder sees the tokens that a block computes; what it sees there is what a forward in full shows."""
     of = tiny_flux.family()
     row = masked(of, Spec(grid=(4, 5), true_cfg_scale=scale), [6, 7, 11])
@@ -188,7 +193,7 @@ def test_a_sequence_takes_and_records_at_once(modes: list[Mode], scale: float) -
     torch.testing.assert_close(latent[row.region.computed], whole[row.region.computed], atol=FLOAT32, rtol=0)
     for seen, wanted in zip(beside, recorders, strict=True):
         for block, mode in enumerate(modes):
-            tokens = slice(None) if mode is Mode.FULL else row.region.computed
+            tokens = slice(None) if mode is BlockMode.FULL else row.region.computed
             pairs = zip(
                 (seen.inputs[block], *seen.heads[block]),
                 (wanted.inputs[block], *wanted.heads[block]),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata_denoiser.choices import BITS
-from giornata_denoiser.rows.stored import Stored, store
+from giornata_denoiser.rows.stored import StoredTensor, store
 
 HALF = 6
 
@@ -31,7 +31,7 @@ def test_narrowing_equals_slicing_what_is_dequantised(bits: int, bounds: list[in
     torch.testing.assert_close(narrow.levels.rows(index).float(), wanted, rtol=0, atol=1e-6)
 
 
-def read(stored: Stored, index: torch.Tensor) -> torch.Tensor:
+def read(stored: StoredTensor, index: torch.Tensor) -> torch.Tensor:
     out = torch.empty(len(index), stored.channels)
     stored.gather(index, out)
     return out

@@ -8,10 +8,10 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.packed.attention import Beside, Outside, choose, grouped, varlen
+from giornata.packed.attention import Beside, DenseKV, choose, grouped, varlen
 from giornata.packed.packing import Segments, layout
 from giornata.packed.pages import gather
-from giornata.packed.region import Sequences, region
+from giornata.packed.region import PackedBatch, region
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), min_size=1, max_size=6)
 
@@ -48,7 +48,7 @@ def test_live_and_outside_tokens_are_those_of_their_regions(
     made = layout([text for text, _, _ in given], [len(cells) for _, cells, _ in given])
     numbers = torch.arange(sum(made.joint.lengths)).float()[:, None]
     regions = tuple(region(torch.tensor([cells])) for _, cells, _ in given)
-    sequences = Sequences(made, (numbers, -numbers), regions)
+    sequences = PackedBatch(made, (numbers, -numbers), regions)
     joint, image, outside, joint_at, image_at = [], [], [], 0, 0
     for (text, cells, whole), part in zip(given, regions, strict=True):
         inside = [part is None or whole or cell for cell in cells]
@@ -80,7 +80,7 @@ def test_a_batch_without_padding_has_all_other_tokens(
     numbers = torch.arange(sum(made.joint.lengths)).float()[:, None]
     regions = tuple(region(torch.tensor([cells])) for _, _, cells, _ in given)
     padding = tuple(tokens for _, tokens, _, _ in given)
-    whole = Sequences(made, (numbers, -numbers), regions, padding)
+    whole = PackedBatch(made, (numbers, -numbers), regions, padding)
     left_out = tuple(s for s, (_, _, _, frozen) in enumerate(given) if frozen)
     found = whole.without_padding(left_out)
     joint, text, joint_at, text_at = list[int](), list[int](), 0, 0
@@ -151,7 +151,7 @@ def test_grouped_attention_equals_each_sequence_alone(sequences: list[tuple[int,
     for index, (start, end) in enumerate(own.bounds):
         keys, values = key[start:end], value[start:end]
         _, beyond, room, others = sequences[index]
-        apart = Outside(random_heads(others), random_heads(others))
+        apart = DenseKV(random_heads(others), random_heads(others))
         if others:
             keys, values = torch.cat((keys, apart.key)), torch.cat((values, apart.value))
             outside[index] = apart
@@ -159,7 +159,7 @@ def test_grouped_attention_equals_each_sequence_alone(sequences: list[tuple[int,
             more, free = (random_heads(beyond), random_heads(beyond)), end - start + others if room else 0
             keys, values = torch.cat((keys, more[0])), torch.cat((values, more[1]))
             roomy = [torch.cat((random_heads(free), part)) for part in more]
-            kept = Outside(roomy[0], roomy[1], free)
+            kept = DenseKV(roomy[0], roomy[1], free)
             outside[index] = (kept, apart) if others else kept
         alone = F.scaled_dot_product_attention(
             query[start:end].transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1)
@@ -189,6 +189,6 @@ def test_varlen_equals_grouped_on_cuda() -> None:
         return torch.randn(tokens, 4, 64, device=device, dtype=torch.bfloat16)
 
     query, key, value = (random(sum(own.lengths)) for _ in range(3))
-    outside = {0: Outside(random(4), random(4)), 2: Outside(random(200), random(200), room=64)}
+    outside = {0: DenseKV(random(4), random(4)), 2: DenseKV(random(200), random(200), room=64)}
     fast = choose(device, torch.bfloat16, gather)(query, key, value, own, outside)
     torch.testing.assert_close(fast, grouped(query, key, value, own, outside), atol=2e-2, rtol=0)

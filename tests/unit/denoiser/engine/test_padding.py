@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.packed.attention import Outside, grouped
-from giornata.packed.uses import Taken, Use
+from giornata.packed.attention import DenseKV, grouped
+from giornata.packed.uses import BlockInputs, CachedTokens
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.attempts.inputs import reused
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine import weighing
@@ -27,8 +27,8 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.template import Recording
-from giornata_denoiser.templates.lookup import Reusing
+from giornata_denoiser.rows.template import CachedTemplate
+from giornata_denoiser.templates.lookup import TemplateReuse
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import (
@@ -56,7 +56,7 @@ from tests.unit.denoiser.engine.test_unkept import Unkept
 
 OF = tiny_flux.family()
 EXACTLY = tiny_flux.family(dtype=DOUBLE)
-KV = (Mode.KV,) * BLOCKS
+KV = (BlockMode.KV,) * BLOCKS
 PADDED = Spec(grid=GRID, steps=7, text_tokens=6, padding_tokens=4)
 
 
@@ -66,19 +66,19 @@ class KeptText:
     def __init__(self, of: Everything) -> None:
         self._of = of
 
-    def keys_values(self, block: int) -> Outside:
-        return Outside(*self._of.heads[block])
+    def keys_values(self, block: int) -> DenseKV:
+        return DenseKV(*self._of.heads[block])
 
 
 def shown(of: ModelFamily, row: Row) -> tuple[Tensor, list[Everything], list[Everything]]:
     """The row's latent after a full step, and what each sequence's picture and padding were in it."""
     pictures, texts = ([Everything() for _ in row.prompts] for _ in range(2))
-    uses = [Use(recorder=a, padding_recorder=b) for a, b in zip(pictures, texts, strict=True)]
+    uses = [BlockInputs(recorder=a, padding_recorder=b) for a, b in zip(pictures, texts, strict=True)]
     (latent,) = step(of, [row], uses)
     return latent, pictures, texts
 
 
-def freezing(uses: Sequence[Use], texts: Sequence[Everything]) -> list[Use]:
+def freezing(uses: Sequence[BlockInputs], texts: Sequence[Everything]) -> list[BlockInputs]:
     return [replace(use, padding=KeptText(text)) for use, text in zip(uses, texts, strict=True)]
 
 
@@ -86,10 +86,12 @@ def freezing(uses: Sequence[Use], texts: Sequence[Everything]) -> list[Use]:
 
 
 @pytest.mark.parametrize("fill", [False, True])
-@pytest.mark.parametrize("modes", [KV, [Mode.HIDDEN] * 4, [Mode.FULL] * 4, [Mode.FULL, *KV[:3]]])
+@pytest.mark.parametrize(
+    "modes", [KV, [BlockMode.HIDDEN] * 4, [BlockMode.FULL] * 4, [BlockMode.FULL, *KV[:3]]]
+)
 @pytest.mark.parametrize("scale", [1.0, 2.5])
 def test_masked_with_kept_padding_equals_full_on_the_compute_set(
-    modes: Sequence[Mode], fill: bool, scale: float
+    modes: Sequence[BlockMode], fill: bool, scale: float
 ) -> None:
     of = tiny_flux.family(fill=fill, dtype=DOUBLE)
     row = masked(of, replace(PADDED, true_cfg_scale=scale), [6, 7, 11])
@@ -118,7 +120,7 @@ MIXES = st.lists(
         st.integers(2, 6),  # text tokens
         st.integers(0, 4),  # padding, while there is text beside it
         st.booleans(),  # kept
-        st.lists(st.sampled_from(Mode), min_size=BLOCKS, max_size=BLOCKS),
+        st.lists(st.sampled_from(BlockMode), min_size=BLOCKS, max_size=BLOCKS),
         st.sampled_from([1.0, 3.0]),
         st.booleans(),  # room
     ),
@@ -169,7 +171,7 @@ def expected(of: ModelFamily, row: Row, teacher: Row | None = None) -> Tensor:
         sources: list[Any] = [Recorded(each, place) for each in pictures]
         if entry is not None and first is not None and first[0] is not None:
             sources = [Oracle(entry, place, (first[0], each)) for each in first[1]]
-        uses = [Use(Taken(KV, source)) for source in sources]
+        uses = [BlockInputs(CachedTokens(KV, source)) for source in sources]
         if texts:
             uses = freezing(uses, texts)
         else:
@@ -179,7 +181,7 @@ def expected(of: ModelFamily, row: Row, teacher: Row | None = None) -> Tensor:
     return row.latent
 
 
-def keeping(of: ModelFamily, taken: Recording | None, spec: Spec = PADDED) -> Row:
+def keeping(of: ModelFamily, taken: CachedTemplate | None, spec: Spec = PADDED) -> Row:
     return replace(edit(of, taken, spec), keeps_padding=True, renewed_every=0 if taken else 3)
 
 
@@ -368,7 +370,7 @@ def test_what_is_kept_is_weighed(scale: float, bits: int | None, monkeypatch: py
 def test_rows_keep_padding_where_they_reuse_and_are_to() -> None:
     costs = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0))
     for taken in (None, template(OF)):
-        auto = Reusing(1.0, taken, costs, 7, keeps_padding=True)
+        auto = TemplateReuse(1.0, taken, costs, 7, keeps_padding=True)
         row = tiny_flux.row(OF, PADDED)
         assert reused(row, where(), auto, OF).padding == (4,)
         assert reused(row, where(), replace(auto, keeps_padding=False), OF).padding == (0,)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from giornata.planning.costs import StepCosts
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.attempts.inputs import reused
 from giornata_denoiser.blocks.own import renew_steps
 from giornata_denoiser.choices import EXACT
@@ -19,7 +19,7 @@ from giornata_denoiser.engine.weighing import row_bytes
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.templates.lookup import Reusing
+from giornata_denoiser.templates.lookup import TemplateReuse
 from tests.fakes import tiny_flux, tiny_unet
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, edit, engine, finished, template, where
@@ -27,7 +27,7 @@ from tests.unit.denoiser.engine.test_masked import BLOCKS, DOUBLE, FLOAT32, reco
 from tests.unit.denoiser.engine.test_unkept import Unkept
 
 OF = tiny_flux.family()
-KV = (Mode.KV,) * BLOCKS
+KV = (BlockMode.KV,) * BLOCKS
 
 
 def renewing(of: ModelFamily, spec: Spec, every: int) -> Row:
@@ -164,7 +164,7 @@ def test_a_miss_renews_where_that_gains_something() -> None:
     """Not with `strict`, where nothing lies outside, in a single step, or where masks save nothing."""
     costs = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0))
     long, row, one = (tiny_flux.row(OF, Spec(grid=GRID, steps=steps)) for steps in (30, 4, 1))
-    auto = Reusing(1.0, None, costs, 7)
+    auto = TemplateReuse(1.0, None, costs, 7)
     assert reused(long, where(), auto, OF).renewed_every == 7
     found = reused(row, where(), auto, OF)
     assert (found.renewed_every, found.template, found.skipped) == (2, None, False)
@@ -183,7 +183,7 @@ def test_a_miss_renews_where_that_gains_something() -> None:
 def test_a_template_whose_loads_are_too_slow_is_left_for_ones_own() -> None:
     slow = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0), (1e12, 1.0))
     row = tiny_flux.row(OF, Spec(grid=GRID, steps=4))
-    found = reused(row, where(), Reusing(1.0, template(OF), slow, 7), OF)
+    found = reused(row, where(), TemplateReuse(1.0, template(OF), slow, 7), OF)
     assert (found.renewed_every, found.template, found.skipped) == (2, None, True)
 
 

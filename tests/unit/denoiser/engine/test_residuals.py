@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.uses import Use
-from giornata.wire.values import Mode
+from giornata.packed.uses import BlockInputs
+from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
@@ -39,7 +39,7 @@ def drawn(tokens: int, seed: int = 0, *, width: int = WIDTH) -> list[Tensor]:
     return [0.5 * torch.randn(tokens, width, generator=generator) for _ in range(BLOCKS)]
 
 
-def output(of: ModelFamily, rows: Sequence[Row], uses: Sequence[Use]) -> list[Tensor]:
+def output(of: ModelFamily, rows: Sequence[Row], uses: Sequence[BlockInputs]) -> list[Tensor]:
     assembly = assemble(of, rows)
     latents = torch.cat([row.latent for row in rows])
     with torch.inference_mode():
@@ -78,20 +78,25 @@ def test_mixed_rows_with_and_without_residuals_equal_diffusers() -> None:
         tiny_flux.row(of, Spec(f"{i}", grid=grid, seed=i)) for i, grid in enumerate([(3, 4), (4, 4), (2, 3)])
     ]
     samples = [drawn(row.image_tokens, i) for i, row in enumerate(rows)]
-    uses = [Use(residuals=Given(samples[0])), Use(), Use(residuals=Given(samples[2]))]
+    uses = [BlockInputs(residuals=Given(samples[0])), BlockInputs(), BlockInputs(residuals=Given(samples[2]))]
     none = [torch.zeros_like(sample) for sample in samples[1]]
     packed = output(of, rows, uses)
     for mine, row, given in zip(packed, rows, (samples[0], none, samples[2]), strict=True):
         torch.testing.assert_close(mine, by_diffusers(of, row, given), atol=CLOSE, rtol=0)
-    plain = output(of, rows[:1], [Use()])[0]
+    plain = output(of, rows[:1], [BlockInputs()])[0]
     assert (packed[0] - plain).abs().max() > 0.05, "the comparison sees residuals"
 
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(
-    "modes", [(Mode.KV,) * 4, (Mode.HIDDEN,) * 4, (Mode.KV, Mode.FULL, Mode.KV, Mode.HIDDEN)]
+    "modes",
+    [
+        (BlockMode.KV,) * 4,
+        (BlockMode.HIDDEN,) * 4,
+        (BlockMode.KV, BlockMode.FULL, BlockMode.KV, BlockMode.HIDDEN),
+    ],
 )
-def test_the_compute_set_equals_the_forward_in_full(modes: tuple[Mode, ...], whole: bool) -> None:
+def test_the_compute_set_equals_the_forward_in_full(modes: tuple[BlockMode, ...], whole: bool) -> None:
     """Where what lies outside is taken from a forward with the same residuals; its blocks' inputs hold them."""
     of = tiny_flux.family(dtype=DOUBLE)
     row = masked(of, Spec(grid=(4, 5)), [6, 7, 11])
@@ -99,7 +104,7 @@ def test_the_compute_set_equals_the_forward_in_full(modes: tuple[Mode, ...], who
     samples = [sample.to(DOUBLE) for sample in drawn(row.image_tokens)]
     recorder = Everything()
     every = replace(row, region=None)
-    (full,) = output(of, [every], [Use(recorder=recorder, residuals=Given(samples))])
+    (full,) = output(of, [every], [BlockInputs(recorder=recorder, residuals=Given(samples))])
     computed = row.region.computed
     given = Given(samples if whole else [sample[computed] for sample in samples], whole)
     (taken,) = reusing(row, [recorder], modes, room=False)
@@ -111,4 +116,4 @@ def test_a_residual_of_a_region_needs_one() -> None:
     of = tiny_flux.family()
     row = tiny_flux.row(of, Spec())
     with pytest.raises(ValueError, match="has no region"):
-        output(of, [row], [Use(residuals=Given(drawn(2), whole=False))])
+        output(of, [row], [BlockInputs(residuals=Given(drawn(2), whole=False))])

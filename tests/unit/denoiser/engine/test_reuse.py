@@ -13,10 +13,10 @@ from giornata.packed.region import beside, region, region_of, united
 from giornata.wire.values import CellMap
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.choices import BITS, Form
+from giornata_denoiser.choices import BITS, CacheForm
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import Entry, Recording
+from giornata_denoiser.rows.template import CachedTemplate, Entry
 from tests.fakes import tiny_flux
 
 MASKS = st_numpy.arrays(bool, st_numpy.array_shapes(min_dims=2, max_dims=2, max_side=9))
@@ -105,15 +105,15 @@ def test_what_is_stored_is_a_copy() -> None:
 
 
 def test_the_nearest_noise_level_serves_within_the_tolerance() -> None:
-    template = Recording("t", (1, 1), tuple(Entry(level, ()) for level in (1.0, 0.6, 0.2)))
+    template = CachedTemplate("t", (1, 1), tuple(Entry(level, ()) for level in (1.0, 0.6, 0.2)))
     assert [entry.level for s in (0.9, 0.79, 0.1) if (entry := template.at(s))] == [1.0, 0.6, 0.2]
     assert template.at(0.7, tolerance=0.05) is None
-    assert Recording("t", (1, 1), ()).at(0.5) is None
+    assert CachedTemplate("t", (1, 1), ()).at(0.5) is None
 
 
 @pytest.mark.parametrize("bits", BITS)
 def test_slabs_are_the_recorded_tokens_behind_room_for_the_others(bits: int) -> None:
-    recorder = EntryRecorder(0.5, 2, RecordingSpec(frozenset(Form), bits))
+    recorder = EntryRecorder(0.5, 2, RecordingSpec(frozenset(CacheForm), bits))
     heads, hidden = torch.randn(2, 2, 6, 4, 3), torch.randn(2, 6, 12)
     for block in range(2):
         recorder.hidden(block, hidden[block])
@@ -132,7 +132,7 @@ def test_slabs_are_the_recorded_tokens_behind_room_for_the_others(bits: int) -> 
 
 
 def test_what_was_not_recorded_is_not_made_up() -> None:
-    recorder = EntryRecorder(0.5, 1, RecordingSpec(frozenset({Form.HIDDEN}), 0))
+    recorder = EntryRecorder(0.5, 1, RecordingSpec(frozenset({CacheForm.HIDDEN}), 0))
     recorder.hidden(0, torch.zeros(2, 4))
     recorder.keys_values(0, torch.zeros(2, 4, 1), torch.zeros(2, 4, 1))
     where = region(torch.tensor([[True, False]]))

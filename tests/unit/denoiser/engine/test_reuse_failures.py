@@ -14,8 +14,8 @@ from torch import Tensor
 
 from giornata.planning.costs import StepCosts
 from giornata.wire.errors import InternalError
-from giornata.wire.values import Mode
-from giornata_denoiser.blocks.device import Arrival, Device
+from giornata.wire.values import BlockMode
+from giornata_denoiser.blocks.device import Device, TransferHandle
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.engine import Engine
@@ -24,9 +24,9 @@ from giornata_denoiser.engine.loop import EngineLoop
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.engine.shortage import CALM, MemoryLimit
 from giornata_denoiser.engine.sources import ReuseOptions
-from giornata_denoiser.engine.weighing import Budget, step_bytes
+from giornata_denoiser.engine.weighing import StepBudget, step_bytes
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
-from giornata_denoiser.rows.template import Entry, Recording
+from giornata_denoiser.rows.template import CachedTemplate, Entry
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, finished, template
@@ -90,7 +90,7 @@ def test_a_template_that_cannot_be_loaded_is_a_miss() -> None:
     broken = Entry(
         taken.entries[0].level, tuple(replace(kept, value=None) for kept in taken.entries[0].blocks)
     )
-    rows = [edit(of, Recording("t", GRID, (broken,)), spec), edit(of, None, spec)]
+    rows = [edit(of, CachedTemplate("t", GRID, (broken,)), spec), edit(of, None, spec)]
     latents = []
     for row in rows:
         made = engine(of)
@@ -115,13 +115,13 @@ def test_a_loader_that_fails_once_costs_one_row_its_template_and_goes_on(
     if where == "load_bytes":
         whole = Slabs.load_bytes
 
-        def load_bytes(self: Slabs, block: int, mode: Mode) -> int:
+        def load_bytes(self: Slabs, block: int, mode: BlockMode) -> int:
             fail_once()
             return whole(self, block, mode)
 
         monkeypatch.setattr(Slabs, "load_bytes", load_bytes)
     if where == "finish":
-        monkeypatch.setattr(Arrival, "finish", lambda _: fail_once())
+        monkeypatch.setattr(TransferHandle, "finish", lambda _: fail_once())
     with Loader(on_loaded=lambda _: fail_once() if where == "on_loaded" else None) as loader:
         ended = []
         for name in ("first", "second"):
@@ -310,8 +310,8 @@ def test_a_row_that_has_no_room_at_all_fails_at_the_second_try() -> None:
 def test_the_limit_rises_again_slowly() -> None:
     of = tiny_flux.family()
     rows = [tiny_flux.row(of, Spec(f"r{i}", grid=GRID)) for i in range(4)]
-    needed = step_bytes(rows, Budget(), of)
-    limit = MemoryLimit(Budget(memory_bytes=2 * needed), of)
+    needed = step_bytes(rows, StepBudget(), of)
+    limit = MemoryLimit(StepBudget(memory_bytes=2 * needed), of)
     limit.ran_out(rows)
     lowered = limit.budget.memory_bytes
     assert needed / 2 < lowered < needed

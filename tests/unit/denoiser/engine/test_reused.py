@@ -18,13 +18,13 @@ from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.values import CellMap
 from giornata_denoiser.attempts import inputs, outcomes
 from giornata_denoiser.attempts.inputs import reused, rows_of
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.rows.adapters import Adapters, RowLora
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import Entry, Kept, Recording, template_noise
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, template_noise
 from giornata_denoiser.templates import identity, lookup
-from giornata_denoiser.templates.lookup import Reusing
+from giornata_denoiser.templates.lookup import TemplateReuse
 from tests.fakes import tiny_flux
 from tests.fakes.profiles import WEIGHTS
 from tests.fakes.tiny_flux import Spec
@@ -55,25 +55,25 @@ def test_a_template_that_is_not_worth_it_is_told_apart_from_none() -> None:
     cells = torch.zeros(row.grid, dtype=torch.bool)
     cells[0, 0] = True
     where = region(cells)
-    kept = Kept(*(store(torch.zeros(row.image_tokens, WIDTH), 8) for _ in range(2)))
-    made = Recording("t", row.grid, (Entry(1.0, (kept,) * FAMILY.depth),))
+    kept = CachedBlock(*(store(torch.zeros(row.image_tokens, WIDTH), 8) for _ in range(2)))
+    made = CachedTemplate("t", row.grid, (Entry(1.0, (kept,) * FAMILY.depth),))
     slow = StepCosts(WEIGHTS, (1e6, 1.0))
     uses = [
         outcomes.template_use(job_that_reuses(), reused(row, computed, how, FAMILY))
         for computed, how in (
-            (where, Reusing(1.0, made, COSTS)),
-            (where, Reusing(1.0, made, slow)),
-            (None, Reusing(1.0, made, COSTS)),
-            (where, Reusing(1.0, None, COSTS)),
-            (None, Reusing(1.0, None, COSTS)),
+            (where, TemplateReuse(1.0, made, COSTS)),
+            (where, TemplateReuse(1.0, made, slow)),
+            (None, TemplateReuse(1.0, made, COSTS)),
+            (where, TemplateReuse(1.0, None, COSTS)),
+            (None, TemplateReuse(1.0, None, COSTS)),
         )
     ]
     assert uses == ["hit", "skipped", "skipped", "miss", "miss"]
 
 
 def test_an_edit_under_adapters_leaves_no_template() -> None:
-    spec = RecordingSpec(frozenset({Form.KV}), 8)
-    how = Reusing(1.0, None, COSTS, renew_steps=3, leaves=spec, room_bytes=1 << 30)
+    spec = RecordingSpec(frozenset({CacheForm.KV}), 8)
+    how = TemplateReuse(1.0, None, COSTS, renew_steps=3, leaves=spec, room_bytes=1 << 30)
     plain = tiny_flux.row(FAMILY, Spec(grid=(4, 4), steps=7))
     cells = torch.zeros(plain.grid, dtype=torch.bool)
     cells[0, 0] = True
@@ -109,16 +109,16 @@ async def test_a_row_computes_the_compute_set_that_its_inspection_carries() -> N
     cells[1, 1:3] = True
     carried = CellMap(height=3, width=4, bits=np.packbits(cells).tobytes())
     inspection = INSPECTION.model_copy(update={"compute_set": {1: carried}})
-    kept = Kept(*(store(torch.zeros(12, WIDTH), 8) for _ in range(2)))
-    made = Recording("t", (3, 4), (Entry(1.0, (kept,) * FAMILY.depth),))
+    kept = CachedBlock(*(store(torch.zeros(12, WIDTH), 8) for _ in range(2)))
+    made = CachedTemplate("t", (3, 4), (Entry(1.0, (kept,) * FAMILY.depth),))
     async with desk(template_policy="off") as at:
         request = at.request.model_copy(update={"inspection": inspection})
         (plain,) = await rows_of(request, CHECKPOINT, at.blobs, None)
-        (hit,) = await rows_of(request, CHECKPOINT, at.blobs, Reusing(1.0, made, COSTS))
-        (miss,) = await rows_of(request, CHECKPOINT, at.blobs, Reusing(1.0, None, COSTS))
+        (hit,) = await rows_of(request, CHECKPOINT, at.blobs, TemplateReuse(1.0, made, COSTS))
+        (miss,) = await rows_of(request, CHECKPOINT, at.blobs, TemplateReuse(1.0, None, COSTS))
         own = plain.conditioning["noise"]
         left = replace(made, noise=torch.full_like(own, 2.0))
-        (after,) = await rows_of(request, CHECKPOINT, at.blobs, Reusing(1.0, left, COSTS))
+        (after,) = await rows_of(request, CHECKPOINT, at.blobs, TemplateReuse(1.0, left, COSTS))
     assert plain.region is miss.region is None
     assert hit.region is not None
     assert hit.region.computed.tolist() == [5, 6]

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata_denoiser.choices import EXACT, Form
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_caching import cache_bytes, extrapolated
 from giornata_denoiser.engine.weighing import row_bytes
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.adapters import Adapters, RowLora
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.step_cache import Expansion, TaylorRule
+from giornata_denoiser.rows.step_cache import TaylorExpansion, TaylorRule
 from tests.fakes import tiny_flux
 from tests.fakes.step_caches import taylor
 from tests.fakes.tiny_flux import Spec
@@ -114,13 +114,13 @@ def test_steps_that_others_take_from_are_computed() -> None:
 def test_what_is_remembered_says_nothing_of_other_loras_other_engines_and_recordings() -> None:
     of = tiny_flux.family()
     output = torch.zeros(1, 12, 64)
-    known = Expansion(0, 3, (output,))
+    known = TaylorExpansion(0, 3, (output,))
     row = replace(
         cached(tiny_flux.row(of, Spec(steps=9)), taylor(100, 1, 1)), step=4, begun=True, cached=known
     )
     assert extrapolated(row, learns=True) is known
     late = replace(row, adapters=Adapters((RowLora("l"),), loras_from=4))
-    recording = RecordingSpec(frozenset({Form.KV}), EXACT)
+    recording = RecordingSpec(frozenset({CacheForm.KV}), EXACT)
     for other in (
         late,
         replace(row, begun=False),

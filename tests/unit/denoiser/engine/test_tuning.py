@@ -20,16 +20,16 @@ from giornata.packed.region import region
 from giornata.planning.batch import each
 from giornata.planning.blocks import always
 from giornata.planning.costing import CostModel
-from giornata.planning.operations import Work
-from giornata.scheduling.batch import Joining
-from giornata.wire.values import Mode
+from giornata.planning.operations import StepWork
+from giornata.scheduling.batch import BatchingMode
+from giornata.wire.values import BlockMode
 from giornata_denoiser import tuning
-from giornata_denoiser.choices import EXACT, Form
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
-from giornata_denoiser.tuning import Memory, budget_of, engine_of, memory_of, memory_on, shared_memory
+from giornata_denoiser.rows.template import CachedTemplate
+from giornata_denoiser.tuning import MemoryBudget, budget_of, engine_of, memory_of, memory_on, shared_memory
 from tests.configs import configured
 from tests.contract.messages import CARD
 from tests.fakes import tiny_flux
@@ -58,10 +58,10 @@ def edited(rows: list[Row] | None = None, **options: Any) -> tuple[dict[str, Row
     model = Steady.of(PROFILE)
     with engine_of(config(**options), checkpoint, PROFILE, model) as engine:
         if rows is None:
-            recording = RecordingSpec(frozenset(Form), EXACT)
+            recording = RecordingSpec(frozenset(CacheForm), EXACT)
             spec = Spec("run", grid=GRID, steps=4)
             plain = tiny_flux.row(checkpoint.family, spec)
-            taken = Recording("t", GRID, run(engine, [replace(plain, records=recording)])["run"].entries)
+            taken = CachedTemplate("t", GRID, run(engine, [replace(plain, records=recording)])["run"].entries)
             where = region(torch.eye(4, dtype=torch.bool))
             edit = tiny_flux.row(checkpoint.family, Spec("edit", grid=GRID, steps=4, seed=1))
             rows = [replace(edit, region=where, template=taken)]
@@ -71,7 +71,7 @@ def edited(rows: list[Row] | None = None, **options: Any) -> tuple[dict[str, Row
 @pytest.fixture
 def fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planner whose choice follows no loads."""
-    monkeypatch.setattr(tuning, "plan_batch", each(always(Mode.KV)))
+    monkeypatch.setattr(tuning, "plan_batch", each(always(BlockMode.KV)))
 
 
 @pytest.mark.usefixtures("fixed")
@@ -86,7 +86,7 @@ def test_steps_and_loads_reach_the_cost_model() -> None:
     assert model.state.compute.samples + model.state.compute.outliers >= 16
     _, model = edited()
     for _ in range(40):
-        model.observe_step(Work(1.0, 10.0, 0.0, 100.0), 1.0)
+        model.observe_step(StepWork(1.0, 10.0, 0.0, 100.0), 1.0)
     assert model.state.load.samples + model.state.load.outliers > 0
 
 
@@ -111,7 +111,7 @@ def three() -> list[Row]:
 
 def test_batching_is_configured() -> None:
     assert steps_of(three(), capacity_rows=2) == [["a", "b"], ["b", "c"]]
-    assert steps_of(three(), capacity_rows=2, batching=Joining.REQUEST) == [["a", "b"], ["b"], ["c"]]
+    assert steps_of(three(), capacity_rows=2, batching=BatchingMode.REQUEST) == [["a", "b"], ["b"], ["c"]]
 
 
 def test_a_limit_of_time_or_memory_lets_rows_run_alone() -> None:
@@ -131,7 +131,7 @@ def test_budgets_follow_the_machine_unless_they_are_configured() -> None:
     assert (on_gpu.device, on_gpu.ahead) == (14 << 30, 7 << 30)
     assert on_gpu.device + on_gpu.rows == pytest.approx(0.9 * gpu)
     own = memory_of(config(template_memory_mb=1, template_device_mb=2, template_ahead_mb=3, memory_mb=4), gpu)
-    assert own == Memory(1 << 20, 2 << 20, 3 << 20, 4 << 20)
+    assert own == MemoryBudget(1 << 20, 2 << 20, 3 << 20, 4 << 20)
 
 
 def on_gpu(ledger: DeviceLedger, memory: ModelMemory | None = None) -> Any:

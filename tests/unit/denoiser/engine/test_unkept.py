@@ -9,20 +9,20 @@ from typing import Any, cast
 import pytest
 import torch
 
-from giornata.packed.pages import Pages
+from giornata.packed.pages import KVPages
 from giornata.packed.region import region
 from giornata.scheduling.batch import RowKey
 from giornata.wire.samplers import Sampler
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.choices import EXACT, Form
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.loading import Loader
-from giornata_denoiser.engine.weighing import Budget, row_bytes, step_bytes
+from giornata_denoiser.engine.weighing import StepBudget, row_bytes, step_bytes
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import Stored
-from giornata_denoiser.rows.template import Entry, Kept, Recording
+from giornata_denoiser.rows.stored import StoredTensor
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finished, template, where
@@ -37,7 +37,7 @@ class Unkept(Device):
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("forms", [FORMS[0], FORMS[1], FORMS[2]])
-def test_pictures_are_those_of_kept_slabs(forms: frozenset[Form], corrected: bool, ahead: bool) -> None:
+def test_pictures_are_those_of_kept_slabs(forms: frozenset[CacheForm], corrected: bool, ahead: bool) -> None:
     of = tiny_flux.family()
     taken = template(of, forms, steps=3)
     bits = EXACT if corrected else None
@@ -63,12 +63,12 @@ def test_nothing_is_held_but_the_entry() -> None:
     for device, held in ((Unkept(), True), (Device(), False)):
         slabs = Slabs(taken.entries[0], where(), 3, of, device=device)
         found = slabs.keys_values(1)
-        assert isinstance(found, Pages) is held
-        key = found.key.data if isinstance(found, Pages) else found.key
+        assert isinstance(found, KVPages) is held
+        key = found.key.data if isinstance(found, KVPages) else found.key
         stored = taken.entries[0].blocks[1].key
         assert stored is not None
         assert (key.data_ptr() == stored.data.data_ptr()) is held
-    sizes = Slabs(taken.entries[0], where(), 3, of, device=Unkept()).sizes(Mode.KV)
+    sizes = Slabs(taken.entries[0], where(), 3, of, device=Unkept()).sizes(BlockMode.KV)
     assert sizes.sum() == taken.entries[0].size_bytes
 
 
@@ -77,7 +77,7 @@ TRACK = FlowMatching(tiny_flux.SCHEDULER, shifted_by_size).track(
 )
 
 
-def flux_row(job: str, template_of: Recording) -> Row:
+def flux_row(job: str, template_of: CachedTemplate) -> Row:
     """An edit of a tenth of 1024x1024 pixels; its tensors have sizes and no values."""
     touched = torch.zeros(64, 64, dtype=torch.bool)
     touched.view(-1)[:410] = True
@@ -100,14 +100,16 @@ def flux_row(job: str, template_of: Recording) -> Row:
     )
 
 
-def flux_recording() -> Recording:
+def flux_recording() -> CachedTemplate:
     """One level in 4 bits, of 57 blocks."""
 
-    def stored() -> Stored:
+    def stored() -> StoredTensor:
         data = torch.empty(4096, 1536, dtype=torch.uint8, device="meta")
-        return Stored(data, *(torch.empty(3072, device="meta") for _ in range(2)))
+        return StoredTensor(data, *(torch.empty(3072, device="meta") for _ in range(2)))
 
-    return Recording("t", (64, 64), (Entry(0.5, tuple(Kept(stored(), stored()) for _ in range(57))),))
+    return CachedTemplate(
+        "t", (64, 64), (Entry(0.5, tuple(CachedBlock(stored(), stored()) for _ in range(57))),)
+    )
 
 
 def test_a_row_of_flux_takes_less_than_0_8_gb_of_a_gpu() -> None:
@@ -121,7 +123,7 @@ def test_a_row_of_flux_takes_less_than_0_8_gb_of_a_gpu() -> None:
     entry = shared.entries[0].size_bytes
     assert 0.71e9 < entry < 0.73e9
     beside = [flux_row("b", shared), flux_row("c", flux_recording())]
-    budget = Budget(correction_bits=4)
+    budget = StepBudget(correction_bits=4)
     alone = step_bytes([row], budget, of)
     assert step_bytes([row, beside[0]], budget, of) - alone == row_bytes(row, of, 4)
     assert step_bytes([row, beside[1]], budget, of) - alone == row_bytes(row, of, 4) + entry

@@ -15,7 +15,7 @@ from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.assembly import place
 from giornata_denoiser.engine.weighing import (
-    Budget,
+    StepBudget,
     correction_bytes,
     fits,
     row_bytes,
@@ -24,14 +24,14 @@ from giornata_denoiser.engine.weighing import (
 )
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, template, where
 from tests.unit.denoiser.engine.test_masked import BLOCKS
 
 
-def rows_of_any_weight(of: ModelFamily, taken: Recording) -> Iterator[Row]:
+def rows_of_any_weight(of: ModelFamily, taken: CachedTemplate) -> Iterator[Row]:
     draw = random.Random(0)  # noqa: S311 - no secrets
     for number in range(1000):
         spec = Spec(f"r{number}", grid=GRID, steps=draw.randint(1, 3), true_cfg_scale=draw.choice([1.0, 2.0]))
@@ -44,7 +44,7 @@ def test_memory_stays_within_its_budget_over_a_thousand_admissions() -> None:
     of = tiny_flux.family()
     taken = template(of)
     rows = list(rows_of_any_weight(of, taken))
-    held = Budget(activation_bytes=1000.0, correction_bits=8)
+    held = StepBudget(activation_bytes=1000.0, correction_bits=8)
     most = 4 * max(step_bytes([row], held, of) for row in rows)
     made = engine(of, budget=replace(held, memory_bytes=most))
     made.batch.submit(rows)
@@ -86,10 +86,10 @@ def test_what_is_counted_is_what_is_held() -> None:
 
 def test_activations_are_those_of_equal_sequences_while_rows_stay_equally_long() -> None:
     of = tiny_flux.family()
-    budget, taken = Budget(activation_bytes=2000.0, even_bytes=1000.0), template(of)
+    budget, taken = StepBudget(activation_bytes=2000.0, even_bytes=1000.0), template(of)
 
     def each(*rows: Row) -> int:
-        added = step_bytes(rows, budget, of) - step_bytes(rows, Budget(), of)
+        added = step_bytes(rows, budget, of) - step_bytes(rows, StepBudget(), of)
         return round(added / sum(row.tokens for row in rows))
 
     whole, other = (tiny_flux.row(of, Spec(name, grid=GRID, steps=3)) for name in ("a", "b"))
@@ -121,9 +121,9 @@ def test_what_is_loaded_ahead_counts_once_for_all_rows() -> None:
     of = tiny_flux.family()
     taken = template(of)
     rows = [edit(of, taken, Spec(f"r{i}", grid=GRID)) for i in range(3)]
-    alone, entry = step_bytes(rows, Budget(), of), sum(slab_bytes(row, 4) for row in rows)
-    assert step_bytes(rows, Budget(ahead_bytes=100), of) - alone == 100
-    assert step_bytes(rows, Budget(ahead_bytes=1e12), of) - alone == entry
+    alone, entry = step_bytes(rows, StepBudget(), of), sum(slab_bytes(row, 4) for row in rows)
+    assert step_bytes(rows, StepBudget(ahead_bytes=100), of) - alone == 100
+    assert step_bytes(rows, StepBudget(ahead_bytes=1e12), of) - alone == entry
 
 
 def test_rows_share_a_step_while_it_is_predicted_to_be_short_enough() -> None:
@@ -132,6 +132,6 @@ def test_rows_share_a_step_while_it_is_predicted_to_be_short_enough() -> None:
     costs = StepCosts((1.0, 0.0, token_ms, 0.0, 0.0, 0.0))
     rows = [edit(of, None, Spec(f"r{i}", grid=GRID, text_tokens=4)) for i in range(4)]
     alone_ms = 1.0 + 0.1 * 20 * BLOCKS
-    assert not fits(rows[:2], Budget(step_ms=alone_ms), costs, of)
-    assert fits(rows[:2], Budget(step_ms=2 * alone_ms), costs, of)
-    assert not fits(rows, Budget(step_ms=2 * alone_ms), costs, of)
+    assert not fits(rows[:2], StepBudget(step_ms=alone_ms), costs, of)
+    assert fits(rows[:2], StepBudget(step_ms=2 * alone_ms), costs, of)
+    assert not fits(rows, StepBudget(step_ms=2 * alone_ms), costs, of)

@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from giornata.packed.region import region
-from giornata.planning.operations import Shape
-from giornata.wire.values import Mode
+from giornata.planning.operations import SequenceShape
+from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT as AS_COMPUTED
-from giornata_denoiser.choices import Form
-from giornata_denoiser.engine.assembly import Assembly, assemble, place
-from giornata_denoiser.engine.weighing import Budget, row_bytes, step_bytes
-from giornata_denoiser.families.driven.batch import DrivenBatch, Prepared
+from giornata_denoiser.choices import CacheForm
+from giornata_denoiser.engine.assembly import BatchTensors, assemble, place
+from giornata_denoiser.engine.weighing import StepBudget, row_bytes, step_bytes
+from giornata_denoiser.families.driven.batch import DrivenBatch, PreparedSequence
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import engine, finished
@@ -143,8 +143,8 @@ def test_a_prefix_is_what_diffusers_keeps_of_its_first_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("form", list(Form))
-def test_a_masked_row_attends_to_its_prefix(name: str, form: Form) -> None:
+@pytest.mark.parametrize("form", list(CacheForm))
+def test_a_masked_row_attends_to_its_prefix(name: str, form: CacheForm) -> None:
     """With what its own run in full left of the picture outside, it ends as in full."""
     of, row = tiny_driven.family(name), rows_of(name)[0]
     mask = torch.zeros_like(row.latent)
@@ -156,7 +156,7 @@ def test_a_masked_row_attends_to_its_prefix(name: str, form: Form) -> None:
     whole = finished(made)["first"]
     found = region(mask.amax(dim=1).view(row.grid) > 0)
     assert found is not None
-    template = Recording("itself", row.grid, whole.entries)
+    template = CachedTemplate("itself", row.grid, whole.entries)
     made.batch.submit([replace(row, region=found, template=template), *rows_of(name)[1:]])
     assert distance(finished(made)["first"].latent, whole.latent) <= EXACT
 
@@ -203,15 +203,15 @@ def test_a_row_counts_its_prefix(name: str) -> None:
     (prefix,) = row.prefix
     assert prefix == (5 if name == QWEN else 16 + 6 + 10)
     text = 0 if name == QWEN else 5
-    assert row.shapes == (Shape(text, 16, 16, prefix=prefix),)
-    assert row.shapes[0].pairs(Mode.FULL) == (text + 16) * (prefix + text + 16)
-    assert row.joining == (Shape(0, prefix, prefix),)
+    assert row.shapes == (SequenceShape(text, 16, 16, prefix=prefix),)
+    assert row.shapes[0].pairs(BlockMode.FULL) == (text + 16) * (prefix + text + 16)
+    assert row.joining == (SequenceShape(0, prefix, prefix),)
     assert row.advanced(row.latent).joining == ()
     with torch.no_grad():
         kept = _prepared(place(row, of).sequences[0].prepared).prefix
     held = sum(each.key.nbytes + each.value.nbytes for each in kept)
     assert row_bytes(row, of, None) - row_bytes(replace(row, prefix=()), of, None) == held
-    budget = Budget(activation_bytes=1000.0)
+    budget = StepBudget(activation_bytes=1000.0)
     many = replace(row, prefix=(10_000,))
     grown = step_bytes([many], budget, of) - row_bytes(many, of, None)
     assert grown == 1000.0 * 10_000, "a prefix larger than the step itself"
@@ -234,16 +234,16 @@ def test_a_generation_of_klein_without_references_has_no_prefix() -> None:
     assert row.beside == (row.grid,), "an edit has its own picture"
 
 
-def _prepared(made: object) -> Prepared:
-    assert isinstance(made, Prepared)
+def _prepared(made: object) -> PreparedSequence:
+    assert isinstance(made, PreparedSequence)
     return made
 
 
-def _predicted(of: ModelFamily, assembly: Assembly, row: Row) -> Tensor:
+def _predicted(of: ModelFamily, assembly: BatchTensors, row: Row) -> Tensor:
     return of.network.predict(assembly.batch, row.latent, assembly.conditioning, [0])
 
 
-def _with_wrong(assembly: Assembly, block: int, part: str) -> Assembly:
+def _with_wrong(assembly: BatchTensors, block: int, part: str) -> BatchTensors:
     """One block's keys or values in another order."""
     batch = assembly.batch
     assert isinstance(batch, DrivenBatch)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from giornata.packed.region import Region, beside, region
-from giornata.packed.uses import Taken, Use
-from giornata.wire.values import Mode
+from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
@@ -38,7 +38,7 @@ def rows_of(of: ModelFamily) -> list[Row]:
     return [replace(tiny_driven.row(of, spec), step=index) for index, spec in enumerate(SPECS)]
 
 
-def predicted(of: ModelFamily, rows: Sequence[Row], uses: Sequence[Use] = ()) -> list[Tensor]:
+def predicted(of: ModelFamily, rows: Sequence[Row], uses: Sequence[BlockInputs] = ()) -> list[Tensor]:
     assembly = assemble(of, rows)
     latents, steps = torch.cat([row.latent for row in rows]), [row.step for row in rows]
     with torch.no_grad():
@@ -105,7 +105,7 @@ COMPUTED = ((1, 2, 7), (0, 5, 10, 11, 23), (15,))
 def recorded(of: ModelFamily, rows: Sequence[Row]) -> list[Everything]:
     """What each row's step in full shows."""
     seen = [Everything() for _ in rows]
-    predicted(of, rows, [Use(recorder=one) for one in seen])
+    predicted(of, rows, [BlockInputs(recorder=one) for one in seen])
     return seen
 
 
@@ -113,24 +113,24 @@ def masked(rows: Sequence[Row]) -> list[Row]:
     return [replace(row, region=region_of(row, cells)) for row, cells in zip(rows, COMPUTED, strict=True)]
 
 
-def taking(row: Row, seen: Everything, modes: Sequence[Mode], *, room: bool = True) -> Use:
+def taking(row: Row, seen: Everything, modes: Sequence[BlockMode], *, room: bool = True) -> BlockInputs:
     """The row's use of what `seen` kept."""
     assert row.region is not None
     (own,) = row.own_tokens
-    return Use(Taken(tuple(modes), Recorded(seen, row.region, own if room else 0)))
+    return BlockInputs(CachedTokens(tuple(modes), Recorded(seen, row.region, own if room else 0)))
 
 
-def prefix(full: int, depth: int) -> list[Mode]:
+def prefix(full: int, depth: int) -> list[BlockMode]:
     """So many blocks in full, then keys and values."""
-    return [Mode.FULL] * full + [Mode.KV] * (depth - full)
+    return [BlockMode.FULL] * full + [BlockMode.KV] * (depth - full)
 
 
 PLANS = (
-    [Mode.KV] * 4,
-    [Mode.HIDDEN] * 4,
-    [Mode.FULL, Mode.FULL, Mode.HIDDEN, Mode.KV],
-    [Mode.KV, Mode.FULL, Mode.HIDDEN, Mode.FULL],
-    [Mode.HIDDEN, Mode.KV, Mode.KV, Mode.HIDDEN],
+    [BlockMode.KV] * 4,
+    [BlockMode.HIDDEN] * 4,
+    [BlockMode.FULL, BlockMode.FULL, BlockMode.HIDDEN, BlockMode.KV],
+    [BlockMode.KV, BlockMode.FULL, BlockMode.HIDDEN, BlockMode.FULL],
+    [BlockMode.HIDDEN, BlockMode.KV, BlockMode.KV, BlockMode.HIDDEN],
 )
 """Modes of four blocks."""
 
@@ -151,7 +151,7 @@ def test_masked_equals_full_on_the_compute_set(
         uses = [
             taking(some[0], seen[0], plan, room=room),
             taking(some[1], seen[1], other, room=room),
-            Use(),
+            BlockInputs(),
         ]
         found = predicted(of, [*some[:2], rows[2]], uses)
         for row, out, full in zip((*some[:2], rows[2]), found, whole, strict=True):
@@ -164,7 +164,7 @@ def test_masked_equals_full_on_the_compute_set(
 def test_rows_that_differ_in_everything_equal_full_computation(data: st.DataObject) -> None:
     """Sizes, prompts, noise levels, regions and plans, rows in full among them: all in one batch."""
     of = tiny_driven.family(data.draw(st.sampled_from(NAMES)))
-    rows, wanted, uses = list[Row](), list[Tensor](), list[Use]()
+    rows, wanted, uses = list[Row](), list[Tensor](), list[BlockInputs]()
     for index in range(data.draw(st.integers(1, 3))):
         grid = data.draw(st.integers(2, 5)), data.draw(st.integers(2, 5))
         steps = data.draw(st.integers(1, 5))
@@ -172,12 +172,12 @@ def test_rows_that_differ_in_everything_equal_full_computation(data: st.DataObje
         row = replace(tiny_driven.row(of, spec), step=data.draw(st.integers(0, steps - 1)))
         (whole,), (seen,) = predicted(of, [row]), recorded(of, [row])
         cells = data.draw(st.sets(st.integers(0, row.image_tokens - 1), max_size=row.image_tokens - 1))
-        use = Use()
+        use = BlockInputs()
         if cells:
             row = replace(row, region=region_of(row, sorted(cells)))
             whole = whole[sorted(cells)]
             if data.draw(st.booleans()):
-                plan = data.draw(st.lists(st.sampled_from(Mode), min_size=of.depth, max_size=of.depth))
+                plan = data.draw(st.lists(st.sampled_from(BlockMode), min_size=of.depth, max_size=of.depth))
                 use = taking(row, seen, plan, room=data.draw(st.booleans()))
         rows, wanted, uses = [*rows, row], [*wanted, whole], [*uses, use]
     for out, whole in zip(predicted(of, rows, uses), wanted, strict=True):
@@ -219,7 +219,7 @@ def test_each_block_projects_its_own_input(name: str) -> None:
     for block in range(1, of.depth):
         wrong = Everything()
         wrong.heads, wrong.inputs = seen.heads, {**seen.inputs, block: seen.inputs[block].flip(0)}
-        plan = [Mode.HIDDEN if index == block else Mode.KV for index in range(of.depth)]
+        plan = [BlockMode.HIDDEN if index == block else BlockMode.KV for index in range(of.depth)]
         (right,), (out,) = (predicted(of, [row], [taking(row, kept, plan)]) for kept in (seen, wrong))
         torch.testing.assert_close(right, whole[list(COMPUTED[1])], atol=EXACT, rtol=0)
         assert (out - right).abs().max() > 10 * EXACT

@@ -14,14 +14,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from giornata.families import Family
 from giornata.packed.region import beside, region
-from giornata.packed.uses import Taken, Use
+from giornata.packed.uses import BlockInputs, CachedTokens
 from giornata.planning.operations import step_work
 from giornata.wire.errors import InvalidField
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import LOADERS
-from giornata_denoiser.choices import Quantize
+from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.engine.assembly import assemble
-from giornata_denoiser.families.driven.prompts import DrivenText
+from giornata_denoiser.families.driven.prompts import DrivenPromptBuilder
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_driven
@@ -40,7 +40,7 @@ def row(of: ModelFamily, height: int) -> Row:
     return tiny_driven.row(of, Spec(grid=(height, 8), text_tokens=TEXT))
 
 
-def multiplications(of: ModelFamily, one: Row, use: Use) -> float:
+def multiplications(of: ModelFamily, one: Row, use: BlockInputs) -> float:
     """What a step of a row multiplies, its text and modulation being prepared."""
     assembly = assemble(of, [one])
     # The counter does not know the processor's fused attention.
@@ -66,14 +66,14 @@ def test_specs_count_what_cells_texts_and_pairs_multiply(name: str) -> None:
     """Differences of pictures and of prompts, counted operation by operation."""
     of = tiny_driven.family(name)
     before, behind = outer(of)
-    blocks = (Mode.FULL,) * of.depth
+    blocks = (BlockMode.FULL,) * of.depth
 
     def inside(height: int, text: int) -> tuple[float, float]:
         """Multiplications of the blocks, but for a constant: counted, and as the specs say."""
         one = tiny_driven.row(of, Spec(grid=(height, 8), text_tokens=text))
         own = before * one.block_tokens + behind * one.image_tokens
         work = step_work(of.operations, one.shapes, [blocks])
-        return multiplications(of, one, Use()) - own, work.multiplications
+        return multiplications(of, one, BlockInputs()) - own, work.multiplications
 
     (small, wanted_small), *others = (inside(*size) for size in ((4, TEXT), (8, TEXT), (4, 2 * TEXT)))
     for counted, wanted in others:
@@ -85,7 +85,7 @@ def test_specs_count_what_a_projected_cell_multiplies(name: str) -> None:
     of = tiny_driven.family(name)
     whole = row(of, HEIGHTS[0])
     seen = Everything()
-    predicted(of, [whole], [Use(recorder=seen)])
+    predicted(of, [whole], [BlockInputs(recorder=seen)])
     touched = torch.zeros(whole.grid, dtype=torch.bool)
     touched[1, 2:5] = True
     found = region(touched)
@@ -93,9 +93,9 @@ def test_specs_count_what_a_projected_cell_multiplies(name: str) -> None:
     one = replace(whole, region=beside(found, whole.companions))
     assert one.region is not None
     source, depth = Recorded(seen, one.region), of.depth
-    kv, hidden = ((Mode.KV, *(mode,) * (depth - 1)) for mode in (Mode.KV, Mode.HIDDEN))
-    difference = multiplications(of, one, Use(Taken(hidden, source))) - multiplications(
-        of, one, Use(Taken(kv, source))
+    kv, hidden = ((BlockMode.KV, *(mode,) * (depth - 1)) for mode in (BlockMode.KV, BlockMode.HIDDEN))
+    difference = multiplications(of, one, BlockInputs(CachedTokens(hidden, source))) - multiplications(
+        of, one, BlockInputs(CachedTokens(kv, source))
     )
     assert difference == sum(spec.outside for spec in of.specs[1:]) * len(one.region.outside)
 
@@ -104,7 +104,7 @@ def test_specs_count_what_a_projected_cell_multiplies(name: str) -> None:
 def test_specs_name_the_channels_that_recorders_see(name: str) -> None:
     of = tiny_driven.family(name)
     seen = Everything()
-    predicted(of, [row(of, HEIGHTS[0])], [Use(recorder=seen)])
+    predicted(of, [row(of, HEIGHTS[0])], [BlockInputs(recorder=seen)])
     for block, spec in enumerate(of.specs):
         key, value = seen.heads[block]
         assert key.shape[1:] == value.shape[1:] == (spec.heads, spec.parts["key"] // spec.heads)
@@ -118,7 +118,7 @@ def test_specs_name_the_channels_that_recorders_see(name: str) -> None:
 def test_a_checkpoint_is_loaded_from_its_folder(name: str, tmp_path: Path) -> None:
     tiny_driven.unhooked(name).save_pretrained(tmp_path / "transformer")
     FlowMatchEulerDiscreteScheduler.from_config(SCHEDULER).save_pretrained(tmp_path / "scheduler")
-    loaded = LOADERS[Family(name)](tmp_path, torch.float64, torch.device("cpu"), Quantize.OFF)
+    loaded = LOADERS[Family(name)](tmp_path, torch.float64, torch.device("cpu"), WeightQuantization.OFF)
     of = tiny_driven.family(name)
     one = row(of, HEIGHTS[0])
     # frequencies of timesteps are loaded in float32
@@ -146,7 +146,7 @@ def test_latent_pixels_are_packed_and_unpacked(name: str) -> None:
 
 
 def test_text_is_padded_where_the_transformer_pads_it() -> None:
-    text = DrivenText({"prompt_embeds": (None, 3)}, multiple=32)
+    text = DrivenPromptBuilder({"prompt_embeds": (None, 3)}, multiple=32)
     for tokens, padded in ((1, 32), (32, 32), (33, 64)):
         prompt = text.prompt({"prompt_embeds": torch.zeros(tokens, 3)}, (2, 2), 0.0)
         assert (prompt.joint_tokens, len(prompt.embeds)) == (padded, tokens)

@@ -11,24 +11,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.attention import Outside
-from giornata.packed.kept import KeepingRecorder
-from giornata.packed.pages import Pages
+from giornata.packed.attention import DenseKV
+from giornata.packed.kept import CachedKVRecorder
+from giornata.packed.pages import KVPages
 from giornata.packed.region import beside, region
-from giornata.packed.uses import Taken, Use
-from giornata.planning.operations import Shape
-from giornata.wire.values import Mode
+from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.planning.operations import SequenceShape
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.own import OwnKeysValues
 from giornata_denoiser.choices import EXACT as AS_COMPUTED
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.profiling.making import activation_bytes
-from giornata_denoiser.profiling.measuring import Meter
-from giornata_denoiser.profiling.mixtures import Mixture, RowSize
+from giornata_denoiser.profiling.measuring import StepMeter
+from giornata_denoiser.profiling.mixtures import RowSize, StepShape
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_driven import FAMILIES
 from tests.fakes.tiny_flux import Spec
@@ -114,9 +114,9 @@ def test_edits_of_one_batch_equal_the_pipelines_loop(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("form", list(Form))
+@pytest.mark.parametrize("form", list(CacheForm))
 @pytest.mark.parametrize("name", NAMES)
-def test_an_edit_that_takes_from_its_own_run_in_full_equals_it(name: str, form: Form) -> None:
+def test_an_edit_that_takes_from_its_own_run_in_full_equals_it(name: str, form: CacheForm) -> None:
     """Recorded, stored, planned and loaded as a template is, beside other rows; what another run left would not do."""
     of = tiny_driven.family(name)
     row, other = (edit(of, Spec(job_id, steps=3, seed=seed)) for job_id, seed in (("edit", 3), ("other", 4)))
@@ -127,7 +127,7 @@ def test_an_edit_that_takes_from_its_own_run_in_full_equals_it(name: str, form: 
         runs |= finished(made)
     latents = []
     for job_id in ("edit", "other"):
-        template = Recording(job_id, GRID, runs[job_id].entries)
+        template = CachedTemplate(job_id, GRID, runs[job_id].entries)
         made.batch.submit([replace(masked(row), template=template), edit(of, Spec("beside", seed=5))])
         latents.append(finished(made)["edit"].latent)
     torch.testing.assert_close(latents[0], runs["edit"].latent, atol=EXACT, rtol=0)
@@ -139,7 +139,7 @@ def test_a_miss_takes_what_its_own_step_in_full_made(name: str) -> None:
     of = tiny_driven.family(name)
     row = replace(masked(edit(of, Spec("miss", steps=3, true_cfg_scale=SCALE, seed=5))), renewed_every=3)
     made = engine(of)
-    recording = RecordingSpec(frozenset({Form.KV}), AS_COMPUTED)
+    recording = RecordingSpec(frozenset({CacheForm.KV}), AS_COMPUTED)
     made.batch.submit([replace(row, records=recording)])
     ended = finished(made)["miss"]
     latent = ended.latent
@@ -147,12 +147,12 @@ def test_a_miss_takes_what_its_own_step_in_full_made(name: str) -> None:
     assert len(ended.entries) == row.steps_in_full == 1
     assert row.region is not None
     kept = [OwnKeysValues(row.region.outside, own) for own in row.own_tokens]
-    uses = [Use(recorder=KeepingRecorder(one)) for one in kept]
+    uses = [BlockInputs(recorder=CachedKVRecorder(one)) for one in kept]
     with torch.no_grad():
         for _ in range(row.steps):
             stepped = denoise_step(of, assemble(of, [row]), [row], uses)
             row = row.advanced(stepped.latents[0])
-            uses = [Use(Taken((Mode.KV,) * of.depth, one)) for one in kept]
+            uses = [BlockInputs(CachedTokens((BlockMode.KV,) * of.depth, one)) for one in kept]
     torch.testing.assert_close(latent, row.latent, atol=EXACT, rtol=0)
 
 
@@ -166,18 +166,18 @@ def test_pages_are_attended_to_as_what_they_hold(name: str, bits: int) -> None:
     stored, plain = (OwnKeysValues(row.region.outside, row.own_tokens[0], kept) for kept in (bits, None))
     latents = []
     with torch.no_grad():
-        denoise_step(of, assemble(of, [row]), [row], [Use(recorder=KeepingRecorder(stored))])
-        denoise_step(of, assemble(of, [row]), [row], [Use(recorder=KeepingRecorder(plain))])
+        denoise_step(of, assemble(of, [row]), [row], [BlockInputs(recorder=CachedKVRecorder(stored))])
+        denoise_step(of, assemble(of, [row]), [row], [BlockInputs(recorder=CachedKVRecorder(plain))])
         for block in range(of.depth):
             outside, pages = plain.keys_values(block), stored.keys_values(block)
-            assert isinstance(outside, Outside)
-            assert isinstance(pages, Pages)
+            assert isinstance(outside, DenseKV)
+            assert isinstance(pages, KVPages)
             for mine, theirs in zip((outside.key, outside.value), pages.rows(), strict=True):
                 held = theirs.view(len(theirs), *mine.shape[1:]).to(mine.dtype)
                 assert not torch.equal(mine[row.own_tokens[0] :], held)
                 mine[row.own_tokens[0] :] = held
         for kept in (stored, plain):
-            use = Use(Taken((Mode.KV,) * of.depth, kept))
+            use = BlockInputs(CachedTokens((BlockMode.KV,) * of.depth, kept))
             latents.append(denoise_step(of, assemble(of, [row]), [row], [use]).latents[0])
     torch.testing.assert_close(latents[0], latents[1], atol=EXACT, rtol=0)
 
@@ -187,17 +187,17 @@ def test_a_meter_measures_rows_with_what_stands_beside_them(name: str) -> None:
     of = tiny_driven.family(name)
     card = SimpleNamespace(embedded_guidance_scale=0.0, max_text_tokens=32)
     checkpoint: Any = SimpleNamespace(family=of, card=card)
-    meter = Meter(checkpoint, AS_COMPUTED)
+    meter = StepMeter(checkpoint, AS_COMPUTED)
     text = meter.text_tokens
-    part = RowSize(*GRID, text, (Mode.KV,) * of.depth, ratio=0.2).beside(meter.companions, meter.prefix)
-    whole = RowSize(*GRID, text, (Mode.FULL,) * of.depth).beside(meter.companions, meter.prefix)
+    part = RowSize(*GRID, text, (BlockMode.KV,) * of.depth, ratio=0.2).beside(meter.companions, meter.prefix)
+    whole = RowSize(*GRID, text, (BlockMode.FULL,) * of.depth).beside(meter.companions, meter.prefix)
     for size in (part, whole):
         assert size.shapes == meter._row(size, 0).shapes
     assert part.companions == of.network.companions(GRID)
     assert part.companions + part.prefix > 0
-    assert meter.step_ms(Mixture((part, whole))) > 0
+    assert meter.step_ms(StepShape((part, whole))) > 0
     outside = part.shapes[0].image - part.shapes[0].computed
-    assert meter.load_bytes(part) == of.dtype.itemsize * outside * of.specs[0].channels([Mode.KV])
+    assert meter.load_bytes(part) == of.dtype.itemsize * outside * of.specs[0].channels([BlockMode.KV])
 
 
 @pytest.mark.parametrize("name", ["flux2", "flux2-klein", "z-image"])
@@ -208,8 +208,12 @@ def test_rows_tell_what_their_companions_cost(name: str) -> None:
     part = replace(masked(row), renewed_every=3, begun=True, step=1)
     text, cells = row.prompts[0].joint_tokens, GRID[0] * GRID[1]
     both = cells + of.network.companions(GRID)
-    assert (row.block_tokens, row.tokens, row.shapes) == (both, text + both, (Shape(text, both, both),))
-    assert (part.tokens, part.shapes) == (text + len(TOUCHED), (Shape(text, both, len(TOUCHED)),))
+    assert (row.block_tokens, row.tokens, row.shapes) == (
+        both,
+        text + both,
+        (SequenceShape(text, both, both),),
+    )
+    assert (part.tokens, part.shapes) == (text + len(TOUCHED), (SequenceShape(text, both, len(TOUCHED)),))
 
 
 def test_memory_is_measured_of_two_rows_too() -> None:
@@ -218,9 +222,9 @@ def test_memory_is_measured_of_two_rows_too() -> None:
     checkpoint: Any = SimpleNamespace(
         family=of, card=SimpleNamespace(embedded_guidance_scale=0.0, max_text_tokens=8)
     )
-    meter = Meter(checkpoint, AS_COMPUTED)
-    one = Mixture((RowSize(8, 8, 8, (Mode.FULL,) * of.depth),))
-    two = Mixture(one.rows * 2)
+    meter = StepMeter(checkpoint, AS_COMPUTED)
+    one = StepShape((RowSize(8, 8, 8, (BlockMode.FULL,) * of.depth),))
+    two = StepShape(one.rows * 2)
     (alone, same), (both, even) = (activation_bytes(meter, steps) for steps in ([one], [one, two]))
     assert alone == same
     assert both > 1.2 * even

@@ -8,7 +8,7 @@ import pytest
 
 from giornata.kinds import KINDS
 from giornata.planning.specs import recording_bytes
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.families.unet.checkpoints import network_of
 from tests.fakes import tiny_driven, tiny_flux, tiny_unet
 from tests.unit.denoiser.engine.test_rehearsal import CARD
@@ -56,7 +56,7 @@ def says(pipeline: str, config: Any, blocks: Any) -> None:
     """A level of 6 tokens is as large by the configuration as by the network's blocks."""
     said = KINDS[pipeline].kept_channels(config)
     for bits in (32, 16, 8, 4):
-        assert said.size_bytes(6, bits) == recording_bytes(blocks, [Mode.KV], 6, bits) > 0
+        assert said.size_bytes(6, bits) == recording_bytes(blocks, [BlockMode.KV], 6, bits) > 0
 
 
 def test_a_level_of_flux() -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.low_rank import LowRank
-from giornata.packed.uses import Taken, Use
-from giornata.wire.values import Mode
+from giornata.packed.low_rank import SequenceLoras
+from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.assembly import assemble, place
 from giornata_denoiser.engine.low_ranks import adapted
 from giornata_denoiser.families.protocol import ModelFamily
@@ -46,12 +46,15 @@ def close(found: Tensor, wanted: Tensor) -> None:
 
 
 def predicted(
-    of: ModelFamily, rows: Sequence[Row], low_ranks: Sequence[LowRank | None], uses: Sequence[Use] = ()
+    of: ModelFamily,
+    rows: Sequence[Row],
+    low_ranks: Sequence[SequenceLoras | None],
+    uses: Sequence[BlockInputs] = (),
 ) -> list[Tensor]:
     """The network's output of each sequence: positive ones, then negative ones."""
     assembly = assemble(of, rows, [place(row, of, each) for row, each in zip(rows, low_ranks, strict=True)])
     owners = [*rows, *(row for row in rows if len(row.prompts) > 1)]
-    uses = adapted(uses or [Use()] * len(owners), rows, low_ranks)
+    uses = adapted(uses or [BlockInputs()] * len(owners), rows, low_ranks)
     with torch.inference_mode():
         out = of.network.predict(
             assembly.batch,
@@ -107,16 +110,18 @@ def test_flux_rows_equal_peft_alone() -> None:
         close(out, flux_alone(rows[index], CHOSEN[index], negative=True))
 
 
-@pytest.mark.parametrize("mode", [Mode.KV, Mode.HIDDEN])
-def test_masked_flux_rows_equal_full_ones_under_their_loras(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [BlockMode.KV, BlockMode.HIDDEN])
+def test_masked_flux_rows_equal_full_ones_under_their_loras(mode: BlockMode) -> None:
     """Outside tokens whose keys and values are projected again are projected under the row's LoRAs."""
     of, loras = flux()
     rows = [masked(of, spec, [1, 2, 7]) for spec in SPECS]
     sets = loras.sets(CHOSEN)
     seen = [Everything() for _ in rows]
-    whole = predicted(of, [replace(row, region=None) for row in rows], sets, [Use(recorder=e) for e in seen])
+    whole = predicted(
+        of, [replace(row, region=None) for row in rows], sets, [BlockInputs(recorder=e) for e in seen]
+    )
     uses = [
-        Use(Taken((Mode.FULL, mode, mode, mode), Recorded(kept, row.region)))
+        BlockInputs(CachedTokens((BlockMode.FULL, mode, mode, mode), Recorded(kept, row.region)))
         for row, kept in zip(rows, seen, strict=True)
         if row.region is not None
     ]
@@ -149,10 +154,15 @@ def test_masked_driven_rows_equal_full_ones_under_their_loras(name: str) -> None
     of, sets = tiny_driven.family(name), driven(name).sets(CHOSEN)
     rows = [tiny_driven.row(of, spec) for spec in SPECS]
     seen = [Everything() for _ in rows]
-    whole = predicted(of, rows, sets, [Use(recorder=each) for each in seen])
+    whole = predicted(of, rows, sets, [BlockInputs(recorder=each) for each in seen])
     rows = [replace(row, region=region_of(row, (1, 2, 7))) for row in rows]
     uses = [
-        Use(Taken((Mode.HIDDEN, Mode.KV, Mode.HIDDEN, Mode.HIDDEN), Recorded(kept, row.region)))
+        BlockInputs(
+            CachedTokens(
+                (BlockMode.HIDDEN, BlockMode.KV, BlockMode.HIDDEN, BlockMode.HIDDEN),
+                Recorded(kept, row.region),
+            )
+        )
         for row, kept in zip(rows, seen, strict=True)
         if row.region is not None
     ]
@@ -171,7 +181,11 @@ def unet(shape: str) -> tuple[Any, Loras]:
 
 
 def unet_predicted(
-    of: Any, rows: Sequence[Any], sets: Sequence[LowRank | None], where: Sequence[Any], uses: Sequence[Use]
+    of: Any,
+    rows: Sequence[Any],
+    sets: Sequence[SequenceLoras | None],
+    where: Sequence[Any],
+    uses: Sequence[BlockInputs],
 ) -> list[Tensor]:
     sequences = [
         tiny_unet.inputs(of, row, region)._replace(
@@ -206,14 +220,14 @@ def test_unet_rows_equal_peft_alone_as_maps_and_as_tiles(shape: str) -> None:
         for index, grid in enumerate(grids)
     ]
     sets, seen = loras.sets(CHOSEN), [tiny_unet.Everything() for _ in rows]
-    whole = unet_predicted(of, rows, sets, [None] * len(rows), [Use(recorder=each) for each in seen])
+    whole = unet_predicted(of, rows, sets, [None] * len(rows), [BlockInputs(recorder=each) for each in seen])
     for row, chosen, out in zip(rows, CHOSEN, whole, strict=True):
         with loras.alone(chosen) as model:
             close(out, tiny_unet.alone(model, of, row))
     lines = {3: ("#...", ".##.", "...."), 4: ("#...", ".##.", "....", "...#")}
     where = [tiny_unet.drawn(*lines[row.grid[0]]) for row in rows]
     uses = [
-        Use(Taken((Mode.KV,) * len(of.blocks), tiny_unet.Recorded(kept, region)))
+        BlockInputs(CachedTokens((BlockMode.KV,) * len(of.blocks), tiny_unet.Recorded(kept, region)))
         for kept, region in zip(seen, where, strict=True)
     ]
     parts = unet_predicted(of, rows, sets, where, uses)

@@ -12,7 +12,7 @@ import torch
 
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import open_checkpoint
-from giornata_denoiser.choices import Quantize
+from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families import quantizing
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
@@ -24,7 +24,7 @@ from tests.unit.denoiser.families.test_driven_engine import edit, masked
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 DRIVEN = ["sd3", "chroma", "qwen-image", "qwen-image-2.1", "flux2", "flux2-klein", "z-image"]
-KINDS = [Quantize.INT8, Quantize.FLOAT8]
+KINDS = [WeightQuantization.INT8, WeightQuantization.FLOAT8]
 torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 
 
@@ -63,7 +63,7 @@ def test_what_enters_leaves_and_modulates_is_not_chosen(name: str) -> None:
 
 
 @pytest.mark.parametrize("how", KINDS)
-def test_a_processor_is_refused_before_anything_is_loaded(how: Quantize) -> None:
+def test_a_processor_is_refused_before_anything_is_loaded(how: WeightQuantization) -> None:
     with pytest.raises(
         Failed, match=rf"GIORNATA_QUANTIZE={how} needs a CUDA device.*Received: cpu. Accepted: off"
     ):
@@ -75,14 +75,14 @@ def test_a_denoiser_without_torchao_is_refused(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(
         Failed, match=r"`quantize`.*constraints.txt torchao.*EXTRAS=\[quantize\].*Received: no torchao"
     ):
-        check(Quantize.INT8, GPU)
-    check(Quantize.OFF, GPU)
-    check(Quantize.OFF, CPU)
+        check(WeightQuantization.INT8, GPU)
+    check(WeightQuantization.OFF, GPU)
+    check(WeightQuantization.OFF, CPU)
     monkeypatch.setattr(quantizing, "find_spec", lambda _: object())
-    check(Quantize.FLOAT8, GPU)
+    check(WeightQuantization.FLOAT8, GPU)
 
 
-def quantized(model: Any, how: Quantize) -> Any:
+def quantized(model: Any, how: WeightQuantization) -> Any:
     found = deepcopy(model)
     quantize(found, how, CPU, least=1)
     return found
@@ -90,7 +90,7 @@ def quantized(model: Any, how: Quantize) -> Any:
 
 @torchao
 @pytest.mark.parametrize("how", KINDS)
-def test_rows_over_quantised_flux_are_near_and_equal_each_row_alone(how: Quantize) -> None:
+def test_rows_over_quantised_flux_are_near_and_equal_each_row_alone(how: WeightQuantization) -> None:
     model = tiny_flux.transformer()
     fewer = quantized(model, how)
     assert type(fewer.transformer_blocks[0].ff.net[2].weight) is not type(fewer.proj_out.weight)
@@ -114,7 +114,7 @@ def test_rows_over_quantised_flux_are_near_and_equal_each_row_alone(how: Quantiz
 def test_quantised_driven_families_compute_masked_rows_too(name: str) -> None:
     model = torch.nn.Module.to(tiny_driven.transformer(name), torch.float32)
     kind = tiny_driven.FAMILIES[name].network
-    network = kind(quantized(model, Quantize.INT8))
+    network = kind(quantized(model, WeightQuantization.INT8))
     of = replace(tiny_driven.family(name), network=network, text=network.text)
     made = engine(of)
     row = replace(masked(edit(of, Spec(steps=3))), renewed_every=3)

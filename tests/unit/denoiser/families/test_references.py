@@ -15,7 +15,7 @@ from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein
 from giornata_denoiser.families.driven.network import DrivenNetwork
 from giornata_denoiser.families.driven.qwen_image import QwenImageEdit
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint, FluxKontext
-from giornata_denoiser.families.references import REFERENCES, Grid, References, area
+from giornata_denoiser.families.references import REFERENCES, Grid, ReferencePolicy, area
 from giornata_denoiser.families.rows import referred
 from tests.contract.messages import INSPECTION
 from tests.unit.prepost.test_references import CARD
@@ -29,7 +29,7 @@ def values(tokens: int) -> torch.Tensor:
 
 @given(GRIDS, st.lists(GRIDS, max_size=3), st.booleans(), st.booleans())
 def test_sizes_tokens_and_card_agree(grid: Grid, more: list[Grid], generated: bool, replaced: bool) -> None:
-    looks = References(replaced=replaced)
+    looks = ReferencePolicy(replaced=replaced)
     grids = looks.grids(grid, more, generated=generated)
     card = CARD.model_copy(update={"replaces_own": replaced})
     counted = card.companion_tokens(area([grid]), [area([each]) for each in more], generated=generated)

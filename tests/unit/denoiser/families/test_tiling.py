@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from giornata.packed.region import region
 from giornata.packed.tiles import joined, parted
-from giornata_denoiser.families.unet.tiling import Reading, Tiling, border_cells, cut
+from giornata_denoiser.families.unet.tiling import ConvolutionGeometry, Tiling, border_cells, cut
 
 GRIDS = st.tuples(st.integers(1, 4), st.integers(1, 4))
 CPU = torch.device("cpu")
 READINGS = (
-    *(Reading(side) for side in (8, 4, 2, 1)),
-    *(Reading(side, 2) for side in (8, 4, 2)),
-    *(Reading(side, doubled=True) for side in (8, 4, 2)),
+    *(ConvolutionGeometry(side) for side in (8, 4, 2, 1)),
+    *(ConvolutionGeometry(side, 2) for side in (8, 4, 2)),
+    *(ConvolutionGeometry(side, doubled=True) for side in (8, 4, 2)),
 )
 
 
@@ -25,7 +25,7 @@ def test_windows_are_those_of_padded_maps(
     grids: list[tuple[int, int]], side: int, data: st.DataObject
 ) -> None:
     stride = data.draw(st.sampled_from([1, 2] if side > 1 else [1]))
-    reading = Reading(side, stride, side > 1 and stride == 1 and data.draw(st.booleans()))
+    reading = ConvolutionGeometry(side, stride, side > 1 and stride == 1 and data.draw(st.booleans()))
     regions = [
         region(torch.tensor(data.draw(st.lists(st.booleans(), min_size=h * w, max_size=h * w))).view(h, w))
         for h, w in grids
@@ -65,7 +65,7 @@ def test_a_ring_holds_no_cell_twice_and_none_that_is_not_read() -> None:
     cells = torch.zeros(3, 3, dtype=torch.bool)
     cells[1, 1] = True
     where = region(cells)
-    (ring,) = Tiling(((3, 3),), (where,), CPU).windows(Reading(4)).rings
+    (ring,) = Tiling(((3, 3),), (where,), CPU).windows(ConvolutionGeometry(4)).rings
     assert ring is not None
     assert len(ring) == len(torch.unique(ring)) == 4 * 4 + 4
 

@@ -13,10 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from giornata.packed.region import Region
-from giornata.packed.uses import Taken, Use
-from giornata.planning.operations import Operations, Shape, step_work
+from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
 from giornata.wire.blocks import BORDER, MOMENTS
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
 from giornata_denoiser.families.unet.structure import TEXT_TOKENS
 from tests.fakes import tiny_unet
@@ -55,7 +55,7 @@ def predicted(
     of: UnetInpaint | UnetFill,
     rows: Sequence[Picture],
     where: Sequence[Region | None],
-    uses: Sequence[Use] = (),
+    uses: Sequence[BlockInputs] = (),
 ) -> tuple[Tensor, ...]:
     """(computed, channels) of each."""
     batch = of.assemble([tiny_unet.inputs(of, row, place) for row, place in zip(rows, where, strict=True)])
@@ -73,19 +73,24 @@ def predicted(
 def recorded(of: UnetInpaint | UnetFill, rows: Sequence[Picture]) -> list[Everything]:
     """What a forward in full shows of each."""
     recorders = [Everything() for _ in rows]
-    predicted(of, rows, [None] * len(rows), [Use(recorder=recorder) for recorder in recorders])
+    predicted(of, rows, [None] * len(rows), [BlockInputs(recorder=recorder) for recorder in recorders])
     return recorders
 
 
-def taking(of: UnetInpaint | UnetFill, kept: Everything, place: Region, *, room: bool = True) -> Use:
-    return Use(Taken((Mode.KV,) * len(of.blocks), Recorded(kept, place, room=room)))
+def taking(of: UnetInpaint | UnetFill, kept: Everything, place: Region, *, room: bool = True) -> BlockInputs:
+    return BlockInputs(CachedTokens((BlockMode.KV,) * len(of.blocks), Recorded(kept, place, room=room)))
 
 
 @pytest.mark.parametrize(("shape", "fill"), KINDS)
 def test_rows_in_full_equal_diffusers(shape: str, fill: bool) -> None:
     model, of = pair(shape, fill)
     rows = pictures(of)
-    recorders = [Use(), Use(recorder=Everything()), Use(), Use(recorder=Everything())]
+    recorders = [
+        BlockInputs(),
+        BlockInputs(recorder=Everything()),
+        BlockInputs(),
+        BlockInputs(recorder=Everything()),
+    ]
     for uses in ((), recorders):
         for out, row in zip(predicted(of, rows, [None] * 4, uses), rows, strict=True):
             torch.testing.assert_close(out, tiny_unet.alone(model, of, row), atol=EXACT, rtol=0)
@@ -98,7 +103,7 @@ def test_masked_rows_beside_a_full_one_equal_diffusers_on_their_tiles(shape: str
     for where in ([L_SHAPE, STRIP, None, HOLE], [HOLE, None, CORNERS, L_SHAPE]):
         recorders = recorded(of, rows)
         uses = [
-            Use() if place is None else taking(of, kept, place)
+            BlockInputs() if place is None else taking(of, kept, place)
             for kept, place in zip(recorders, where, strict=True)
         ]
         together = predicted(of, rows, where, uses)
@@ -132,7 +137,7 @@ def test_masked_rows_record_their_own_tiles() -> None:
     row = pictures(of)[0]
     (whole,) = recorded(of, [row])
     own = Everything()
-    use = Use(taking(of, whole, HOLE).taken, own)
+    use = BlockInputs(taking(of, whole, HOLE).taken, own)
     predicted(of, [row], [HOLE], [use])
     assert own.parts.keys() == whole.parts.keys()
     assert own.heads.keys() == whole.heads.keys()
@@ -210,8 +215,8 @@ def test_the_specs_count_what_a_forward_multiplies(shape: str) -> None:
     prompt = tiny_unet.inputs(of, row).prompt
     with FlopCounterMode(display=False) as beforehand, torch.inference_mode():
         of.prepare(prompt, row.times[:1], row.conditioning, ())
-    operations, tiles = Operations(of.blocks), len(row.latent)
-    work = step_work(operations, [Shape(0, tiles, tiles)], [(Mode.FULL,) * operations.blocks])
+    operations, tiles = NetworkOperations(of.blocks), len(row.latent)
+    work = step_work(operations, [SequenceShape(0, tiles, tiles)], [(BlockMode.FULL,) * operations.blocks])
     convolution = beside.get_flop_counts()["Global"][torch.ops.aten.convolution]
     linear = beside.get_total_flops() - convolution - beforehand.get_total_flops()
     # Stable Diffusion 1 projects with convolutions of single cells, which are counted as linear.
@@ -238,12 +243,17 @@ def test_blocks_are_taken_together_or_not_at_all() -> None:
     row = pictures(of)[0]
     (kept,) = recorded(of, [row])
     source = Recorded(kept, L_SHAPE)
-    modes = (Mode.FULL,) * len(of.blocks)
-    (full,) = predicted(of, [row], [L_SHAPE], [Use(Taken(modes, source))])
+    modes = (BlockMode.FULL,) * len(of.blocks)
+    (full,) = predicted(of, [row], [L_SHAPE], [BlockInputs(CachedTokens(modes, source))])
     (whole,) = predicted(of, [row], [None])
     torch.testing.assert_close(full, whole[L_SHAPE.computed], atol=EXACT, rtol=0)
     with pytest.raises(ValueError, match="all of its blocks from a template or none"):
-        predicted(of, [row], [L_SHAPE], [Use(Taken((Mode.FULL, *(Mode.KV,) * (len(modes) - 1)), source))])
+        predicted(
+            of,
+            [row],
+            [L_SHAPE],
+            [BlockInputs(CachedTokens((BlockMode.FULL, *(BlockMode.KV,) * (len(modes) - 1)), source))],
+        )
 
 
 def test_a_latent_is_unpacked_as_tiles_lie_in_the_picture() -> None:

@@ -15,11 +15,11 @@ from torch import Tensor
 from giornata.control.loading import load
 from giornata.control.protocol import ControlNet
 from giornata.packed.tiles import joined, parted
-from giornata.packed.uses import Taken, Use
+from giornata.packed.uses import BlockInputs, CachedTokens
 from giornata.scheduling.batch import Capacity
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.controls.executing import ExecutingControls
+from giornata_denoiser.controls.executing import ControlDispatcher
 from giornata_denoiser.controls.local import LocalControls
 from giornata_denoiser.controls.networks import controlled as controlled_network
 from giornata_denoiser.engine.controls import controlled
@@ -88,7 +88,7 @@ class Both:
             Capacity(rows=8, tokens=10_000),
             lambda: 0.0,
             reusing=ReuseOptions(correction_bits=EXACT),
-            controls=ExecutingControls(self.local(of, held_steps), None),
+            controls=ControlDispatcher(self.local(of, held_steps), None),
         )
         engine.batch.submit(rows)
         return finished(engine)
@@ -109,7 +109,7 @@ def both(tmp_path: Path) -> Both:
     return Both(made, load(tmp_path / "edges", torch.float64, torch.device("cpu")))
 
 
-def plus(uses: Iterable[Use], added: Sequence[Given]) -> list[Use]:
+def plus(uses: Iterable[BlockInputs], added: Sequence[Given]) -> list[BlockInputs]:
     return [replace(use, residuals=each) for use, each in zip(uses, added, strict=True)]
 
 
@@ -128,16 +128,16 @@ def test_masked_equals_full_on_the_compute_set(both: Both, fill: bool) -> None:
     recorders: list[list[Everything]] = []
     for each in rows:
         seen = [Everything() for _ in each.prompts]
-        uses = [Use(recorder=recorder) for recorder in seen]
+        uses = [BlockInputs(recorder=recorder) for recorder in seen]
         whole += step(of, [each], plus(uses, both.added(each)) if each.control_images else uses)
         recorders.append(seen)
-    plain = step(of, rows[:1], [Use(), Use()])[0]
+    plain = step(of, rows[:1], [BlockInputs(), BlockInputs()])[0]
     assert (whole[0] - plain).abs().max() > 1000 * CLOSE, "the ControlNet is seen"
 
     masked = [replace(each, region=WHERE) for each in rows]
-    modes = (Mode.KV,) * of.depth
+    modes = (BlockMode.KV,) * of.depth
     taking = {
-        index: [Use(Taken(modes, Recorded(kept, WHERE))) for kept in seen]
+        index: [BlockInputs(CachedTokens(modes, Recorded(kept, WHERE))) for kept in seen]
         for index, seen in enumerate(recorders)
     }
     taken = controlled(uses_of(masked, taking), masked, controls.compute(masked, [False] * len(masked)))
@@ -172,10 +172,10 @@ def test_samples_are_held_where_a_row_takes_what_lies_outside(
             added = both.added(wanted)
         if wanted.step % 3 == 0:
             seen = [Everything() for _ in wanted.prompts]
-            uses = [Use(recorder=each) for each in seen]
+            uses = [BlockInputs(recorder=each) for each in seen]
         else:
-            modes = (Mode.KV,) * of.depth
-            uses = [Use(Taken(modes, Recorded(each, WHERE))) for each in seen]
+            modes = (BlockMode.KV,) * of.depth
+            uses = [BlockInputs(CachedTokens(modes, Recorded(each, WHERE))) for each in seen]
         wanted = wanted.advanced(step(of, [wanted], plus(uses, added) if wanted.step < 5 else uses)[0])
     forwards: list[int] = []
     net: Any = both.loaded
@@ -194,7 +194,7 @@ def test_a_row_that_computes_everything_holds_nothing(both: Both) -> None:
     late = replace(late, region=WHERE, renewed_every=4)
     wanted = whole
     while not wanted.done:
-        wanted = wanted.advanced(step(of, [wanted], plus([Use()], both.added(wanted)))[0])
+        wanted = wanted.advanced(step(of, [wanted], plus([BlockInputs()], both.added(wanted)))[0])
     forwards: list[int] = []
     net: Any = both.loaded
     net.net.register_forward_hook(lambda _, args, __: forwards.append(len(args[0])))

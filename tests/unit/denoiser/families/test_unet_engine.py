@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.attention import Outside
-from giornata.packed.uses import Taken, Use
+from giornata.packed.attention import DenseKV
+from giornata.packed.uses import BlockInputs, CachedTokens
 from giornata.planning.costs import StepCosts
-from giornata.planning.specs import Keeping
+from giornata.planning.specs import TemplateRunScope
 from giornata.scheduling.batch import RowKey
 from giornata.wire.blocks import BORDER, MOMENTS
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.choices import EXACT, Form
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.weighing import slab_bytes
@@ -31,7 +31,7 @@ from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
 from giornata_denoiser.profiling.calibration import calibrate
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import Entry, Recording
+from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_denoiser.templates import disk
 from giornata_denoiser.templates.identity import form_of, keeping
 from tests.configs import configured
@@ -46,7 +46,7 @@ GRID = (4, 4)
 WHERE = drawn("....", ".##.", "..#.", "....")
 CLOSE = 1e-6
 """In float64; pages add corrections in float32."""
-KV = frozenset({Form.KV})
+KV = frozenset({CacheForm.KV})
 
 
 @cache
@@ -74,13 +74,13 @@ def row(of: ModelFamily, job: str, *, steps: int = 4, seed: int = 0, scale: floa
     )
 
 
-def template(of: ModelFamily, bits: int = EXACT, steps: int = 3) -> Recording:
+def template(of: ModelFamily, bits: int = EXACT, steps: int = 3) -> CachedTemplate:
     made = engine(of)
     made.batch.submit([replace(row(of, "run", steps=steps, seed=9), records=RecordingSpec(KV, bits))])
-    return Recording("t", GRID, finished(made)["run"].entries)
+    return CachedTemplate("t", GRID, finished(made)["run"].entries)
 
 
-def edit(of: ModelFamily, job: str, taken: Recording | None, **how: Any) -> Row:
+def edit(of: ModelFamily, job: str, taken: CachedTemplate | None, **how: Any) -> Row:
     return replace(row(of, job, **how), region=WHERE, template=taken)
 
 
@@ -102,11 +102,11 @@ class Corrected:
             return kept(self.entry)
         return kept(self.entry) + own.flatten(1)[WHERE.outside] - kept(self.first)
 
-    def keys_values(self, block: int) -> Outside:
+    def keys_values(self, block: int) -> DenseKV:
         own = (None, None) if self.seen is None else self.seen.heads[block]
         heads = family().specs[block].heads
         key, value = (self._part(block, part, of) for part, of in zip(("key", "value"), own, strict=True))
-        return Outside(key.view(len(key), heads, -1), value.view(len(value), heads, -1))
+        return DenseKV(key.view(len(key), heads, -1), value.view(len(value), heads, -1))
 
     def hidden(self, block: int) -> Tensor:
         raise AssertionError("a UNet takes no block's input")
@@ -115,22 +115,22 @@ class Corrected:
         return self._part(block, part, None if self.seen is None else self.seen.parts[block, part])
 
 
-def nearest(taken: Recording, at: Row) -> Entry:
+def nearest(taken: CachedTemplate, at: Row) -> Entry:
     return min(taken.entries, key=lambda entry: abs(entry.level - at.level))
 
 
-def expected(of: ModelFamily, at: Row, taken: Recording, *, corrected: bool) -> Tensor:
+def expected(of: ModelFamily, at: Row, taken: CachedTemplate, *, corrected: bool) -> Tensor:
     """The edit's final latent by a second implementation: every step from the entry of its noise level."""
-    modes, first = (Mode.KV,) * of.depth, nearest(taken, at)
+    modes, first = (BlockMode.KV,) * of.depth, nearest(taken, at)
     seen: Sequence[Everything | None] = [None] * len(at.prompts)
     while not at.done:
         if corrected and not at.step:
             shown = [Everything() for _ in at.prompts]
-            (latent,) = step(of, [at], [Use(recorder=each) for each in shown])
+            (latent,) = step(of, [at], [BlockInputs(recorder=each) for each in shown])
             seen = shown
         else:
             sources = [Corrected(nearest(taken, at), first, each) for each in seen]
-            (latent,) = step(of, [at], [Use(Taken(modes, source)) for source in sources])
+            (latent,) = step(of, [at], [BlockInputs(CachedTokens(modes, source)) for source in sources])
         at = at.advanced(latent)
     return at.latent
 
@@ -174,10 +174,10 @@ def test_without_a_template_rows_take_what_their_last_step_in_full_made(fill: bo
     while not wanted.done:
         if wanted.step % 3 == 0:
             seen = [Everything() for _ in wanted.prompts]
-            uses = [Use(recorder=each) for each in seen]
+            uses = [BlockInputs(recorder=each) for each in seen]
         else:
-            modes = (Mode.KV,) * of.depth
-            uses = [Use(Taken(modes, Recorded(each, WHERE))) for each in seen]
+            modes = (BlockMode.KV,) * of.depth
+            uses = [BlockInputs(CachedTokens(modes, Recorded(each, WHERE))) for each in seen]
         wanted = wanted.advanced(step(of, [wanted], uses)[0])
     made = engine(of, correction_bits=EXACT)
     made.batch.submit([replace(renewing, records=RecordingSpec(KV, EXACT))])
@@ -238,11 +238,11 @@ def test_a_recording_comes_back_from_a_file(tmp_path: Path) -> None:
 def test_slabs_are_as_large_as_they_say() -> None:
     of = family()
     slabs = Slabs(template(of).entries[0], WHERE, len(WHERE.computed), of)
-    sizes, moving = slabs.sizes(Mode.KV).tolist(), slabs.moving(Mode.KV).tolist()
+    sizes, moving = slabs.sizes(BlockMode.KV).tolist(), slabs.moving(BlockMode.KV).tolist()
     for block, spec in enumerate(of.specs):
         if spec.heads:
             taken = slabs.keys_values(block)
-            assert isinstance(taken, Outside)
+            assert isinstance(taken, DenseKV)
             assert sizes[block] == taken.key.nbytes + taken.value.nbytes
             own = taken.key[: taken.room].nbytes + taken.value[: taken.room].nbytes
             assert moving[block] == sizes[block] - own
@@ -269,13 +269,13 @@ def test_a_budget_costs_bits_then_levels_and_never_blocks(
     if kept is None:
         assert found.first_block == of.depth
     else:
-        assert (found, chosen) == (Keeping(*kept[:2]), kept[2])
+        assert (found, chosen) == (TemplateRunScope(*kept[:2]), kept[2])
 
 
 def test_blocks_without_an_input_to_keep_keep_keys_and_values() -> None:
-    config = DenoiserConfig(model="tiny", template_form=Form.HIDDEN)
-    assert form_of(config, family()) is Form.KV
-    assert form_of(config, tiny_flux.family()) is Form.HIDDEN
+    config = DenoiserConfig(model="tiny", template_form=CacheForm.HIDDEN)
+    assert form_of(config, family()) is CacheForm.KV
+    assert form_of(config, tiny_flux.family()) is CacheForm.HIDDEN
 
 
 def test_its_costs_are_measured_at_the_start() -> None:
@@ -289,7 +289,7 @@ def test_a_region_is_needed_to_take() -> None:
     of = family()
     at = row(of, "a")
     with pytest.raises(ValueError, match="has no region"):
-        step(of, [at], [Use(Taken((Mode.KV,) * of.depth, Recorded(Everything(), WHERE)))])
+        step(of, [at], [BlockInputs(CachedTokens((BlockMode.KV,) * of.depth, Recorded(Everything(), WHERE)))])
 
 
 @pytest.mark.parametrize("bits", [EXACT, 8])

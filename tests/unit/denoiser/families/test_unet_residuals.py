@@ -12,8 +12,8 @@ from torch import Tensor
 
 from giornata.packed.region import Region
 from giornata.packed.tiles import parted
-from giornata.packed.uses import Taken, Use
-from giornata.wire.values import Mode
+from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.wire.values import BlockMode
 from tests.fakes import tiny_unet
 from tests.fakes.tiny_unet import Everything, Recorded, drawn
 
@@ -74,7 +74,7 @@ def test_rows_with_and_without_share_a_forward(shape: str, fill: bool) -> None:
     batch = of.assemble([tiny_unet.inputs(of, row) for row in rows])
     recorders = [Everything() for _ in rows]
 
-    def run(batch: object, uses: Sequence[Use]) -> Tensor:
+    def run(batch: object, uses: Sequence[BlockInputs]) -> Tensor:
         return of.predict(
             batch,
             torch.cat([row.latent for row in rows]),
@@ -84,7 +84,10 @@ def test_rows_with_and_without_share_a_forward(shape: str, fill: bool) -> None:
         )
 
     whole = [None if some is None else added(some, row.grid) for some, row in zip(given, rows, strict=True)]
-    uses = [Use(recorder=recorder, residuals=each) for recorder, each in zip(recorders, whole, strict=True)]
+    uses = [
+        BlockInputs(recorder=recorder, residuals=each)
+        for recorder, each in zip(recorders, whole, strict=True)
+    ]
     torch.testing.assert_close(run(batch, uses), torch.cat(wanted), atol=EXACT, rtol=0)
     assert whole[0] is not None
     assert sorted(whole[0].read) == list(range(len(maps[0]))), "each sample is read once"
@@ -94,9 +97,9 @@ def test_rows_with_and_without_share_a_forward(shape: str, fill: bool) -> None:
     where = [L_SHAPE, STRIP, L_SHAPE, None]
     batch = of.assemble([tiny_unet.inputs(of, row, at) for row, at in zip(rows, where, strict=True)])
     uses = [
-        Use(residuals=each)
+        BlockInputs(residuals=each)
         if at is None
-        else Use(Taken((Mode.KV,) * len(of.blocks), Recorded(kept, at)), residuals=each)
+        else BlockInputs(CachedTokens((BlockMode.KV,) * len(of.blocks), Recorded(kept, at)), residuals=each)
         for at, kept, each in zip(
             where, recorders, [whole[0], added(maps[1], (5, 4), STRIP), None, whole[3]], strict=True
         )
@@ -115,5 +118,5 @@ def test_a_sample_of_nothing_adds_nothing() -> None:
     some = added(maps, row.grid)
     some = Added([None if nth == 2 else each for nth, each in enumerate(some.samples)], True, [])
     batch = of.assemble([tiny_unet.inputs(of, row)])
-    out = of.predict(batch, row.latent, [row.conditioning], [row.step], uses=[Use(residuals=some)])
+    out = of.predict(batch, row.latent, [row.conditioning], [row.step], uses=[BlockInputs(residuals=some)])
     torch.testing.assert_close(out, tiny_unet.alone(model, of, row, maps), atol=EXACT, rtol=0)

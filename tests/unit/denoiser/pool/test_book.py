@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from giornata.scheduling.degrees.pool import Begin, Devices
+from giornata.scheduling.degrees.pool import Devices, StepStart
 from giornata.wire.jobs import Priority
-from giornata_denoiser.pool.book import Book, Entered, RowSteps
+from giornata_denoiser.pool.book import PoolState, RowStepStart, RowStepTimes
 from giornata_denoiser.pool.memory import Arena
-from giornata_denoiser.pool.shelf import Shelf
+from giornata_denoiser.pool.shelf import SharedRowStore
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
@@ -22,24 +22,24 @@ Step = tuple[Devices, int, bool]
 """Devices, epoch of their group, and whether by halves."""
 
 
-def entered(row: Row, steps: Sequence[Step]) -> Entered:
+def entered(row: Row, steps: Sequence[Step]) -> RowStepStart:
     """How a row enters the last of these steps, once the others have ended."""
-    book = Book(lambda _: RowSteps({}, {}, None))
-    shared, held = Shelf(Arena()).put(row)
+    book = PoolState(lambda _: RowStepTimes({}, {}, None))
+    shared, held = SharedRowStore(Arena()).put(row)
     book.add(held, shared, 0.0)
     for devices, epoch, halves in steps:
         flight, (found,) = book.begin(
-            Begin((row.key,), devices), 0.0, epoch=epoch, halves=halves, seconds=1.0
+            StepStart((row.key,), devices), 0.0, epoch=epoch, halves=halves, seconds=1.0
         )
         list(book.settle(flight))
     return found
 
 
 def test_a_rule_is_shown_what_a_job_has_been_promised() -> None:
-    book = Book(lambda _: RowSteps({1: 1.0}, {1: 2.0}, None))
+    book = PoolState(lambda _: RowStepTimes({1: 1.0}, {1: 2.0}, None))
     row = tiny_flux.row(tiny_flux.family(), Spec(grid=GRID, steps=6))
     row = replace(row, due_s=9.0, priority=Priority.BATCH)
-    shared, held = Shelf(Arena()).put(row)
+    shared, held = SharedRowStore(Arena()).put(row)
     book.add(held, shared, 4.0)
     (shown,) = book.shown(5.0)
     assert (shown.arrived_s, shown.due_s, shown.left) == (4.0, 9.0, 6)

@@ -11,13 +11,19 @@ import pytest
 import torch
 
 from giornata.scheduling.degrees.pool import Devices
-from giornata_denoiser.engine.checks import Verdict
-from giornata_denoiser.engine.computing import Computing
+from giornata_denoiser.engine.checks import FiniteCheck
+from giornata_denoiser.engine.computing import ModelRunner
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.parallel.groups import GroupLost
 from giornata_denoiser.pool.memory import Arena
-from giornata_denoiser.pool.messages import Forget, Leave, StepEnded, StepFailed, StepOrder
-from giornata_denoiser.pool.shelf import Shared, Shelf, Told
+from giornata_denoiser.pool.messages import (
+    ForgetResources,
+    RankStepEnded,
+    RankStepFailed,
+    ReleaseRows,
+    StepOrder,
+)
+from giornata_denoiser.pool.shelf import RankKnowledge, SharedRow, SharedRowStore
 from giornata_denoiser.pool.steps import Families, RankSteps
 from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_flux
@@ -32,18 +38,20 @@ class Bench:
     """A rank's steps, and a leader's shelf before it."""
 
     def __init__(self, families: Families | None = None) -> None:
-        self.computing: list[Computing] = []
+        self.computing: list[ModelRunner] = []
         self.steps = RankSteps(0, families or OneDevice(FAMILY), self._made)
-        self._shelf, self._told = Shelf(Arena()), Told()
+        self._shelf, self._told = SharedRowStore(Arena()), RankKnowledge()
 
-    def _made(self, family: ModelFamily) -> Computing:
-        self.computing.append(Computing(family, time.perf_counter, judge=Verdict))
+    def _made(self, family: ModelFamily) -> ModelRunner:
+        self.computing.append(ModelRunner(family, time.perf_counter, judge=FiniteCheck))
         return self.computing[-1]
 
-    def put(self, row: Row) -> tuple[Shared, Row]:
+    def put(self, row: Row) -> tuple[SharedRow, Row]:
         return self._shelf.put(row)
 
-    def compute(self, shared: Shared, row: Row, step: int, *, fresh: bool) -> StepEnded | StepFailed:
+    def compute(
+        self, shared: SharedRow, row: Row, step: int, *, fresh: bool
+    ) -> RankStepEnded | RankStepFailed:
         ordered = self._shelf.ordered(row, shared, step, fresh=fresh, plain=False)
         for parcel in self._shelf.parcels(self._told, [(shared, ordered)]):
             self.steps.take(pickle.loads(parcel.data), [os.dup(file) for file in parcel.files])  # noqa: S301 - its own
@@ -52,33 +60,33 @@ class Bench:
         return answer
 
 
-@pytest.mark.parametrize("gone", [Leave, Forget])
-def test_what_is_kept_of_a_row_goes_when_the_row_does(gone: type[Leave | Forget]) -> None:
+@pytest.mark.parametrize("gone", [ReleaseRows, ForgetResources])
+def test_what_is_kept_of_a_row_goes_when_the_row_does(gone: type[ReleaseRows | ForgetResources]) -> None:
     """It renews its own values: what it kept is of no use any more, and it may come back, but for a forgotten one."""
     bench = Bench()
     row = replace(tiny_flux.row(FAMILY, Spec(grid=GRID, steps=6)), region=where(), renewed_every=3)
     shared, held = bench.put(row)
     for step, fresh in enumerate((True, False)):
-        assert isinstance(bench.compute(shared, held, step, fresh=fresh), StepEnded)
+        assert isinstance(bench.compute(shared, held, step, fresh=fresh), RankStepEnded)
     (computing,) = bench.computing
     assert computing.sources._running.keys() == {row.key}
     bench.steps.take(gone((shared.number,)), ())
     assert not computing.sources._running
     refused = bench.compute(shared, held, 2, fresh=False)
-    assert isinstance(refused, StepFailed)
+    assert isinstance(refused, RankStepFailed)
     assert refused.reason == "stale"
     again = bench.compute(shared, held, 2, fresh=True)
-    assert isinstance(again, StepEnded if gone is Leave else StepFailed)
+    assert isinstance(again, RankStepEnded if gone is ReleaseRows else RankStepFailed)
 
 
 def test_an_order_of_a_row_at_another_step_is_refused() -> None:
     bench = Bench()
     shared, held = bench.put(tiny_flux.row(FAMILY, Spec(grid=GRID, steps=6)))
-    assert isinstance(bench.compute(shared, held, 0, fresh=True), StepEnded)
+    assert isinstance(bench.compute(shared, held, 0, fresh=True), RankStepEnded)
     refused = bench.compute(shared, held, 2, fresh=False)
-    assert isinstance(refused, StepFailed)
+    assert isinstance(refused, RankStepFailed)
     assert refused.reason == "stale"
-    assert isinstance(bench.compute(shared, held, 1, fresh=False), StepEnded)
+    assert isinstance(bench.compute(shared, held, 1, fresh=False), RankStepEnded)
 
 
 class Aborted(OneDevice):
@@ -99,10 +107,10 @@ class Aborted(OneDevice):
 def test_what_an_aborted_group_has_computed_is_nothing() -> None:
     bench = Bench(Aborted())
     shared, held = bench.put(tiny_flux.row(FAMILY, Spec(grid=GRID, steps=6)))
-    assert isinstance(bench.compute(shared, held, 0, fresh=True), StepEnded)
+    assert isinstance(bench.compute(shared, held, 0, fresh=True), RankStepEnded)
     written = shared.ring.read(shared.memory, held, 1).latent.clone()
     bench.steps.abort((0,), 1)
     lost = bench.compute(shared, held, 1, fresh=False)
-    assert isinstance(lost, StepFailed)
+    assert isinstance(lost, RankStepFailed)
     assert lost.reason == "group"
     assert torch.equal(shared.ring.read(shared.memory, held, 1).latent, written)

@@ -11,19 +11,19 @@ import pytest
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from giornata.packed.low_rank import Factors, LowRank
+from giornata.packed.low_rank import LowRankFactors, SequenceLoras
 from giornata.planning.operations import COMPUTE
-from giornata.planning.regression import Fit
+from giornata.planning.regression import LinearFit
 from giornata.planning.specs import taking_modes
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.profiling import making
 from giornata_denoiser.profiling.controls import random_control, shared_values
 from giornata_denoiser.profiling.loras import RandomLoras
-from giornata_denoiser.profiling.measuring import Meter
-from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize
+from giornata_denoiser.profiling.measuring import StepMeter
+from giornata_denoiser.profiling.mixtures import ProfileScope, RowSize, StepShape
 from tests.fakes import tiny_driven, tiny_flux
 from tests.unit.denoiser.engine.test_rehearsal import CARD, PREVIEW_MAP
 from tests.unit.denoiser.families import test_unet_engine
@@ -39,9 +39,9 @@ FAMILIES: dict[str, Callable[[], ModelFamily]] = {
 """Families that have ControlNets."""
 
 
-def counting(of: ModelFamily, counter: FlopCounterMode) -> Meter:
+def counting(of: ModelFamily, counter: FlopCounterMode) -> StepMeter:
     """A meter whose clock counts multiplications: a second each."""
-    return Meter(Checkpoint(CARD, of, PREVIEW_MAP), EXACT, clock=lambda: counter.get_total_flops() / 2)
+    return StepMeter(Checkpoint(CARD, of, PREVIEW_MAP), EXACT, clock=lambda: counter.get_total_flops() / 2)
 
 
 def test_steps_are_measured_with_the_factors_of_every_linear_layer() -> None:
@@ -56,21 +56,23 @@ def test_steps_are_measured_with_the_factors_of_every_linear_layer() -> None:
     assert one is loras.set_of(1) is not other
     assert set(one.paths) == set(linear)
     assert one.size_bytes == 4 * loras.weights, "float32 as the layers are"
-    size = RowSize(4, 4, 8, (Mode.FULL,) * tiny_flux.family().depth)
-    mixture = Mixture((replace(size, lora=1), replace(size, lora=2), size)).adapted(meter.lora_weights, None)
+    size = RowSize(4, 4, 8, (BlockMode.FULL,) * tiny_flux.family().depth)
+    mixture = StepShape((replace(size, lora=1), replace(size, lora=2), size)).adapted(
+        meter.lora_weights, None
+    )
     work = mixture.work(meter.operations)
     assert work.segments == 2
     tokens = 2 * (8 + 16)
     assert 0.5 < work.low_rank / (tokens * meter.lora_weights) < 1.5
     met = list[str]()
 
-    def note(low_rank: LowRank, path: str) -> Factors | None:
+    def note(low_rank: SequenceLoras, path: str) -> LowRankFactors | None:
         met.append(low_rank.name)
         return factors(low_rank, path)
 
-    factors = LowRank.factors
+    factors = SequenceLoras.factors
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(LowRank, "factors", note)
+        patched.setattr(SequenceLoras, "factors", note)
         assert meter.step_ms(mixture) > 0
     assert set(met) == {"random 1", "random 2"}
 
@@ -79,23 +81,23 @@ def test_steps_are_measured_with_the_factors_of_every_linear_layer() -> None:
 def test_steps_are_measured_with_a_controlnet_that_computes_what_is_counted(name: str) -> None:
     of, counter = FAMILIES[name](), FlopCounterMode(display=False)
     meter = counting(of, counter)
-    size = RowSize(6, 4, meter.text_tokens and 5, (Mode.FULL,) * of.depth)
-    acting = Mixture((replace(size, controlled=True),) * 2 + (size,)).adapted(0.0, meter.control_work)
+    size = RowSize(6, 4, meter.text_tokens and 5, (BlockMode.FULL,) * of.depth)
+    acting = StepShape((replace(size, controlled=True),) * 2 + (size,)).adapted(0.0, meter.control_work)
     with counter:
-        added = (meter.step_ms(acting) - meter.step_ms(Mixture((size,) * 3))) / 1e3
+        added = (meter.step_ms(acting) - meter.step_ms(StepShape((size,) * 3))) / 1e3
     counted = acting.work(meter.operations).control
     assert counted > 0
     assert added == pytest.approx(counted, rel=0.2), "attention's operations are not all counted by torch"
 
 
-def fitted(of: ModelFamily) -> Fit:
+def fitted(of: ModelFamily) -> LinearFit:
     """What a profile of a few small steps says, in multiplications."""
     counter = FlopCounterMode(display=False)
     meter = counting(of, counter)
     card = CARD.model_copy(update={"native_size": 64})
     modes, joint = taking_modes(of.specs), meter.text_tokens > 0
     controls = meter.control_work is not None
-    extent = Extent(card, of.depth, 1, 4096, quick=True, modes=modes, joint=joint, controls=controls)
+    extent = ProfileScope(card, of.depth, 1, 4096, quick=True, modes=modes, joint=joint, controls=controls)
     with counter:
         return making.fitted(COMPUTE, making.measure(meter, extent).step_samples)
 

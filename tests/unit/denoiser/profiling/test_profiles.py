@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from giornata.planning.profiles import Profile
-from giornata.planning.regression import Fit
+from giornata.planning.regression import LinearFit
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap
@@ -96,7 +96,7 @@ def test_what_is_no_profile_is_refused_by_name(
 
 def test_a_fit_is_the_same_after_it_was_written_down() -> None:
     fit = PROFILE.compute.model_copy(update={"error_p50": 0.01})
-    assert Fit.model_validate_json(fit.model_dump_json()) == fit
+    assert LinearFit.model_validate_json(fit.model_dump_json()) == fit
 
 
 def test_a_profile_with_batch_caps_of_an_earlier_version_is_read() -> None:

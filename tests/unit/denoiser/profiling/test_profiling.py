@@ -14,19 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.planning.costs import LOAD, StepCosts
-from giornata.planning.operations import COMPUTE, Operations
+from giornata.planning.operations import COMPUTE, NetworkOperations
 from giornata.wire.adapters import ControlWork
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.profiling import making
 from giornata_denoiser.profiling.calibration import proportional
-from giornata_denoiser.profiling.measuring import Meter, medians
-from giornata_denoiser.profiling.mixtures import Extent, Mixture, RowSize, TokensBeside, mixtures
+from giornata_denoiser.profiling.measuring import StepMeter, medians
+from giornata_denoiser.profiling.mixtures import ProfileScope, RowSize, StepShape, TokensBeside, mixtures
 from giornata_denoiser.profiling.report import report
 from giornata_denoiser.profiling.scatter import scatter
-from giornata_denoiser.rows.stored import Stored
+from giornata_denoiser.rows.stored import StoredTensor
 from tests.fakes import tiny_flux
 from tests.fakes.networks import PLAIN_4
 from tests.unit.denoiser.engine.test_rehearsal import CARD
@@ -34,13 +34,13 @@ from tests.unit.denoiser.engine.test_rehearsal import CARD
 BLOCKS = 4
 TRUE = StepCosts((3.0, 1.6, 0.02, 2e-6, 0.0, 0.0, 0.03, 0.7, 0.05), (0.05, 4e-7))
 WORK = ControlWork(text=0.1, image=0.2, pair=1e-4, text_pair=1e-4, shared=True)
-EXTENT = Extent(
+EXTENT = ProfileScope(
     CARD.model_copy(update={"native_size": 256, "takes_true_cfg": True}), BLOCKS, rows=8, tokens=65_536
 )
 PREVIEW_MAP = PreviewMap(torch.zeros(16, 3), torch.zeros(3))
 
 
-class KnownMachine(Meter):
+class KnownMachine(StepMeter):
     """Stands for a meter: its times follow `TRUE`, but for what `disturb` makes of them."""
 
     def __init__(
@@ -50,7 +50,7 @@ class KnownMachine(Meter):
         self.measured = 0
 
     @property
-    def operations(self) -> Operations:
+    def operations(self) -> NetworkOperations:
         return PLAIN_4
 
     @property
@@ -68,18 +68,22 @@ class KnownMachine(Meter):
     def control_work(self) -> ControlWork | None:
         return self._work
 
-    def step_ms(self, mixture: Mixture) -> float:
+    def step_ms(self, mixture: StepShape) -> float:
         self.measured += 1
         return self._disturb(TRUE.step_ms(mixture.work(PLAIN_4)))
 
-    def step_bytes(self, mixture: Mixture) -> int:
+    def step_bytes(self, mixture: StepShape) -> int:
         return round(1000 * mixture.length)
 
     def load_ms(self, size: RowSize) -> float:
         return self._disturb(TRUE.load_ms(self.load_bytes(size)))
 
     def load_bytes(self, size: RowSize) -> int:
-        return int(size.height * size.width * (1 - size.ratio)) * (2 if size.modes[0] is Mode.KV else 1) * 256
+        return (
+            int(size.height * size.width * (1 - size.ratio))
+            * (2 if size.modes[0] is BlockMode.KV else 1)
+            * 256
+        )
 
 
 class Far(Device):
@@ -87,26 +91,26 @@ class Far(Device):
 
     def __init__(self, *, broken: bool = False) -> None:
         self.broken = broken
-        self.brought: list[Stored] = []
+        self.brought: list[StoredTensor] = []
 
-    def bring(self, stored: Stored) -> Stored:
+    def bring(self, stored: StoredTensor) -> StoredTensor:
         if self.broken:
             raise RuntimeError("out of memory")
         self.brought.append(stored)
         return stored
 
-    def moved_bytes(self, stored: Stored, slab_bytes: int) -> int:
+    def moved_bytes(self, stored: StoredTensor, slab_bytes: int) -> int:
         return stored.size_bytes
 
 
-def meter_with(device: Device) -> Meter:
+def meter_with(device: Device) -> StepMeter:
     checkpoint = Checkpoint(CARD, tiny_flux.family(), PREVIEW_MAP)
     ticks = iter(range(1000))
-    return Meter(checkpoint, 8, device, lambda: float(next(ticks)))
+    return StepMeter(checkpoint, 8, device, lambda: float(next(ticks)))
 
 
-@pytest.mark.parametrize("mode", [Mode.KV, Mode.HIDDEN])
-def test_loads_are_fitted_to_the_bytes_that_an_engine_counts(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [BlockMode.KV, BlockMode.HIDDEN])
+def test_loads_are_fitted_to_the_bytes_that_an_engine_counts(mode: BlockMode) -> None:
     device = Far()
     meter = meter_with(device)
     size = RowSize(4, 6, 5, (mode,) * BLOCKS, 0.3)
@@ -120,17 +124,17 @@ def test_loads_are_fitted_to_the_bytes_that_an_engine_counts(mode: Mode) -> None
 def test_a_load_that_fails_is_no_measurement() -> None:
     meter = meter_with(Far(broken=True))
     with pytest.raises(RuntimeError, match="out of memory"):
-        meter.load_ms(RowSize(4, 6, 5, (Mode.KV,) * BLOCKS, 0.3))
+        meter.load_ms(RowSize(4, 6, 5, (BlockMode.KV,) * BLOCKS, 0.3))
 
 
 def test_steps_are_measured_with_slabs_of_the_models_device() -> None:
     device = Far()
     meter = meter_with(device)
-    meter.step_ms(Mixture((RowSize(4, 6, 5, (Mode.KV,) * BLOCKS, 0.3),)))
+    meter.step_ms(StepShape((RowSize(4, 6, 5, (BlockMode.KV,) * BLOCKS, 0.3),)))
     assert len(device.brought) == 2 * BLOCKS
 
 
-def measured(machine: KnownMachine, *, quick: bool) -> making.Measurements:
+def measured(machine: KnownMachine, *, quick: bool) -> making.ProfileMeasurements:
     return making.measure(machine, replace(EXTENT, quick=quick))
 
 
@@ -202,7 +206,7 @@ def test_every_measurement_is_told() -> None:
 def test_mixtures_are_of_every_kind_and_within_the_extent() -> None:
     every = mixtures(EXTENT, 0)
     rows = [row for mixture in every for row in mixture.rows]
-    assert {mode for row in rows for mode in row.modes} == set(Mode)
+    assert {mode for row in rows for mode in row.modes} == set(BlockMode)
     assert any(len(set(row.modes)) > 1 for row in rows)
     assert {len(mixture.rows) for mixture in every} == set(range(1, 9))
     assert any(row.guided for row in rows)
@@ -220,7 +224,7 @@ def test_mixtures_are_of_every_kind_and_within_the_extent() -> None:
 
 @given(st.integers(4, 64), st.integers(4, 64), st.floats(0.01, 0.99))
 def test_a_mask_leaves_something_out_and_computes_something(height: int, width: int, ratio: float) -> None:
-    size = RowSize(height, width, 7, (Mode.KV,), ratio)
+    size = RowSize(height, width, 7, (BlockMode.KV,), ratio)
     (shape,) = size.shapes
     assert 1 <= shape.computed < shape.image
     assert size.tokens == 7 + shape.computed
@@ -228,9 +232,11 @@ def test_a_mask_leaves_something_out_and_computes_something(height: int, width: 
 
 def test_a_few_steps_and_the_number_of_operations_tell_the_costs() -> None:
     true = StepCosts((5.0, 0.3, *(2e-7,) * 3, 0.0))
-    rows = [RowSize(side, side, 6, (Mode.FULL,) * BLOCKS) for side in (8, 12, 16)]
-    steps = [Mixture((row,)) for row in rows] + [Mixture((rows[0],) * 3)]
-    samples = [making.Sample(step.work(PLAIN_4).features, true.step_ms(step.work(PLAIN_4))) for step in steps]
+    rows = [RowSize(side, side, 6, (BlockMode.FULL,) * BLOCKS) for side in (8, 12, 16)]
+    steps = [StepShape((row,)) for row in rows] + [StepShape((rows[0],) * 3)]
+    samples = [
+        making.FitSample(step.work(PLAIN_4).features, true.step_ms(step.work(PLAIN_4))) for step in steps
+    ]
     np.testing.assert_allclose(proportional(samples).weights, true.compute, rtol=1e-5)
     calls, sequences, *kinds, gathered, low_rank, segments, control = proportional(samples[:1]).weights
     assert {low_rank, control} == set(kinds)

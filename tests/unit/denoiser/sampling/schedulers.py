@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from giornata_denoiser.families.sampling.table import solved
-from giornata_denoiser.rows.track import Track
+from giornata_denoiser.rows.track import SamplerTable
 
 SD: Final[dict[str, Any]] = {
     "beta_start": 0.00085,
@@ -47,7 +47,7 @@ class Case:
             scheduler.set_begin_index(first)
         return scheduler, first
 
-    def track(self) -> Track:
+    def track(self) -> SamplerTable:
         scheduler, first = self.ready()
         times = scheduler.timesteps[first:] / 1000
         prediction = scheduler.config.get("prediction_type", "flow_prediction")

@@ -27,7 +27,7 @@ from giornata_denoiser.families.sampling.flow_matching import (
     shifted_by_size,
     shifted_by_steps,
 )
-from giornata_denoiser.rows.track import Track
+from giornata_denoiser.rows.track import SamplerTable
 from tests.fakes import tiny_flux
 from tests.fakes.sampled import Sampled, stepped
 from tests.fakes.tiny_flux import SCHEDULER
@@ -40,7 +40,7 @@ GRIDS = pytest.mark.parametrize(
 )
 
 
-def track(steps: int, strength: float, cells: int, of: FlowMatching = FLOW) -> Track:
+def track(steps: int, strength: float, cells: int, of: FlowMatching = FLOW) -> SamplerTable:
     return of.track(sampler=Sampler.EULER, steps=steps, strength=strength, cells=cells)
 
 
@@ -65,7 +65,7 @@ def flux_scheduler(config: dict[str, Any], steps: int, strength: float, tokens: 
     return begun(pipeline_flux_inpaint, "FluxInpaintPipeline", config, strength, sigmas=even(steps), mu=mu)
 
 
-def assert_same_grid(mine: Track, scheduler: Any) -> None:
+def assert_same_grid(mine: SamplerTable, scheduler: Any) -> None:
     begin = scheduler.begin_index
     assert torch.equal(mine.levels, scheduler.sigmas[begin:])
     assert torch.equal(mine.times, scheduler.timesteps[begin:])

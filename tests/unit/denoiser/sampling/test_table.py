@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from giornata_denoiser.families.sampling.table import solved
-from giornata_denoiser.rows.track import NOISE, Track
+from giornata_denoiser.rows.track import NOISE, SamplerTable
 from tests.fakes.sampled import Sampled, stepped
 from tests.unit.denoiser.sampling.schedulers import CASES, SD, Case, Reference
 
 CLOSE = 1e-6
 """Relative to the largest number."""
-TRACKS: dict[str, Track] = {name: case.track() for name, case in CASES.items()}
+TRACKS: dict[str, SamplerTable] = {name: case.track() for name, case in CASES.items()}
 cases = pytest.mark.parametrize("name", CASES)
 
 

@@ -27,11 +27,11 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import Entry, Kept
-from giornata_denoiser.templates.lookup import Lookup, Reusing
-from giornata_denoiser.templates.registered import Registered, Registrations
-from giornata_denoiser.templates.runs import Runs
-from giornata_denoiser.templates.store import RecordingStore
+from giornata_denoiser.rows.template import CachedBlock, Entry
+from giornata_denoiser.templates.lookup import TemplateLookup, TemplateReuse
+from giornata_denoiser.templates.registered import PendingRegistration, TemplateRegistrations
+from giornata_denoiser.templates.runs import TemplateRuns
+from giornata_denoiser.templates.store import TemplateStore
 from tests.configs import configured
 from tests.contract.messages import CARD
 from tests.fakes import tiny_flux
@@ -74,7 +74,7 @@ class FakeRegistrations:
         self.changed = asyncio.Event()
 
     async def report(
-        self, registered: Registered, outcome: int | GiornataError, *, only_waiting: bool = False
+        self, registered: PendingRegistration, outcome: int | GiornataError, *, only_waiting: bool = False
     ) -> None:
         told = outcome.code if isinstance(outcome, GiornataError) else outcome
         self.told.append(("found" if only_waiting else "report", registered.template_id, told))
@@ -89,15 +89,15 @@ class Desk:
         config = configured(
             DenoiserConfig, model="tiny", template_folder=folder, **{"template_levels": 2, **options}
         )
-        registrations = cast("Registrations", self.registrations)
-        self.store = RecordingStore(
+        registrations = cast("TemplateRegistrations", self.registrations)
+        self.store = TemplateStore(
             config.template_memory_mb << 20,
             folder,
             config.template_disk_mb << 20,
             corrections_bytes=config.template_corrections_mb << 20,
             first_bytes=config.template_first_mb << 20,
         )
-        self.runs = Runs(
+        self.runs = TemplateRuns(
             config,
             CHECKPOINT,
             self.blobs,
@@ -106,7 +106,7 @@ class Desk:
             registrations=registrations,
             tasks=tasks,
         )
-        self.lookup = Lookup(
+        self.lookup = TemplateLookup(
             config,
             CHECKPOINT,
             self.store,
@@ -141,7 +141,7 @@ class Desk:
             remaining_ms=1000,
         )
 
-    async def ask(self, request: RunRequest | None = None) -> Reusing:
+    async def ask(self, request: RunRequest | None = None) -> TemplateReuse:
         async with self.lookup.held(request or self.request) as how:
             assert how is not None
             return how
@@ -158,8 +158,10 @@ class Desk:
         """As the engine tells it."""
         assert row.records is not None
         tokens = torch.zeros(row.image_tokens, WIDTH)
-        block = Kept(*(store(tokens, row.records.bits) for _ in range(2)))
-        kept = tuple(Kept() if number < row.records.first_block else block for number in range(FAMILY.depth))
+        block = CachedBlock(*(store(tokens, row.records.bits) for _ in range(2)))
+        kept = tuple(
+            CachedBlock() if number < row.records.first_block else block for number in range(FAMILY.depth)
+        )
         entries = tuple(Entry(float(level), kept) for level in row.track.levels[:-1])
         self.engine.batch.settle([], [row.key])
         self.runs.advance(StepReport(0.0, 1.0, (replace(row, step=row.steps, entries=entries),)))

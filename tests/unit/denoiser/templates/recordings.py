@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import Entry, Kept, Recording
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
 
 
-def template(name: str, bits: int = 8, tokens: int = 6, seed: int = 0) -> Recording:
+def template(name: str, bits: int = 8, tokens: int = 6, seed: int = 0) -> CachedTemplate:
     generator = torch.Generator().manual_seed(seed)
 
     def random() -> torch.Tensor:
@@ -18,17 +18,17 @@ def template(name: str, bits: int = 8, tokens: int = 6, seed: int = 0) -> Record
         Entry(
             level,
             (
-                Kept(key=store(random(), bits), value=store(random(), bits)),
-                Kept(hidden=store(random(), bits)),
-                Kept(),
+                CachedBlock(key=store(random(), bits), value=store(random(), bits)),
+                CachedBlock(hidden=store(random(), bits)),
+                CachedBlock(),
             ),
         )
         for level in (1.0, 0.51234567891)
     )
-    return Recording(name, (2, tokens // 2), entries)
+    return CachedTemplate(name, (2, tokens // 2), entries)
 
 
-def same(one: Recording, other: Recording) -> bool:
+def same(one: CachedTemplate, other: CachedTemplate) -> bool:
     parts = [
         [
             part

@@ -10,7 +10,7 @@ import torch
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import store
-from giornata_denoiser.templates.corrections import KeptCorrections
+from giornata_denoiser.templates.corrections import CorrectionCache
 from giornata_denoiser.templates.host import PINNED
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
@@ -28,15 +28,15 @@ def taught(recording: str, tokens: tuple[int, ...] = (0, 5), *, sequences: int =
     return replace(row, corrections=(Correction(deltas),) * len(row.prompts), taught=True)
 
 
-def kept(budget: int, *rows: Row) -> KeptCorrections:
-    made = KeptCorrections(budget)
+def kept(budget: int, *rows: Row) -> CorrectionCache:
+    made = CorrectionCache(budget)
     for row in rows:
         assert made.claim(row)
         made.keep(row)
     return made
 
 
-def found(made: KeptCorrections, row: Row) -> bool:
+def found(made: CorrectionCache, row: Row) -> bool:
     assert row.template is not None
     assert row.region is not None
     known = made.find(row.template.id, row.region, len(row.prompts))
@@ -56,7 +56,7 @@ def test_rows_find_what_fits_them_and_nothing_else() -> None:
 def test_the_first_one_stays_and_is_claimed_once() -> None:
     one = taught("one")
     made = kept(10 * SIZE, one)
-    again = KeptCorrections(10 * SIZE)
+    again = CorrectionCache(10 * SIZE)
     assert not made.claim(taught("one"))
     assert found(made, one)
     assert [again.claim(one), again.claim(one)] == [True, False]
@@ -71,8 +71,8 @@ def test_the_least_recently_used_go_first_and_what_never_fits_is_not_claimed() -
     made.keep(rows[2])
     assert [found(made, row) for row in rows] == [True, False, True]
     assert made.size_bytes == 2 * SIZE
-    assert not KeptCorrections(SIZE - 1).claim(rows[0])
-    assert not KeptCorrections(0).claim(rows[0])
+    assert not CorrectionCache(SIZE - 1).claim(rows[0])
+    assert not CorrectionCache(0).claim(rows[0])
 
 
 def test_what_belongs_to_a_removed_template_goes_and_does_not_come_back() -> None:
@@ -122,7 +122,7 @@ def test_masks_that_cover_the_picture_together_have_nothing_in_common() -> None:
 
 
 def test_what_could_not_be_pinned_may_be_claimed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, made = taught("one"), KeptCorrections(10 * SIZE, host=PINNED)
+    one, made = taught("one"), CorrectionCache(10 * SIZE, host=PINNED)
 
     def no_memory(_: Correction) -> Correction:
         raise RuntimeError("no memory to pin")
@@ -137,4 +137,4 @@ def test_what_could_not_be_pinned_may_be_claimed_again(monkeypatch: pytest.Monke
 
 def test_a_row_without_corrections_cannot_be_kept() -> None:
     with pytest.raises(ValueError, match="no corrections"):
-        KeptCorrections(SIZE).keep(replace(taught("one"), corrections=None))
+        CorrectionCache(SIZE).keep(replace(taught("one"), corrections=None))

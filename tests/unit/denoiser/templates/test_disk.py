@@ -29,14 +29,14 @@ def test_no_changed_byte_of_a_file_goes_unnoticed(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for index in range(0, len(whole), 7):
         path.write_bytes(whole[:index] + bytes([whole[index] ^ 4]) + whole[index + 1 :])
-        with pytest.raises(disk.NotARecording):
+        with pytest.raises(disk.TemplateFileInvalid):
             disk.read(path, "t")
     for length in (0, 3, 8, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(disk.NotARecording):
+        with pytest.raises(disk.TemplateFileInvalid):
             disk.read(path, "t")
     save_file({"weight": torch.zeros(2)}, path)
-    with pytest.raises(disk.NotARecording):
+    with pytest.raises(disk.TemplateFileInvalid):
         disk.read(path, "t")
 
 

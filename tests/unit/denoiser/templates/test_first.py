@@ -11,14 +11,14 @@ import torch
 
 from giornata.wire.requests import Reuse
 from giornata.wire.workers import Tier
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import Entry, Kept, Recording
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
 from giornata_denoiser.templates.first import EXPECTED, FirstTemplates
-from giornata_denoiser.templates.lookup import Reusing
-from giornata_denoiser.templates.store import RecordingStore
+from giornata_denoiser.templates.lookup import TemplateReuse
+from giornata_denoiser.templates.store import TemplateStore
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.patience import HUNG_S
@@ -32,9 +32,9 @@ SIZE = 3 * 2 * 16 * 4 + NOISE.nbytes
 
 
 def done(name: str, *, job: str = "job", levels: int = 3, value: float = 1.0, bits: int = 0) -> Row:
-    spec = RecordingSpec(frozenset({Form.KV}), bits, name=name)
+    spec = RecordingSpec(frozenset({CacheForm.KV}), bits, name=name)
     row = replace(edit(FAMILY, None, Spec(job, grid=(4, 4), steps=7)), renewed_every=3, records=spec)
-    kept = Kept(*(store(torch.full((16, 1 if bits == 0 else 2), value), bits) for _ in range(2)))
+    kept = CachedBlock(*(store(torch.full((16, 1 if bits == 0 else 2), value), bits) for _ in range(2)))
     entries = tuple(Entry(1.0 - i / 10, (kept,)) for i in range(levels))
     return replace(row, step=7, entries=entries)
 
@@ -109,7 +109,7 @@ def test_each_has_a_name_of_its_own() -> None:
 
 
 def test_a_recording_goes_before_what_an_edit_left() -> None:
-    made = RecordingStore(10**6, first_bytes=10**6)
+    made = TemplateStore(10**6, first_bytes=10**6)
     made.first.expect("pic-left")
     made.first.keep(done("pic-left"))
     found = made.find("pic-run", "pic-left")
@@ -127,7 +127,7 @@ def test_a_recording_goes_before_what_an_edit_left() -> None:
     assert (counted.hits_first, counted.misses, counted.hits_memory, counted.first) == (1, 1, 1, 1)
 
 
-async def ended(made: Desk, how: Reusing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def ended(made: Desk, how: TemplateReuse, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the engine tells it: the edit that was to leave something is done; until it has been looked at."""
     assert how.leaves is not None
     kept, keep = asyncio.Event(), made.store.first.keep
@@ -161,7 +161,7 @@ async def test_the_first_edit_leaves_what_the_next_ones_take_until_a_run(
         put, recorded = made.store.put, asyncio.Event()
         loop = asyncio.get_running_loop()
 
-        def told(recording: Recording) -> None:
+        def told(recording: CachedTemplate) -> None:
             put(recording)
             loop.call_soon_threadsafe(recorded.set)
 

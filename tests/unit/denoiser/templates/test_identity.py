@@ -10,24 +10,24 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from giornata.scheduling.repeats import RecordingRule
+from giornata.scheduling.repeats import TemplateRunPolicy
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.samplers import Sampler
 from giornata.wire.templates import picture_id
-from giornata_denoiser.choices import Form
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.sampling.discrete_time import DiscreteTime
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
 from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import FILE_BYTES, Entry, Kept, Recording
+from giornata_denoiser.rows.template import FILE_BYTES, CachedBlock, CachedTemplate, Entry
 from giornata_denoiser.templates import disk
 from giornata_denoiser.templates.identity import (
     ANYWHERE,
     LEVELS,
     LEVELS_TOGETHER,
     SAME,
-    Wanted,
+    TemplateRunSpec,
     levels_of,
     reuses,
     wanted,
@@ -64,7 +64,7 @@ def config(**options: Any) -> DenoiserConfig:
     return configured(DenoiserConfig, model="tiny", **options)
 
 
-def of(tenant: str = "alice", parameters: EditParameters | None = None, **options: Any) -> Wanted:
+def of(tenant: str = "alice", parameters: EditParameters | None = None, **options: Any) -> TemplateRunSpec:
     return wanted(config(**options), CHECKPOINT, tenant, INSPECTION, parameters)
 
 
@@ -146,7 +146,7 @@ def test_one_recording_serves_every_sampler_and_a_strict_edit_has_its_own_sample
     family = SimpleNamespace(**{**vars(CHECKPOINT.family), "schedule": schedule})
     timed: Any = SimpleNamespace(card=CARD, family=family)
 
-    def found(**fields: Any) -> Wanted:
+    def found(**fields: Any) -> TemplateRunSpec:
         asked = EditParameters(prompt="x", num_inference_steps=8, strength=1.0, **fields)
         return wanted(config(template_levels=7), timed, "alice", INSPECTION, asked)
 
@@ -159,36 +159,38 @@ def test_one_recording_serves_every_sampler_and_a_strict_edit_has_its_own_sample
 
 
 @pytest.mark.parametrize("bits", [0, 4, 8])
-@pytest.mark.parametrize("form", list(Form))
-def test_a_recording_is_as_large_as_was_reckoned_with_its_file(tmp_path: Path, form: Form, bits: int) -> None:
+@pytest.mark.parametrize("form", list(CacheForm))
+def test_a_recording_is_as_large_as_was_reckoned_with_its_file(
+    tmp_path: Path, form: CacheForm, bits: int
+) -> None:
     inspection = INSPECTION.model_copy(update={"tokens": 64})
     options: dict[str, Any] = {"template_form": form, "template_bits": bits, "template_levels": 200}
     found = wanted(config(template_memory_mb=1, **options), CHECKPOINT, "alice", inspection)
     data = torch.zeros(64, 192, dtype=torch.bfloat16)
 
-    def kept() -> Kept:
-        if form is Form.KV:
-            return Kept(key=store(data, bits), value=store(data, bits))
-        return Kept(hidden=store(data, bits))
+    def kept() -> CachedBlock:
+        if form is CacheForm.KV:
+            return CachedBlock(key=store(data, bits), value=store(data, bits))
+        return CachedBlock(hidden=store(data, bits))
 
-    empty = (Kept(),) * found.first_block
+    empty = (CachedBlock(),) * found.first_block
     entries = tuple(
         Entry(level, (*empty, *(kept() for _ in range(6 - found.first_block))))
         for level in found.track.levels[:-1].tolist()
     )
-    size = disk.write(Recording(found.recording_id, (8, 8), entries), tmp_path / "f")
+    size = disk.write(CachedTemplate(found.recording_id, (8, 8), entries), tmp_path / "f")
     assert 0.7 * (1 << 20) < size <= 1 << 20
 
 
 @pytest.mark.parametrize("edits", [1, 2])
 def test_a_registered_template_is_worth_a_run_at_first_sight(edits: int) -> None:
-    admission = RecordingRule(edits)
+    admission = TemplateRunPolicy(edits)
     assert admission.see("a", registered=True)
     assert [admission.see("b") for _ in range(2)] == [edits == 1, True]
 
 
 def test_a_picture_that_an_earlier_edit_serves_is_recorded_later() -> None:
-    admission = RecordingRule()
+    admission = TemplateRunPolicy()
     assert [admission.see("a", served=number > 0) for number in range(4)] == [False, False, False, True]
     assert admission.see("b", registered=True, served=True)
     assert [admission.see("c", served=served) for served in (False, False)] == [False, True]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from giornata_denoiser.choices import BITS
 from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import Entry, Kept, Recording
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_an_entry_in_pinned_memory_is_the_same_and_takes_a_tenth_more_at_most(
     blocks: list[int], bits: int, tokens: int
 ) -> None:
-    def kept(seed: int) -> Kept:
+    def kept(seed: int) -> CachedBlock:
         made = torch.Generator().manual_seed(seed)
-        return Kept(*(store(torch.randn(tokens, 1024, generator=made), bits) for _ in range(2)))
+        return CachedBlock(*(store(torch.randn(tokens, 1024, generator=made), bits) for _ in range(2)))
 
-    recording = Recording("t", (1, 1), (Entry(0.5, tuple(map(kept, range(24)))),))
+    recording = CachedTemplate("t", (1, 1), (Entry(0.5, tuple(map(kept, range(24)))),))
     pinned = recording.pinned()
     before, after = ([*each.entries[0].blocks] for each in (recording, pinned))
     for one, other in zip(before, after, strict=True):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from giornata.wire.workers import LoadSample, Tier
-from giornata_denoiser.rows.template import Recording
+from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates import disk
 from giornata_denoiser.templates.host import PINNED
-from giornata_denoiser.templates.store import RecordingStore
+from giornata_denoiser.templates.store import TemplateStore
 from tests.patience import HUNG_S
 from tests.unit.denoiser.templates.recordings import same, template
 
@@ -19,7 +19,7 @@ from tests.unit.denoiser.templates.recordings import same, template
 def test_a_store_goes_from_memory_to_disk_to_nothing(tmp_path: Path) -> None:
     one = template("one")
     room = disk.write(one, tmp_path / "x") * 3 + 100  # names are of different lengths
-    tiers = RecordingStore(one.size_bytes * 2, tmp_path, disk_bytes=room)
+    tiers = TemplateStore(one.size_bytes * 2, tmp_path, disk_bytes=room)
     (tmp_path / "x").unlink()
     for name in ("one", "two", "three", "four"):
         tiers.put(template(name))
@@ -42,52 +42,52 @@ def test_a_store_goes_from_memory_to_disk_to_nothing(tmp_path: Path) -> None:
 
 
 def test_a_restart_keeps_what_is_on_disk(tmp_path: Path) -> None:
-    RecordingStore(0, tmp_path, 10**6).put(template("one"))
-    found = RecordingStore(10**6, tmp_path, 10**6).find("one")
+    TemplateStore(0, tmp_path, 10**6).put(template("one"))
+    found = TemplateStore(10**6, tmp_path, 10**6).find("one")
     assert found is not None
     assert same(found, template("one"))
-    assert RecordingStore(10**6, tmp_path, 0).size_of("one") is None
+    assert TemplateStore(10**6, tmp_path, 0).size_of("one") is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_no_template_is_a_miss_and_removed(tmp_path: Path) -> None:
-    RecordingStore(0, tmp_path, 10**6).put(template("one"))
+    TemplateStore(0, tmp_path, 10**6).put(template("one"))
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-3])
-    tiers = RecordingStore(10**6, tmp_path, 10**6)
+    tiers = TemplateStore(10**6, tmp_path, 10**6)
     assert tiers.find("one") is None
     assert list(tmp_path.iterdir()) == []
     disk.write(template("other"), path)
-    assert RecordingStore(10**6, tmp_path, 10**6).find("one") is None
+    assert TemplateStore(10**6, tmp_path, 10**6).find("one") is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_cannot_be_read_into_memory_is_a_miss_and_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    RecordingStore(0, tmp_path, 10**6).put(template("one"))
-    tiers = RecordingStore(10**6, tmp_path, 10**6, host=PINNED)
+    TemplateStore(0, tmp_path, 10**6).put(template("one"))
+    tiers = TemplateStore(10**6, tmp_path, 10**6, host=PINNED)
 
-    def no_memory(self: Recording) -> Recording:
+    def no_memory(self: CachedTemplate) -> CachedTemplate:
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr(Recording, "pinned", no_memory)
+    monkeypatch.setattr(CachedTemplate, "pinned", no_memory)
     assert tiers.find("one") is None
     tiers.prefetch("one")
     assert len(list(tmp_path.iterdir())) == 1
-    monkeypatch.setattr(Recording, "pinned", lambda self: self)
+    monkeypatch.setattr(CachedTemplate, "pinned", lambda self: self)
     assert tiers.find("one") is not None
 
 
 def test_a_start_clears_what_was_half_written_and_nothing_else(tmp_path: Path) -> None:
     for name in (f"tmp123{disk.PART}", "mine.part"):
         (tmp_path / name).write_bytes(b"x")
-    RecordingStore(0, tmp_path, 10**6).put(template("one"))
+    TemplateStore(0, tmp_path, 10**6).put(template("one"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.part", f"one{disk.SUFFIX}"]
 
 
 def test_a_removed_template_is_in_no_tier(tmp_path: Path) -> None:
-    tiers = RecordingStore(10**6, tmp_path, 10**6)
+    tiers = TemplateStore(10**6, tmp_path, 10**6)
     tiers.put(template("one"))
     assert tiers.remove("one")
     assert not tiers.remove("one")
@@ -97,7 +97,7 @@ def test_a_removed_template_is_in_no_tier(tmp_path: Path) -> None:
 
 def test_pins_keep_a_template_in_memory() -> None:
     size = template("one").size_bytes
-    tiers = RecordingStore(size)
+    tiers = TemplateStore(size)
     tiers.put(template("one"))
     with tiers.pinned("one"):
         tiers.put(template("two"))
@@ -109,7 +109,7 @@ def test_pins_keep_a_template_in_memory() -> None:
 
 def test_threads_share_a_store(tmp_path: Path) -> None:
     size = template("t0").size_bytes
-    tiers = RecordingStore(3 * size, tmp_path, 10**6)
+    tiers = TemplateStore(3 * size, tmp_path, 10**6)
     wrong: list[str] = []
 
     def work(seed: int) -> None:
@@ -133,19 +133,19 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
 
 
 def test_many_threads_read_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    RecordingStore(0, tmp_path, 10**6).put(template("one"))
-    tiers = RecordingStore(10**6, tmp_path, 10**6)
+    TemplateStore(0, tmp_path, 10**6).put(template("one"))
+    tiers = TemplateStore(10**6, tmp_path, 10**6)
     begun, go_on, read = threading.Event(), threading.Event(), disk.read
     reads: list[str] = []
 
-    def slow(path: Path, recording_id: str, *, checked: bool = False) -> Recording:
+    def slow(path: Path, recording_id: str, *, checked: bool = False) -> CachedTemplate:
         reads.append(recording_id)
         begun.set()
         assert go_on.wait(HUNG_S)
         return read(path, recording_id, checked=checked)
 
     monkeypatch.setattr(disk, "read", slow)
-    found: list[Recording | None] = []
+    found: list[CachedTemplate | None] = []
     threads = [threading.Thread(target=lambda: found.append(tiers.find("one"))) for _ in range(3)]
     threads[0].start()
     assert begun.wait(HUNG_S)
@@ -162,8 +162,8 @@ def test_many_threads_read_a_file_once(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_template_is_whole_for_whoever_has_it_whatever_becomes_of_its_file(tmp_path: Path) -> None:
     """Rows that run hold mapped tensors: neither a removal nor another file of the same name may change them."""
-    RecordingStore(0, tmp_path, 10**6).put(template("one"))
-    tiers = RecordingStore(10**6, tmp_path, 10**6)
+    TemplateStore(0, tmp_path, 10**6).put(template("one"))
+    tiers = TemplateStore(10**6, tmp_path, 10**6)
     held = tiers.find("one")
     assert held is not None
     tiers.put(template("one", seed=1))
@@ -179,12 +179,12 @@ def test_a_template_is_whole_for_whoever_has_it_whatever_becomes_of_its_file(tmp
 def test_a_file_is_checked_once_and_again_when_it_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiers = RecordingStore(0, tmp_path, 10**6)
+    tiers = TemplateStore(0, tmp_path, 10**6)
     tiers.put(template("one"))
     checks: list[bool] = []
     read = disk.read
 
-    def watched(path: Path, recording_id: str, *, checked: bool = False) -> Recording:
+    def watched(path: Path, recording_id: str, *, checked: bool = False) -> CachedTemplate:
         checks.append(checked)
         return read(path, recording_id, checked=checked)
 
@@ -203,9 +203,9 @@ def test_a_file_is_checked_once_and_again_when_it_has_changed(
 
 
 def test_what_was_prefetched_is_in_memory_for_its_edit(tmp_path: Path) -> None:
-    RecordingStore(0, tmp_path, 10**6).put(template("one"))
+    TemplateStore(0, tmp_path, 10**6).put(template("one"))
     told: list[LoadSample] = []
-    tiers = RecordingStore(10**6, tmp_path, 10**6, told=told.append)
+    tiers = TemplateStore(10**6, tmp_path, 10**6, told=told.append)
     assert tiers.size_of("none") is None
     assert (tiers.size_of("one") or 0) > template("one").size_bytes  # its file
     for name in ("one", "one", "none"):

@@ -19,7 +19,7 @@ from giornata_gateway.intake.rules.a1111 import neutral
 from giornata_gateway.intake.rules.a1111.forms import ImageToImage, Settings, TextToImage, read
 from giornata_gateway.intake.rules.a1111.parameters import parameters_of, rename_field, unused_fields
 from giornata_gateway.intake.rules.a1111.samplers import NAMES, sampler_of
-from giornata_gateway.intake.rules.a1111.units import Controls
+from giornata_gateway.intake.rules.a1111.units import RequestedControlNets
 from tests.fakes.fleet import CARD
 
 SD = CARD.model_copy(
@@ -41,14 +41,14 @@ MASKED = PLAIN | {"mask": "bWFzaw=="}
 
 def edit(card: ModelCard = CARD, /, **fields: Any) -> EditParameters:
     form, _ = read(ImageToImage, PLAIN | fields)
-    parameters = parameters_of(form, card, (), Controls())
+    parameters = parameters_of(form, card, (), RequestedControlNets())
     resolve(parameters, card, 0)  # the model takes what it is asked for
     return parameters
 
 
 def made(card: ModelCard = SD, /, **fields: Any) -> EditParameters:
     form, _ = read(TextToImage, {"prompt": "a star"} | fields)
-    return parameters_of(form, card, (), Controls())
+    return parameters_of(form, card, (), RequestedControlNets())
 
 
 def test_what_is_left_out_is_the_models_own() -> None:
@@ -203,7 +203,7 @@ def test_defaults_of_clients_that_change_nothing_are_told(
     card: ModelCard, fields: dict[str, Any], unused: list[str]
 ) -> None:
     form, _ = read(ImageToImage, PLAIN | fields)
-    assert unused_fields(form, card, parameters_of(form, card, (), Controls())) == unused
+    assert unused_fields(form, card, parameters_of(form, card, (), RequestedControlNets())) == unused
 
 
 JSON = st.recursive(
@@ -218,7 +218,7 @@ FIELDS = (*ImageToImage.model_fields, *neutral.IMAGE_TO_IMAGE, *neutral.UNREAD_B
 def test_any_body_becomes_parameters_or_one_of_our_errors(fields: dict[str, Any]) -> None:
     with suppress(BadRequest):
         form, _ = read(ImageToImage, PLAIN | fields)
-        parameters_of(form, SD, (), Controls())
+        parameters_of(form, SD, (), RequestedControlNets())
 
 
 @pytest.mark.parametrize(

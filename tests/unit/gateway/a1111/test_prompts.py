@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from giornata.wire.adapters import AskedLora
 from giornata.wire.errors import InvalidField, LoraNotFound
 from giornata.wire.loras import LoraRecord, LoraState
-from giornata_gateway.intake.rules.a1111.prompts import Emphasis, Tag, named, split
+from giornata_gateway.intake.rules.a1111.prompts import Emphasis, LoraTag, named, split
 from tests.fakes.fleet import CARD
 
 NAMES = st.text(st.characters(exclude_characters="<>:", exclude_categories=("Cc", "Cs")), min_size=1)
@@ -29,7 +29,7 @@ def record(letter: str, name: str | None, **changes: object) -> LoraRecord:
 def test_tags_are_taken_out_and_read(tagged: list[tuple[str, str, float]], last: str) -> None:
     prompt = "".join(f"{words}<lora:{name}:{scale}>" for words, name, scale in tagged) + last
     words, tags = split(prompt, "prompt")
-    assert tags == [Tag(name, scale) for _, name, scale in tagged]
+    assert tags == [LoraTag(name, scale) for _, name, scale in tagged]
     assert words.split() == [
         word for text in (*(words for words, _, _ in tagged), last) for word in text.split()
     ]
@@ -37,7 +37,7 @@ def test_tags_are_taken_out_and_read(tagged: list[tuple[str, str, float]], last:
 
 
 def test_a_tag_without_weight_acts_as_trained() -> None:
-    assert split("<lora:rims>a star", "prompt") == ("a star", [Tag("rims", 1.0)])
+    assert split("<lora:rims>a star", "prompt") == ("a star", [LoraTag("rims", 1.0)])
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_a_lora_is_named_by_name_file_or_id_and_the_newest_is_meant() -> None:
         (f"lora_{'a' * 32}", "a"),
         (f"lora_{'e' * 32}", "e"),
     ):
-        assert named([Tag(name, 0.5)], records, CARD) == (AskedLora(id=f"lora_{letter * 32}", scale=0.5),)
+        assert named([LoraTag(name, 0.5)], records, CARD) == (AskedLora(id=f"lora_{letter * 32}", scale=0.5),)
     with pytest.raises(LoraNotFound) as missing:
-        named([Tag("Rims", 1.0)], records, CARD)
+        named([LoraTag("Rims", 1.0)], records, CARD)
     assert (missing.value.field, missing.value.received) == ("prompt", "Rims")
     assert missing.value.accepted == f"lora_{'e' * 32}, rims"

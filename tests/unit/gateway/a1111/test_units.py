@@ -15,7 +15,13 @@ from giornata.wire.adapters import Annotator, AskedControl
 from giornata.wire.errors import BadRequest
 from giornata_gateway.intake.rules.a1111.models import hash_of, model_of, title_of, unlabelled
 from giornata_gateway.intake.rules.a1111.neutral import HARMLESS
-from giornata_gateway.intake.rules.a1111.units import MODULES, NEUTRAL, Controls, Unit, controls_of
+from giornata_gateway.intake.rules.a1111.units import (
+    MODULES,
+    NEUTRAL,
+    ControlNetUnitForm,
+    RequestedControlNets,
+    controls_of,
+)
 from tests.fakes.fleet import CARD
 
 ONE, OTHER = (base64.b64encode(data).decode() for data in (b"one", b"other"))
@@ -58,14 +64,14 @@ def test_scripts_that_are_off_ask_for_nothing() -> None:
         "Soft Inpainting": {"args": [False, 1, 0.5, 4]},
         "Sampler": {"args": [20, "Euler a", "Automatic"]},
     }
-    assert controls_of(off) == Controls()
-    assert controls_of({}) == Controls()
+    assert controls_of(off) == RequestedControlNets()
+    assert controls_of({}) == RequestedControlNets()
 
 
 def test_every_neutral_value_of_a_unit_is_accepted_and_no_other() -> None:
     plain = {"model": "lines", "image": ONE}
     expected = controls_of(scripts(plain))
-    assert not Unit.model_fields.keys() & NEUTRAL.keys()
+    assert not ControlNetUnitForm.model_fields.keys() & NEUTRAL.keys()
     for name, values in NEUTRAL.items():
         for value in (*values, None):
             assert controls_of(scripts(plain | {name: value})) == expected
@@ -130,7 +136,8 @@ def test_what_cannot_be_read_is_refused_by_its_place(given: dict[str, Any], fiel
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (
-        st.lists(inner) | st.dictionaries(st.sampled_from([*Unit.model_fields, *NEUTRAL, "args"]), inner)
+        st.lists(inner)
+        | st.dictionaries(st.sampled_from([*ControlNetUnitForm.model_fields, *NEUTRAL, "args"]), inner)
     ),
     max_leaves=8,
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from giornata.wire.errors import InvalidField
 from giornata_gateway.webhooks.rules.addresses import MAX_URL, check_url, may_connect, networks_in
-from giornata_gateway.webhooks.sending import Sender
+from giornata_gateway.webhooks.sending import WebhookSender
 
 PRIVATE = (
     "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.1", "224.0.0.1",
@@ -85,5 +85,5 @@ def test_plain_http_is_for_the_networks_that_the_operator_allows() -> None:
 
 
 async def test_over_plain_http_no_public_address_is_connected_to() -> None:
-    async with Sender.open(networks_in("10.1.0.0/16")) as sender:
+    async with WebhookSender.open(networks_in("10.1.0.0/16")) as sender:
         assert await sender.send("http://1.1.1.1/hook", {}, "{}") == (None, "the address is not allowed")

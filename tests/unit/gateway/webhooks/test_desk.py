@@ -10,7 +10,7 @@ from typing import Any, cast
 from giornata.wire.errors import WebhookNotFound
 from giornata.wire.webhooks import WebhookRecord, WebhookState
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.webhooks.desk import WebhookDesk
+from giornata_gateway.webhooks.desk import WebhookService
 from tests.patience import HUNG_S
 
 KEY = "alice.job_1"
@@ -18,9 +18,9 @@ HOOK = WebhookRecord(job_id="job_1", tenant="alice", url="https://example.org/",
 DEAD = HOOK.model_copy(update={"state": WebhookState.DEAD})
 
 
-def desk_of(records: Any = None) -> WebhookDesk:
+def desk_of(records: Any = None) -> WebhookService:
     anything = cast("Any", records)
-    return WebhookDesk(
+    return WebhookService(
         GatewayConfig(), anything, anything, anything, payload=lambda _: "", count=lambda _: None
     )
 

@@ -19,7 +19,7 @@ from giornata_gateway.webhooks.rules.trying import (
     CLAIM_S,
     GONE,
     LONGEST_S,
-    Patience,
+    WebhookRetryPolicy,
     chosen,
     claimed,
     failed,
@@ -28,7 +28,7 @@ from giornata_gateway.webhooks.rules.trying import (
 from giornata_gateway.webhooks.secret_file import read_secrets
 from giornata_gateway.webhooks.sending import ATTEMPT_S
 
-PATIENCE = Patience(attempts=3, first_s=5.0)
+PATIENCE = WebhookRetryPolicy(attempts=3, first_s=5.0)
 
 
 def hook(name: str = "job", tenant: str = "alice", **fields: object) -> WebhookRecord:
@@ -56,7 +56,7 @@ def test_pauses_grow_and_the_last_failure_gives_it_up() -> None:
         now = failed(now, "status 500", 500, 100.0, PATIENCE)
         pauses.append(now.next_s - 100.0)
     assert (now.state, now.attempts, pauses) == (WebhookState.DEAD, 3, [5.0, 20.0, 80.0])
-    assert Patience(20, 3600.0).pause_s(20) == LONGEST_S
+    assert WebhookRetryPolicy(20, 3600.0).pause_s(20) == LONGEST_S
     again = revived(now)
     assert (again.state, again.attempts, again.body) == (WebhookState.WAITING, 0, "told")
 

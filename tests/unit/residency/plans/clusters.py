@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from giornata.residency.plans.values import Observed, Place, PlaceKind, Wanted
-from giornata.residency.uses import Uses
+from giornata.residency.plans.values import AdapterTier, ResidencySnapshot, TierKind, Wanted
+from giornata.residency.uses import AdapterUsage
 
 ADAPTERS = tuple(f"{number:02d}" * 2 for number in range(24))
 
@@ -17,12 +17,12 @@ ADAPTERS = tuple(f"{number:02d}" * 2 for number in range(24))
 class Drawn:
     """A cluster, and jobs: the time of each and its adapters."""
 
-    observed: Observed
+    observed: ResidencySnapshot
     jobs: tuple[tuple[float, frozenset[str]], ...]
 
     @property
-    def uses(self) -> Uses:
-        uses = Uses()
+    def uses(self) -> AdapterUsage:
+        uses = AdapterUsage()
         for at_s, asked in self.jobs:
             uses.see(asked, at_s)
         return uses
@@ -35,10 +35,10 @@ def drawn(draw: st.DrawFn, hosts: int = 5) -> Drawn:
     places = []
     for number in range(draw(st.integers(1, hosts))):
         host = f"host-{number}"
-        for name, kind in ((host, PlaceKind.HOST), (f"device-{number}", PlaceKind.DEVICE)):
+        for name, kind in ((host, TierKind.HOST), (f"device-{number}", TierKind.DEVICE)):
             held = {digest: sizes[digest] for digest in sorted(draw(some))}
             places.append(
-                Place(
+                AdapterTier(
                     name,
                     kind,
                     host,
@@ -51,11 +51,11 @@ def drawn(draw: st.DrawFn, hosts: int = 5) -> Drawn:
     asked = st.frozensets(st.sampled_from(ADAPTERS), min_size=1, max_size=3)
     times = st.floats(0.0, 100.0, allow_nan=False)
     jobs = draw(st.lists(st.tuples(times, asked), max_size=60))
-    observed = Observed(tuple(places), sizes, pinned=draw(some), registered=draw(some))
+    observed = ResidencySnapshot(tuple(places), sizes, pinned=draw(some), registered=draw(some))
     return Drawn(observed, tuple(sorted(jobs, key=lambda job: job[0])))
 
 
-def applied(observed: Observed, wanted: Wanted) -> Observed:
+def applied(observed: ResidencySnapshot, wanted: Wanted) -> ResidencySnapshot:
     """The cluster once every place has what is wanted of it, and nothing else."""
     places = (
         replace(place, held=_sized(observed.sizes, wanted[place.name])) if place.name in wanted else place

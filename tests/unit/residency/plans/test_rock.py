@@ -8,22 +8,22 @@ from dataclasses import replace
 import pytest
 
 from giornata.residency.plans import hardware
-from giornata.residency.plans.rock import FULL, Rock, replicas
-from giornata.residency.plans.values import Observed, Place, PlaceKind
-from giornata.residency.uses import Uses
+from giornata.residency.plans.rock import FULL, RockPlan, replicas
+from giornata.residency.plans.values import AdapterTier, ResidencySnapshot, TierKind
+from giornata.residency.uses import AdapterUsage
 
 NOW = 50.0
 
 
-def devices(count: int, held: Mapping[str, int] | None = None) -> tuple[Place, ...]:
+def devices(count: int, held: Mapping[str, int] | None = None) -> tuple[AdapterTier, ...]:
     return tuple(
-        Place(f"w{number:02d}", PlaceKind.DEVICE, f"h{number:02d}", 1000, held or {})
+        AdapterTier(f"w{number:02d}", TierKind.DEVICE, f"h{number:02d}", 1000, held or {})
         for number in range(count)
     )
 
 
-def seen(*jobs: tuple[str, ...]) -> Uses:
-    uses = Uses()
+def seen(*jobs: tuple[str, ...]) -> AdapterUsage:
+    uses = AdapterUsage()
     for asked in jobs:
         uses.see(asked, NOW)
     return uses
@@ -45,27 +45,27 @@ def test_replicas_grow_with_uses_and_the_root_of_the_size(count: int, size: int,
 
 def test_a_popular_adapter_is_on_as_many_places_as_it_should() -> None:
     uses = seen(*[("a",)] * 3)  # 1.5 * 3 ** 0.6 = 2.9
-    wanted = Rock(1)(Observed(devices(8), {"a": 100, "b": 100}), uses, NOW)
+    wanted = RockPlan(1)(ResidencySnapshot(devices(8), {"a": 100, "b": 100}), uses, NOW)
     assert sum("a" in digests for digests in wanted.values()) == 2
 
 
 def test_there_are_no_more_replicas_than_places() -> None:
-    wanted = Rock()(Observed(devices(2), {"a": 100}), seen(*[("a",)] * 50), NOW)
+    wanted = RockPlan()(ResidencySnapshot(devices(2), {"a": 100}), seen(*[("a",)] * 50), NOW)
     assert wanted == {"w00": ("a",), "w01": ("a",)}
 
 
 def test_uses_before_the_window_do_not_count() -> None:
-    uses = Uses()
+    uses = AdapterUsage()
     uses.see(["a"], 0.0)
-    assert Rock()(Observed(devices(2), {"a": 100}), uses, NOW) == {"w00": (), "w01": ()}
+    assert RockPlan()(ResidencySnapshot(devices(2), {"a": 100}), uses, NOW) == {"w00": (), "w01": ()}
 
 
 def test_beyond_85_percent_the_least_recently_used_goes() -> None:
     held = {"a": 400, "b": 400, "c": 400}
-    uses = Uses()
+    uses = AdapterUsage()
     for at_s, digest in enumerate("bac"):  # all before the window
         uses.see([digest], float(at_s))
-    wanted = Rock()(Observed(devices(1, held=held), held), uses, NOW)
+    wanted = RockPlan()(ResidencySnapshot(devices(1, held=held), held), uses, NOW)
     assert wanted == {"w00": ("c", "a")}
     assert 3 * 400 > FULL * 1000 >= 2 * 400
 
@@ -73,15 +73,20 @@ def test_beyond_85_percent_the_least_recently_used_goes() -> None:
 def test_a_place_with_more_bandwidth_is_drawn_more_often() -> None:
     slow, fast = devices(2)
     places = (replace(slow, bytes_per_s=1e9), replace(fast, bytes_per_s=3e9))
-    drawn = [Rock(seed)(Observed(places, {"a": 100}), seen(*[("a",)]), NOW) for seed in range(300)]
+    drawn = [
+        RockPlan(seed)(ResidencySnapshot(places, {"a": 100}), seen(*[("a",)]), NOW) for seed in range(300)
+    ]
     share = sum("a" in wanted["w01"] for wanted in drawn) / len(drawn)
     assert share == pytest.approx(0.9, abs=0.06)  # score squared: 9 of 10
 
 
 def test_the_host_that_has_it_is_nearer() -> None:
     places = devices(2)
-    near = Place("h01", PlaceKind.HOST, "h01", 1000, {"a": 100})
-    drawn = [Rock(seed)(Observed((*places, near), {"a": 100}), seen(("a",)), NOW) for seed in range(300)]
+    near = AdapterTier("h01", TierKind.HOST, "h01", 1000, {"a": 100})
+    drawn = [
+        RockPlan(seed)(ResidencySnapshot((*places, near), {"a": 100}), seen(("a",)), NOW)
+        for seed in range(300)
+    ]
     assert sum("a" in wanted["w01"] for wanted in drawn) / 300 == pytest.approx(0.8, abs=0.08)  # 4 of 5
 
 
@@ -95,7 +100,7 @@ def test_the_host_that_has_it_is_nearer() -> None:
 )
 def test_what_is_mostly_used_together_comes_together(jobs: list[tuple[str, ...]], together: bool) -> None:
     sizes = {"a": 400, "b": 1, "c": 1}  # b alone would have no replica
-    wanted = Rock()(Observed(devices(1), sizes), seen(*jobs), NOW)
+    wanted = RockPlan()(ResidencySnapshot(devices(1), sizes), seen(*jobs), NOW)
     assert ("b" in wanted["w00"]) is together
 
 

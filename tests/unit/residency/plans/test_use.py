@@ -8,31 +8,31 @@ import pytest
 from hypothesis import given
 
 from giornata.residency.plans.use import LEAST_USES, STICKY, use
-from giornata.residency.plans.values import Observed, Place, PlaceKind
+from giornata.residency.plans.values import AdapterTier, ResidencySnapshot, TierKind
 from giornata.residency.rendezvous import ranked
-from giornata.residency.uses import Uses
+from giornata.residency.uses import AdapterUsage
 from tests.unit.residency.plans.clusters import Drawn, drawn
 
 NOW = 100.0
 
 
-def seen(**counts: int) -> Uses:
-    uses = Uses()
+def seen(**counts: int) -> AdapterUsage:
+    uses = AdapterUsage()
     for digest, count in counts.items():
         for _ in range(count):
             uses.see([digest], NOW)
     return uses
 
 
-def host(budget_bytes: int, **held: int) -> Place:
-    return Place("one", PlaceKind.HOST, "one", budget_bytes, held, bytes_per_s=1.0, latency_s=100.0)
+def host(budget_bytes: int, **held: int) -> AdapterTier:
+    return AdapterTier("one", TierKind.HOST, "one", budget_bytes, held, bytes_per_s=1.0, latency_s=100.0)
 
 
 @given(drawn(hosts=1))
 def test_nothing_goes_for_what_is_used_less(case: Drawn) -> None:
     observed = replace(case.observed, pinned=frozenset(), registered=frozenset())
     uses, sizes = case.uses, observed.sizes
-    place = next(place for place in observed.places if place.kind is PlaceKind.HOST)
+    place = next(place for place in observed.places if place.kind is TierKind.HOST)
     if place.used_bytes > place.budget_bytes:
         return
     wanted = set(use(observed, uses, NOW)[place.name])
@@ -49,53 +49,53 @@ def test_nothing_goes_for_what_is_used_less(case: Drawn) -> None:
 
 def test_the_worth_is_uses_times_reload_time_over_bytes() -> None:
     sizes = {"large": 100, "one": 50, "two": 50}
-    few = use(Observed((host(100),), sizes), seen(large=4, one=3, two=3), NOW)
+    few = use(ResidencySnapshot((host(100),), sizes), seen(large=4, one=3, two=3), NOW)
     assert few == {"one": ("one", "two")}  # 3 (100 + 50) / 50 = 9 against 4 (100 + 100) / 100 = 8
-    many = use(Observed((host(100),), sizes), seen(large=6, one=3, two=3), NOW)
+    many = use(ResidencySnapshot((host(100),), sizes), seen(large=6, one=3, two=3), NOW)
     assert many == {"one": ("large",)}  # 6 (100 + 100) is more than 1.25 times 2 * 3 (100 + 50)
 
 
 def test_a_held_adapter_goes_for_one_that_is_used_well_more_alone() -> None:
     sizes = {"held": 100, "new": 100}
     place = host(100, held=100)
-    assert use(Observed((place,), sizes), seen(held=8, new=9), NOW) == {"one": ("held",)}
-    assert use(Observed((place,), sizes), seen(held=8, new=11), NOW) == {"one": ("new",)}
+    assert use(ResidencySnapshot((place,), sizes), seen(held=8, new=9), NOW) == {"one": ("held",)}
+    assert use(ResidencySnapshot((place,), sizes), seen(held=8, new=11), NOW) == {"one": ("new",)}
 
 
 def test_two_adapters_of_about_the_same_worth_do_not_take_turns() -> None:
     sizes = {"a": 100, "b": 100}
-    uses, place = Uses(), host(100, a=100)
+    uses, place = AdapterUsage(), host(100, a=100)
     for turn in range(200):
         uses.see(["a" if turn % 2 else "b"], NOW + turn)
         if turn >= 20:
-            assert use(Observed((place,), sizes), uses, NOW + turn) == {"one": ("a",)}
+            assert use(ResidencySnapshot((place,), sizes), uses, NOW + turn) == {"one": ("a",)}
 
 
 def test_what_is_registered_is_wanted_at_its_home_alone_and_displaces_nothing_used_more() -> None:
     places = tuple(
-        Place(name, PlaceKind.HOST, name, 100, {"old": 100}, bytes_per_s=1.0)
+        AdapterTier(name, TierKind.HOST, name, 100, {"old": 100}, bytes_per_s=1.0)
         for name in ("one", "two", "three")
     )
     sizes = {"old": 100, "new": 100}
-    observed = Observed(places, sizes, registered=frozenset({"new"}))
+    observed = ResidencySnapshot(places, sizes, registered=frozenset({"new"}))
     home = ranked("new", [place.name for place in places])[0]
-    idle = use(observed, Uses(), NOW)
+    idle = use(observed, AdapterUsage(), NOW)
     assert {name for name, digests in idle.items() if "new" in digests} == {home}
     assert all("new" not in digests for digests in use(observed, seen(old=9), NOW).values())
 
 
 def test_uses_count_less_at_each_further_place() -> None:
-    places = tuple(Place(name, PlaceKind.HOST, name, 10, bytes_per_s=1.0) for name in ("one", "two"))
-    uses = Uses()
+    places = tuple(AdapterTier(name, TierKind.HOST, name, 10, bytes_per_s=1.0) for name in ("one", "two"))
+    uses = AdapterUsage()
     uses.see(["a"], NOW - 1800 * 4)  # a sixteenth of a use; a thirty-second at the second place
-    wanted = use(Observed(places, {"a": 10}), uses, NOW)
+    wanted = use(ResidencySnapshot(places, {"a": 10}), uses, NOW)
     first, second = ranked("a", ("one", "two"))
     assert wanted == {first: ("a",), second: ()}
 
 
 def test_devices_are_left_alone() -> None:
-    device = Place("w", PlaceKind.DEVICE, "one", 100)
-    assert use(Observed((device,), {"a": 1}), seen(a=1), NOW) == {}
+    device = AdapterTier("w", TierKind.DEVICE, "one", 100)
+    assert use(ResidencySnapshot((device,), {"a": 1}), seen(a=1), NOW) == {}
 
 
 @pytest.mark.parametrize("name", ["a", "b"])

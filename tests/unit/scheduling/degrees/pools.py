@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from giornata.scheduling.degrees.pool import Decision, PoolRow, Rule, Times, Together
+from giornata.scheduling.degrees.pool import PoolDecision, PoolRow, PoolRule, SharedStepTime, Times
 from giornata.scheduling.degrees.subsets import family
 from giornata.wire.jobs import Priority
 
@@ -51,12 +51,12 @@ def at_once(rows: Sequence[PoolRow], degree: int) -> float | None:
     return 0.5 * sum(each.step_s[degree] for each in rows) if len(rows) > 1 else None
 
 
-def began(decision: Decision) -> dict[object, tuple[int, ...]]:
+def began(decision: PoolDecision) -> dict[object, tuple[int, ...]]:
     """Devices by row."""
     return {key: begin.devices for begin in decision.begins for key in begin.rows}
 
 
-def degrees(decision: Decision) -> dict[object, int]:
+def degrees(decision: PoolDecision) -> dict[object, int]:
     return {key: len(devices) for key, devices in began(decision).items()}
 
 
@@ -118,7 +118,7 @@ def _rows(draw: st.DrawFn, number: int, now_s: float) -> PoolRow:
     )
 
 
-def check(moment: Moment, decision: Decision) -> None:
+def check(moment: Moment, decision: PoolDecision) -> None:
     """What all decisions keep to."""
     rows = {each.key: each for each in moment.rows}
     groups, taken, begun = family(moment.devices), set[int](), list[object]()
@@ -142,9 +142,9 @@ def check(moment: Moment, decision: Decision) -> None:
 class VirtualPool:
     """Runs a rule, and tells when rows end and what each step took."""
 
-    rule: Rule
+    rule: PoolRule
     devices: int = 8
-    together: Together = at_once
+    together: SharedStepTime = at_once
     ended: dict[object, float] = field(default_factory=dict)
     steps: list[tuple[float, object, tuple[int, ...]]] = field(default_factory=list)
     """When it began, whose, on which devices."""

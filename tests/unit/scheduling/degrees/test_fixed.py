@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.degrees.fixed import FixedDegrees
-from giornata.scheduling.degrees.pool import Decision
+from giornata.scheduling.degrees.pool import PoolDecision
 from tests.unit.scheduling.degrees.pools import (
     LARGE,
     SMALL,
@@ -47,7 +47,7 @@ def test_the_first_that_finds_no_devices_holds_up_all_behind_it() -> None:
     rows = [row("wide", 9.0, size="wide"), row("narrow", 9.0, arrived_s=1.0, size="narrow")]
     held = row("held", 9.0, 0, devices=(0,), until_s=3.0)
     rule = FixedDegrees(8, {"wide": 8, "narrow": 1})
-    assert rule.decide(2.0, [*rows, held], ALL - {0}) == Decision()
+    assert rule.decide(2.0, [*rows, held], ALL - {0}) == PoolDecision()
     assert degrees(rule.decide(2.0, [rows[1], held], ALL - {0})) == {"narrow": 1}
 
 

@@ -10,28 +10,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.degrees.frontier import Frontier, frontier
-from giornata.scheduling.degrees.packing import Way, Wish, pack
+from giornata.scheduling.degrees.frontier import DegreeFrontier, frontier
+from giornata.scheduling.degrees.packing import PackingOption, PackingRequest, pack
 from giornata.scheduling.degrees.pool import Times
-from giornata.scheduling.degrees.spans import Plan, Spans, fit
+from giornata.scheduling.degrees.spans import DegreePlan, FreeDeviceSpans, fit
 from tests.unit.scheduling.degrees.pools import KINDS, LARGE, MIDDLE
 
 DEVICES = 8
 FALLING: Times = {1: 1.0, 2: 0.6, 4: 0.5}
 """Steps of 1, 1.2 and 2 device-seconds."""
-EMPTY = Spans.of(0.0, DEVICES, [])
+EMPTY = FreeDeviceSpans.of(0.0, DEVICES, [])
 LENGTH = 1e-6
 """Shorter pieces of a plan do not count."""
 
 
 def wish(
     key: str, due_s: float, steps: float, times: Times = LARGE, *, start_s: float = 0.0, **more: Any
-) -> Wish:
+) -> PackingRequest:
     ladder = frontier(times, DEVICES)
-    return Wish(key, start_s, due_s, (Way(steps, ladder),), steps * ladder.work_s, **more)
+    return PackingRequest(key, start_s, due_s, (PackingOption(steps, ladder),), steps * ladder.work_s, **more)
 
 
-def pieces(plan: Plan) -> list[tuple[float, float, int]]:
+def pieces(plan: DegreePlan) -> list[tuple[float, float, int]]:
     """From, to and degree, wherever any."""
     edges = sorted({*plan.spans.starts, plan.start_s, plan.cut_s, plan.due_s})
     found = ((a, b, plan.degree((a + b) / 2)) for a, b in pairwise(edges) if b - a > LENGTH)
@@ -70,7 +70,7 @@ def test_a_row_with_less_time_has_the_next_rung_first() -> None:
 
 
 def test_a_row_waits_for_devices_that_are_held() -> None:
-    spans = Spans.of(0.0, 2, [(5.0, 2)])
+    spans = FreeDeviceSpans.of(0.0, 2, [(5.0, 2)])
     plan = fit(spans, 0.0, 8.0, 3, frontier(FALLING, 2))
     assert plan is not None
     assert pieces(plan) == [(5.0, 8.0, 1)]
@@ -79,7 +79,7 @@ def test_a_row_waits_for_devices_that_are_held() -> None:
 
 
 def test_what_a_plan_leaves_is_what_was_free_less_its_degrees() -> None:
-    plan = fit(Spans.of(0.0, 8, [(2.0, 7)]), 0.0, 5.0, 4, frontier(FALLING, DEVICES))
+    plan = fit(FreeDeviceSpans.of(0.0, 8, [(2.0, 7)]), 0.0, 5.0, 4, frontier(FALLING, DEVICES))
     assert plan is not None
     left = plan.left()
     for at_s in (0.5, 1.9, 2.1, 3.0, 4.9, 5.1):
@@ -112,7 +112,7 @@ def test_interactive_comes_before_several_batch_rows_that_leave_it_no_room() -> 
 
 def test_rows_that_would_pay_for_a_pause_come_first_where_as_many_are_kept() -> None:
     """Both orders keep both; by deadline the begun row would pause."""
-    one = Spans.of(0.0, 1, [])
+    one = FreeDeviceSpans.of(0.0, 1, [])
     begun, new = wish("begun", 9.0, 3, {1: 1.0}, stays=True), wish("new", 8.0, 3, {1: 1.0})
     assert pack([begun, new], one)["begun"].degree(0.0) == 1
     urgent = wish("new", 4.0, 3, {1: 1.0})
@@ -122,7 +122,7 @@ def test_rows_that_would_pay_for_a_pause_come_first_where_as_many_are_kept() -> 
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> tuple[Spans, list[Wish]]:
+def wishes(draw: st.DrawFn) -> tuple[FreeDeviceSpans, list[PackingRequest]]:
     devices = draw(st.integers(1, 8))
     held, left = [], devices
     for _ in range(draw(st.integers(0, 4))):
@@ -131,18 +131,20 @@ def wishes(draw: st.DrawFn) -> tuple[Spans, list[Wish]]:
         left -= count
     found = []
     for key in range(draw(st.integers(1, 12))):
-        ladder: Frontier = frontier(draw(st.sampled_from(KINDS)), devices)
+        ladder: DegreeFrontier = frontier(draw(st.sampled_from(KINDS)), devices)
         start_s, steps = draw(st.sampled_from((0.0, 0.3, 2.0))), draw(st.floats(0.5, 30))
         due_s = start_s + steps * ladder.fastest_s * draw(st.floats(0.5, 8))
         batch, stays = draw(st.booleans()), draw(st.booleans())
-        ways = (Way(steps, ladder),)
-        found.append(Wish(key, start_s, due_s, ways, steps * ladder.work_s, batch=batch, stays=stays))
-    return Spans.of(0.0, devices, held), found
+        ways = (PackingOption(steps, ladder),)
+        found.append(
+            PackingRequest(key, start_s, due_s, ways, steps * ladder.work_s, batch=batch, stays=stays)
+        )
+    return FreeDeviceSpans.of(0.0, devices, held), found
 
 
 @given(wishes())
 def test_packing_never_exceeds_capacity_and_makes_all_steps_in_time(
-    drawn: tuple[Spans, Sequence[Wish]],
+    drawn: tuple[FreeDeviceSpans, Sequence[PackingRequest]],
 ) -> None:
     spans, asked = drawn
     plans = pack(asked, spans)
@@ -159,13 +161,15 @@ def test_packing_never_exceeds_capacity_and_makes_all_steps_in_time(
             )
 
 
-def _midpoints(spans: Spans, plans: Sequence[Plan]) -> list[float]:
+def _midpoints(spans: FreeDeviceSpans, plans: Sequence[DegreePlan]) -> list[float]:
     edges = {*spans.starts, *(at for plan in plans for at in (plan.start_s, plan.cut_s, plan.due_s))}
     return [(a + b) / 2 for a, b in pairwise(sorted(edges)) if b - a > LENGTH]
 
 
 @given(wishes())
-def test_interactive_rows_are_promised_as_if_there_was_no_batch(drawn: tuple[Spans, Sequence[Wish]]) -> None:
+def test_interactive_rows_are_promised_as_if_there_was_no_batch(
+    drawn: tuple[FreeDeviceSpans, Sequence[PackingRequest]],
+) -> None:
     """At least one of them is promised, where packing them alone promises any."""
     spans, asked = drawn
     alone = pack([each for each in asked if not each.batch and not each.stays], spans)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from giornata.scheduling.batch import RowKey
-from giornata.scheduling.degrees.recording import RecordedRule, Recording, as_json, from_json
-from giornata.scheduling.degrees.rule import Replanning, Switches
+from giornata.scheduling.degrees.recording import DecisionRecord, RecordedRule, as_json, from_json
+from giornata.scheduling.degrees.rule import ReplanningOptions, ReplanningRule
 from tests.unit.scheduling.degrees.pools import Moment, VirtualPool, at_once, moments, row
 
 SWITCHES = st.builds(
-    Switches,
+    ReplanningOptions,
     waits=st.booleans(),
     shares=st.booleans(),
     ages_s=st.sampled_from((30.0, math.inf)),
@@ -24,11 +24,13 @@ SWITCHES = st.builds(
 
 
 @given(moments(), SWITCHES)
-def test_recorded_decisions_replay_equally_after_a_round_trip(moment: Moment, switches: Switches) -> None:
-    recordings: list[Recording] = []
+def test_recorded_decisions_replay_equally_after_a_round_trip(
+    moment: Moment, switches: ReplanningOptions
+) -> None:
+    recordings: list[DecisionRecord] = []
     rule = RecordedRule(recordings.append, moment.devices, switches, together=at_once)
     decision = rule.decide(moment.now_s, moment.rows, moment.free)
-    plain = Replanning(moment.devices, switches, together=at_once)
+    plain = ReplanningRule(moment.devices, switches, together=at_once)
     assert decision == plain.decide(moment.now_s, moment.rows, moment.free)
     (recording,) = recordings
     line = as_json(recording)
@@ -47,7 +49,7 @@ def test_a_whole_run_replays() -> None:
 
 
 def test_keys_of_any_kind_are_recorded_as_places() -> None:
-    recordings: list[Recording] = []
+    recordings: list[DecisionRecord] = []
     key = RowKey("job", 1, 0)
     decision = RecordedRule(recordings.append, 1).decide(0.0, [row("x", left=0), row(key, 9.0)], {0})  # type: ignore[arg-type]
     assert decision.begins[0].rows == (key,)
@@ -55,7 +57,7 @@ def test_keys_of_any_kind_are_recorded_as_places() -> None:
 
 
 def test_a_decision_of_other_switches_does_not_replay() -> None:
-    recordings: list[Recording] = []
+    recordings: list[DecisionRecord] = []
     RecordedRule(recordings.append, 8).decide(0.0, [row("a", 50.0, 3)], set(range(8)))
     narrow = as_json(recordings[0]).replace(b'"widens":true', b'"widens":false')
     assert from_json(narrow).replayed() != recordings[0].decision

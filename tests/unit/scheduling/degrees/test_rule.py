@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from giornata.scheduling.degrees.pool import Decision, PoolRow, Times
-from giornata.scheduling.degrees.rule import Replanning, Switches
+from giornata.scheduling.degrees.pool import PoolDecision, PoolRow, Times
+from giornata.scheduling.degrees.rule import ReplanningOptions, ReplanningRule
 from giornata.wire.jobs import Priority
 from tests.unit.scheduling.degrees.pools import (
     LARGE,
@@ -26,15 +26,15 @@ from tests.unit.scheduling.degrees.pools import (
 )
 
 ALL = frozenset(range(8))
-NARROW = Switches(widens=False)
+NARROW = ReplanningOptions(widens=False)
 """Degrees as planned."""
 SLOW_ALONE: Times = {1: 3.0, 8: 0.6}
 
 
 def decide(
-    *rows: PoolRow, switches: Switches | None = None, free: frozenset[int] = ALL, now_s: float = 0.0
-) -> Decision:
-    return Replanning(8, switches).decide(now_s, rows, free)
+    *rows: PoolRow, switches: ReplanningOptions | None = None, free: frozenset[int] = ALL, now_s: float = 0.0
+) -> PoolDecision:
+    return ReplanningRule(8, switches).decide(now_s, rows, free)
 
 
 def in_flight(key: str, devices: tuple[int, ...], until_s: float, left: int = 0, **more: Any) -> PoolRow:
@@ -46,19 +46,19 @@ def test_every_decision_is_one_that_the_pool_can_carry_out(moment: Moment) -> No
     for together in (None, at_once):
         check(
             moment,
-            Replanning(moment.devices, together=together).decide(moment.now_s, moment.rows, moment.free),
+            ReplanningRule(moment.devices, together=together).decide(moment.now_s, moment.rows, moment.free),
         )
 
 
 @given(moments())
 def test_parts_that_are_off_leave_a_rule(moment: Moment) -> None:
-    off = Switches(waits=False, widens=False, shares=False, ages_s=math.inf, cap_s=math.inf)
-    check(moment, Replanning(moment.devices, off).decide(moment.now_s, moment.rows, moment.free))
+    off = ReplanningOptions(waits=False, widens=False, shares=False, ages_s=math.inf, cap_s=math.inf)
+    check(moment, ReplanningRule(moment.devices, off).decide(moment.now_s, moment.rows, moment.free))
 
 
 @given(moments())
 def test_a_decision_does_not_depend_on_those_before_it(moment: Moment) -> None:
-    rule = Replanning(moment.devices, together=at_once)
+    rule = ReplanningRule(moment.devices, together=at_once)
     first = rule.decide(moment.now_s, moment.rows, moment.free)
     rule.decide(moment.now_s + 1, moment.rows[1:], frozenset())
     assert rule.decide(moment.now_s, moment.rows, moment.free) == first
@@ -97,15 +97,15 @@ def test_an_interactive_row_keeps_its_place_before_batch() -> None:
 
 def test_degrees_that_are_not_wanted_are_not_used() -> None:
     assert degrees(decide(row("a", 3.5, 10), switches=NARROW)) == {"a": 4}
-    few = Switches(widens=False, degrees=(1, 2, 8))
+    few = ReplanningOptions(widens=False, degrees=(1, 2, 8))
     assert degrees(decide(row("a", 3.5, 10), switches=few)) == {"a": 8}
     with pytest.raises(ValueError, match="2 devices need one of the degrees"):
-        Replanning(2, Switches(degrees=(4,)))
+        ReplanningRule(2, ReplanningOptions(degrees=(4,)))
 
 
 def test_a_degree_that_the_profile_lacks_is_not_used() -> None:
     assert degrees(decide(row("a", 3.0, 5, {1: 1.0, 8: 0.3}))) == {"a": 8}
-    assert decide(row("a", 3.0, 5, {5: 1.0})) == Decision()
+    assert decide(row("a", 3.0, 5, {5: 1.0})) == PoolDecision()
 
 
 # 3. Beginning what is planned, or waiting
@@ -118,7 +118,7 @@ def test_a_row_waits_where_a_wider_degree_ends_its_step_sooner() -> None:
     assert decide(*rows, free=frozenset({0})).begins == ()
     due = (row("a", 6.0, 4, SLOW_ALONE), held)
     assert decide(*due, free=frozenset({0})).begins == ()
-    assert degrees(decide(*due, free=frozenset({0}), switches=Switches(waits=False))) == {"a": 1}
+    assert degrees(decide(*due, free=frozenset({0}), switches=ReplanningOptions(waits=False))) == {"a": 1}
 
 
 def test_others_do_not_take_the_devices_that_a_row_waits_for() -> None:
@@ -159,7 +159,7 @@ def test_late_rows_have_short_steps_where_a_degree_allows() -> None:
     held = in_flight("held", (3, 4, 5, 6, 7), 5.0)
     late, free = row("late", 0.1, 9), frozenset({0, 1, 2})
     assert decide(late, held, free=free).begins == ()
-    assert degrees(decide(late, held, free=free, switches=Switches(cap_s=math.inf))) == {"late": 3}
+    assert degrees(decide(late, held, free=free, switches=ReplanningOptions(cap_s=math.inf))) == {"late": 3}
     slow = row("late", 0.1, 9, {1: 3.0})
     assert degrees(decide(slow, held, free=free)) == {"late": 1}
 
@@ -174,7 +174,9 @@ def test_an_old_row_comes_before_widening() -> None:
     promised, late = row("promised", 50.0, 10), row("late", 0.1, 5, SMALL)
     assert degrees(decide(promised, late, now_s=29.0)) == {"promised": 8}
     assert degrees(decide(promised, late, now_s=31.0))["late"] > 1
-    assert degrees(decide(promised, late, now_s=31.0, switches=Switches(ages_s=math.inf))) == {"promised": 8}
+    assert degrees(decide(promised, late, now_s=31.0, switches=ReplanningOptions(ages_s=math.inf))) == {
+        "promised": 8
+    }
 
 
 def test_a_row_that_is_twice_as_old_may_have_a_long_step() -> None:
@@ -192,8 +194,8 @@ def test_no_row_starves() -> None:
         row("line", left=8),
         row("template", left=20, step_s=SMALL, background=True),
     ]
-    young = VirtualPool(Replanning(8)).run([*stream, *others])
-    never = VirtualPool(Replanning(8, Switches(ages_s=math.inf))).run([*stream, *others])
+    young = VirtualPool(ReplanningRule(8)).run([*stream, *others])
+    never = VirtualPool(ReplanningRule(8, ReplanningOptions(ages_s=math.inf))).run([*stream, *others])
     assert len(young) == len(never) == 103
     last_s = max(young.values())
     for key in ("late", "line", "template"):
@@ -230,8 +232,8 @@ def test_template_runs_come_last_and_have_one_device() -> None:
 
 def test_planning_counts_what_the_first_step_of_a_masked_row_takes() -> None:
     """Ten steps of 0.03 s are in time, and with 0.3 s of a first one are not."""
-    one = Switches(widens=False, degrees=(1,))
-    assert VirtualPool(Replanning(8, one)).run([masked("a", 0.6, 10)])["a"] == pytest.approx(0.57)
+    one = ReplanningOptions(widens=False, degrees=(1,))
+    assert VirtualPool(ReplanningRule(8, one)).run([masked("a", 0.6, 10)])["a"] == pytest.approx(0.57)
     small, masked_row = row("b", 0.4, 10, SMALL), masked("a", 0.4, 10)
     held = in_flight("held", (1, 2, 3, 4, 5, 6, 7), 9.0)
     assert degrees(decide(small, masked_row, held, free=frozenset({0}), switches=one)) == {"b": 1}
@@ -261,12 +263,12 @@ def test_devices_of_a_step_that_is_overdue_are_not_free() -> None:
     wide = row("a", 2.9, 10)
     late = in_flight("held", (0, 1, 2, 3), 0.9)
     assert degrees(
-        decide(wide, late, free=ALL - {0, 1, 2, 3}, now_s=1.0, switches=Switches(waits=False))
+        decide(wide, late, free=ALL - {0, 1, 2, 3}, now_s=1.0, switches=ReplanningOptions(waits=False))
     ) == {"a": 4}
 
 
 def test_a_new_row_leaves_a_begun_masked_one_its_devices() -> None:
-    one = Replanning(1)
+    one = ReplanningRule(1)
     begun, new = masked("begun", 9.0, 10, (0,)), masked("new", 5.0, 10)
     assert began(one.decide(0.0, [begun, new], {0})) == {"begun": (0,)}
     urgent = masked("new", 0.65, 10)
@@ -274,7 +276,7 @@ def test_a_new_row_leaves_a_begun_masked_one_its_devices() -> None:
 
 
 def test_masked_rows_hardly_move_under_load() -> None:
-    pool = VirtualPool(Replanning(8))
+    pool = VirtualPool(ReplanningRule(8))
     rows = [masked(f"m{i}", i * 0.1 + 4, 20, arrived_s=i * 0.1) for i in range(80)]
     ends = pool.run(rows)
     assert all(ends[each.key] <= each.due_s for each in rows)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from giornata.scheduling.degrees.pool import Decision, PoolRow
-from giornata.scheduling.degrees.rule import Replanning, Switches
+from giornata.scheduling.degrees.pool import PoolDecision, PoolRow
+from giornata.scheduling.degrees.rule import ReplanningOptions, ReplanningRule
 from tests.unit.scheduling.degrees.pools import SMALL, VirtualPool, at_once, masked, row
 
 MOVED = {degree: 10 * seconds for degree, seconds in SMALL.items()}
 
 
-def decide(*rows: PoolRow, devices: int = 1, switches: Switches | None = None) -> Decision:
+def decide(*rows: PoolRow, devices: int = 1, switches: ReplanningOptions | None = None) -> PoolDecision:
     busy = {device for each in rows if each.until_s is not None for device in each.devices}
-    return Replanning(devices, switches, together=at_once).decide(0.0, rows, set(range(devices)) - busy)
+    return ReplanningRule(devices, switches, together=at_once).decide(0.0, rows, set(range(devices)) - busy)
 
 
-def groups(decision: Decision) -> set[frozenset[object]]:
+def groups(decision: PoolDecision) -> set[frozenset[object]]:
     return {frozenset(begin.rows) for begin in decision.begins}
 
 
@@ -27,7 +27,7 @@ def small(key: str, due_s: float = 9.0, left: int = 10, **more: Any) -> PoolRow:
 
 def test_rows_that_would_wait_share_the_step_that_begins() -> None:
     assert groups(decide(small("a"), small("b"))) == {frozenset("ab")}
-    assert len(groups(decide(small("a"), small("b"), switches=Switches(shares=False)))) == 1
+    assert len(groups(decide(small("a"), small("b"), switches=ReplanningOptions(shares=False)))) == 1
     assert groups(decide(small("a"), small("b"), devices=2)) == {frozenset("a"), frozenset("b")}
 
 
@@ -43,8 +43,8 @@ def test_a_row_joins_only_where_all_deadlines_still_hold() -> None:
 
 def test_joined_steps_stay_short() -> None:
     rows = [small("a"), small("b"), small("c")]
-    assert groups(decide(*rows, switches=Switches(cap_s=0.04))) == {frozenset("ab")}
-    assert groups(decide(*rows, switches=Switches(cap_s=math.inf))) == {frozenset("abc")}
+    assert groups(decide(*rows, switches=ReplanningOptions(cap_s=0.04))) == {frozenset("ab")}
+    assert groups(decide(*rows, switches=ReplanningOptions(cap_s=math.inf))) == {frozenset("abc")}
 
 
 def test_a_row_that_pays_for_moves_joins_on_its_own_devices_alone() -> None:
@@ -76,7 +76,7 @@ def test_sharing_keeps_more_deadlines_under_load() -> None:
     rows = [small(f"s{i}", 0.01 * i + 1, 10, arrived_s=0.01 * i) for i in range(60)]
 
     def kept(*, shares: bool) -> int:
-        pool = VirtualPool(Replanning(2, Switches(shares=shares), together=at_once), 2)
+        pool = VirtualPool(ReplanningRule(2, ReplanningOptions(shares=shares), together=at_once), 2)
         ends = pool.run(rows)
         return sum(ends[each.key] <= each.due_s for each in rows)
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.degrees.pool import DEGREES
-from giornata.scheduling.degrees.subsets import MOST_DEVICES, Seat, Subsets, family
+from giornata.scheduling.degrees.subsets import MOST_DEVICES, DeviceRequest, DeviceSubsets, family
 
 ALL = set(DEGREES)
-EIGHT = Subsets(family(8))
+EIGHT = DeviceSubsets(family(8))
 
 
 def test_eight_devices_have_aligned_groups_and_those_of_three_and_six() -> None:
@@ -39,39 +39,39 @@ def test_other_pools_are_refused(devices: int) -> None:
 
 
 def test_a_row_keeps_its_devices() -> None:
-    seat = Seat("a", 2, ALL, own=(4, 5))
+    seat = DeviceRequest("a", 2, ALL, own=(4, 5))
     assert EIGHT.place([seat], range(8)) == {"a": (4, 5)}
 
 
 def test_a_row_gets_the_subset_that_leaves_the_widest_one_whole() -> None:
-    assert EIGHT.place([Seat("a", 1, ALL)], {0, 1, 2, 3, 6}) == {"a": (6,)}
-    assert EIGHT.place([Seat("a", 2, ALL)], {0, 1, 4, 5, 6, 7}) == {"a": (0, 1)}
+    assert EIGHT.place([DeviceRequest("a", 1, ALL)], {0, 1, 2, 3, 6}) == {"a": (6,)}
+    assert EIGHT.place([DeviceRequest("a", 2, ALL)], {0, 1, 4, 5, 6, 7}) == {"a": (0, 1)}
 
 
 def test_among_equals_a_row_gets_the_subset_that_has_most_of_its_own() -> None:
-    assert EIGHT.place([Seat("a", 4, ALL, own=(4, 5))], range(8)) == {"a": (4, 5, 6, 7)}
-    assert EIGHT.place([Seat("a", 4, ALL, own=(0, 1))], range(8)) == {"a": (0, 1, 2, 3)}
+    assert EIGHT.place([DeviceRequest("a", 4, ALL, own=(4, 5))], range(8)) == {"a": (4, 5, 6, 7)}
+    assert EIGHT.place([DeviceRequest("a", 4, ALL, own=(0, 1))], range(8)) == {"a": (0, 1, 2, 3)}
 
 
 def test_a_degree_of_which_no_subset_is_free_is_narrowed() -> None:
-    assert EIGHT.place([Seat("a", 2, ALL)], {1, 2}) == {"a": (1,)}
-    assert EIGHT.place([Seat("a", 8, {8, 4})], set(range(7))) == {"a": (0, 1, 2, 3)}
-    assert EIGHT.place([Seat("a", 2, {2})], {1, 2}) == {}
+    assert EIGHT.place([DeviceRequest("a", 2, ALL)], {1, 2}) == {"a": (1,)}
+    assert EIGHT.place([DeviceRequest("a", 8, {8, 4})], set(range(7))) == {"a": (0, 1, 2, 3)}
+    assert EIGHT.place([DeviceRequest("a", 2, {2})], {1, 2}) == {}
 
 
 def test_wide_rows_are_placed_before_narrow_ones() -> None:
-    placed = EIGHT.place([Seat("one", 1, ALL), Seat("four", 4, ALL)], {0, 4, 5, 6, 7})
+    placed = EIGHT.place([DeviceRequest("one", 1, ALL), DeviceRequest("four", 4, ALL)], {0, 4, 5, 6, 7})
     assert placed == {"four": (4, 5, 6, 7), "one": (0,)}
 
 
 def test_a_row_that_pays_for_moves_keeps_its_devices_from_wide_ones() -> None:
-    narrow, wide = Seat("one", 1, ALL, own=(4,), pays=True), Seat("four", 4, ALL)
+    narrow, wide = DeviceRequest("one", 1, ALL, own=(4,), pays=True), DeviceRequest("four", 4, ALL)
     assert EIGHT.place([wide, narrow], {0, 4, 5, 6, 7}) == {"one": (4,), "four": (6, 7)}
 
 
 def test_devices_that_others_wait_for_are_taken_last() -> None:
-    assert EIGHT.place([Seat("a", 1, ALL)], {2, 6}, owned=[(2,)]) == {"a": (6,)}
-    assert EIGHT.place([Seat("a", 1, ALL)], {2, 6}, owned=[(6,)]) == {"a": (2,)}
+    assert EIGHT.place([DeviceRequest("a", 1, ALL)], {2, 6}, owned=[(2,)]) == {"a": (6,)}
+    assert EIGHT.place([DeviceRequest("a", 1, ALL)], {2, 6}, owned=[(6,)]) == {"a": (2,)}
 
 
 def test_the_degrees_of_a_pool_are_those_of_the_devices_that_are_left() -> None:
@@ -97,8 +97,8 @@ def test_rows_are_placed_on_free_groups_of_the_family_that_do_not_overlap(
     drawn: tuple[int, frozenset[int], list[tuple[int, tuple[int, ...], bool]]],
 ) -> None:
     devices, free, wanted = drawn
-    seats = [Seat(key, degree, ALL, own, pays) for key, (degree, own, pays) in enumerate(wanted)]
-    placed = Subsets(family(devices)).place(seats, free)
+    seats = [DeviceRequest(key, degree, ALL, own, pays) for key, (degree, own, pays) in enumerate(wanted)]
+    placed = DeviceSubsets(family(devices)).place(seats, free)
     taken = [device for group in placed.values() for device in group]
     assert len(taken) == len(set(taken))
     assert free.issuperset(taken)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from giornata.planning.costs import StepCosts
-from giornata.planning.degrees import ALONE, Way
-from giornata.planning.operations import NETWORK, Work
-from giornata.planning.regression import Fit
+from giornata.planning.degrees import ALONE, StepParallelism
+from giornata.planning.operations import NETWORK, StepWork
+from giornata.planning.regression import LinearFit
 from giornata.scheduling.degrees.pool import DEGREES
 from giornata_tools.simulation.degrees.fitting import DerivedStep, made, steps
 from giornata_tools.simulation.h100 import MACHINES, shipped
@@ -37,7 +37,7 @@ def test_it_is_near_the_formula_at_every_degree(name: str) -> None:
         for step in steps():
             expected_ms = 1e3 * step.seconds(degree, eager=MACHINES[name])
             limit = WHOLE if step.computed == step.image else MASKED
-            assert _step_ms(costs[Way(degree)], step) == pytest.approx(expected_ms, rel=limit)
+            assert _step_ms(costs[StepParallelism(degree)], step) == pytest.approx(expected_ms, rel=limit)
 
 
 def test_eager_steps_are_longer_and_wide_ones_more_so() -> None:
@@ -53,10 +53,10 @@ def test_it_says_that_it_is_derived() -> None:
 
 
 def _step_ms(costs: StepCosts, step: DerivedStep) -> float:
-    return costs.step_ms(Work(*step.features))
+    return costs.step_ms(StepWork(*step.features))
 
 
-def _close(fit: Fit) -> list[float]:
+def _close(fit: LinearFit) -> list[float]:
     """Weights of what the network computes, and how good they are."""
     kept = [weight for name, weight in zip(fit.names, fit.weights, strict=True) if name in NETWORK]
     return [*kept, fit.r2, fit.error_p95]

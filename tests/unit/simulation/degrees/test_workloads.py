@@ -12,8 +12,8 @@ import pytest
 
 from giornata_tools.simulation.degrees.workloads import (
     SLO_S,
-    Mix,
     PoolWorkload,
+    SizeMix,
     computed_tokens,
     mix_weights,
     tokens_of,
@@ -34,9 +34,9 @@ def test_a_deadline_is_the_sizes_limit_times_the_scale() -> None:
 
 
 def test_the_skewed_mix_asks_for_large_pictures_more_often() -> None:
-    weights = mix_weights(Mix.SKEWED)
+    weights = mix_weights(SizeMix.SKEWED)
     assert weights[2048] / weights[1024] == pytest.approx(math.exp((16384 - 4096) / 16384))
-    drawn = Counter(request.size.side for request in replace(MANY, mix=Mix.SKEWED).draw())
+    drawn = Counter(request.size.side for request in replace(MANY, mix=SizeMix.SKEWED).draw())
     assert {side: count / 4000 for side, count in drawn.items()} == pytest.approx(weights, abs=0.03)
     even = Counter(request.size.side for request in MANY.draw())
     assert min(even.values()) > 900

@@ -7,17 +7,17 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
-from giornata.scheduling.degrees.pool import Begin, Decision, PoolRow
+from giornata.scheduling.degrees.pool import PoolDecision, PoolRow, StepStart
 from giornata_tools.simulation.degrees import costs
-from giornata_tools.simulation.degrees.workloads import PoolRequest, Size
+from giornata_tools.simulation.degrees.workloads import PoolRequest, PoolRowSize
 from giornata_tools.simulation.degrees.world import PoolWorld, WrongDecision
 
 DEGREES = (1, 2, 4)
-SMALL = Size(256, 256)
-MASKED = Size(1024, 448)
+SMALL = PoolRowSize(256, 256)
+MASKED = PoolRowSize(1024, 448)
 ALONE_S = costs.times(SMALL, DEGREES)
 
-Say = Callable[[float, Sequence[PoolRow], AbstractSet[int]], Decision]
+Say = Callable[[float, Sequence[PoolRow], AbstractSet[int]], PoolDecision]
 
 
 class Saying:
@@ -27,7 +27,7 @@ class Saying:
         self._say = say
         self.told: list[tuple[float, list[PoolRow], AbstractSet[int]]] = []
 
-    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> Decision:
+    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> PoolDecision:
         self.told.append((now_s, list(rows), free))
         return self._say(now_s, rows, free)
 
@@ -35,16 +35,16 @@ class Saying:
 class Script(Saying):
     """A rule that says its decisions one after the other, then that nothing begins."""
 
-    def __init__(self, *decisions: Decision) -> None:
+    def __init__(self, *decisions: PoolDecision) -> None:
         left = list(decisions)
-        super().__init__(lambda *_: left.pop(0) if left else Decision())
+        super().__init__(lambda *_: left.pop(0) if left else PoolDecision())
 
 
-def begin(*rows: int, on: tuple[int, ...] = (0,), steps: int = 1) -> Decision:
-    return Decision((Begin(rows, on, steps),))
+def begin(*rows: int, on: tuple[int, ...] = (0,), steps: int = 1) -> PoolDecision:
+    return PoolDecision((StepStart(rows, on, steps),))
 
 
-def request(number: int = 0, at_s: float = 0.0, size: Size = SMALL, steps: int = 3) -> PoolRequest:
+def request(number: int = 0, at_s: float = 0.0, size: PoolRowSize = SMALL, steps: int = 3) -> PoolRequest:
     return PoolRequest(number, at_s, at_s + 10.0, size, steps)
 
 
@@ -100,7 +100,7 @@ def test_together_tells_what_the_world_takes() -> None:
 
 
 def test_a_rule_is_woken_when_it_asked_and_once() -> None:
-    rule = Script(Decision(wake_s=0.5), begin(0, steps=3))
+    rule = Script(PoolDecision(wake_s=0.5), begin(0, steps=3))
     (ended,) = PoolWorld([request()], rule, DEGREES).run()
     assert [now_s for now_s, _, _ in rule.told] == [0.0, 0.5]
     assert ended.end_s == pytest.approx(0.5 + 3 * ALONE_S[1])
@@ -113,20 +113,23 @@ def test_a_rule_is_woken_when_it_asked_and_once() -> None:
         ([begin(0, on=(1, 0))], "ascending, each once"),
         ([begin(0, on=(0, 0))], "ascending, each once"),
         ([begin(0, on=(7,))], "free are [0, 1, 2, 3]"),
-        ([Decision((Begin((0,), (0, 1)), Begin((1,), (1,))))], "free are [2, 3]"),
+        ([PoolDecision((StepStart((0,), (0, 1)), StepStart((1,), (1,))))], "free are [2, 3]"),
         ([begin(0, on=(1, 2))], "no group of the pool"),
         ([begin(0, on=(0, 1, 2))], "received degree 3"),
         ([begin(5)], "received row 5, which the pool does not have"),
         ([begin()], "received rows ()"),
         ([begin(0, 0)], "each once"),
-        ([Decision((Begin((0,), (0,)), Begin((0,), (1,))))], "received row 0, which is in a step"),
+        (
+            [PoolDecision((StepStart((0,), (0,)), StepStart((0,), (1,))))],
+            "received row 0, which is in a step",
+        ),
         ([begin(0, steps=0)], "received 0 steps; accepted are 1 to 3"),
         ([begin(0, steps=4)], "received 4 steps; accepted are 1 to 3"),
-        ([Decision()], "2 rows wait, no step is in flight and none began"),
-        ([Decision(wake_s=0.0)], "asked to be woken at 0 s; it is 0 s"),
+        ([PoolDecision()], "2 rows wait, no step is in flight and none began"),
+        ([PoolDecision(wake_s=0.0)], "asked to be woken at 0 s; it is 0 s"),
     ],
 )
-def test_what_cannot_begin_is_refused(decisions: list[Decision], text: str) -> None:
+def test_what_cannot_begin_is_refused(decisions: list[PoolDecision], text: str) -> None:
     subsets = {(0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2), (0, 1, 2, 3)}
     world = PoolWorld([request(), request(1)], Script(*decisions), DEGREES, devices=4, subsets=subsets)
     with pytest.raises(WrongDecision) as refused:
@@ -141,6 +144,6 @@ def test_more_rows_than_share_a_step_are_refused() -> None:
 
 
 def test_a_rule_that_wakes_for_ever_and_begins_nothing_is_refused() -> None:
-    rule = Saying(lambda now_s, *_: Decision(wake_s=now_s + 1.0))
+    rule = Saying(lambda now_s, *_: PoolDecision(wake_s=now_s + 1.0))
     with pytest.raises(WrongDecision, match="1 rows wait, and none begins in 1000 decisions"):
         PoolWorld([request()], rule, DEGREES).run()

@@ -14,7 +14,7 @@ from giornata_tools.cli import extras, options, workload
 from giornata_tools.cli.bench.plan import plan_of, size
 from giornata_tools.cli.bench.run import run
 from giornata_tools.loadgen import facts
-from giornata_tools.loadgen.images_api import Api
+from giornata_tools.loadgen.images_api import ApiDialect
 from giornata_tools.loadgen.workload import MAX_SEED, MaskShape
 
 
@@ -31,8 +31,8 @@ def bench() -> None:
 )
 @click.option(
     "--api",
-    type=click.Choice([str(api) for api in Api]),
-    default=str(Api.GIORNATA),
+    type=click.Choice([str(api) for api in ApiDialect]),
+    default=str(ApiDialect.GIORNATA),
     help="openai: only the fields of OpenAI's API; giornata: num_inference_steps and seed too.",
 )
 @click.option(

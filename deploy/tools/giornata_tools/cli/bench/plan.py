@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import click
 
-from giornata_tools.cli.bench.run import BenchPlan, Target
+from giornata_tools.cli.bench.run import BenchPlan, BenchTarget
 from giornata_tools.cli.options import gateway_of, usage_errors
 from giornata_tools.cli.workload import read_trace, trace_suffix
 from giornata_tools.doors.addresses import without_password
 from giornata_tools.loadgen import facts, trace
 from giornata_tools.loadgen.adapters import AdapterWorkload
 from giornata_tools.loadgen.distributions import zipf
-from giornata_tools.loadgen.images_api import Api
+from giornata_tools.loadgen.images_api import ApiDialect
 from giornata_tools.loadgen.pictures import SUFFIXES, TemplatePicture, given
 from giornata_tools.loadgen.schedule import OfferedLoad, drawn, replayed
 from giornata_tools.loadgen.workload import MaskShape, Workload
@@ -55,7 +55,7 @@ def plan_of(options: Options, typed: Collection[str]) -> BenchPlan:
         _save(options["save_trace"], loads)
     return BenchPlan(
         targets=_targets(options),
-        api=Api(options["api"]),
+        api=ApiDialect(options["api"]),
         api_key=_api_key(options["api_key_file"]),
         loads=tuple(loads),
         templates=_given(options["images"], loads),
@@ -76,7 +76,7 @@ def _loads(options: Options, typed: Collection[str]) -> list[OfferedLoad]:
         raise click.UsageError("--cv belongs to --arrivals bursty.")
     if options["trace"] and (by_chance := {"rate", "arrivals", "duration"} & set(typed)):
         raise click.UsageError(f"--trace says when requests are due; leave out --{min(by_chance)}.")
-    if "steps" in typed and options["api"] == Api.OPENAI:
+    if "steps" in typed and options["api"] == ApiDialect.OPENAI:
         raise click.UsageError(
             "--api openai has no field for steps; leave out --steps, or say --api giornata."
         )
@@ -100,7 +100,7 @@ def _loads(options: Options, typed: Collection[str]) -> list[OfferedLoad]:
 def _workload(options: Options) -> Workload:
     pictures = len(_files(options["images"])) if options["images"] else options["templates"]
     masks, steps, images = (options[name].value for name in ("masks", "steps", "n"))
-    steps = None if options["api"] == Api.OPENAI else steps
+    steps = None if options["api"] == ApiDialect.OPENAI else steps
     ids = tuple(options["lora"])
     loras = AdapterWorkload(options["loras"].value, zipf=options["lora_zipf"], names=ids) if ids else None
     return Workload(
@@ -108,14 +108,14 @@ def _workload(options: Options) -> Workload:
     )
 
 
-def _targets(options: Options) -> tuple[Target, ...]:
+def _targets(options: Options) -> tuple[BenchTarget, ...]:
     names = options["names"].split(",")
     if len(names) != 2 or len({*names, ""}) != 3:
         raise click.UsageError(
             f"--names are two with a comma between them, not alike; received {options['names']}."
         )
     urls = [options["url"], *([options["against"]] if options["against"] else [])]
-    return tuple(Target(name, gateway_of(url)) for name, url in zip(names, urls, strict=False))
+    return tuple(BenchTarget(name, gateway_of(url)) for name, url in zip(names, urls, strict=False))
 
 
 def _api_key(path: Path | None) -> str | None:

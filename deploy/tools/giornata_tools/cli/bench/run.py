@@ -19,15 +19,15 @@ from giornata.wire.errors import ErrorBody
 from giornata_tools.bars import counting
 from giornata_tools.cli.edit.delivery import writing
 from giornata_tools.doors.addresses import without_password
-from giornata_tools.doors.edits import Refused
+from giornata_tools.doors.edits import RequestRefused
 from giornata_tools.interrupts import INTERRUPTED
 from giornata_tools.loadgen.driver import drive
-from giornata_tools.loadgen.images_api import Api, ImagesApi, open_images_api
-from giornata_tools.loadgen.outcomes import Outcome, figures
-from giornata_tools.loadgen.pictures import Material, TemplatePicture, made, material
+from giornata_tools.loadgen.images_api import ApiDialect, ImagesApi, open_images_api
+from giornata_tools.loadgen.outcomes import RequestOutcome, figures
+from giornata_tools.loadgen.pictures import TemplatePicture, WorkloadImages, made, material
 from giornata_tools.loadgen.report import MeasuredRun, charts, notes, table, value
 from giornata_tools.loadgen.schedule import OfferedLoad
-from giornata_tools.loadgen.workload import Request
+from giornata_tools.loadgen.workload import WorkloadRequest
 from giornata_tools.provenance import versions
 from giornata_tools.tables import show
 
@@ -35,7 +35,7 @@ REPORT: Final = "report.json"
 
 
 @dataclass(frozen=True)
-class Target:
+class BenchTarget:
     """A server."""
 
     name: str
@@ -46,8 +46,8 @@ class Target:
 class BenchPlan:
     """What is measured, and how."""
 
-    targets: tuple[Target, ...]
-    api: Api
+    targets: tuple[BenchTarget, ...]
+    api: ApiDialect
     api_key: str | None
     loads: tuple[OfferedLoad, ...]
     templates: Mapping[int, TemplatePicture] | None
@@ -74,7 +74,7 @@ async def run(plan: BenchPlan) -> int:
             plan.out.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=plan.out).close()
         await _measure(plan, runs)
-    except Refused as error:
+    except RequestRefused as error:
         click.echo(f"Error: {error}", err=True)
         return 1
     except asyncio.CancelledError:
@@ -102,13 +102,13 @@ async def _measure(plan: BenchPlan, runs: list[MeasuredRun]) -> None:
 
 
 async def _run(
-    plan: BenchPlan, target: Target, load: OfferedLoad, api: ImagesApi, runs: list[MeasuredRun]
+    plan: BenchPlan, target: BenchTarget, load: OfferedLoad, api: ImagesApi, runs: list[MeasuredRun]
 ) -> None:
-    outcomes: list[Outcome] = []
+    outcomes: list[RequestOutcome] = []
     what = "trace" if load.rate is None else f"{load.rate:g}/s"
     with counting(f"{target.name} {what}", len(load.requests)) as count:
 
-        def record(outcome: Outcome) -> None:
+        def record(outcome: RequestOutcome) -> None:
             outcomes.append(outcome)
             count(len(outcomes))
 
@@ -121,7 +121,7 @@ async def _run(
             runs.append(MeasuredRun(target.name, load.rate, load.warmup_s, tuple(outcomes), found))
 
 
-async def _try(plan: BenchPlan, request: Request) -> None:
+async def _try(plan: BenchPlan, request: WorkloadRequest) -> None:
     """Have every server answer one request."""
     files = await asyncio.to_thread(_material, plan, [request])
     for target in plan.targets:
@@ -129,14 +129,16 @@ async def _try(plan: BenchPlan, request: Request) -> None:
             answer = await api.send(request)
         if answer.code is not None:
             said = f"{target.name} at {without_password(target.url)} does not answer an edit with a picture: "
-            raise Refused(ErrorBody(code=answer.code, message=f"{said}{answer.message}"))
+            raise RequestRefused(ErrorBody(code=answer.code, message=f"{said}{answer.message}"))
 
 
-def _material(plan: BenchPlan, requests: Sequence[Request]) -> Material:
+def _material(plan: BenchPlan, requests: Sequence[WorkloadRequest]) -> WorkloadImages:
     return material(requests, plan.templates or made(requests, *plan.size, plan.seed))
 
 
-def _opened(plan: BenchPlan, target: Target, files: Material) -> AbstractAsyncContextManager[ImagesApi]:
+def _opened(
+    plan: BenchPlan, target: BenchTarget, files: WorkloadImages
+) -> AbstractAsyncContextManager[ImagesApi]:
     return open_images_api(
         target.url, files, plan.fields, api=plan.api, api_key=plan.api_key, timeout_s=plan.timeout_s
     )

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
-from giornata_tools.cli.doctor.finding import SETUP, Finding, fail, ok, warn
+from giornata_tools.cli.doctor.finding import SETUP, DoctorFinding, fail, ok, warn
 
 PROBE: Final = """\
 import json, torch
@@ -31,7 +31,7 @@ CUDA_SETUP: Final = "make setup TORCH_INDEX=https://download.pytorch.org/whl/cu1
 
 
 @dataclass(frozen=True)
-class Torch:
+class TorchReport:
     """What torch says of itself."""
 
     version: str
@@ -42,7 +42,7 @@ class Torch:
     devices: list[str]
 
 
-def torch(code: str = PROBE) -> Finding:
+def torch(code: str = PROBE) -> DoctorFinding:
     """Torch imports, and uses the GPU if there is one; `code` asks it."""
     try:
         found = probe(code)
@@ -51,7 +51,7 @@ def torch(code: str = PROBE) -> Finding:
     return judge(found, driver())
 
 
-def probe(code: str) -> Torch:
+def probe(code: str) -> TorchReport:
     """Ask torch in a process of its own.
 
     Raises:
@@ -61,7 +61,7 @@ def probe(code: str) -> Torch:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROBE_S, check=True
     )
-    return Torch(**json.loads(done.stdout.splitlines()[-1] if done.stdout.strip() else ""))
+    return TorchReport(**json.loads(done.stdout.splitlines()[-1] if done.stdout.strip() else ""))
 
 
 def driver() -> str | None:
@@ -74,7 +74,7 @@ def driver() -> str | None:
     return "; ".join(done.stdout.split("\n")).strip("; ") or None
 
 
-def judge(found: Torch, gpus: str | None) -> Finding:
+def judge(found: TorchReport, gpus: str | None) -> DoctorFinding:
     """The verdict on `found` beside `gpus`, what the driver tells."""
     if found.devices:
         return ok(f"{found.version} with CUDA {found.cuda} on {', '.join(found.devices)}")

@@ -17,16 +17,16 @@ from giornata.memory_plan import CONTEXT_BYTES, USABLE, plan_device
 from giornata.model_cards import ITEM_BYTES, TEMPLATE_BITS, level_bytes, model_memory, read_model_card
 from giornata.planning.specs import LEAST_LEVELS
 from giornata.wire.models import ModelCard
-from giornata_tools.cli.doctor.finding import Finding, fail, ok, warn
+from giornata_tools.cli.doctor.finding import DoctorFinding, fail, ok, warn
 from giornata_tools.cli.doctor.machine import GIB
-from giornata_tools.launcher.model import Model, repeated_name
+from giornata_tools.launcher.model import StackModel, repeated_name
 
 GB: Final = 10**9
 GPU_GB: Final = (16, 24, 32, 48, 80, 96, 141, 192)
 """Sizes of GPUs that there are."""
 
 
-def model(source: str | None, memory_bytes: int | None = None) -> Finding:
+def model(source: str | None, memory_bytes: int | None = None) -> DoctorFinding:
     """The checkpoint that ``GIORNATA_MODEL`` names can be read, and its templates fit into `memory_bytes`.
 
     Their default is what a denoiser would have on this machine.
@@ -49,7 +49,7 @@ def model(source: str | None, memory_bytes: int | None = None) -> Finding:
     return _with_templates(folder, card, known, _template_bytes() if memory_bytes is None else memory_bytes)
 
 
-def device(source: str, device_bytes: int) -> Finding:
+def device(source: str, device_bytes: int) -> DoctorFinding:
     """A denoiser and a prepost of a checkpoint fit on one GPU of so many bytes; if not, what would fit."""
     folder = Path(source) if Path(source).is_dir() else _cached(source)
     if folder is None:
@@ -96,14 +96,14 @@ def size_of(text: str) -> int:
     return int(number) * GB
 
 
-def names(models: Sequence[Model]) -> Finding:
+def names(models: Sequence[StackModel]) -> DoctorFinding:
     """Requests tell several models by their names."""
     if twice := repeated_name(models):
         return fail(f"Several models have the name {twice}.", "Give each its own: --model NAME=FOLDER.")
     return ok(", ".join(model.served_name for model in models))
 
 
-def _with_templates(folder: Path, card: ModelCard, known: str, room: int) -> Finding:
+def _with_templates(folder: Path, card: ModelCard, known: str, room: int) -> DoctorFinding:
     """Memory has room for one template of the model's native size, with as many noise levels as pictures need."""
     least = LEAST_LEVELS * level_bytes(folder, card, TEMPLATE_BITS)
     if least <= room:
@@ -121,7 +121,7 @@ def _template_bytes() -> int:
     return int(asked) << 20 if asked.isdecimal() else machine.memory_bytes() // machine.HOST_SHARE
 
 
-def _on_hub(source: str) -> Finding:
+def _on_hub(source: str) -> DoctorFinding:
     if _cached(source) is not None:
         return ok(f"{source} is in the hub's cache")
     if _has_token():

@@ -19,15 +19,15 @@ from rich.text import Text
 from giornata.logs import configure_logs
 from giornata_tools import checkout, interrupts
 from giornata_tools.cli.doctor import accelerator, checkpoint, machine, servers
-from giornata_tools.cli.doctor.finding import Finding, Verdict, fail, worst
+from giornata_tools.cli.doctor.finding import CheckStatus, DoctorFinding, fail, worst
 from giornata_tools.cli.options import door_options, gateway_of, models_option
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 from giornata_tools.provenance import installed
 from giornata_tools.tables import show
 
-STYLES: Final = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
+STYLES: Final = {CheckStatus.OK: "green", CheckStatus.WARN: "yellow", CheckStatus.FAIL: "bold red"}
 
-Check = Callable[[], Awaitable[Finding]]
+Check = Callable[[], Awaitable[DoctorFinding]]
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,16 @@ async def run(around: CheckedSystem, *, as_json: bool) -> int:
         click.echo(json.dumps({"verdict": verdict, "checks": checks}, indent=2))
     else:
         show(table(findings), Text(f"\n{summary(findings)}"))
-    return 1 if verdict is Verdict.FAIL else 0
+    return 1 if verdict is CheckStatus.FAIL else 0
 
 
-async def examine(around: CheckedSystem) -> dict[str, Finding]:
+async def examine(around: CheckedSystem) -> dict[str, DoctorFinding]:
     """Every finding by the name of its check, in the order in which problems are mended.
 
     Without a checkout nothing can be started here: then what a system needs is not looked at, and a gateway is needed.
     """
     if around.device_bytes is not None:
-        names = {each.served_name: each.source for each in map(Model.read, around.models)}
+        names = {each.served_name: each.source for each in map(StackModel.read, around.models)}
         return {f"{name} on a GPU": checkpoint.device(names[name], around.device_bytes) for name in names}
     needed = around.gateway_named or around.root is None
     serving = asyncio.ensure_future(_guarded(lambda: servers.gateway(around.gateway_url, named=needed)))
@@ -114,13 +114,13 @@ async def examine(around: CheckedSystem) -> dict[str, Finding]:
     return dict(zip(checks, await asyncio.gather(*map(_guarded, checks.values())), strict=True))
 
 
-def _system(around: CheckedSystem, root: Path, serving: asyncio.Future[Finding]) -> dict[str, Check]:
+def _system(around: CheckedSystem, root: Path, serving: asyncio.Future[DoctorFinding]) -> dict[str, Check]:
     """What the checkout `root` needs of this machine to run everything."""
     place = urlsplit(around.gateway_url)
     number = place.port or (443 if place.scheme == "https" else 80)
 
-    async def port() -> Finding:
-        answered = (await serving).verdict is Verdict.OK
+    async def port() -> DoctorFinding:
+        answered = (await serving).verdict is CheckStatus.OK
         return await asyncio.to_thread(machine.port, place.hostname or "", number, answered=answered)
 
     return {
@@ -139,7 +139,7 @@ def _models(texts: tuple[str, ...]) -> dict[str, Check]:
     """A check for each checkpoint, and one of their names where there are several."""
     if not texts:
         return {"Model": _threaded(lambda: checkpoint.model(None))}
-    models = [Model.read(text) for text in texts]
+    models = [StackModel.read(text) for text in texts]
     if len(models) == 1:
         return {"Model": _threaded(partial(checkpoint.model, models[0].source))}
     return {
@@ -148,7 +148,7 @@ def _models(texts: tuple[str, ...]) -> dict[str, Check]:
     }
 
 
-def table(findings: Mapping[str, Finding]) -> Table:
+def table(findings: Mapping[str, DoctorFinding]) -> Table:
     """A line per finding, and the remedy below it."""
     lines = Table(box=None, show_header=False, pad_edge=False)
     for name, one in findings.items():
@@ -159,16 +159,16 @@ def table(findings: Mapping[str, Finding]) -> Table:
     return lines
 
 
-def summary(findings: Mapping[str, Finding]) -> str:
+def summary(findings: Mapping[str, DoctorFinding]) -> str:
     """The report in a sentence."""
-    missing = [name for name, one in findings.items() if one.verdict is Verdict.FAIL]
+    missing = [name for name, one in findings.items() if one.verdict is CheckStatus.FAIL]
     if missing:
         return f"To be mended: {', '.join(missing)}."
-    warned = ", ".join(name for name, one in findings.items() if one.verdict is Verdict.WARN)
+    warned = ", ".join(name for name, one in findings.items() if one.verdict is CheckStatus.WARN)
     return f"Nothing essential is missing; look at: {warned}." if warned else "Nothing is missing."
 
 
-async def _guarded(check: Check) -> Finding:
+async def _guarded(check: Check) -> DoctorFinding:
     """A check that fails itself is a finding, too: the others are told all the same."""
     try:
         return await check()
@@ -176,5 +176,5 @@ async def _guarded(check: Check) -> Finding:
         return fail(f"The check itself failed: {type(error).__name__}.", "Please report it.")
 
 
-def _threaded(check: Callable[[], Finding]) -> Check:
+def _threaded(check: Callable[[], DoctorFinding]) -> Check:
     return lambda: asyncio.to_thread(check)

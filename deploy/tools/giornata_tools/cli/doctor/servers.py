@@ -15,9 +15,9 @@ from giornata.blobs import S3Blobs
 from giornata.bus import bus
 from giornata.bus.connection import RefusedError
 from giornata.wire.errors import GiornataError
-from giornata_tools.cli.doctor.finding import Finding, fail, ok, warn
+from giornata_tools.cli.doctor.finding import DoctorFinding, fail, ok, warn
 from giornata_tools.doors.addresses import nats_urls, without_password
-from giornata_tools.doors.edits import Refused, Unreachable
+from giornata_tools.doors.edits import RequestRefused, ServerUnreachable
 from giornata_tools.doors.http_door import open_http
 
 ASK_S: Final = 5
@@ -25,7 +25,7 @@ PAYLOAD_BYTES: Final = 8 << 20
 """Pictures of the NATS door travel in messages of up to this size."""
 
 
-async def nats_server(url: str | None) -> Finding:
+async def nats_server(url: str | None) -> DoctorFinding:
     """NATS answers, keeps streams and takes large messages."""
     if url is None:
         return ok("none is named; `giornata up` starts its own")
@@ -64,7 +64,7 @@ async def _jetstream(jetstream: JetStreamContext) -> str:
     return "JetStream"
 
 
-async def blob_store(url: str | None) -> Finding:
+async def blob_store(url: str | None) -> DoctorFinding:
     """The store answers; a Redis-protocol server evicts nothing and appends to disk."""
     if url is None:
         return ok("none is named; `giornata up` starts its own")
@@ -94,7 +94,7 @@ async def blob_store(url: str | None) -> Finding:
     return judge_blob_store(place, str(info.get("maxmemory_policy")), appends=bool(info.get("aof_enabled")))
 
 
-async def _object_store(url: str, place: str) -> Finding:
+async def _object_store(url: str, place: str) -> DoctorFinding:
     try:
         async with S3Blobs.open(url, timeout_s=ASK_S):
             return ok(f"{place} lets us in")
@@ -106,7 +106,7 @@ async def _object_store(url: str, place: str) -> Finding:
         )
 
 
-def judge_blob_store(place: str, policy: str, *, appends: bool) -> Finding:
+def judge_blob_store(place: str, policy: str, *, appends: bool) -> DoctorFinding:
     """The verdict on a server that answers."""
     if policy != "noeviction":
         return fail(
@@ -121,16 +121,16 @@ def judge_blob_store(place: str, policy: str, *, appends: bool) -> Finding:
     return ok(f"{place}, no eviction, appends to disk")
 
 
-async def gateway(url: str, *, named: bool) -> Finding:
+async def gateway(url: str, *, named: bool) -> DoctorFinding:
     """An edit would be carried out now; without a gateway, a problem only if one was `named`."""
     place = without_password(url)
     try:
         async with open_http(url, None) as door:
             status, told = await door.get("/readyz")
-    except Unreachable:
+    except ServerUnreachable:
         trouble = fail if named else warn
         return trouble(f"No gateway answers at {place}.", "Run `giornata up`, or name one with --url.")
-    except Refused as error:
+    except RequestRefused as error:
         return fail(error.body.message, "Name the right one with --url.")
     if status != 200:
         if full := told.get("storage_full"):
@@ -146,7 +146,7 @@ async def gateway(url: str, *, named: bool) -> Finding:
     return judge_gateway(place, told)
 
 
-def judge_gateway(place: str, told: Mapping[str, Any]) -> Finding:
+def judge_gateway(place: str, told: Mapping[str, Any]) -> DoctorFinding:
     """The verdict on a gateway that is ready, by what it tells."""
     if full := ", ".join(str(one) for one in told.get("nearly_full", ())):
         return warn(

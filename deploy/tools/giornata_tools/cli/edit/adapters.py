@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 
-class LoraType(click.ParamType[dict[str, object]]):
+class LoraParamType(click.ParamType[dict[str, object]]):
     """``ID`` or ``ID:SCALE``."""
 
     name = "ID[:SCALE]"
@@ -40,7 +40,7 @@ KEYS: Final[Mapping[str, Callable[[str], object]]] = {
 """What may follow a ControlNet's name, and what reads it."""
 
 
-class ControlType(click.ParamType[dict[str, object]]):
+class ControlNetParamType(click.ParamType[dict[str, object]]):
     """``NAME`` or ``NAME,KEY=VALUE,…``."""
 
     name = "NAME[,KEY=VALUE...]"

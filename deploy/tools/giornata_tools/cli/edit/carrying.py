@@ -23,7 +23,14 @@ from giornata_tools.cli.edit.delivery import STDOUT, EditDelivery, writing
 from giornata_tools.cli.edit.parameters import validated
 from giornata_tools.cli.options import ABOVE_0, api_key_option, door_of, door_options, typed
 from giornata_tools.doors.addresses import is_web
-from giornata_tools.doors.edits import Door, EditCall, EditProgress, Preview, Refused, Stopped
+from giornata_tools.doors.edits import (
+    EditCall,
+    EditClient,
+    EditProgress,
+    EditStopped,
+    Preview,
+    RequestRefused,
+)
 
 NATS_TIMEOUT_S: Final = 120.0
 """What the NATS door allows unless told otherwise; over HTTP the gateway decides."""
@@ -32,7 +39,7 @@ PROBE_BYTES: Final = 1 << 20
 
 SOURCE: Final = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
 
-Opening = AbstractAsyncContextManager[Door]
+Opening = AbstractAsyncContextManager[EditClient]
 
 _OPTIONS: Final = (
     click.option(
@@ -85,7 +92,7 @@ _OPTIONS: Final = (
 
 
 @dataclass(frozen=True)
-class Sending:
+class EditCommandOptions:
     """What the options that both commands share say."""
 
     references: tuple[str, ...]
@@ -103,7 +110,7 @@ class Sending:
 
 
 def sending_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that :class:`Sending` reads."""
+    """The options that :class:`EditCommandOptions` reads."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -111,13 +118,13 @@ def sending_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def read_options(
     ctx: click.Context, options: dict[str, Any], kind: type[GenerationParameters]
-) -> tuple[Sending, dict[str, object], tuple[str, ...]]:
+) -> tuple[EditCommandOptions, dict[str, object], tuple[str, ...]]:
     """How to send, which fields of a `kind` were typed, and a file for each picture; `options` are the command's.
 
     Raises:
         click.UsageError: names the options at fault.
     """
-    sending = Sending(**{field.name: options[field.name] for field in fields(Sending)})
+    sending = EditCommandOptions(**{field.name: options[field.name] for field in fields(EditCommandOptions)})
     named = typed(ctx)
     given: dict[str, Any] = {name: options[name] for name in kind.model_fields if name in named}
     files, given["output_format"] = _destinations(sending.out, options["n"], given.get("output_format"))
@@ -138,7 +145,7 @@ def read(name: str) -> bytes:
 
 
 def carry_out(
-    ctx: click.Context, sending: Sending, order: Callable[[], EditCall], files: tuple[str, ...]
+    ctx: click.Context, sending: EditCommandOptions, order: Callable[[], EditCall], files: tuple[str, ...]
 ) -> None:
     """Send what `order` makes, write its pictures to `files`, and leave with the exit status."""
     opening = _opening(door_of(ctx, sending.url, sending.nats_url), sending)
@@ -152,7 +159,7 @@ def carry_out(
     ctx.exit(interrupts.run(lambda: run(opening, asked, report, sending.timeout_s, progress=shown)))
 
 
-def _opening(address: str, how: Sending) -> Opening:
+def _opening(address: str, how: EditCommandOptions) -> Opening:
     """The door at `address`, open while inside."""
     if is_web(address):
         from giornata_tools.doors.http_door import open_http
@@ -182,9 +189,9 @@ async def run(
                 outcome = await door.edit(order, tell)
     except TimeoutError:
         return report.refused(DeadlineExceeded().body())
-    except Refused as error:
+    except RequestRefused as error:
         return report.refused(error.body)
-    except Stopped as stopped:
+    except EditStopped as stopped:
         if limit.expired():
             late = DeadlineExceeded(f"The job took longer than {timeout_s:g} s. {stopped}")
             return report.refused(late.body())

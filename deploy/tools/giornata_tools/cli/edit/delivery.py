@@ -15,7 +15,14 @@ import click
 
 from giornata.wire.errors import ErrorBody, JobCancelled
 from giornata.wire.requests import OutputFormat
-from giornata_tools.doors.edits import EditOutcome, Failure, PaintedPicture, Preview, Refused, sentence
+from giornata_tools.doors.edits import (
+    EditOutcome,
+    PaintedPicture,
+    PictureFailure,
+    Preview,
+    RequestRefused,
+    sentence,
+)
 
 STDOUT: Final = "-"
 SUFFIXES: Final[Mapping[str, OutputFormat]] = {
@@ -74,7 +81,7 @@ class EditDelivery:
     quiet: bool = False
     previews: dict[str, Preview] = field(default_factory=dict)
     """Written so far, by file; another attempt's take the place of the first's."""
-    lost: dict[str, Failure] = field(default_factory=dict)
+    lost: dict[str, PictureFailure] = field(default_factory=dict)
     """What could not be written, by file."""
 
     def preview(self, preview: Preview) -> None:
@@ -123,7 +130,7 @@ class EditDelivery:
             else:
                 Path(name).write_bytes(data)
         except OSError as error:
-            self.lost[name] = Failure(_not_written(name, error).message, NOT_WRITTEN, index)
+            self.lost[name] = PictureFailure(_not_written(name, error).message, NOT_WRITTEN, index)
             return False
         self.lost.pop(name, None)
         return True
@@ -156,7 +163,7 @@ def writing(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Refused(_not_written(name, error)) from error
+        raise RequestRefused(_not_written(name, error)) from error
 
 
 def _not_written(name: str, error: OSError) -> ErrorBody:

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from giornata.wire.adapters import AskedControl, AskedLora
 from giornata.wire.errors import GiornataError
 from giornata.wire.requests import GenerationParameters, asked
-from giornata_tools.cli.edit.adapters import ControlType, LoraType
+from giornata_tools.cli.edit.adapters import ControlNetParamType, LoraParamType
 from giornata_tools.cli.options import option_name
 
 P = TypeVar("P", bound=GenerationParameters)
@@ -25,8 +25,8 @@ LIMITS: Final = {"ge": ("min",), "gt": ("min", "min_open"), "le": ("max",), "lt"
 
 
 LISTS: Final[Mapping[Any, click.ParamType[Any]]] = {
-    AskedLora: LoraType(),
-    AskedControl: ControlType(),
+    AskedLora: LoraParamType(),
+    AskedControl: ControlNetParamType(),
 }
 """Elements of lists → the type of the option that brings one of them."""
 

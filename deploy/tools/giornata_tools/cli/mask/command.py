@@ -15,7 +15,7 @@ from giornata_tools import interrupts
 from giornata_tools.cli.edit.carrying import SOURCE, read
 from giornata_tools.cli.edit.delivery import STDOUT, writing
 from giornata_tools.cli.options import api_key_option, gateway_of, url_option
-from giornata_tools.doors.edits import Refused
+from giornata_tools.doors.edits import RequestRefused
 from giornata_tools.doors.http_door import open_http
 
 PATH: Final = "/v1/masks"
@@ -70,7 +70,7 @@ async def run(
         async with open_http(url, api_key) as door:
             told = await door.send_picture(PATH, image, fields)
         _write(out, base64.b64decode(told["b64_png"]))
-    except Refused as error:
+    except RequestRefused as error:
         click.echo(f"Error: {error}", err=True)
         return 1
     regions: list[dict[str, Any]] = [

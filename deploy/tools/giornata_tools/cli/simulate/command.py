@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from giornata.residency.plans.naming import PlacementName
-from giornata.scheduling.line import LineName
+from giornata.residency.plans.naming import ResidencyPlanName
+from giornata.scheduling.line import QueueOrder
 from giornata.scheduling.policies import LOAD_WEIGHT, PolicyName
 from giornata_tools.cli import extras, workload
 from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, COUNT, READABLE, folder_option
@@ -131,7 +131,7 @@ def _sizes(text: str) -> tuple[float, float] | None:
 )
 @click.option(
     "--placement",
-    type=click.Choice([str(name) for name in PlacementName]),
+    type=click.Choice([str(name) for name in ResidencyPlanName]),
     help="Which plan says what hosts and devices load before jobs ask for it; default: as the policy has it.",
 )
 @click.option(
@@ -154,7 +154,7 @@ def _sizes(text: str) -> tuple[float, float] | None:
 )
 @click.option(
     "--line",
-    type=click.Choice([str(name) for name in LineName]),
+    type=click.Choice([str(name) for name in QueueOrder]),
     help="Whose turn comes next; default: as the policy has it.",
 )
 @click.option(
@@ -255,7 +255,7 @@ def simulate(**given: Any) -> None:
         extras.require("bench")
     from giornata_tools.cli.simulate.run import run
 
-    read = {name: v.value if isinstance(v, workload.Given) else v for name, v in given.items()}
+    read = {name: v.value if isinstance(v, workload.ParsedOption) else v for name, v in given.items()}
     try:
         run(read)
     except ValueError as error:

@@ -15,13 +15,13 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from giornata.residency.plans.naming import PlacementName
-from giornata.scheduling.line import LineName
+from giornata.residency.plans.naming import ResidencyPlanName
+from giornata.scheduling.line import QueueOrder
 from giornata.scheduling.policies import PolicyName
 from giornata_tools.bars import counting
 from giornata_tools.cli.simulate.setting import scenario_of
-from giornata_tools.simulation.options import Binding, RunOptions
-from giornata_tools.simulation.results import Simulated, Summary, charts
+from giornata_tools.simulation.options import BindingTime, RunOptions
+from giornata_tools.simulation.results import PolicyRun, SimulationSummary, charts
 from giornata_tools.simulation.scenario import Scenario, fewest_workers
 from giornata_tools.tables import show, table
 
@@ -56,7 +56,7 @@ def run(given: Mapping[str, Any]) -> None:
     if given["find_workers"]:
         _answer(scenario, rates, given)
         return
-    runs: list[Simulated] = []
+    runs: list[PolicyRun] = []
     for rate in rates:
         for seed in range(1, given["seeds"] + 1):
             jobs = scenario.jobs(rate, seed)
@@ -67,7 +67,7 @@ def run(given: Mapping[str, Any]) -> None:
             for policy in given["policies"]:
                 with counting(f"{policy}, {_named(rate)}, seed {seed}", len(jobs)) as progress:
                     made = scenario.run(jobs, _options(given, policy, seed), progress)
-                runs.append(Simulated(policy, rate, seed, made, scenario.summary(made), p95_s, mean_s))
+                runs.append(PolicyRun(policy, rate, seed, made, scenario.summary(made), p95_s, mean_s))
     show(_table(runs))
     if given["out"] is not None:
         _write(given["out"], runs, given, scenario)
@@ -78,9 +78,9 @@ def _options(given: Mapping[str, Any], policy: str, seed: int) -> RunOptions:
     return replace(
         usual,
         adapters=usual.adapters and not given["blind"],
-        binding=Binding(given["binding"]) if given["binding"] else usual.binding,
-        line_name=LineName(given["line"]) if given["line"] else usual.line_name,
-        placing=PlacementName(given["placement"]) if given["placement"] else usual.placing,
+        binding=BindingTime(given["binding"]) if given["binding"] else usual.binding,
+        line_name=QueueOrder(given["line"]) if given["line"] else usual.line_name,
+        placing=ResidencyPlanName(given["placement"]) if given["placement"] else usual.placing,
         load_weight=given["load_weight"],
         loads_ahead=given["loads_ahead"],
         telemetry_hz=given["telemetry_hz"],
@@ -121,7 +121,7 @@ def _answer(scenario: Scenario, rates: Sequence[float], given: Mapping[str, Any]
         _save(given["out"], {"workers.json": json.dumps(told)})
 
 
-def _table(runs: Sequence[Simulated]) -> Table:
+def _table(runs: Sequence[PolicyRun]) -> Table:
     """Means over seeds, with the spread of P95."""
     title = "Latency in seconds; means over seeds, ± half the range"
     drawn = table(*COLUMNS, numbers=set(COLUMNS) - {"policy"}, title=title)
@@ -137,8 +137,8 @@ def _table(runs: Sequence[Simulated]) -> Table:
     return drawn
 
 
-def _figures(runs: Sequence[Simulated]) -> list[str]:
-    def mean(value: Callable[[Summary], float]) -> float:
+def _figures(runs: Sequence[PolicyRun]) -> list[str]:
+    def mean(value: Callable[[SimulationSummary], float]) -> float:
         return fmean(value(run.summary) for run in runs)
 
     p95 = [run.summary.p95_s for run in runs]
@@ -159,7 +159,7 @@ def _figures(runs: Sequence[Simulated]) -> list[str]:
     ]
 
 
-def _of_loras(found: Sequence[Summary]) -> list[str]:
+def _of_loras(found: Sequence[SimulationSummary]) -> list[str]:
     shares = [one.lora_hit_share for one in found if one.lora_hit_share is not None]
     waits = [one.lora_wait_mean_s for one in found if one.lora_wait_mean_s is not None]
     ready = [one.lora_ready_share for one in found if one.lora_ready_share is not None]
@@ -176,7 +176,7 @@ def _named(rate: float) -> str:
     return f"{rate:g}" if rate else "trace"
 
 
-def _write(folder: Path, runs: Sequence[Simulated], given: Mapping[str, Any], scenario: Scenario) -> None:
+def _write(folder: Path, runs: Sequence[PolicyRun], given: Mapping[str, Any], scenario: Scenario) -> None:
     from giornata_tools.loadgen.drawing import figure, svg
 
     rows = [
@@ -204,11 +204,11 @@ def _write(folder: Path, runs: Sequence[Simulated], given: Mapping[str, Any], sc
     _save(folder, files)
 
 
-def _kind(run: Simulated) -> dict[str, object]:
+def _kind(run: PolicyRun) -> dict[str, object]:
     return {"policy": run.policy, "rate": run.rate, "seed": run.seed}
 
 
-def _jobs(run: Simulated) -> Iterator[dict[str, object]]:
+def _jobs(run: PolicyRun) -> Iterator[dict[str, object]]:
     """Every job, in the order of their arrival."""
     for ended in sorted(run.run.ended, key=lambda e: e.job.at_s):
         shape = ended.job.demand.shapes[0]

@@ -11,13 +11,13 @@ from typing import Any
 from giornata_tools.cli.workload import read_trace
 from giornata_tools.loadgen import facts
 from giornata_tools.loadgen.adapters import AdapterSizes, AdapterWorkload
-from giornata_tools.loadgen.distributions import Crowds, zipf
+from giornata_tools.loadgen.distributions import ArrivalBursts, zipf
 from giornata_tools.loadgen.workload import MaskShape, Workload
 from giornata_tools.simulation import machines
-from giornata_tools.simulation.adapters import AdaptersAsked, held_controls
+from giornata_tools.simulation.adapters import AdapterDemand, held_controls
 from giornata_tools.simulation.jobs import PictureSetting, template_name
-from giornata_tools.simulation.machines import Machine, Storage
-from giornata_tools.simulation.options import Stages
+from giornata_tools.simulation.machines import Machine, TemplateStorage
+from giornata_tools.simulation.options import StageSetting
 from giornata_tools.simulation.residency import AdapterSetting
 from giornata_tools.simulation.scenario import ArrivalSetting, Scenario, popular
 from giornata_tools.simulation.templates import TemplateSetting
@@ -56,10 +56,10 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
             registered=names if given["registered"] else frozenset(),
             preloaded=() if given["cold"] else popular(weights),
         ),
-        stages=Stages(
+        stages=StageSetting(
             given["encode_ms"], given["finish_ms"], given["prepost"], given["hops_ms"], given["relay_ms"]
         ),
-        asked=AdaptersAsked(
+        asked=AdapterDemand(
             AdapterSizes.between(*given["lora_mb"]) if given["lora_mb"] else AdapterSizes(),
             facts.ADAPTERS[given["adapters"]]["controlnets"] if given["adapters"] else {0: 1.0},
             given["lora_joins_within"],
@@ -93,7 +93,7 @@ def _machines(given: Mapping[str, Any]) -> list[Machine]:
         except (OSError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from error
     named = given["machine"] in machines.PUBLISHED
-    group = machines.Group(
+    group = machines.WorkerGroup(
         machine=given["machine"] if named else None,
         profile=None if named else given["machine"],
         rows=given["rows"],
@@ -105,7 +105,7 @@ def _machines(given: Mapping[str, Any]) -> list[Machine]:
     except (OSError, ValueError) as error:
         known = ", ".join(machines.PUBLISHED)
         raise ValueError(f"--machine is {known} or a file of `giornata profile`; {error}") from error
-    storage = Storage(given["memory_gb"] * 1e9, given["disk_gb"] * 1e9, given["disk_gb_per_s"] * 1e9)
+    storage = TemplateStorage(given["memory_gb"] * 1e9, given["disk_gb"] * 1e9, given["disk_gb_per_s"] * 1e9)
     return [replace(machine, storage=storage)] * int(given["workers"])
 
 
@@ -119,7 +119,7 @@ def _arriving(given: Mapping[str, Any]) -> ArrivalSetting:
         given["duration"],
         given["warmup"],
         given["cv"],
-        Crowds(given["crowds"]) if given["crowds"] > 1 else None,
+        ArrivalBursts(given["crowds"]) if given["crowds"] > 1 else None,
         lines,
         given["speed"],
     )

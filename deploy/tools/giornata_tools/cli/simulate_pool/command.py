@@ -180,7 +180,7 @@ def simulate_pool(ctx: click.Context, /, **given: Any) -> None:
     """  # noqa: D301 - click's mark of lines that are not wrapped
     if given["out"] is not None:
         extras.require("bench")
-    read = {name: v.value if isinstance(v, workload.Given) else v for name, v in given.items()}
+    read = {name: v.value if isinstance(v, workload.ParsedOption) else v for name, v in given.items()}
     _check(read, typed(ctx))
     if read["replay"] is not None:
         from giornata_tools.cli.simulate_pool.replay import replay

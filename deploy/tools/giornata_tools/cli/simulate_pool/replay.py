@@ -9,7 +9,7 @@ from typing import Final
 import click
 from pydantic import ValidationError
 
-from giornata.scheduling.degrees.recording import Recording, from_json
+from giornata.scheduling.degrees.recording import DecisionRecord, from_json
 
 SHOWN: Final = 5
 """Decisions that differ and are told."""
@@ -39,7 +39,7 @@ def replay(path: Path) -> None:
     click.echo(f"All {len(recordings)} decisions are equal.")
 
 
-def recordings_of(lines: Iterable[bytes]) -> Iterator[Recording]:
+def recordings_of(lines: Iterable[bytes]) -> Iterator[DecisionRecord]:
     """A decision for each line.
 
     Raises:

@@ -16,22 +16,22 @@ import click
 from rich.table import Table
 
 from giornata.scheduling.degrees.pool import DEGREES
-from giornata.scheduling.degrees.rule import Switches
+from giornata.scheduling.degrees.rule import ReplanningOptions
 from giornata_tools.bars import counting
 from giornata_tools.processes import side_by_side
 from giornata_tools.simulation.degrees import results
 from giornata_tools.simulation.degrees.results import PoolRun, standard_error
-from giornata_tools.simulation.degrees.rounds import RoundSwitches, Ties
+from giornata_tools.simulation.degrees.rounds import RoundSwitches, TieBreak
 from giornata_tools.simulation.degrees.rules import (
     POWERS,
     BoundCase,
-    Case,
+    PoolRuleCase,
     RuleName,
     RuleSetting,
     bound_of,
     run_case,
 )
-from giornata_tools.simulation.degrees.workloads import SLO_S, Mix, PoolWorkload
+from giornata_tools.simulation.degrees.workloads import SLO_S, PoolWorkload, SizeMix
 from giornata_tools.tables import show, table
 
 LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -48,7 +48,7 @@ def run(given: Mapping[str, Any]) -> None:
         ValueError: what was asked for cannot be simulated.
     """
     loads = list(_workloads(given))
-    cases = [Case(load, rule, given["devices"]) for load in loads for rule in _rules(given)]
+    cases = [PoolRuleCase(load, rule, given["devices"]) for load in loads for rule in _rules(given)]
     asked = [BoundCase(load, _widest(given), given["devices"]) for load in loads] if given["bound"] else []
     with side_by_side(given["processes"]) as pool, counting("runs", len(cases)) as tell:
         shares = pool.map(bound_of, asked)
@@ -68,7 +68,7 @@ def _workloads(given: Mapping[str, Any]) -> Iterator[PoolWorkload]:
             for rate in given["rate"]:
                 for seed in range(given["seeds"]):
                     yield PoolWorkload(
-                        mix=Mix(mix),
+                        mix=SizeMix(mix),
                         scale=scale,
                         per_minute=rate,
                         cv=given["cv"],
@@ -96,7 +96,7 @@ def _rules(given: Mapping[str, Any]) -> Iterator[RuleSetting]:
                 yield from (RuleSetting(name, (degree,)) for degree in degrees)
             case RuleName.ROUNDS:
                 lacking = dict.fromkeys(given["rounds_without"], False)
-                switches = replace(RoundSwitches(), ties=Ties(given["ties"]), **lacking)
+                switches = replace(RoundSwitches(), ties=TieBreak(given["ties"]), **lacking)
                 for steps in given["round_steps"]:
                     yield replace(setting, rounds=switches, round_steps=steps)
             case RuleName.REPLANNING:
@@ -106,7 +106,7 @@ def _rules(given: Mapping[str, Any]) -> Iterator[RuleSetting]:
 
 
 def _replanning(setting: RuleSetting, given: Mapping[str, Any]) -> Iterator[RuleSetting]:
-    setting = replace(setting, parts=Switches(ages_s=given["ages_s"]))
+    setting = replace(setting, parts=ReplanningOptions(ages_s=given["ages_s"]))
     yield from (replace(setting, steps_between=steps) for steps in given["steps_between"])
     for part in given["without"]:
         parts = replace(setting.parts, **LACKING.get(part, {part: False}))

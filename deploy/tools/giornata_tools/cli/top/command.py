@@ -16,18 +16,18 @@ from giornata.bus import bus
 from giornata.logs import configure_logs
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError
-from giornata.wire.permissions import User
+from giornata.wire.permissions import NatsRole
 from giornata.wire.telemetry import TelemetryReader
 from giornata.wire.workers import ServiceState
 from giornata_tools import interrupts
 from giornata_tools.cli.options import connection_failure, login_of, user_options
 from giornata_tools.cli.top.screen import screen
-from giornata_tools.cli.top.seen import Seen, Top
+from giornata_tools.cli.top.seen import FleetSnapshot, TelemetryAggregator
 from giornata_tools.tables import show
 
 
 @click.command()
-@user_options(User.OBSERVER, "that carry the telemetry")
+@user_options(NatsRole.OBSERVER, "that carry the telemetry")
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.5, max=60),
@@ -47,19 +47,19 @@ def top(
     A question mark is what is not known yet. `tokens` are image tokens that the next step computes, `of` those of the
     running pictures; memory/s, disk/s, first/s and miss/s are edits by where their template was found.
     """
-    servers, password, _ = login_of(url, password_file, User.OBSERVER)
+    servers, password, _ = login_of(url, password_file, NatsRole.OBSERVER)
     ctx.exit(interrupts.run(lambda: run(servers, password, interval, **how)))
 
 
 async def run(url: str, password_file: Path | None, interval_s: float, *, once: bool, as_json: bool) -> int:
     """Listen and print; the exit status. Ctrl-C is how watching ends, and so no failure."""
     configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
-    seen = Seen()
+    seen = TelemetryAggregator()
 
     def hear(state: ServiceState) -> None:
         seen.hear(state, time.monotonic())
 
-    connecting = bus.connect(url, "giornata-top", user=User.OBSERVER, password_file=password_file)
+    connecting = bus.connect(url, "giornata-top", user=NatsRole.OBSERVER, password_file=password_file)
     try:
         async with (
             connecting as connected,
@@ -78,7 +78,7 @@ async def run(url: str, password_file: Path | None, interval_s: float, *, once: 
     return 0
 
 
-async def _watch(seen: Seen, interval_s: float, *, as_json: bool) -> None:
+async def _watch(seen: TelemetryAggregator, interval_s: float, *, as_json: bool) -> None:
     """Until it is cancelled."""
     with Live(console=Console(stderr=as_json), auto_refresh=False, screen=False) as live:
         while True:
@@ -90,7 +90,7 @@ async def _watch(seen: Seen, interval_s: float, *, as_json: bool) -> None:
                 live.update(screen(now), refresh=True)
 
 
-def _shown(top: Top, *, as_json: bool) -> int:
+def _shown(top: FleetSnapshot, *, as_json: bool) -> int:
     if as_json:
         click.echo(_line(top))
     elif top.ready:
@@ -100,5 +100,5 @@ def _shown(top: Top, *, as_json: bool) -> int:
     return 0 if top.ready else 1
 
 
-def _line(top: Top) -> str:
+def _line(top: FleetSnapshot) -> str:
     return json.dumps(asdict(top))

@@ -7,7 +7,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from giornata_tools.cli.top.seen import Top, Worker
+from giornata_tools.cli.top.seen import FleetSnapshot, WorkerSnapshot
 from giornata_tools.tables import table
 
 UNKNOWN: Final = "?"
@@ -20,7 +20,7 @@ COLUMNS: Final = (
 )
 
 
-def screen(top: Top) -> RenderableType:
+def screen(top: FleetSnapshot) -> RenderableType:
     """Two lines of sums, then a line for each worker."""
     lines = table(*COLUMNS, numbers=set(COLUMNS) - WORDS)
     for worker in top.workers:
@@ -28,11 +28,11 @@ def screen(top: Top) -> RenderableType:
     return Group(Text(_services(top)), Text(_sums(top)), Text(), lines)
 
 
-def _services(top: Top) -> str:
+def _services(top: FleetSnapshot) -> str:
     return "ready: " + ", ".join(f"{service} {ready}/{all_}" for service, (ready, all_) in top.ready.items())
 
 
-def _sums(top: Top) -> str:
+def _sums(top: FleetSnapshot) -> str:
     queue = "no router is active"
     if top.queued_jobs is not None:
         queue = f"queue: {top.queued_jobs} jobs, {top.queued_rows} pictures; wait: {_rate(top.wait_s)} s"
@@ -43,7 +43,7 @@ def _sums(top: Top) -> str:
     )
 
 
-def _numbers(worker: Worker) -> list[str]:
+def _numbers(worker: WorkerSnapshot) -> list[str]:
     return [
         *map(str, (worker.running_rows, worker.waiting_rows, worker.free_rows)),
         *map(_rate, (worker.steps_per_s, worker.step_ms)),

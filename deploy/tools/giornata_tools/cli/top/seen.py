@@ -17,7 +17,7 @@ SHORTEST_S: Final = 0.2
 """Over less than this, a count says nothing."""
 
 
-class Counts:
+class CounterWindow:
     """Counters of one instance over the last :data:`WINDOW_S`."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerSnapshot:
     """A denoiser now. Rates are a second's, None while they are unknown."""
 
     name: str
@@ -64,7 +64,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Top:
+class FleetSnapshot:
     """The fleet now."""
 
     ready: Mapping[str, tuple[int, int]]
@@ -74,7 +74,7 @@ class Top:
     queued_rows: int | None
     wait_s: float | None
     """About how long one more picture would wait; None while it is unknown."""
-    workers: tuple[Worker, ...] = field(default=())
+    workers: tuple[WorkerSnapshot, ...] = field(default=())
 
     def total(self, name: str) -> float | None:
         """The sum of a rate over all workers; None where one of them is unknown."""
@@ -82,12 +82,12 @@ class Top:
         return None if None in rates else float(sum(rates))
 
 
-class Seen:
+class TelemetryAggregator:
     """Takes in telemetry and tells what it comes to."""
 
     def __init__(self) -> None:
         self._fleet = Fleet()
-        self._counts: dict[str, Counts] = {}
+        self._counts: dict[str, CounterWindow] = {}
         self._steps: dict[str, deque[tuple[float, int, int, float]]] = {}
         """By worker: when it was told, rows, tokens and milliseconds of each step."""
 
@@ -96,14 +96,14 @@ class Seen:
         self._fleet.observe(state, now)
         if state.worker is None:
             return
-        self._counts.setdefault(state.instance, Counts()).add(now, _counters(state.worker))
+        self._counts.setdefault(state.instance, CounterWindow()).add(now, _counters(state.worker))
         steps = self._steps.setdefault(state.instance, deque())
         samples = (sample for sample in state.worker.samples if sample.rows)
         steps.extend((now, sample.rows, sample.image_tokens, sample.step_ms) for sample in samples)
         while steps and steps[0][0] <= now - WINDOW_S:
             steps.popleft()
 
-    def top(self, now: float) -> Top:
+    def top(self, now: float) -> FleetSnapshot:
         """The fleet as it is known at `now`; instances that fell silent are left out."""
         for gone in self._fleet.expire(now):
             self._counts.pop(gone.instance, None)
@@ -111,7 +111,7 @@ class Seen:
         states = self._fleet.all()
         queues = [state.queue for state in states if state.queue is not None and state.active]
         waits = [queue.wait_ms for queue in queues if queue.wait_ms is not None]
-        return Top(
+        return FleetSnapshot(
             ready=_ready(states),
             queued_jobs=sum(queue.jobs for queue in queues) if queues else None,
             queued_rows=sum(queue.rows for queue in queues) if queues else None,
@@ -119,13 +119,13 @@ class Seen:
             workers=tuple(self._worker(state, state.worker) for state in states if state.worker),
         )
 
-    def _worker(self, state: ServiceState, worker: WorkerState) -> Worker:
+    def _worker(self, state: ServiceState, worker: WorkerState) -> WorkerSnapshot:
         counts, steps = self._counts[state.instance], self._steps[state.instance]
         steps_per_s, rows = counts.per_s("steps"), sum(step[1] for step in steps)
         each = sum(step[2] for step in steps) / rows if rows else None
         held = len(worker.running) + len(worker.waiting)
         idle = steps_per_s == 0
-        return Worker(
+        return WorkerSnapshot(
             name=state.instance,
             state=_state(state),
             running_rows=len(worker.running),

@@ -18,7 +18,7 @@ from giornata_tools.launcher.process import LaunchError
 from giornata_tools.model.adapters import card
 from giornata_tools.model.adapters.card import AdapterCard, AdapterKind
 from giornata_tools.model.adapters.silhouettes import control_image
-from giornata_tools.model.scenes import Task, masks, sample
+from giornata_tools.model.scenes import SceneTask, masks, sample
 from giornata_tools.model.scenes.captions import plain
 
 SIDE: Final = 128
@@ -53,7 +53,7 @@ def _drawn(name: str) -> AdapterExhibit:
     adapter = card.read(name)
     controlled = adapter.kind is AdapterKind.CONTROLNET
     rng = np.random.default_rng(SEEDS[name])
-    drawn = sample(rng, SIDE, Task.ADD, LEAST_MASK_PX, clear=True, free=controlled)
+    drawn = sample(rng, SIDE, SceneTask.ADD, LEAST_MASK_PX, clear=True, free=controlled)
     (thing,) = drawn.asked
     asked = EditParameters(prompt=plain(thing.colour, thing.shape))
     exhibit = Exhibit(name, Image.fromarray(drawn.before), masks.image(drawn.mask), asked)

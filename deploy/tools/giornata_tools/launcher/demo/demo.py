@@ -18,7 +18,7 @@ from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.workers import ServiceName
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools import checkout, provenance
-from giornata_tools.doors.edits import Refused, Stopped
+from giornata_tools.doors.edits import EditStopped, RequestRefused
 from giornata_tools.doors.http_door import open_http
 from giornata_tools.launcher import model
 from giornata_tools.launcher.adapters import is_trained, with_controlnets
@@ -71,14 +71,14 @@ class DemoOptions:
 
 
 @dataclass(frozen=True)
-class Shown:
+class DemoExhibits:
     """What is to be edited."""
 
     exhibits: tuple[Exhibit, ...]
     adapters: tuple[AdapterExhibit, ...]
 
 
-class Made(NamedTuple):
+class DemoResults(NamedTuple):
     """What became of it, and every living instance."""
 
     edits: list[DemoEdit]
@@ -92,7 +92,7 @@ async def demo(options: DemoOptions) -> int:
     _clear(options.out)
     chosen = await model.choose(os.environ, options.family, checkout.MODELS, console.print)
     named = (by_words(),) if shipped_masks((chosen,), os.environ) else ()
-    shown = Shown((*exhibits(), *named), adapter_exhibits() if is_trained(chosen) else ())
+    shown = DemoExhibits((*exhibits(), *named), adapter_exhibits() if is_trained(chosen) else ())
     made = await _through_the_system(options, chosen, shown, console)
     sheets.write(made.edits, made.adapters, options.out)
     expected, oracle = await _expected(options, chosen, made.edits, console)
@@ -118,8 +118,8 @@ def _clear(out: Path) -> None:
 
 
 async def _through_the_system(
-    options: DemoOptions, chosen: model.Model, shown: Shown, console: Console
-) -> Made:
+    options: DemoOptions, chosen: model.StackModel, shown: DemoExhibits, console: Console
+) -> DemoResults:
     """Start the stack, edit one after the other, ask what was measured, stop the stack.
 
     Raises:
@@ -140,7 +140,7 @@ async def _through_the_system(
     return made
 
 
-async def edited(url: str, options: DemoOptions, shown: Shown, console: Console) -> Made:
+async def edited(url: str, options: DemoOptions, shown: DemoExhibits, console: Console) -> DemoResults:
     """Edit one after the other at the gateway at `url`.
 
     Raises:
@@ -159,15 +159,15 @@ async def edited(url: str, options: DemoOptions, shown: Shown, console: Console)
                     AdapterEdit(each.adapter, without, await edit(door, exhibit, steps, seed, console))
                 )
             fleet = FleetView.model_validate(await door.read("/v1/fleet")).instances
-            return Made(done, adapted, fleet)
-    except Refused as error:
+            return DemoResults(done, adapted, fleet)
+    except RequestRefused as error:
         raise LaunchError(str(error)) from error
-    except Stopped as stopped:  # the door has cancelled the job; the demo still has to end
+    except EditStopped as stopped:  # the door has cancelled the job; the demo still has to end
         raise asyncio.CancelledError from stopped
 
 
 async def _expected(
-    options: DemoOptions, chosen: model.Model, done: Sequence[DemoEdit], console: Console
+    options: DemoOptions, chosen: model.StackModel, done: Sequence[DemoEdit], console: Console
 ) -> tuple[list[Pixels | None], str | None]:
     """The pictures by diffusers, and its pipeline's name."""
     if options.no_oracle:
@@ -183,7 +183,7 @@ async def _expected(
     return await asyncio.to_thread(compute)
 
 
-def plan(options: DemoOptions, chosen: model.Model, state: Path) -> StackPlan:
+def plan(options: DemoOptions, chosen: model.StackModel, state: Path) -> StackPlan:
     """One instance of every service, float32 where diffusers is compared with, open to everyone.
 
     The trained model has the ControlNets that ship, and no others; the environment may name what makes its masks.

@@ -19,10 +19,10 @@ from PIL import Image, ImageDraw
 from skimage import data
 
 from giornata.wire.requests import EditParameters
-from giornata_tools.model.scenes import Task, masks, sample
+from giornata_tools.model.scenes import SceneTask, masks, sample
 from giornata_tools.model.scenes.captions import plain
 from giornata_tools.model.scenes.grounds import ground
-from giornata_tools.model.scenes.outlines import Thing
+from giornata_tools.model.scenes.outlines import SceneShape
 from giornata_tools.model.scenes.palette import rgb
 from giornata_tools.model.scenes.scene import paint as paint_thing
 from giornata_tools.model.scenes.scene import to_uint8
@@ -44,14 +44,14 @@ BESIDE_THE_CUP: Final[Sequence[Point]] = (
 PHOTOGRAPH_PADDING: Final = 88
 """`padding_mask_crop` of photographs, which are larger than the built-in model's own pictures."""
 SCENE_SIDE: Final = 256
-SCENES: Final = {"scene": Task.ADD, "removal": Task.REMOVE}
+SCENES: Final = {"scene": SceneTask.ADD, "removal": SceneTask.REMOVE}
 """What is to be done in each procedural scene, by its name."""
-SCENE_SEEDS: Final = {Task.ADD: (2026, 22), Task.REMOVE: (2026, 2)}
+SCENE_SEEDS: Final = {SceneTask.ADD: (2026, 22), SceneTask.REMOVE: (2026, 2)}
 SEVERAL: Final = (
-    Thing("circle", "red", 76, 78, radius=36, angle_deg=0),
-    Thing("circle", "blue", 184, 70, radius=28, angle_deg=0),
-    Thing("triangle", "yellow", 74, 186, radius=32, angle_deg=-3),
-    Thing("square", "purple", 186, 184, radius=27, angle_deg=4),
+    SceneShape("circle", "red", 76, 78, radius=36, angle_deg=0),
+    SceneShape("circle", "blue", 184, 70, radius=28, angle_deg=0),
+    SceneShape("triangle", "yellow", 74, 186, radius=32, angle_deg=-3),
+    SceneShape("square", "purple", 186, 184, radius=27, angle_deg=4),
 )
 """The things of the scene in which words name the first."""
 SEVERAL_SEED: Final = (2026, 11)
@@ -115,7 +115,7 @@ def scene(name: str) -> Exhibit:
     task = SCENES[name]
     drawn = sample(np.random.default_rng(SCENE_SEEDS[task]), SCENE_SIDE, task, least_mask_px=64.0, clear=True)
     (thing,) = drawn.asked
-    prompt = "remove it" if task is Task.REMOVE else plain(thing.colour, thing.shape)
+    prompt = "remove it" if task is SceneTask.REMOVE else plain(thing.colour, thing.shape)
     picture, mask = Image.fromarray(drawn.before), masks.image(drawn.mask)
     return Exhibit(name, picture, mask, EditParameters(prompt=prompt))
 

@@ -16,7 +16,7 @@ from giornata_prepost.images.masks import Alpha, model_mask
 from giornata_prepost.images.paste import paste, resize
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.stages import visible
-from giornata_tools.baseline.pipeline import Alike, Pipeline, PipelineRow
+from giornata_tools.baseline.pipeline import Pipeline, PipelineCallSettings, PipelineRow
 
 
 class Oracle:
@@ -50,6 +50,8 @@ class Oracle:
             mask=Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0))),
             seed=parameters.seed or 0,
         )
-        alike = Alike(*size, parameters.num_inference_steps, guidance_scale=None, strength=None)
+        alike = PipelineCallSettings(
+            *size, parameters.num_inference_steps, guidance_scale=None, strength=None
+        )
         [painted] = self._pipeline.paint([row], alike)
         return paste(original, alpha, np.asarray(painted), crop=crop)

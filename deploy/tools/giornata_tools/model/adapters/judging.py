@@ -15,12 +15,12 @@ from giornata_tools.model import latents
 from giornata_tools.model.adapters import looks, silhouettes
 from giornata_tools.model.architecture import TEXT_TOKENS
 from giornata_tools.model.painting import Pixels, controlled, edits
-from giornata_tools.model.scenes import Scene, Task
+from giornata_tools.model.scenes import Scene, SceneTask
 from giornata_tools.model.scenes.masks import Mask
 from giornata_tools.quality import cases
-from giornata_tools.quality.cases import Case
+from giornata_tools.quality.cases import QualityCase
 from giornata_tools.quality.checker import CHANGED, check
-from giornata_tools.quality.scoring import Addition
+from giornata_tools.quality.scoring import ScoredAddition
 
 AT_ONCE: Final = 10
 SIDE: Final = 128
@@ -41,28 +41,28 @@ Figures = dict[str, float]
 """Means over all edits, by name."""
 
 
-def additions(limit: int) -> list[Case]:
+def additions(limit: int) -> list[QualityCase]:
     """`limit` of the held-out edits that paint a thing."""
-    slots = [slot for slot in cases.slots() if slot.task is Task.ADD and slot.side == SIDE]
+    slots = [slot for slot in cases.slots() if slot.task is SceneTask.ADD and slot.side == SIDE]
     return [cases.draw(slot) for slot in cases.spread(slots, limit)]
 
 
-def judge_swapped(pipeline: FluxFillPipeline, every: Sequence[Case]) -> Figures:
+def judge_swapped(pipeline: FluxFillPipeline, every: Sequence[QualityCase]) -> Figures:
     """Asked for each thing in the exchanged colour: how often `pipeline` paints the thing's own."""
     return _right(every, _painted(pipeline, every, looks.swapped_caption))
 
 
-def judge_outlined(pipeline: FluxFillPipeline, every: Sequence[Case]) -> Figures:
+def judge_outlined(pipeline: FluxFillPipeline, every: Sequence[QualityCase]) -> Figures:
     """How dark the rims of what is painted are, and how often colour and shape are as asked for."""
     return _rims(every, _painted(pipeline, every, str))
 
 
-def judge_truth(every: Sequence[Case]) -> Figures:
+def judge_truth(every: Sequence[QualityCase]) -> Figures:
     """As `judge_outlined` of the pictures that `outlined` was taught by."""
     return _rims(every, [looks.outlined(case.scene).after for case in every])
 
 
-def judge_shown(pipeline: FluxFillPipeline, every: Sequence[Case]) -> Figures:
+def judge_shown(pipeline: FluxFillPipeline, every: Sequence[QualityCase]) -> Figures:
     """As `judge_truth`, of these pictures encoded and decoded: the model can show no more of them."""
     pictures: list[Pixels] = []
     for first in range(0, len(every), AT_ONCE):
@@ -77,7 +77,7 @@ def judge_shown(pipeline: FluxFillPipeline, every: Sequence[Case]) -> Figures:
     return _rims(every, pictures)
 
 
-def _rims(every: Sequence[Case], pictures: Sequence[Pixels]) -> Figures:
+def _rims(every: Sequence[QualityCase], pictures: Sequence[Pixels]) -> Figures:
     pairs = [(picture, case.scene) for picture, case in zip(pictures, every, strict=True)]
     measures = {"dark_rim": dark_rim, "closed_rim": closed_rim}
     found = {name: mean([measure(*pair) for pair in pairs]) for name, measure in measures.items()}
@@ -135,7 +135,7 @@ def overlaps(pictures: Sequence[Pixels], scenes: Sequence[Scene]) -> Figures:
 
 
 def _painted(
-    pipeline: FluxFillPipeline, every: Sequence[Case], prompt_of: Callable[[str], str]
+    pipeline: FluxFillPipeline, every: Sequence[QualityCase], prompt_of: Callable[[str], str]
 ) -> list[Pixels]:
     pictures: list[Pixels] = []
     for first in range(0, len(every), AT_ONCE):
@@ -146,9 +146,9 @@ def _painted(
     return pictures
 
 
-def _right(every: Sequence[Case], pictures: Sequence[Pixels]) -> Figures:
+def _right(every: Sequence[QualityCase], pictures: Sequence[Pixels]) -> Figures:
     found = [
-        Addition(case, picture, check(picture, case.bare, case.scene.mask))
+        ScoredAddition(case, picture, check(picture, case.bare, case.scene.mask))
         for case, picture in zip(every, pictures, strict=True)
     ]
     names = ("both_right", "colour_right", "shape_right")

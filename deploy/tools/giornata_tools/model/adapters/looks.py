@@ -10,7 +10,7 @@ import numpy as np
 from scipy import ndimage
 
 from giornata_tools.model.adapters.silhouettes import silhouette
-from giornata_tools.model.scenes import Scene, Task, sample
+from giornata_tools.model.scenes import Scene, SceneTask, sample
 from giornata_tools.model.scenes.captions import SPELLINGS, article
 from giornata_tools.model.scenes.masks import Mask
 
@@ -45,7 +45,7 @@ def rim(area: Mask, width_px: float) -> Mask:
 
 def outlined(scene: Scene) -> Scene:
     """The scene with a dark rim inside of everything that its caption asks for."""
-    if scene.task not in {Task.ADD, Task.ADD_SEVERAL}:
+    if scene.task not in {SceneTask.ADD, SceneTask.ADD_SEVERAL}:
         return scene
     after = scene.after.copy()
     for thing in scene.asked:
@@ -65,5 +65,5 @@ def swapped_caption(caption: str) -> str:
 
 def sample_addition(rng: np.random.Generator, side: int) -> Scene:
     """A random scene, mostly of one thing that is added."""
-    task = Task.ADD if rng.uniform() < ADDED else None
+    task = SceneTask.ADD if rng.uniform() < ADDED else None
     return sample(rng, side, task, LEAST_MASK_PX)

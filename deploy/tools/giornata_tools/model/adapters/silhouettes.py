@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from giornata_tools.model.scenes import Scene, Task, sample
+from giornata_tools.model.scenes import Scene, SceneTask, sample
 from giornata_tools.model.scenes.masks import Mask
-from giornata_tools.model.scenes.outlines import Thing, coverage
+from giornata_tools.model.scenes.outlines import SceneShape, coverage
 from giornata_tools.quality.cases import is_fit
 from giornata_tools.quality.checker import CHANGED, painted_thing
 
@@ -25,7 +25,7 @@ ENTROPY: Final = 0x4F55544C
 HELD_OUT_SIDE: Final = 128
 
 
-def silhouette(things: Sequence[Thing], side: int) -> Mask:
+def silhouette(things: Sequence[SceneShape], side: int) -> Mask:
     """(side, side): the pixels that are covered by more than half."""
     found = np.zeros((side, side), bool)
     for thing in things:
@@ -35,7 +35,7 @@ def silhouette(things: Sequence[Thing], side: int) -> Mask:
     return found
 
 
-def control_image(things: Sequence[Thing], side: int) -> NDArray[np.uint8]:
+def control_image(things: Sequence[SceneShape], side: int) -> NDArray[np.uint8]:
     """(side, side, 3): white outlines of `things` on black."""
     canvas = np.zeros((side, side), np.uint8)
     for thing in things:
@@ -46,7 +46,7 @@ def control_image(things: Sequence[Thing], side: int) -> NDArray[np.uint8]:
 
 def sample_free(rng: np.random.Generator, side: int) -> Scene:
     """A random scene whose mask tells nothing of its thing's place, size and turn."""
-    return sample(rng, side, Task.ADD, LEAST_MASK_PX[side], clear=True, free=True)
+    return sample(rng, side, SceneTask.ADD, LEAST_MASK_PX[side], clear=True, free=True)
 
 
 def held_out(limit: int) -> list[Scene]:

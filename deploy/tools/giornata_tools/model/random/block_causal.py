@@ -9,7 +9,7 @@ from diffusers import (
     QwenImage21Transformer2DModel,
 )
 
-from giornata_prepost.families.processors import PICTURE, TextProcessor
+from giornata_prepost.families.processors import PICTURE, QwenTextProcessor
 from giornata_tools.model.random.autoencoders import qwen_21_autoencoder, sharpen
 from giornata_tools.model.random.flow_transformers import BLOCKS, SHIFTED_BY_SIZE, TEXT_TOKENS, flux2_klein
 from giornata_tools.model.random.qwen_text import CHAT_IN_PARTS, qwen3_vl, qwen_tokenizer
@@ -34,7 +34,7 @@ def qwen_image_21() -> QwenImage21Pipeline:
         scheduler=FlowMatchEulerDiscreteScheduler(**SHIFTED_BY_SIZE | {"shift": 1.0}, shift_terminal=0.02),
         vae=qwen_21_autoencoder(),
         text_encoder=qwen3_vl(tokenizer, WIDTH, 2),
-        processor=TextProcessor(tokenizer),
+        processor=QwenTextProcessor(tokenizer),
         transformer=transformer,
     )
     pipeline.register_to_config(processor=("transformers", "Qwen3VLProcessor"))

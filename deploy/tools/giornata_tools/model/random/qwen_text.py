@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from giornata_prepost.families.processors import PICTURE, PictureProcessor
+from giornata_prepost.families.processors import PICTURE, QwenPictureProcessor
 from giornata_tools.model.text import CORPUS, learn_merges
 
 SPACE: Final = "\u0120"
@@ -111,10 +111,10 @@ def qwen_vl(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen2_5_VLFor
     return Qwen2_5_VLForConditionalGeneration(config).eval()
 
 
-def picture_processor(tokenizer: Qwen2Tokenizer) -> PictureProcessor:
+def picture_processor(tokenizer: Qwen2Tokenizer) -> QwenPictureProcessor:
     """The processor of prompts with a picture, with the published limits on a picture's pixels."""
     limits = {"shortest_edge": 56 * 56, "longest_edge": 12_845_056}
-    return PictureProcessor(Qwen2VLImageProcessorPil(size=limits), tokenizer)
+    return QwenPictureProcessor(Qwen2VLImageProcessorPil(size=limits), tokenizer)
 
 
 def qwen3_vl(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen3VLForConditionalGeneration:

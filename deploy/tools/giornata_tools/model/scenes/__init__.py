@@ -7,6 +7,6 @@ function of a seeded generator, so that equal seeds give equal pixels. Pure.
 from giornata_tools.model.scenes.grounds import GROUNDS
 from giornata_tools.model.scenes.outlines import SHAPES
 from giornata_tools.model.scenes.palette import COLOURS
-from giornata_tools.model.scenes.scene import Scene, Task, sample
+from giornata_tools.model.scenes.scene import Scene, SceneTask, sample
 
-__all__ = ["COLOURS", "GROUNDS", "SHAPES", "Scene", "Task", "sample"]
+__all__ = ["COLOURS", "GROUNDS", "SHAPES", "Scene", "SceneTask", "sample"]

@@ -81,7 +81,7 @@ class Coverage:
 
 
 @dataclass(frozen=True)
-class Thing:
+class SceneShape:
     """A coloured shape; x, y and radius in pixels."""
 
     shape: str
@@ -92,7 +92,7 @@ class Thing:
     angle_deg: float
 
 
-def coverage(thing: Thing, side: int) -> Coverage:
+def coverage(thing: SceneShape, side: int) -> Coverage:
     """What `thing` covers of a canvas of `side` pixels; empty where it lies outside."""
     x, y, radius = thing.x, thing.y, thing.radius
     left, top = max(floor(x - 1.3 * radius) - 1, 0), max(floor(y - 1.3 * radius) - 1, 0)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from giornata_tools.model.scenes import captions, masks
 from giornata_tools.model.scenes.grounds import GROUNDS, Picture, ground
 from giornata_tools.model.scenes.masks import Mask
-from giornata_tools.model.scenes.outlines import SHAPES, Thing, coverage
+from giornata_tools.model.scenes.outlines import SHAPES, SceneShape, coverage
 from giornata_tools.model.scenes.palette import COLOURS, rgb
 
 MIN_RADIUS: Final = 8.0
@@ -27,7 +27,7 @@ SHADING: Final = 0.12
 TASKS: Final = {"add": 0.56, "add_several": 0.06, "remove": 0.34, "empty": 0.04}
 
 
-class Task(StrEnum):
+class SceneTask(StrEnum):
     """What an edit of the scene is to do."""
 
     ADD = "add"
@@ -41,7 +41,7 @@ class Task(StrEnum):
 class Scene:
     """One edit with its answer."""
 
-    task: Task
+    task: SceneTask
     ground: str
     """Kind of the background."""
     before: NDArray[np.uint8]
@@ -50,7 +50,7 @@ class Scene:
     """(side, side, 3), the picture that the caption asks for; a corner of a thing may stick out of the mask."""
     mask: Mask
     caption: str
-    asked: tuple[Thing, ...]
+    asked: tuple[SceneShape, ...]
     """What the caption asks for."""
 
 
@@ -64,7 +64,7 @@ class SceneRegion:
     half: float
 
 
-def paint(picture: Picture, rng: np.random.Generator, thing: Thing) -> None:
+def paint(picture: Picture, rng: np.random.Generator, thing: SceneShape) -> None:
     """Draw `thing` onto `picture`, in place, with soft shading and a slightly varied colour."""
     cover = coverage(thing, picture.shape[0])
     height, width = cover.alpha.shape
@@ -78,7 +78,7 @@ def paint(picture: Picture, rng: np.random.Generator, thing: Thing) -> None:
 def sample(
     rng: np.random.Generator,
     side: int,
-    task: Task | None = None,
+    task: SceneTask | None = None,
     least_mask_px: float = 20.0,
     *,
     clear: bool = False,
@@ -94,8 +94,8 @@ def sample(
         clear: keep the other things out of the mask, and use no shape-revealing masks; for measuring.
         free: of `Task.ADD`: the mask does not tell the thing's place, size and turn.
     """
-    task = task or Task(rng.choice(list(TASKS), p=list(TASKS.values())))
-    least = least_mask_px * (1.4 if task is Task.ADD_SEVERAL else 1.0) / 2
+    task = task or SceneTask(rng.choice(list(TASKS), p=list(TASKS.values())))
+    least = least_mask_px * (1.4 if task is SceneTask.ADD_SEVERAL else 1.0) / 2
     half = float(np.clip(side * np.sqrt(masks.ratio(rng)) / 2 * rng.uniform(0.9, 1.1), least, 0.42 * side))
     x, y = (float(rng.uniform(0.9 * half, side - 0.9 * half)) for _ in range(2))
     region = SceneRegion(side, x, y, half)
@@ -109,19 +109,19 @@ def sample(
     for thing in asked:
         paint(picture, rng, thing)
     mask = _mask(rng, task, asked, region, clear=clear)
-    before, after = (bare, picture) if task in {Task.ADD, Task.ADD_SEVERAL} else (picture, bare)
+    before, after = (bare, picture) if task in {SceneTask.ADD, SceneTask.ADD_SEVERAL} else (picture, bare)
     return Scene(
         task, kind, to_uint8(before), to_uint8(after), mask, _caption(rng, task, asked), tuple(asked)
     )
 
 
-def _asked(rng: np.random.Generator, task: Task, region: SceneRegion) -> list[Thing]:
+def _asked(rng: np.random.Generator, task: SceneTask, region: SceneRegion) -> list[SceneShape]:
     """The things inside of the mask: to be added, or (one) to be removed."""
     x, y, half = region.x, region.y, region.half
-    if task is Task.EMPTY:
+    if task is SceneTask.EMPTY:
         return []
     margin = rng.uniform(*MARGIN)
-    if task is not Task.ADD_SEVERAL:
+    if task is not SceneTask.ADD_SEVERAL:
         return [_thing(rng, x + rng.normal(0, 0.02) * half, y + rng.normal(0, 0.02) * half, half / margin)]
     same, gap = bool(rng.uniform() < 0.6), half * 0.5
     first = _thing(rng, 0, 0, half / margin * 0.52)
@@ -129,13 +129,13 @@ def _asked(rng: np.random.Generator, task: Task, region: SceneRegion) -> list[Th
     if rng.uniform() < 0.25:
         places = [(x - gap, y + 0.45 * half), (x + gap, y + 0.45 * half), (x, y - 0.45 * half)]
     return [
-        Thing(t.shape, t.colour, px, py, first.radius, t.angle_deg)
+        SceneShape(t.shape, t.colour, px, py, first.radius, t.angle_deg)
         for px, py in places
         for t in [first if same or len(places) == 3 else _thing(rng, 0, 0, 1)]
     ]
 
 
-def _free(rng: np.random.Generator, region: SceneRegion) -> Thing:
+def _free(rng: np.random.Generator, region: SceneRegion) -> SceneShape:
     """A thing of any size and turn, anywhere in the mask."""
     radius = region.half / MARGIN[0] * float(rng.uniform(*FREE_SIZES))
     room = region.half - radius
@@ -143,7 +143,7 @@ def _free(rng: np.random.Generator, region: SceneRegion) -> Thing:
     return replace(_thing(rng, x, y, radius), angle_deg=float(rng.uniform(-180, 180)))
 
 
-def _others(rng: np.random.Generator, region: SceneRegion, *, clear: bool) -> list[Thing]:
+def _others(rng: np.random.Generator, region: SceneRegion, *, clear: bool) -> list[SceneShape]:
     """Up to three things elsewhere, which may overlap each other and reach a little into the mask."""
     side, x, y, half = region.side, region.x, region.y, region.half
     things = []
@@ -156,16 +156,16 @@ def _others(rng: np.random.Generator, region: SceneRegion, *, clear: bool) -> li
     return things
 
 
-def _thing(rng: np.random.Generator, x: float, y: float, radius: float) -> Thing:
+def _thing(rng: np.random.Generator, x: float, y: float, radius: float) -> SceneShape:
     angle = float(rng.uniform(-TILT_DEG, TILT_DEG))
-    return Thing(str(rng.choice(SHAPES)), str(rng.choice(list(COLOURS))), x, y, max(radius, 1.0), angle)
+    return SceneShape(str(rng.choice(SHAPES)), str(rng.choice(list(COLOURS))), x, y, max(radius, 1.0), angle)
 
 
 def _mask(
-    rng: np.random.Generator, task: Task, asked: list[Thing], region: SceneRegion, *, clear: bool
+    rng: np.random.Generator, task: SceneTask, asked: list[SceneShape], region: SceneRegion, *, clear: bool
 ) -> Mask:
     side, x, y, half = region.side, region.x, region.y, region.half
-    if task is Task.EMPTY:
+    if task is SceneTask.EMPTY:
         return np.zeros((side, side), bool)
     kind = rng.choice(["box", "ellipse", "brush", "thing"], p=[0.4, 0.2, 0.25, 0.15])
     stretch = rng.uniform(0.92, 1.15, 2)
@@ -179,10 +179,10 @@ def _mask(
     return masks.box(side, x, y, half * stretch[0], half * stretch[1])
 
 
-def _caption(rng: np.random.Generator, task: Task, asked: list[Thing]) -> str:
-    if task is Task.EMPTY:
+def _caption(rng: np.random.Generator, task: SceneTask, asked: list[SceneShape]) -> str:
+    if task is SceneTask.EMPTY:
         return ""
-    if task is Task.REMOVE:
+    if task is SceneTask.REMOVE:
         return captions.remove_caption(rng)
     return captions.add_caption(rng, [(t.colour, t.shape) for t in asked])
 

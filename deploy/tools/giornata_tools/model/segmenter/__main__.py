@@ -13,7 +13,7 @@ import torch
 
 from giornata_tools.checkout import SEGMENTER
 from giornata_tools.model.segmenter import card
-from giornata_tools.model.segmenter.judging import Segmenter, judge
+from giornata_tools.model.segmenter.judging import ReferenceSegmenter, judge
 
 SIDES: Final = (128, 256)
 """Sides, in pixels, of the pictures that fresco is made for."""
@@ -26,7 +26,7 @@ SIDES: Final = (128, 256)
 def main(*, folder: Path, limit: int, threads: int) -> None:
     """Measure the segmenter in FOLDER on held-out scenes; rewrites its card."""
     torch.set_num_threads(threads)
-    segmenter = Segmenter.load(folder)
+    segmenter = ReferenceSegmenter.load(folder)
     measured = {side: {"scenes": float(limit), **judge(segmenter, side, limit)} for side in SIDES}
     for side, figures in measured.items():
         click.echo(f"{side} pixels: {figures}")

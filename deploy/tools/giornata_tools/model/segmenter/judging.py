@@ -26,14 +26,14 @@ NOTHING: Final = 0.001
 
 
 @dataclass(frozen=True)
-class Segmenter:
+class ReferenceSegmenter:
     """A checkpoint as transformers loads it, in float32."""
 
     model: CLIPSegForImageSegmentation
     processor: CLIPSegProcessor
 
     @classmethod
-    def load(cls, folder: Path) -> Segmenter:
+    def load(cls, folder: Path) -> ReferenceSegmenter:
         """The checkpoint in `folder`."""
         model = CLIPSegForImageSegmentation.from_pretrained(folder, dtype=torch.float32).eval()
         return cls(model, AutoProcessor.from_pretrained(folder))
@@ -56,7 +56,7 @@ def asked(scene: NamedScene, index: int) -> list[Phrase]:
     return [*there, phrases.draw(rng, scene, NAMING[index % len(NAMING)], absent=True)]
 
 
-def judge(segmenter: Segmenter, side: int, count: int) -> Figures:
+def judge(segmenter: ReferenceSegmenter, side: int, count: int) -> Figures:
     """Mean overlaps with the truth over `count` held-out scenes of `side` pixels.
 
     `overlap` is over all phrases that mean something, `tenth` what a tenth of them stay below, those of `PhraseKind`

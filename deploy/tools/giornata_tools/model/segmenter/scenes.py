@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from giornata_tools.model.scenes.grounds import GROUNDS, ground
-from giornata_tools.model.scenes.outlines import SHAPES, Thing, coverage
+from giornata_tools.model.scenes.outlines import SHAPES, SceneShape, coverage
 from giornata_tools.model.scenes.palette import COLOURS, rgb
 from giornata_tools.model.scenes.scene import MIN_RADIUS, TILT_DEG, paint, to_uint8
 
@@ -78,7 +78,7 @@ def held_out(side: int, count: int) -> list[NamedScene]:
     return [sample(np.random.default_rng((HELD_OUT, side, index)), side) for index in range(count)]
 
 
-def seen(things: list[Thing], side: int) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+def seen(things: list[SceneShape], side: int) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
     """Maps (side, side) of colours and of shapes; of two things at one place the later one is seen."""
     colours, shapes = (np.full((side, side), GROUND, np.int8) for _ in range(2))
     for thing in things:
@@ -91,21 +91,23 @@ def seen(things: list[Thing], side: int) -> tuple[NDArray[np.int8], NDArray[np.i
     return colours, shapes
 
 
-def _things(rng: np.random.Generator, side: int) -> list[Thing]:
+def _things(rng: np.random.Generator, side: int) -> list[SceneShape]:
     """One to `THINGS_MAX` things that hardly overlap."""
-    things: list[Thing] = []
+    things: list[SceneShape] = []
     for _ in range(int(rng.integers(1, THINGS_MAX + 1))):
         colour, shape = _kind(rng, things)
         radius = float(np.exp(rng.uniform(np.log(MIN_RADIUS), np.log(LARGEST_RADIUS * side))))
         for _ in range(ATTEMPTS):
             x, y = (float(rng.uniform(0.6 * radius, side - 0.6 * radius)) for _ in range(2))
             if all(np.hypot(x - t.x, y - t.y) >= APART * (radius + t.radius) for t in things):
-                things.append(Thing(shape, colour, x, y, radius, float(rng.uniform(-TILT_DEG, TILT_DEG))))
+                things.append(
+                    SceneShape(shape, colour, x, y, radius, float(rng.uniform(-TILT_DEG, TILT_DEG)))
+                )
                 break
     return things
 
 
-def _kind(rng: np.random.Generator, things: list[Thing]) -> tuple[str, str]:
+def _kind(rng: np.random.Generator, things: list[SceneShape]) -> tuple[str, str]:
     """Colour and shape of the next thing, often like an earlier one's: phrases must tell such things apart."""
     colour, shape = str(rng.choice(NAMES)), str(rng.choice(SHAPES))
     if not things:

@@ -24,7 +24,7 @@ import click
 import torch
 
 from giornata_tools.model.train.recipes import ADAPTERS, RECIPES, Recipe
-from giornata_tools.model.train.stage import StagePlan, Unusable, joined
+from giornata_tools.model.train.stage import StagePlan, TrainingStateUnusable, joined
 
 FOLDER: Final = click.Path(path_type=Path)
 USUAL: Final = "; ".join(
@@ -89,7 +89,7 @@ def main(
     plan = StagePlan(folder, 0, seed, torch.device(device), start, deadline=deadline, compiled=compiled)
     try:
         _train(recipe, stage, plan, steps, checkpoint or recipe.checkpoint)
-    except Unusable as error:
+    except TrainingStateUnusable as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
         sys.exit(130)

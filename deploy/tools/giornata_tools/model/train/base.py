@@ -13,11 +13,11 @@ from giornata_tools.model.painter import Painter
 from giornata_tools.model.text import TextEncoders
 from giornata_tools.model.train.painter import FillEncoder
 from giornata_tools.model.train.run import Model, TrainingRun
-from giornata_tools.model.train.stage import StagePlan, Unusable, digest
+from giornata_tools.model.train.stage import StagePlan, TrainingStateUnusable, digest
 
 
 @dataclass(frozen=True)
-class Base:
+class FrozenFillCheckpoint:
     """A trained Flux-Fill checkpoint; no weight is learnt on."""
 
     painter: Painter
@@ -26,7 +26,7 @@ class Base:
     """Digest of the painter's weights, as `stage.digest` tells it."""
 
 
-def load(plan: StagePlan) -> Base:
+def load(plan: StagePlan) -> FrozenFillCheckpoint:
     """The plan's checkpoint, or the one that ships, in float32 on the plan's device."""
     folder: Path = plan.start or TRAINED
     pipeline = FluxFillPipeline.from_pretrained(folder, dtype=torch.float32)
@@ -36,10 +36,10 @@ def load(plan: StagePlan) -> Base:
     painter = Painter(pipeline.transformer, text).to(plan.device).eval()
     painter.requires_grad_(requires_grad=False)
     vae = pipeline.vae.to(plan.device).eval().requires_grad_(requires_grad=False)
-    return Base(painter, FillEncoder(vae, text), digest(painter))
+    return FrozenFillCheckpoint(painter, FillEncoder(vae, text), digest(painter))
 
 
-def begin(run: TrainingRun[Model], base: Base) -> None:
+def begin(run: TrainingRun[Model], base: FrozenFillCheckpoint) -> None:
     """Note what a new run is trained for.
 
     Raises:
@@ -48,6 +48,6 @@ def begin(run: TrainingRun[Model], base: Base) -> None:
     if run.step == 0:
         run.taught_by = base.digest
     elif run.taught_by != base.digest:
-        raise Unusable(
+        raise TrainingStateUnusable(
             f"{run.path} was trained for another model than the present one: remove it to begin again"
         )

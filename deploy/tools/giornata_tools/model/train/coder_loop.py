@@ -12,7 +12,7 @@ from torch import nn
 
 from giornata_tools.model.train import stage
 from giornata_tools.model.train.muon import Muon
-from giornata_tools.model.train.stage import StagePlan, Unusable
+from giornata_tools.model.train.stage import StagePlan, TrainingStateUnusable
 
 TELL_EVERY: Final = 50
 GREATEST_GRADIENT: Final = 1.0
@@ -94,7 +94,7 @@ class CoderLoop:
         if not norm.isfinite():  # a step less, where the weights would be lost
             self._skipped += 1
             if self._skipped > MOST_SKIPPED:
-                raise Unusable(
+                raise TrainingStateUnusable(
                     f"{self._title}: the gradients of {self._skipped} steps in a row were not finite"
                 )
             return

@@ -23,18 +23,18 @@ from giornata_tools.model.architecture import PATCH_CHANNELS
 from giornata_tools.model.painter import UNGUIDED, Painter, beside_tokens, denoise
 from giornata_tools.model.scenes import Scene
 from giornata_tools.model.train import base, guidance, samples
-from giornata_tools.model.train.base import Base
+from giornata_tools.model.train.base import FrozenFillCheckpoint
 from giornata_tools.model.train.muon import Muon
 from giornata_tools.model.train.painter import FillEncoder, flow_loss
 from giornata_tools.model.train.pool import SceneBatch, as_input
-from giornata_tools.model.train.run import Course, Optimisers, Stage, TrainingRun
+from giornata_tools.model.train.run import CurriculumStage, Optimisers, TrainingCurriculum, TrainingRun
 from giornata_tools.model.train.stage import StagePlan
 
 DOUBLE, SINGLE = 1, 2
 """Blocks of the ControlNet: half of what the network has, so that each output serves two blocks."""
-OUTLINE: Final = Course(
+OUTLINE: Final = TrainingCurriculum(
     "outline",
-    (Stage(0.55, {64: 1.0}), Stage(1.01, {64: 0.35, 128: 0.65})),
+    (CurriculumStage(0.55, {64: 1.0}), CurriculumStage(1.01, {64: 0.35, 128: 0.65})),
     rows={64: 40, 128: 12},
     rates=(2e-3, 3e-3),
     average_decay=0.98,
@@ -137,7 +137,7 @@ def resumed(plan: StagePlan) -> tuple[TrainingRun[nn.Module], ControlledPainter]
     Raises:
         Unusable: the state was trained for another model.
     """
-    on: Base = base.load(plan)
+    on: FrozenFillCheckpoint = base.load(plan)
     torch.manual_seed(plan.seed)
     net = controlnet(on.painter.transformer).to(plan.device)
     net.requires_grad_(requires_grad=True)

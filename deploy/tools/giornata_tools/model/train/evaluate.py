@@ -17,12 +17,12 @@ import torch
 from diffusers import StableDiffusionInpaintPipeline
 
 from giornata_tools.model.painting import edits
-from giornata_tools.model.scenes import Task
+from giornata_tools.model.scenes import SceneTask
 from giornata_tools.model.train import export, stage, unet
 from giornata_tools.quality import cases
-from giornata_tools.quality.cases import Slot
+from giornata_tools.quality.cases import QualityCaseSpec
 from giornata_tools.quality.metrics import together
-from giornata_tools.quality.scoring import Addition, Removal, Scored, score
+from giornata_tools.quality.scoring import Scored, ScoredAddition, ScoredRemoval, score
 
 AT_ONCE: Final = 16
 DRAWN_SIDE: Final = 128
@@ -50,7 +50,7 @@ def opened(folder: Path) -> StableDiffusionInpaintPipeline:
     return pipeline
 
 
-def chosen(task: Task, side: int, count: int) -> list[Slot]:
+def chosen(task: SceneTask, side: int, count: int) -> list[QualityCaseSpec]:
     """`count` edits of one task, spread over the held-out ones, in pictures of `side` pixels."""
     slots = [slot for slot in cases.slots() if slot.task is task and slot.side == DRAWN_SIDE]
     return [replace(slot, side=side) for slot in cases.spread(slots, count)] if count else []
@@ -58,8 +58,8 @@ def chosen(task: Task, side: int, count: int) -> list[Slot]:
 
 def told(scored: Sequence[Scored]) -> str:
     """One line for each task."""
-    added = [one for one in scored if isinstance(one, Addition)]
-    removed = [one for one in scored if isinstance(one, Removal)]
+    added = [one for one in scored if isinstance(one, ScoredAddition)]
+    removed = [one for one in scored if isinstance(one, ScoredRemoval)]
     lines = []
     if added:
         both, colour, shape = (
@@ -92,7 +92,7 @@ def main(
     """Judge the yardstick in FOLDER by held-out edits."""
     torch.set_num_threads(threads)
     pipeline = opened(folder)
-    slots = chosen(Task.ADD, side, additions) + chosen(Task.REMOVE, side, removals)
+    slots = chosen(SceneTask.ADD, side, additions) + chosen(SceneTask.REMOVE, side, removals)
     scored: list[Scored] = []
     for first in range(0, len(slots), AT_ONCE):
         batch = [cases.draw(slot) for slot in slots[first : first + AT_ONCE]]

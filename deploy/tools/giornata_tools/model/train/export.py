@@ -13,7 +13,7 @@ from giornata.model_cards import SERVING, ServingDefaults
 from giornata_tools.model import architecture
 from giornata_tools.model.painter import Painter
 from giornata_tools.model.train import autoencoder, guidance, painter, stage, unet
-from giornata_tools.model.train.stage import Unusable
+from giornata_tools.model.train.stage import TrainingStateUnusable
 from giornata_tools.model.yardstick import architecture as yardsticks
 from giornata_tools.model.yardstick.inpainter import Inpainter
 
@@ -77,9 +77,11 @@ def ended(folder: Path, *titles: str) -> dict[str, Any]:
     """
     states = [state for title in titles if (state := stage.load(folder / f"{title}.pt"))]
     if not states:
-        raise Unusable(f"{folder} holds the state of no stage of {' and '.join(titles)}: train first")
+        raise TrainingStateUnusable(
+            f"{folder} holds the state of no stage of {' and '.join(titles)}: train first"
+        )
     if states[0]["step"] < states[0]["steps"]:
-        raise Unusable(
+        raise TrainingStateUnusable(
             f"the last stage stopped at step {states[0]['step']} of {states[0]['steps']}: let it end"
         )
     return states[0]

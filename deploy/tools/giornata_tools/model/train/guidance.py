@@ -17,8 +17,8 @@ from giornata_tools.model.painter import UNGUIDED, Painter
 from giornata_tools.model.train import painter
 from giornata_tools.model.train.painter import PainterRun
 from giornata_tools.model.train.pool import SceneBatch
-from giornata_tools.model.train.run import Course, Stage, weighted_error
-from giornata_tools.model.train.stage import StagePlan, Unusable, digest
+from giornata_tools.model.train.run import CurriculumStage, TrainingCurriculum, weighted_error
+from giornata_tools.model.train.stage import StagePlan, TrainingStateUnusable, digest
 
 GREATEST: Final = 60.0
 """Guidance is learnt from `UNGUIDED` up to this."""
@@ -29,7 +29,7 @@ USUAL: Final = 30.0
 """What requests get that do not say: the default of Fill."""
 SHARES: Final = {48: 0.1, 96: 0.3, 128: 0.3, 256: 0.3}
 RATES: Final = (0.35 * painter.RATES[0], 0.35 * painter.RATES[1])
-GUIDANCE: Final = Course("guidance", (Stage(1.01, SHARES),), painter.ROWS, RATES)
+GUIDANCE: Final = TrainingCurriculum("guidance", (CurriculumStage(1.01, SHARES),), painter.ROWS, RATES)
 
 
 def classifier_free_scale(guidance: torch.Tensor) -> torch.Tensor:
@@ -45,7 +45,9 @@ def run(plan: StagePlan) -> None:
     """
     taught = PainterRun(plan)
     if taught.step == 0 and plan.start is None:
-        raise Unusable(f"{taught.path} is missing: train the painter first, or name a checkpoint by --start")
+        raise TrainingStateUnusable(
+            f"{taught.path} is missing: train the painter first, or name a checkpoint by --start"
+        )
     teacher = taught.average
     weights = digest(teacher)
     student = PainterRun(replace(plan, seed=plan.seed + 1), GUIDANCE)
@@ -55,7 +57,7 @@ def run(plan: StagePlan) -> None:
             level_guidance(model)
         student.taught_by = weights
     elif student.taught_by != weights:
-        raise Unusable(
+        raise TrainingStateUnusable(
             f"{student.path} learnt from another painter than the present one: remove it to begin again"
         )
     blank = (ids.to(plan.device) for ids in student.encoder.tokenize([""]))

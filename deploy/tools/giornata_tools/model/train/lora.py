@@ -27,7 +27,13 @@ from giornata_tools.model.train import base, samples
 from giornata_tools.model.train.guidance import GREATEST, USUAL
 from giornata_tools.model.train.painter import FillEncoder, random_corner, random_times
 from giornata_tools.model.train.pool import SceneBatch, SceneEncoder
-from giornata_tools.model.train.run import Course, Optimisers, Stage, TrainingRun, weighted_error
+from giornata_tools.model.train.run import (
+    CurriculumStage,
+    Optimisers,
+    TrainingCurriculum,
+    TrainingRun,
+    weighted_error,
+)
 from giornata_tools.model.train.stage import StagePlan
 
 IMAGE: Final = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_mlp", "proj_out")
@@ -135,24 +141,24 @@ def swap_loss(painter: Painter, batch: SceneBatch) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class LoraTrainingConfig:
     """What one LoRA learns, and by which modules."""
 
     rank: int
     """And alpha: the factors' product is added as it is."""
     modules: tuple[str, ...]
-    course: Course
+    course: TrainingCurriculum
     encoder: Callable[[FillEncoder], SceneEncoder]
     loss: Loss
 
 
-LESSONS: Final[Mapping[str, Lesson]] = {
-    "outlined": Lesson(
+LESSONS: Final[Mapping[str, LoraTrainingConfig]] = {
+    "outlined": LoraTrainingConfig(
         16,  # rims are finer than a token
         IMAGE,
-        Course(
+        TrainingCurriculum(
             "outlined",
-            (Stage(0.43, {48: 0.65, 96: 0.35}), Stage(1.01, {48: 0.1, 128: 0.9})),
+            (CurriculumStage(0.43, {48: 0.65, 96: 0.35}), CurriculumStage(1.01, {48: 0.1, 128: 0.9})),
             {48: 24, 96: 8, 128: 6},  # few: its target has no noise
             RATES,
             AVERAGE_DECAY,
@@ -161,12 +167,12 @@ LESSONS: Final[Mapping[str, Lesson]] = {
         RimEncoder,
         outline_loss,
     ),
-    "swapped": Lesson(
+    "swapped": LoraTrainingConfig(
         8,
         (*IMAGE, *TEXT, *MODULATION),
-        Course(
+        TrainingCurriculum(
             "swapped",
-            (Stage(1.01, {48: 0.65, 96: 0.35}),),
+            (CurriculumStage(1.01, {48: 0.65, 96: 0.35}),),
             {48: 20, 96: 5},  # few: its target has no noise
             RATES,
             AVERAGE_DECAY,

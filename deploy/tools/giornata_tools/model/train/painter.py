@@ -24,21 +24,27 @@ from giornata_tools.model.text import TextEncoders
 from giornata_tools.model.train import autoencoder, samples
 from giornata_tools.model.train.muon import Muon
 from giornata_tools.model.train.pool import SceneBatch, encode_both, masks_of
-from giornata_tools.model.train.run import Course, Optimisers, Stage, TrainingRun, weighted_error
+from giornata_tools.model.train.run import (
+    CurriculumStage,
+    Optimisers,
+    TrainingCurriculum,
+    TrainingRun,
+    weighted_error,
+)
 from giornata_tools.model.train.stage import StagePlan
 
 RATES: Final = (4e-3, 2e-3)
 """Learning rates of Muon and of AdamW."""
 STAGES: Final = (
-    Stage(0.22, {48: 1.0}),
-    Stage(0.27, {48: 0.2, 96: 0.45, 128: 0.25, 256: 0.1}),
-    Stage(0.55, {96: 0.2, 128: 0.45, 256: 0.35}),
-    Stage(0.74, {96: 0.1, 128: 0.35, 256: 0.55}),
-    Stage(1.01, {128: 0.3, 256: 0.7}),
+    CurriculumStage(0.22, {48: 1.0}),
+    CurriculumStage(0.27, {48: 0.2, 96: 0.45, 128: 0.25, 256: 0.1}),
+    CurriculumStage(0.55, {96: 0.2, 128: 0.45, 256: 0.35}),
+    CurriculumStage(0.74, {96: 0.1, 128: 0.35, 256: 0.55}),
+    CurriculumStage(1.01, {128: 0.3, 256: 0.7}),
 )
 ROWS: Final = {48: 64, 64: 40, 96: 20, 128: 12, 256: 4}
 """Rows of a batch by side: about the same number of tokens."""
-PAINTER: Final = Course("painter", STAGES, ROWS, RATES)
+PAINTER: Final = TrainingCurriculum("painter", STAGES, ROWS, RATES)
 SHOWN_SIDE: Final = 128
 SHOWN_STEPS: Final = 16
 
@@ -82,7 +88,7 @@ class FillEncoder:
 class PainterRun(TrainingRun[Painter]):
     """A course of the painter on its way; begins with the plan's checkpoint where there is no state."""
 
-    def __init__(self, plan: StagePlan, course: Course = PAINTER) -> None:
+    def __init__(self, plan: StagePlan, course: TrainingCurriculum = PAINTER) -> None:
         torch.manual_seed(plan.seed)
         text = architecture.text_encoders()
         painter = Painter(architecture.transformer(), text).to(plan.device)

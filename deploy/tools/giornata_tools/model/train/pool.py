@@ -12,7 +12,7 @@ from diffusers import AutoencoderKL
 
 from giornata_tools.model import latents
 from giornata_tools.model.scenes import Scene, sample
-from giornata_tools.model.train.stage import Ranks
+from giornata_tools.model.train.stage import DataParallelRank
 
 FIRST: Final = {48: 2048, 64: 512, 96: 512, 128: 512, 256: 192}
 """Scenes encoded before the first batch, by side in pixels."""
@@ -111,7 +111,7 @@ class ScenePool:
         seed: int,
         *,
         rendered: int = 0,
-        ranks: Ranks | None = None,
+        ranks: DataParallelRank | None = None,
         source: SceneSource = usual,
     ) -> None:
         """Render and encode the first scenes.
@@ -125,7 +125,7 @@ class ScenePool:
             source: of the scenes.
         """
         self._encoder, self._side, self._seed, self._source = encoder, side, seed, source
-        self._ranks = ranks = ranks or Ranks()
+        self._ranks = ranks = ranks or DataParallelRank()
         self._rendered = rendered
         """Scenes that this rank rendered so far in the whole run: a restart goes on with new ones."""
         self._all = self._encode(FIRST[side] // ranks.count)

@@ -34,7 +34,7 @@ Optimisers = tuple[torch.optim.Optimizer, torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
-class Stage:
+class CurriculumStage:
     """Which sizes are trained on, until a part of the run."""
 
     until: float
@@ -43,12 +43,12 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Course:
+class TrainingCurriculum:
     """What is trained on, and how fast."""
 
     title: str
     """Name of its state's file, and of what it tells."""
-    stages: tuple[Stage, ...]
+    stages: tuple[CurriculumStage, ...]
     rows: Mapping[int, int]
     """Rows of a batch by side in pixels."""
     rates: tuple[float, float]
@@ -66,7 +66,12 @@ class TrainingRun(Generic[Model]):
     """
 
     def __init__(
-        self, plan: StagePlan, course: Course, model: Model, encoder: SceneEncoder, optimisers: Optimisers
+        self,
+        plan: StagePlan,
+        course: TrainingCurriculum,
+        model: Model,
+        encoder: SceneEncoder,
+        optimisers: Optimisers,
     ) -> None:
         """Take up the state on disk, where there is one.
 

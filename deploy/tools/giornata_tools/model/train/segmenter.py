@@ -49,7 +49,7 @@ PRODUCTS: Final = "products"
 
 
 @dataclass(frozen=True)
-class Batch:
+class SegmenterBatch:
     """Pictures, what they are asked, and the answers."""
 
     pixels: torch.Tensor
@@ -62,7 +62,7 @@ class Batch:
     """(scenes, tokens, kinds + 1) each: parts of a token's pixels by colour and by shape; first the ground."""
 
 
-class SegmenterLesson(nn.Module):
+class SegmenterTrainingModel(nn.Module):
     """The model that ships, and the head that helps it learn."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ def run(plan: StagePlan) -> None:
     if not plan.ranks.first:
         return
     torch.manual_seed(plan.seed)
-    lesson = SegmenterLesson().to(plan.device)
+    lesson = SegmenterTrainingModel().to(plan.device)
     tokenizer = architecture.tokenizer()
     loop = CoderLoop(TITLE, plan, lesson, optimisers(lesson), RATES)
     pools: dict[int, NamedScenePool] = {}
@@ -180,14 +180,14 @@ def schedule(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / WARM_UP) * (0.02 + 0.49 * (1 + math.cos(math.pi * step / steps)))
 
 
-def asked(rng: np.random.Generator, scenes: list[NamedScene], tokenizer: Any) -> Batch:
+def asked(rng: np.random.Generator, scenes: list[NamedScene], tokenizer: Any) -> SegmenterBatch:
     """`scenes`, half of them mirrored, with `ASKED` phrases each."""
     scenes = [mirrored(scene) if rng.uniform() < 0.5 else scene for scene in scenes]
     drawn = [(scene, _phrase(rng, scene)) for scene in scenes for _ in range(ASKED)]
     masks = np.stack([phrases.mask_of(scene, phrase) for scene, phrase in drawn])
     pixels = torch.from_numpy(np.stack([scene.picture for scene in scenes])).permute(0, 3, 1, 2).float() / 255
     read = tokenizer([phrase.text for _, phrase in drawn], padding=True, return_tensors="pt")
-    return Batch(
+    return SegmenterBatch(
         (pixels - architecture.PIXEL_MEAN) / architecture.PIXEL_DEVIATION,
         read.input_ids,
         torch.from_numpy(masks).float(),
@@ -218,7 +218,7 @@ def _parts(maps: np.ndarray[Any, np.dtype[np.int8]], kinds: int) -> torch.Tensor
     return parts.flatten(2).mT
 
 
-def losses(logits: torch.Tensor, names: torch.Tensor, batch: Batch) -> Losses:
+def losses(logits: torch.Tensor, names: torch.Tensor, batch: SegmenterBatch) -> Losses:
     """Cross-entropy of pixels, Dice's of masks (Milletari et al., 2016), and cross-entropy of names."""
     pixels = nn.functional.binary_cross_entropy_with_logits(logits, batch.masks)
     found, meant = logits.sigmoid().flatten(1), batch.masks.flatten(1)
@@ -231,7 +231,7 @@ def losses(logits: torch.Tensor, names: torch.Tensor, batch: Batch) -> Losses:
     return {"loss": pixels + dice + NAMES_WEIGHT * kinds, "pixels": pixels, "dice": dice, "names": kinds}
 
 
-def optimisers(lesson: SegmenterLesson) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+def optimisers(lesson: SegmenterTrainingModel) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
     """Muon for the matrices inside of the layers, AdamW for embeddings, norms and heads."""
     inside: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []

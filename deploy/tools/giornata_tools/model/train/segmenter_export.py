@@ -9,7 +9,7 @@ from giornata_tools.model.adapters.card import sha256_of
 from giornata_tools.model.segmenter import architecture
 from giornata_tools.model.segmenter.card import WEIGHTS, SegmenterCard
 from giornata_tools.model.train.export import ended
-from giornata_tools.model.train.segmenter import TITLE, SegmenterLesson
+from giornata_tools.model.train.segmenter import TITLE, SegmenterTrainingModel
 
 COMMAND: Final = "python -m giornata_tools.model.train --model sinopia all"
 
@@ -21,7 +21,7 @@ def sinopia(folder: Path, target: Path) -> None:
         Unusable: it was not trained, or stopped on its way.
     """
     trained = ended(folder, TITLE)
-    lesson = SegmenterLesson()
+    lesson = SegmenterTrainingModel()
     lesson.load_state_dict(trained["weights"])
     lesson.model.half().save_pretrained(target)
     architecture.processor().save_pretrained(target)

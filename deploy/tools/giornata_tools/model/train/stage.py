@@ -23,12 +23,12 @@ import torch
 from torch import distributed, nn
 
 
-class Unusable(Exception):
+class TrainingStateUnusable(Exception):
     """A state on disk that the stage at hand cannot go on from, or build on."""
 
 
 @dataclass(frozen=True)
-class Ranks:
+class DataParallelRank:
     """Which of how many processes this is."""
 
     rank: int = 0
@@ -78,7 +78,7 @@ class StagePlan:
     device: torch.device
     start: Path | None = None
     """A checkpoint whose weights are learnt on from, where `folder` holds no state; None for random ones."""
-    ranks: Ranks = field(default_factory=Ranks)
+    ranks: DataParallelRank = field(default_factory=DataParallelRank)
     deadline: float = math.inf
     """When the stage is to stop with its state saved, in seconds of `time.monotonic`."""
     compiled: bool = False
@@ -90,14 +90,14 @@ class StagePlan:
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator[Ranks]:
+def joined(device: torch.device) -> Iterator[DataParallelRank]:
     """The ranks that torchrun started, or this process alone."""
     if "RANK" not in os.environ:
-        yield Ranks()
+        yield DataParallelRank()
         return
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield Ranks(distributed.get_rank(), distributed.get_world_size())
+        yield DataParallelRank(distributed.get_rank(), distributed.get_world_size())
     finally:
         distributed.destroy_process_group()
 

@@ -20,7 +20,13 @@ from giornata_tools.model.scenes import Scene
 from giornata_tools.model.train import autoencoder, samples
 from giornata_tools.model.train.muon import Muon
 from giornata_tools.model.train.pool import SceneBatch, encode_both, masks_of
-from giornata_tools.model.train.run import Course, Optimisers, Stage, TrainingRun, weighted_error
+from giornata_tools.model.train.run import (
+    CurriculumStage,
+    Optimisers,
+    TrainingCurriculum,
+    TrainingRun,
+    weighted_error,
+)
 from giornata_tools.model.train.stage import StagePlan
 from giornata_tools.model.yardstick import architecture
 from giornata_tools.model.yardstick.architecture import TextEncoder
@@ -30,9 +36,9 @@ RATES: Final = (4e-3, 2e-3)
 """Learning rates of Muon and of AdamW."""
 GREATEST_RATIO: Final = 5.0
 """Signal-to-noise ratio from which an error of the picture weighs the same: gamma of Hang et al., ICCV 2023, 3.4."""
-UNET: Final = Course(
+UNET: Final = TrainingCurriculum(
     "unet",
-    (Stage(0.4, {64: 1.0}), Stage(1.01, {64: 0.15, 128: 0.85})),
+    (CurriculumStage(0.4, {64: 1.0}), CurriculumStage(1.01, {64: 0.15, 128: 0.85})),
     rows={64: 48, 128: 12},
     rates=RATES,
     average_decay=0.999,
@@ -75,7 +81,7 @@ class UNetEncoder:
 class UNetRun(TrainingRun[Inpainter]):
     """A course of the UNet on its way; begins with the plan's checkpoint where there is no state."""
 
-    def __init__(self, plan: StagePlan, course: Course = UNET) -> None:
+    def __init__(self, plan: StagePlan, course: TrainingCurriculum = UNET) -> None:
         torch.manual_seed(plan.seed)
         text = architecture.text_encoder()
         inpainter = Inpainter(architecture.unet(), text.clip).to(plan.device)

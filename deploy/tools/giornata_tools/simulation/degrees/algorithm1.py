@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from giornata.scheduling.degrees.frontier import frontier
-from giornata.scheduling.degrees.pool import Begin, Devices, PoolRow, Times
+from giornata.scheduling.degrees.pool import Devices, PoolRow, StepStart, Times
 
 EPSILON_S: Final = 1e-9
 SAME: Final = 1e-12
@@ -22,14 +22,14 @@ EAGER: Final = 1e-3
 """What a step of all that are left is worth beside a kept deadline, where ties go to progress."""
 
 
-class Share(NamedTuple):
+class DegreeSteps(NamedTuple):
     """Steps that an allocation computes at one degree."""
 
     steps: int
     degree: int
 
 
-class Option(NamedTuple):
+class DegreeOption(NamedTuple):
     """What a row may get."""
 
     degree: int
@@ -37,20 +37,20 @@ class Option(NamedTuple):
     worth: float
 
 
-def least_device_time(times: Times, left: int, within_s: float) -> list[Share]:
+def least_device_time(times: Times, left: int, within_s: float) -> list[DegreeSteps]:
     """Steps by degree that end within so many seconds with the least device-time; empty where nothing does."""
     degrees = [rung.degree for rung in frontier(times, max(times)).rungs]
     if left * times[degrees[-1]] > within_s + EPSILON_S:
         return []
     if left * times[degrees[0]] <= within_s + EPSILON_S:
-        return [Share(left, degrees[0])]
+        return [DegreeSteps(left, degrees[0])]
     slow, fast = next(pair for pair in pairwise(degrees) if left * times[pair[1]] <= within_s + EPSILON_S)
     late_s = left * times[slow] - within_s
     quick = math.ceil(late_s / (times[slow] - times[fast]) - EPSILON_S)
-    return [share for share in (Share(left - quick, slow), Share(quick, fast)) if share.steps > 0]
+    return [share for share in (DegreeSteps(left - quick, slow), DegreeSteps(quick, fast)) if share.steps > 0]
 
 
-def knapsack(rows: Sequence[Sequence[Option]], free: int) -> list[int]:
+def knapsack(rows: Sequence[Sequence[DegreeOption]], free: int) -> list[int]:
     """One option's degree for each of `rows`, at most `free` devices together, of the greatest worth.
 
     Of equal ones the choice takes the fewest devices. Every row has an option of degree 0.
@@ -83,7 +83,7 @@ def placed(
     steps: Mapping[Hashable, int] | None = None,
     *,
     keeps: bool = True,
-) -> tuple[Begin, ...]:
+) -> tuple[StepStart, ...]:
     """Steps on devices: any that are free may compute together, as TetriServe has it.
 
     Args:
@@ -104,7 +104,7 @@ def placed(
     for row in sorted(moving, key=lambda row: (-degrees[row.key], row.arrived_s)):
         found[row.key] = tuple(sorted(rest)[: degrees[row.key]])
         rest -= set(found[row.key])
-    return tuple(Begin((row.key,), found[row.key], steps[row.key] if steps else 1) for row in chosen)
+    return tuple(StepStart((row.key,), found[row.key], steps[row.key] if steps else 1) for row in chosen)
 
 
 def by_due(rows: Iterable[PoolRow]) -> list[PoolRow]:

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from giornata.scheduling.degrees.frontier import Frontier, frontier
+from giornata.scheduling.degrees.frontier import DegreeFrontier, frontier
 from giornata.scheduling.degrees.pool import Times
 
 EPS = 1e-9
@@ -99,7 +99,7 @@ class _Program:
 
     def __init__(self, tasks: Sequence[FluidTask], devices: int) -> None:
         self._tasks, self._devices = tasks, devices
-        self._frontiers: list[Frontier] = [frontier(task.step_s, devices) for task in tasks]
+        self._frontiers: list[DegreeFrontier] = [frontier(task.step_s, devices) for task in tasks]
         cuts = sorted({task.arrived_s for task in tasks} | {task.due_s for task in tasks})
         self._spans = list(pairwise(cuts))
         self._columns: dict[tuple[int, int, int], int] = {}

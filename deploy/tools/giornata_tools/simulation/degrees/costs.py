@@ -8,25 +8,25 @@ from typing import Final, cast
 
 from giornata.scheduling.degrees.pool import PoolRow, Times
 from giornata_tools.simulation.degrees import derived
-from giornata_tools.simulation.degrees.workloads import Size
+from giornata_tools.simulation.degrees.workloads import PoolRowSize
 
 MOST_ROWS: Final = 8
 """Rows that share a step."""
 
 
 @cache
-def times(size: Size, degrees: tuple[int, ...]) -> Times:
+def times(size: PoolRowSize, degrees: tuple[int, ...]) -> Times:
     """Seconds of a step by degree, on ``h100-eager``."""
     return {k: derived.eager_s(k, size.tokens, size.computed) for k in degrees}
 
 
 @cache
-def moved_times(size: Size, degrees: tuple[int, ...]) -> Times:
+def moved_times(size: PoolRowSize, degrees: tuple[int, ...]) -> Times:
     """Seconds of the first step, and of one on other devices: it computes all tokens."""
-    return times(Size(size.side, size.tokens), degrees)
+    return times(PoolRowSize(size.side, size.tokens), degrees)
 
 
-def shared_s(parts: Sequence[tuple[Size, bool]], degree: int) -> float:
+def shared_s(parts: Sequence[tuple[PoolRowSize, bool]], degree: int) -> float:
     """Seconds of a step of several rows, each of which computes its tokens or, where told so, all of its picture."""
     return _shared_s(tuple(sorted((s.tokens if full else s.computed, s.tokens) for s, full in parts)), degree)
 
@@ -44,7 +44,7 @@ def _shared_s(parts: tuple[tuple[int, int], ...], degree: int) -> float:
 
 
 def together(rows: Sequence[PoolRow], degree: int) -> float | None:
-    """Seconds of a step of `rows`; see :class:`giornata.scheduling.degrees.pool.Together`."""
+    """Seconds of a step of `rows`; see :class:`giornata.scheduling.degrees.pool.SharedStepTime`."""
     if len(rows) > MOST_ROWS:
         return None
-    return shared_s([(cast("Size", row.size), False) for row in rows], degree)
+    return shared_s([(cast("PoolRowSize", row.size), False) for row in rows], degree)

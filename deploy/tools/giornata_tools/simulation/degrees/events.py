@@ -6,11 +6,11 @@ from collections.abc import Hashable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from giornata.scheduling.degrees.pool import Decision, PoolRow
+from giornata.scheduling.degrees.pool import PoolDecision, PoolRow
 from giornata_tools.simulation.degrees.algorithm1 import (
     EAGER,
     EPSILON_S,
-    Option,
+    DegreeOption,
     hopeless,
     knapsack,
     least_device_time,
@@ -22,14 +22,14 @@ LATE_STEP_S: Final = 0.25
 """A row that cannot be in time takes no longer steps where a degree allows."""
 
 
-class Events:
+class EventDrivenRule:
     """Chooses one step for every row at a boundary, each time that it is asked."""
 
-    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> Decision:
-        """See :class:`giornata.scheduling.degrees.pool.Rule`."""
+    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> PoolDecision:
+        """See :class:`giornata.scheduling.degrees.pool.PoolRule`."""
         ready = [row for row in rows if row.boundary]
         if not free or not ready:
-            return Decision()
+            return PoolDecision()
         timely = [row for row in ready if not hopeless(row, now_s)]
         chosen = knapsack([_options(row, now_s) for row in timely], len(free))
         degrees = {row.key: degree for row, degree in zip(timely, chosen, strict=True) if degree}
@@ -41,7 +41,7 @@ class Events:
         if not degrees and not running:
             row = min(ready, key=least_work)
             degrees[row.key] = fastest({k: t for k, t in row.step_s.items() if k <= len(free)})
-        return Decision(placed(ready, degrees, free))
+        return PoolDecision(placed(ready, degrees, free))
 
 
 def least_work(row: PoolRow) -> float:
@@ -49,13 +49,13 @@ def least_work(row: PoolRow) -> float:
     return row.left * min(degree * step_s for degree, step_s in row.step_s.items())
 
 
-def _options(row: PoolRow, now_s: float) -> list[Option]:
+def _options(row: PoolRow, now_s: float) -> list[DegreeOption]:
     """Nothing for as long as its fastest step, or a step of its allocation of least device-time."""
-    options = [Option(0, float(now_s + (1 + row.left) * row.fastest_s <= row.due_s + EPSILON_S))]
+    options = [DegreeOption(0, float(now_s + (1 + row.left) * row.fastest_s <= row.due_s + EPSILON_S))]
     shares = least_device_time(row.step_s, row.left, row.due_s - now_s)
     for degree in [share.degree for share in shares] or [fastest(row.step_s)]:
         ends_s = now_s + row.step_s[degree] + (row.left - 1) * row.fastest_s
-        options.append(Option(degree, float(ends_s <= row.due_s + EPSILON_S) + EAGER / row.left))
+        options.append(DegreeOption(degree, float(ends_s <= row.due_s + EPSILON_S) + EAGER / row.left))
     return options
 
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from giornata.planning.costs import LOAD, completed
 from giornata.planning.degrees import DegreeFit
-from giornata.planning.operations import ADAPTING, COMPUTE, NETWORK, Shape, step_work
+from giornata.planning.operations import ADAPTING, COMPUTE, NETWORK, SequenceShape, step_work
 from giornata.planning.profiles import Profile
-from giornata.planning.regression import Fit, fit
+from giornata.planning.regression import LinearFit, fit
 from giornata.scheduling.degrees.pool import DEGREES
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_tools.loadgen import facts
 from giornata_tools.simulation.degrees import derived
 from giornata_tools.simulation.h100 import MACHINES, path
@@ -58,8 +58,8 @@ class DerivedStep:
     @property
     def features(self) -> tuple[float, ...]:
         """In the order of :data:`giornata.planning.operations.NETWORK`."""
-        mode = Mode.KV if self.computed < self.image else Mode.FULL
-        shape = Shape(derived.TEXT, self.image, self.computed)
+        mode = BlockMode.KV if self.computed < self.image else BlockMode.FULL
+        shape = SequenceShape(derived.TEXT, self.image, self.computed)
         work = step_work(FLUX_BLOCKS, [shape] * self.rows, [(mode,) * FLUX_BLOCKS.blocks] * self.rows)
         return work.features[: len(NETWORK)]
 
@@ -102,7 +102,7 @@ def made(name: str) -> Profile:
     )
 
 
-def _fit(features: np.ndarray, seconds: Sequence[float]) -> Fit:
+def _fit(features: np.ndarray, seconds: Sequence[float]) -> LinearFit:
     """(samples, network's features) to one way's times; what adapters add follows from the others."""
     found = fit(NETWORK, features, np.array(seconds) * 1e3, relative=True)
     graded = {name: _rounded(value) for name, value in found.model_dump().items() if isinstance(value, float)}
@@ -110,9 +110,9 @@ def _fit(features: np.ndarray, seconds: Sequence[float]) -> Fit:
     return found.model_copy(update={**graded, "names": COMPUTE, "weights": weights, "derived": ADAPTING})
 
 
-def _free_loads() -> Fit:
+def _free_loads() -> LinearFit:
     """Loads hide behind computing: the formula knows none."""
-    return Fit(
+    return LinearFit(
         names=LOAD,
         weights=(0.0,) * len(LOAD),
         r2=1.0,

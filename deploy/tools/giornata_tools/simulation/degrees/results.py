@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from giornata_tools.loadgen.charts import Chart, Drawn, Points, distribution, thinned
+from giornata_tools.loadgen.charts import Chart, Points, PointStyle, distribution, thinned
 from giornata_tools.loadgen.outcomes import percentile
 from giornata_tools.simulation.degrees.workloads import PoolWorkload
-from giornata_tools.simulation.degrees.world import Outcome
+from giornata_tools.simulation.degrees.world import PoolRowOutcome
 
 BOUND: Final = "bound"
 """What the bound's line is called."""
@@ -47,11 +47,11 @@ class PoolRun:
     rule: str
     workload: PoolWorkload
     summary: PoolSummary
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[PoolRowOutcome, ...]
     """In the order of arrival."""
 
 
-def summarise(outcomes: Sequence[Outcome], devices: int, decisions: int) -> PoolSummary:
+def summarise(outcomes: Sequence[PoolRowOutcome], devices: int, decisions: int) -> PoolSummary:
     """Sum up a run.
 
     Raises:
@@ -77,7 +77,7 @@ def summarise(outcomes: Sequence[Outcome], devices: int, decisions: int) -> Pool
     )
 
 
-def by_side(outcomes: Iterable[Outcome]) -> Mapping[int, float]:
+def by_side(outcomes: Iterable[PoolRowOutcome]) -> Mapping[int, float]:
     """Attainment by pixels a side."""
     met: dict[int, list[bool]] = {}
     for outcome in outcomes:
@@ -109,7 +109,7 @@ def charts(runs: Sequence[PoolRun], bounds: Bounds) -> dict[str, Chart]:
                     f"Deadlines kept, {mix}", title, "share", lines
                 )
         found[f"latency_cdf_{mix}.svg"] = Chart(
-            f"Pictures ended within, {mix}", "seconds", "share", latency_lines(mine), Drawn.LINE
+            f"Pictures ended within, {mix}", "seconds", "share", latency_lines(mine), PointStyle.LINE
         )
         found[f"attainment_by_side_{mix}.svg"] = Chart(
             f"Deadlines kept by resolution, {mix}", "pixels a side", "share", side_lines(mine)
@@ -140,7 +140,7 @@ def latency_lines(runs: Sequence[PoolRun]) -> dict[str, Points]:
 
 def side_lines(runs: Sequence[PoolRun]) -> dict[str, Points]:
     """Attainment of a rule by pixels a side."""
-    ended: dict[str, list[Outcome]] = {}
+    ended: dict[str, list[PoolRowOutcome]] = {}
     for run in runs:
         ended.setdefault(run.rule, []).extend(run.outcomes)
     return {

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from giornata.scheduling.degrees.pool import Decision, PoolRow, Times
+from giornata.scheduling.degrees.pool import PoolDecision, PoolRow, Times
 from giornata_tools.simulation.degrees.algorithm1 import (
     EAGER,
     EPSILON_S,
-    Option,
+    DegreeOption,
     by_due,
     hopeless,
     knapsack,
@@ -26,7 +26,7 @@ ROOM: Final = 1.0001
 """A round is longer than its steps by this factor, so that rounding does not keep one out."""
 
 
-class Ties(StrEnum):
+class TieBreak(StrEnum):
     """Which of the choices that keep equally many deadlines is taken."""
 
     EAGER = "eager"
@@ -39,7 +39,7 @@ class Ties(StrEnum):
 class RoundSwitches:
     """What the paper names as parts (section 4.4), or does not say."""
 
-    ties: Ties = Ties.EAGER
+    ties: TieBreak = TieBreak.EAGER
     placement: bool = True
     """A row of as many devices as before keeps them."""
     scale_up: bool = True
@@ -52,7 +52,7 @@ class RoundSwitches:
     """An allocation reckons with the time that whole steps leave unused in a round."""
 
 
-class Rounds:
+class RoundBasedRule:
     """Decides for all rows at once, and then not before the round is over."""
 
     def __init__(self, round_s: float, devices: int = 8, switches: RoundSwitches | None = None) -> None:
@@ -70,14 +70,14 @@ class Rounds:
     @classmethod
     def of_steps(
         cls, steps: int, longest_s: float, devices: int = 8, switches: RoundSwitches | None = None
-    ) -> Rounds:
+    ) -> RoundBasedRule:
         """Rounds as long as so many steps of the largest row on all devices."""
         return cls(steps * longest_s * ROOM, devices, switches)
 
-    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> Decision:
-        """Begin a round, or wait for the end of the present one; see :class:`giornata.scheduling.degrees.pool.Rule`."""
+    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> PoolDecision:
+        """Begin a round, or wait for the end of the present one."""
         if now_s < self._next_s - EPSILON_S and not self._starts_idle(rows, free):
-            return Decision(wake_s=self._next_s)
+            return PoolDecision(wake_s=self._next_s)
         self._next_s = now_s + self._round_s
         ready = [row for row in rows if row.boundary]
         timely = [row for row in ready if not hopeless(row, now_s)]
@@ -92,7 +92,7 @@ class Rounds:
             self._scale_up(ready, degrees, now_s, len(free))
         steps = {row.key: self._steps(row, degrees[row.key]) for row in ready if row.key in degrees}
         begins = placed(ready, degrees, free, steps, keeps=self._switches.placement)
-        return Decision(begins, wake_s=self._next_s)
+        return PoolDecision(begins, wake_s=self._next_s)
 
     def _starts_idle(self, rows: Sequence[PoolRow], free: AbstractSet[int]) -> bool:
         fresh = all(row.boundary and not row.devices for row in rows)
@@ -102,11 +102,11 @@ class Rounds:
         """That a row computes in a round."""
         return min(row.left, int(self._round_s / row.step_s[degree] + EPSILON_S))
 
-    def _options(self, row: PoolRow, now_s: float) -> list[Option]:
+    def _options(self, row: PoolRow, now_s: float) -> list[DegreeOption]:
         """Options of a row that is in time: nothing, or a degree of its allocation of least device-time."""
         ends_s = now_s + self._round_s
         survives = ends_s + row.left * row.fastest_s <= row.due_s + EPSILON_S
-        options = [Option(0, float(survives))]
+        options = [DegreeOption(0, float(survives))]
         times = (
             {k: self._reckoned(t) for k, t in row.step_s.items()}
             if self._switches.whole_steps
@@ -121,9 +121,9 @@ class Rounds:
             survives = ends_s + left * row.fastest_s <= row.due_s + EPSILON_S
             done = not left and now_s + steps * row.step_s[degree] <= row.due_s + EPSILON_S
             worth = float(survives or done)
-            if self._switches.ties is Ties.EAGER:
+            if self._switches.ties is TieBreak.EAGER:
                 worth += EAGER * steps / row.left
-            options.append(Option(degree, worth))
+            options.append(DegreeOption(degree, worth))
         return options
 
     def _reckoned(self, step_s: float) -> float:

@@ -10,15 +10,21 @@ from itertools import combinations
 from typing import Final
 
 from giornata.scheduling.degrees.fixed import FixedDegrees
-from giornata.scheduling.degrees.pool import DEGREES, Decision, Devices, PoolRow, Rule
-from giornata.scheduling.degrees.rule import Replanning, Switches
+from giornata.scheduling.degrees.pool import DEGREES, Devices, PoolDecision, PoolRow, PoolRule
+from giornata.scheduling.degrees.rule import ReplanningOptions, ReplanningRule
 from giornata.scheduling.degrees.subsets import family
 from giornata_tools.simulation.degrees import costs
 from giornata_tools.simulation.degrees.bound import FluidTask, most_in_time
-from giornata_tools.simulation.degrees.events import Events
+from giornata_tools.simulation.degrees.events import EventDrivenRule
 from giornata_tools.simulation.degrees.results import PoolRun, summarise
-from giornata_tools.simulation.degrees.rounds import Rounds, RoundSwitches
-from giornata_tools.simulation.degrees.workloads import LARGEST, SHAPE_TOKENS, PoolWorkload, Size, tokens_of
+from giornata_tools.simulation.degrees.rounds import RoundBasedRule, RoundSwitches
+from giornata_tools.simulation.degrees.workloads import (
+    LARGEST,
+    SHAPE_TOKENS,
+    PoolRowSize,
+    PoolWorkload,
+    tokens_of,
+)
 from giornata_tools.simulation.degrees.world import Listener, PoolWorld
 
 POWERS: Final = (1, 2, 4, 8)
@@ -53,7 +59,7 @@ class RuleSetting:
     name: RuleName = RuleName.REPLANNING
     degrees: tuple[int, ...] = DEGREES
     """That it may use; a fixed one uses the first."""
-    parts: Switches = field(default_factory=Switches)
+    parts: ReplanningOptions = field(default_factory=ReplanningOptions)
     """Switches of our rule."""
     without: str = ""
     """Which part of ours is off, for its label."""
@@ -81,16 +87,16 @@ class RuleSetting:
             case _:
                 return str(self.name)
 
-    def make(self, devices: int) -> Rule:
+    def make(self, devices: int) -> PoolRule:
         """The rule for one run."""
         match self.name:
             case RuleName.REPLANNING:
                 return self._replanning(devices)
             case RuleName.EVENTS:
-                return Events()
+                return EventDrivenRule()
             case RuleName.ROUNDS:
-                longest = costs.times(Size(LARGEST, tokens_of(LARGEST)), self._able(devices))
-                return Rounds.of_steps(self.round_steps, longest[max(longest)], devices, self.rounds)
+                longest = costs.times(PoolRowSize(LARGEST, tokens_of(LARGEST)), self._able(devices))
+                return RoundBasedRule.of_steps(self.round_steps, longest[max(longest)], devices, self.rounds)
             case RuleName.FIXED:
                 return FixedDegrees(devices, self.degrees[0])
             case _:
@@ -103,25 +109,25 @@ class RuleSetting:
             return None
         return frozenset(family(devices))
 
-    def _replanning(self, devices: int) -> Rule:
+    def _replanning(self, devices: int) -> PoolRule:
         parts = replace(self.parts, degrees=self.degrees)
         groups = every_subset(devices, self.degrees) if self.every_subset else None
-        rule = Replanning(devices, parts, together=costs.together, groups=groups)
-        return rule if self.steps_between == 1 else Longer(rule, self.steps_between)
+        rule = ReplanningRule(devices, parts, together=costs.together, groups=groups)
+        return rule if self.steps_between == 1 else MultiStepRule(rule, self.steps_between)
 
     def _able(self, devices: int) -> tuple[int, ...]:
         return tuple(degree for degree in self.degrees if degree <= devices)
 
 
 @dataclass(frozen=True)
-class Longer:
+class MultiStepRule:
     """A rule that decides less often: each step that it begins stands for several."""
 
-    rule: Rule
+    rule: PoolRule
     steps: int
 
-    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> Decision:
-        """See :class:`giornata.scheduling.degrees.pool.Rule`."""
+    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> PoolDecision:
+        """See :class:`giornata.scheduling.degrees.pool.PoolRule`."""
         left = {row.key: row.left for row in rows}
         decision = self.rule.decide(now_s, rows, free)
         begins = tuple(
@@ -132,7 +138,7 @@ class Longer:
 
 
 @dataclass(frozen=True)
-class Case:
+class PoolRuleCase:
     """A workload, the rule that serves it, and the pool."""
 
     workload: PoolWorkload
@@ -140,7 +146,7 @@ class Case:
     devices: int = 8
 
 
-def run_case(case: Case, listener: Listener | None = None) -> PoolRun:
+def run_case(case: PoolRuleCase, listener: Listener | None = None) -> PoolRun:
     """Serve a workload; a listener is told of every decision."""
     world = PoolWorld(
         case.workload.draw(),
@@ -180,7 +186,7 @@ def every_subset(devices: int, degrees: Sequence[int]) -> tuple[Devices, ...]:
 def _best_degrees(degrees: Sequence[int]) -> dict[Hashable, int]:
     """By size: the degree that is best for its resolution, or the widest that there is below."""
     return {
-        Size(side, computed): max(degree for degree in degrees if degree <= max(best, min(degrees)))
+        PoolRowSize(side, computed): max(degree for degree in degrees if degree <= max(best, min(degrees)))
         for side, best in BEST_DEGREES.items()
         for computed in range(SHAPE_TOKENS, tokens_of(side) + 1, SHAPE_TOKENS)
     }

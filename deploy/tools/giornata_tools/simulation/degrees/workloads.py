@@ -35,7 +35,7 @@ NIRVANA: Final = 0.21
 """Share of all computing that Nirvana saves (NSDI '24, abstract)."""
 
 
-class Mix(StrEnum):
+class SizeMix(StrEnum):
     """Which sizes are asked for."""
 
     UNIFORM = "uniform"
@@ -44,7 +44,7 @@ class Mix(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class PoolRowSize:
     """What tells a row's step times: pictures of one resolution of which as many tokens are computed."""
 
     side: int
@@ -71,7 +71,7 @@ class PoolRequest:
     at_s: float
     due_s: float
     """When the last step has to end."""
-    size: Size
+    size: PoolRowSize
     steps: int
 
 
@@ -79,7 +79,7 @@ class PoolRequest:
 class PoolWorkload:
     """What is asked of a pool; equal values draw equal requests."""
 
-    mix: Mix = Mix.UNIFORM
+    mix: SizeMix = SizeMix.UNIFORM
     scale: float = 1.0
     """By which the deadlines are longer than :data:`SLO_S`."""
     per_minute: float = 12.0
@@ -136,17 +136,17 @@ class PoolWorkload:
         share = short if chance.random() < short else 1 - short
         return chance.expovariate(2 * share / mean)
 
-    def _whole(self, chance: random.Random) -> Size:
+    def _whole(self, chance: random.Random) -> PoolRowSize:
         weights = mix_weights(self.mix)
         (side,) = chance.choices(list(weights), list(weights.values()))
-        return Size(side, tokens_of(side))
+        return PoolRowSize(side, tokens_of(side))
 
-    def _masked(self, chance: random.Random) -> Size:
+    def _masked(self, chance: random.Random) -> PoolRowSize:
         side = chance.choice(MASKED_SIZES)
         tokens = tokens_of(side)
         ratios = facts.MASK_RATIOS[self.masks or ""]
         ratio = ratios[chance.randrange(1, len(ratios) - 1)]
-        return Size(side, tokens if self.in_full else computed_tokens(ratio, tokens))
+        return PoolRowSize(side, tokens if self.in_full else computed_tokens(ratio, tokens))
 
 
 def tokens_of(side: int) -> int:
@@ -154,9 +154,9 @@ def tokens_of(side: int) -> int:
     return (side // PATCH) ** 2
 
 
-def mix_weights(mix: Mix) -> Mapping[int, float]:
+def mix_weights(mix: SizeMix) -> Mapping[int, float]:
     """Chances by pixels a side; they sum to 1."""
-    weights = {s: math.exp(tokens_of(s) / SKEW_TOKENS) if mix is Mix.SKEWED else 1.0 for s in SLO_S}
+    weights = {s: math.exp(tokens_of(s) / SKEW_TOKENS) if mix is SizeMix.SKEWED else 1.0 for s in SLO_S}
     total = sum(weights.values())
     return {side: weight / total for side, weight in weights.items()}
 

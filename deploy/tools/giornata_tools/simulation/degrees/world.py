@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from giornata.scheduling.degrees.pool import Begin, Decision, Devices, PoolRow, Rule, Times
+from giornata.scheduling.degrees.pool import Devices, PoolDecision, PoolRow, PoolRule, StepStart, Times
 from giornata_tools.simulation.degrees import costs
 from giornata_tools.simulation.degrees.workloads import PoolRequest
 
@@ -28,7 +28,7 @@ class WrongDecision(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PoolRowOutcome:
     """How a row ended."""
 
     request: PoolRequest
@@ -79,7 +79,7 @@ class _Row:
         )
 
 
-Listener = Callable[[float, Sequence[PoolRow], AbstractSet[int], Decision], None]
+Listener = Callable[[float, Sequence[PoolRow], AbstractSet[int], PoolDecision], None]
 """Called after each decision with all that the rule was told, and what it said."""
 
 
@@ -89,7 +89,7 @@ class PoolWorld:
     def __init__(
         self,
         requests: Sequence[PoolRequest],
-        rule: Rule,
+        rule: PoolRule,
         degrees: Sequence[int],
         *,
         devices: int = 8,
@@ -111,14 +111,14 @@ class PoolWorld:
         self._free = set(range(devices))
         self._rows: dict[Hashable, _Row] = {}
         self._arriving = sorted(requests, key=lambda request: (request.at_s, request.number), reverse=True)
-        self._ends: list[tuple[float, int, Begin]] = []
+        self._ends: list[tuple[float, int, StepStart]] = []
         self._wake_s: float | None = None
         self._begun = self._idle = 0
-        self._ended: list[Outcome] = []
+        self._ended: list[PoolRowOutcome] = []
         self.decisions = 0
         """That the rule has made."""
 
-    def run(self) -> list[Outcome]:
+    def run(self) -> list[PoolRowOutcome]:
         """Serve all requests.
 
         Returns:
@@ -166,7 +166,7 @@ class PoolWorld:
                 raise WrongDecision(f"asked to be woken at {decision.wake_s:g} s; it is {now:g} s")
             self._wake_s = decision.wake_s
 
-    def _begin(self, now: float, begin: Begin) -> None:
+    def _begin(self, now: float, begin: StepStart) -> None:
         rows = self._checked(begin)
         degree = len(begin.devices)
         full = [row.devices != begin.devices for row in rows]
@@ -182,7 +182,7 @@ class PoolWorld:
         self._begun += 1
         heapq.heappush(self._ends, (now + seconds, self._begun, begin))
 
-    def _checked(self, begin: Begin) -> list[_Row]:
+    def _checked(self, begin: StepStart) -> list[_Row]:
         """The rows of a step that may begin."""
         devices = begin.devices
         if not devices or list(devices) != sorted(set(devices)):
@@ -208,14 +208,14 @@ class PoolWorld:
             raise WrongDecision(f"received {len(rows)} rows in a step; accepted are {costs.MOST_ROWS}")
         return rows
 
-    def _end(self, now: float, begin: Begin) -> None:
+    def _end(self, now: float, begin: StepStart) -> None:
         self._free |= set(begin.devices)
         for key in begin.rows:
             row = self._rows[key]
             row.until_s = None
             if not row.left:
                 del self._rows[key]
-                self._ended.append(Outcome(row.request, now, row.device_s, row.moves, row.counted))
+                self._ended.append(PoolRowOutcome(row.request, now, row.device_s, row.moves, row.counted))
 
 
 def _seconds(rows: Sequence[_Row], degree: int, full: Sequence[bool]) -> tuple[float, float]:

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from giornata_denoiser.families.driven.forward import Site, Stream
-from giornata_denoiser.families.driven.hooks import Hooks
+from giornata_denoiser.families.driven.forward import AttentionSite, TokenStream
+from giornata_denoiser.families.driven.hooks import TransformerHooks
 
 
 class JointAttention:
     """Attention of two streams with projections of their own: a processor of diffusers' attention modules."""
 
-    def __init__(self, hooks: Hooks, site: Site) -> None:
+    def __init__(self, hooks: TransformerHooks, site: AttentionSite) -> None:
         self._hooks, self._site = hooks, site
 
     def __call__(  # noqa: D102, PLR0917 - as diffusers'
@@ -35,8 +35,8 @@ class JointAttention:
             by_head(attn, attn.add_v_proj(encoder_hidden_states)),
         )
         query, key, value = (layout.join(*parts) for parts in zip(text, image, strict=True))
-        query, key = hooks.rotated(query, Stream.JOINT), hooks.rotated(key, Stream.JOINT)
-        attended = hooks.forward.attended(self._site, Stream.JOINT, query, key, value)
+        query, key = hooks.rotated(query, TokenStream.JOINT), hooks.rotated(key, TokenStream.JOINT)
+        attended = hooks.forward.attended(self._site, TokenStream.JOINT, query, key, value)
         of_text, of_image = (
             batched_as(hidden, part)
             for hidden, part in zip(
@@ -50,7 +50,7 @@ class JointAttention:
 class SelfAttention:
     """Attention of one stream: a processor of diffusers' attention modules."""
 
-    def __init__(self, hooks: Hooks, site: Site, stream: Stream) -> None:
+    def __init__(self, hooks: TransformerHooks, site: AttentionSite, stream: TokenStream) -> None:
         self._hooks, self._site, self._stream = hooks, site, stream
 
     def __call__(  # noqa: D102, PLR0917 - as diffusers'

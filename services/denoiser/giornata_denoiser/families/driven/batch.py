@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from giornata.packed.attention import Outside
+from giornata.packed.attention import DenseKV
 from giornata.packed.moving import moved
 from giornata.packed.packing import Segments, layout
-from giornata.packed.region import Live, Rotary, Sequences
-from giornata.packed.shares import Order, Share
-from giornata.packed.ulysses import SharedBatch, Ulysses
+from giornata.packed.region import ComputeSet, PackedBatch, Rotary
+from giornata.packed.shares import RankTokenOrder, Shard
+from giornata.packed.ulysses import ShardedBatch, Ulysses
 from giornata_denoiser.families.driven.forward import Prefilled
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
 from giornata_denoiser.families.protocol import SequenceInputs
 from giornata_denoiser.families.references import Grid
 
 
-class Prepared(NamedTuple):
+class PreparedSequence(NamedTuple):
     """What is computed of a sequence once, when its row joins."""
 
     vectors: Tensor
@@ -34,7 +34,7 @@ class Prepared(NamedTuple):
     """(1, width): the modulation of timestep 0, where companions see that."""
 
 
-class Places(Protocol):
+class TokenPositions(Protocol):
     """Where a family's tokens are."""
 
     def rotary(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
@@ -48,8 +48,8 @@ class Places(Protocol):
 class DrivenBatch:
     """What the transformer sees of every step of a batch besides latents and times."""
 
-    sequences: Sequences
-    prepared: tuple[Prepared, ...]
+    sequences: PackedBatch
+    prepared: tuple[PreparedSequence, ...]
     text: Tensor
     """(text_tokens, channels)"""
     latent_rows: Tensor
@@ -60,9 +60,9 @@ class DrivenBatch:
     """How many companions each sequence has."""
     output: Segments
     """The tokens that are answered for."""
-    shared: SharedBatch | None = None
+    shared: ShardedBatch | None = None
     """What this process has of a batch that several compute: of it alone all other fields tell. None for all of it."""
-    answered: Order | None = None
+    answered: RankTokenOrder | None = None
     """The tokens of all processes that are answered for."""
     of_companions: tuple[Tensor, ...] = ()
     """Which of all companions of each sequence these are, (companions,) int64; empty where it has all of them."""
@@ -70,7 +70,7 @@ class DrivenBatch:
     """How many companions each sequence has, whoever computes them; empty where this process has all."""
     _rows: dict[tuple[bool, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
 
-    def rows(self, live: Live) -> tuple[Tensor, Tensor]:
+    def rows(self, live: ComputeSet) -> tuple[Tensor, Tensor]:
         """The pictures' live tokens, int64 each: rows of the latents, and places in the image stream."""
         if live.whole not in self._rows:  # counted on the host, which waits for no device
             tokens = zip(live.layout.image.bounds, self.companions, live.whole, strict=True)
@@ -80,7 +80,7 @@ class DrivenBatch:
         return self._rows[live.whole]
 
 
-def assembled(sequences: Sequence[SequenceInputs], at: Places, device: torch.device) -> DrivenBatch:
+def assembled(sequences: Sequence[SequenceInputs], at: TokenPositions, device: torch.device) -> DrivenBatch:
     """The batch of `sequences`. A region tells of the picture's tokens and its companions, which lie outside."""
     prompts = [cast("DrivenPrompt", sequence.prompt) for sequence in sequences]
     text = [prompt.joint_tokens for prompt in prompts]
@@ -98,7 +98,7 @@ def assembled(sequences: Sequence[SequenceInputs], at: Places, device: torch.dev
         functional.pad(picture, (0, count), value=-1)
         for picture, count in zip(torch.split(torch.arange(sum(cells)), cells), companions, strict=True)
     ]
-    prepared = tuple(cast("Prepared", sequence.prepared) for sequence in sequences)
+    prepared = tuple(cast("PreparedSequence", sequence.prepared) for sequence in sequences)
     regions = tuple(sequence.region for sequence in sequences)
     output = (
         count if region is None else len(region.computed)
@@ -106,7 +106,7 @@ def assembled(sequences: Sequence[SequenceInputs], at: Places, device: torch.dev
     )
     cosine, sine = (torch.cat(part) for part in zip(*rotary, strict=True))
     return DrivenBatch(
-        Sequences(layout(text, image, device), (cosine, sine), regions),
+        PackedBatch(layout(text, image, device), (cosine, sine), regions),
         prepared,
         torch.cat([each.text for each in prepared]),
         moved(torch.cat(latent_rows), device),
@@ -148,11 +148,11 @@ def share(batch: DrivenBatch, ulysses: Ulysses) -> DrivenBatch:
     )
 
 
-def _by_head(prefix: Prefilled, own: Share) -> Prefilled:
+def _by_head(prefix: Prefilled, own: Shard) -> Prefilled:
     """Keys and values of the heads of this process."""
     spans = [own.heads(each.key.shape[1]) for each in prefix]
     return tuple(
-        Outside(each.key[:, span], each.value[:, span]) for each, span in zip(prefix, spans, strict=True)
+        DenseKV(each.key[:, span], each.value[:, span]) for each, span in zip(prefix, spans, strict=True)
     )
 
 

@@ -16,7 +16,7 @@ from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
 from diffusers.models.transformers.transformer_z_image import ZImageTransformer2DModel
 
 from giornata.wire.samplers import FLOW_MATCHING, WITH_LIGHTNING, Sampler
-from giornata_denoiser.choices import Quantize
+from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.families import weights
 from giornata_denoiser.families.driven.chroma import Chroma
 from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein
@@ -42,7 +42,7 @@ def load(
     folder: Path,
     dtype: torch.dtype,
     device: torch.device,
-    quantized: Quantize = Quantize.OFF,
+    quantized: WeightQuantization = WeightQuantization.OFF,
     *,
     network: type[DrivenNetwork],
     kind: Any,

@@ -12,7 +12,7 @@ from torch.nn import functional
 from giornata.packed.region import Rotary
 from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
-from giornata_denoiser.families.driven.forward import Site, Stream
+from giornata_denoiser.families.driven.forward import AttentionSite, TokenStream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
 from giornata_denoiser.families.driven.specs import multiplications, spec
@@ -28,16 +28,16 @@ class Chroma(DrivenNetwork):
         model, width = self.transformer, int(self.transformer.inner_dim)
         self.pairs, self.singles = model.transformer_blocks, model.single_transformer_blocks
         for block in self.singles:
-            self.hooks.spread_argument(block.norm, 3, width, Stream.JOINT)
+            self.hooks.spread_argument(block.norm, 3, width, TokenStream.JOINT)
         for block in self.pairs:
-            self.hooks.spread_argument(block.norm1, 6, width, Stream.IMAGE)
+            self.hooks.spread_argument(block.norm1, 6, width, TokenStream.IMAGE)
         for block in self.pairs:
-            self.hooks.spread_argument(block.norm1_context, 6, width, Stream.TEXT)
-        self.hooks.spread_argument(model.norm_out, 2, width, Stream.OUTPUT)
+            self.hooks.spread_argument(block.norm1_context, 6, width, TokenStream.TEXT)
+        self.hooks.spread_argument(model.norm_out, 2, width, TokenStream.OUTPUT)
         for index, block in enumerate(self.pairs):
-            block.attn.processor = JointAttention(self.hooks, Site(index))
+            block.attn.processor = JointAttention(self.hooks, AttentionSite(index))
         for index, block in enumerate(self.singles, len(self.pairs)):
-            block.attn.processor = SelfAttention(self.hooks, Site(index), Stream.JOINT)
+            block.attn.processor = SelfAttention(self.hooks, AttentionSite(index), TokenStream.JOINT)
 
     def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
         """See :class:`DrivenNetwork`."""

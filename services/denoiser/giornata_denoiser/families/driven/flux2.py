@@ -12,12 +12,12 @@ from torch.nn import functional
 from giornata.packed.region import Rotary
 from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention, ParallelAttention, by_head
-from giornata_denoiser.families.driven.forward import Site, Stream
+from giornata_denoiser.families.driven.forward import AttentionSite, TokenStream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
 from giornata_denoiser.families.driven.specs import multiplications, spec
 from giornata_denoiser.families.positions import cells, numbered
-from giornata_denoiser.families.references import Grid, References
+from giornata_denoiser.families.references import Grid, ReferencePolicy
 
 APART: Final = 10
 """How far pictures lie from each other on the first axis of positions: the one that is denoised at 0, then the clean
@@ -30,20 +30,20 @@ class Flux2(DrivenNetwork):
     Clean pictures are its companions: the picture itself in every edit, and the request's references.
     """
 
-    references = References()
+    references = ReferencePolicy()
 
     def hook(self) -> None:
         """See :class:`DrivenNetwork`."""
         model = self.transformer
         self.pairs, self.singles = model.transformer_blocks, model.single_transformer_blocks
-        self.hooks.spread(model, "double_stream_modulation_img", Stream.IMAGE)
-        self.hooks.spread(model, "double_stream_modulation_txt", Stream.TEXT)
-        self.hooks.spread(model, "single_stream_modulation", Stream.JOINT)
-        self.hooks.spread(model.norm_out, "linear", Stream.OUTPUT, nn.SiLU())
+        self.hooks.spread(model, "double_stream_modulation_img", TokenStream.IMAGE)
+        self.hooks.spread(model, "double_stream_modulation_txt", TokenStream.TEXT)
+        self.hooks.spread(model, "single_stream_modulation", TokenStream.JOINT)
+        self.hooks.spread(model.norm_out, "linear", TokenStream.OUTPUT, nn.SiLU())
         for index, block in enumerate(self.pairs):
-            block.attn.processor = JointAttention(self.hooks, Site(index))
+            block.attn.processor = JointAttention(self.hooks, AttentionSite(index))
         for index, block in enumerate(self.singles, len(self.pairs)):
-            block.attn.processor = ParallelAttention(self.hooks, Site(index), Stream.JOINT)
+            block.attn.processor = ParallelAttention(self.hooks, AttentionSite(index), TokenStream.JOINT)
 
     def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
         """See :class:`DrivenNetwork`."""

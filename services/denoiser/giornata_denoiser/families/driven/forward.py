@@ -11,21 +11,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from giornata.packed.attention import Apart, Attention, Beside, Outside
-from giornata.packed.live import LiveTokens
-from giornata.packed.low_rank import Owners, Spans
+from giornata.packed.attention import Apart, Attention, Beside, DenseKV
+from giornata.packed.live import ComputeSetStream
+from giornata.packed.low_rank import BatchLoras, LoraSpans
 from giornata.packed.packing import Segments
-from giornata.packed.pages import Pages
-from giornata.packed.region import Beyond, Rotary, Sequences
-from giornata.packed.ulysses import SharedBatch
-from giornata.packed.uses import Use
-from giornata.wire.values import Mode
+from giornata.packed.pages import KVPages
+from giornata.packed.region import CachedTokenSegments, PackedBatch, Rotary
+from giornata.packed.ulysses import ShardedBatch
+from giornata.packed.uses import BlockInputs
+from giornata.wire.values import BlockMode
 
-Prefilled = tuple[Outside, ...]
+Prefilled = tuple[DenseKV, ...]
 """Keys and values of one sequence's prefix by block, to which each step attends; empty where it has none."""
 
 
-class Stream(Enum):
+class TokenStream(Enum):
     """Tokens that a module sees, packed by sequence."""
 
     TEXT = auto()
@@ -37,7 +37,7 @@ class Stream(Enum):
     """The tokens that the network answers for: those of the regions, without companions."""
 
 
-class Site(NamedTuple):
+class AttentionSite(NamedTuple):
     """A place where tokens meet: one attention of a block."""
 
     block: int
@@ -55,38 +55,39 @@ class CleanTokens(NamedTuple):
     """How many each sequence has behind its picture's tokens."""
 
 
-class Forward:
+class ForwardContext:
     """One forward over `sequences`.
 
     `vectors` are (sequences, width): the modulation of each sequence's step. `uses` are by sequence, and empty where no
-    sequence uses anything. `output` are the segments of :attr:`Stream.OUTPUT`. `prefixes` are by sequence. Where it is
-    `shared`, `sequences` are this process's share. `clean` is there where companions have a modulation of their own.
+    sequence uses anything. `output` are the segments of :attr:`TokenStream.OUTPUT`. `prefixes` are by sequence. Where
+    it is `shared`, `sequences` are this process's share. `clean` is there where companions have a modulation of their
+    own.
     """
 
     def __init__(  # noqa: PLR0917 - all that a forward is
         self,
-        sequences: Sequences,
+        sequences: PackedBatch,
         vectors: Tensor,
-        uses: Sequence[Use],
+        uses: Sequence[BlockInputs],
         attend: Attention,
         output: Segments,
         prefixes: Sequence[Prefilled] = (),
-        shared: SharedBatch | None = None,
+        shared: ShardedBatch | None = None,
         clean: CleanTokens | None = None,
     ) -> None:
         self._sequences, self._vectors, self._attend, self._output = sequences, vectors, attend, output
         self._prefixes = {sequence: prefix for sequence, prefix in enumerate(prefixes) if prefix}
         self._shared, self._clean = shared, clean
-        self.tokens = LiveTokens(sequences, uses if shared is None else shared.uses(uses))
-        self.owners = Owners([use.low_rank for use in uses])
-        self._beyond: Beyond | None = None
+        self.tokens = ComputeSetStream(sequences, uses if shared is None else shared.uses(uses))
+        self.owners = BatchLoras([use.low_rank for use in uses])
+        self._beyond: CachedTokenSegments | None = None
         """The outside tokens that modules see instead of a stream's."""
         self._shown: dict[int, list[tuple[Tensor, Tensor]]] = {}
         """By sequence: keys and values of the present block's sites so far."""
-        self._kept: dict[int, Outside | Pages] = {}
+        self._kept: dict[int, DenseKV | KVPages] = {}
         """By sequence: what the present block takes, of all of its sites."""
 
-    def vectors(self, start: int, width: int, stream: Stream) -> Tensor:
+    def vectors(self, start: int, width: int, stream: TokenStream) -> Tensor:
         """A slice of the modulation, (items, width): a vector of each of the items of :meth:`batched`."""
         part = self._vectors[:, start : start + width]
         if self._clean is not None and self._behind(stream):
@@ -96,38 +97,38 @@ class Forward:
         segments, part = self.modulated(stream), part.flatten(0, -2)
         return part if segments.even else part.index_select(0, segments.sequence)
 
-    def batched(self, tokens: Tensor, stream: Stream) -> Tensor:
+    def batched(self, tokens: Tensor, stream: TokenStream) -> Tensor:
         """(tokens of `stream`, channels) as :attr:`~Segments.items`: (items, tokens of each, channels)."""
         return tokens.view(*self.modulated(stream).items, tokens.shape[-1])
 
-    def modulated(self, stream: Stream) -> Segments:
+    def modulated(self, stream: TokenStream) -> Segments:
         """The tokens of a stream that share their modulation: a sequence's, or its picture's and its companions'."""
         segments, behind = self.segments(stream), self._behind(stream)
         return _set_apart(segments.lengths, behind, segments.device) if behind else segments
 
-    def segments(self, stream: Stream) -> Segments:
+    def segments(self, stream: TokenStream) -> Segments:
         """The tokens of each sequence in a stream."""
         if self._beyond is not None:
             return self._beyond.segments
         layout = self.tokens.now.layout
         return {
-            Stream.TEXT: layout.text,
-            Stream.IMAGE: layout.image,
-            Stream.JOINT: layout.joint,
-            Stream.OUTPUT: self._output,
+            TokenStream.TEXT: layout.text,
+            TokenStream.IMAGE: layout.image,
+            TokenStream.JOINT: layout.joint,
+            TokenStream.OUTPUT: self._output,
         }[stream]
 
-    def spans(self, stream: Stream) -> Spans:
+    def spans(self, stream: TokenStream) -> LoraSpans:
         """What the sequences' LoRAs change of the tokens of a stream."""
         of = None if self._beyond is None else tuple(self.tokens.hidden)
         return self.owners.over(self.segments(stream).lengths, of)
 
-    def rotary(self, stream: Stream) -> Rotary | None:
+    def rotary(self, stream: TokenStream) -> Rotary | None:
         """Cosine and sine of the tokens of a stream; None where positions turn nothing."""
         cosine, sine = self.tokens.now.rotary if self._beyond is None else self._beyond.rotary
         if not cosine.shape[1]:
             return None
-        if self._beyond is not None or stream is Stream.JOINT:
+        if self._beyond is not None or stream is TokenStream.JOINT:
             return cosine, sine
         split = self.tokens.now.layout.split
         return split(cosine)[1], split(sine)[1]
@@ -141,7 +142,7 @@ class Forward:
         hidden = self.tokens.hidden
         self._beyond = self._sequences.beyond(tuple(hidden))
         try:
-            yield self.batched(torch.cat(list(hidden.values())), Stream.IMAGE)
+            yield self.batched(torch.cat(list(hidden.values())), TokenStream.IMAGE)
         finally:
             self._beyond = None
 
@@ -155,9 +156,11 @@ class Forward:
             segments, parts = order.segments, list(self._shared.to_heads(order, parts))
         keys, values = _side_by_side(parts[::2]), _side_by_side(parts[1::2])
         for sequence, (start, end) in zip(of, segments.bounds, strict=True):
-            self._kept[sequence] = Outside(keys[start:end], values[start:end])
+            self._kept[sequence] = DenseKV(keys[start:end], values[start:end])
 
-    def attended(self, site: Site, stream: Stream, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attended(
+        self, site: AttentionSite, stream: TokenStream, query: Tensor, key: Tensor, value: Tensor
+    ) -> Tensor:
         """Each sequence over its own keys and those outside: (tokens, heads, head_dim) each → (tokens, channels).
 
         `stream` is the joint order, or the image stream where no text is attended to.
@@ -165,7 +168,7 @@ class Forward:
         shared, heads = self._shared, query.shape[1]
         segments = self.segments(stream)
         if shared is not None:
-            order = shared.shares.live(self.tokens.now.whole, text=stream is Stream.JOINT)
+            order = shared.shares.live(self.tokens.now.whole, text=stream is TokenStream.JOINT)
             segments = order.segments
             query, key, value = shared.to_heads(order, (query, key, value))
         if self.tokens.recorders:
@@ -174,9 +177,9 @@ class Forward:
         found = self._attend(query, key, value, segments, outside)
         return (found if shared is None else shared.to_tokens(order, found, heads)).flatten(1)
 
-    def _behind(self, stream: Stream) -> tuple[int, ...]:
+    def _behind(self, stream: TokenStream) -> tuple[int, ...]:
         """How many tokens of each segment of a stream are clean ones, the last; empty where there are none."""
-        if self._clean is None or stream is not Stream.IMAGE:
+        if self._clean is None or stream is not TokenStream.IMAGE:
             return ()
         counts = self._clean.counts
         if self._beyond is not None:
@@ -187,10 +190,12 @@ class Forward:
             )
         return found if any(found) else ()
 
-    def _show(self, site: Site, stream: Stream, segments: Segments, key: Tensor, value: Tensor) -> None:
+    def _show(
+        self, site: AttentionSite, stream: TokenStream, segments: Segments, key: Tensor, value: Tensor
+    ) -> None:
         """Show the recorders keys and values of the image tokens, those of all sites of a block together."""
         layout = self.tokens.now.layout if self._shared is None else self._shared.layout
-        text = layout.text.lengths if stream is Stream.JOINT else (0,) * len(layout.text.lengths)
+        text = layout.text.lengths if stream is TokenStream.JOINT else (0,) * len(layout.text.lengths)
         bounds = segments.bounds
         for sequence, recorder in self.tokens.recorders.items():
             start, end = bounds[sequence]
@@ -201,17 +206,17 @@ class Forward:
                 keys, values = zip(*self._shown.pop(sequence), strict=True)
                 recorder.keys_values(site.block, _side_by_side(keys), _side_by_side(values))
 
-    def _outside(self, site: Site, own: Segments, key: Tensor) -> Mapping[int, Beside]:
+    def _outside(self, site: AttentionSite, own: Segments, key: Tensor) -> Mapping[int, Beside]:
         """What each sequence attends to beside its own tokens, of which `key` is what the site projects."""
         found: dict[int, Beside] = {
             sequence: prefix[site.block] for sequence, prefix in self._prefixes.items()
         }
         for sequence, taken in self.tokens.taken.items():
             mode = taken.modes[site.block]
-            if mode is Mode.KV and site.nth == 0:
+            if mode is BlockMode.KV and site.nth == 0:
                 kept = taken.source.keys_values(site.block)
                 self._kept[sequence] = _by_head(kept, site.sites, key) if site.sites > 1 else kept
-            if mode is Mode.FULL:
+            if mode is BlockMode.FULL:
                 continue
             kept = _of_site(self._kept[sequence], site)
             prefix = self._prefixes.get(sequence)
@@ -235,26 +240,26 @@ def _side_by_side(sites: Sequence[Tensor]) -> Tensor:
     return sites[0] if len(sites) == 1 else torch.cat(list(sites), dim=1)
 
 
-def _by_head(kept: Outside | Pages, sites: int, key: Tensor) -> Outside:
+def _by_head(kept: DenseKV | KVPages, sites: int, key: Tensor) -> DenseKV:
     """What is taken of all sites of a block; `key` is what one of them projects, (tokens, heads, head_dim)."""
-    if isinstance(kept, Outside):
+    if isinstance(kept, DenseKV):
         return kept
     shape = len(kept), sites * key.shape[1], key.shape[2]
     of_key, of_value = (rows.to(key.dtype).view(shape) for rows in kept.rows())
-    return Outside(of_key, of_value)
+    return DenseKV(of_key, of_value)
 
 
-def _of_site(kept: Outside | Pages, site: Site) -> Outside | Pages:
+def _of_site(kept: DenseKV | KVPages, site: AttentionSite) -> DenseKV | KVPages:
     """The heads of one site; stored pages are those of a block with one."""
-    if isinstance(kept, Pages) or site.sites == 1:
+    if isinstance(kept, KVPages) or site.sites == 1:
         return kept
     key, value = (part.chunk(site.sites, dim=1)[site.nth] for part in (kept.key, kept.value))
-    return Outside(key, value, kept.room)
+    return DenseKV(key, value, kept.room)
 
 
 def _fitted(outside: Apart, own: int) -> Apart:
     """`outside` with room for `own` tokens, or none: an attention without text needs less."""
-    if isinstance(outside, Pages) or outside.room in (0, own):
+    if isinstance(outside, KVPages) or outside.room in (0, own):
         return outside
     spare = outside.room - own
-    return Outside(outside.key[spare:], outside.value[spare:], own)
+    return DenseKV(outside.key[spare:], outside.value[spare:], own)

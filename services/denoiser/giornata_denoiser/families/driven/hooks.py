@@ -16,22 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from giornata.packed.elementwise import rotate
-from giornata_denoiser.families.driven.forward import Forward, Stream
+from giornata_denoiser.families.driven.forward import ForwardContext, TokenStream
 
 Activation = Callable[[Tensor], Tensor]
 
 
-class Hooks:
+class TransformerHooks:
     """The hooks of one transformer, and the forward that they read: one at a time, on the thread that predicts."""
 
     def __init__(self) -> None:
-        self._forward: Forward | None = None
+        self._forward: ForwardContext | None = None
         self._layers: list[tuple[nn.Module, Activation]] = []
         self.width = 0
         """Channels of all vectors of one step."""
 
     @property
-    def forward(self) -> Forward:
+    def forward(self) -> ForwardContext:
         """The present forward.
 
         Raises:
@@ -42,7 +42,7 @@ class Hooks:
         return self._forward
 
     @contextmanager
-    def running(self, forward: Forward) -> Iterator[Forward]:
+    def running(self, forward: ForwardContext) -> Iterator[ForwardContext]:
         """Have the hooks read `forward`, and what they read before again afterwards."""
         before, self._forward = self._forward, forward
         try:
@@ -50,16 +50,22 @@ class Hooks:
         finally:
             self._forward = before
 
-    def spread(self, parent: Any, name: str, stream: Stream, activation: Activation = nn.Identity()) -> None:  # noqa: B008 - stateless
+    def spread(
+        self,
+        parent: Any,
+        name: str,
+        stream: TokenStream,
+        activation: Activation = nn.Identity(),  # noqa: B008 - stateless
+    ) -> None:
         """Let the modulation layer `name` of `parent` answer with prepared vectors of `stream`.
 
         `activation` is what the parent does to the embedding before the layer.
         """
         layer = getattr(parent, name)
         self._layers.append((layer, activation))
-        setattr(parent, name, Spread(self, layer, self.take(_out_features(layer)), stream))
+        setattr(parent, name, PrecomputedModulation(self, layer, self.take(_out_features(layer)), stream))
 
-    def spread_argument(self, norm: Any, parts: int, width: int, stream: Stream) -> None:
+    def spread_argument(self, norm: Any, parts: int, width: int, stream: TokenStream) -> None:
         """Give `norm` its argument `emb`, (items, parts, width), from prepared vectors that no layer makes."""
         start = self.take(parts * width)
 
@@ -78,22 +84,22 @@ class Hooks:
         """(steps, width): what all spread layers make of (steps, channels), in order."""
         return torch.cat([layer(activation(embedding)) for layer, activation in self._layers], dim=1)
 
-    def rotated(self, heads: Tensor, stream: Stream) -> Tensor:
+    def rotated(self, heads: Tensor, stream: TokenStream) -> Tensor:
         """(tokens, heads, head_dim) at the positions of their tokens."""
         rotary = self.forward.rotary(stream)
         return heads if rotary is None else rotate(heads, rotary)
 
 
-class Spread(nn.Module):
+class PrecomputedModulation(nn.Module):
     """Stands where a modulation layer stood: the layer's vectors of every sequence's step, spread to tokens."""
 
-    def __init__(self, hooks: Hooks, layer: nn.Module, start: int, stream: Stream) -> None:
+    def __init__(self, hooks: TransformerHooks, layer: nn.Module, start: int, stream: TokenStream) -> None:
         super().__init__()
         self.layer = layer
         self._hooks, self._start, self._width, self._stream = hooks, start, _out_features(layer), stream
 
     def forward(self, _: Tensor) -> Tensor:
-        """(items, width): see :meth:`Forward.batched`."""
+        """(items, width): see :meth:`ForwardContext.batched`."""
         return self._hooks.forward.vectors(self._start, self._width, self._stream)
 
 

@@ -12,25 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from giornata.packed import attention, elementwise
-from giornata.packed.low_rank import LowRank
+from giornata.packed.low_rank import SequenceLoras
 from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.region import Rotary
-from giornata.packed.tracing import UNTRACED, Tracing
-from giornata.packed.ulysses import Exchange, Ulysses
-from giornata.packed.uses import Use
+from giornata.packed.tracing import UNTRACED, LaneTracer
+from giornata.packed.ulysses import AllToAllGroup, Ulysses
+from giornata.packed.uses import BlockInputs
 from giornata.planning.specs import grouped
 from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families import guidance, patches
 from giornata_denoiser.families.driven.attention import by_head
-from giornata_denoiser.families.driven.batch import DrivenBatch, Prepared, assembled, share
-from giornata_denoiser.families.driven.blocks import Blocks
-from giornata_denoiser.families.driven.forward import CleanTokens, Forward, Prefilled, Stream
-from giornata_denoiser.families.driven.hooks import Hooks
-from giornata_denoiser.families.driven.low_ranks import Streams
+from giornata_denoiser.families.driven.batch import DrivenBatch, PreparedSequence, assembled, share
+from giornata_denoiser.families.driven.blocks import BlockRunner
+from giornata_denoiser.families.driven.forward import CleanTokens, ForwardContext, Prefilled, TokenStream
+from giornata_denoiser.families.driven.hooks import TransformerHooks
+from giornata_denoiser.families.driven.low_ranks import LayerStreams
 from giornata_denoiser.families.driven.prefix import Prefix, PrefixKeysValues, empty_text
-from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
+from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenPromptBuilder
 from giornata_denoiser.families.protocol import SequenceInputs
-from giornata_denoiser.families.references import NONE, Grid, References, area
+from giornata_denoiser.families.references import NONE, Grid, ReferencePolicy, area
 from giornata_denoiser.rows.row import Prompt
 
 TRAIN_TIMESTEPS: Final = 1000
@@ -45,7 +45,7 @@ class DrivenNetwork(ABC):
     """
 
     blends: bool = True
-    references: References = NONE
+    references: ReferencePolicy = NONE
     clean_at_zero: bool = False
     """Whether companions are modulated as at timestep 0, whatever the step."""
     pairs: Sequence[Any]
@@ -55,14 +55,14 @@ class DrivenNetwork(ABC):
         self.transformer = transformer
         self.device: torch.device = transformer.device
         self.dtype: torch.dtype = transformer.dtype
-        self.hooks = Hooks()
+        self.hooks = TransformerHooks()
         self.low_ranks = LowRankHooks(transformer)  # before others stand in place of layers
         gather = elementwise.choose(self.device, self.dtype).gather
         self._attend = attention.choose(self.device, self.dtype, gather)
         self._ulysses: Ulysses | None = None
         self._rotary = lru_cache(maxsize=64)(self.rotated)
         self.hook()
-        self.streams = Streams(self.low_ranks, self.pairs, self.singles)
+        self.streams = LayerStreams(self.low_ranks, self.pairs, self.singles)
 
     # What a family says
 
@@ -86,13 +86,13 @@ class DrivenNetwork(ABC):
     def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
         """Rotary embedding of a sequence: text, picture, companions; 0 wide where positions turn nothing.
 
-        `beside` are the clean pictures, see :meth:`giornata_denoiser.families.references.References.grids`. Text that
-        is a prefix is among it, clean pictures that are one are not.
+        `beside` are the clean pictures, see :meth:`giornata_denoiser.families.references.ReferencePolicy.grids`. Text
+        that is a prefix is among it, clean pictures that are one are not.
         """
 
     @abstractmethod
     def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-        """One block of two streams, (items, tokens of each, channels) each: see :meth:`Forward.batched`."""
+        """One block of two streams, (items, tokens of each, channels) each: see :meth:`ForwardContext.batched`."""
 
     def attentions(self, block: Any) -> Sequence[Any]:
         """A block's attentions, in order."""
@@ -147,9 +147,9 @@ class DrivenNetwork(ABC):
     # What all families share
 
     @property
-    def text(self) -> DrivenText:
+    def text(self) -> DrivenPromptBuilder:
         """The embeddings of the prompt's own tokens."""
-        return DrivenText({EMBEDS: (None, int(self.transformer.config.joint_attention_dim))})
+        return DrivenPromptBuilder({EMBEDS: (None, int(self.transformer.config.joint_attention_dim))})
 
     @property
     def out_channels(self) -> int:
@@ -187,8 +187,8 @@ class DrivenNetwork(ABC):
         conditioning: Mapping[str, Tensor],
         beside: Sequence[Grid],
         *,
-        low_rank: LowRank | None = None,
-    ) -> Prepared:
+        low_rank: SequenceLoras | None = None,
+    ) -> PreparedSequence:
         """Modulation of all steps, the text stream and the prefix: none of them depends on the latent."""
         of = cast("DrivenPrompt", prompt)
         prefilled: Prefilled = ()
@@ -196,7 +196,7 @@ class DrivenNetwork(ABC):
             if self.prefix_tokens(of, beside):
                 prefilled = self._prefilled(of, self.prefix(of, conditioning, beside))
             clean = self.vectors(of, torch.zeros_like(times[:1])) if self.clean_at_zero else None
-            return Prepared(self.vectors(of, times), self.text_stream(of), prefilled, clean)
+            return PreparedSequence(self.vectors(of, times), self.text_stream(of), prefilled, clean)
 
     def rotary(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
         """:meth:`rotated`, kept for pictures of one size and texts of one length."""
@@ -207,14 +207,14 @@ class DrivenNetwork(ABC):
         batch = assembled(sequences, self, self.device)
         return batch if self._ulysses is None else share(batch, self._ulysses)
 
-    def shared(self, exchange: Exchange) -> Self:
-        """See :class:`giornata_denoiser.families.protocol.SharedByTokens`."""
+    def shared(self, exchange: AllToAllGroup) -> Self:
+        """See :class:`giornata_denoiser.families.protocol.ShardableNetwork`."""
         member = copy(self)
         member._ulysses = Ulysses(exchange)  # noqa: SLF001 - its own class
         return member
 
     def sites(self, block: int) -> int:
-        """See :class:`giornata_denoiser.families.protocol.SharedByTokens`."""
+        """See :class:`giornata_denoiser.families.protocol.ShardableNetwork`."""
         return len(self.attentions((*self.pairs, *self.singles)[block]))
 
     def predict(
@@ -224,8 +224,8 @@ class DrivenNetwork(ABC):
         conditioning: Sequence[Mapping[str, Tensor]],
         steps: Sequence[int],
         *,
-        uses: Sequence[Use] = (),
-        trace: Tracing = UNTRACED,
+        uses: Sequence[BlockInputs] = (),
+        trace: LaneTracer = UNTRACED,
     ) -> Tensor:
         """See :meth:`giornata_denoiser.families.protocol.Network.predict`; the output is a velocity."""
         if not isinstance(batch, DrivenBatch):
@@ -235,15 +235,15 @@ class DrivenNetwork(ABC):
         at_zero = [each.clean for each in batch.prepared if each.clean is not None]
         clean = CleanTokens(torch.cat(at_zero), batch.companions) if at_zero else None
         shared = batch.shared
-        forward = Forward(
+        forward = ForwardContext(
             batch.sequences, torch.cat(made), uses, self._attend, batch.output, prefixes, shared, clean
         )
         with self.hooks.running(forward), self.low_ranks.acting(self.streams.where(forward)):
             image = self._entering(forward, batch, latents, conditioning)
-            image = forward.tokens.leave(Blocks(self, forward, trace).passed(batch.text, image))
+            image = forward.tokens.leave(BlockRunner(self, forward, trace).passed(batch.text, image))
             _, places = batch.rows(forward.tokens.now)
             image = image if len(places) == len(image) else image.index_select(0, places)
-            output = self.answer(forward.batched(image, Stream.OUTPUT))
+            output = self.answer(forward.batched(image, TokenStream.OUTPUT))
         if shared is None or batch.answered is None:
             return output
         return shared.gathered(batch.answered, output)
@@ -262,7 +262,7 @@ class DrivenNetwork(ABC):
 
     def _entering(
         self,
-        forward: Forward,
+        forward: ForwardContext,
         batch: DrivenBatch,
         latents: Tensor,
         conditioning: Sequence[Mapping[str, Tensor]],
@@ -299,5 +299,5 @@ class DrivenNetwork(ABC):
         kept = PrefixKeysValues()
         vectors = self.vectors(prompt, torch.zeros(1, device=self.device))
         with self.hooks.running(prefix.forward(vectors, kept)) as forward:
-            Blocks(self, forward, UNTRACED).passed(empty_text(prefix.stream), prefix.stream)
+            BlockRunner(self, forward, UNTRACED).passed(empty_text(prefix.stream), prefix.stream)
         return kept.prefilled

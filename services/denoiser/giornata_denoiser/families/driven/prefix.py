@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from giornata.packed.attention import Attention, Beside, Outside
+from giornata.packed.attention import Attention, Beside, DenseKV
 from giornata.packed.packing import Segments, layout
-from giornata.packed.region import Rotary, Sequences
-from giornata.packed.uses import Use
-from giornata_denoiser.families.driven.forward import Forward, Prefilled
+from giornata.packed.region import PackedBatch, Rotary
+from giornata.packed.uses import BlockInputs
+from giornata_denoiser.families.driven.forward import ForwardContext, Prefilled
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,18 +31,20 @@ class Prefix:
     attend: Attention
     """How they attend to each other."""
 
-    def forward(self, vectors: Tensor, kept: PrefixKeysValues) -> Forward:
+    def forward(self, vectors: Tensor, kept: PrefixKeysValues) -> ForwardContext:
         """The forward that has the blocks fill `kept`; `vectors`, (1, width), are the modulation of timestep 0."""
         tokens = len(self.stream)
-        sequences = Sequences(layout([0], [tokens], self.stream.device), self.rotary, (None,))
-        return Forward(sequences, vectors, (Use(recorder=kept),), self.attend, sequences.layout.image)
+        sequences = PackedBatch(layout([0], [tokens], self.stream.device), self.rotary, (None,))
+        return ForwardContext(
+            sequences, vectors, (BlockInputs(recorder=kept),), self.attend, sequences.layout.image
+        )
 
 
 class PrefixKeysValues:
     """Keeps what the blocks show of a prefix; a :class:`giornata.packed.uses.ActivationRecorder`."""
 
     def __init__(self) -> None:
-        self._kept: list[Outside] = []
+        self._kept: list[DenseKV] = []
 
     @property
     def prefilled(self) -> Prefilled:
@@ -54,7 +56,7 @@ class PrefixKeysValues:
 
     def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:  # noqa: ARG002 - they come in order
         """(tokens, heads, head_dim) each; copied, since they may be views of more."""
-        self._kept.append(Outside(key.clone(), value.clone()))
+        self._kept.append(DenseKV(key.clone(), value.clone()))
 
     def part(self, block: int, part: str, kept: Tensor) -> None:
         """No other part is kept."""

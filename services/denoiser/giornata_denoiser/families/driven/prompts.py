@@ -53,8 +53,8 @@ class DrivenPrompt:
 
 
 @dataclass(frozen=True)
-class DrivenText:
-    """What a prompt becomes; satisfies :class:`giornata_denoiser.families.protocol.Text`."""
+class DrivenPromptBuilder:
+    """What a prompt becomes; satisfies :class:`giornata_denoiser.families.protocol.PromptBuilder`."""
 
     tensors: Mapping[str, tuple[int | None, ...]]
     multiple: int = 1

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from giornata.packed.region import Rotary
 from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families.driven.attention import JointAttention
-from giornata_denoiser.families.driven.forward import Site, Stream
+from giornata_denoiser.families.driven.forward import AttentionSite, TokenStream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
 from giornata_denoiser.families.driven.specs import multiplications, spec
 from giornata_denoiser.families.positions import of_complex
-from giornata_denoiser.families.references import Grid, References
+from giornata_denoiser.families.references import Grid, ReferencePolicy
 
 
 class QwenImage(DrivenNetwork):
@@ -37,10 +37,10 @@ class QwenImage(DrivenNetwork):
         self.clean_at_zero = bool(config.get("zero_cond_t"))
         self.pairs = self.transformer.transformer_blocks
         for index, block in enumerate(self.pairs):
-            self.hooks.spread(block, "img_mod", Stream.IMAGE)
-            self.hooks.spread(block, "txt_mod", Stream.TEXT)
-            block.attn.processor = JointAttention(self.hooks, Site(index))
-        self.hooks.spread(self.transformer.norm_out, "linear", Stream.OUTPUT, nn.SiLU())
+            self.hooks.spread(block, "img_mod", TokenStream.IMAGE)
+            self.hooks.spread(block, "txt_mod", TokenStream.TEXT)
+            block.attn.processor = JointAttention(self.hooks, AttentionSite(index))
+        self.hooks.spread(self.transformer.norm_out, "linear", TokenStream.OUTPUT, nn.SiLU())
 
     def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
         """See :class:`DrivenNetwork`."""
@@ -91,4 +91,4 @@ class QwenImage(DrivenNetwork):
 class QwenImageEdit(QwenImage):
     """As in `QwenImageEditInpaintPipeline` and `QwenImageEditPlusPipeline`: clean pictures stand behind it."""
 
-    references = References()
+    references = ReferencePolicy()

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from giornata.packed.region import Rotary
 from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families.driven.attention import SelfAttention
-from giornata_denoiser.families.driven.forward import Site, Stream
+from giornata_denoiser.families.driven.forward import AttentionSite, TokenStream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
 from giornata_denoiser.families.driven.prefix import Prefix, causal
-from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
+from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenPromptBuilder
 from giornata_denoiser.families.driven.specs import multiplications, spec
 from giornata_denoiser.families.positions import of_complex
 from giornata_denoiser.families.references import Grid
 
 
-class PictureAttention(SelfAttention):
+class QwenImage21Attention(SelfAttention):
     """Attention of a block whose positions, masks and cache are arguments; here they are the forward's."""
 
     def __call__(self, attn: Any, hidden_states: Tensor, **_: object) -> Tensor:  # type: ignore[override]  # as diffusers'
@@ -43,15 +43,15 @@ class QwenImage21(DrivenNetwork):
         if config.patch_size != 1:
             raise ValueError(f"a Qwen-Image 2.1 transformer has patch_size 1, received {config.patch_size}")
         self.pairs = model.transformer_blocks
-        self.hooks.spread(model, "modulation", Stream.IMAGE)
-        self.hooks.spread(model.norm_out, "linear", Stream.OUTPUT, nn.SiLU())
+        self.hooks.spread(model, "modulation", TokenStream.IMAGE)
+        self.hooks.spread(model.norm_out, "linear", TokenStream.OUTPUT, nn.SiLU())
         for index, block in enumerate(self.pairs):
-            block.attn.processor = PictureAttention(self.hooks, Site(index), Stream.IMAGE)
+            block.attn.processor = QwenImage21Attention(self.hooks, AttentionSite(index), TokenStream.IMAGE)
 
     @property
-    def text(self) -> DrivenText:
+    def text(self) -> DrivenPromptBuilder:
         """Qwen3-VL's embeddings of the prompt's own tokens."""
-        return DrivenText({EMBEDS: (None, int(self.transformer.config.context_in_dim))}, causal=True)
+        return DrivenPromptBuilder({EMBEDS: (None, int(self.transformer.config.context_in_dim))}, causal=True)
 
     def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
         """See :class:`DrivenNetwork`."""

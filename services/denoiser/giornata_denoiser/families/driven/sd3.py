@@ -15,9 +15,9 @@ from giornata.wire.adapters import ControlKind
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.controlnets import ControlBase
 from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
-from giornata_denoiser.families.driven.forward import Site, Stream
+from giornata_denoiser.families.driven.forward import AttentionSite, TokenStream
 from giornata_denoiser.families.driven.network import DrivenNetwork
-from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
+from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenPromptBuilder
 from giornata_denoiser.families.driven.specs import multiplications, spec
 from giornata_denoiser.families.patches import PATCH, by_channel
 from giornata_denoiser.families.references import Grid
@@ -43,20 +43,22 @@ class StableDiffusion3(DrivenNetwork):
         self.pairs = self.transformer.transformer_blocks
         for index, block in enumerate(self.pairs):
             sites = 1 if block.attn2 is None else 2
-            self.hooks.spread(block.norm1, "linear", Stream.IMAGE, functional.silu)
-            self.hooks.spread(block.norm1_context, "linear", Stream.TEXT, functional.silu)
-            block.attn.processor = JointAttention(self.hooks, Site(index, 0, sites))
+            self.hooks.spread(block.norm1, "linear", TokenStream.IMAGE, functional.silu)
+            self.hooks.spread(block.norm1_context, "linear", TokenStream.TEXT, functional.silu)
+            block.attn.processor = JointAttention(self.hooks, AttentionSite(index, 0, sites))
             if block.attn2 is not None:
-                block.attn2.processor = SelfAttention(self.hooks, Site(index, 1, sites), Stream.IMAGE)
-        self.hooks.spread(self.transformer.norm_out, "linear", Stream.OUTPUT, functional.silu)
+                block.attn2.processor = SelfAttention(
+                    self.hooks, AttentionSite(index, 1, sites), TokenStream.IMAGE
+                )
+        self.hooks.spread(self.transformer.norm_out, "linear", TokenStream.OUTPUT, functional.silu)
 
     @property
-    def text(self) -> DrivenText:
+    def text(self) -> DrivenPromptBuilder:
         """CLIP's and T5's embeddings one behind the other, and CLIP's pooled ones."""
         config = self.transformer.config
         joint, pooled = int(config.joint_attention_dim), int(config.pooled_projection_dim)
         tensors = {EMBEDS: (None, joint), POOLED: (pooled,)}
-        return DrivenText(tensors, largest=int(config.pos_embed_max_size))
+        return DrivenPromptBuilder(tensors, largest=int(config.pos_embed_max_size))
 
     def control_base(self, token_pixels: int) -> ControlBase:
         """See :class:`giornata_denoiser.controls.networks.ControlledNetwork`."""

@@ -12,9 +12,9 @@ from torch.nn import functional
 from giornata.packed.region import Rotary
 from giornata.wire.blocks import BlockSpec
 from giornata_denoiser.families.driven.attention import SelfAttention
-from giornata_denoiser.families.driven.forward import Site, Stream
+from giornata_denoiser.families.driven.forward import AttentionSite, TokenStream
 from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
-from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenText
+from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenPromptBuilder
 from giornata_denoiser.families.driven.specs import multiplications, spec
 from giornata_denoiser.families.guidance import beyond
 from giornata_denoiser.families.patches import PATCH, by_channel, by_pixel
@@ -36,16 +36,18 @@ class ZImage(DrivenNetwork):
         self.pairs, self.singles = model.noise_refiner, model.layers
         self._last = model.all_final_layer[PATCHES]
         for index, block in enumerate((*self.pairs, *self.singles)):
-            stream = Stream.IMAGE if index < len(self.pairs) else Stream.JOINT
+            stream = TokenStream.IMAGE if index < len(self.pairs) else TokenStream.JOINT
             self.hooks.spread(block, "adaLN_modulation", stream)
-            block.attention.processor = SelfAttention(self.hooks, Site(index), stream)
-        self.hooks.spread(self._last, "adaLN_modulation", Stream.OUTPUT)
+            block.attention.processor = SelfAttention(self.hooks, AttentionSite(index), stream)
+        self.hooks.spread(self._last, "adaLN_modulation", TokenStream.OUTPUT)
 
     @property
-    def text(self) -> DrivenText:
+    def text(self) -> DrivenPromptBuilder:
         """Qwen3's embeddings of the prompt's own tokens."""
         config = self.transformer.config
-        return DrivenText({EMBEDS: (None, int(config.cap_feat_dim))}, MULTIPLE, min(config.axes_lens[1:]))
+        return DrivenPromptBuilder(
+            {EMBEDS: (None, int(config.cap_feat_dim))}, MULTIPLE, min(config.axes_lens[1:])
+        )
 
     @property
     def out_channels(self) -> int:

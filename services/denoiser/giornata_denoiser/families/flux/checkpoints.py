@@ -11,11 +11,11 @@ import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from torch import Tensor
 
-from giornata_denoiser.choices import Quantize
+from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.families import weights
 from giornata_denoiser.families.flux.transformer import PackedFlux
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.references import References
+from giornata_denoiser.families.references import ReferencePolicy
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, scheduler_config, shifted_by_size
 
 
@@ -41,7 +41,7 @@ class FluxInpaint(PackedFlux):
 class FluxKontext(FluxInpaint):
     """The network of the family `flux-kontext`, as in `FluxKontextInpaintPipeline`: a clean picture stands beside."""
 
-    references = References(replaced=True)
+    references = ReferencePolicy(replaced=True)
 
 
 class FluxFill(PackedFlux):
@@ -83,7 +83,7 @@ def load(
     folder: Path,
     dtype: torch.dtype,
     device: torch.device,
-    quantized: Quantize = Quantize.OFF,
+    quantized: WeightQuantization = WeightQuantization.OFF,
 ) -> ModelFamily:
     """The family of a checkpoint; raises as :func:`giornata_denoiser.checkpoint.load`."""
     loaded = network(

@@ -19,18 +19,18 @@ from torch.nn import functional
 
 from giornata.control.protocol import ControlText
 from giornata.packed import attention, elementwise
-from giornata.packed.flux.blocks import Parts
+from giornata.packed.flux.blocks import FluxComponents
 from giornata.packed.flux.forward import FluxForward
 from giornata.packed.flux.modulation import Modulation, prepared, prepared_channels
-from giornata.packed.flux.projections import Projections
-from giornata.packed.low_rank import LowRank
+from giornata.packed.flux.projections import FluxProjections
+from giornata.packed.low_rank import SequenceLoras
 from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.moving import moved
 from giornata.packed.packing import layout
-from giornata.packed.region import Rotary, Sequences
-from giornata.packed.tracing import UNTRACED, Tracing
-from giornata.packed.ulysses import Exchange, Ulysses
-from giornata.packed.uses import Use
+from giornata.packed.region import PackedBatch, Rotary
+from giornata.packed.tracing import UNTRACED, LaneTracer
+from giornata.packed.ulysses import AllToAllGroup, Ulysses
+from giornata.packed.uses import BlockInputs
 from giornata.tensors import PROMPT_MASK, padding_tokens
 from giornata.wire.adapters import ControlKind
 from giornata.wire.blocks import BlockSpec
@@ -38,7 +38,7 @@ from giornata.wire.controlnets import ControlBase
 from giornata_denoiser.families import guidance, patches
 from giornata_denoiser.families.positions import cells
 from giornata_denoiser.families.protocol import SequenceInputs
-from giornata_denoiser.families.references import NONE, Grid, References, area
+from giornata_denoiser.families.references import NONE, Grid, ReferencePolicy, area
 from giornata_denoiser.rows.row import Prompt
 
 TRAIN_TIMESTEPS: Final = 1000
@@ -76,8 +76,8 @@ class FluxPrompt:
 
 
 @dataclass(frozen=True)
-class FluxText:
-    """What a prompt becomes; satisfies :class:`giornata_denoiser.families.protocol.Text`."""
+class FluxPromptBuilder:
+    """What a prompt becomes; satisfies :class:`giornata_denoiser.families.protocol.PromptBuilder`."""
 
     tensors: Mapping[str, tuple[int | None, ...]]
 
@@ -100,7 +100,7 @@ class FluxText:
 class FluxBatch:
     """What the transformer sees of every step of a batch besides latents and times."""
 
-    sequences: Sequences
+    sequences: PackedBatch
     text: Tensor
     """(text_tokens, joint_dim)"""
     modulation: tuple[Tensor, ...]
@@ -118,7 +118,7 @@ class PackedFlux(ABC):
     :class:`giornata_denoiser.families.protocol.Network`.
     """
 
-    references: References = NONE
+    references: ReferencePolicy = NONE
 
     def __init__(self, transformer: FluxTransformer2DModel) -> None:
         self.transformer: Any = transformer
@@ -129,18 +129,18 @@ class PackedFlux(ABC):
         each = elementwise.choose(self.device, self.dtype)
         attend = attention.choose(self.device, self.dtype, each.gather)
         self._low_ranks = LowRankHooks(transformer)
-        self._parts = Parts(transformer, Projections(transformer), attend, each, self._low_ranks)
+        self._parts = FluxComponents(transformer, FluxProjections(transformer), attend, each, self._low_ranks)
         # One per picture size and text length: 4.7 MB for 1024x1024 pixels.
         self._rotary = lru_cache(maxsize=64)(self._made_rotary)
 
-    def shared(self, exchange: Exchange) -> Self:
-        """See :class:`giornata_denoiser.families.protocol.SharedByTokens`."""
+    def shared(self, exchange: AllToAllGroup) -> Self:
+        """See :class:`giornata_denoiser.families.protocol.ShardableNetwork`."""
         member = copy(self)
         member._parts = self._parts._replace(ulysses=Ulysses(exchange))  # noqa: SLF001 - its own class
         return member
 
     def sites(self, block: int) -> int:  # noqa: ARG002 - protocol
-        """See :class:`giornata_denoiser.families.protocol.SharedByTokens`."""
+        """See :class:`giornata_denoiser.families.protocol.ShardableNetwork`."""
         return 1
 
     def control_base(self, token_pixels: int) -> ControlBase:
@@ -163,11 +163,11 @@ class PackedFlux(ABC):
         return ControlText(of.embeds, of.pooled, guidance_scale=of.guidance_scale)
 
     @property
-    def text(self) -> FluxText:
+    def text(self) -> FluxPromptBuilder:
         """The text that the transformer takes: T5's embeddings and CLIP's pooled embedding."""
         config = self.transformer.config
         joint, pooled = int(config.joint_attention_dim), int(config.pooled_projection_dim)
-        return FluxText({"prompt_embeds": (None, joint), "pooled_prompt_embeds": (pooled,)})
+        return FluxPromptBuilder({"prompt_embeds": (None, joint), "pooled_prompt_embeds": (pooled,)})
 
     @property
     def blocks(self) -> tuple[BlockSpec, ...]:
@@ -208,7 +208,7 @@ class PackedFlux(ABC):
         conditioning: Mapping[str, Tensor],  # noqa: ARG002 - protocol
         beside: Sequence[Grid],  # noqa: ARG002 - likewise
         *,
-        low_rank: LowRank | None = None,
+        low_rank: SequenceLoras | None = None,
     ) -> Tensor:
         """(steps, vectors * inner_dim): all adaLN vectors. Rounds to the dtype where diffusers does."""
         model, of = self.transformer, cast("FluxPrompt", prompt)
@@ -246,7 +246,7 @@ class PackedFlux(ABC):
         ]
         image = [sum(both) for both in zip(own, companions, strict=True)]
         return FluxBatch(
-            Sequences(
+            PackedBatch(
                 layout(lengths, image, self.device),
                 (torch.cat([cosine for cosine, _ in rotary]), torch.cat([sine for _, sine in rotary])),
                 tuple(sequence.region for sequence in sequences),
@@ -265,8 +265,8 @@ class PackedFlux(ABC):
         conditioning: Sequence[Mapping[str, Tensor]],
         steps: Sequence[int],
         *,
-        uses: Sequence[Use] = (),
-        trace: Tracing = UNTRACED,
+        uses: Sequence[BlockInputs] = (),
+        trace: LaneTracer = UNTRACED,
     ) -> Tensor:
         """See :meth:`giornata_denoiser.families.protocol.Network.predict`; the output is a velocity."""
         if not isinstance(batch, FluxBatch):

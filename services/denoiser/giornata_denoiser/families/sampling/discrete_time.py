@@ -20,7 +20,7 @@ from giornata.wire.errors import InvalidField
 from giornata.wire.samplers import DISCRETE_TIME, Sampler, evaluations
 from giornata_denoiser.families.sampling.offers import check_offer, check_strength
 from giornata_denoiser.families.sampling.table import solved
-from giornata_denoiser.rows.track import Track
+from giornata_denoiser.rows.track import SamplerTable
 
 LINEAR: Final[Mapping[str, object]] = {"clip_sample": False, "thresholding": False}
 """What a configuration that does not say otherwise means; diffusers' own default of `clip_sample` is for pixels."""
@@ -31,7 +31,7 @@ TRIED: Final = 4
 
 
 class DiscreteTime:
-    """Satisfies :class:`giornata_denoiser.families.protocol.Schedule`. `config` is the checkpoint's scheduler's.
+    """Satisfies :class:`giornata_denoiser.families.protocol.NoiseSchedule`. `config` is the checkpoint's scheduler's.
 
     Raises:
         ValueError: a scheduler that is not served, or one that clips samples, which no matrix does.
@@ -49,7 +49,7 @@ class DiscreteTime:
         for sampler in self.samplers:
             self.track(sampler=sampler, steps=TRIED, strength=1.0, cells=1)
 
-    def track(self, *, sampler: Sampler, steps: int, strength: float, cells: int) -> Track:  # noqa: ARG002 - protocol
+    def track(self, *, sampler: Sampler, steps: int, strength: float, cells: int) -> SamplerTable:  # noqa: ARG002 - protocol
         """The track of a row, as `StableDiffusionInpaintPipeline` and `StableDiffusionXLInpaintPipeline` make it.
 
         A row begins from pure noise at a strength of 1, otherwise from the noised picture.
@@ -63,7 +63,7 @@ class DiscreteTime:
         check_strength(kept, steps, strength)
         return self._made(sampler, steps, kept, strength == 1.0)
 
-    def _solved(self, sampler: Sampler, steps: int, kept: int, pure: bool) -> Track:  # noqa: FBT001 - of a cache
+    def _solved(self, sampler: Sampler, steps: int, kept: int, pure: bool) -> SamplerTable:  # noqa: FBT001 - of a cache
         scheduler = self._scheduler(sampler)
         try:
             scheduler.set_timesteps(steps, device="cpu")

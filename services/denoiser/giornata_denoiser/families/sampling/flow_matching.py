@@ -18,7 +18,7 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchE
 from giornata.wire.samplers import FLOW_MATCHING, Sampler, evaluations
 from giornata_denoiser.families.sampling.offers import check_offer, check_steps, check_strength
 from giornata_denoiser.families.sampling.table import solved
-from giornata_denoiser.rows.track import Track
+from giornata_denoiser.rows.track import SamplerTable
 
 Config: TypeAlias = Mapping[str, Any]
 Spacing: TypeAlias = Callable[[Config, int, int], dict[str, Any]]
@@ -36,7 +36,7 @@ LIGHTNING: Final[dict[str, Any]] = {
 
 
 class FlowMatching:
-    """Satisfies :class:`giornata_denoiser.families.protocol.Schedule`.
+    """Satisfies :class:`giornata_denoiser.families.protocol.NoiseSchedule`.
 
     `config` is the checkpoint's scheduler configuration; `spacing` and `samplers` are the family's.
     """
@@ -48,7 +48,7 @@ class FlowMatching:
         self._config, self._spacing, self.samplers = dict(config), spacing, samplers
         self._made = lru_cache(maxsize=256)(self._solved)
 
-    def track(self, *, sampler: Sampler, steps: int, strength: float, cells: int) -> Track:
+    def track(self, *, sampler: Sampler, steps: int, strength: float, cells: int) -> SamplerTable:
         """The track of a row, as the family's inpainting pipeline makes it.
 
         Raises:
@@ -64,7 +64,7 @@ class FlowMatching:
     def _config_of(self, sampler: Sampler) -> dict[str, Any]:
         return self._config | LIGHTNING if sampler is Sampler.EULER_LIGHTNING else self._config
 
-    def _solved(self, sampler: Sampler, steps: int, kept: int, cells: int) -> Track:
+    def _solved(self, sampler: Sampler, steps: int, kept: int, cells: int) -> SamplerTable:
         config = self._config_of(sampler)
         scheduler: Any = FlowMatchEulerDiscreteScheduler.from_config(config)
         scheduler.set_timesteps(device="cpu", **self._spacing(config, steps, cells))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from giornata_denoiser.rows.track import STATES, Track
+from giornata_denoiser.rows.track import STATES, SamplerTable
 
 SPARE: Final = 32
 """Coordinates that no unit vector has: there, noise is not mistaken for samples or outputs."""
@@ -32,7 +32,7 @@ Vector: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass
-class _Run:
+class _SchedulerTrace:
     """What a scheduler has held and told, step by step."""
 
     states: list[list[Vector]]
@@ -46,7 +46,7 @@ class _Run:
 
 def solved(
     scheduler: Any, first: int, *, levels: torch.Tensor, begin: float | None = None, prediction: str
-) -> Track:
+) -> SamplerTable:
     """The track of `scheduler`, whose timesteps are set, from its timestep `first` on.
 
     `levels` are (evaluations + 1,). `prediction` is what the network predicts, in diffusers' words: epsilon,
@@ -61,7 +61,7 @@ def solved(
     outside = [*run.levels, (1.0, 0.0)]
     if begin is not None:
         outside[0] = (0.0, begin)
-    return Track(
+    return SamplerTable(
         times=times.to(torch.float32).clone(),
         levels=levels.to(torch.float32).clone(),
         inputs=torch.tensor(run.inputs, dtype=torch.float32),
@@ -73,13 +73,13 @@ def solved(
     )
 
 
-def _run(scheduler: Any, first: int, times: torch.Tensor) -> _Run:
+def _run(scheduler: Any, first: int, times: torch.Tensor) -> _SchedulerTrace:
     """The scheduler's own steps, from unit vectors of shape (1, coordinates): some solvers want a batch."""
     if hasattr(scheduler, "set_begin_index"):
         scheduler.set_begin_index(first)
     units = torch.eye(1 + len(times), 1 + len(times) + SPARE, dtype=torch.float64).unsqueeze(1)
     sample = units[0]
-    run = _Run([[_vector(sample)]])
+    run = _SchedulerTrace([[_vector(sample)]])
     draws = "generator" in inspect.signature(scheduler.step).parameters
     for step, time in enumerate(times):
         run.levels.append(_noised(scheduler, time))
@@ -112,7 +112,7 @@ def _remembered(scheduler: Any, shape: torch.Size) -> list[Vector]:
     return held
 
 
-def _matrices(run: _Run, name: str) -> npt.NDArray[np.float64]:
+def _matrices(run: _SchedulerTrace, name: str) -> npt.NDArray[np.float64]:
     """(steps, states, 2 + states): zero where a step has fewer states than another."""
     found = [
         _solved(

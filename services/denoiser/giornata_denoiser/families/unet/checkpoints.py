@@ -10,7 +10,7 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-from giornata_denoiser.choices import Quantize
+from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.families import weights
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.sampling.discrete_time import DiscreteTime, scheduler_config
@@ -84,10 +84,13 @@ def network_of(unet: Any) -> UnetInpaint | UnetFill:
 
 
 def load(
-    folder: Path, dtype: torch.dtype, device: torch.device, quantized: Quantize = Quantize.OFF
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantized: WeightQuantization = WeightQuantization.OFF,
 ) -> ModelFamily:
     """The family of a checkpoint; raises as :func:`giornata_denoiser.checkpoint.load`."""
-    if quantized is not Quantize.OFF:
-        raise ValueError(f"a UNet is not quantised; received {quantized}, accepted {Quantize.OFF}")
+    if quantized is not WeightQuantization.OFF:
+        raise ValueError(f"a UNet is not quantised; received {quantized}, accepted {WeightQuantization.OFF}")
     network = network_of(weights.loaded(UNet2DConditionModel, folder, "unet", dtype=dtype, device=device))
     return ModelFamily(network.text, DiscreteTime(scheduler_config(folder)), network)

@@ -20,7 +20,7 @@ from giornata_denoiser.families.unet.tiling import Tiling
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
+class SequenceResiduals:
     """What is added to one sequence of a forward.
 
     Sample `n` of `residuals` is of skip connection `n`, in the encoder's order; one more is of the middle's output. A
@@ -53,23 +53,31 @@ class Joined:
 
 def maps_joined(
     residuals: Mapping[int, Residuals], of: Sequence[int], grid: tuple[int, int]
-) -> tuple[Joined, ...]:
+) -> tuple[SequenceResiduals, ...]:
     """What is added to the sequences `of`, whose pictures are items; `residuals` are by sequence."""
     places = enumerate(of)
-    return tuple(Joined(residuals[i], (place, place + 1), grid) for place, i in places if i in residuals)
+    return tuple(
+        SequenceResiduals(residuals[i], (place, place + 1), grid) for place, i in places if i in residuals
+    )
 
 
-def tiles_joined(residuals: Mapping[int, Residuals], of: Sequence[int], tiling: Tiling) -> tuple[Joined, ...]:
+def tiles_joined(
+    residuals: Mapping[int, Residuals], of: Sequence[int], tiling: Tiling
+) -> tuple[SequenceResiduals, ...]:
     """The same for sequences whose computed tiles are items."""
     places = zip(of, tiling.tiles.bounds, tiling.regions, strict=True)
-    return tuple(Joined(residuals[i], bounds, None, region) for i, bounds, region in places if i in residuals)
+    return tuple(
+        SequenceResiduals(residuals[i], bounds, None, region)
+        for i, bounds, region in places
+        if i in residuals
+    )
 
 
-class Joining:
+class UnetResidualHooks:
     """Hooks on the up blocks of a `unet`, which add what joins the forward that is under way."""
 
     def __init__(self, unet: Any) -> None:
-        self.now: Sequence[Joined] = ()
+        self.now: Sequence[SequenceResiduals] = ()
         """What joins the forward that is under way."""
         self.middle = 1 + sum(
             len(block.resnets) + len(block.downsamplers or ()) for block in unet.down_blocks

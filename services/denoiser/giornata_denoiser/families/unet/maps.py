@@ -13,16 +13,16 @@ from giornata.packed.attention import Crossing
 from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.low_rank_products import convolve
 from giornata.packed.packing import Segments
-from giornata.packed.tracing import Lane, Tracing
+from giornata.packed.tracing import LaneTracer, TraceLane
 from giornata.packed.uses import ActivationRecorder
 from giornata_denoiser.families.unet.recorded import keep_attended, keep_border, keep_moments, moments
-from giornata_denoiser.families.unet.structure import Leaf
-from giornata_denoiser.families.unet.text import Prepared
+from giornata_denoiser.families.unet.structure import LeafModule
+from giornata_denoiser.families.unet.text import PreparedPrompt
 from giornata_denoiser.families.unet.tiling import cut
 
 
 class MapPass:
-    """Satisfies :class:`giornata_denoiser.families.unet.passes.Pass`; an item is a picture.
+    """Satisfies :class:`giornata_denoiser.families.unet.passes.UnetPass`; an item is a picture.
 
     `grid` is height and width in tiles. `prepared`, `steps` and `recorders` are by item.
     """
@@ -30,37 +30,37 @@ class MapPass:
     def __init__(
         self,
         grid: tuple[int, int],
-        prepared: Sequence[Prepared],
+        prepared: Sequence[PreparedPrompt],
         steps: Sequence[int],
         recorders: Mapping[int, ActivationRecorder],
         *,
         cross: Crossing,
         low_ranks: LowRankHooks,
-        trace: Tracing,
+        trace: LaneTracer,
     ) -> None:
         self._grid, self._prepared, self._recorders = grid, prepared, recorders
         self._cross, self._low_ranks, self._trace = cross, low_ranks, trace
         self._vectors = torch.stack([of.modulation[step] for of, step in zip(prepared, steps, strict=True)])
 
-    def convolution(self, leaf: Leaf, hidden: Tensor) -> Tensor:
+    def convolution(self, leaf: LeafModule, hidden: Tensor) -> Tensor:
         """diffusers' own, and what LoRAs add to it."""
-        with self._trace.span(Lane.COMPUTE, leaf.name):
+        with self._trace.span(TraceLane.COMPUTE, leaf.name):
             for item, recorder in self._recorders.items():
                 keep_border(recorder, leaf, self._tiles(item, hidden))
             out = _own(leaf.module, hidden)
             convolve(hidden, out, self._low_ranks.parts(leaf.module, len(hidden)), leaf.module)
             return out
 
-    def norm(self, leaf: Leaf, hidden: Tensor) -> Tensor:
+    def norm(self, leaf: LeafModule, hidden: Tensor) -> Tensor:
         """diffusers' own."""
-        with self._trace.span(Lane.COMPUTE, leaf.name):
+        with self._trace.span(TraceLane.COMPUTE, leaf.name):
             for item, recorder in self._recorders.items():
                 keep_moments(recorder, leaf, moments(self._tiles(item, hidden), leaf.module.num_groups))
             return _own(leaf.module, hidden)
 
-    def attention(self, leaf: Leaf, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attention(self, leaf: LeafModule, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """One scaled-dot-product attention of all pictures."""
-        with self._trace.span(Lane.COMPUTE, leaf.name):
+        with self._trace.span(TraceLane.COMPUTE, leaf.name):
             for item, recorder in self._recorders.items():
                 keep_attended(recorder, leaf, self._cells(leaf, key[item]), self._cells(leaf, value[item]))
             by_head = [part.transpose(1, 2) for part in (query, key, value)]
@@ -80,7 +80,7 @@ class MapPass:
         """(tiles, side, side, channels) of one of (items, channels, height, width)."""
         return cut(hidden[item : item + 1].permute(0, 2, 3, 1), self._grid)[0]
 
-    def _cells(self, leaf: Leaf, keys: Tensor) -> Tensor:
+    def _cells(self, leaf: LeafModule, keys: Tensor) -> Tensor:
         """(tiles, cells, heads, head_dim) of one picture's (cells, heads, head_dim)."""
         rows, columns = self._grid
         of_map = keys.reshape(1, rows * leaf.side, columns * leaf.side, -1)

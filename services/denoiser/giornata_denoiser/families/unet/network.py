@@ -16,23 +16,29 @@ from torch.nn.functional import pixel_unshuffle
 from giornata.control.protocol import ControlText
 from giornata.control.weighing import skip_channels
 from giornata.packed import attention, elementwise
-from giornata.packed.low_rank import LowRank, Owners
+from giornata.packed.low_rank import BatchLoras, SequenceLoras
 from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.tiles import joined, parted
-from giornata.packed.tracing import UNTRACED, Tracing
-from giornata.packed.uses import ActivationRecorder, Residuals, Source, Taken, Use
+from giornata.packed.tracing import UNTRACED, LaneTracer
+from giornata.packed.uses import ActivationRecorder, BlockInputs, CachedTokens, KVSource, Residuals
 from giornata.wire.adapters import ControlKind
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.controlnets import ControlBase
-from giornata.wire.values import Mode
+from giornata.wire.values import BlockMode
 from giornata_denoiser.families import guidance
 from giornata_denoiser.families.protocol import SequenceInputs
-from giornata_denoiser.families.references import NONE, Grid, References
+from giornata_denoiser.families.references import NONE, Grid, ReferencePolicy
 from giornata_denoiser.families.unet.joining import maps_joined, tiles_joined
 from giornata_denoiser.families.unet.maps import MapPass
-from giornata_denoiser.families.unet.passes import Interior
+from giornata_denoiser.families.unet.passes import UnetHooks
 from giornata_denoiser.families.unet.structure import structure
-from giornata_denoiser.families.unet.text import TIME_IDS, Prepared, UnetPrompt, UnetText, prepared
+from giornata_denoiser.families.unet.text import (
+    TIME_IDS,
+    PreparedPrompt,
+    UnetPrompt,
+    UnetPromptBuilder,
+    prepared,
+)
 from giornata_denoiser.families.unet.tiles import TilePass
 from giornata_denoiser.families.unet.tiling import Tiling
 from giornata_denoiser.rows.row import Prompt
@@ -59,9 +65,9 @@ class UnetBatch:
             self._tilings[of] = Tiling(grids, regions, self.device)
         return self._tilings[of]
 
-    def prepared(self, sequence: int) -> Prepared:
+    def prepared(self, sequence: int) -> PreparedPrompt:
         """What the network has made of a sequence's prompt."""
-        return cast("Prepared", self.sequences[sequence].prepared)
+        return cast("PreparedPrompt", self.sequences[sequence].prepared)
 
 
 class TiledUnet(ABC):
@@ -73,7 +79,7 @@ class TiledUnet(ABC):
     satisfies :class:`giornata_denoiser.families.protocol.Network`.
     """
 
-    references: References = NONE
+    references: ReferencePolicy = NONE
 
     def __init__(self, unet: Any, side: int) -> None:
         self.unet, self.side = unet, side
@@ -86,7 +92,7 @@ class TiledUnet(ABC):
         apart = [leaf.module for leaf in self._structure.convolutions]
         apart += [resnet.time_emb_proj for resnet in self._structure.resnets]
         self._low_ranks = LowRankHooks(unet, apart)
-        self._interior = Interior(unet, self._structure)
+        self._interior = UnetHooks(unet, self._structure)
         self._gather = elementwise.choose(self.device, self.dtype).gather
         self._attend = attention.choose(self.device, self.dtype, self._gather)
         self._cross = attention.choose_crossing(self.device, self.dtype)
@@ -110,7 +116,7 @@ class TiledUnet(ABC):
         return ControlText(of.embeds, of.pooled, of.time_ids)
 
     @cached_property
-    def text(self) -> UnetText:
+    def text(self) -> UnetPromptBuilder:
         """CLIP's embeddings; for SDXL the pooled embedding and the sizes of its micro-conditioning, too."""
         config, kept = self.unet.config, self._structure.text_channels
         tensors: dict[str, tuple[int | None, ...]] = {
@@ -120,7 +126,7 @@ class TiledUnet(ABC):
             sizes = TIME_IDS * int(config.addition_time_embed_dim)
             pooled = int(config.projection_class_embeddings_input_dim) - sizes
             tensors |= {"pooled_prompt_embeds": (pooled,), "add_time_ids": (TIME_IDS,)}
-        return UnetText(tensors, kept)
+        return UnetPromptBuilder(tensors, kept)
 
     @property
     def blocks(self) -> tuple[BlockSpec, ...]:
@@ -144,8 +150,8 @@ class TiledUnet(ABC):
         conditioning: Mapping[str, Tensor],  # noqa: ARG002 - protocol
         beside: Sequence[Grid],  # noqa: ARG002 - likewise
         *,
-        low_rank: LowRank | None = None,
-    ) -> Prepared:
+        low_rank: SequenceLoras | None = None,
+    ) -> PreparedPrompt:
         """What timesteps and text come to in all blocks."""
         of = cast("UnetPrompt", prompt)
         with self._low_ranks.alone(low_rank):
@@ -175,8 +181,8 @@ class TiledUnet(ABC):
         conditioning: Sequence[Mapping[str, Tensor]],
         steps: Sequence[int],
         *,
-        uses: Sequence[Use] = (),
-        trace: Tracing = UNTRACED,
+        uses: Sequence[BlockInputs] = (),
+        trace: LaneTracer = UNTRACED,
     ) -> Tensor:
         """See :meth:`giornata_denoiser.families.protocol.Network.predict`.
 
@@ -193,8 +199,8 @@ class TiledUnet(ABC):
         sources = {index: source for index, use in enumerate(uses) if (source := _source(use.taken))}
         recorders = {index: use.recorder for index, use in enumerate(uses) if use.recorder is not None}
         residuals = {index: use.residuals for index, use in enumerate(uses) if use.residuals is not None}
-        owners = Owners([use.low_rank for use in uses])
-        forward = _Forward(batch, inputs, steps, recorders, owners, residuals, trace)
+        owners = BatchLoras([use.low_rank for use in uses])
+        forward = _UnetForward(batch, inputs, steps, recorders, owners, residuals, trace)
         outputs = self._tiles(forward, sources) if sources else {}
         whole: dict[tuple[int, int], list[int]] = {}
         for index, sequence in enumerate(batch.sequences):
@@ -220,7 +226,7 @@ class TiledUnet(ABC):
         """See :meth:`giornata_denoiser.families.protocol.Network.packed`."""
         return pixel_unshuffle(pixels[None], self.side)[0].flatten(1).T
 
-    def _tiles(self, forward: _Forward, sources: Mapping[int, Source]) -> dict[int, Tensor]:
+    def _tiles(self, forward: _UnetForward, sources: Mapping[int, KVSource]) -> dict[int, Tensor]:
         """(computed, channels) of the sequences that take from these sources."""
         batch, of = forward.batch, tuple(sources)
         tiling = batch.tiling(of)
@@ -249,7 +255,7 @@ class TiledUnet(ABC):
         out = out.reshape(len(sample), -1)
         return dict(zip(of, torch.split(out, list(tiling.tiles.lengths)), strict=True))
 
-    def _maps(self, forward: _Forward, grid: tuple[int, int], of: list[int]) -> dict[int, Tensor]:
+    def _maps(self, forward: _UnetForward, grid: tuple[int, int], of: list[int]) -> dict[int, Tensor]:
         """(computed, channels) of these sequences, whose pictures have one size and are computed whole."""
         batch = forward.batch
         through = MapPass(
@@ -274,7 +280,7 @@ class TiledUnet(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class _Forward:
+class _UnetForward:
     """What one forward is over, by sequence."""
 
     batch: UnetBatch
@@ -282,9 +288,9 @@ class _Forward:
     """(tiles, in_channels, side, side) each: all tiles of a picture."""
     steps: Sequence[int]
     recorders: Mapping[int, ActivationRecorder]
-    owners: Owners
+    owners: BatchLoras
     residuals: Mapping[int, Residuals]
-    trace: Tracing
+    trace: LaneTracer
 
     def recording(self, of: Sequence[int]) -> dict[int, ActivationRecorder]:
         """The recorders of these sequences, by place among them."""
@@ -297,10 +303,10 @@ class _Forward:
         return hooks.acting((lambda _: self.owners.over(items, of)) if self.owners else None)
 
 
-def _source(taken: Taken | None) -> Source | None:
+def _source(taken: CachedTokens | None) -> KVSource | None:
     """What a sequence takes from; None where every block is computed in full."""
-    if taken is None or all(mode is Mode.FULL for mode in taken.modes):
+    if taken is None or all(mode is BlockMode.FULL for mode in taken.modes):
         return None
-    if any(mode is not Mode.KV for mode in taken.modes):
+    if any(mode is not BlockMode.KV for mode in taken.modes):
         raise ValueError(f"a UNet takes all of its blocks from a template or none, received {taken.modes}")
     return taken.source

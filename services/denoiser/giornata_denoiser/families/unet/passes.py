@@ -13,20 +13,20 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from giornata_denoiser.families.unet.joining import Joined, Joining
-from giornata_denoiser.families.unet.structure import Leaf, Structure
+from giornata_denoiser.families.unet.joining import SequenceResiduals, UnetResidualHooks
+from giornata_denoiser.families.unet.structure import LeafModule, UnetStructure
 
 
-class Pass(Protocol):
+class UnetPass(Protocol):
     """One forward. Items are those of its batch: maps or tiles."""
 
-    def convolution(self, leaf: Leaf, hidden: Tensor) -> Tensor:
+    def convolution(self, leaf: LeafModule, hidden: Tensor) -> Tensor:
         """A 3x3 convolution of (items, channels, height, width)."""
 
-    def norm(self, leaf: Leaf, hidden: Tensor) -> Tensor:
+    def norm(self, leaf: LeafModule, hidden: Tensor) -> Tensor:
         """A group norm over the whole picture of (items, channels, height, width)."""
 
-    def attention(self, leaf: Leaf, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attention(self, leaf: LeafModule, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Each item's cells over all cells of its picture; all are (items, cells, heads, head_dim)."""
 
     def text_attention(self, index: int, query: Tensor) -> Tensor:
@@ -36,12 +36,12 @@ class Pass(Protocol):
         """(items, end - start): these channels of what the timestep adds to each item."""
 
 
-class Interior:
+class UnetHooks:
     """The modules of one UNet, wired to the pass that is under way; one at a time."""
 
-    def __init__(self, unet: Any, structure: Structure) -> None:
+    def __init__(self, unet: Any, structure: UnetStructure) -> None:
         self._unet = unet
-        self._pass: Pass | None = None
+        self._pass: UnetPass | None = None
         for leaf in structure.convolutions:
             leaf.module.forward = partial(self._convolution, leaf)
         for leaf in structure.norms:
@@ -59,17 +59,17 @@ class Interior:
             module = getattr(unet, name, None)
             if module is not None:
                 module.forward = _nothing
-        self._joining = Joining(unet)
+        self._joining = UnetResidualHooks(unet)
         self._added = unet.config.addition_embed_type is not None
 
     @property
-    def under_way(self) -> Pass:
+    def under_way(self) -> UnetPass:
         """The pass that the modules serve now."""
         if self._pass is None:
             raise RuntimeError("the UNet runs within a network's forward alone")
         return self._pass
 
-    def run(self, through: Pass, sample: Tensor, joined: Sequence[Joined] = ()) -> Tensor:
+    def run(self, through: UnetPass, sample: Tensor, joined: Sequence[SequenceResiduals] = ()) -> Tensor:
         """The UNet's output, (items, out_channels, height, width), of (items, in_channels, height, width).
 
         What is `joined` is added before the decoder.
@@ -88,10 +88,10 @@ class Interior:
             self._pass, self._joining.now = None, ()
         return out
 
-    def _convolution(self, leaf: Leaf, hidden: Tensor) -> Tensor:
+    def _convolution(self, leaf: LeafModule, hidden: Tensor) -> Tensor:
         return self.under_way.convolution(leaf, hidden)
 
-    def _norm(self, leaf: Leaf, hidden: Tensor) -> Tensor:
+    def _norm(self, leaf: LeafModule, hidden: Tensor) -> Tensor:
         return self.under_way.norm(leaf, hidden)
 
     def _modulation(self, start: int, end: int, _embedding: Tensor) -> Tensor:
@@ -105,10 +105,10 @@ def _nothing(*inputs: Tensor | None) -> Tensor:
     return first.new_zeros(1, 1)
 
 
-class Attention(ABC):
-    """An attention of a block that asks the pass under way: a processor of diffusers' `Attention`."""
+class UnetAttentionProcessor(ABC):
+    """An attention of a block that asks the pass under way: a processor of diffusers' `UnetAttentionProcessor`."""
 
-    def __init__(self, interior: Interior) -> None:
+    def __init__(self, interior: UnetHooks) -> None:
         self._interior = interior
 
     def __call__(
@@ -125,32 +125,32 @@ class Attention(ABC):
         return out
 
     @abstractmethod
-    def attend(self, through: Pass, attn: Any, query: Tensor, hidden: Tensor) -> Tensor:
+    def attend(self, through: UnetPass, attn: Any, query: Tensor, hidden: Tensor) -> Tensor:
         """What `query` finds, both (items, cells, heads, head_dim); `hidden` is (items, cells, channels)."""
 
 
-class PictureAttention(Attention):
+class PictureAttention(UnetAttentionProcessor):
     """Each cell over its picture's cells."""
 
-    def __init__(self, interior: Interior, leaf: Leaf) -> None:
+    def __init__(self, interior: UnetHooks, leaf: LeafModule) -> None:
         super().__init__(interior)
         self._leaf = leaf
 
-    def attend(self, through: Pass, attn: Any, query: Tensor, hidden: Tensor) -> Tensor:
-        """See :class:`Attention`."""
+    def attend(self, through: UnetPass, attn: Any, query: Tensor, hidden: Tensor) -> Tensor:
+        """See :class:`UnetAttentionProcessor`."""
         key, value = by_head(attn, attn.to_k(hidden)), by_head(attn, attn.to_v(hidden))
         return through.attention(self._leaf, query, key, value)
 
 
-class TextAttention(Attention):
+class TextAttention(UnetAttentionProcessor):
     """Each cell over keys and values of the text, which a row has from when it joins."""
 
-    def __init__(self, interior: Interior, index: int) -> None:
+    def __init__(self, interior: UnetHooks, index: int) -> None:
         super().__init__(interior)
         self._index = index
 
-    def attend(self, through: Pass, attn: Any, query: Tensor, hidden: Tensor) -> Tensor:  # noqa: ARG002 - of the picture's
-        """See :class:`Attention`."""
+    def attend(self, through: UnetPass, attn: Any, query: Tensor, hidden: Tensor) -> Tensor:  # noqa: ARG002 - of the picture's
+        """See :class:`UnetAttentionProcessor`."""
         return through.text_attention(self._index, query)
 
 

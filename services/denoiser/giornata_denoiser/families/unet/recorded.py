@@ -7,7 +7,7 @@ from torch import Tensor
 
 from giornata.packed.uses import ActivationRecorder
 from giornata.wire.blocks import BORDER, MOMENTS
-from giornata_denoiser.families.unet.structure import Leaf
+from giornata_denoiser.families.unet.structure import LeafModule
 from giornata_denoiser.families.unet.tiling import border_cells
 
 
@@ -25,20 +25,20 @@ def moments(tiles: Tensor, groups: int) -> Tensor:
     return torch.stack((mean, squares), 1)
 
 
-def keep_border(recorder: ActivationRecorder, leaf: Leaf, tiles: Tensor) -> None:
+def keep_border(recorder: ActivationRecorder, leaf: LeafModule, tiles: Tensor) -> None:
     """Keep what the tiles around read of a convolution's input, (tiles, side, side, channels)."""
     if leaf.block is not None:
         cells = tiles.flatten(1, 2).index_select(1, border_cells(leaf.reading, tiles.device))
         recorder.part(leaf.block, BORDER, cells.flatten(1))
 
 
-def keep_moments(recorder: ActivationRecorder, leaf: Leaf, found: Tensor) -> None:
+def keep_moments(recorder: ActivationRecorder, leaf: LeafModule, found: Tensor) -> None:
     """Keep :func:`moments` of a norm's input."""
     if leaf.block is not None:
         recorder.part(leaf.block, MOMENTS, found.flatten(1))
 
 
-def keep_attended(recorder: ActivationRecorder, leaf: Leaf, key: Tensor, value: Tensor) -> None:
+def keep_attended(recorder: ActivationRecorder, leaf: LeafModule, key: Tensor, value: Tensor) -> None:
     """Keep keys and values, (tiles, cells, heads, head_dim): to a recording the cells of a tile are more heads."""
     if leaf.block is not None:
         recorder.keys_values(leaf.block, key.flatten(1, 2), value.flatten(1, 2))

@@ -10,7 +10,7 @@ from typing import Any, Final
 from torch import nn
 
 from giornata.wire.blocks import BORDER, MOMENTS, BlockSpec
-from giornata_denoiser.families.unet.tiling import Reading
+from giornata_denoiser.families.unet.tiling import ConvolutionGeometry
 
 TEXT_TOKENS: Final = 77
 """CLIP's; the operations of a block count so many."""
@@ -42,7 +42,7 @@ SERVED: Final[Mapping[str, set[object]]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Leaf:
+class LeafModule:
     """A convolution, group norm or self-attention: a block of the network."""
 
     block: int | None
@@ -54,9 +54,9 @@ class Leaf:
     """Whether it is a convolution behind an upsampling, which repeats each cell as 2x2."""
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> ConvolutionGeometry:
         """How a convolution reads tiles."""
-        return Reading(self.side, self.module.stride[0], self.doubled)
+        return ConvolutionGeometry(self.side, self.module.stride[0], self.doubled)
 
     @property
     def cells(self) -> int:
@@ -70,12 +70,12 @@ class Leaf:
 
 
 @dataclass(frozen=True, eq=False)
-class Structure:
+class UnetStructure:
     """A UNet's modules whose work depends on what the tiles of a batch belong to."""
 
-    convolutions: tuple[Leaf, ...]
-    norms: tuple[Leaf, ...]
-    attentions: tuple[Leaf, ...]
+    convolutions: tuple[LeafModule, ...]
+    norms: tuple[LeafModule, ...]
+    attentions: tuple[LeafModule, ...]
     """Each `BasicTransformerBlock`: it attends to the picture with `attn1` and to the text with `attn2`."""
     resnets: tuple[Any, ...]
     """What the timestep modulates."""
@@ -109,7 +109,7 @@ def refuse_unserved(config: Any) -> None:
 
 
 @dataclass
-class Beside:
+class UnassignedOperations:
     """Operations of a tile that belong to no leaf, and are counted with the next one."""
 
     linear: float = 0.0
@@ -117,20 +117,20 @@ class Beside:
     gathered: float = 0.0
 
 
-class _Walk:
+class _UnetStructureBuilder:
     """Collects leaves and specs in the order of `UNet2DConditionModel.forward`."""
 
     def __init__(self) -> None:
-        self.convolutions: list[Leaf] = []
-        self.norms: list[Leaf] = []
-        self.attentions: list[Leaf] = []
+        self.convolutions: list[LeafModule] = []
+        self.norms: list[LeafModule] = []
+        self.attentions: list[LeafModule] = []
         self.resnets: list[Any] = []
         self.specs: list[BlockSpec] = []
-        self._beside = Beside()
+        self._beside = UnassignedOperations()
 
     def first(self, module: nn.Conv2d, side: int) -> None:
         """The convolution whose input is the latent."""
-        self.convolutions.append(Leaf(None, module, side))
+        self.convolutions.append(LeafModule(None, module, side))
         self._beside.convolution += weights(module) * side**2
         self._beside.gathered += windows(module, side)
 
@@ -154,7 +154,7 @@ class _Walk:
     def convolution(self, module: nn.Conv2d, side: int, *, doubled: bool = False) -> None:
         """One that reads `side` cells a side of a tile."""
         stride: int = module.stride[0]
-        kept, _ = Reading(side, stride, doubled).border()
+        kept, _ = ConvolutionGeometry(side, stride, doubled).border()
         parts, outputs = {BORDER: len(kept) * module.in_channels}, (side // stride) ** 2
         leaf = self._leaf(
             module, side, parts, convolution=weights(module) * outputs, gathered=windows(module, side)
@@ -195,8 +195,8 @@ class _Walk:
         gathered: float = 0.0,
         pair: float = 0.0,
         across: float = 0.0,
-    ) -> Leaf:
-        beside, self._beside = self._beside, Beside()
+    ) -> LeafModule:
+        beside, self._beside = self._beside, UnassignedOperations()
         self.specs.append(
             BlockSpec(
                 heads=heads,
@@ -209,10 +209,10 @@ class _Walk:
                 across=across,
             )
         )
-        return Leaf(len(self.specs) - 1, module, side)
+        return LeafModule(len(self.specs) - 1, module, side)
 
 
-def structure(unet: Any, side: int) -> Structure:
+def structure(unet: Any, side: int) -> UnetStructure:
     """The structure of a `UNet2DConditionModel` whose tiles have `side` latent pixels a side.
 
     Raises:
@@ -222,7 +222,7 @@ def structure(unet: Any, side: int) -> Structure:
     coarsest = side >> (len(unet.down_blocks) - 1)
     if coarsest < 1:
         raise ValueError(f"tiles of {side} latent pixels are too small for {len(unet.down_blocks)} levels")
-    walk = _Walk()
+    walk = _UnetStructureBuilder()
     walk.first(unet.conv_in, side)
     for block in unet.down_blocks:
         _levels(walk, block, side)
@@ -238,7 +238,7 @@ def structure(unet: Any, side: int) -> Structure:
             walk.convolution(sampler.conv, side, doubled=True)
     walk.norm(unet.conv_norm_out, side)
     walk.convolution(unet.conv_out, side)
-    return Structure(
+    return UnetStructure(
         tuple(walk.convolutions),
         tuple(walk.norms),
         tuple(walk.attentions),
@@ -247,7 +247,7 @@ def structure(unet: Any, side: int) -> Structure:
     )
 
 
-def _levels(walk: _Walk, block: Any, side: int) -> None:
+def _levels(walk: _UnetStructureBuilder, block: Any, side: int) -> None:
     for resnet, transformer in _pairs(block):
         walk.resnet(resnet, side)
         if transformer is not None:
@@ -261,7 +261,7 @@ def _pairs(block: Any) -> Iterator[tuple[Any, Any]]:
     return zip(block.resnets, attentions, strict=True)
 
 
-def _middle(walk: _Walk, block: Any, side: int) -> None:
+def _middle(walk: _UnetStructureBuilder, block: Any, side: int) -> None:
     first, *others = block.resnets
     walk.resnet(first, side)
     for transformer, resnet in zip(block.attentions, others, strict=True):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.moving import moved
-from giornata_denoiser.families.unet.structure import Structure
+from giornata_denoiser.families.unet.structure import UnetStructure
 
 TIME_IDS = 6
 """SDXL's micro-conditioning: original size, crop and target size, height before width."""
@@ -57,8 +57,8 @@ class UnetPrompt:
 
 
 @dataclass(frozen=True)
-class UnetText:
-    """What a prompt becomes; satisfies :class:`giornata_denoiser.families.protocol.Text`."""
+class UnetPromptBuilder:
+    """What a prompt becomes; satisfies :class:`giornata_denoiser.families.protocol.PromptBuilder`."""
 
     tensors: Mapping[str, tuple[int | None, ...]]
     kept_channels: int
@@ -78,7 +78,7 @@ class UnetText:
         )
 
 
-class Prepared(NamedTuple):
+class PreparedPrompt(NamedTuple):
     """What a network makes of a prompt, for all steps of a track."""
 
     modulation: Tensor
@@ -88,9 +88,9 @@ class Prepared(NamedTuple):
 
 
 def prepared(
-    unet: Any, structure: Structure, prompt: UnetPrompt, times: Tensor, low_ranks: LowRankHooks
-) -> Prepared:
-    """See :class:`Prepared`; `times` are (steps,). Rounds to the dtype where diffusers does.
+    unet: Any, structure: UnetStructure, prompt: UnetPrompt, times: Tensor, low_ranks: LowRankHooks
+) -> PreparedPrompt:
+    """See :class:`PreparedPrompt`; `times` are (steps,). Rounds to the dtype where diffusers does.
 
     The hooks add what the prompt's LoRAs make.
     """
@@ -111,7 +111,7 @@ def prepared(
         text.append(
             (key.view(len(key), attn.heads, -1), value.view(len(value), attn.heads, -1)),
         )
-    return Prepared(torch.cat(parts, dim=1), tuple(text))
+    return PreparedPrompt(torch.cat(parts, dim=1), tuple(text))
 
 
 def _run(module: Any, *inputs: Tensor) -> Tensor:

@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
-from giornata.packed.attention import Attention, Crossing, Outside
+from giornata.packed.attention import Attention, Crossing, DenseKV
 from giornata.packed.low_rank_hooks import LowRankHooks
 from giornata.packed.low_rank_products import convolve
-from giornata.packed.pages import Gather, Own, Pages, Placed
-from giornata.packed.tracing import Lane, Tracing
-from giornata.packed.uses import ActivationRecorder, Source
+from giornata.packed.pages import Gather, KVPages, PageDestination, ProjectedKV
+from giornata.packed.tracing import LaneTracer, TraceLane
+from giornata.packed.uses import ActivationRecorder, KVSource
 from giornata.wire.blocks import BORDER, MOMENTS
 from giornata_denoiser.families.unet.recorded import keep_attended, keep_border, keep_moments, moments
-from giornata_denoiser.families.unet.structure import WHOLE, Leaf
-from giornata_denoiser.families.unet.text import Prepared
+from giornata_denoiser.families.unet.structure import WHOLE, LeafModule
+from giornata_denoiser.families.unet.text import PreparedPrompt
 from giornata_denoiser.families.unet.tiling import Tiling, border_cells
 
 PART_BYTES: Final = 8 << 20
@@ -26,7 +26,7 @@ PART_BYTES: Final = 8 << 20
 
 
 class TilePass:
-    """Satisfies :class:`giornata_denoiser.families.unet.passes.Pass`; an item is a tile of `tiling`.
+    """Satisfies :class:`giornata_denoiser.families.unet.passes.UnetPass`; an item is a tile of `tiling`.
 
     `prepared` and `steps` are by sequence. `sources` are those of the sequences with a region, and `around` the inputs
     of their outside tiles, (outside, in_channels, side, side).
@@ -35,17 +35,17 @@ class TilePass:
     def __init__(
         self,
         tiling: Tiling,
-        prepared: Sequence[Prepared],
+        prepared: Sequence[PreparedPrompt],
         steps: Sequence[int],
         *,
-        sources: Mapping[int, Source],
+        sources: Mapping[int, KVSource],
         around: Mapping[int, Tensor],
         recorders: Mapping[int, ActivationRecorder],
         attend: Attention,
         cross: Crossing,
         gather: Gather,
         low_ranks: LowRankHooks,
-        trace: Tracing,
+        trace: LaneTracer,
     ) -> None:
         self._tiling, self._prepared, self._recorders = tiling, prepared, recorders
         self._sources, self._around = sources, around
@@ -54,15 +54,15 @@ class TilePass:
         vectors = [of.modulation[step] for of, step in zip(prepared, steps, strict=True)]
         self._vectors = torch.stack(vectors).index_select(0, tiling.tiles.sequence)
 
-    def convolution(self, leaf: Leaf, hidden: Tensor) -> Tensor:
+    def convolution(self, leaf: LeafModule, hidden: Tensor) -> Tensor:
         """Gathers what each tile reads, then runs without padding."""
-        with self._trace.span(Lane.COMPUTE, leaf.name):
+        with self._trace.span(TraceLane.COMPUTE, leaf.name):
             tiles = hidden.permute(0, 2, 3, 1)
             for sequence, (start, end) in self._recorded():
                 keep_border(self._recorders[sequence], leaf, tiles[start:end])
             return self._convolved(leaf, tiles)
 
-    def _convolved(self, leaf: Leaf, tiles: Tensor) -> Tensor:
+    def _convolved(self, leaf: LeafModule, tiles: Tensor) -> Tensor:
         module, channels = leaf.module, tiles.shape[3]
         reading = leaf.reading
         windows = self._tiling.windows(reading)
@@ -87,9 +87,9 @@ class TilePass:
         convolve(read, out, acting, module, padding=0)
         return out
 
-    def norm(self, leaf: Leaf, hidden: Tensor) -> Tensor:
+    def norm(self, leaf: LeafModule, hidden: Tensor) -> Tensor:
         """Statistics of the whole picture: of computed tiles as they are, of the others as they are taken."""
-        with self._trace.span(Lane.COMPUTE, leaf.name):
+        with self._trace.span(TraceLane.COMPUTE, leaf.name):
             module = leaf.module
             found = moments(hidden.permute(0, 2, 3, 1), module.num_groups)
             for sequence, (start, end) in self._recorded():
@@ -107,7 +107,7 @@ class TilePass:
             ]
             return torch.addcmul(spread[0], hidden, spread[1])
 
-    def _statistics(self, leaf: Leaf, found: Tensor, values: int) -> tuple[Tensor, Tensor]:
+    def _statistics(self, leaf: LeafModule, found: Tensor, values: int) -> tuple[Tensor, Tensor]:
         """Mean and variance, (sequences, groups) float64 each, from tiles of so many `values` a group.
 
         The parallel algorithm of Chan et al. (1979): squared differences within tiles, and between their means.
@@ -124,9 +124,9 @@ class TilePass:
         variance = torch.zeros_like(mean).index_add_(0, owner, within) / (count * values)
         return mean, variance
 
-    def attention(self, leaf: Leaf, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attention(self, leaf: LeafModule, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Each sequence's tiles over their own keys and those that are taken."""
-        with self._trace.span(Lane.COMPUTE, leaf.name):
+        with self._trace.span(TraceLane.COMPUTE, leaf.name):
             for sequence, (start, end) in self._recorded():
                 keep_attended(self._recorders[sequence], leaf, key[start:end], value[start:end])
             outside = {
@@ -151,25 +151,25 @@ class TilePass:
         """The sequences that are recorded, and where their tiles are."""
         return [(sequence, self._tiling.tiles.bounds[sequence]) for sequence in self._recorders]
 
-    def _border(self, leaf: Leaf, sequence: int, channels: int) -> Tensor:
+    def _border(self, leaf: LeafModule, sequence: int, channels: int) -> Tensor:
         """(outside * kept, channels): what is kept of the borders of a sequence's outside tiles."""
         if leaf.block is None:
             cells = self._around[sequence].permute(0, 2, 3, 1).flatten(1, 2)
             return cells.index_select(1, border_cells(leaf.reading, cells.device)).flatten(0, 1)
         return self._sources[sequence].part(leaf.block, BORDER).view(-1, channels)
 
-    def _outside(self, taken: Outside | Pages, like: Tensor) -> Outside:
+    def _outside(self, taken: DenseKV | KVPages, like: Tensor) -> DenseKV:
         """Keys and values of outside tiles by cell; `like` is (tiles, cells, heads, head_dim)."""
         shape, room = like.shape, 0
-        if isinstance(taken, Outside):
+        if isinstance(taken, DenseKV):
             key, value, room = taken.key, taken.value, taken.room * shape[1]
         else:
             of_tile = (len(taken), shape[1] * shape[2], shape[3])
             key, value = like.new_empty(of_tile), like.new_empty(of_tile)
             none = like.new_empty(0, *of_tile[1:])
             places = torch.empty(0, dtype=torch.int64, device=like.device)
-            self._gather((Placed(taken, 0),), Own(none, none, places), key, value)
-        return Outside(key.view(-1, *shape[2:]), value.view(-1, *shape[2:]), room)
+            self._gather((PageDestination(taken, 0),), ProjectedKV(none, none, places), key, value)
+        return DenseKV(key.view(-1, *shape[2:]), value.view(-1, *shape[2:]), room)
 
 
 def _products(cells: Tensor, neighbours: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -193,7 +193,7 @@ def _products(cells: Tensor, neighbours: Tensor, weight: Tensor, bias: Tensor | 
     return out
 
 
-def _number(leaf: Leaf) -> int:
+def _number(leaf: LeafModule) -> int:
     if leaf.block is None:
         raise ValueError("nothing is kept of the first convolution")
     return leaf.block

@@ -20,7 +20,7 @@ from giornata.packed.packing import Segments
 from giornata.packed.region import Region
 
 
-class Reading(NamedTuple):
+class ConvolutionGeometry(NamedTuple):
     """How a 3x3 convolution reads tiles."""
 
     side: int
@@ -49,8 +49,8 @@ class Reading(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def border_cells(reading: Reading, device: torch.device) -> Tensor:
-    """(kept,) int64: the cells of a tile that are kept for those around it; see :meth:`Reading.border`."""
+def border_cells(reading: ConvolutionGeometry, device: torch.device) -> Tensor:
+    """(kept,) int64: the cells of a tile that are kept for those around it; see :meth:`ConvolutionGeometry.border`."""
     return moved(reading.border()[0], device)
 
 
@@ -67,7 +67,7 @@ def cut(cells: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
+class ConvolutionWindows:
     """What a convolution reads of all computed tiles of a batch. Indices are int64.
 
     They point into the computed cells, then the ring of each sequence, then one cell of zeros.
@@ -99,9 +99,9 @@ class Tiling:
     regions: tuple[Region | None, ...]
     """What of it is computed; None for all of it."""
     device: torch.device
-    _windows: dict[Reading, Windows] = field(default_factory=dict, init=False)
+    _windows: dict[ConvolutionGeometry, ConvolutionWindows] = field(default_factory=dict, init=False)
     _cells: dict[int, Segments] = field(default_factory=dict, init=False)
-    _neighbours: dict[Reading, Tensor] = field(default_factory=dict, init=False)
+    _neighbours: dict[ConvolutionGeometry, Tensor] = field(default_factory=dict, init=False)
 
     @cached_property
     def tiles(self) -> Segments:
@@ -124,20 +124,20 @@ class Tiling:
         tiles = [[rows * columns] for rows, columns in self.grids]
         return moved(torch.tensor(tiles, dtype=torch.float64), self.device)
 
-    def windows(self, reading: Reading) -> Windows:
+    def windows(self, reading: ConvolutionGeometry) -> ConvolutionWindows:
         """What a 3x3 convolution reads; kept with the batch."""
         if reading not in self._windows:
             self._windows[reading] = self._made(reading)
         return self._windows[reading]
 
-    def neighbours(self, reading: Reading) -> Tensor:
-        """The same by output cell: (tiles * outputs * 9,) int64, see :meth:`Windows.neighbours`."""
+    def neighbours(self, reading: ConvolutionGeometry) -> Tensor:
+        """The same by output cell: (tiles * outputs * 9,) int64, see :meth:`ConvolutionWindows.neighbours`."""
         if reading not in self._neighbours:
             made = self.windows(reading).neighbours(reading.stride)
             self._neighbours[reading] = made.flatten()
         return self._neighbours[reading]
 
-    def _made(self, reading: Reading) -> Windows:
+    def _made(self, reading: ConvolutionGeometry) -> ConvolutionWindows:
         parts = [_window(*of, reading) for of in zip(self.grids, self.regions, strict=True)]
         side = reading.side
         bounds = self.cells(side * side).bounds
@@ -153,10 +153,12 @@ class Tiling:
             None if region is None else moved(ring, self.device)
             for (_, ring), region in zip(parts, self.regions, strict=True)
         )
-        return Windows(moved(torch.cat(indices), self.device), rings)
+        return ConvolutionWindows(moved(torch.cat(indices), self.device), rings)
 
 
-def _window(grid: tuple[int, int], region: Region | None, reading: Reading) -> tuple[Tensor, Tensor]:
+def _window(
+    grid: tuple[int, int], region: Region | None, reading: ConvolutionGeometry
+) -> tuple[Tensor, Tensor]:
     """One sequence's windows, (tiles, size, size), and its ring, (ring,).
 
     An index below the number of its own cells is one of them; from there on it is one of the ring, and -1 is beyond the

@@ -136,7 +136,7 @@ def check_no_webhook(webhook: object) -> None:
 def check_places(envelope: Envelope) -> None:
     """Refuse what has a meaning elsewhere in a message, and would be ignored where it stands.
 
-    Names that no version knows are ignored, as in every message: see :class:`giornata.wire.values.Wire`.
+    Names that no version knows are ignored, as in every message: see :class:`giornata.wire.values.WireModel`.
     """
     for name in envelope.model_extra or ():
         if name in KEY_NAMES:

@@ -47,7 +47,7 @@ class ResponseFormat(StrEnum):
     """The answer's body is the picture itself; `n` must be 1."""
 
 
-class WaitedFor(BaseModel):
+class SyncResponseFields(BaseModel):
     """How the answer travels that a client waits for; fields of the routes below ``/v1/images``."""
 
     response_format: ResponseFormat = Field(
@@ -123,7 +123,7 @@ class EditFields(UnreadFields, EditParameters):
         return EditParameters.model_construct(self.model_fields_set & values.keys(), **values)
 
 
-class EditForm(WaitedFor, EditFields):
+class EditForm(SyncResponseFields, EditFields):
     """Fields of ``POST /v1/images/edits``."""
 
 
@@ -172,7 +172,7 @@ class GenerationFields(UnreadFields, GenerationParameters):
         return generations.carried_out(self)
 
 
-class GenerationForm(WaitedFor, GenerationFields):
+class GenerationForm(SyncResponseFields, GenerationFields):
     """Fields of ``POST /v1/images/generations``."""
 
 
@@ -241,7 +241,7 @@ F = TypeVar("F", bound=Form)
 
 
 @dataclass(frozen=True)
-class Upload:
+class RequestBody:
     """A request's body, read within the limits."""
 
     fields: tuple[tuple[str, str], ...]
@@ -285,10 +285,10 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, object]], accept: str =
     dropped = (COMPRESSION,) if COMPRESSION in values and _is_png(values) else ()
     if dropped:  # OpenAI's clients send it with any format
         del values[COMPRESSION]
-    waiting = issubclass(kind, WaitedFor)
+    waiting = issubclass(kind, SyncResponseFields)
     if waiting and prefers_image(accept):
         values.setdefault("response_format", ResponseFormat.IMAGE)
-    for name in () if waiting else WaitedFor.model_fields:
+    for name in () if waiting else SyncResponseFields.model_fields:
         if name in values:
             raise InvalidField(
                 "A job has no open connection to answer on.",
@@ -352,7 +352,7 @@ def check_filled(picture: bytes | bytearray, field: str) -> None:
         raise InvalidField("The file is empty.", field=field, received="0 bytes", accepted=ONE_FILE)
 
 
-def read_template_form(upload: Upload) -> TemplateForm:
+def read_template_form(upload: RequestBody) -> TemplateForm:
     """The form of a registration; InvalidField or UnknownField names the field at fault."""
     check_alone(
         upload, "A template is a whole picture; its edits bring masks, references and control images."
@@ -360,7 +360,7 @@ def read_template_form(upload: Upload) -> TemplateForm:
     return asked(TemplateForm, once_each(upload.fields))
 
 
-def check_alone(upload: Upload, why: str) -> None:
+def check_alone(upload: RequestBody, why: str) -> None:
     """Raise InvalidField where a request brings files beside its image."""
     others = {"mask": upload.mask, REFERENCE: upload.references, CONTROL_IMAGES[0]: upload.control_images}
     brought = [name for name, files in others.items() if files]

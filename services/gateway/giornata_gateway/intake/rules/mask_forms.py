@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from giornata.wire.errors import NotSupported
 from giornata.wire.masks import MaskParameters
 from giornata.wire.requests import asked
-from giornata_gateway.intake.rules.forms import Upload, check_alone, once_each, prefers_image
+from giornata_gateway.intake.rules.forms import RequestBody, check_alone, once_each, prefers_image
 
 
 class MaskFormat(StrEnum):
@@ -33,7 +33,7 @@ class MaskForm(MaskParameters):
     )
 
 
-def read_mask_form(upload: Upload, accept: str = "") -> MaskForm:
+def read_mask_form(upload: RequestBody, accept: str = "") -> MaskForm:
     """The form of a mask from words; raises as :func:`asked`. `accept` is the Accept header."""
     check_alone(upload, "A mask is made of one picture.")
     values: dict[str, object] = dict(once_each(upload.fields))

@@ -23,7 +23,7 @@ GONE: Final = 410
 ERROR_CHARACTERS: Final = 200
 
 
-class Outcome(StrEnum):
+class DeliveryOutcome(StrEnum):
     """How an attempt ended."""
 
     TAKEN = "taken"
@@ -33,7 +33,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Patience:
+class WebhookRetryPolicy:
     """How often a webhook is sent."""
 
     attempts: int
@@ -53,7 +53,7 @@ def claimed(hook: WebhookRecord, body: str | None, now_s: float) -> WebhookRecor
 
 
 def failed(
-    hook: WebhookRecord, why: str, status: int | None, now_s: float, patience: Patience
+    hook: WebhookRecord, why: str, status: int | None, now_s: float, patience: WebhookRetryPolicy
 ) -> WebhookRecord:
     """The record after an attempt failed, with its receiver's answer `status` if there was one."""
     attempts = hook.attempts + 1

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 from giornata.wire.models import Task
 from giornata.wire.requests import MAX_IMAGES, MAX_SEED, MAX_STEPS, PROMPTS_FIT, NegativePrompt, Prompt, asked
 from giornata_gateway.intake.rules.a1111 import neutral
-from giornata_gateway.intake.rules.a1111.neutral import MeantFields, Values, meant_fields, schema_of
+from giornata_gateway.intake.rules.a1111.neutral import EffectiveFields, Values, meant_fields, schema_of
 from giornata_gateway.intake.rules.a1111.prompts import Emphasis
 
 ORIGINAL = 1
@@ -173,7 +173,7 @@ def read_settings(given: Mapping[str, object]) -> tuple[Settings, tuple[str, ...
     return asked(Settings, meant), ignored
 
 
-def _settings(given: Mapping[str, object], within: str) -> MeantFields:
+def _settings(given: Mapping[str, object], within: str) -> EffectiveFields:
     return meant_fields(given, Settings.model_fields, neutral.SETTINGS, neutral.UNREAD_SETTINGS, within)
 
 

@@ -99,7 +99,7 @@ UNREAD_TEXT_TO_IMAGE: Final[Mapping[str, str]] = MappingProxyType(
 UNREAD_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({"sd_checkpoint_hash": "sd_model_checkpoint"})
 
 
-class MeantFields(NamedTuple):
+class EffectiveFields(NamedTuple):
     """The fields of a body that ask for something, and the names of those that were ignored."""
 
     fields: dict[str, object]
@@ -112,7 +112,7 @@ def meant_fields(
     neutral: Mapping[str, Values],
     unread: Collection[str],
     within: str = "",
-) -> MeantFields:
+) -> EffectiveFields:
     """The `known` ones of the `given` fields; null asks for nothing. `within` stands before names.
 
     InvalidField names the first `neutral` field that asks for something and would change the picture.
@@ -134,7 +134,7 @@ def meant_fields(
             )
         else:
             ignored.append(within + name)
-    return MeantFields(meant, tuple(ignored))
+    return EffectiveFields(meant, tuple(ignored))
 
 
 def shown(given: object) -> str:

@@ -12,7 +12,7 @@ from giornata.wire.models import Guidance, ModelCard
 from giornata.wire.requests import EditParameters, GenerationParameters, MaskMode, asked
 from giornata_gateway.intake.rules.a1111.forms import ORIGINAL, STRENGTH, ImageToImage, TextToImage
 from giornata_gateway.intake.rules.a1111.samplers import sampler_of
-from giornata_gateway.intake.rules.a1111.units import CONTROLNET, SCRIPTS, Controls
+from giornata_gateway.intake.rules.a1111.units import CONTROLNET, SCRIPTS, RequestedControlNets
 
 CLIENTS_CFG: Final = 7.0
 CLIENTS_DISTILLED_CFG: Final = 3.5
@@ -46,7 +46,7 @@ def rename_field(error: GiornataError) -> None:
 
 
 def parameters_of(
-    form: TextToImage, card: ModelCard, loras: tuple[AskedLora, ...], controls: Controls
+    form: TextToImage, card: ModelCard, loras: tuple[AskedLora, ...], controls: RequestedControlNets
 ) -> EditParameters:
     """What a job of the model `card` is asked to do by a form whose prompts are words alone.
 

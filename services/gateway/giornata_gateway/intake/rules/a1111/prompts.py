@@ -36,14 +36,14 @@ class Emphasis(StrEnum):
     """They are characters like any others."""
 
 
-class Tag(NamedTuple):
+class LoraTag(NamedTuple):
     """A LoRA that a prompt names."""
 
     name: str
     scale: float
 
 
-def split(prompt: str, field: str, emphasis: Emphasis = Emphasis.ORIGINAL) -> tuple[str, list[Tag]]:
+def split(prompt: str, field: str, emphasis: Emphasis = Emphasis.ORIGINAL) -> tuple[str, list[LoraTag]]:
     """The words of a prompt without its escapes, and its LoRAs.
 
     InvalidField names the `field` where the prompt holds weights, changes between steps, AND, BREAK, other networks,
@@ -98,7 +98,7 @@ def _refused(what: str, field: str, received: str) -> InvalidField:
     )
 
 
-def named(tags: Sequence[Tag], records: Iterable[LoraRecord], card: ModelCard) -> tuple[AskedLora, ...]:
+def named(tags: Sequence[LoraTag], records: Iterable[LoraRecord], card: ModelCard) -> tuple[AskedLora, ...]:
     """The LoRAs that `tags` name by their name or their id, among a tenant's `records`, the newest first.
 
     Of several with one name for the model `card`, the newest is meant. LoraNotFound names those that there are.
@@ -123,7 +123,7 @@ def names_of(record: LoraRecord) -> list[str]:
     return [*dict.fromkeys(own), record.lora_id]
 
 
-def _tag(found: re.Match[str], field: str) -> Tag:
+def _tag(found: re.Match[str], field: str) -> LoraTag:
     kind, text = found.groups()
     name, *weights = text.split(":")
     scale = _number(weights[0]) if weights else 1.0
@@ -134,7 +134,7 @@ def _tag(found: re.Match[str], field: str) -> Tag:
             received=found.group(),
             accepted=f"{ACCEPTED}, a weight of {-MAX_SCALE:g} to {MAX_SCALE:g}",
         )
-    return Tag(name, scale)
+    return LoraTag(name, scale)
 
 
 def _number(text: str) -> float | None:

@@ -15,7 +15,7 @@ KARRAS: Final = "karras"
 UNIFORM: Final = "uniform"
 
 
-class Named(NamedTuple):
+class A1111SamplerName(NamedTuple):
     """How A1111 names a sampler, and the noise levels that it takes."""
 
     name: str
@@ -24,24 +24,24 @@ class Named(NamedTuple):
     """Whether the scheduler `automatic` stands for these noise levels: Karras' where there are several, as in A1111."""
 
 
-NAMES: Final[Mapping[Sampler, Named]] = MappingProxyType(
+NAMES: Final[Mapping[Sampler, A1111SamplerName]] = MappingProxyType(
     {
-        Sampler.EULER: Named("Euler", UNIFORM),
-        Sampler.EULER_ANCESTRAL: Named("Euler a", UNIFORM),
-        Sampler.DDIM: Named("DDIM", UNIFORM),
-        Sampler.DDPM: Named("DDPM", UNIFORM),
-        Sampler.PNDM: Named("PLMS", UNIFORM),
-        Sampler.DPMPP_2M: Named("DPM++ 2M", UNIFORM, automatic=False),
-        Sampler.DPMPP_2M_KARRAS: Named("DPM++ 2M", KARRAS),
-        Sampler.DPMPP_2M_SDE: Named("DPM++ 2M SDE", UNIFORM, automatic=False),
-        Sampler.DPMPP_2M_SDE_KARRAS: Named("DPM++ 2M SDE", KARRAS),
-        Sampler.DPMPP_3M: Named("DPM++ 3M", UNIFORM, automatic=False),
-        Sampler.DPMPP_3M_KARRAS: Named("DPM++ 3M", KARRAS),
-        Sampler.UNIPC: Named("UniPC", UNIFORM),
-        Sampler.DEIS: Named("DEIS", UNIFORM),
-        Sampler.HEUN: Named("Heun", UNIFORM),
-        Sampler.LCM: Named("LCM", UNIFORM),
-        Sampler.EULER_LIGHTNING: Named("Euler", "lightning", automatic=False),
+        Sampler.EULER: A1111SamplerName("Euler", UNIFORM),
+        Sampler.EULER_ANCESTRAL: A1111SamplerName("Euler a", UNIFORM),
+        Sampler.DDIM: A1111SamplerName("DDIM", UNIFORM),
+        Sampler.DDPM: A1111SamplerName("DDPM", UNIFORM),
+        Sampler.PNDM: A1111SamplerName("PLMS", UNIFORM),
+        Sampler.DPMPP_2M: A1111SamplerName("DPM++ 2M", UNIFORM, automatic=False),
+        Sampler.DPMPP_2M_KARRAS: A1111SamplerName("DPM++ 2M", KARRAS),
+        Sampler.DPMPP_2M_SDE: A1111SamplerName("DPM++ 2M SDE", UNIFORM, automatic=False),
+        Sampler.DPMPP_2M_SDE_KARRAS: A1111SamplerName("DPM++ 2M SDE", KARRAS),
+        Sampler.DPMPP_3M: A1111SamplerName("DPM++ 3M", UNIFORM, automatic=False),
+        Sampler.DPMPP_3M_KARRAS: A1111SamplerName("DPM++ 3M", KARRAS),
+        Sampler.UNIPC: A1111SamplerName("UniPC", UNIFORM),
+        Sampler.DEIS: A1111SamplerName("DEIS", UNIFORM),
+        Sampler.HEUN: A1111SamplerName("Heun", UNIFORM),
+        Sampler.LCM: A1111SamplerName("LCM", UNIFORM),
+        Sampler.EULER_LIGHTNING: A1111SamplerName("Euler", "lightning", automatic=False),
     }
 )
 NORMAL, SIMPLE = "normal", "simple"
@@ -85,6 +85,6 @@ def sampler_of(name: str | None, scheduler: str | None, card: ModelCard) -> Samp
     )
 
 
-def taken(card: ModelCard) -> list[Named]:
+def taken(card: ModelCard) -> list[A1111SamplerName]:
     """A1111's names of what a model takes."""
     return [NAMES[Sampler(sampler)] for sampler in card.samplers]

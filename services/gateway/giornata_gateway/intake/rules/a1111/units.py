@@ -53,7 +53,7 @@ PAGE_SCRIPTS: Final = frozenset({"seed", "sampler", "refiner"})
 """Scripts that A1111 runs for its own page alone (`setup_for_ui_only`): the API has fields for what they set."""
 
 
-class Unit(BaseModel):
+class ControlNetUnitForm(BaseModel):
     """One ControlNet of a request."""
 
     model_config = ConfigDict(extra="forbid")
@@ -69,7 +69,7 @@ class Unit(BaseModel):
     guidance_end: float = Field(1.0, gt=0, le=1)
 
 
-class Controls(NamedTuple):
+class RequestedControlNets(NamedTuple):
     """ControlNets as :class:`giornata.wire.adapters.AskedControl` takes them, and their control images."""
 
     asked: tuple[dict[str, Any], ...] = ()
@@ -78,12 +78,12 @@ class Controls(NamedTuple):
     """Fields of units that were ignored."""
 
 
-def controls_of(scripts: Mapping[str, object]) -> Controls:
+def controls_of(scripts: Mapping[str, object]) -> RequestedControlNets:
     """The ControlNets in the `alwayson_scripts` of a request.
 
     InvalidField where another script is to run, or a unit asks for what has no meaning here.
     """
-    units: list[Unit] = []
+    units: list[ControlNetUnitForm] = []
     ignored: list[str] = []
     for name, script in scripts.items():
         arguments = script.get("args") if isinstance(script, Mapping) else script
@@ -114,7 +114,7 @@ def controls_of(scripts: Mapping[str, object]) -> Controls:
             control["image"] = len(images)
             images.append(picture(written, _field(index, "image")))
         controls.append(control)
-    return Controls(tuple(controls), tuple(images), tuple(ignored))
+    return RequestedControlNets(tuple(controls), tuple(images), tuple(ignored))
 
 
 def _is_off(arguments: object) -> bool:
@@ -142,16 +142,16 @@ def _units(name: str, arguments: object) -> list[dict[str, object]]:
     return wanted
 
 
-def _unit(index: int, given: Mapping[str, object]) -> tuple[Unit, list[str]]:
+def _unit(index: int, given: Mapping[str, object]) -> tuple[ControlNetUnitForm, list[str]]:
     try:
-        meant, ignored = meant_fields(given, Unit.model_fields, NEUTRAL, UNREAD)
-        return asked(Unit, meant), [_field(index, name) for name in ignored]
+        meant, ignored = meant_fields(given, ControlNetUnitForm.model_fields, NEUTRAL, UNREAD)
+        return asked(ControlNetUnitForm, meant), [_field(index, name) for name in ignored]
     except GiornataError as error:
         error.field = _field(index, error.field or "")
         raise
 
 
-def _annotator(unit: Unit, index: int) -> Annotator | None:
+def _annotator(unit: ControlNetUnitForm, index: int) -> Annotator | None:
     module = unit.module.strip().lower() or "none"
     if module not in MODULES:
         raise InvalidField(
