@@ -16,6 +16,7 @@ It computes nothing as a GPU would round it, and no time that it takes says anyt
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import threading
 import traceback
@@ -34,7 +35,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
-from giornata.packed import attention, elementwise
+from giornata.packed import elementwise
 from giornata.packed.flux import projections
 
 CUDA: Final = torch.device("cuda:0")
@@ -411,7 +412,8 @@ def pretended(
     with pytest.MonkeyPatch.context() as patch:
         _as_cuda(world, patch)
         _as_host(world, patch)
-        patch.setattr(attention, "varlen_attn", functools.partial(_varlen, world))
+        varlen = importlib.import_module("torch.nn.attention.varlen")
+        patch.setattr(varlen, "varlen_attn", functools.partial(_varlen, world))
         patch.setattr(projections, "Tensor", Fake)
         if triton:
             _launching(world, patch)

@@ -59,9 +59,8 @@ class NatsAccounts:
     def __init__(self, folder: Path, count: int = ACCOUNTS, wait_s: float = HUNG_S) -> None:
         self._wait_s = wait_s
         names = [f"test{number}" for number in range(count)]
-        self._server = NatsServer(
-            folder, accounts_config(names), max_file="64GB"
-        )  # limits of streams are reserved
+        limits = {"max_file": "64GB", "max_memory": "16GB"}  # streams reserve theirs, and take what they hold
+        self._server = NatsServer(folder, accounts_config(names), **limits)
         self._free = deque(names)
         self._connected: defaultdict[str, dict[int, str]] = defaultdict(dict)
         self._gone: defaultdict[str, set[int]] = defaultdict(set)

@@ -23,12 +23,15 @@ class NatsServer:
         folder: of its configuration and its store.
         config: more of its configuration; includes are relative to `folder`.
         max_file: of its store.
+        max_memory: of streams that it keeps in memory.
     """
 
-    def __init__(self, folder: Path, config: str = "", max_file: str = "8GB") -> None:
+    def __init__(
+        self, folder: Path, config: str = "", max_file: str = "8GB", max_memory: str = "512MB"
+    ) -> None:
         self._folder = folder
         self._config = config
-        self._max_file = max_file
+        self._max_file, self._max_memory = max_file, max_memory
         self._port = free_ports(1)[0]
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
@@ -42,7 +45,7 @@ class NatsServer:
         config = self._folder / "nats.conf"
         config.write_text(
             f'listen: "127.0.0.1:{self._port}"\nmax_payload: {MAX_PAYLOAD_BYTES}\n'
-            f'jetstream {{ store_dir: "{self._folder}", max_mem: 512MB, max_file: {self._max_file} }}\n'
+            f'jetstream {{ store_dir: "{self._folder}", max_mem: {self._max_memory}, max_file: {self._max_file} }}\n'
             f"{self._config}\n"
         )
         binary = Path(sys.executable).parent / "nats-server"

@@ -42,6 +42,9 @@ Table = dict[str, tuple[int, int]]
 @click.pass_context
 def main(ctx: click.Context, /, tests: tuple[str, ...], rounds: int) -> None:
     """Run TESTS: folders, files or single tests. By default: what starts something in files changed against main."""
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell ignores it in what it starts in the background
     OUT.mkdir(parents=True, exist_ok=True)
     table: Table = {}
     end = end_with_run(RUN)
