@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import structlog
-from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
+import tests.examples  # noqa: F401 - the profiles of properties
 from tests.ending import end_with_run
 from tests.order import ByGroup, longest_first
 from tests.patience import HUNG_S, VARIABLE
@@ -35,11 +35,6 @@ if not Path("/dev/nvidiactl").exists():
     """Triton's kernels run on the CPU; Triton reads it when it is imported."""
 
 pytest_plugins = ["pytester"]
-
-# The first example may pay for an import, or for a busy machine: no example has a deadline.
-settings.register_profile("giornata", max_examples=25, derandomize=True, deadline=None, database=None)
-settings.register_profile("nightly", max_examples=500, deadline=None, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "giornata"))
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import settings
+
+# The first example may pay for an import, or for a busy machine: no example has a deadline.
+settings.register_profile("giornata", max_examples=25, derandomize=True, deadline=None, database=None)
+settings.register_profile("nightly", max_examples=500, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "giornata"))
 
 
 def examples(times: float) -> settings:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import tests.examples  # noqa: F401 - the profiles of properties: the campaign reads no other conftest
+
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 

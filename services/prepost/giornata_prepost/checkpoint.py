@@ -23,9 +23,9 @@ from giornata_prepost.families.protocol import ImageModel
 FAMILIES: Final[dict[str, Callable[..., ImageModel]]] = {
     family: when_called(f"giornata_prepost.families.{name}")
     for family, name in {
-        Family.FLUX_INPAINT: "flux:InpaintImages",
-        Family.FLUX_KONTEXT: "flux:KontextImages",
-        Family.FLUX_FILL: "flux:FillImages",
+        Family.FLUX_INPAINT: "flux:FluxInpaintImages",
+        Family.FLUX_KONTEXT: "flux:FluxKontextImages",
+        Family.FLUX_FILL: "flux:FluxFillImages",
         Family.SD: "unets:SDImages",
         Family.SD_INPAINT: "unets:SDInpaintImages",
         Family.SDXL: "unets:SDXLImages",

@@ -27,7 +27,7 @@ from tests.contract.control_steps import CONTROL_STEPS
 
 ASK = next(each for each in CONTROL_STEPS if isinstance(each, ResidualsRequest))
 OPEN = next(each for each in CONTROL_STEPS if isinstance(each, OpenLink))
-DENOISERS = {"OpenLink", "AskStep", "CancelStep"}
+DENOISERS = {"OpenLink", "ResidualsRequest", "CancelStep"}
 
 
 @pytest.mark.parametrize("message", CONTROL_STEPS, ids=lambda each: type(each).__name__)
