@@ -28,8 +28,8 @@ HERE = StackAddresses(
 HOLDER = """
 import sys, time
 from pathlib import Path
-from giornata_tools.connection import Connection, published
-with published(Path(sys.argv[1]), Connection("http://127.0.0.1:1", "nats://127.0.0.1:2", "unix:///v", {})):
+from giornata_tools.connection import StackAddresses, published
+with published(Path(sys.argv[1]), StackAddresses("http://127.0.0.1:1", "nats://127.0.0.1:2", "unix:///v", {})):
     print("published", flush=True)
     sys.stdin.read()
 """
