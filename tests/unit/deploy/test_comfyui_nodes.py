@@ -224,7 +224,7 @@ def test_what_stops_the_node_cancels_its_jobs(gateway: Gateway) -> None:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        asking.pictures([asking.Order("edits", {"prompt": "a hat"}, [("image", b"")])], stop)
+        asking.pictures([asking.GatewayRequest("edits", {"prompt": "a hat"}, [("image", b"")])], stop)
     assert ("DELETE", "/v1/jobs/job1", b"") in gateway.asked
 
 
