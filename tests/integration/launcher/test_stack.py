@@ -218,17 +218,15 @@ PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from giornata_tools.launcher import program
-from giornata_tools.launcher.model import Model
+from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.stack import running
-from giornata.bus.connection import RefusedError
-from giornata.wire.permissions import User
 from giornata.wire.workers import ServiceName
 
 async def main():
     folder = Path(sys.argv[1])
     replicas = {ServiceName.LORA_STORE: 2}
-    models = (Model("unused"),)
+    models = (StackModel("unused"),)
     plan = StackPlan(state=folder, logs=folder / "logs", models=models, replicas=replicas)
     async with running(plan) as stack:
         await stack.bring_up()
