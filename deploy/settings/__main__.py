@@ -26,8 +26,8 @@ SERVICES: Final[dict[str, type[ServiceConfig]]] = {
 HEAD: Final = """# Which settings are there?
 
 Each is an environment variable of the services named above it, and a flag of their programs (`--nats-url` for
-`GIORNATA_NATS_URL`), which wins. A mistake in any of them is told at the start, all in one report. What is not listed
-is fixed; a variable of that name is refused. This page is made of the programs: `python -m deploy.settings`.
+`GIORNATA_NATS_URL`), which wins. A service does not start with a mistake in any of them. What is not listed is fixed,
+and a service does not start with a variable of that name either. This page is generated: `python -m deploy.settings`.
 """
 
 

@@ -84,7 +84,7 @@ class DenoiserConfig(ModelConfig):
     """An edit's first step computes everything and corrects what the later ones take from the template, unless an
     edit with the same mask has done so before."""
     template_corrections_mb: ClassVar[int] = 512
-    """Of corrections for later edits with the same mask, in MiB; with 0 every edit computes its own."""
+    """Memory for corrections that later edits with the same mask use, in MiB; with 0 each computes its own."""
     template_first_mb: int = Field(
         default_factory=lambda: memory_bytes() // FIRST_SHARE >> 20,
         ge=0,
@@ -114,7 +114,7 @@ class DenoiserConfig(ModelConfig):
         description="LoRAs in memory, in MiB; default an eighth of the machine's memory.",
     )
     lora_device_mb: int = Field(
-        2048, ge=0, description="Sets of LoRAs on the device, beside those that rows use, in MiB."
+        2048, ge=0, description="Memory for sets of LoRAs on the device that no row uses now, in MiB."
     )
     lora_file_bytes: int = Field(2 << 30, ge=1 << 10, description="Largest file of a LoRA.")
     lora_loads: ClassVar[int] = 2

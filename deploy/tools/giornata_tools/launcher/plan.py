@@ -40,7 +40,7 @@ class StackPlan:
     models: tuple[StackModel, ...]
     """Each is loaded by denoisers and preposts of its own; their names differ."""
     replicas: Mapping[ServiceName, int] = field(default_factory=lambda: ONE_EACH)
-    """Of denoisers and preposts, those of each model."""
+    """How many of each service run; of denoisers and preposts, how many run for each model."""
     nats_url: str | None = None
     """External NATS; None starts embedded ones."""
     nats_servers: int = 1
