@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from nats.aio.transport import TcpTransport
 
 from giornata.bus import bus as buses
 from giornata.bus.answering import Endpoint, UnansweredError
@@ -160,6 +161,27 @@ async def test_a_cancellation_that_comes_with_the_answer_is_heeded(bus: Bus, *, 
         with pytest.raises(asyncio.CancelledError):
             await asking
     assert not went_on.is_set()
+
+
+async def test_an_attempt_to_connect_that_is_refused_as_it_is_cancelled_is_the_last(
+    private_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client was closed, and tried every second to connect until its process ended."""
+    trying, refused = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def connect(*_: object, **__: object) -> None:
+        trying.set()
+        await asyncio.wait_for(refused, HUNG_S)
+
+    async with asyncio.timeout(HUNG_S), buses.connect(private_nats.url, "test") as bus:
+        monkeypatch.setattr(TcpTransport, "connect", connect)
+        private_nats.kill()
+        await trying.wait()
+        attempts = bus.client._reconnection_task
+        assert attempts is not None
+        refused.set_exception(ConnectionRefusedError())
+        attempts.cancel()
+        await asyncio.wait([attempts])
 
 
 async def test_one_that_was_cancelled_may_ask_while_it_puts_things_in_order(bus: Bus) -> None:

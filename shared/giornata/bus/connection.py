@@ -125,6 +125,15 @@ class FailFastNatsClient(Client):
         with heeding_cancel():
             return await super().request(subject, payload, timeout, old_style, headers)
 
+    async def _connect_to_server(self, s: Any) -> None:
+        """Open the socket. The library's attempts would go on for ever if one is refused as they are cancelled."""
+        with heeding_cancel():
+            await super()._connect_to_server(s)
+
+    async def _process_connect_init(self) -> None:
+        with heeding_cancel():
+            await super()._process_connect_init()
+
     async def flush(self, timeout: int = DEFAULT_FLUSH_TIMEOUT) -> None:  # noqa: ASYNC109
         """Return when the server has answered a PING."""
         with heeding_cancel():
