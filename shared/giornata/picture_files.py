@@ -1,7 +1,7 @@
 """Parts of a picture file that are read besides its pixels: the orientation and the colour profile.
 
 Whatever decodes pictures reads them through here, so that all see a picture as a browser's page shows it
-(docs/adr/0076-pixels-before-metadata.md). No other metadata reaches a decoder, which might fail on it.
+(docs/adr/0016-masks-and-pixels.md). No other metadata reaches a decoder, which might fail on it.
 """
 
 from __future__ import annotations

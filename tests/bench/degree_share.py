@@ -2,7 +2,7 @@
 
 ``python -m tests.bench.degree_share`` prints it for several sizes of a picture, in turns with one process alone,
 in float32 and with one thread. Two processes make a step no faster where both processors are busy anyway; the processor
-time of one of them tells what two devices would take. Decision record 0054 tells of shares.
+time of one of them tells what two devices would take. Decision record 0022 tells of shares.
 """
 
 from __future__ import annotations

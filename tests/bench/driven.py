@@ -1,7 +1,7 @@
 """Is Flux slower when it is driven block by block, as other transformers are, than written out?
 
 ``python -m tests.bench.driven`` prints the ratio driven ÷ written out by rows, in full and with a mask. Both are
-measured in turns, and their outputs are compared. Decision record 0032 tells why the written-out forward stays.
+measured in turns, and their outputs are compared. Decision record 0011 tells why the written-out forward stays.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A tiny Flux on two ranks, on CPUs with one thread each. Idle is what lies between the end of a device's step and the
 beginning of its next one, of steps that take about 30 ms, in the median, as part of a step. The hand-over is writing
 and reading the state of a row of 1024², and its limit a part of the step by the profile of an H100 that is derived.
-Decision record 0055 tells of pools. ``python -m tests.bench.pool_overhead --help``.
+Decision record 0022 tells of pools. ``python -m tests.bench.pool_overhead --help``.
 """
 
 from __future__ import annotations

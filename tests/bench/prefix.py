@@ -1,7 +1,7 @@
 """How much longer is a step that computes a row's prefix once more, instead of taking what was kept of it?
 
 ``python -m tests.bench.prefix`` prints both for a prompt of Qwen-Image 2.1 and for one reference of Flux.2 Klein-KV, in
-full and with a mask, measured in turns, in float32 on the processor. Decision record 0038 tells of prefixes.
+full and with a mask, measured in turns, in float32 on the processor. Decision record 0012 tells of prefixes.
 """
 
 from __future__ import annotations

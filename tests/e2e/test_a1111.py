@@ -73,7 +73,7 @@ async def test_an_edit_is_the_one_of_the_other_api(stack: LiveStack, alice: Any)
         file(np.asarray(SCENE)), file(np.asarray(MASK)), prompt=PROMPT, strength=1, padding_mask_crop=0,
         num_inference_steps=STEPS, seed=7, mask_mode="white", mask_blur=4,
     )  # fmt: skip
-    # an edit takes what its tenant's edits of the picture have left (0024, 0036): the first one of each is alike
+    # an edit takes what its tenant's edits of the picture have left (record 0008): the first one of each is alike
     headers = {"Authorization": f"Bearer {BOB}"}
     async with (
         aiohttp.ClientSession(stack.url, headers=headers) as http,

@@ -22,7 +22,7 @@ def test_a_unets_card_is_that_of_its_tiles(tmp_path: Path) -> None:
     assert (card.default_steps, card.default_guidance_scale, card.default_strength) == (50, 7.5, 1.0)
     # keys and values of 16 self-attentions: 5 of 96² cells, 5 of 48², 5 of 24² and 1 of 12², in 4 bits
     cells = 5 * (320 * 96**2 + 640 * 48**2 + 1280 * 24**2) + 1280 * 12**2
-    # by decision record 0034 at 512²: 46 MB of keys and values, 44 of borders, and 1 of moments
+    # as `docs/results/families.md` counts at 512²: 46 MB of keys and values, 44 of borders, and 1 of moments
     assert level_bytes(folder, card, 16) == pytest.approx(4 * cells + 2.25 * 45.1e6, rel=0.01)
     folder = checkpoint(tmp_path / "xl", "StableDiffusionXLPipeline", SDXL_UNET)
     xl = read_model_card(folder)

@@ -35,6 +35,8 @@ SOURCES = {".py", ".sh", ".toml", ".yaml", ".yml"}
 README_BYTES = 8 << 10
 PAGE_WORDS = 600
 """Words of prose of a page, which answers one question. Tables, code and comments don't count."""
+RECORDS, RECORD_WORDS = 30, 500
+"""Most decision records, and most words of one, whatever they stand in."""
 DOOR = "docs/api-nats.md"
 SAMPLERS = {DISCRETE_TIME: "all", FLOW_MATCHING: "Euler", WITH_LIGHTNING: "Euler, Lightning's levels"}
 SCALES: dict[str, int] = {Family.QWEN_IMAGE_21: 16}
@@ -234,3 +236,9 @@ def test_the_decisions_are_all_in_the_index() -> None:
     assert (
         set(re.findall(r"^\| \[\d{4} .*?\]\((.*?)\)", PAGES["docs/adr/README.md"], re.MULTILINE)) == records
     )
+
+
+def test_a_decision_is_told_in_few_words() -> None:
+    words = {page: len(text.split()) for page, text in PAGES.items() if page.startswith("docs/adr/0")}
+    assert len(words) <= RECORDS
+    assert {page: count for page, count in words.items() if count > RECORD_WORDS} == {}

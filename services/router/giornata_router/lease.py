@@ -1,6 +1,6 @@
 """The lease that makes one router active, and what its holder knows of it without asking.
 
-Why it is safe without clocks that agree: `docs/adr/0018-the-lease-and-its-epoch.md`.
+Why it is safe without clocks that agree: `docs/adr/0004-queue-and-lease.md`.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ T = TypeVar("T")
 class S3Blobs(BlobStore):
     """Objects below a prefix of a bucket. Make it with :meth:`open`.
 
-    obstore's coroutines may abort the interpreter at its exit (the record 0020 has the count); its blocking calls in
+    obstore's coroutines may abort the interpreter at its exit (decision record 0027 counts it); its blocking calls in
     threads that this store owns do not.
     """
 

@@ -35,7 +35,7 @@ SLABS: Final = 8
 """In how many slabs the planner counts the largest load of a block: enough to tell loads apart, few enough to plan."""
 
 RENEWALS: Final = 3
-"""How often a row without a template computes everything at the least; decision record 0029 has the measurements."""
+"""How often a row without a template computes everything at the least; `docs/results/reuse.md` has the measurements."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +169,8 @@ def renewed_every(steps: int, most: int) -> int:
 def renewed_later(number: int, steps: int, every: int) -> int:
     """By how many steps the `number`-th of some rows that begin together renews late: the first one latest.
 
-    So they are computed in full in different steps, and in as many. Later is better than earlier; decision records
-    0029 and 0075 have the measurements.
+    So they are computed in full in different steps, and in as many. Later is better than earlier;
+    `docs/results/reuse.md` has the measurements.
     """
     if every < 1:
         return 0

@@ -18,8 +18,8 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.stored import StoredTensor, bits_of, store
 
 SHORT: Final = 3
-"""Most steps from one in full to the next where what a network makes of the picture changes quickly; decision record
-0029 has the measurements."""
+"""Most steps from one in full to the next where what a network makes of the picture changes quickly;
+`docs/results/reuse.md` has the measurements."""
 OWN_BITS: Final = 8
 """Where rows learn no corrections, or exact ones."""
 
@@ -29,7 +29,7 @@ def renew_steps(configured: int, family: ModelFamily) -> int:
 
     A network that blends learns of the picture around the mask from its latent alone, which changes from step to step:
     what it makes of it lasts for fewer steps. A UNet, whose blocks are taken together, computes all of them: renewed
-    more often, its pictures are still too far from those of full computation: decision record 0034.
+    more often, its pictures are still too far from those of full computation: decision record 0013.
     """
     if together(family.specs):
         return 0

@@ -17,7 +17,7 @@ LEAST: Final = 0.25
 
 
 def shrinkage(level: float) -> float:
-    """How large differences are at a noise level, of what they are at 1; decision record 0075 has the measurement."""
+    """How large differences are at a noise level, of what they are at 1; decision record 0009 says why."""
     return math.sqrt(max(level, LEAST))
 
 
@@ -28,7 +28,7 @@ class Correction:
     The keys and values of outside tokens depend on the edit too: they attend to its prompt and to what is being
     painted. By how much they differ from the template's at one noise level is added to every entry that serves a row.
     FlashPS has no such thing. It belongs to the template and the mask, hardly to prompt or seed, so that later edits
-    take the one that an earlier edit learned; decision records 0009 and 0024 have the measurements.
+    take the one that an earlier edit learned; decision record 0009 has the measurements.
     """
 
     deltas: Mapping[tuple[int, str], StoredTensor]

@@ -32,7 +32,7 @@ SAME: Final = 1e-4
 LEVELS: Final = 6
 LEVELS_TOGETHER: Final = 12
 """Recorded noise levels where none are configured: of transformers, and of networks whose blocks are taken together.
-Decision record 0034 has the measurements."""
+Decision record 0013 has the measurements."""
 NEAR_TOGETHER: Final = frozenset(
     {
         Sampler.DDIM,
