@@ -38,18 +38,6 @@ def read_index(_: Sphinx, _page: str, source: list[str]) -> None:
     source[0] = re.sub(r"<!-- index: (.*?) -->", r"```{index} \1\n```", source[0])
 
 
-def lead_to_earlier_records(app: Sphinx, page: str, source: list[str]) -> None:
-    """Lead the changelog's links to decision records of earlier numbers to the table that says what they became."""
-    if page == "CHANGELOG":
-        source[0] = re.sub(
-            r"docs/adr/\d{4}-[\w-]+\.md",
-            lambda link: (
-                link[0] if Path(app.srcdir, link[0]).is_file() else "docs/adr/README.md#earlier-numbers"
-            ),
-            source[0],
-        )
-
-
 def hide_records(_: Sphinx, env: BuildEnvironment) -> None:
     """Leave the records out of the search index."""
     for page in env.all_docs:
@@ -66,6 +54,5 @@ def write_front(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Add these to what Sphinx does."""
     app.connect("source-read", read_index)
-    app.connect("source-read", lead_to_earlier_records)
     app.connect("env-updated", hide_records)
     app.connect("build-finished", write_front)
