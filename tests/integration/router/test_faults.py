@@ -22,12 +22,16 @@ from giornata.wire.requests import Reuse
 from giornata.wire.workers import ServiceName, ServiceState
 from tests.fakes.fleet import CARD
 from tests.fakes.news import News
+from tests.fakes.virtual_time import VirtualLoop
 from tests.integration.router.bench import COSTS, IMAGE, Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_MS, HUNG_S
 
 
 async def test_a_job_completes_once_with_every_stage_recorded(bench: Bench, stack: AsyncExitStack) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
     await denoiser(stack, bench, "d1")
+    bench.prepost.fail = lambda _verb: loop.pass_time(0.25)
     job = make_job(n=3)
     await bench.submit(job)
     event = await bench.ended(job)
@@ -37,8 +41,8 @@ async def test_a_job_completes_once_with_every_stage_recorded(bench: Bench, stac
     assert [row.seed for row in record.rows] == [7, 8, 9]
     assert sorted(bench.prepost.calls) == ["encode", "finish", "finish", "finish", "inspect"]
     assert bench.done_count[job.job_id] == 1
-    assert event.stage_ms.prepare > 0
-    assert event.stage_ms.finish > 0
+    assert event.stage_ms.prepare == pytest.approx(500), "inspecting and encoding"
+    assert event.stage_ms.finish == pytest.approx(750), "three pictures"
 
 
 async def test_submitting_twice_runs_once(bench: Bench, stack: AsyncExitStack) -> None:

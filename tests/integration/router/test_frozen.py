@@ -23,6 +23,7 @@ from tests.fakes.news import News
 from tests.integration.router.bench import Bench, denoiser, make_job
 from tests.patience import HUNG_S
 
+pytestmark = pytest.mark.real_nats
 WORKERS: Final = 4
 JOBS: Final = 24
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -28,11 +28,12 @@ from giornata.wire.workers import ServiceState
 from giornata_router.lease import KEY as LEASE
 from giornata_router.rules import transitions
 from tests.fakes import fleet
-from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import REF, FakePrepost
+from tests.fakes.nats_world.server import nats_world
 from tests.fakes.news import News
+from tests.integration.conftest import in_world
 from tests.integration.nats_server import NatsServer
-from tests.integration.router.bench import Bench, budgets_ms, denoiser, make_job, running_router
+from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_MS, HUNG_S
 
 INSPECTION = fleet.INSPECTION.model_copy(
@@ -46,17 +47,22 @@ KEYS = stores.bucket_stream(RECORDS)
 
 
 @pytest.fixture
-def small_nats(tmp_path: Path) -> Iterator[NatsServer]:
+def small_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The address of a server with room for little."""
+    if in_world(request.node):
+        with nats_world() as world:
+            yield world.server(max_file=20_000_000).url
+        return
     server = NatsServer(tmp_path, max_file="20MB")
     server.start()
-    yield server
+    yield server.url
     server.kill()
 
 
 @pytest.fixture
-async def small(small_nats: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+async def small(small_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     monkeypatch.setattr(fleet, "INSPECTION", INSPECTION)
-    async with buses.connect(small_nats.url, "bench") as bus:
+    async with buses.connect(small_url, "bench") as bus:
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60, store_bytes=LEAST_STORE_BYTES)
         prepost = FakePrepost(bus)
         bench = Bench(bus, await JobRecordStore.open(bus.jetstream), prepost)
@@ -160,11 +166,11 @@ async def lease_holders(bench: Bench, count: int) -> list[bytes | None]:
 
 
 async def test_a_full_store_refuses_jobs_and_loses_neither_those_it_has_nor_its_router(
-    small: Bench, small_nats: NatsServer
+    small: Bench, small_url: str
 ) -> None:
     async with told(small) as leaders, AsyncExitStack() as stack:
         first = await stack.enter_async_context(
-            running_router(small_nats.url, "r1", store_bytes=LEAST_STORE_BYTES)
+            running_router(small_url, "r1", store_bytes=LEAST_STORE_BYTES)
         )
         worker = await denoiser(stack, small, "d1")
         worker.going.clear()
@@ -173,7 +179,7 @@ async def test_a_full_store_refuses_jobs_and_loses_neither_those_it_has_nor_its_
             await small.submit(job)
         await worker.news.until(lambda: len(worker.requests) >= 8)
         await leaders.until(lambda: leaders.leads("r1"))
-        await stack.enter_async_context(running_router(small_nats.url, "r2", store_bytes=LEAST_STORE_BYTES))
+        await stack.enter_async_context(running_router(small_url, "r2", store_bytes=LEAST_STORE_BYTES))
 
         full = await filled(small, 0.89)
         await leaders.until(lambda: leaders.knows(full * 49 // 50))
@@ -211,27 +217,16 @@ async def test_a_full_store_refuses_jobs_and_loses_neither_those_it_has_nor_its_
         assert (await small.ended(job)).state is JobState.COMPLETED
 
 
-async def computed_within(bench: Bench, worker: FakeDenoiser, budgets: Iterable[int]) -> Job:
-    """A job that a worker has been given within the first of `budgets` that is long enough for that."""
-    for budget_ms in budgets:
-        job = make_job(budget_ms=budget_ms)
-        await bench.submit(job)
-        given = asyncio.ensure_future(worker.news.until(lambda: bool(worker.requests)))
-        await asyncio.wait((given, bench.done[job.job_id]), return_when=asyncio.FIRST_COMPLETED)
-        given.cancel()
-        if worker.requests:
-            return job
-    raise AssertionError("no worker was given a job")
-
-
 async def test_a_running_job_ends_by_its_budget_where_not_a_byte_is_left(
-    small: Bench, small_nats: NatsServer
+    small: Bench, small_url: str
 ) -> None:
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(running_router(small_nats.url, "r1", store_bytes=LEAST_STORE_BYTES))
+        await stack.enter_async_context(running_router(small_url, "r1", store_bytes=LEAST_STORE_BYTES))
         worker = await denoiser(stack, small, "d1")
         worker.going.clear()
-        job = await computed_within(small, worker, budgets_ms(6000))
+        job = make_job(budget_ms=6000)
+        await small.submit(job)
+        await worker.news.until(lambda: bool(worker.requests))
         await filled(small, 1.0)
         event = await small.ended(job)
         assert event.error is not None
@@ -262,15 +257,14 @@ async def test_the_record_of_an_ended_job_goes_soon_after_its_results(
         await bench.ended(running)
 
 
+@pytest.mark.real_nats
 async def test_what_fills_the_servers_store_from_outside_takes_the_lease_for_no_longer_than_that(
-    small: Bench, small_nats: NatsServer
+    small: Bench, small_url: str
 ) -> None:
     """A stream without a limit, of somebody else, takes even the room that others reserve."""
     jetstream = small.bus.jetstream
     async with told(small) as leaders, AsyncExitStack() as stack:
-        router = running_router(
-            small_nats.url, "r1", store_bytes=LEAST_STORE_BYTES, lease_s=streams.LEASE_TTL_S
-        )
+        router = running_router(small_url, "r1", store_bytes=LEAST_STORE_BYTES, lease_s=streams.LEASE_TTL_S)
         await stack.enter_async_context(router)
         await denoiser(stack, small, "d1")
         await leaders.until(lambda: leaders.leads("r1"))

@@ -144,6 +144,7 @@ async def test_the_epoch_is_higher_in_a_store_that_was_made_later(nats_account: 
         assert await first.acquires()
         before = first.leadership.check()
         await bus.jetstream.delete_stream(bucket_stream(LEASES))
+        await asyncio.sleep(0.001)
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
         assert await second.acquires()
         after = second.leadership.check()

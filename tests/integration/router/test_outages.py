@@ -19,6 +19,7 @@ from giornata.wire.jobs import Job, JobState, Priority
 from giornata.wire.messages import CancelRows
 from giornata.wire.requests import Reuse
 from giornata.wire.stores import RECORDS
+from tests.fakes.nats_world.server import MemoryNatsServer
 from tests.integration.nats_server import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.unit.scheduling.test_placement import worker
@@ -30,23 +31,32 @@ async def cancel(bench: Bench, job: Job) -> None:
     await bench.bus.publish(subjects.cancel(job.job_id), CancelRows(job_id=job.job_id, attempt=0))
 
 
+@pytest.mark.real_nats
 @pytest.mark.own_nats
-@pytest.mark.parametrize("away_s", [0.0, pytest.param(5.0, marks=pytest.mark.slow)])
-async def test_a_restarted_nats_loses_no_job_no_attempt_and_no_router(
-    bench: Bench, private_nats: NatsServer, away_s: float
+async def test_a_restarted_nats_loses_nothing(bench: Bench, private_nats: NatsServer) -> None:
+    await check_restart(bench, private_nats, 0.0)
+
+
+@pytest.mark.parametrize("away_s", [0.0, 5.0, 60.0])
+async def test_a_nats_that_was_away_loses_no_job_no_attempt_and_no_router(
+    bench: Bench, memory_nats: MemoryNatsServer, away_s: float
 ) -> None:
+    await check_restart(bench, memory_nats, away_s)
+
+
+async def check_restart(bench: Bench, server: NatsServer | MemoryNatsServer, away_s: float) -> None:
     async with AsyncExitStack() as stack:
         routers = [
-            await stack.enter_async_context(running_router(private_nats.url, name, lease_s=LEASE_TTL_S))
+            await stack.enter_async_context(running_router(server.url, name, lease_s=LEASE_TTL_S))
             for name in ("r1", "r2")
         ]
         long = await denoiser(stack, bench, "d1", step_s=2 + away_s / 2)
         running = make_job()
         await bench.submit(running)
         await long.news.until(lambda: bool(long.requests))
-        private_nats.kill()
+        server.kill()
         await asyncio.sleep(away_s)
-        private_nats.start()
+        server.start()
         later = make_job()
         long._step_s = 0.01
         while True:

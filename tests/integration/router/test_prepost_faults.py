@@ -8,22 +8,13 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from giornata import fleet
+from giornata.fleet import SILENCE_S
 from giornata.wire import subjects
 from giornata.wire.errors import ImageTimeout, InternalError
 from giornata.wire.jobs import Job, JobState
 from giornata.wire.messages import CancelRows
 from tests.fakes.fleet import CARD, FakePrepost
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
-
-SILENCE_S = 0.5
-
-
-@pytest.fixture(autouse=True)
-def _short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Telemetry comes ten times a second here. A machine that stands still makes no silence, as in service."""
-    monkeypatch.setattr(fleet, "COUNTED_S", SILENCE_S * fleet.COUNTED_S / fleet.SILENCE_S)
-    monkeypatch.setattr(fleet, "SILENCE_S", SILENCE_S)
 
 
 async def all_completed(bench: Bench, jobs: list[Job]) -> None:

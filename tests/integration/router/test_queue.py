@@ -1,4 +1,4 @@
-"""Thousands of queued jobs: whose turn it is, what is refused, and who takes them over."""
+"""Hundreds of queued jobs: whose turn it is, what is refused, and who takes them over."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def ended(bench: Bench, jobs: Sequence[Job]) -> int:
 async def test_an_interactive_edit_passes_a_flood_of_batch_jobs_and_is_not_refused(
     bench: Bench, nats_account: str
 ) -> None:
-    flood = [make_job(priority=Priority.BATCH, budget_ms=600_000) for _ in range(500)]
+    flood = [make_job(priority=Priority.BATCH, budget_ms=600_000) for _ in range(200)]
     async with AsyncExitStack() as stack:
         await queued(bench, flood)
         await stack.enter_async_context(
-            running_router(nats_account, "r1", queue_limit=500, prepared_rows=SMALL)
+            running_router(nats_account, "r1", queue_limit=200, prepared_rows=SMALL)
         )
-        await told(bench, "r1", lambda queue: queue.full and queue.jobs > 400)
+        await told(bench, "r1", lambda queue: queue.full and queue.jobs > 150)
         with pytest.raises(BatchQueueFull):
             await bench.submit(make_job(priority=Priority.BATCH))
         await denoiser(stack, bench, "d1", capacity=2)
@@ -86,14 +86,14 @@ async def test_an_interactive_edit_passes_a_flood_of_batch_jobs_and_is_not_refus
         assert ended(bench, flood) < 50
 
 
-async def test_a_tenant_with_2000_queued_jobs_delays_anothers_one_by_about_a_window(
+async def test_a_tenant_with_500_queued_jobs_delays_anothers_one_by_about_a_window(
     bench: Bench, nats_account: str
 ) -> None:
-    many = [make_job(tenant="many", budget_ms=600_000) for _ in range(2000)]
+    many = [make_job(tenant="many", budget_ms=600_000) for _ in range(500)]
     async with AsyncExitStack() as stack:
         await queued(bench, many)
         await stack.enter_async_context(
-            running_router(nats_account, "r1", queue_limit=3000, prepared_rows=SMALL)
+            running_router(nats_account, "r1", queue_limit=1000, prepared_rows=SMALL)
         )
         await denoiser(stack, bench, "d1", capacity=2)
         await bench.ended(many[0])
@@ -114,12 +114,8 @@ async def test_one_tenant_is_refused_before_it_has_all_places(bench: Bench, nats
         await bench.submit(make_job(tenant="few"))
 
 
-@pytest.mark.parametrize(
-    "count", [200, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
-)
-async def test_queued_jobs_are_taken_over_at_once_and_each_ends_once(
-    bench: Bench, nats_account: str, count: int
-) -> None:
+async def test_queued_jobs_are_taken_over_at_once_and_each_ends_once(bench: Bench, nats_account: str) -> None:
+    count = 200
     jobs = [make_job(budget_ms=600_000, tenant=f"t{i % 3}") for i in range(count)]
     async with AsyncExitStack() as stack:
         await queued(bench, jobs)
@@ -133,7 +129,7 @@ async def test_queued_jobs_are_taken_over_at_once_and_each_ends_once(
         await told(bench, "r2", lambda queue: queue.full and queue.jobs >= count - 100)
         slow.going.set()
         await denoiser(stack, bench, "d2", capacity=32, step_s=0.0)
-        async with asyncio.timeout(HUNG_S * max(1.0, count / 400)):
+        async with asyncio.timeout(HUNG_S):
             await asyncio.gather(*(bench.done[job.job_id] for job in jobs))
         records = [await bench.records.get(job.job_id) for job in jobs]
         # An attempt that a worker was not asked for, since NATS answered too late, has a number and no cause.
