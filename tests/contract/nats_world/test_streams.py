@@ -280,7 +280,11 @@ async def test_what_is_in_memory_alone_ends_with_the_server(bus: Bus, server: An
 
 async def consumer(bus: Bus, name: str, subject: str, **more: Any) -> None:
     """A durable consumer of the work queue."""
-    options = {"ack_policy": AckPolicy.EXPLICIT, "ack_wait": 3600.0, "max_ack_pending": -1} | more
+    options: dict[str, Any] = {
+        "ack_policy": AckPolicy.EXPLICIT,
+        "ack_wait": 3600.0,
+        "max_ack_pending": -1,
+    } | more
     config = ConsumerConfig(durable_name=name, filter_subject=subject, **options)
     await bus.jetstream.add_consumer("Q", config)
 
@@ -356,7 +360,7 @@ async def test_a_message_that_is_handed_back_comes_again_and_one_that_is_ended_d
     assert (third.data, third.metadata.num_delivered) == (b"it", 3)
     await third.nak()
 
-    async def unacknowledged() -> int | None:
+    async def unacknowledged() -> object:
         return (await bus.jetstream.consumer_info("Q", "c")).num_ack_pending
 
     await becomes(unacknowledged, 0)

@@ -114,22 +114,15 @@ async def once(bench: Bench, job: Job) -> None:
 
 
 async def filled(bench: Bench, share: float) -> int:
-    """Put records of other jobs into the bucket, up to `share` of its limit or until it takes no more.
-
-    Returns its bytes, before those that were padded.
-    """
-    while True:
-        info = await bench.bus.jetstream.stream_info(KEYS)
-        if info.state.bytes >= share * (info.config.max_bytes or 0):
-            return info.state.bytes
-        try:
-            await asyncio.gather(*(bench.records.create(transitions.accepted(wordy())) for _ in range(32)))
-        except StoreFull:
-            break
+    """Put entries into the bucket of records, up to `share` of its limit or until it takes none; its bytes."""
     bucket = await bench.bus.jetstream.key_value(RECORDS)
-    with suppress(APIError):
-        for number in itertools.count():
-            await bucket.create(f"pad{number}", b"")
+    for size in (32_768, 1_024, 0):
+        with suppress(APIError):
+            for number in itertools.count():
+                info = await bench.bus.jetstream.stream_info(KEYS)
+                if info.state.bytes >= share * (info.config.max_bytes or 0):
+                    return info.state.bytes
+                await bucket.create(f"fill{size}-{number}", bytes(size))
     return info.state.bytes
 
 
