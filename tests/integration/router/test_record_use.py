@@ -14,6 +14,7 @@ from giornata.records import JobRecordStore, RecordRevision
 from giornata.wire.jobs import JobState
 from giornata.wire.progress import JobRecord
 from giornata_router import live_record
+from giornata_router.rules import transitions
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_MS
 
@@ -70,3 +71,18 @@ async def test_a_state_that_lasts_is_in_the_record(bench: Bench, nats_account: s
         assert found.state is JobState.PREPARING
         bench.prepost.hold.set()
         assert (await bench.ended(job)).state is JobState.COMPLETED
+
+
+async def test_an_end_is_written_over_no_change_that_its_writer_does_not_know(bench: Bench) -> None:
+    """It has a life of its own, and so is written in another way than other changes."""
+    job = make_job()
+    accepted = transitions.accepted(job)
+    revision = await bench.records.create(accepted)
+    assert revision is not None
+    await bench.records.change(job.job_id, lambda record: record.model_copy(update={"cancel": True}))
+    ended = await bench.records.revise(
+        job.job_id,
+        lambda record: record.model_copy(update={"state": JobState.CANCELLED}),
+        RecordRevision(accepted, revision),
+    )
+    assert (ended.record.state, ended.record.cancel) == (JobState.CANCELLED, True)
