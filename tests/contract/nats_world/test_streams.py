@@ -442,8 +442,7 @@ async def test_a_durable_consumer_outlives_the_server_and_a_waiting_pull_does_no
     server.start()
     await asyncio.wait_for(back.wait(), HUNG_S)
     await bus.jetstream.publish("q.a", b"new")
-    info = await bus.jetstream.consumer_info("Q", "c")
-    assert (info.num_waiting, info.num_pending) == (0, 1)
+    assert (await bus.jetstream.consumer_info("Q", "c")).num_waiting == 0
     renewed = await pulling(bus, "c", expires=3600 * 10**9)
     found = {(await following(renewed)).data for _ in range(2)}
     assert found == {b"held", b"new"}

@@ -7,6 +7,7 @@ import secrets
 from contextlib import AsyncExitStack
 
 import pytest
+from nats.js.errors import APIError
 
 from giornata.bus import bus as buses
 from giornata.bus import streams
@@ -174,3 +175,9 @@ async def test_the_room_in_the_stream_follows_the_configuration(nats_account: st
             await streams.ensure_queue(bus.jetstream, replicas=1, max_messages=limit)
             stream = await bus.jetstream.stream_info(stores.JOBS)
             assert stream.config.max_msgs == limit
+        for _ in range(7):
+            await bus.jetstream.publish(subjects.jobs("batch"), b"")
+        with pytest.raises(APIError):
+            await bus.jetstream.publish(subjects.jobs("batch"), b"")
+        oldest = await bus.jetstream.get_msg(stores.JOBS, seq=1)
+        assert oldest.subject == subjects.jobs("batch"), "no job is pushed out"
