@@ -1,6 +1,6 @@
-"""The order of a run on several workers: the longest groups of tests first, and one worker for the shared stack.
+"""The order of a run on several workers: the longest groups of tests first, and one worker for each shared stack.
 
-A group is what one worker runs: a file, or all tests that use the shared stack. Files keep the order of their tests.
+A group is what one worker runs: a file, or all tests that use one shared stack. Files keep the order of their tests.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import pytest
 from xdist.scheduler import LoadGroupScheduling
 
 RECORDED: Final = Path(__file__).with_name("longest.txt")
-SHARED_STACK: Final = "stack"
-"""Name of the fixture, and of the group of the tests that use it."""
+SHARED_STACKS: Final = ("stack", "shipped", "pairs")
+"""Names of the fixtures, and of the groups of the tests that use them."""
 
 
 def recorded(text: str) -> dict[str, float]:
@@ -23,24 +23,23 @@ def recorded(text: str) -> dict[str, float]:
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Mark the tests that use the shared stack as one group, and sort all groups by their recorded seconds."""
+    """Mark the tests that use a shared stack as one group, and sort all groups by their recorded seconds."""
     seconds = recorded(RECORDED.read_text(encoding="utf-8"))
     ranks: dict[pytest.Item, float] = {}
     for item in items:
         group = item.nodeid.partition("::")[0]
-        if _is_shared(item):
-            group = SHARED_STACK
-            item.add_marker(pytest.mark.xdist_group(SHARED_STACK))
+        if stack := shared_stack(item):
+            group = stack
+            item.add_marker(pytest.mark.xdist_group(stack))
         ranks[item] = seconds.get(group, 0.0)
     items.sort(key=lambda item: -ranks[item])
 
 
-def _is_shared(item: pytest.Item) -> bool:
-    """Whether it uses the stack of the whole run; a file may give its own stack the same name."""
-    if not isinstance(item, pytest.Function):
-        return False
-    definitions = item._fixtureinfo.name2fixturedefs.get(SHARED_STACK, ())
-    return bool(definitions) and definitions[-1].scope == "session"
+def shared_stack(item: pytest.Item) -> str | None:
+    """The name of the stack of the whole run that it uses; a file may give its own stack the same name."""
+    fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    shared = (name for name in SHARED_STACKS if name in fixtures and fixtures[name][-1].scope == "session")
+    return next(shared, None)
 
 
 class ByGroup(LoadGroupScheduling):  # type: ignore[misc]  # xdist has no types

@@ -1,6 +1,7 @@
-"""Stacks for tests. ``stack`` is shared by the whole run, for tests that leave it as they found it.
+"""Stacks for tests, each shared by the whole run. Tests of ``stack`` and ``shipped`` leave them as they found them.
 
-``start_stack`` starts one for a test that kills things, or that needs its own settings.
+What tests of ``pairs`` kill has a successor before the next one. ``start_stack`` starts one for a test that needs
+settings of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.model import choose
 from tests.e2e.live import NO_ENV, NO_ENV_OF, EnvOf, LiveStack, live_stack, paced, slowly
 from tests.e2e.node_package import install
+from tests.e2e.stacks import paired_stack, shipped_stack
+from tests.fakes.collector import Collector, collecting
+from tests.s3_server import s3_server
 
 SLOW_STEP_S = 0.05
 """Step time of a picture of 128 x 96 pixels; larger ones take up to four times as long."""
@@ -62,6 +66,35 @@ def stack(tiny_model: Path, pace: Path) -> Iterator[LiveStack]:
     with ExitStack() as opened:
         with paced(pace) as env_of:
             live = opened.enter_context(live_stack(tiny_model, env_of=env_of))
+        yield live
+
+
+@pytest.fixture(scope="session")
+def collector() -> Iterator[Collector]:
+    """What ``shipped`` and ``pairs`` tell of their work."""
+    with collecting() as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def shipped(
+    tmp_path_factory: pytest.TempPathFactory, pace: Path, collector: Collector
+) -> Iterator[LiveStack]:
+    """The model that ships and all that ships beside it, for all tests that only use it."""
+    with s3_server() as s3, shipped_stack(tmp_path_factory.mktemp("shipped"), pace, collector, s3) as live:
+        yield live
+
+
+@pytest.fixture(scope="session")
+def generating_model() -> Path:
+    """The built-in checkpoint of the family flux-inpaint, which also generates."""
+    return Path(asyncio.run(choose({}, Family.FLUX_INPAINT, MODELS, print)).source)
+
+
+@pytest.fixture(scope="session")
+def pairs(generating_model: Path, pace: Path, collector: Collector) -> Iterator[LiveStack]:
+    """Two of each service; who kills some of them starts others."""
+    with paired_stack(generating_model, pace, collector) as live:
         yield live
 
 

@@ -1,4 +1,4 @@
-"""A whole stack for tests: six services as processes and embedded servers.
+"""A whole stack for tests: six services as processes, forked from what has imported them, and embedded servers.
 
 A stack lives in an event loop of a thread of its own: it outlives the tests' loops.
 """
@@ -26,12 +26,11 @@ from giornata_tools.launcher.folders import socket_folder
 from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan
 from giornata_tools.launcher.stack import Stack, running
+from tests import forking
 from tests.fakes import paced_denoiser
 from tests.patience import HUNG_S
 
 ROOT = Path(__file__).parents[2]
-READY_S = 240.0
-RESULT_S = HUNG_S
 
 NO_REPLICAS: Mapping[ServiceName, int] = MappingProxyType({})
 NO_ENV: Mapping[str, str] = MappingProxyType({})
@@ -89,11 +88,6 @@ class LiveStack:
         """Id of an instance's process."""
         return self._stack.process(instance).pid
 
-    def ranks(self, denoiser: str) -> list[int]:
-        """Process ids of a pool's ranks, in the order in which they were started."""
-        told = Path(f"/proc/{self.pid(denoiser)}/task").glob("*/children")
-        return sorted(int(pid) for children in told for pid in children.read_text().split())
-
     async def start(self, service: ServiceName, n: int = 1) -> list[str]:
         """Start `n` more instances and wait until they are ready; their names."""
         names = await self._elsewhere(self._stack.start(service, n))
@@ -121,9 +115,9 @@ class LiveStack:
         os.kill(process.pid, signal.SIGKILL)
         await process.ended.wait()
         await stack.watch.until(
-            lambda _: stack._processes.get(server) not in {None, process}, RESULT_S, lambda _: "it is gone"
+            lambda _: stack._processes.get(server) not in {None, process}, HUNG_S, lambda _: "it is gone"
         )
-        await stack._processes[server].announced(RESULT_S)
+        await stack._processes[server].announced(HUNG_S)
         stack.keep_up = False
 
     async def terminate(self, instance: str) -> int:
@@ -132,9 +126,9 @@ class LiveStack:
 
     async def wait_ready(self) -> None:
         """Until every instance says *ready* and the gateway agrees."""
-        await self._elsewhere(self._stack.wait_ready(READY_S))
+        await self._elsewhere(self._stack.wait_ready(HUNG_S))
 
-    async def until(self, condition: Callable[[Fleet], bool], limit_s: float = RESULT_S) -> None:
+    async def until(self, condition: Callable[[Fleet], bool], limit_s: float = HUNG_S) -> None:
         """Until telemetry says so, for instance that a worker has taken a second step; no polling."""
         await self._elsewhere(
             self._stack.watch.until(condition, limit_s, lambda fleet: f"seen: {fleet.all()}")
@@ -164,14 +158,14 @@ def live_stack(
             state=Path(folder),
             logs=Path(folder) / "logs",
             models=(StackModel(str(model), "tiny"),),
-            ready_s=READY_S,
+            ready_s=HUNG_S,
             replicas={**ONE_EACH, **replicas},
             nats_servers=nats_servers,
             blobs_url=blobs_url,
             env={"GIORNATA_LOG_LEVEL": "debug", **env},
             env_of=env_of,
         )
-        stack = portal.enter(running(plan))
+        stack = portal.enter(running(plan, spawn=forking.spawn))
         try:
             portal.call(stack.bring_up())
             yield LiveStack(stack, portal.loop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from giornata.fleet import Fleet
 from giornata_tools.launcher.servers import free_ports
 from tests.e2e import comfyui_itself
 from tests.e2e.comfyui_itself import ComfyUI
-from tests.e2e.dialects import ALICE, MASK, PROMPT, SCENE, SERVED_AS, shipped
 from tests.e2e.live import LiveStack, slowly
 from tests.e2e.pictures import Pixels, edit_form, file, pixels
+from tests.e2e.stacks import ALICE, MASK, PROMPT, SCENE, SERVED_AS
 
 pytestmark = pytest.mark.long
 
@@ -25,10 +25,9 @@ EDIT: dict[str, Any] = {"prompt": PROMPT, "steps": 4, "reuse": "off", "mask_blur
 SEED = 2**40 + 7
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory, pace: Path) -> Iterator[LiveStack]:
-    with shipped(tmp_path_factory.mktemp("shipped"), pace) as live:
-        yield live
+@pytest.fixture
+def stack(shipped: LiveStack) -> LiveStack:
+    return shipped
 
 
 @pytest.fixture(scope="module")

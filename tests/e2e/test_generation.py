@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,12 +17,9 @@ import webuiapi
 from diffusers import FluxPipeline
 
 from giornata.client import connect
-from giornata.families import Family
 from giornata.model_cards import read_model_card
-from giornata_tools.checkout import MODELS
-from giornata_tools.launcher.model import choose
 from tests import comfyui_nodes
-from tests.e2e.live import LiveStack, live_stack
+from tests.e2e.live import LiveStack
 from tests.e2e.node_package import told
 from tests.e2e.pictures import Pixels, edit_form, pixels
 from tests.e2e.test_cli import door, giornata
@@ -39,21 +35,11 @@ ASKED: Final[dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def checkpoint() -> Path:
-    """The built-in checkpoint of the family flux-inpaint, which generates."""
-    return Path(asyncio.run(choose({}, Family.FLUX_INPAINT, MODELS, print)).source)
-
-
-@pytest.fixture(scope="module")
-def painters(checkpoint: Path) -> Iterator[LiveStack]:
-    with live_stack(checkpoint) as live:
-        yield live
-
-
-@pytest.fixture(scope="module")
-def expected(checkpoint: Path) -> Pixels:
+def expected(generating_model: Path) -> Pixels:
     """What the family's text-to-image pipeline makes of the same."""
-    pipeline: Any = FluxPipeline.from_pretrained(checkpoint, use_safetensors=True, local_files_only=True)
+    pipeline: Any = FluxPipeline.from_pretrained(
+        generating_model, use_safetensors=True, local_files_only=True
+    )
     pipeline.set_progress_bar_config(disable=True)
     (picture,) = pipeline(
         ASKED["prompt"],
@@ -63,16 +49,16 @@ def expected(checkpoint: Path) -> Pixels:
         guidance_scale=3.5,
         width=128,
         height=96,
-        max_sequence_length=read_model_card(checkpoint).max_text_tokens,
+        max_sequence_length=read_model_card(generating_model).max_text_tokens,
         generator=torch.Generator().manual_seed(ASKED["seed"]),
     ).images
     return np.asarray(picture)
 
 
 def test_comfyuis_node_makes_what_the_pipeline_makes(
-    painters: LiveStack, expected: Pixels, monkeypatch: pytest.MonkeyPatch
+    pairs: LiveStack, expected: Pixels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GIORNATA_URL", painters.url)
+    monkeypatch.setenv("GIORNATA_URL", pairs.url)
     asked = {"prompt": "a red barn", "negative_prompt": "snow", "true_cfg_scale": 2.0}
     made = comfyui_nodes.run("GiornataGenerate", width=128, height=96, seed=7, steps=3, batch_size=2, **asked)
     assert made.shape == (2, 96, 128, 3)
@@ -80,8 +66,8 @@ def test_comfyuis_node_makes_what_the_pipeline_makes(
     assert (made[0] != made[1]).any()
 
 
-def test_a1111s_client_makes_what_the_pipeline_makes(painters: LiveStack, expected: Pixels) -> None:
-    host, port = painters.url.removeprefix("http://").split(":")
+def test_a1111s_client_makes_what_the_pipeline_makes(pairs: LiveStack, expected: Pixels) -> None:
+    host, port = pairs.url.removeprefix("http://").split(":")
     client = webuiapi.WebUIApi(host=host, port=int(port))
     with client.session:
         answer = client.txt2img(
@@ -101,9 +87,9 @@ def same(file: bytes, expected: Pixels) -> bool:
 
 @pytest.mark.long
 async def test_both_doors_and_openais_client_make_what_the_pipeline_makes(
-    painters: LiveStack, expected: Pixels
+    pairs: LiveStack, expected: Pixels
 ) -> None:
-    async with aiohttp.ClientSession(painters.url) as http:
+    async with aiohttp.ClientSession(pairs.url) as http:
         edit = asyncio.create_task(_edited(http))  # its row is in the same batches
         async with http.post("/v1/images/generations", json=ASKED) as answer:
             body = await answer.json()
@@ -112,13 +98,13 @@ async def test_both_doors_and_openais_client_make_what_the_pipeline_makes(
     assert same(base64.b64decode(body["data"][0]["b64_json"]), expected)
     assert (body["size"], body["giornata"]["steps"], body["giornata"]["template"]) == ("128x96", 3, ["off"])
     assert body["giornata"]["computed_tokens"] == [body["usage"]["output_tokens"]]
-    async with connect(painters.nats_url) as client:
+    async with connect(pairs.nats_url) as client:
         result = await (await client.generate(**ASKED, n=2))
     assert (result.width, result.height) == (128, 96)
     assert same(result.pictures[0].data, expected)
     assert not same(result.pictures[1].data, expected)
     ours = {name: value for name, value in ASKED.items() if name not in {"prompt", "size"}}
-    async with openai.AsyncOpenAI(base_url=f"{painters.url}/v1", api_key="none", max_retries=0) as bought:
+    async with openai.AsyncOpenAI(base_url=f"{pairs.url}/v1", api_key="none", max_retries=0) as bought:
         stream = await bought.images.generate(
             prompt=ASKED["prompt"], size=ASKED["size"], stream=True, partial_images=1, extra_body=ours
         )
@@ -134,31 +120,18 @@ async def _edited(http: aiohttp.ClientSession) -> bool:
 
 @pytest.mark.long
 async def test_openais_package_for_node_makes_the_same(
-    painters: LiveStack, package: Path, expected: Pixels
+    pairs: LiveStack, package: Path, expected: Pixels
 ) -> None:
-    answer = await told(package, "generate.mjs", f"{painters.url}/v1", json.dumps(ASKED))
+    answer = await told(package, "generate.mjs", f"{pairs.url}/v1", json.dumps(ASKED))
     assert same(base64.b64decode(answer["data"][0]["b64_json"]), expected)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["http", "nats"])
 async def test_the_command_line_makes_the_same(
-    painters: LiveStack, expected: Pixels, tmp_path: Path, kind: str
+    pairs: LiveStack, expected: Pixels, tmp_path: Path, kind: str
 ) -> None:
     options = [f"--{name.replace('_', '-')}={value}" for name, value in ASKED.items()]
-    status, _, err = await giornata(
-        "generate", *options, "-o", "made.png", *door(painters, kind), cwd=tmp_path
-    )
+    status, _, err = await giornata("generate", *options, "-o", "made.png", *door(pairs, kind), cwd=tmp_path)
     assert (status, "made.png: 128x96, seed 7" in err) == (0, True), err
     assert same((tmp_path / "made.png").read_bytes(), expected)
-
-
-async def test_a_fill_model_edits_only_and_says_so(stack: LiveStack, tmp_path: Path) -> None:
-    for kind in ("http", "nats"):
-        status, _, err = await giornata(
-            "generate", "--prompt=x", "-o", "x.png", *door(stack, kind), cwd=tmp_path
-        )
-        assert status == 1
-        assert "[task_not_supported]" in err
-        assert "no served model can generate" in err
-    assert not (tmp_path / "x.png").exists()

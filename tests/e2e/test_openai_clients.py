@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openai
-import pytest
 from openai.types import ImagesResponse
 
-from tests.e2e.dialects import ALICE, shipped
 from tests.e2e.live import LiveStack
 from tests.e2e.node_package import told
 from tests.e2e.pictures import Pixels, box, file, pixels, scene
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory, pace: Path) -> Iterator[LiveStack]:
-    with shipped(tmp_path_factory.mktemp("shipped"), pace) as live:
-        yield live
+from tests.e2e.stacks import ALICE
 
 
 async def by_node(stack: LiveStack, package: Path) -> dict[str, Any]:
@@ -46,8 +38,8 @@ def decoded(text: str | None) -> Pixels:
     return pixels(base64.b64decode(text or ""))
 
 
-async def test_both_packages_are_told_the_same(package: Path, stack: LiveStack) -> None:
-    answered, picture = await by_node(stack, package), await by_python(stack)
+async def test_both_packages_are_told_the_same(package: Path, shipped: LiveStack) -> None:
+    answered, picture = await by_node(shipped, package), await by_python(shipped)
     ImagesResponse.model_validate(answered["answer"], strict=True)
     same = decoded(answered["answer"]["data"][0]["b64_json"])
     assert np.abs(same.astype(int) - picture).max() <= 2

@@ -4,42 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import aiohttp
-import pytest
 
 import giornata.client
-from giornata.bus import bus as buses
 from giornata.seeing.told import SpanAttributes, attribute
-from giornata.wire import codec, subjects
-from giornata.wire.messages import EditMessage, EditReply
-from giornata.wire.requests import EditParameters
 from giornata.wire.workers import ServiceName
-from tests.e2e.live import LiveStack, live_stack, paced, slowly
+from tests.e2e.live import LiveStack
 from tests.e2e.pictures import edit_form, file, scene
-from tests.fakes.collector import Collector, Seen, collecting
-from tests.patience import HUNG_MS, HUNG_S
+from tests.e2e.stacks import ALICE, BOB
+from tests.fakes.collector import Collector, Seen
+from tests.s3_server import CREDENTIALS
 
 PROMPT = "a walrus nobody may hear of"
-KEY = "sk-walrus-key"
 STEPS = 4
-SETTINGS = {"OTEL_BSP_SCHEDULE_DELAY": "100", "GIORNATA_LOG_FORMAT": "json", "GIORNATA_DRAIN_S": "0"}
-
-
-@pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
-    with collecting() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def traced(tiny_model: Path, collector: Collector, pace: Path) -> Iterator[LiveStack]:
-    with paced(pace) as env_of:
-        env = SETTINGS | {"GIORNATA_TRACES_URL": collector.url}
-        with live_stack(tiny_model, {ServiceName.LORA_STORE: 0}, env, env_of=env_of) as live:
-            yield live
 
 
 def ended(spans: Sequence[Seen]) -> bool:
@@ -64,13 +43,13 @@ def only(spans: Sequence[Seen], name: str) -> Seen:
 
 
 async def test_an_edit_over_http_is_one_trace_from_the_door_to_every_step(
-    traced: LiveStack, collector: Collector
+    shipped: LiveStack, collector: Collector
 ) -> None:
     trace, caller = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-    headers = {"traceparent": f"00-{trace}-{caller}-01", "Authorization": f"Bearer {KEY}"}
+    headers = {"traceparent": f"00-{trace}-{caller}-01", "Authorization": f"Bearer {ALICE}"}
     form = edit_form(prompt=PROMPT, num_inference_steps=STEPS, user="walrus-user")
     async with (
-        aiohttp.ClientSession(traced.url, headers=headers) as http,
+        aiohttp.ClientSession(shipped.url, headers=headers) as http,
         http.post("/v1/images/edits", data=form) as answer,
     ):
         assert answer.status == 200, await answer.text()
@@ -111,30 +90,10 @@ async def test_an_edit_over_http_is_one_trace_from_the_door_to_every_step(
 
 
 async def test_an_edit_over_nats_goes_on_with_its_callers_trace(
-    traced: LiveStack, collector: Collector
+    shipped: LiveStack, collector: Collector
 ) -> None:
     trace, caller = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-    message = EditMessage(
-        parameters=EditParameters(prompt=PROMPT, num_inference_steps=STEPS),
-        image=file(scene()),
-        remaining_ms=HUNG_MS,
-    )
-    async with buses.connect(traced.nats_url, "application") as bus:
-        answer = await bus.client.request(
-            subjects.EDIT,
-            codec.encode(message, limit_bytes=8 << 20),
-            timeout=HUNG_S,
-            headers={"Traceparent": f"00-{trace}-{caller}-01"},
-        )
-    assert codec.decode(EditReply, answer.data).pictures
-    spans = collector.until(trace, ended)
-    assert only(spans, "edit").parent == caller
-    assert chain(spans, only(spans, "denoise")) == ["edit", "job", "attempt", "worker run", "denoise"]
-
-
-async def test_the_client_takes_its_callers_trace_along(traced: LiveStack, collector: Collector) -> None:
-    trace, caller = "5af7651916cd43dd8448eb211c80319c", "c7ad6b7169203331"
-    async with giornata.client.connect(traced.nats_url) as client:
+    async with giornata.client.connect(shipped.nats_url, api_key=ALICE) as client:
         edit = await client.edit(
             prompt=PROMPT,
             image=file(scene()),
@@ -142,58 +101,24 @@ async def test_the_client_takes_its_callers_trace_along(traced: LiveStack, colle
             num_inference_steps=STEPS,
         )
         assert (await edit.result()).pictures
-    assert only(collector.until(trace, ended), "edit").parent == caller
+    spans = collector.until(trace, ended)
+    assert only(spans, "edit").parent == caller
+    assert chain(spans, only(spans, "denoise")) == ["edit", "job", "attempt", "worker run", "denoise"]
 
 
-async def test_a_caller_that_is_not_sampled_is_not_told_of(traced: LiveStack, collector: Collector) -> None:
-    trace = "0123456789abcdef0123456789abcdef"
-    async with aiohttp.ClientSession(traced.url) as http:
-        for flags in ("00", "01"):  # the second one tells that the first would have come
-            headers = {"traceparent": f"00-{trace[:-1]}{flags[-1]}-00f067aa0ba902b7-{flags}"}
-            async with http.post("/v1/images/edits", data=edit_form(), headers=headers) as answer:
-                assert answer.status == 200
-    collector.until(f"{trace[:-1]}1", ended)
-    assert not [one for one in collector.spans if one.trace == f"{trace[:-1]}0"]
-
-
-async def test_an_attempt_after_a_lost_one_links_to_it(
-    traced: LiveStack, collector: Collector, pace: Path
-) -> None:
-    trace = "11112222333344445555666677778888"
-    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
-    with slowly(pace, 0.2):
-        async with aiohttp.ClientSession(traced.url, headers=headers) as http:
-            form = edit_form(file(scene(seed=5)), num_inference_steps=40)
-            async with http.post("/v1/jobs", data=form) as answer:
-                job = (await answer.json())["id"]
-            async with http.get(f"/v1/jobs/{job}/events") as events:
-                async for line in events.content:
-                    if line.startswith(b"data: ") and json.loads(line[6:]).get("step"):
-                        break
-            [first] = traced.instances(ServiceName.DENOISER)
-            await traced.kill(first)
-    await traced.start(ServiceName.DENOISER)
-    spans = collector.until(trace, lambda seen: "job" in {one.name for one in seen})
-    lost, again = (one for one in spans if one.name == "attempt")
-    assert lost.failed
-    assert lost.attributes["error.type"] == "attempt_lost"
-    assert lost.attributes["giornata.worker"] == first
-    assert again.links == (lost.id,)
-    assert not again.failed
-
-
-def test_nothing_that_a_tenant_wrote_is_told(collector: Collector) -> None:
+def test_nothing_that_a_tenant_wrote_is_told(shipped: LiveStack, collector: Collector) -> None:
     everything = b"".join(collector.bodies)
     assert len(collector.spans) > 40
-    for secret in (PROMPT, "walrus", KEY, "sk-"):
+    for secret in (PROMPT, "walrus", ALICE, BOB, *CREDENTIALS.values()):
         assert secret.encode() not in everything
     named = {attribute(name) for name in SpanAttributes.__annotations__}
     for one in collector.spans:
         assert one.attributes.keys() <= named, one.name
 
 
-def test_lines_of_the_log_name_the_trace(traced: LiveStack, collector: Collector) -> None:
-    [router] = traced.instances(ServiceName.ROUTER)
-    lines = [json.loads(line) for line in traced.log(router).splitlines() if line.startswith("{")]
-    told = {one.trace for one in collector.spans if one.name == "job"}
+def test_lines_of_the_log_name_the_trace(shipped: LiveStack, collector: Collector) -> None:
+    [router] = shipped.instances(ServiceName.ROUTER)
+    lines = [json.loads(line) for line in shipped.log(router).splitlines() if line.startswith("{")]
+    told = {one.trace for one in collector.spans if (one.name, one.instance) == ("job", router)}
+    assert told
     assert {line.get("trace_id") for line in lines if line["event"] == "job_ended"} >= told

@@ -1,4 +1,4 @@
-"""The order of the run: recorded groups exist and come first, and what shares the stack is one group."""
+"""The order of the run: recorded groups exist and come first, and what shares a stack is one group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.order import RECORDED, SHARED_STACK, ByGroup, recorded
+from tests.order import RECORDED, SHARED_STACKS, ByGroup, recorded
 
 ROOT = Path(__file__).parents[2]
 ORDERED = """
@@ -19,22 +19,26 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def stack():
     pass
+
+@pytest.fixture(scope="session")
+def pairs():
+    pass
 """
-SHARING = "def test_alone(): pass\ndef test_shares(stack): pass\n"
+SHARING = "def test_alone(): pass\ndef test_shares(stack): pass\ndef test_shares_another(pairs): pass\n"
 OWN = "import pytest\n@pytest.fixture\ndef stack(): pass\ndef test_own(stack): pass\n"
 
 
 def test_groups_that_are_recorded_exist() -> None:
     groups = recorded(RECORDED.read_text(encoding="utf-8"))
-    assert [group for group in groups if group != SHARED_STACK and not (ROOT / group).is_file()] == []
+    assert [group for group in groups if group not in SHARED_STACKS and not (ROOT / group).is_file()] == []
     assert list(groups.values()) == sorted(groups.values(), reverse=True)
 
 
-def test_the_longest_groups_come_first_and_the_shared_stack_is_one(
+def test_the_longest_groups_come_first_and_each_shared_stack_is_one(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     times = tmp_path / "longest.txt"
-    times.write_text("# seconds group\n30 stack\n20 test_own.py\n")
+    times.write_text("# seconds group\n40 pairs\n30 stack\n20 test_own.py\n")
     monkeypatch.setattr("tests.order.RECORDED", times)
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     pytester.makeconftest(ORDERED)
@@ -42,6 +46,8 @@ def test_the_longest_groups_come_first_and_the_shared_stack_is_one(
     run = pytester.inline_run("--collect-only")
     items = run.getcalls("pytest_collection_finish")[0].session.items
     assert [item.nodeid for item in items] == [
+        "test_a.py::test_shares_another",
+        "test_b.py::test_shares_another",
         "test_a.py::test_shares",
         "test_b.py::test_shares",
         "test_own.py::test_own",
@@ -49,16 +55,16 @@ def test_the_longest_groups_come_first_and_the_shared_stack_is_one(
         "test_b.py::test_alone",
     ]
     groups = [[mark.args[0] for mark in item.iter_markers("xdist_group")] for item in items]
-    assert groups == [[SHARED_STACK], [SHARED_STACK], [], [], []]
+    assert groups == [["pairs"], ["pairs"], ["stack"], ["stack"], [], [], []]
 
 
 @pytest.mark.parametrize(
     ("nodeid", "group"),
     [
         ("tests/unit/test_a.py::test_one[x@y]", "tests/unit/test_a.py"),
-        ("tests/e2e/test_a.py::test_one[x]@stack", SHARED_STACK),
+        ("tests/e2e/test_a.py::test_one[x]@stack", "stack"),
     ],
 )
-def test_a_worker_is_given_a_file_or_the_shared_stack(nodeid: str, group: str) -> None:
+def test_a_worker_is_given_a_file_or_a_shared_stack(nodeid: str, group: str) -> None:
     made = object.__new__(ByGroup)
     assert made._split_scope(nodeid) == group

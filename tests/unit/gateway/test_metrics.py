@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from giornata.wire.fleet import InstanceReport
 from giornata.wire.queues import CostFit, ModelDeviceCosts, QueueState, StoreRoom
-from giornata.wire.workers import RankPhase, RankState, ServiceName, ServiceState, WorkerCosts, WorkerState
+from giornata.wire.workers import (
+    RankPhase,
+    RankState,
+    ServiceName,
+    ServiceState,
+    StepCacheCounters,
+    WorkerCosts,
+    WorkerState,
+)
 from giornata_gateway.metrics import Metrics
 
 
@@ -44,6 +52,15 @@ def test_a_pool_tells_of_its_devices() -> None:
     assert 'giornata_pool_ranks{phase="ready",worker="d1"} 1.0' in text
     assert 'giornata_pool_ranks{phase="loading",worker="d1"} 1.0' in text
     assert 'giornata_pool_rank_starts_total{device="1 cpu",worker="d1"} 3.0' in text
+
+
+def test_blocks_of_step_caches_are_counted_by_whether_they_were_computed() -> None:
+    counters = StepCacheCounters(computed_blocks=7, skipped_blocks=5)
+    worker = WorkerState(capacity_rows=8, capacity_tokens=4096, step_cache=counters)
+    cached = state("d1", None).model_copy(update={"worker": worker})
+    text = Metrics(waiting=lambda: 0).exposition([InstanceReport(state=cached)]).decode()
+    assert 'giornata_denoiser_step_cache_blocks_total{outcome="computed",worker="d1"} 7.0' in text
+    assert 'giornata_denoiser_step_cache_blocks_total{outcome="skipped",worker="d1"} 5.0' in text
 
 
 def test_what_the_active_router_has_learnt_is_shown() -> None:

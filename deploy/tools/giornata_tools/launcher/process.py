@@ -8,7 +8,7 @@ import os
 import re
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import FileIO
@@ -39,6 +39,10 @@ class LaunchCommand:
     """A log line by which the program says that it is up; services say it by telemetry instead."""
     store: Path | None = None
     """Folder of a server that writes no more after its disk was full, until it is started again."""
+
+
+SpawnChild = Callable[..., Awaitable[asyncio.subprocess.Process]]
+"""Starts a program as :func:`asyncio.create_subprocess_exec` does."""
 
 
 @asynccontextmanager
@@ -72,7 +76,13 @@ class StackProcess:
         self._announced: asyncio.Future[re.Match[str] | None] = asyncio.get_running_loop().create_future()
 
     @classmethod
-    async def start(cls, command: LaunchCommand, logs: Path, warden: OrphanReaper) -> StackProcess:
+    async def start(
+        cls,
+        command: LaunchCommand,
+        logs: Path,
+        warden: OrphanReaper,
+        spawn: SpawnChild = asyncio.create_subprocess_exec,
+    ) -> StackProcess:
         """Start `command`; its output goes to ``<logs>/<name>.log``.
 
         Raises:
@@ -81,7 +91,7 @@ class StackProcess:
         log = logs / f"{command.name}.log"
         with _opened(log) as output:
             try:
-                child = await asyncio.create_subprocess_exec(
+                child = await spawn(
                     *command.argv,
                     env=dict(command.env),
                     stdin=asyncio.subprocess.DEVNULL,

@@ -23,7 +23,13 @@ from giornata_tools.launcher.commands import GatewayPorts, environment, model_en
 from giornata_tools.launcher.folders import empty, has_room, locked, socket_folder
 from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import DRAIN_ORDER, LOADING, StackPlan, restart_delay_s
-from giornata_tools.launcher.process import LaunchCommand, LaunchError, StackProcess, single_error
+from giornata_tools.launcher.process import (
+    LaunchCommand,
+    LaunchError,
+    SpawnChild,
+    StackProcess,
+    single_error,
+)
 from giornata_tools.launcher.servers import EmbeddedNats, check_port, nats_command, valkey_command
 from giornata_tools.launcher.warden import OrphanReaper
 from giornata_tools.launcher.watch import TelemetryWatch, answers_200, missing
@@ -38,7 +44,12 @@ class Stack:
     """A running stack. Make it with :func:`running`."""
 
     def __init__(
-        self, plan: StackPlan, tasks: asyncio.TaskGroup, warden: OrphanReaper, say: Callable[[str], None]
+        self,
+        plan: StackPlan,
+        tasks: asyncio.TaskGroup,
+        warden: OrphanReaper,
+        say: Callable[[str], None],
+        spawn: SpawnChild,
     ) -> None:
         self.plan: Final = plan
         self.watch: Final = TelemetryWatch()
@@ -53,6 +64,7 @@ class Stack:
         self._tasks = tasks
         self._warden = warden
         self._say = say
+        self._start_child = spawn
         self._draining = asyncio.Event()
         self._processes: dict[str, StackProcess] = {}
         self._services: dict[str, ServiceName] = {}
@@ -224,7 +236,7 @@ class Stack:
         return process
 
     async def _spawn(self, make: Callable[[], LaunchCommand]) -> StackProcess:
-        process = await StackProcess.start(make(), self.plan.logs, self._warden)
+        process = await StackProcess.start(make(), self.plan.logs, self._warden, self._start_child)
         self._processes[process.name] = process
         if process.store:
             self._tasks.create_task(self._unstick(process, process.store), name=f"unstick {process.name}")
@@ -288,10 +300,14 @@ class Stack:
 
 
 @asynccontextmanager
-async def running(plan: StackPlan, say: Callable[[str], None] = print) -> AsyncIterator[Stack]:
+async def running(
+    plan: StackPlan,
+    say: Callable[[str], None] = print,
+    spawn: SpawnChild = asyncio.create_subprocess_exec,
+) -> AsyncIterator[Stack]:
     """Start the servers, for :meth:`Stack.bring_up`; on leaving, drain and stop everything, also after an error.
 
-    `say` is told a sentence when a process is started again.
+    `say` is told a sentence when a process is started again; `spawn` starts programs.
 
     Raises:
         LaunchError: something cannot be started, or another stack uses the same state folder.
@@ -301,7 +317,7 @@ async def running(plan: StackPlan, say: Callable[[str], None] = print) -> AsyncI
         check_port(plan.host, plan.port)
         warden = undo.enter_context(OrphanReaper())
         tasks = await undo.enter_async_context(asyncio.TaskGroup())
-        stack = Stack(plan, tasks, warden, say)
+        stack = Stack(plan, tasks, warden, say, spawn)
         empty(plan.logs)
         sockets = undo.enter_context(scratch_folder(socket_folder()))
         undo.callback(stack.end_now)
