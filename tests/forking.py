@@ -109,7 +109,8 @@ class ForkServer:
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._requests, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        env = {**os.environ, **THREADS, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        env = {**os.environ, **THREADS, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         with there:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(there.fileno()), *modules],

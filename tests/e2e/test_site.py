@@ -23,7 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pages that a search is to find, and some that it is not to find; `make docs` builds all and checks the links."""
     folder = tmp_path_factory.mktemp("site")
     pages = "docs/index.md,docs/troubleshooting.md,docs/deploy.md,CHANGELOG.md,docs/adr/000*.md"
-    command = [
+    command: list[str | Path] = [
         sys.executable,
         "-m",
         "sphinx",

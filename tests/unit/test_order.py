@@ -54,8 +54,32 @@ def test_the_longest_groups_come_first_and_each_shared_stack_is_one(
         "test_a.py::test_alone",
         "test_b.py::test_alone",
     ]
-    groups = [[mark.args[0] for mark in item.iter_markers("xdist_group")] for item in items]
-    assert groups == [["pairs"], ["pairs"], ["stack"], ["stack"], [], [], []]
+
+
+SPREAD = """
+import os, pathlib
+from tests import order
+
+def pytest_xdist_make_scheduler(config, log):
+    return order.ByGroup(config, log)
+
+@pytest.fixture(scope="session")
+def stack():
+    with pathlib.Path("started").open("a") as started:
+        started.write(os.environ["PYTEST_XDIST_WORKER"] + " ")
+"""
+
+
+def test_a_shared_stack_is_started_by_one_worker_alone(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
+    pytester.makeconftest(ORDERED + SPREAD)
+    pytester.makepyfile(**{f"test_{name}": "def test_shares(stack): pass\n" for name in "abcd"})
+    run = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "2", "--dist", "loadgroup")
+    run.assert_outcomes(passed=4)
+    assert len((pytester.path / "started").read_text().split()) == 1
 
 
 @pytest.mark.parametrize(
