@@ -49,7 +49,7 @@ class Stack:
         tasks: asyncio.TaskGroup,
         warden: OrphanReaper,
         say: Callable[[str], None],
-        spawn: SpawnChild,
+        spawn: SpawnChild = asyncio.create_subprocess_exec,
     ) -> None:
         self.plan: Final = plan
         self.watch: Final = TelemetryWatch()
