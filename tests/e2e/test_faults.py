@@ -87,7 +87,7 @@ async def test_a_job_outlives_every_process_that_works_for_it(
             await until_step(http, job, 3)
             lost = await busy_denoiser(stack, job)
             await stack.kill(lost)
-            told = await asyncio.to_thread(collector.until, TRACE, attempts)
+            told = await asyncio.to_thread(collector.until, TRACE, lambda spans: bool(attempts(spans)))
             await until_step(http, job, 2)
             await stack.kill(await active_router(stack))
             for server in (NATS, VALKEY):
