@@ -98,7 +98,7 @@ async def visiting(
 ) -> AsyncIterator[tuple[Page, Watch]]:
     """A page of `origin` in the browser's first context, or in one with the options `context`.
 
-    It remembers nothing of `origin`, though an earlier server may have listened on its port; on leaving, it has behaved.
+    It remembers nothing of `origin`, where an earlier server may have listened. On leaving, it has behaved.
     """
     opened = await browser.new_context(**options_of(context)) if context else browser.contexts[0]
     opened.set_default_timeout(LIMIT_MS)

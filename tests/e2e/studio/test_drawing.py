@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from playwright.async_api import Browser, CDPSession, Page, expect
 
 from giornata.wire.errors import NothingFound
@@ -36,7 +37,7 @@ PHONE: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "has_touch":
 NOTHING = "Nothing is masked yet."
 
 
-def mask_of(sent: SentRequest) -> Pixels:
+def mask_of(sent: SentRequest) -> NDArray[np.bool_]:
     """The mask that was sent: True where it is to be repainted."""
     assert sent.body.mask is not None
     mask = pixels(sent.body.mask)
