@@ -202,7 +202,7 @@ async def test_on_a_phone_one_finger_paints_two_pinch_and_progress_and_result_ar
         share = await masked_share(page)
         assert share > 2
         zoom = await page.inner_text("#zoom-text")
-        await strokes(page, [(-20, 0), (20, 0)], [(-40, 0), (40, 0)], [(-80, 0), (80, 0)])
+        await strokes(page, [(-20, 80), (20, 80)], [(-40, 80), (40, 80)], [(-80, 80), (80, 80)])
         await expect(page.locator("#zoom-text")).not_to_have_text(zoom)
         assert await masked_share(page) == share  # a pinch leaves no paint
         await page.tap("#zoom-fit")
@@ -219,6 +219,7 @@ async def test_on_a_phone_one_finger_paints_two_pinch_and_progress_and_result_ar
         await expect(page.locator("#stage")).to_be_in_viewport(ratio=1)
         await expect(page.locator("#download")).to_be_in_viewport(ratio=1)
         assert await page.evaluate("document.documentElement.scrollWidth") == PHONE["viewport"]["width"]
+    assert 100 * mask_of(gateway.sent[0]).mean() == pytest.approx(share, abs=0.6), "as much as was told"
 
 
 HAND_OVER = """([kind, text]) => {
