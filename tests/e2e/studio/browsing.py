@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from playwright.async_api import Browser, ConsoleMessage, Page, Request, Route, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
 
 from tests.patience import HUNG_MS
 
@@ -87,32 +87,34 @@ class Watch:
         return [said for said in self.complaints if not any(part in said for part in self.expected)]
 
 
+def options_of(context: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a browser context: those of every test, but for `context`."""
+    return {"viewport": {"width": 1280, "height": 860}, "color_scheme": "light", **context}
+
+
 @asynccontextmanager
 async def visiting(
-    browser: Browser,
-    origin: str,
-    path: str = "/",
-    serve: Callable[[Route], Awaitable[None]] | None = None,
-    **context: Any,
+    browser: Browser, origin: str, path: str = "/", **context: Any
 ) -> AsyncIterator[tuple[Page, Watch]]:
-    """A page of `origin` in a fresh browser context, whose options are `context`; on leaving, it has behaved.
+    """A page of `origin` in the browser's first context, or in one with the options `context`.
 
-    `serve` answers its requests where there is no server.
+    It remembers nothing of `origin`, where an earlier server may have listened. On leaving, it has behaved.
     """
-    options: dict[str, Any] = {"viewport": {"width": 1280, "height": 860}, "color_scheme": "light", **context}
-    opened = await browser.new_context(**options)
+    opened = await browser.new_context(**options_of(context)) if context else browser.contexts[0]
+    opened.set_default_timeout(LIMIT_MS)
+    page, watch = await opened.new_page(), Watch(origin)
     try:
-        opened.set_default_timeout(LIMIT_MS)
-        if serve is not None:
-            await opened.route("**/*", serve)
-        page, watch = await opened.new_page(), Watch(origin)
+        cleaning = await opened.new_cdp_session(page)
+        await cleaning.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
+        await cleaning.detach()
         watch.attach(page)
         await page.goto(origin + path)
         yield page, watch
         if watch.verdict():
             pytest.fail("\n".join(watch.verdict()))
     finally:
-        await opened.close()
+        await opened.set_offline(False)
+        await (opened.close() if context else page.close())
 
 
 async def screenshot(page: Page, name: str) -> None:

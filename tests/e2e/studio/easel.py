@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
 
-from playwright.async_api import Page, expect
+from playwright.async_api import FilePayload, Page, expect
 
 from tests.e2e.pictures import Pixels, pixels
-from tests.e2e.studio.browsing import LIMIT_MS, Watch
+from tests.e2e.studio.browsing import LIMIT_MS
 from tests.e2e.studio.gateway import GREY, plain
 
-Visit = Callable[..., AbstractAsyncContextManager[tuple[Page, Watch]]]
-"""Opens a page of the shared stack: its path, and options of the browser's context."""
 LONG: Final = "200"
 """Steps of an edit that is not over before the test has acted, where steps are slow: see `slow_steps`."""
 CANCELLED: Final = "Cancelled. The picture is as it was."
@@ -29,7 +25,7 @@ async def ready(page: Page) -> None:
 
 async def open_picture(page: Page, data: bytes, name: str = "scene.png") -> None:
     await ready(page)
-    await page.set_input_files("#file", {"name": name, "mimeType": "image/png", "buffer": data})
+    await page.set_input_files("#file", file_of(data, name))
     await expect(page.locator("#invitation")).to_be_hidden()
 
 
@@ -52,7 +48,7 @@ async def drag(page: Page, start: tuple[float, float], end: tuple[float, float])
     x, y = await middle(page)
     await page.mouse.move(x + start[0], y + start[1])
     await page.mouse.down()
-    await page.mouse.move(x + end[0], y + end[1], steps=8)
+    await page.mouse.move(x + end[0], y + end[1], steps=4)
     await page.mouse.up()
 
 
@@ -97,8 +93,22 @@ async def color_at(page: Page, x: float, y: float) -> tuple[int, int, int]:
     return red, green, blue
 
 
-async def finished(page: Page) -> None:
+async def finished(page: Page, edits: int = 0) -> None:
+    """Until a result is shown, and so many edits are there where they are counted."""
+    if edits:
+        await expect(page.locator("#visit-strip button")).to_have_count(edits)
     await expect(page.locator("#result")).to_be_visible()
+
+
+async def from_text(page: Page, prompt: str = "") -> None:
+    await ready(page)
+    await page.get_by_role("button", name="From text").click()
+    await page.fill("#prompt", prompt)
+
+
+def file_of(data: bytes, name: str = "a.png", kind: str = "image/png") -> FilePayload:
+    """A file that a person chooses."""
+    return FilePayload(name=name, mimeType=kind, buffer=data)
 
 
 async def downloaded(page: Page, folder: Path) -> Pixels:

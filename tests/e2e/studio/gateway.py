@@ -1,42 +1,60 @@
-"""A gateway inside the browser, for what a real one does too seldom or too quickly: it answers one page's requests.
+"""A gateway without a system behind it, for what a real one does too seldom or too quickly: it answers one page.
 
-The page's files are the package's own, and answers are made of the real gateway's models. A test that wants something
-else in one place says so with ``page.route``, which comes first.
+The page's files and their policy, the readers of forms, the errors and the answers are the real gateway's own: a form
+that it would refuse is refused here. A test that wants something else in one place says so with ``page.route``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
-from urllib.parse import parse_qs, urlsplit
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 import numpy as np
-from playwright.async_api import Page, Route
-from pydantic import BaseModel
+from aiohttp import web
+from playwright.async_api import Page
 
-import giornata_gateway
 from giornata.families import Family
-from giornata.wire.adapters import ControlCard
+from giornata.shares import SharedPool
+from giornata.wire.adapters import CONTROL_IMAGES, ControlCard
+from giornata.wire.errors import GiornataError, Unauthorized
 from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.jobs import JobState, Priority
 from giornata.wire.loras import LoraState
 from giornata.wire.masks import MaskCard
 from giornata.wire.models import ModelCard, Task
-from giornata.wire.requests import OutputFormat
+from giornata.wire.references import REFERENCE
+from giornata.wire.requests import OutputFormat, asked
 from giornata.wire.values import StageTimes
 from giornata.wire.workers import ServiceName
-from giornata_gateway.http.body import frame
+from giornata_gateway.config import GatewayConfig
+from giornata_gateway.http import studio
+from giornata_gateway.http.body import EVENT_STREAM, JSON, frame
+from giornata_gateway.http.errors import GATEWAY, error_answer, json_answer
+from giornata_gateway.http.openapi import document
+from giornata_gateway.http.uploads import read_json, read_upload
+from giornata_gateway.intake.limits import ByteReservation
+from giornata_gateway.intake.rules.controls import in_order
+from giornata_gateway.intake.rules.forms import (
+    GenerationJobForm,
+    JobForm,
+    LoraForm,
+    RequestBody,
+    check_source,
+    read_form,
+)
+from giornata_gateway.intake.rules.mask_forms import read_mask_form
+from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway.intake.rules.written import decoded, picture
 from giornata_gateway.views.answers import ErrorDetail
 from giornata_gateway.views.catalog import model_list
 from giornata_gateway.views.jobs import (
     KINDS,
     ControlShare,
-    ErrorEvent,
     JobView,
     LoraShare,
     PartialImageEvent,
@@ -48,16 +66,15 @@ from tests.e2e.pictures import file, pixels
 from tests.e2e.studio.browsing import Watch
 from tests.fakes.fleet import CARD
 
-ORIGIN: Final = "http://studio.test"
-STATIC: Final = Path(giornata_gateway.__file__).parent / "static"
 JOB: Final = "job-1"
 SIDE: Final = 256
 """Side of the pictures that the gateway finishes, in pixels."""
-STREAM: Final = "text/event-stream"
 GREY: Final = (120, 120, 120)
 BLUE: Final = (20, 20, 220)
 GREEN: Final = (20, 220, 20)
 RED: Final = (200, 30, 30)
+ASSETS: Final = studio.load_assets()
+DOCUMENT: Final = document()
 
 
 def plain(color: tuple[int, int, int], side: int = SIDE) -> bytes:
@@ -76,6 +93,7 @@ PAINTER: Final = FILL.model_copy(
     }
 )
 """One that also generates."""
+RESULT: Final = plain(RED)
 
 
 def fleet(
@@ -154,6 +172,15 @@ def preview(number: int, color: tuple[int, int, int]) -> bytes:
     return frame(event.type, event, number + 1)
 
 
+@dataclass(frozen=True)
+class SentRequest:
+    """What a page has sent, as the real gateway reads it."""
+
+    fields: dict[str, Any]
+    """Texts of a form, or values of a JSON object; no pictures."""
+    body: RequestBody
+
+
 @dataclass
 class FakeGateway:
     """Every edit becomes a job, the first one :data:`JOB`, which ends when `ends` is set."""
@@ -176,93 +203,164 @@ class FakeGateway:
     used: tuple[list[LoraShare], list[ControlShare]] = field(default_factory=lambda: ([], []))
     """What the job tells of its adapters."""
     loras_from: int | None = None
-    slo_met: bool | None = None
     accepts: asyncio.Event = field(default_factory=asyncio.Event)
     """While it is not set, an edit that is sent has no answer yet."""
     ends: asyncio.Event = field(default_factory=asyncio.Event)
     masks: Mapping[str, MaskCard] = field(default_factory=dict)
     """What makes masks from words, by model."""
-    found: Sequence[bytes] | ErrorDetail = ()
-    """What it finds, a PNG for each thing, or why not, once `accepts` is set."""
-    named: list[bytes] = field(default_factory=list)
-    """Bodies of the requests for masks."""
-    forms: list[bytes] = field(default_factory=list)
-    """Bodies of the edits that were sent."""
-    files: list[bytes] = field(default_factory=list)
-    """Bodies of the uploads of LoRAs."""
+    found: Sequence[bytes] = ()
+    """What it finds, a PNG for each thing, once `accepts` is set."""
+    refusals: dict[str, GiornataError] = field(default_factory=dict)
+    """By the path of a request, as long as they stand here."""
+    key: str = ""
+    """The API key that it wants."""
+    named: list[SentRequest] = field(default_factory=list)
+    """The requests for masks."""
+    sent: list[SentRequest] = field(default_factory=list)
+    """The edits and generations that were sent."""
+    files: list[dict[str, Any]] = field(default_factory=list)
+    """The uploads of LoRAs: fields, and the bytes of the file."""
+    resumed: list[str] = field(default_factory=list)
+    """After which events a job was followed on."""
     cancelled: bool = False
 
     def __post_init__(self) -> None:
         self.accepts.set()
         self.ends.set()
+        self._news = asyncio.Event()
 
-    async def serve(self, route: Route) -> None:
-        """Answer a request."""
-        path = urlsplit(route.request.url).path
-        if path == "/":
-            await route.fulfill(path=STATIC / "index.html")
-        elif path.startswith("/studio/"):
-            await route.fulfill(path=STATIC / path.removeprefix("/studio/"))
-        elif path == "/v1/models":
-            cards = {card.name: card for card in self.models}
-            await _json(route, model_list(cards, self.controlnets, self.masks))
-        elif path == "/v1/fleet":
-            await route.fulfill(body=frame("fleet", self.fleet), content_type=STREAM)
-        elif path == "/v1/masks":
-            await self._mask(route)
-        elif path.startswith("/v1/loras"):
-            await self._lora(route, path)
-        else:
-            await self._job(route, path)
+    def become(self, **news: Any) -> None:
+        """Change at once what is served and told; the fleet's stream tells it, or ends where it is refused now."""
+        for name, value in news.items():
+            setattr(self, name, value)
+        self._news.set()
+        self._news = asyncio.Event()
 
-    async def _mask(self, route: Route) -> None:
-        self.named.append(route.request.post_data_buffer or b"")
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[str]:
+        """Listen on a free port while inside; yields the address."""
+        app = web.Application(middlewares=[self._allow])
+        app[GATEWAY] = cast("Any", SimpleNamespace(config=GatewayConfig()))
+        app[studio.ASSETS] = ASSETS
+        app.add_routes(
+            [
+                *studio.PAGES,
+                web.get("/openapi.json", _document),
+                web.get("/v1/models", self._models),
+                web.get("/v1/fleet", self._fleet),
+                web.post("/v1/masks", self._mask),
+                web.get("/v1/loras", self._list_loras),
+                web.post("/v1/loras", self._upload),
+                web.get("/v1/loras/{lora}", self._lora),
+                web.post("/v1/jobs", self._submit),
+                web.get("/v1/jobs/{job}", self._job),
+                web.delete("/v1/jobs/{job}", self._cancel),
+                web.get("/v1/jobs/{job}/events", self._events),
+                web.get("/v1/jobs/{job}/image", _image),
+            ]
+        )
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+    @web.middleware
+    async def _allow(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        try:
+            if request.path in self.refusals:
+                raise self.refusals[request.path]
+            keyed = request.path.startswith("/v1/") and self.key
+            if keyed and request.headers.get("Authorization") != f"Bearer {self.key}":
+                raise Unauthorized("No API key.", accepted="a key")
+            return await handler(request)
+        except GiornataError as error:
+            return error_answer(error)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        cards = {card.name: card for card in self.models}
+        return json_answer(model_list(cards, self.controlnets, self.masks))
+
+    async def _fleet(self, request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse(headers=EVENT_STREAM)
+        await stream.prepare(request)
+        while request.path not in self.refusals:
+            news = self._news
+            await stream.write(frame("fleet", self.fleet))
+            await news.wait()
+        return stream
+
+    async def _mask(self, request: web.Request) -> web.Response:
+        body = await read_upload(request, _reservation())
+        read_mask_form(body)
+        self.named.append(SentRequest(dict(body.fields), body))
         await self.accepts.wait()
-        if isinstance(self.found, ErrorDetail):
-            error = ErrorEvent(error=self.found).model_dump_json()
-            await route.fulfill(status=422, body=error, content_type="application/json")
-        else:
-            await _json(route, masks_of(self.found))
+        return json_answer(masks_of(self.found))
 
-    async def _lora(self, route: Route, path: str) -> None:
-        if route.request.method == "POST":
-            assert self.uploaded is not None
-            self.files.append(route.request.post_data_buffer or b"")
-            await _json(
-                route, self.uploaded.model_copy(update={"state": LoraState.VALIDATING, "error": None})
-            )
-        elif path == "/v1/loras":
-            asked = parse_qs(urlsplit(route.request.url).query)
-            ids = [one.id for one in self.loras]
-            first = ids.index(asked["after"][0]) + 1 if "after" in asked else 0
-            last = first + self.page
-            await _json(route, LoraList(data=self.loras[first:last], has_more=last < len(ids)))
-        elif self.uploaded is not None and path.endswith(self.uploaded.id):
+    async def _list_loras(self, request: web.Request) -> web.Response:
+        ids = [one.id for one in self.loras]
+        first = ids.index(request.query["after"]) + 1 if "after" in request.query else 0
+        last = first + self.page
+        return json_answer(LoraList(data=self.loras[first:last], has_more=last < len(ids)))
+
+    async def _upload(self, request: web.Request) -> web.Response:
+        assert self.uploaded is not None
+        told = await request.post()
+        upload = {
+            name: value.file.read() if isinstance(value, web.FileField) else value
+            for name, value in told.items()
+        }
+        asked(LoraForm, {name: value for name, value in upload.items() if name != "file"})
+        self.files.append(upload)
+        return json_answer(
+            self.uploaded.model_copy(update={"state": LoraState.VALIDATING, "error": None}), status=202
+        )
+
+    async def _lora(self, request: web.Request) -> web.Response:
+        if self.uploaded is not None and self.uploaded.id == request.match_info["lora"]:
             await self.checks.wait()
-            await _json(route, self.uploaded)
-        else:
-            await _json(route, next(one for one in self.loras if path.endswith(one.id)))
+            return json_answer(self.uploaded)
+        return json_answer(next(one for one in self.loras if one.id == request.match_info["lora"]))
 
-    async def _job(self, route: Route, path: str) -> None:
-        if route.request.method == "POST":
-            self.forms.append(route.request.post_data_buffer or b"")
-            await self.accepts.wait()
-        elif route.request.method == "DELETE":
-            self.cancelled = True
-            self.ends.set()
-        elif path.endswith("/events"):
-            await route.fulfill(body=self.events, content_type=STREAM)
-            return
-        elif path.endswith("/image"):
-            await route.fulfill(body=plain((200, 30, 30)), content_type="image/png")
-            return
+    async def _submit(self, request: web.Request) -> web.Response:
+        if request.content_type == JSON:
+            fields = await read_json(request, _reservation())
+            controls = {name: picture(fields.pop(name), name) for name in CONTROL_IMAGES if name in fields}
+            references = decoded(fields.pop(REFERENCE, []))
+            read_form(GenerationJobForm, fields.items())
+            sent = SentRequest(fields, RequestBody((), None, None, references, in_order(controls)))
         else:
-            await self.ends.wait()
-        await _json(route, self._status())
+            body = await read_upload(request, _reservation())
+            check_source(body.image, None)
+            read_form(JobForm, body.fields)
+            sent = SentRequest(dict(body.fields), body)
+        self.sent.append(sent)
+        await self.accepts.wait()
+        return json_answer(self._status(), status=202)
+
+    async def _job(self, _: web.Request) -> web.Response:
+        await self.ends.wait()
+        return json_answer(self._status())
+
+    async def _cancel(self, _: web.Request) -> web.Response:
+        self.cancelled = True
+        self.ends.set()
+        return json_answer(self._status())
+
+    async def _events(self, request: web.Request) -> web.Response:
+        after = request.headers.get("Last-Event-ID")
+        if after:
+            self.resumed.append(after)
+            return web.Response(status=204)
+        return web.Response(body=self.events, headers=EVENT_STREAM)
 
     def _status(self) -> JobView:
         return JobView(
-            id=f"job-{max(1, len(self.forms))}",
+            id=f"job-{max(1, len(self.sent))}",
             object=KINDS[Task.EDIT].job,
             state=JobState.CANCELLED if self.cancelled else JobState.COMPLETED,
             priority=Priority.INTERACTIVE,
@@ -272,19 +370,26 @@ class FakeGateway:
             steps=4,
             size=f"{SIDE}x{SIDE}",
             stage_ms=StageTimes(),
-            slo_met=self.slo_met,
+            slo_met=None,
             loras=self.used[0],
             controlnets=self.used[1],
             pictures=[
-                PictureView(
-                    index=i,
-                    seed=40 + i,
-                    loras_from=self.loras_from,
-                    error=self.failures.get(i),
-                )
+                PictureView(index=i, seed=40 + i, loras_from=self.loras_from, error=self.failures.get(i))
                 for i in range(self.pictures)
             ],
         )
+
+
+async def _document(_: web.Request) -> web.Response:
+    return web.json_response(DOCUMENT)
+
+
+async def _image(_: web.Request) -> web.Response:
+    return web.Response(body=RESULT, content_type="image/png")
+
+
+def _reservation() -> ByteReservation:
+    return ByteReservation(SharedPool(1 << 28), Tenant("studio"))
 
 
 def masks_of(found: Sequence[bytes]) -> MaskAnswer:
@@ -309,9 +414,5 @@ def masks_of(found: Sequence[bytes]) -> MaskAnswer:
     )
 
 
-async def _json(route: Route, body: BaseModel) -> None:
-    await route.fulfill(body=body.model_dump_json(), content_type="application/json")
-
-
-Open = Callable[[FakeGateway], AbstractAsyncContextManager[tuple[Page, Watch]]]
-"""Opens the page of a gateway."""
+Open = Callable[..., AbstractAsyncContextManager[tuple[Page, Watch]]]
+"""Opens the page of a gateway: the gateway, and options of the browser's context."""

@@ -6,15 +6,15 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Route
 
 import giornata_gateway
 from giornata_prepost.config import PrepostConfig
-from tests.e2e.studio.browsing import find_browser, launched
+from tests.e2e.studio.browsing import find_browser
+from tests.e2e.studio.gateway import Open
 
-ORIGIN = "http://studio.test"
 STATIC = Path(giornata_gateway.__file__).parent / "static"
-TESTS = Path(__file__).parent
+MODULES = Path(__file__).parent / "modules.js"
+SCRIPT = "text/javascript"
 
 RUN = """async () => {
     const { tests } = await import("/modules.js");
@@ -26,23 +26,11 @@ RUN = """async () => {
 }"""
 
 
-async def serve(route: Route) -> None:
-    """Files of the package and of the tests, without a server."""
-    path = route.request.url.removeprefix(ORIGIN)
-    if path.startswith("/studio/"):
-        await route.fulfill(path=STATIC / path.removeprefix("/studio/"), content_type="text/javascript")
-    elif path == "/modules.js":
-        await route.fulfill(path=TESTS / "modules.js", content_type="text/javascript")
-    else:
-        await route.fulfill(body="<!doctype html><title>modules</title>", content_type="text/html")
-
-
-async def test_the_modules_keep_their_promises() -> None:
-    async with launched() as browser:
-        context = await browser.new_context()
-        await context.route("**/*", serve)
-        page = await context.new_page()
-        await page.goto(ORIGIN)
+@pytest.mark.asyncio(loop_scope="session")
+async def test_the_modules_keep_their_promises(opened: Open) -> None:
+    async with opened(path="/studio/icon.svg") as (page, watch):
+        watch.expected.append("favicon.ico")
+        await page.route("**/modules.js", lambda route: route.fulfill(path=MODULES, content_type=SCRIPT))
         outcome = await page.evaluate(RUN)
     assert outcome["failures"] == []
     assert outcome["ran"] > 20

@@ -32,7 +32,7 @@ def test_exif_turns_a_picture_upright(form: str, orientation: int) -> None:
 
 @pytest.mark.parametrize("name", ORIENTED)
 def test_a_picture_is_turned_as_chromium_turns_it(name: str) -> None:
-    """The browser itself is asked in tests/e2e/studio/test_orientation.py."""
+    """The browser itself is asked in tests/e2e/studio/test_drawing.py."""
     data, turned = ORIENTED[name]
     stored = pixels(PNG if name.startswith("PNG") else JPEG)
     if name.startswith("WebP"):
