@@ -99,6 +99,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End the servers that programs and image processes are forked from; they would outlive this process by a moment."""
+    """End the servers that programs and image processes are forked from; they would outlive this process."""
     forking.end()
     forkserver._forkserver._stop()  # type: ignore[attr-defined]  # made for tests, and the only way to wait for its end
