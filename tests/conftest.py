@@ -14,6 +14,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
 import tests.examples  # noqa: F401 - the profiles of properties
+from tests import forked
 from tests.ending import end_with_run
 from tests.order import ByGroup, longest_first
 from tests.patience import HUNG_S, VARIABLE
@@ -98,5 +99,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End the server that image processes are forked from; it would outlive this process by a moment."""
+    """End the servers that processes are forked from; they would outlive this process by a moment."""
     forkserver._forkserver._stop()  # type: ignore[attr-defined]  # made for tests, and the only way to wait for its end
+    forked.end()
