@@ -22,6 +22,7 @@ from giornata.control.link.listener import Listener, among
 from giornata.control.link.slabs import DTYPES, NAMES, bytes_of
 from giornata.wire.control_steps import Dtype
 from giornata.wire.controlnets import DataPath
+from tests.forked import FORKS
 from tests.patience import HUNG_S
 
 TOKENS: Final = ("first-token", "second-token")
@@ -30,6 +31,11 @@ FACTORS: Final = (1.0, -0.5, 0.25)
 """What the first number of a step's latents is multiplied with in its samples, by index, where all are answered."""
 
 Packed = tuple[str, tuple[int, ...], bytes]
+
+
+def context_of(device: str) -> Any:
+    """How processes start that use this device: CUDA wants those that have not been forked."""
+    return FORKS if device == "cpu" else SPAWN
 
 
 def packed(tensor: Tensor) -> Packed:
@@ -111,8 +117,11 @@ class Instance:
 @contextmanager
 def instance(folder: Path, device: str = "cpu") -> Iterator[Instance]:
     """A listener at a Unix socket in `folder` and at a TCP port of this host, for :data:`TOKENS`."""
-    mine, others = SPAWN.Pipe()
-    process = SPAWN.Process(target=_run, args=(others, folder / "link.sock", device), name="control instance")
+    context = context_of(device)
+    mine, others = context.Pipe()
+    process = context.Process(
+        target=_run, args=(others, folder / "link.sock", device), name="control instance"
+    )
     process.start()
     others.close()
     try:

@@ -26,7 +26,7 @@ from tests.contract.control_link.links import (
     samples,
     took,
 )
-from tests.fakes.control_instance import SPAWN, TOKENS, Instance
+from tests.fakes.control_instance import TOKENS, Instance, context_of
 from tests.patience import HUNG_S
 
 
@@ -87,8 +87,9 @@ def _ask_and_hang(path: DataPath, address: str, ready: Any) -> None:
 
 
 def test_a_denoiser_that_is_killed_leaves_nothing_in_the_instance(path: DataPath, doomed: Instance) -> None:
-    mine, others = SPAWN.Pipe()
-    process = SPAWN.Process(target=_ask_and_hang, args=(path, doomed.addresses[path], others))
+    context = context_of(device_of(path).type)
+    mine, others = context.Pipe()
+    process = context.Process(target=_ask_and_hang, args=(path, doomed.addresses[path], others))
     process.start()
     others.close()
     try:

@@ -56,9 +56,7 @@ def assert_errs_no_more_than_diffusers(models: Models, edit: Edit) -> None:
     "edit",
     [
         Edit(strength=1.0),
-        Edit(strength=0.6),
         Edit(strength=0.6, steps=8, width=64, height=112, guidance_scale=30.0),
-        Edit(true_cfg_scale=2.5),
         Edit(true_cfg_scale=4.0, strength=0.6),
         Edit(steps=1),
     ],

@@ -16,11 +16,18 @@ from giornata.wire.errors import Failed
 from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint, load, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.profiling import members
 from giornata_denoiser.profiling.__main__ import ProfilerConfig, run
 from giornata_denoiser.profiling.calibration import profile_of
 from giornata_denoiser.profiling.measuring import StepMeter
 from giornata_denoiser.profiling.members import ProfilerRanks
 from giornata_denoiser.profiling.mixtures import RowSize, StepShape
+from tests.forked import FORKS
+
+
+@pytest.fixture(autouse=True)
+def _forked_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "get_context", lambda _: FORKS)
 
 
 def whole(checkpoint: Checkpoint, tokens: int) -> StepWork:
@@ -129,6 +136,6 @@ def test_a_member_that_cannot_load_the_model_ends_the_profiler_with_its_reason(
     config: ProfilerConfig, checkpoint: Checkpoint
 ) -> None:
     nowhere = config.model_copy(update={"model": "/nowhere", "devices": "cpu,cpu"})
-    members = ProfilerRanks(nowhere, checkpoint, StepMeter(checkpoint, 8))
-    with pytest.raises(Failed, match="/nowhere"), members:
+    ranks = ProfilerRanks(nowhere, checkpoint, StepMeter(checkpoint, 8))
+    with pytest.raises(Failed, match="/nowhere"), ranks:
         pass

@@ -35,9 +35,9 @@ ATOL = 1e-5
 
 
 @pytest.fixture
-def use(bench: Bench, tmp_path: Path) -> ControlUse:
+def use(bench: Bench, folder: Path) -> ControlUse:
     """A net in a folder, which no denoiser has."""
-    digest = loaded(bench, tmp_path).card.digest
+    digest = loaded(bench, folder).card.digest
     bench.checkpoint = replace(bench.checkpoint, controlnets={})
     return ControlUse(model="edges", digest=digest, scale=0.8)
 
@@ -89,34 +89,48 @@ async def alike(bench: Bench, worker: Worker, use: ControlUse, **asked: Any) -> 
     return await under(bench, await bench.job(worker, **asked), use)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the ControlNet of all these tests."""
+    return tmp_path_factory.mktemp("nets")
+
+
+@pytest.fixture(scope="module")
+def pictures() -> dict[str, torch.Tensor]:
+    """What :func:`made_here` has made, by what was asked."""
+    return {}
+
+
 async def made_here(
-    bench: Bench, folder: Path, use: ControlUse, how: dict[str, Any] | None = None, **asked: Any
+    bench: Bench, folder: Path, use: ControlUse, pictures: dict[str, torch.Tensor], **asked: Any
 ) -> torch.Tensor:
-    """The picture of a denoiser that computes the net itself."""
+    """The picture of a denoiser that computes the net itself; jobs that ask alike have one picture."""
+    if (known := pictures.get(repr(asked))) is not None:
+        return known
     before = bench.checkpoint
     assert loaded(bench, folder).card.digest == use.digest
-    async with bench.worker(control_executor=ControlNetExecutor.LOCAL, **how or {}) as worker:
-        found = await computed(bench, worker, await alike(bench, worker, use, **asked))
+    async with bench.worker(control_executor=ControlNetExecutor.LOCAL) as worker:
+        pictures[repr(asked)] = await computed(bench, worker, await alike(bench, worker, use, **asked))
     bench.checkpoint = before
     while not bench.steps.empty():
         bench.steps.get_nowait()
-    return found
+    return pictures[repr(asked)]
 
 
 @pytest.mark.parametrize("asked", [{}, {"painted": [0, 1], "reuse": "auto", "halo": 0}])
 async def test_a_picture_is_the_one_that_this_process_makes(
-    bench: Bench, use: ControlUse, tmp_path: Path, asked: dict[str, Any]
+    bench: Bench, use: ControlUse, folder: Path, pictures: dict[str, torch.Tensor], asked: dict[str, Any]
 ) -> None:
-    here = await made_here(bench, tmp_path, use, **asked)
-    async with instance(bench, tmp_path, "c1") as gate, bench.worker() as worker:
+    here = await made_here(bench, folder, use, pictures, **asked)
+    async with instance(bench, folder, "c1") as gate, bench.worker() as worker:
         there = await computed(bench, worker, await alike(bench, worker, use, **asked))
         held = "painted" in asked
     torch.testing.assert_close(there, here, atol=ATOL, rtol=0)
     assert len(gate.forwards) == (STEPS // 2 if held else STEPS)
 
 
-async def test_rows_of_one_step_are_asked_for_together(bench: Bench, use: ControlUse, tmp_path: Path) -> None:
-    async with instance(bench, tmp_path, "c1") as gate, bench.worker() as worker:
+async def test_rows_of_one_step_are_asked_for_together(bench: Bench, use: ControlUse, folder: Path) -> None:
+    async with instance(bench, folder, "c1") as gate, bench.worker() as worker:
         gate.hold()
         jobs = [await alike(bench, worker, use) for _ in range(3)]
         for request in jobs:
@@ -131,11 +145,11 @@ async def test_rows_of_one_step_are_asked_for_together(bench: Bench, use: Contro
 
 
 async def test_a_row_that_waits_for_an_instance_holds_up_nobody(
-    bench: Bench, use: ControlUse, tmp_path: Path
+    bench: Bench, use: ControlUse, folder: Path, pictures: dict[str, torch.Tensor]
 ) -> None:
-    here = await made_here(bench, tmp_path, use)
+    here = await made_here(bench, folder, use, pictures)
     async with (
-        instance(bench, tmp_path, "full", control_rows=1),
+        instance(bench, folder, "full", control_rows=1),
         bench.worker() as other,
         bench.worker(control_open_s=HUNG_S) as worker,
     ):
@@ -150,7 +164,7 @@ async def test_a_row_that_waits_for_an_instance_holds_up_nobody(
         plain = await bench.job(worker)
         await bench.run(worker, plain)
         assert (await bench.report()).job_id == plain.job.job_id
-        async with instance(bench, tmp_path, "free"):
+        async with instance(bench, folder, "free"):
             assert (await bench.report()).job_id == waiting.job.job_id
             (there,) = await bench.latents(waiting)
         other.network.permits.release(1000)
@@ -159,10 +173,10 @@ async def test_a_row_that_waits_for_an_instance_holds_up_nobody(
 
 
 async def test_a_killed_instance_is_replaced_by_another(
-    bench: Bench, use: ControlUse, tmp_path: Path
+    bench: Bench, use: ControlUse, folder: Path, pictures: dict[str, torch.Tensor]
 ) -> None:
-    here = await made_here(bench, tmp_path, use)
-    config = configured(bench, tmp_path, "killed")
+    here = await made_here(bench, folder, use, pictures)
+    config = configured(bench, folder, "killed")
     given = {
         f"GIORNATA_{name.upper()}": str(value)
         for name, value in config.model_dump(include=config.model_fields_set).items()
@@ -178,7 +192,7 @@ async def test_a_killed_instance_is_replaced_by_another(
             assert (await bench.step()).step == 1
             process.kill()
             await process.wait()
-            async with instance(bench, tmp_path, "other") as gate:
+            async with instance(bench, folder, "other") as gate:
                 worker.network.permits.release(1000)
                 await bench.report()
                 (there,) = await bench.latents(request)
@@ -190,27 +204,29 @@ async def test_a_killed_instance_is_replaced_by_another(
     torch.testing.assert_close(there, here, atol=ATOL, rtol=0)
 
 
-async def test_a_late_instance_is_given_up(bench: Bench, use: ControlUse, tmp_path: Path) -> None:
-    here = await made_here(bench, tmp_path, use)
+async def test_a_late_instance_is_given_up(
+    bench: Bench, use: ControlUse, folder: Path, pictures: dict[str, torch.Tensor]
+) -> None:
+    here = await made_here(bench, folder, use, pictures)
     async with (
-        instance(bench, tmp_path, "a-late") as late,
+        instance(bench, folder, "a-late") as late,
         bench.worker(control_late_s=2.0) as worker,
     ):
         late.hold()
         request = await alike(bench, worker, use)
         await bench.run(worker, request)
         assert await asyncio.to_thread(late.began.acquire, timeout=HUNG_S)
-        async with instance(bench, tmp_path, "b-quick"):
+        async with instance(bench, folder, "b-quick"):
             await bench.report()
             (there,) = await bench.latents(request)
     torch.testing.assert_close(there, here, atol=ATOL, rtol=0)
 
 
 async def test_without_any_instance_left_the_row_is_handed_back_where_it_is(
-    bench: Bench, use: ControlUse, tmp_path: Path
+    bench: Bench, use: ControlUse, folder: Path
 ) -> None:
     async with bench.worker(control_open_s=8.0) as worker:
-        async with instance(bench, tmp_path, "only") as gate:
+        async with instance(bench, folder, "only") as gate:
             gate.hold()
             gate.permits.release(1)
             request = await alike(bench, worker, use)
@@ -229,12 +245,12 @@ async def test_without_any_instance_left_the_row_is_handed_back_where_it_is(
 
 
 async def test_a_denoiser_that_has_the_net_goes_on_by_itself(
-    bench: Bench, use: ControlUse, tmp_path: Path
+    bench: Bench, use: ControlUse, folder: Path, pictures: dict[str, torch.Tensor]
 ) -> None:
-    here = await made_here(bench, tmp_path, use, steps=30)
-    loaded(bench, tmp_path)
+    here = await made_here(bench, folder, use, pictures, steps=30)
+    loaded(bench, folder)
     async with bench.worker(control_open_s=5.0, control_executor=ControlNetExecutor.SERVICE) as worker:
-        async with instance(bench, tmp_path, "only") as gate:
+        async with instance(bench, folder, "only") as gate:
             async with asyncio.timeout(HUNG_S):
                 while not gate.forwards:  # until it has heard of the instance
                     await computed(bench, worker, await alike(bench, worker, use, steps=30))

@@ -41,7 +41,8 @@ def of(checkpoint: Checkpoint) -> ControlNetTarget | None:
 
 
 def loaded(bench: Bench, folder: Path) -> ControlNet:
-    fitting(bench.checkpoint).save_pretrained(folder / "edges")
+    if not (folder / "edges").exists():
+        fitting(bench.checkpoint).save_pretrained(folder / "edges")
     nets = open_controls(f"edges={folder / 'edges'}", of(bench.checkpoint), dtype=torch.float32, device=CPU)
     bench.checkpoint = replace(bench.checkpoint, controlnets=nets)
     (found,) = nets.values()

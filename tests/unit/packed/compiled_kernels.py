@@ -1,7 +1,8 @@
-"""``python -m tests.unit.packed.compiled_kernels CAPABILITY``: Triton's kernels, compiled for a GPU that is not here.
+"""``python -m tests.unit.packed.compiled_kernels CAPABILITY…``: Triton's kernels, compiled for GPUs that are not here.
 
-Prints as JSON, by kernel at the shapes of published models: registers and spilled bytes of a thread, and how many loads
-and stores of global memory there are of each width. Run without `TRITON_INTERPRET`. ptxas comes with Triton.
+Prints as JSON, by capability and kernel at the shapes of published models: registers and spilled bytes of a thread, and
+how many loads and stores of global memory there are of each width. Run without `TRITON_INTERPRET`. ptxas comes with
+Triton.
 """
 
 from __future__ import annotations
@@ -105,4 +106,5 @@ def compiled(kernel: Any, constants: dict[str, Any], warps: int, capability: int
 
 
 if __name__ == "__main__":
-    json.dump({name: compiled(*case, int(sys.argv[1])) for name, case in CASES.items()}, sys.stdout)
+    told = {of: {name: compiled(*case, int(of)) for name, case in CASES.items()} for of in sys.argv[1:]}
+    json.dump(told, sys.stdout)

@@ -17,8 +17,10 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
 from giornata_denoiser.parallel.groups import GroupLost, RankGroup, RankGroups
+from tests.forked import FORKS
 from tests.patience import HUNG_S
 
+SPAWN: Final = get_context("spawn")
 CPU: Final = torch.device("cpu")
 
 
@@ -56,10 +58,9 @@ class Members:
             self.start(me)
 
     def start(self, me: int) -> None:
-        here, there = get_context("spawn").Pipe()
-        process = get_context("spawn").Process(
-            target=_serve, args=(me, self.store.port, there, self._cuda), daemon=True
-        )
+        here, there = SPAWN.Pipe()
+        context = SPAWN if self._cuda else FORKS  # CUDA wants a process that has not been forked
+        process = context.Process(target=_serve, args=(me, self.store.port, there, self._cuda), daemon=True)
         process.start()
         there.close()
         self._processes[me] = process, here

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from giornata_denoiser.pool import opening
+from tests.fakes.forked_rank import ForkedRankProcess
 from tests.integration.denoiser.pool.bench import Model, make_model, open_model
 from tests.shared_files import SharedFolders
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def _forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One test starts ranks as production does."""
+    monkeypatch.setattr(opening, "LocalRankProcess", ForkedRankProcess)
 
 
 @pytest.fixture(scope="session")

@@ -1,23 +1,43 @@
-"""Attempts count what is unfinished, and the record takes an outcome only from its present owner."""
+"""Attempts: what they count and carry, the tracks of their rows, and who takes an outcome."""
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from giornata.blobs.memory import MemoryBlobs
 from giornata.packed.region import region
-from giornata.wire.errors import RowPoisoned
+from giornata.scheduling.batch import Capacity
+from giornata.wire.errors import InvalidField, RowPoisoned
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
-from giornata.wire.messages import RunRequest
+from giornata.wire.messages import Epoch, RunAnswer, RunRequest
+from giornata.wire.models import Task
 from giornata.wire.progress import JobRecord, RowRecord, RowState
-from giornata.wire.requests import EditParameters
+from giornata.wire.requests import EditParameters, Quality
 from giornata_denoiser.attempts.attempt import Attempt, has_room
+from giornata_denoiser.attempts.carrying import AttemptInputs, AttemptRunner, Fetch
+from giornata_denoiser.attempts.epochs import EpochFence
+from giornata_denoiser.attempts.inputs import track_of
+from giornata_denoiser.attempts.outcomes import AttemptResultWriter, WrittenAttemptResult
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.loop import EngineLoop
 from giornata_denoiser.engine.protocol import FailedRow, StepReport
+from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
+from giornata_denoiser.rows.adapters import Adapters, RowLora
 from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
+from tests.fakes.fleet import CARD
+from tests.fakes.tiny_flux import SCHEDULER, Spec
+
+# Attempts count what is unfinished, and the record takes an outcome only from its present owner.
+
 
 REF = BlobRef(key="k", size_bytes=1, sha256="s")
 JOB = Job(
@@ -145,3 +165,213 @@ def test_an_outcome_changes_and_frees_the_rows_of_its_attempt_alone() -> None:
     changed = record.freed(1, "me", lambda row: {"latents": REF} if row.index < 2 else {})
     assert changed is not None
     assert [(row.latents, row.worker) for row in changed.rows] == [(REF, None), (None, "me"), (None, None)]
+
+
+# The track of a row, and whom its refusal names.
+
+
+TURBO: Any = SimpleNamespace(
+    card=CARD.model_copy(update={"default_steps": 2}),
+    family=SimpleNamespace(schedule=FlowMatching(SCHEDULER | {"shift_terminal": 0.02}, shifted_by_size)),
+)
+
+
+@pytest.mark.parametrize(
+    ("quality", "steps", "strength", "field", "received"),
+    [
+        ("low", 1, 1.0, "quality", "low, which is 1 steps"),
+        ("auto", 1, 1.0, "num_inference_steps", "1"),
+        ("high", 1, 1.0, "num_inference_steps", "1"),
+        ("low", 1, 1e-20, "quality", "low, which is 1 steps"),
+        ("medium", 2, 1e-20, "strength", "1e-20"),
+    ],
+)
+def test_a_quality_whose_steps_do_not_fit_is_named(
+    quality: Quality, steps: int, strength: float, field: str, received: str
+) -> None:
+    parameters = EditParameters(prompt="x", quality=quality, num_inference_steps=steps, strength=strength)
+    with pytest.raises(InvalidField) as refused:
+        track_of(parameters, TURBO, Task.EDIT, 12)
+    assert (refused.value.field, refused.value.received) == (field, received)
+    if field == "quality":
+        assert refused.value.accepted == "at least 2 steps, by another quality or num_inference_steps"
+
+
+# A worker obeys the router that has taken the lease last.
+
+
+def test_a_lower_epoch_is_refused_once_a_higher_one_was_heard_of() -> None:
+    epochs = EpochFence()
+    assert epochs.admits(Epoch(5, 7))
+    assert epochs.admits(Epoch(5, 7))
+    assert epochs.admits(Epoch(5, 9))
+    assert not epochs.admits(Epoch(5, 7))
+    assert not epochs.admits(Epoch(4, 100)), "of an earlier store"
+    assert epochs.admits(None), "a router of an older version is obeyed"
+    assert epochs.admits(Epoch(5, 9))
+
+
+def test_in_a_store_that_was_made_anew_revisions_begin_again() -> None:
+    epochs = EpochFence()
+    assert epochs.admits(Epoch(5, 700))
+    assert epochs.admits(Epoch(6, 1))
+    assert not epochs.admits(Epoch(5, 701))
+
+
+# What is written down of rows that an engine hands back: a state to go on from, unless it was never judged
+# good.
+
+
+class OneRecord:
+    def __init__(self, record: JobRecord) -> None:
+        self.record = record
+
+    async def change(self, job_id: str, change: Callable[[JobRecord], JobRecord | None]) -> JobRecord:
+        self.record = change(self.record) or self.record
+        return self.record
+
+
+async def test_a_row_that_is_not_finite_leaves_an_error_and_no_latents() -> None:
+    held = tuple(RowRecord(index=index, seed=0, attempt=1, worker="worker") for index in range(2))
+    records: Any = OneRecord(JobRecord(job=JOB, state=JobState.RUNNING, rows=held))
+    attempt, of = Attempt(request(rows=held), 0.0), tiny_flux.family()
+    for index, value in enumerate((0.5, float("nan"))):
+        row = tiny_flux.row(of, Spec("job", index=index))
+        attempt.rows[index] = replace(row, step=2, latent=torch.full_like(row.latent, value))
+    written = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
+    good, bad = written.record.rows
+    assert good.resume is not None
+    assert good.resume.step == 2
+    assert good.error is None
+    assert (bad.resume, bad.latents) == (None, None)
+    assert bad.error is not None
+    assert bad.error.code == "row_poisoned"
+
+
+async def test_the_record_tells_the_step_from_which_loras_act() -> None:
+    held = tuple(RowRecord(index=index, seed=0, attempt=1, worker="worker") for index in range(3))
+    records: Any = OneRecord(JobRecord(job=JOB, state=JobState.RUNNING, rows=held))
+    attempt, of = Attempt(request(rows=held), 0.0), tiny_flux.family()
+    under = Adapters((RowLora("a" * 64),), loras_from=3)
+    for index, (step, adapters) in enumerate(((2, under), (4, under), (4, Adapters()))):
+        row = tiny_flux.row(of, Spec("job", index=index))
+        attempt.rows[index] = replace(row, step=step, adapters=adapters)
+    written = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
+    under_way, done, without = written.record.rows
+    assert under_way.resume is not None
+    assert under_way.resume.loras_from == 3
+    assert (done.loras_from, without.loras_from) == (3, None)
+
+
+async def test_latents_of_a_void_attempt_are_deleted() -> None:
+    record = JobRecord(
+        job=JOB, state=JobState.RUNNING, rows=(RowRecord(index=0, seed=0, attempt=2, worker="b"),)
+    )
+    records: Any = OneRecord(record)
+    attempt = Attempt(request(rows=(RowRecord(index=0, seed=0, attempt=1, worker="worker"),)), 0.0)
+    row = tiny_flux.row(tiny_flux.family(), Spec("job", index=0))
+    attempt.rows[0] = replace(row, step=row.steps)
+    written = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
+    assert len(written.superseded) == 1
+
+
+# The carrier forgets an attempt however its task ends.
+
+
+@asynccontextmanager
+async def fetch_for_ever(request: RunRequest) -> AsyncIterator[AttemptInputs]:
+    await asyncio.Event().wait()
+    yield AttemptInputs((), asyncio.sleep(0), asyncio.get_running_loop().create_future())
+
+
+@asynccontextmanager
+async def refuse(request: RunRequest) -> AsyncIterator[AttemptInputs]:
+    if request.rows:
+        raise InvalidField("strength leaves no step to compute.", field="strength")
+    yield AttemptInputs((), asyncio.sleep(0), asyncio.get_running_loop().create_future())
+
+
+async def publish_nothing(*event: object) -> None:
+    raise AssertionError("an attempt that was dropped is not told of")
+
+
+class Outcomes:
+    """Keeps attempts whose outcome is written; they are void by then."""
+
+    def __init__(self) -> None:
+        self.written: list[Attempt] = []
+
+    async def write(self, attempt: Attempt) -> WrittenAttemptResult:
+        self.written.append(attempt)
+        return WrittenAttemptResult(
+            JobRecord(job=attempt.request.job, state=JobState.CANCELLED), superseded=()
+        )
+
+    async def forget(self, latents: object) -> None:
+        """Keeps none."""
+
+
+def carrier(
+    tasks: asyncio.TaskGroup, fetch: Fetch = fetch_for_ever, outcomes: Any = None, capacity_rows: int = 2
+) -> AttemptRunner:
+    engine = Engine(tiny_flux.family(), Capacity(rows=2, tokens=1000), lambda: 0.0)
+    return AttemptRunner(
+        "worker",
+        capacity_rows=capacity_rows,
+        engine=EngineLoop(engine, lambda report: None, lambda error: None),
+        fetch=fetch,
+        outcomes=outcomes,
+        publish=publish_nothing,
+        tasks=tasks,
+    )
+
+
+async def test_a_cancel_that_overtakes_the_tasks_first_step_leaves_nothing_behind() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        made = carrier(tasks)
+        assert made.take(request("a")) is RunAnswer.ACCEPTED
+        made.drop_job("a")  # nothing has been awaited since
+    assert made.attempts == ()
+
+
+async def test_a_newer_attempt_has_the_room_of_the_older_at_once() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        made = carrier(tasks)
+        assert made.take(request("a", attempt=1)) is RunAnswer.ACCEPTED
+        assert made.take(request("b")) is RunAnswer.FULL
+        assert made.take(request("a", attempt=2)) is RunAnswer.ACCEPTED
+        await asyncio.sleep(0)  # the older task ends
+        assert [attempt.key for attempt in made.attempts] == [("a", 2)]
+        made.drop_job("a")
+    assert made.attempts == ()
+
+
+async def test_a_cancelled_job_leaves_with_every_attempt_and_no_other_job() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        made = carrier(tasks, capacity_rows=3)
+        for job_id, attempt, index in (("a", 1, 0), ("a", 2, 1), ("b", 1, 0)):
+            rows = (RowRecord(index=index, seed=0),)
+            assert made.take(request(job_id, attempt, rows)) is RunAnswer.ACCEPTED
+        assert [attempt.key for attempt in made.attempts] == [("a", 1), ("a", 2), ("b", 1)]
+        made.drop_job("a")
+        assert [attempt.key for attempt in made.attempts] == [("b", 1)]
+        made.drop_job("b")
+
+
+async def test_a_dropped_attempt_is_forgotten_while_it_fetches() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        made = carrier(tasks)
+        made.take(request("a"))
+        await asyncio.sleep(0)
+        made.drop(("a", 1))
+    assert made.attempts == ()
+
+
+async def test_what_cannot_be_computed_is_answered_and_not_lost() -> None:
+    outcomes = Outcomes()
+    async with asyncio.TaskGroup() as tasks:
+        made = carrier(tasks, refuse, outcomes)
+        assert made.take(request("a")) is RunAnswer.ACCEPTED
+    (attempt,) = outcomes.written
+    assert [error.code for error in attempt.errors.values()] == ["invalid_field"] * 2
+    assert made.attempts == ()

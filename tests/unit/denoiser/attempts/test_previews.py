@@ -101,9 +101,8 @@ def run(made: Engine) -> list[StepReport]:
     return reports
 
 
-@pytest.mark.parametrize("fill", [False, True])
-def test_only_rows_that_ask_are_shown_and_when_they_asked(fill: bool) -> None:
-    of = tiny_flux.family(fill=fill)
+def test_only_rows_that_ask_are_shown_and_when_they_asked() -> None:
+    of = tiny_flux.family()
     made = engine(of)
     made.batch.submit(
         [
@@ -124,9 +123,8 @@ def test_only_rows_that_ask_are_shown_and_when_they_asked(fill: bool) -> None:
     ]
 
 
-@pytest.mark.parametrize("fill", [False, True])
-def test_previews_do_not_change_what_is_computed(fill: bool) -> None:
-    of = tiny_flux.family(fill=fill)
+def test_previews_do_not_change_what_is_computed() -> None:
+    of = tiny_flux.family(fill=True)
     ends = []
     for asked in (0, 3):
         made = engine(of)
@@ -173,9 +171,8 @@ def test_a_row_that_is_cancelled_while_its_step_runs_is_not_shown() -> None:
     assert [preview.key.job_id for preview in made.settle(report).previews] == ["b"]
 
 
-@pytest.mark.parametrize("fill", [False, True])
-def test_unpacking_is_diffusers_own(fill: bool) -> None:
-    of = tiny_flux.family(fill=fill)
+def test_unpacking_is_diffusers_own() -> None:
+    of = tiny_flux.family()
     latents = torch.randn(1, 16, 6, 10)
     packed = FluxPipeline._pack_latents(latents, 1, 16, 6, 10)[0]
     assert torch.equal(of.network.unpacked(packed, (3, 5)), latents[0])

@@ -1,22 +1,34 @@
-"""What rows that are open at instances ask for and let go of, over data paths to instances of other processes."""
+"""ControlNets of other processes and of this one, and the data paths to instances."""
 
 from __future__ import annotations
 
+import asyncio
+import queue
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pathlib import Path as FilePath
 
 import pytest
 import torch
+from torch import Tensor
 
 from giornata.control.link.client import ControlLink
+from giornata.control.link.listener import Listener
 from giornata.control.link.losses import LinkLate, LinkLost
+from giornata.control.loading import load
+from giornata.control.protocol import ControlNet
+from giornata.packed.region import region
+from giornata.planning.controls import work_of
 from giornata.scheduling.batch import RowKey
-from giornata.wire.controlnets import DataPath
+from giornata.wire.controlnets import DataPath, OpenControlReply
 from giornata_denoiser.blocks.waits import WaitTimer
 from giornata_denoiser.controls.executing import ControlDispatcher
-from giornata_denoiser.controls.networks import controlled
+from giornata_denoiser.controls.instances import ControlDataPath, DataPathPool
+from giornata_denoiser.controls.local import LocalControls, costing
+from giornata_denoiser.controls.networks import ControlNetTarget, controlled
 from giornata_denoiser.controls.remote import (
     ControlNetSession,
     RemoteControlOptions,
@@ -26,10 +38,16 @@ from giornata_denoiser.controls.remote import (
 from giornata_denoiser.engine.controls import ControlLost, OfSequences
 from giornata_denoiser.rows.adapters import Adapters, RowControl
 from giornata_denoiser.rows.row import Row
+from tests.contract.control_link.strangers import TOKEN, listening_at
 from tests.fakes import control_instance, tiny_flux
 from tests.fakes.control_instance import TOKENS, Instance
-from tests.fakes.tiny_flux import Spec
+from tests.fakes.tiny_flux import LATENT, Spec
+from tests.fakes.tiny_flux_control import net
 from tests.patience import HUNG_S
+
+# What rows that are open at instances ask for and let go of, over data paths to instances of other
+# processes.
+
 
 SOON_S = 0.05
 CPU = torch.device("cpu")
@@ -204,3 +222,202 @@ def _asked(
     asked = made.ask(*rows)
     answer(served, *values)
     return asked
+
+
+# ControlNets in this process: what they see of a row that has more than a picture, and for how long it
+# serves.
+
+
+GRID = (3, 4)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> ControlNet:
+    folder: Path = tmp_path_factory.mktemp("net")
+    net(1, 1).save_pretrained(folder)
+    return load(folder, torch.float32, CPU)
+
+
+def network() -> ControlNetTarget:
+    found = controlled(FAMILY.network, 16)
+    assert found is not None
+    return found
+
+
+def masked(of: ControlNet) -> Row:
+    cells = torch.zeros(GRID, dtype=torch.bool)
+    cells[1, 1:3] = True
+    hint = torch.randn(12, LATENT, generator=torch.Generator().manual_seed(3))
+    return replace(
+        tiny_flux.row(FAMILY, Spec(grid=GRID, steps=6)),
+        region=region(cells),
+        adapters=Adapters(controls=(RowControl("edges", of.card.digest, 1.0, 0, 6),)),
+        control_images=(hint,),
+    )
+
+
+def one_later(row: Row) -> Row:
+    return replace(row, step=row.step + 1, latent=row.latent * 0.5)
+
+
+def added(controls: LocalControls, row: Row, *, whole: bool) -> OfSequences:
+    (of,) = controls.compute([row], [whole])
+    return of
+
+
+def first(of: OfSequences) -> Tensor:
+    sample = of[0].sample(0)
+    assert sample is not None
+    return sample
+
+
+def test_a_step_in_full_takes_nothing_that_an_instance_would_not_have_made_for_it(loaded: ControlNet) -> None:
+    """One makes the region's samples alone; here they are of the picture, and serve no longer for that."""
+    nets, row = {loaded.card.digest: loaded}, masked(loaded)
+    controls = LocalControls(nets, network(), 2)
+    before = first(added(controls, row, whole=False))
+    again = added(controls, one_later(row), whole=True)
+    fresh = added(LocalControls(nets, network(), 2), one_later(row), whole=True)
+    torch.testing.assert_close(first(again), first(fresh), rtol=0, atol=0)
+    held = added(LocalControls(nets, network(), 2), row, whole=True)
+    torch.testing.assert_close(first(held), before, rtol=0, atol=0)
+    assert (first(fresh) - before).abs().max() > 1e-3, "the comparison sees the step"
+
+
+def test_a_row_that_is_computed_here_until_it_is_open_elsewhere_costs_what_it_computes(
+    loaded: ControlNet, tmp_path: Path
+) -> None:
+    """Else its steps would be predicted, and the network's costs learned, as if its ControlNets took no time."""
+    opened = Open(RemoteControlOptions())
+    controls = ControlDispatcher(LocalControls({loaded.card.digest: loaded}, network()), opened.remote)
+    row = costing(masked(loaded), {})
+    here = controls.able(row)
+    assert here is not None
+    assert here.adapters.controls[0].work == work_of(loaded.card)
+    assert sum(shape.control for shape in here.shapes) > 0
+    assert controls.able(here) is here
+    with listening_at(tmp_path / "s", None) as served:
+        address = served.listener.addresses[DataPath.UNIX]
+        with ControlLink(DataPath.UNIX, address, TOKEN, slab_bytes=1 << 16, device=CPU) as link:
+            opened.put(link, here)
+            there = controls.able(here)
+    assert there is not None
+    assert sum(shape.control for shape in there.shapes) == 0
+    opened.remote.drop(row.key)
+    again = controls.able(there)
+    assert again is not None
+    assert again.adapters == here.adapters
+    without = ControlDispatcher(None, opened.remote)
+    assert without.able(there) is None
+    assert without.able(replace(there, step=5, adapters=Adapters())) is not None
+
+
+# The data paths of a denoiser: whom making one holds up, who owns it, and the room that rows take of it.
+
+
+SLAB_BYTES = 1 << 16
+
+
+@dataclass
+class Door:
+    """A listener that admits denoisers once a test lets it."""
+
+    folder: FilePath
+    open: threading.Event = field(default_factory=threading.Event)
+    knocked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    left: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
+
+    @contextmanager
+    def listening(self, name: str = "s") -> Iterator[OpenControlReply]:
+        unix = self.folder / name
+        with Listener(self._admits, lambda _: None, unix=unix, tcp=None, device=CPU, left=self.left.put):
+            try:
+                yield OpenControlReply(path=DataPath.UNIX, address=str(unix), token="t" * 8, behind=())
+            finally:
+                self.open.set()
+
+    def _admits(self, _token: str) -> bool:
+        self.knocked.release()
+        return self.open.wait(HUNG_S)
+
+    async def visited(self) -> None:
+        assert await asyncio.to_thread(self.knocked.acquire, timeout=HUNG_S)
+
+    async def empty(self) -> None:
+        await asyncio.to_thread(self.left.get, timeout=HUNG_S)
+
+
+@pytest.fixture
+def door(tmp_path: FilePath) -> Door:
+    return Door(tmp_path)
+
+
+async def test_an_instance_that_does_not_admit_holds_up_no_other(door: Door, tmp_path: FilePath) -> None:
+    free = Door(tmp_path / "free")
+    free.folder.mkdir()
+    free.open.set()
+    links = DataPathPool(SLAB_BYTES, CPU)
+    with door.listening() as held, free.listening() as opened:
+        waiting = asyncio.create_task(links.to("held", held))
+        await door.visited()
+        async with asyncio.timeout(HUNG_S):
+            await links.to("free", opened)
+            await links.leave("free")
+        assert not waiting.done()
+        door.open.set()
+        await asyncio.wait_for(waiting, HUNG_S)
+        await links.close()
+
+
+async def test_a_path_that_nobody_waits_for_any_longer_serves_the_next_row_and_is_closed(door: Door) -> None:
+    links = DataPathPool(SLAB_BYTES, CPU)
+    with door.listening() as opened:
+        waiting = asyncio.create_task(links.to("c", opened))
+        await door.visited()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        door.open.set()
+        async with asyncio.timeout(HUNG_S):
+            path = await links.to("c", opened)
+            assert door.knocked.acquire(blocking=False) is False, "it is the one that was being made"
+            await links.close()
+        assert path.link.lost
+        await door.empty()
+
+
+async def test_an_instance_that_was_started_again_leaves_no_lost_path_behind(door: Door) -> None:
+    links = DataPathPool(SLAB_BYTES, CPU)
+    door.open.set()
+    with door.listening("before") as opened:
+        before = await links.to("c", opened)
+    await asyncio.to_thread(before.link._reader.join, HUNG_S)
+    with door.listening("after") as opened:
+        now = await links.to("c", opened)
+        assert [task.result() for task in links._paths.values()] == [now]
+        await links.close()
+
+
+async def test_memory_that_is_not_to_be_had_is_a_loss() -> None:
+    links = DataPathPool(1 << 60, CPU)
+    with pytest.raises(LinkLost, match="no data path over tcp"):
+        await links.to(
+            "c", OpenControlReply(path=DataPath.TCP, address="127.0.0.1:1", token="t" * 8, behind=())
+        )
+    await links.close()
+
+
+async def test_room_is_given_back_at_once_and_to_all_who_wait(door: Door) -> None:
+    links = DataPathPool(SLAB_BYTES, CPU)
+    door.open.set()
+    with door.listening() as opened:
+        path: ControlDataPath = await links.to("c", opened)
+        await path.take(SLAB_BYTES)
+        waiting = [asyncio.create_task(path.take(SLAB_BYTES // 2)) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in waiting)
+        path.give_back(SLAB_BYTES)
+        await asyncio.wait(waiting[:2], timeout=HUNG_S)
+        assert [task.done() for task in waiting] == [True, True, False]
+        path.give_back(SLAB_BYTES // 2)
+        await asyncio.wait_for(waiting[2], HUNG_S)
+        await links.close()

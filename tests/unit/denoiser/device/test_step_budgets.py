@@ -1,38 +1,59 @@
-"""What steps of every family cost a GPU's host, on a device that is not there: launches, waits, and no race.
-
-A step gives the device its work and waits for nothing: what waits in between leaves it idle. Launches are few; what
-adds some makes a number below larger, where it is seen.
-"""
+"""Steps on a device that is not there: launches, waits and races, with adapters and without, and their rehearsal."""
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 import torch
 from torch import nn
 
+from giornata.control.flux import FluxControl
+from giornata.packed.low_rank import SequenceLoras, low_rank
+from giornata.packed.moving import moved
 from giornata.packed.region import beside, region
-from giornata.scheduling.batch import Capacity
+from giornata.scheduling.batch import Capacity, RowKey
+from giornata.wire.adapters import ControlKind
+from giornata.wire.errors import Failed
+from giornata_denoiser.adapters.store import LoraTiers
+from giornata_denoiser.blocks.waits import WaitTimer
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import CacheForm
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.controls import local
+from giornata_denoiser.controls.added import RowResiduals
+from giornata_denoiser.controls.networks import controlled
+from giornata_denoiser.engine.controls import NoControls, OfSequences
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader, device_for
-from giornata_denoiser.engine.rehearsal import rehearse
+from giornata_denoiser.engine.rehearsal import practice_row, rehearse
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_always, shifted_by_size
 from giornata_denoiser.families.unet.checkpoints import network_of
+from giornata_denoiser.profiling.loras import RandomLoras
+from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
-from tests.fakes import tiny_driven, tiny_flux, tiny_unet
+from giornata_denoiser.tuning import memory_on
+from tests.fakes import tiny_driven, tiny_flux, tiny_flux_control, tiny_unet
 from tests.fakes.cuda import CUDA, Finding, World, pretended
+from tests.fakes.local_controls import controls_of
 from tests.fakes.tiny_flux import Spec
+from tests.patience import HUNG_S
+from tests.unit.denoiser.adapters.test_store import ROOMY, Remote, factors
 from tests.unit.denoiser.engine.test_rehearsal import CARD
 from tests.unit.denoiser.families import test_unet_engine as unets
+
+# What steps of every family cost a GPU's host, on a device that is not there: launches, waits, and no race.
+
 
 GRID: Final = (4, 4)
 KV: Final = frozenset({CacheForm.KV})
@@ -156,3 +177,175 @@ def test_a_step_waits_for_nothing_races_with_nothing_and_launches_what_it_did(na
     assert {kind: told for kind, cost in costs.items() if (told := waits_of(cost))} == {}
     launches = tuple(cost.launches for cost in costs.values())
     assert all(own <= ROOM * most for own, most in zip(launches, LAUNCHES[name], strict=True)), launches
+
+
+# The rehearsal on a device that is not there: what it leaves to edits, and what it says of too little
+# memory.
+
+
+GUIDED = CARD.model_copy(update={"takes_true_cfg": True})
+LARGER = (8, 8)
+
+
+class Acting(NoControls):
+    """A LoRA of every linear layer, and what a ControlNet adds behind every block; both are on the device already."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        of, self.loras = checkpoint.family, RandomLoras(checkpoint.family.network.layers)
+        network = controlled(of.network, checkpoint.card.pixel_multiple)
+        channels = () if network is None else network.base.channels
+        sums = tuple(torch.zeros(1, 64, each, dtype=of.dtype, device=CUDA) for each in channels)
+        self.added = RowResiduals(tuple(range(len(sums))), sums)
+        self.find(())
+        net = RowControl("n", "n", 1.0, 0, 2)
+        self.adapters = Adapters((RowLora("a"),), controls=(net,) if channels else ())
+
+    def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
+        return self.loras.set_of(1)
+
+    def residuals(
+        self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
+    ) -> tuple[OfSequences, ...]:
+        return tuple(self.added.of(len(row.prompts)) if row.adapters.controls else () for row in rows)
+
+
+def launched(world: World) -> set[str]:
+    return {name for name, count in world.launches.items() if count}
+
+
+@pytest.mark.parametrize("name", ["flux", "sd3", "qwen-image", "z-image", "unet"])
+def test_a_guided_edit_with_a_lora_and_a_controlnet_launches_what_was_rehearsed(name: str) -> None:
+    pytest.importorskip("triton", reason="there is no Triton for this platform")
+    with pretended() as world:
+        checkpoint = Checkpoint(GUIDED, family(name), None)
+        rehearse(checkpoint)
+        rehearsed, compiled = launched(world), set(world.variants)
+        acting = Acting(checkpoint)
+        key = RowKey("edit", 0, 0)
+        row = practice_row(checkpoint, key, LARGER, GUIDED.max_text_tokens, torch.zeros, guided=True)
+        how = ReuseOptions(device=device_for(CUDA, 0))
+        engine = Engine(
+            checkpoint.family,
+            Capacity(8, 10_000),
+            lambda: 0.0,
+            reusing=how,
+            low_ranks=acting,
+            controls=acting,
+        )
+        engine.batch.submit([replace(row, adapters=acting.adapters)])
+        world.clear()
+        while (report := engine.step()) is not None:
+            assert not report.failed, report.failed[0].error.__cause__
+    assert launched(world) - rehearsed == set()
+    assert world.variants - compiled == set()
+
+
+def test_a_network_is_rehearsed_without_hooks_of_loras_that_stay() -> None:
+    """What no LoRA changes is called as it is: hooks would cost each layer of each step some of the host's time."""
+    with pretended(triton=False):
+        checkpoint = Checkpoint(CARD, family("flux"), None)
+        rehearse(checkpoint)
+        layers: Any = checkpoint.family.network.layers
+        assert not any(layer._forward_hooks for layer in layers.values())
+
+
+def test_a_step_that_does_not_fit_is_told_by_the_memory_and_not_by_a_dtype() -> None:
+    with pretended(triton=False) as world:
+        checkpoint = Checkpoint(CARD, family("flux"), None)
+        free = 16 << 10
+        world.limit_bytes = world.live_bytes + free
+        with pytest.raises(Failed, match="memory holds m and no step;") as refused:
+            rehearse(checkpoint)
+        assert "dtype" not in str(refused.value)
+        assert isinstance(refused.value.__cause__, torch.OutOfMemoryError)
+
+
+def test_what_the_allocator_keeps_of_the_rehearsal_is_given_to_rows() -> None:
+    config = DenoiserConfig(model="m", device="cuda")
+    with pretended(triton=False) as world:
+        checkpoint = Checkpoint(CARD, family("flux"), None)
+        before = memory_on(config, checkpoint)
+        passing = nn.Module.to(nn.Linear(1 << 10, 1 << 15), CUDA)
+        del passing
+        assert world.reserved_bytes > world.live_bytes
+        assert memory_on(config, checkpoint) == before
+
+
+# LoRAs and ControlNets on a device that is not there: no race of streams, and no step that waits.
+
+
+def test_a_set_that_is_let_go_while_a_step_reads_it_stays_until_the_step_has_ended(tmp_path: Path) -> None:
+    remote = Remote()
+    both = remote.add(factors(1)), remote.add(factors(2), scale=0.5)
+    with pretended(triton=False) as world:
+        layers = {"layer": nn.Module.to(nn.Linear(6, 4), CUDA, torch.bfloat16)}
+        tiers: Any = LoraTiers(remote.fetch, low_rank, layers, tmp_path, ROOMY)
+        with tiers, tiers.held(both) as coming:
+            found = coming.result(HUNG_S).factors("layer")
+            read = found.up @ found.down
+        del found, coming, tiers
+        gc.collect()
+        assert world.races == []
+        del read
+
+
+def test_an_edit_with_a_controlnet_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "work_of", lambda card: None)
+    digest = "d" * 64
+    card: Any = SimpleNamespace(name="n", modes=0, digest=digest, kind=ControlKind.FLUX, sees=None)
+    with pretended(triton=False) as world:
+        of = family("flux")
+        net: Any = nn.Module.to(tiny_flux_control.net(), CUDA, torch.bfloat16)
+        engine = Engine(
+            of,
+            Capacity(8, 10_000),
+            lambda: 0.0,
+            reusing=ReuseOptions(device=device_for(CUDA, 1 << 30)),
+            controls=controls_of({digest: FluxControl(net, card)}, of.network, 16, 1),
+        )
+        row = tiny_flux.row(of, Spec("a", grid=GRID, steps=4))
+        image = torch.randn(GRID[0] * GRID[1], tiny_flux.LATENT, dtype=torch.bfloat16)
+        acting = Adapters(controls=(RowControl("n", digest, 1.0, 0, 4),))
+        engine.batch.submit([replace(row, adapters=acting, control_images=(image,))])
+        world.clear()
+        while (report := engine.step()) is not None:
+            assert not report.failed, report.failed[0].error.__cause__
+        assert Counter(world.synchronisations) == {}
+        assert world.races == []
+
+
+def test_what_leaves_pageable_memory_waits_and_what_is_moved_does_not() -> None:
+    with pretended(triton=False) as world:
+        torch.zeros(3).to(CUDA)
+        assert [told.what for told in world.synchronisations] == ["copy to the device"]
+        world.clear()
+        moved(torch.zeros(3), CUDA)
+        assert world.synchronisations == []
+
+
+def test_what_is_computed_beyond_the_memory_of_the_device_is_refused() -> None:
+    with pretended(triton=False, limit_bytes=4096) as world:
+        kept = torch.zeros(512, device=CUDA)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.zeros(1024, device=CUDA)
+        assert (world.live_bytes, world.peak_bytes) == (2048, 2048)
+        del kept
+
+
+def test_a_read_before_the_copy_was_waited_for_is_found() -> None:
+    with pretended(triton=False) as world:
+        beside: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's is not typed
+        with torch.cuda.stream(beside):
+            copy = moved(torch.zeros(3), CUDA)
+            arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # likewise
+            arrived.record()
+        torch.cuda.current_stream().wait_event(arrived)
+        copy.record_stream(torch.cuda.current_stream())
+        copy + 1
+        assert world.races == []
+        with torch.cuda.stream(beside):
+            late = moved(torch.zeros(3), CUDA)
+        late + 1
+        del late
+        found = Counter(told.what for told in world.races)
+        assert found == {"used before it was written": 1, "freed while another stream may use it": 1}

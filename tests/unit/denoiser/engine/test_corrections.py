@@ -1,4 +1,4 @@
-"""What one edit has learned serves others of its template and mask: no step of theirs is computed in full."""
+"""What one edit has learned or left serves the next ones."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from giornata.packed.region import united
 from giornata.packed.tracing import TraceLane
 from giornata.planning.costs import StepCosts
+from giornata.wire.values import BlockMode
 from giornata_denoiser.attempts.inputs import reused
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, SlabRun
-from giornata_denoiser.engine.weighing import slab_bytes
+from giornata_denoiser.engine.weighing import recorded_bytes, row_bytes, slab_bytes
 from giornata_denoiser.rows.correction import Correction
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.corrections import CorrectionCache
 from giornata_denoiser.templates.lookup import TemplateReuse
 from giornata_denoiser.trace import Trace
@@ -35,7 +39,11 @@ from tests.unit.denoiser.engine.edits import (
     template,
     where,
 )
-from tests.unit.denoiser.engine.test_masked import BLOCKS, FLOAT32
+from tests.unit.denoiser.engine.test_masked import BLOCKS, FLOAT32, Everything, recorded, reusing, step
+from tests.unit.denoiser.engine.test_renewing import Hiccup
+
+# What one edit has learned serves others of its template and mask: no step of theirs is computed in full.
+
 
 OF = tiny_flux.family()
 
@@ -52,8 +60,7 @@ def learned(teacher: Row, bits: int = EXACT) -> tuple[Correction, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("forms", FORMS[:3])
-@pytest.mark.parametrize("scale", [1.0, 2.0])
+@pytest.mark.parametrize(("forms", "scale"), [(FORMS[0], 2.0), (FORMS[1], 1.0), (FORMS[2], 2.0)])
 def test_edits_take_what_another_one_has_learned(forms: frozenset[CacheForm], scale: float) -> None:
     """Edits of any seed, prompt and number of steps, beside each other and one that learns for itself."""
     taken = template(OF, forms)
@@ -197,3 +204,167 @@ def test_steps_that_change_nothing_ask_the_loader_for_nothing() -> None:
         made.batch.submit([replace(row, corrections=learned(row))])
         assert finished(made)["edit"].done
     assert 2 <= loader.asked < 10
+
+
+# Edits without a template leave what their steps in full make; the picture's next edits take it.
+
+
+KV = (BlockMode.KV,) * BLOCKS
+SPEC = RecordingSpec(frozenset({CacheForm.KV}), EXACT, name="pic-left")
+COSTS = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0))
+ROOM = 1 << 30
+
+
+def leaving(spec: Spec, every: int = 3, **how: Any) -> Row:
+    return replace(edit(OF, None, spec), renewed_every=every, records=SPEC, **how)
+
+
+def left_by(row: Row) -> CachedTemplate:
+    made = engine(OF)
+    made.batch.submit([row])
+    done = finished(made)[row.key.job_id]
+    return CachedTemplate("left", row.grid, done.entries, edited=row.region)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_an_edit_leaves_its_steps_in_full_and_is_what_it_was(scale: float) -> None:
+    """With guidance they are those of the unguided half."""
+    row = leaving(Spec(grid=GRID, steps=7, true_cfg_scale=scale))
+    made = engine(OF)
+    made.batch.submit([row, tiny_flux.row(OF, Spec("beside"))])
+    done = finished(made)["job"]
+    at, seen = row, list[Everything]()
+    levels = []
+    while not at.done:
+        if at.step % 3 == 0:
+            levels.append(at.level)
+            latent, everything = recorded(OF, at)
+            entry = done.entries[len(levels) - 1]
+            for block, (key, value) in everything[-1].heads.items():
+                kept = entry.blocks[block]
+                assert kept.key is not None
+                assert kept.value is not None
+                torch.testing.assert_close(kept.key.data, key.flatten(1), atol=FLOAT32, rtol=0)
+                torch.testing.assert_close(kept.value.data, value.flatten(1), atol=FLOAT32, rtol=0)
+            seen = everything
+        else:
+            (latent,) = step(OF, [at], reusing(at, seen, KV, room=False))
+        at = at.advanced(latent)
+    assert [entry.level for entry in done.entries] == levels
+    torch.testing.assert_close(done.latent, at.latent, atol=FLOAT32, rtol=0)
+
+
+def test_the_next_edit_takes_it_as_a_template_of_the_picture() -> None:
+    left = left_by(leaving(Spec("first", grid=GRID, steps=7, seed=1)))
+    place = united(where((5, 6)), where())
+    assert place is not None
+    row = edit(OF, left, Spec("next", grid=GRID, steps=6, seed=2), place)
+    made = engine(OF, correction_bits=EXACT)
+    made.batch.submit([row])
+    wanted = expected(OF, row, left, KV, corrected=True)
+    torch.testing.assert_close(finished(made)["next"].latent, wanted, atol=FLOAT32, rtol=0)
+
+
+def test_an_edit_that_failed_on_the_way_leaves_nothing_more() -> None:
+    made = engine(tiny_flux.family(Hiccup(2)))
+    made.batch.submit([leaving(Spec(grid=GRID, steps=7))])
+    done = finished(made)["job"]
+    assert done.records is None
+    assert len(done.entries) == 1
+
+
+def test_what_it_leaves_is_weighed() -> None:
+    row = leaving(Spec(grid=GRID, steps=7))
+    level = 2 * BLOCKS * 16 * 64 * 4
+    assert recorded_bytes(row, OF) == 3 * level
+    assert recorded_bytes(row, OF, 2) == 2 * level
+    assert row_bytes(row, OF, None) - row_bytes(replace(row, records=None), OF, None) == 3 * level
+
+
+@pytest.mark.parametrize(("steps", "every"), [(20, 7), (7, 3), (6, 2), (30, 7), (8, 3), (1, 1)])
+def test_rows_that_begin_together_renew_in_different_steps_and_as_often(steps: int, every: int) -> None:
+    """Not all of them at once, where their last such step can come later."""
+    costs = TemplateReuse(1.0, None, COSTS, every)
+    rows = [
+        reused(tiny_flux.row(OF, Spec(grid=GRID, steps=steps, index=i)), where(), costs, OF) for i in range(8)
+    ]
+    if steps == 1:
+        assert not any(row.renewed_every for row in rows)
+        return
+    whole = [{at for at in range(steps) if not replace(row, step=at, begun=at > 0).masked} for row in rows]
+    assert {len(each) for each in whole} == {rows[0].steps_in_full} == {len(whole[0])}
+    assert rows[0].renewed_later == max(row.renewed_later for row in rows), (
+        "late is nearer to full computation"
+    )
+    together = set.intersection(*whole)
+    assert together == ({0} if (steps, every) in {(20, 7), (30, 7), (8, 3)} else whole[0])
+    for each in whole:
+        gaps = [b - a for a, b in zip(sorted(each), [*sorted(each)[1:], steps], strict=True)]
+        assert max(gaps) <= every + (every - 1) // 2
+
+
+def test_a_row_that_renews_later_takes_what_it_last_made() -> None:
+    row = replace(leaving(Spec(grid=GRID, steps=8)), renewed_later=1)
+    made = engine(OF)
+    made.batch.submit([row])
+    done = finished(made)["job"]
+    at, seen = row, list[Everything]()
+    while not at.done:
+        if at.step in {0, 4, 7}:
+            latent, seen = recorded(OF, at)
+        else:
+            (latent,) = step(OF, [at], reusing(at, seen, KV, room=False))
+        at = at.advanced(latent)
+    torch.testing.assert_close(done.latent, at.latent, atol=FLOAT32, rtol=0)
+    assert len(done.entries) == row.steps_in_full == 3
+
+
+def missing(**how: Any) -> TemplateReuse:
+    return TemplateReuse(1.0, None, COSTS, 7, leaves=SPEC, room_bytes=ROOM, **how)
+
+
+def test_a_miss_leaves_what_there_is_room_for() -> None:
+    row = tiny_flux.row(OF, Spec(grid=GRID, steps=20))
+    found = reused(row, where(), missing(), OF)
+    assert (found.records, found.background) == (SPEC, False)
+    size = recorded_bytes(found, OF)
+    assert size == 3 * 2 * BLOCKS * 16 * 64 * 4
+    for how, other in (
+        (replace(missing(), room_bytes=size - 1), row),
+        (replace(missing(), leaves=None), row),
+        (replace(missing(), renew_steps=0), row),
+        (missing(), replace(row, step=3)),
+    ):
+        assert reused(other, where(), how, OF).records is None
+
+
+def test_the_next_edit_computes_what_the_earlier_one_repainted() -> None:
+    """Where that is not too much: else it does without."""
+    left = replace(left_by(leaving(Spec(grid=GRID, steps=7))), edited=where((6, 7)))
+    row = tiny_flux.row(OF, Spec(grid=GRID, steps=20))
+    how = replace(missing(), recording=left, leaves=None, known=CorrectionCache(1 << 20))
+    found = reused(row, where((5, 6)), how, OF)
+    either = united(where((5, 6)), where((6, 7)))
+    assert found.template is left
+    assert found.region is not None
+    assert either is not None
+    assert found.region.digest == either.digest
+    # 14 of 16 tokens in 19 of 20 steps are more than 2 in 17; or nothing is left to take.
+    for edited in (where(tuple(range(2, 14))), where(tuple(i for i in range(16) if i not in {5, 6}))):
+        found = reused(row, where((5, 6)), replace(how, recording=replace(left, edited=edited)), OF)
+        assert (found.template, found.renewed_every, found.skipped) == (None, 7, True)
+
+
+def test_what_a_next_edit_learns_serves_others_of_either_mask() -> None:
+    left = replace(left_by(leaving(Spec(grid=GRID, steps=7))), edited=where((6, 7)))
+    known = CorrectionCache(1 << 20)
+    how = replace(missing(), recording=left, leaves=None, known=known)
+    spec = Spec(grid=GRID, steps=20)
+    made = engine(OF, correction_bits=EXACT)
+    made.batch.submit([reused(tiny_flux.row(OF, spec), where((5, 6)), how, OF)])
+    taught = next(row for row in made.step().advanced if row.taught)  # type: ignore[union-attr]  # it steps
+    assert known.claim(taught)
+    known.keep(taught)
+    again = reused(tiny_flux.row(OF, replace(spec, seed=5)), where((5, 6)), how, OF)
+    assert again.corrections == taught.corrections
+    assert again.steps_in_full == 0

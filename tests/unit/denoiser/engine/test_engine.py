@@ -58,8 +58,7 @@ def alone(of: ModelFamily, spec: Spec) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("fill", [False, True])
+@pytest.mark.parametrize(("fill", "dtype"), [(False, torch.float32), (True, torch.float64)])
 def test_a_row_in_a_mixed_batch_equals_the_row_alone(fill: bool, dtype: torch.dtype) -> None:
     of = tiny_flux.family(fill=fill, dtype=dtype)
     made = engine(of)
@@ -217,8 +216,7 @@ def test_a_lost_device_is_nobodys_fault() -> None:
     assert len(made.batch) == 1
 
 
-@pytest.mark.parametrize("spec", [MIXED[1], MIXED[3]])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("spec", "dtype"), [(MIXED[1], torch.float32), (MIXED[3], torch.bfloat16)])
 def test_an_exported_row_goes_on_elsewhere_as_if_nothing_had_happened(spec: Spec, dtype: torch.dtype) -> None:
     of = tiny_flux.family(dtype=dtype)
     made = engine(of)

@@ -1,28 +1,42 @@
-"""Loading ahead: the same pictures, slabs in the order of their use, nobody left waiting."""
+"""What moves beside steps: slabs that are loaded ahead, and entries that go to host memory."""
 
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from threading import Event
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from giornata.packed.region import region
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import BlockMode
+from giornata_denoiser.blocks.device import Device, TransferHandle
 from giornata_denoiser.blocks.recording import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.choices import CacheForm
+from giornata_denoiser.blocks.waits import WaitTimer
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.hosting import BUFFER_BYTES, BUFFERS, AsyncHostCopy
 from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, SlabRun
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import CachedTemplate, Entry
+from giornata_denoiser.rows.stored import StoredTensor, store
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.patience import HUNG_S
+from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finished, template
+
+# Loading ahead: the same pictures, slabs in the order of their use, nobody left waiting.
+
 
 BLOCKS = 4
 KV = (BlockMode.KV,) * BLOCKS
@@ -155,3 +169,150 @@ def test_what_nobody_wants_any_more_is_not_loaded() -> None:
         hold.set()
         other.keys_values(1)
     assert [(load.load.slabs, load.load.block) for load in heard] == [(other, 0), (other, 1)]
+
+
+# Entries get to host memory in a thread of their own, byte for byte, and before the run that they are of
+# has ended.
+
+
+class Slow(Device):
+    """Copies nothing before its gate is open, or raises."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.gate, self._error = Event(), error
+        self.produced_before = 0
+        self._produced = 0
+
+    def produced(self) -> None:
+        self._produced += 1
+
+    @contextmanager
+    def loading(self) -> Iterator[TransferHandle]:
+        assert self.gate.wait(20)
+        if self._error is not None:
+            raise self._error
+        self.produced_before = self._produced
+        yield TransferHandle()
+
+
+def copies(device: Device) -> AsyncHostCopy:
+    return AsyncHostCopy(device, WaitTimer(lambda: 0.0), pin=False)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def tensors(entry: Entry) -> list[Tensor]:
+    return [tensor for kept in entry.blocks for part in kept.parts for tensor in part.tensors]
+
+
+class Far(Device):
+    """Copies when an arrival is waited for, as a stream may: memory that was let go of before is gone."""
+
+    def __init__(self, sources: list[weakref.ref[Any]]) -> None:
+        self._sources = sources
+
+    @contextmanager
+    def loading(self) -> Iterator[TransferHandle]:
+        sources = self._sources
+
+        class Late(TransferHandle):
+            def finish(self) -> None:
+                assert sources.pop()() is not None, "let go of before it was read"
+
+        yield Late()
+
+
+def test_what_a_copy_reads_is_held_until_it_has_been_read() -> None:
+    arrays = [random(3, 4).numpy() for _ in range(6)]
+    entry = Entry(0.5, tuple(CachedBlock(hidden=StoredTensor(torch.from_numpy(array))) for array in arrays))
+    moving = copies(Far([weakref.ref(array) for array in arrays]))
+    del arrays
+    hosted = moving.take(entry)
+    del entry
+    moving.finish([hosted])
+
+
+@pytest.mark.parametrize("bits", [EXACT, 8, 4])
+def test_every_byte_arrives(bits: int) -> None:
+    large = (
+        BUFFER_BYTES * (BUFFERS + 1) // 64 + 3
+    )  # rows: more than the ring holds, and no whole number of buffers
+    parts = [store(random(tokens, 16).bfloat16(), bits) for tokens in (1, 7, large)]
+    entry = Entry(0.5, (CachedBlock(parts[0], parts[1]), CachedBlock(), CachedBlock(hidden=parts[2])))
+    moving = copies(Device())
+    hosted = moving.take(entry)
+    moving.finish([hosted])
+    assert hosted.level == 0.5
+    assert [kept.cheapest for kept in hosted.blocks] == [kept.cheapest for kept in entry.blocks]
+    assert all(torch.equal(*pair) for pair in zip(tensors(hosted), tensors(entry), strict=True))
+
+
+def test_a_step_does_not_wait_for_its_entry_and_the_one_after_the_next_does() -> None:
+    device = Slow()
+    moving = copies(device)
+    entries = [Entry(level, (CachedBlock(hidden=StoredTensor(random(3, 4))),)) for level in (0.9, 0.5)]
+    first = moving.take(entries[0])
+    assert not device.produced_before, "nothing has moved"
+    device.gate.set()
+    second = moving.take(entries[1])
+    assert torch.equal(tensors(first)[0], tensors(entries[0])[0])
+    assert device.produced_before >= 1
+    moving.finish([first, second])
+    assert torch.equal(tensors(second)[0], tensors(entries[1])[0])
+
+
+def test_an_entry_that_did_not_arrive_is_told_of_whenever_its_run_ends() -> None:
+    device = Slow(MemoryError("no buffers"))
+    device.gate.set()
+    moving = copies(device)
+    lost = moving.take(Entry(0.5, (CachedBlock(hidden=StoredTensor(random(3, 4))),)))
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            moving.finish([lost])
+    moving.finish([])
+
+
+def test_an_engine_reports_a_run_once_all_of_it_has_arrived() -> None:
+    of = tiny_flux.family()
+    wanted = template(of, steps=3)
+    made = engine(of)
+    made.computing.hosting = copies(Device())
+    spec = RecordingSpec(FORMS[0], EXACT)
+    made.batch.submit([replace(tiny_flux.row(of, Spec("run", grid=GRID, steps=3)), records=spec)])
+    for found, entry in zip(finished(made)["run"].entries, wanted.entries, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(tensors(found), tensors(entry), strict=True))
+
+
+def test_a_run_whose_entries_are_lost_fails_and_its_neighbours_do_not() -> None:
+    of, device = tiny_flux.family(), Slow(MemoryError("no buffers"))
+    device.gate.set()
+    made = engine(of)
+    made.computing.hosting = copies(device)
+    run, beside = (tiny_flux.row(of, Spec(name, grid=GRID, steps=3)) for name in ("run", "beside"))
+    made.batch.submit([replace(run, records=RecordingSpec(FORMS[0], EXACT)), beside])
+    reports = list(iter(made.step, None))
+    told = [(failure.row.key.job_id, failure.error.code) for report in reports for failure in report.failed]
+    assert told == [("run", "row_poisoned")]
+    assert [row.key.job_id for report in reports for row in report.advanced if row.done] == ["beside"]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_edit_ends_even_if_what_it_leaves_is_lost(lost: bool) -> None:
+    """Otherwise all of it has arrived by then, though the last step records nothing."""
+    of, device = tiny_flux.family(), Slow(MemoryError("no buffers") if lost else None)
+    device.gate.set()
+    spec = RecordingSpec(FORMS[0], EXACT, name="left")
+    row = replace(edit(of, None, Spec("edit", grid=GRID, steps=5)), renewed_every=3, records=spec)
+    here, far = engine(of), engine(of)
+    far.computing.hosting = copies(device)
+    for made in (here, far):
+        made.batch.submit([row])
+    wanted, found = finished(here)["edit"], finished(far)["edit"]
+    if lost:
+        assert found.records is None
+        return
+    assert torch.equal(found.latent, wanted.latent)
+    for one, other in zip(found.entries, wanted.entries, strict=True):
+        assert all(torch.equal(*pair) for pair in zip(tensors(one), tensors(other), strict=True))

@@ -1,4 +1,4 @@
-"""The engine's thread: how it ends. What it owes the service is in :mod:`tests.contract.test_row_engine`."""
+"""The engine's thread: how it ends, and rows whose adapters are not here yet."""
 
 from __future__ import annotations
 
@@ -6,19 +6,30 @@ import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
+from giornata.packed.low_rank import SequenceLoras
 from giornata.scheduling.batch import Capacity
+from giornata_denoiser.engine.arriving import able
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loop import EngineLoop
 from giornata_denoiser.engine.low_ranks import LowRanks
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
+from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.patience import HUNG_S
+
+# The engine's thread: how it ends. What it owes the service is in :mod:`tests.contract.test_row_engine`.
+
 
 SMALL = Capacity(rows=2, tokens=1000)
 
@@ -97,3 +108,160 @@ def test_a_lost_device_is_told_and_keeps_the_rows() -> None:
 def test_an_idle_loop_ends_at_once() -> None:
     with GatedLoop().engine:
         pass
+
+
+# Rows that wait for LoRAs, and rows that begin without them.
+
+
+LORAS = (RowLora("a" * 64),)
+PLAIN = tiny_flux.row(tiny_flux.family(), Spec("x"))
+
+
+class Shelf:
+    """Sets that a test loads."""
+
+    def __init__(self) -> None:
+        self.here: set[tuple[RowLora, ...]] = set()
+        self._changes_nothing = SequenceLoras("empty", {})
+
+    def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
+        return self._changes_nothing if loras in self.here else None
+
+
+def adapted(row: Row, loras_from: int = 0) -> Row:
+    return replace(row, adapters=Adapters(LORAS, loras_from))
+
+
+@given(step=st.integers(0, 5), loras_from=st.integers(0, 6), here=st.booleans())
+def test_a_row_whose_request_tells_the_step_takes_its_loras_there(
+    step: int, loras_from: int, *, here: bool
+) -> None:
+    shelf = Shelf()
+    shelf.here = {LORAS} if here else set()
+    adapters = Adapters(LORAS, loras_from, joins_early=False)
+    row = replace(PLAIN, adapters=adapters, step=step, corrections=())
+    assert able(row, shelf) == (row if here or step < loras_from else None)
+
+
+@given(step=st.integers(0, 5), loras_from=st.integers(0, 6), here=st.booleans())
+def test_a_row_goes_on_while_it_may_and_takes_its_loras_at_the_first_boundary(
+    step: int, loras_from: int, *, here: bool
+) -> None:
+    shelf = Shelf()
+    shelf.here = {LORAS} if here else set()
+    row = replace(adapted(PLAIN, loras_from), step=step, corrections=())
+    now = able(row, shelf)
+    if not here and step >= loras_from:
+        assert now is None
+        return
+    assert now is not None
+    joins = here and step < loras_from
+    assert now.adapters.loras_from == (step if joins else loras_from)
+    assert (now.corrections is None) == joins, "what was learned without them is void"
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+@pytest.fixture
+def gated(shelf: Shelf) -> GatedLoop:
+    return GatedLoop(low_ranks=shelf)
+
+
+def test_a_row_waits_for_its_loras_while_others_go_on(gated: GatedLoop, shelf: Shelf) -> None:
+    late, other = (tiny_flux.row(gated.family, Spec(name)) for name in ("late", "other"))
+    with gated.engine as loop:
+        loop.submit([adapted(late), other])
+        gated.begin()
+        assert [row.key.job_id for row in loop.state().running] == ["other"]
+        shelf.here.add(LORAS)
+        loop.resume("late", 1)
+        gated.network.gate.release(1000)
+        done = _ended(gated, 2)
+        assert loop.paused == 1
+    assert done["late"].adapters.loras_from == 0
+    alone = _alone(tiny_flux.row(gated.family, Spec("late")))
+    torch.testing.assert_close(done["late"].latent, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_that_waits_for_a_second_input_is_counted_once(gated: GatedLoop, shelf: Shelf) -> None:
+    late, other = (tiny_flux.row(gated.family, Spec(name, steps=8)) for name in ("late", "other"))
+    with gated.engine as loop:
+        loop.submit([adapted(late), other])
+        gated.begin()
+        for _ in range(3):  # something else has come
+            loop.resume("late", 1)
+            gated.finish()
+            gated.begin()
+        counted = loop.paused
+        shelf.here.add(LORAS)
+        loop.resume("late", 1)
+        gated.finish()
+        gated.network.gate.release(1000)
+        _ended(gated, 2)
+    assert counted == loop.paused == 1
+
+
+def test_the_loop_sleeps_while_all_rows_wait_and_wakes_for_the_first(gated: GatedLoop, shelf: Shelf) -> None:
+    gated.network.gate.release(1000)
+    with gated.engine as loop:
+        loop.submit([adapted(tiny_flux.row(gated.family, Spec("late")))])
+        assert not loop.state().running
+        shelf.here.add(LORAS)
+        loop.resume("late", 1)
+        assert _ended(gated, 1)["late"].done
+
+
+def test_a_bounded_row_begins_without_joins_when_they_are_here(gated: GatedLoop, shelf: Shelf) -> None:
+    row = adapted(tiny_flux.row(gated.family, Spec("x")), loras_from=2)
+    with gated.engine as loop:
+        loop.submit([row])
+        gated.begin()
+        shelf.here.add(LORAS)  # while the first step runs
+        gated.network.gate.release(1000)
+        assert _ended(gated, 1)["x"].adapters.loras_from == 1
+
+
+def test_a_bounded_row_pauses_at_its_bound(gated: GatedLoop, shelf: Shelf) -> None:
+    row = adapted(tiny_flux.row(gated.family, Spec("x")), loras_from=2)
+    with gated.engine as loop:
+        loop.submit([row])
+        for _ in range(2):
+            gated.begin()
+            gated.network.gate.release()
+            last = gated.reports.get(timeout=HUNG_S).advanced[0]
+        assert last.step == 2
+        loop.submit([tiny_flux.row(gated.family, Spec("other"))])
+        gated.begin()
+        assert [(row.key.job_id, row.step) for row in loop.state().waiting] == [("x", 2)]
+        shelf.here.add(LORAS)
+        loop.resume("x", 1)
+        gated.network.gate.release(1000)
+        assert _ended(gated, 2)["x"].adapters.loras_from == 2
+
+
+def test_a_row_that_waits_can_be_cancelled_and_taken(gated: GatedLoop) -> None:
+    with gated.engine as loop:
+        loop.submit([adapted(tiny_flux.row(gated.family, Spec(name))) for name in ("a", "b")])
+        assert [row.key.job_id for row in loop.cancel("a")] == ["a"]
+        loop.resume("a", 1)  # too late, and harmless
+        assert [row.key.job_id for row in loop.take_all()] == ["b"]
+
+
+def _ended(gated: GatedLoop, count: int) -> dict[str, Row]:
+    done: dict[str, Row] = {}
+    while len(done) < count:
+        report = gated.reports.get(timeout=HUNG_S)
+        assert not report.failed
+        done |= {row.key.job_id: row for row in report.advanced if row.done}
+    return done
+
+
+def _alone(row: Row) -> torch.Tensor:
+    gated = GatedLoop()
+    gated.network.gate.release(1000)
+    with gated.engine as loop:
+        loop.submit([row])
+        return _ended(gated, 1)[row.key.job_id].latent

@@ -85,11 +85,16 @@ def freezing(uses: Sequence[BlockInputs], texts: Sequence[Everything]) -> list[B
 # One forward
 
 
-@pytest.mark.parametrize("fill", [False, True])
 @pytest.mark.parametrize(
-    "modes", [KV, [BlockMode.HIDDEN] * 4, [BlockMode.FULL] * 4, [BlockMode.FULL, *KV[:3]]]
+    ("modes", "fill", "scale"),
+    [
+        (KV, False, 2.5),
+        (KV, True, 1.0),
+        ([BlockMode.HIDDEN] * 4, True, 2.5),
+        ([BlockMode.FULL] * 4, False, 1.0),
+        ([BlockMode.FULL, *KV[:3]], False, 2.5),
+    ],
 )
-@pytest.mark.parametrize("scale", [1.0, 2.5])
 def test_masked_with_kept_padding_equals_full_on_the_compute_set(
     modes: Sequence[BlockMode], fill: bool, scale: float
 ) -> None:
@@ -192,9 +197,9 @@ def taught(teacher: Row) -> tuple[Correction, ...] | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scale", [1.0, 2.0])
-@pytest.mark.parametrize("hit", [False, True])
-@pytest.mark.parametrize("fill", [False, True])
+@pytest.mark.parametrize(
+    ("fill", "hit", "scale"), [(False, False, 2.0), (False, True, 1.0), (True, False, 1.0), (True, True, 2.0)]
+)
 def test_steps_take_what_an_earlier_one_made_of_the_padding(fill: bool, hit: bool, scale: float) -> None:
     """Beside a row that computes its padding in every step, and one that computes everything."""
     of = tiny_flux.family(fill=fill, dtype=DOUBLE)
@@ -289,8 +294,7 @@ def test_samples_and_plans_tell_what_is_computed(hit: bool) -> None:
     assert tokens[0] == (6 + 16) * (6 + 16)
 
 
-@pytest.mark.parametrize("hit", [False, True])
-@pytest.mark.parametrize("fails", [1, 2, 4])
+@pytest.mark.parametrize(("fails", "hit"), [(1, True), (2, False), (4, True), (4, False)])
 def test_a_step_that_failed_is_computed_again(fails: int, hit: bool) -> None:
     """In a batch each row is tried alone, as it was: neither loses what it keeps."""
     taken = template(EXACTLY) if hit else None
@@ -340,8 +344,7 @@ def test_a_row_that_fails_alone_goes_on_in_full(hit: bool) -> None:
     torch.testing.assert_close(finished(made)["job"].latent, wanted.latent, atol=FLOAT32, rtol=0)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("hit", [False, True])
+@pytest.mark.parametrize(("hit", "bits"), [(False, 8), (True, 4)])
 def test_where_slabs_are_not_kept_it_is_kept_in_bits(hit: bool, bits: int) -> None:
     """The picture is near that of padding as it was: nearer with more bits."""
     taken = template(EXACTLY) if hit else None
@@ -355,8 +358,7 @@ def test_where_slabs_are_not_kept_it_is_kept_in_bits(hit: bool, bits: int) -> No
 # What it takes, and which rows
 
 
-@pytest.mark.parametrize("scale", [1.0, 2.0])
-@pytest.mark.parametrize("bits", [None, 4])
+@pytest.mark.parametrize(("scale", "bits"), [(1.0, 4), (2.0, None)])
 def test_what_is_kept_is_weighed(scale: float, bits: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     row = keeping(OF, template(OF), replace(PADDED, true_cfg_scale=scale))
     off, parts, width = replace(row, keeps_padding=False), 2 * BLOCKS, 64

@@ -127,7 +127,7 @@ class Hiccup(FluxInpaint):
         return found
 
 
-@pytest.mark.parametrize("fails", [1, 2, 4])
+@pytest.mark.parametrize("fails", [1, 4])
 def test_a_step_that_failed_is_computed_again(fails: int) -> None:
     """In a batch each row is tried alone, as it was: neither loses what it keeps."""
     rows = [renewing(OF, Spec(name, grid=GRID, steps=6, seed=i), 3) for i, name in enumerate("ab")]

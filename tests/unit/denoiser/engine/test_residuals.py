@@ -1,23 +1,38 @@
-"""What ControlNets add behind blocks of packed rows, beside diffusers' own transformer and a forward in full."""
+"""Flux beside diffusers: residuals of ControlNets, ControlNets themselves, and modulation."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from diffusers.models.controlnets.controlnet_flux import FluxControlNetModel
 from torch import Tensor
 
+from giornata.packed import attention, elementwise
+from giornata.packed.flux.blocks import FluxComponents
+from giornata.packed.flux.forward import FluxForward
+from giornata.packed.flux.modulation import Modulation, prepared
+from giornata.packed.flux.projections import FluxProjections
+from giornata.packed.low_rank_hooks import LowRankHooks
+from giornata.packed.packing import layout
+from giornata.packed.region import PackedBatch
+from giornata.packed.tracing import UNTRACED
 from giornata.packed.uses import BlockInputs
 from giornata.wire.values import BlockMode
-from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.assembly import assemble, place
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
+from tests.fakes.tiny_flux import JOINT_DIM, LATENT, POOLED_DIM, Spec
+from tests.precision import float32_bound
 from tests.unit.denoiser.engine.test_masked import BLOCKS, DOUBLE, Everything, masked, reusing
+
+# What ControlNets add behind blocks of packed rows, beside diffusers' own transformer and a forward in
+# full.
+
 
 CLOSE = 1e-5
 WIDTH = 64
@@ -87,13 +102,13 @@ def test_mixed_rows_with_and_without_residuals_equal_diffusers() -> None:
     assert (packed[0] - plain).abs().max() > 0.05, "the comparison sees residuals"
 
 
-@pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(
-    "modes",
+    ("modes", "whole"),
     [
-        (BlockMode.KV,) * 4,
-        (BlockMode.HIDDEN,) * 4,
-        (BlockMode.KV, BlockMode.FULL, BlockMode.KV, BlockMode.HIDDEN),
+        ((BlockMode.KV,) * 4, True),
+        ((BlockMode.HIDDEN,) * 4, False),
+        ((BlockMode.KV, BlockMode.FULL, BlockMode.KV, BlockMode.HIDDEN), True),
+        ((BlockMode.KV, BlockMode.FULL, BlockMode.KV, BlockMode.HIDDEN), False),
     ],
 )
 def test_the_compute_set_equals_the_forward_in_full(modes: tuple[BlockMode, ...], whole: bool) -> None:
@@ -117,3 +132,142 @@ def test_a_residual_of_a_region_needs_one() -> None:
     row = tiny_flux.row(of, Spec())
     with pytest.raises(ValueError, match="has no region"):
         output(of, [row], [BlockInputs(residuals=Given(drawn(2), whole=False))])
+
+
+# A Flux ControlNet over packed rows, beside diffusers' own forward of each row.
+
+
+CPU = torch.device("cpu")
+GRIDS = ((3, 4), (4, 4), (2, 3))
+
+
+def net() -> Any:
+    torch.manual_seed(0)
+    kind: Any = FluxControlNetModel
+    made = kind(
+        in_channels=LATENT,
+        num_layers=2,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=4,
+        joint_attention_dim=JOINT_DIM,
+        pooled_projection_dim=POOLED_DIM,
+        guidance_embeds=True,
+        axes_dims_rope=(4, 6, 6),
+    )
+    with torch.no_grad():
+        for name, weight in made.named_parameters():
+            if name.startswith("controlnet_"):  # zeros before training
+                weight.normal_(0, 0.1)
+            elif ".attn." in name:
+                weight.mul_(2.0)
+    return made.eval().requires_grad_(requires_grad=False)
+
+
+def ids(grid: tuple[int, int]) -> Tensor:
+    found = torch.zeros(grid[0] * grid[1], 3)
+    found[:, 1] = torch.arange(grid[0]).repeat_interleave(grid[1])
+    found[:, 2] = torch.arange(grid[1]).repeat(grid[0])
+    return found
+
+
+def test_packed_samples_equal_those_of_each_row_alone() -> None:
+    model = net()
+    texts = [torch.randn(4 + i, JOINT_DIM) for i in range(3)]
+    pooled, times = torch.randn(3, POOLED_DIM), torch.tensor([900.0, 500.0, 40.0])
+    latents, conditions = ([torch.randn(h * w, LATENT) for h, w in GRIDS] for _ in range(2))
+    guidance = torch.tensor([3.5, 1.0, 2.0])
+    places = [ids(grid) for grid in GRIDS]
+    with torch.inference_mode():
+        whole = [
+            model(
+                hidden_states=latents[i][None],
+                controlnet_cond=conditions[i][None],
+                encoder_hidden_states=texts[i][None],
+                pooled_projections=pooled[i : i + 1],
+                timestep=times[i : i + 1] / 1000,
+                guidance=guidance[i : i + 1],
+                txt_ids=torch.zeros(len(texts[i]), 3),
+                img_ids=places[i],
+                return_dict=False,
+            )
+            for i in range(3)
+        ]
+        vectors = prepared(model, model.time_text_embed(times, guidance * 1000, pooled))
+        rotary = [
+            model.pos_embed(torch.cat((torch.zeros(len(text), 3), place)))
+            for text, place in zip(texts, places, strict=True)
+        ]
+        sequences = PackedBatch(
+            layout([len(text) for text in texts], [len(place) for place in places]),
+            (torch.cat([c for c, _ in rotary]), torch.cat([s for _, s in rotary])),
+            (None, None, None),
+        )
+        each = elementwise.choose(CPU, torch.float32)
+        attend = attention.choose(CPU, torch.float32, each.gather)
+        parts = FluxComponents(model, FluxProjections(model), attend, each, LowRankHooks(model))
+        modulation = Modulation(model, list(torch.split(vectors, 1)), (0, 0, 0))
+        forward = FluxForward(parts, sequences, modulation, (), trace=UNTRACED)
+        text = model.context_embedder(torch.cat(texts))
+        hint = model.controlnet_x_embedder(torch.cat(conditions))
+        packed = [
+            torch.split(s, [len(p) for p in places]) for s in forward.samples(text, torch.cat(latents), hint)
+        ]
+    assert len(packed) == 3
+    for i, (doubles, singles) in enumerate(whole):
+        for mine, theirs in zip(packed, (*doubles, *singles), strict=True):
+            torch.testing.assert_close(mine[i], theirs[0], atol=1e-5 * float(theirs.abs().max()), rtol=0)
+            assert theirs.abs().max() > 0.1, "the comparison sees samples"
+
+
+# Vectors of all steps at once are those that diffusers' norms make step by step, and no one else's.
+
+
+SPEC = Spec(steps=6, true_cfg_scale=2.0)
+
+
+def stepwise(of: ModelFamily, step: int) -> list[Tensor]:
+    """What every norm's linear layer makes of one step of both sequences, in the order of the forward."""
+    row, model = tiny_flux.row(of, SPEC), cast("Any", of.network).transformer
+    pooled = torch.stack([cast("Any", prompt).pooled for prompt in row.prompts])
+    time = row.track.times[[step] * 2].to(of.dtype) / 1000 * 1000
+    guidance = torch.full((2,), SPEC.guidance_scale).to(of.dtype) * 1000
+    conditioning = model.time_text_embed(time, guidance, pooled)
+    doubles = [norm for block in model.transformer_blocks for norm in (block.norm1, block.norm1_context)]
+    norms = [*doubles, *(block.norm for block in model.single_transformer_blocks), model.norm_out]
+    return [norm.linear(norm.silu(conditioning)) for norm in norms]
+
+
+def picked(of: ModelFamily, step: int) -> list[Tensor]:
+    """The same, from what is prepared when the row joins."""
+    row, model = tiny_flux.row(of, SPEC), cast("Any", of.network).transformer
+    prepared = [cast("Tensor", sequence.prepared) for sequence in place(row, of).sequences]
+    found = Modulation(model, prepared, [step] * 2)
+    count = len(model.transformer_blocks)
+    doubles = [vectors for block in range(count) for vectors in found.double(block)]
+    singles = [found.single(count + block) for block in range(len(model.single_transformer_blocks))]
+    shift, scale = found.output()
+    return [torch.cat(vectors, dim=1) for vectors in (*doubles, *singles, (scale, shift))]
+
+
+@pytest.mark.parametrize("step", [0, 5])
+@torch.inference_mode()
+def test_vectors_of_all_steps_are_those_of_each_step(step: int) -> None:
+    exact = stepwise(tiny_flux.family(dtype=torch.float64), step)
+    reference, found = stepwise(tiny_flux.family(), step), picked(tiny_flux.family(), step)
+    double = picked(tiny_flux.family(dtype=torch.float64), step)
+    for wanted, single, of_float, of_double in zip(exact, reference, found, double, strict=True):
+        # A product of several rows may group its sums otherwise than the product of one.
+        torch.testing.assert_close(of_float.double(), wanted, atol=float32_bound(single, wanted), rtol=0)
+        torch.testing.assert_close(of_double, wanted, atol=1e-12, rtol=0)
+
+
+@torch.inference_mode()
+def test_what_is_prepared_is_the_sequences_own() -> None:
+    of = tiny_flux.family()
+    row = tiny_flux.row(of, SPEC)
+    first, second = (cast("Tensor", sequence.prepared) for sequence in place(row, of).sequences)
+    again = cast("Tensor", of.network.prepare(row.prompts[0], row.track.times, row.conditioning, ()))
+    assert torch.equal(first, again)
+    assert (first - second).abs().max() > 1e-3
+    assert (first[0] - first[1]).abs().max() > 1e-3

@@ -1,23 +1,27 @@
-"""The engine with templates where rows fail, leave or come again: the others are as they were."""
+"""The engine where rows fail, leave, come again or lose a step: the others are as they were."""
 
 from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from giornata.packed.uses import Residuals
 from giornata.planning.costs import StepCosts
 from giornata.wire.errors import InternalError
 from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.device import Device, TransferHandle
 from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.blocks.waits import WaitTimer
 from giornata_denoiser.choices import EXACT
+from giornata_denoiser.engine.controls import ControlLost, NoControls, OfSequences
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.loop import EngineLoop
@@ -26,11 +30,14 @@ from giornata_denoiser.engine.shortage import CALM, MemoryLimit
 from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.engine.weighing import StepBudget, step_bytes
 from giornata_denoiser.families.flux.checkpoints import FluxInpaint
+from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, finished, template
 from tests.unit.denoiser.engine.test_masked import DOUBLE, FLOAT32
+
+# The engine with templates where rows fail, leave or come again: the others are as they were.
 
 
 @pytest.mark.parametrize("at_step", [0, 1, 3])
@@ -357,3 +364,60 @@ def test_a_row_of_the_same_name_is_corrected_anew() -> None:
     made.batch.cancel("job")
     made.batch.submit([second])
     torch.testing.assert_close(finished(made)["job"].latent, wanted, atol=FLOAT32, rtol=0)
+
+
+# Steps that are lost inside the network, for want of what a ControlNet adds: repeated as if none had been.
+
+
+STEPS = 6
+
+
+@dataclass
+class Failing(Residuals):
+    """Adds nothing, and is lost behind a block."""
+
+    row: Row
+    behind: int
+    whole: bool = True
+
+    def sample(self, block: int) -> Tensor | None:
+        if block == self.behind:
+            raise ControlLost({self.row.key})
+        return None
+
+
+@dataclass
+class Losing(NoControls):
+    """Loses the first row once in a step, behind a block."""
+
+    step: int
+    behind: int
+    lost: list[int] = field(default_factory=list)
+
+    def residuals(
+        self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
+    ) -> tuple[OfSequences, ...]:
+        if rows[0].step != self.step or self.lost:
+            return super().residuals(rows, whole, waits)
+        self.lost.append(rows[0].step)
+        failing: tuple[Residuals, ...] = (Failing(rows[0], self.behind),) * len(rows[0].prompts)
+        return (failing, *(() for _ in rows[1:]))
+
+
+@pytest.mark.parametrize(("step", "behind"), [(0, 0), (0, 3), (1, 3), (2, 0), (3, 3), (4, 0), (5, 3)])
+def test_a_repeated_step_makes_what_it_would_have_made(step: int, behind: int) -> None:
+    """Corrections that are learned, and keys and values that are kept, are half written by then."""
+    of = tiny_flux.family(dtype=DOUBLE)
+    plain = edit(of, None, Spec("renewing", grid=GRID, steps=STEPS, seed=2, true_cfg_scale=2.0))
+    rows = [
+        replace(plain, renewed_every=3, keeps_padding=True),
+        edit(of, template(of, steps=STEPS), Spec("taking", grid=GRID, steps=STEPS, seed=3)),
+    ]
+    ends = []
+    for controls in (NoControls(), Losing(step, behind)):
+        made = Engine(of, ROOMY, lambda: 0.0, reusing=ReuseOptions(correction_bits=EXACT), controls=controls)
+        made.batch.submit(rows)
+        ends.append(finished(made))
+    assert controls.lost == [step]  # type: ignore[attr-defined]  # of the last one
+    for name, row in ends[0].items():
+        torch.testing.assert_close(ends[1][name].latent, row.latent, atol=FLOAT32, rtol=0)

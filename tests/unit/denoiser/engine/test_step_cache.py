@@ -70,8 +70,7 @@ def rows_of(of: ModelFamily, *, masked: bool) -> list[Row]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("fill", [False, True])
+@pytest.mark.parametrize(("fill", "masked"), [(False, True), (True, False)])
 def test_a_row_in_a_batch_equals_the_row_alone(*, fill: bool, masked: bool) -> None:
     of = tiny_flux.family(fill=fill, dtype=DOUBLE)
     rows = rows_of(of, masked=masked)
@@ -149,9 +148,9 @@ def test_a_row_that_goes_on_elsewhere_begins_its_cache_again() -> None:
     assert len(blocks) == spec.steps - 5 - rule.steps.skipped(spec.steps - 5)
 
 
-@pytest.mark.parametrize("scale", [1.0, 2.0])
-@pytest.mark.parametrize("rule", [taylor(3, 0, 1), taylor(4, 2, 4)])
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("rule", "scale", "masked"), [(taylor(3, 0, 1), 1.0, True), (taylor(4, 2, 4), 2.0, False)]
+)
 def test_memory_counts_what_is_remembered(rule: TaylorRule, scale: float, *, masked: bool) -> None:
     of = tiny_flux.family()
     spec = Spec(grid=GRID, steps=8, true_cfg_scale=scale)

@@ -1,31 +1,49 @@
-"""A device that keeps no slabs: blocks gather entries as they are stored, and rows come to the same pictures."""
+"""What rows weigh and which share a step, and a device that keeps no slabs."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from torch import Tensor
 
 from giornata.packed.pages import KVPages
 from giornata.packed.region import region
+from giornata.planning.costs import StepCosts
 from giornata.scheduling.batch import RowKey
 from giornata.wire.samplers import Sampler
 from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.device import Device
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.choices import EXACT, CacheForm
+from giornata_denoiser.engine.assembly import place
 from giornata_denoiser.engine.loading import Loader
-from giornata_denoiser.engine.weighing import StepBudget, row_bytes, step_bytes
+from giornata_denoiser.engine.weighing import (
+    StepBudget,
+    correction_bytes,
+    fits,
+    row_bytes,
+    slab_bytes,
+    step_bytes,
+)
+from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.stored import StoredTensor
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finished, template, where
+from tests.unit.denoiser.engine.test_masked import BLOCKS
+
+# A device that keeps no slabs: blocks gather entries as they are stored, and rows come to the same
+# pictures.
+
 
 FLOAT32 = 1e-5
 
@@ -34,9 +52,10 @@ class Unkept(Device):
     keeps = False
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("corrected", [False, True])
-@pytest.mark.parametrize("forms", [FORMS[0], FORMS[1], FORMS[2]])
+@pytest.mark.parametrize(
+    ("forms", "corrected", "ahead"),
+    [(FORMS[0], True, True), (FORMS[0], False, False), (FORMS[1], True, False), (FORMS[2], False, True)],
+)
 def test_pictures_are_those_of_kept_slabs(forms: frozenset[CacheForm], corrected: bool, ahead: bool) -> None:
     of = tiny_flux.family()
     taken = template(of, forms, steps=3)
@@ -127,3 +146,112 @@ def test_a_row_of_flux_takes_less_than_0_8_gb_of_a_gpu() -> None:
     alone = step_bytes([row], budget, of)
     assert step_bytes([row, beside[0]], budget, of) - alone == row_bytes(row, of, 4)
     assert step_bytes([row, beside[1]], budget, of) - alone == row_bytes(row, of, 4) + entry
+
+
+# Which rows share a step: by memory, time and number.
+
+
+def rows_of_any_weight(of: ModelFamily, taken: CachedTemplate) -> Iterator[Row]:
+    draw = random.Random(0)  # noqa: S311 - no secrets
+    for number in range(1000):
+        spec = Spec(f"r{number}", grid=GRID, steps=draw.randint(1, 3), true_cfg_scale=draw.choice([1.0, 2.0]))
+        tokens = draw.sample(range(16), draw.randint(1, 15))
+        yield edit(of, taken if draw.random() < 0.7 else None, spec, where(tokens))
+
+
+@pytest.mark.slow
+def test_memory_stays_within_its_budget_over_a_thousand_admissions() -> None:
+    of = tiny_flux.family()
+    taken = template(of)
+    rows = list(rows_of_any_weight(of, taken))
+    held = StepBudget(activation_bytes=1000.0, correction_bits=8)
+    most = 4 * max(step_bytes([row], held, of) for row in rows)
+    made = engine(of, budget=replace(held, memory_bytes=most))
+    made.batch.submit(rows)
+    fullest, admitted = 0, set()
+    while joined := made.plan():
+        admitted |= {row.key for row in joined}
+        assert step_bytes(joined, held, of) <= most
+        fullest = max(fullest, len(joined))
+        made.batch.settle(
+            [row.advanced(row.latent) for row in joined], [r.key for r in joined if r.step + 1 >= r.steps]
+        )
+    assert len(admitted) == 1000
+    assert fullest > 4
+
+
+def test_what_is_counted_is_what_is_held() -> None:
+    of = tiny_flux.family()
+    row = edit(of, template(of), Spec("edit", grid=GRID, steps=6, true_cfg_scale=2.0, text_tokens=7))
+    slabs = (
+        [Slabs(row.template.entries[0], row.region, own, of) for own in row.own_tokens]
+        if row.template and row.region
+        else []
+    )
+    held = [slab.gathered(block) for slab in slabs for block in range(BLOCKS)]
+    assert slab_bytes(row, 4) == sum(each.key.nbytes + each.value.nbytes for each in held) > 0
+    for bits in (EXACT, 8, 4):
+        made = engine(of, correction_bits=bits)
+        made.batch.submit([row])
+        report = made.step()
+        assert report is not None
+        (taught,) = report.advanced
+        learned = sum(each.size_bytes for each in taught.corrections or ())
+        assert correction_bytes(taught, 4, bits) == correction_bytes(row, 4, bits) == learned > 0
+    assert correction_bytes(row, 4, None) == 0
+    run = replace(tiny_flux.row(of, Spec("run", grid=GRID, steps=3)), records=RecordingSpec(FORMS[0], EXACT))
+    recorded = template(of, steps=3).size_bytes
+    assert row_bytes(run, of, 8) - row_bytes(replace(run, records=None), of, 8) == recorded
+
+
+def test_activations_are_those_of_equal_sequences_while_rows_stay_equally_long() -> None:
+    of = tiny_flux.family()
+    budget, taken = StepBudget(activation_bytes=2000.0, even_bytes=1000.0), template(of)
+
+    def each(*rows: Row) -> int:
+        added = step_bytes(rows, budget, of) - step_bytes(rows, StepBudget(), of)
+        return round(added / sum(row.tokens for row in rows))
+
+    whole, other = (tiny_flux.row(of, Spec(name, grid=GRID, steps=3)) for name in ("a", "b"))
+    assert each(whole) == each(whole, other) == each(whole, replace(other, step=1)) == 1000
+    assert each(whole, tiny_flux.row(of, Spec("c", grid=GRID, text_tokens=7))) == 2000
+    assert each(replace(whole, companions=1)) == 2000, "they may be modulated apart"
+    first, second, larger = (
+        edit(of, taken, Spec(name, grid=GRID, steps=3), where(tokens))
+        for name, tokens in (("a", [1, 2]), ("b", [5, 6]), ("c", [1, 2, 3]))
+    )
+    assert each(first, second) == 1000
+    assert each(first, replace(second, begun=True, step=1)) == 2000, "one computes all, one its region"
+    assert each(first, whole) == each(first, larger) == 2000, "they will"
+    assert step_bytes([whole], replace(budget, even_bytes=None), of) > step_bytes([whole], budget, of)
+
+
+def test_what_is_prepared_of_a_row_is_counted() -> None:
+    of = tiny_flux.family()
+    short, long = (tiny_flux.row(of, Spec(steps=steps, true_cfg_scale=2.0)) for steps in (3, 7))
+    held = [
+        sum(cast("Tensor", sequence.prepared).nbytes for sequence in place(row, of).sequences)
+        for row in (short, long)
+    ]
+    assert row_bytes(long, of, None) - row_bytes(short, of, None) == held[1] - held[0] > 0
+    assert held[0] == 2 * 3 * of.network.prepared_bytes
+
+
+def test_what_is_loaded_ahead_counts_once_for_all_rows() -> None:
+    of = tiny_flux.family()
+    taken = template(of)
+    rows = [edit(of, taken, Spec(f"r{i}", grid=GRID)) for i in range(3)]
+    alone, entry = step_bytes(rows, StepBudget(), of), sum(slab_bytes(row, 4) for row in rows)
+    assert step_bytes(rows, StepBudget(ahead_bytes=100), of) - alone == 100
+    assert step_bytes(rows, StepBudget(ahead_bytes=1e12), of) - alone == entry
+
+
+def test_rows_share_a_step_while_it_is_predicted_to_be_short_enough() -> None:
+    of = tiny_flux.family()
+    token_ms = 0.1 / of.specs[0].linear
+    costs = StepCosts((1.0, 0.0, token_ms, 0.0, 0.0, 0.0))
+    rows = [edit(of, None, Spec(f"r{i}", grid=GRID, text_tokens=4)) for i in range(4)]
+    alone_ms = 1.0 + 0.1 * 20 * BLOCKS
+    assert not fits(rows[:2], StepBudget(step_ms=alone_ms), costs, of)
+    assert fits(rows[:2], StepBudget(step_ms=2 * alone_ms), costs, of)
+    assert not fits(rows, StepBudget(step_ms=2 * alone_ms), costs, of)

@@ -1,19 +1,28 @@
-"""The store of recordings: two tiers, each within its budget."""
+"""Recordings in memory, pinned, and on disk."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
 from giornata.wire.workers import LoadSample, Tier
-from giornata_denoiser.rows.template import CachedTemplate
+from giornata_denoiser.choices import BITS
+from giornata_denoiser.rows.stored import store
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
 from giornata_denoiser.templates import disk
 from giornata_denoiser.templates.host import PINNED
 from giornata_denoiser.templates.store import TemplateStore
 from tests.patience import HUNG_S
 from tests.unit.denoiser.templates.recordings import same, template
+
+# The store of recordings: two tiers, each within its budget.
 
 
 def test_a_store_goes_from_memory_to_disk_to_nothing(tmp_path: Path) -> None:
@@ -217,3 +226,90 @@ def test_what_was_prefetched_is_in_memory_for_its_edit(tmp_path: Path) -> None:
     assert (counted.prefetched, counted.hits_memory, counted.hits_disk, counted.misses) == (1, 1, 0, 0)
     assert counted.memory_bytes == template("one").size_bytes
     assert counted.disk_bytes == sum(path.stat().st_size for path in tmp_path.iterdir()) > 0
+
+
+# Files of recordings: whole or not there, and nothing wrong is ever read.
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_file_gives_back_the_template(tmp_path: Path, bits: int) -> None:
+    made = template("t", bits)
+    size = disk.write(made, tmp_path / "f")
+    assert size == (tmp_path / "f").stat().st_size >= made.size_bytes
+    assert same(disk.read(tmp_path / "f", "t"), made)
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_no_changed_byte_of_a_file_goes_unnoticed(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    disk.write(template("t", tokens=2), path)
+    whole = path.read_bytes()
+    for index in range(0, len(whole), 7):
+        path.write_bytes(whole[:index] + bytes([whole[index] ^ 4]) + whole[index + 1 :])
+        with pytest.raises(disk.TemplateFileInvalid):
+            disk.read(path, "t")
+    for length in (0, 3, 8, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(disk.TemplateFileInvalid):
+            disk.read(path, "t")
+    save_file({"weight": torch.zeros(2)}, path)
+    with pytest.raises(disk.TemplateFileInvalid):
+        disk.read(path, "t")
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(disk, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        disk.write(template("one"), tmp_path / "f")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Templates in pinned memory, of which torch gives blocks of powers of two: they take little more than their
+# bytes.
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The pinned blocks that are made, in bytes as torch makes them."""
+    made: list[int] = []
+
+    def rounded(size_bytes: int) -> None:
+        made.append(1 << (size_bytes - 1).bit_length())
+
+    def empty(*shape: int, _of: Any = torch.empty, pin_memory: bool = False, **how: Any) -> Tensor:
+        found: Tensor = _of(*shape, **how)
+        if pin_memory:
+            rounded(found.nbytes)
+        return found
+
+    def pin_memory(self: Tensor) -> Tensor:
+        rounded(self.nbytes)
+        return self.clone()
+
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(Tensor, "pin_memory", pin_memory)
+    return made
+
+
+@pytest.mark.parametrize(("bits", "tokens"), [*zip(BITS, (1, 33, 70), strict=True)])
+def test_an_entry_in_pinned_memory_is_the_same_and_takes_a_tenth_more_at_most(
+    blocks: list[int], bits: int, tokens: int
+) -> None:
+    def kept(seed: int) -> CachedBlock:
+        made = torch.Generator().manual_seed(seed)
+        return CachedBlock(*(store(torch.randn(tokens, 1024, generator=made), bits) for _ in range(2)))
+
+    recording = CachedTemplate("t", (1, 1), (Entry(0.5, tuple(map(kept, range(24)))),))
+    pinned = recording.pinned()
+    before, after = ([*each.entries[0].blocks] for each in (recording, pinned))
+    for one, other in zip(before, after, strict=True):
+        for part, twin in zip(one.parts, other.parts, strict=True):
+            for tensor, copy in zip(part.tensors, twin.tensors, strict=True):
+                assert torch.equal(tensor, copy)
+                assert copy.data_ptr() % 16 == 0
+                assert copy.is_contiguous()
+    assert pinned.size_bytes == recording.size_bytes
+    assert sum(blocks) <= 1.1 * recording.size_bytes
