@@ -12,7 +12,7 @@ import torch
 from diffusers import AutoencoderKL
 
 from giornata.families import Family
-from giornata.memory_plan import TILE, PrepostPlan
+from giornata.memory_plan import PrepostPlan
 from giornata.model_cards import read_model_card
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.families.pipeline import in_tiles
@@ -33,20 +33,20 @@ def fresco(plan: PrepostPlan | None = None) -> Any:
     return FAMILIES[card.family](folder, card, CPU, torch.float32, *([] if plan is None else [lambda: plan]))
 
 
-def picture() -> Pixels:
-    """Smooth colours with edges, (SIDE, SIDE, 3)."""
-    y, x = np.mgrid[:SIDE, :SIDE] / SIDE
+def picture(side: int = SIDE) -> Pixels:
+    """Smooth colours with edges, (side, side, 3)."""
+    y, x = np.mgrid[:side, :side] / side
     waves = np.stack([np.sin(9 * x + 4 * y), np.cos(11 * y - 3 * x), np.sin(40 * x * y)], axis=-1)
     pixels: Pixels = (127.5 + 100 * waves).astype(np.uint8)
     pixels[200:420, 300:560] = (220, 60, 30)
     return pixels
 
 
-def coded(model: Any) -> tuple[torch.Tensor, Pixels]:
+def coded(model: Any, side: int) -> tuple[torch.Tensor, Pixels]:
     """The latents of the picture, and the picture of its latents."""
-    mask = np.full((SIDE, SIDE), 255, np.uint8)
-    (row,) = model.encode_rows(picture(), mask, [1], modes=True)
-    return row["image_latents"], model.decode(row["image_latents"], Size(SIDE, SIDE))
+    mask = np.full((side, side), 255, np.uint8)
+    (row,) = model.encode_rows(picture(side), mask, [1], modes=True)
+    return row["image_latents"], model.decode(row["image_latents"], Size(side, side))
 
 
 @pytest.mark.parametrize("family", sorted(HALVES), ids=str)
@@ -94,8 +94,10 @@ def test_tiles_change_a_picture_by_no_more_than_is_told(name: str, mean: float, 
 def test_a_picture_that_runs_out_of_memory_is_coded_in_tiles_and_so_are_later_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    tile, whole = 128, 192
+    monkeypatch.setattr("giornata_prepost.families.pipeline.TILE", tile)
     model = fresco()
-    wanted = coded(fresco(PrepostPlan(True, TILE**2, 0)))
+    wanted = coded(fresco(PrepostPlan(True, tile**2, 0)), whole)
     sides: list[int] = []
 
     def limited(of: Any) -> None:
@@ -104,7 +106,7 @@ def test_a_picture_that_runs_out_of_memory_is_coded_in_tiles_and_so_are_later_on
         def run(given: torch.Tensor) -> torch.Tensor:
             side = given.shape[-1] * (1 if of is model.pipeline.vae.encoder else 4)
             sides.append(side)
-            if side > TILE:
+            if side > tile:
                 raise torch.OutOfMemoryError("no room")
             result: torch.Tensor = forward(given)
             return result
@@ -114,10 +116,10 @@ def test_a_picture_that_runs_out_of_memory_is_coded_in_tiles_and_so_are_later_on
     limited(model.pipeline.vae.encoder)
     limited(model.pipeline.vae.decoder)
     for _ in range(2):
-        latents, pixels = coded(model)
+        latents, pixels = coded(model, whole)
         torch.testing.assert_close(latents, wanted[0])
         assert np.abs(pixels.astype(int) - wanted[1]).max() <= 1
-    assert sides.count(SIDE) == 1, "what ran out of memory once is not tried as a whole again"
+    assert sides.count(whole) == 1, "what ran out of memory once is not tried as a whole again"
 
 
 def test_one_tile_that_runs_out_of_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
