@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,20 @@ from tests.integration.nats_accounts import NatsAccounts
 HERE = Path(__file__).parent
 
 
+ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
+"""The tests of a module run in one event loop: what they share lives there."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-asyncio chooses the scope of the loop
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.path.parent == HERE and iscoroutinefunction(metafunc.function):
+        metafunc.definition.add_marker(ONE_LOOP, append=False)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests of a module in one event loop: what they share lives there."""
     for item in items:
         if item.path.parent == HERE and pytest_asyncio.is_async_test(item):
-            item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
+            item.add_marker(ONE_LOOP, append=False)
 
 
 class SharedStage:
