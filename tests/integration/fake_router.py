@@ -8,7 +8,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from giornata import __version__
@@ -132,6 +132,7 @@ class FakeRouter:
     forecast: JobEstimate | None = None
     progress: tuple[RowProgress, ...] = ()
     tasks: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
+    running_jobs: set[asyncio.Task[None]] = field(default_factory=set)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -154,6 +155,18 @@ class FakeRouter:
             yield
             for cancelled in self.cancelled.values():
                 cancelled.set()
+
+    async def reset(self) -> None:
+        """End all jobs, and be as a router that was just opened."""
+        for event in (*self.cancelled.values(), self.answer_when, self.answer_late, self.steps_when):
+            if event is not None:
+                event.set()
+        if self.running_jobs:
+            await asyncio.wait(self.running_jobs)
+        opened = FakeRouter(self.bus, self.blobs, self.records)
+        for each in fields(self):
+            if each.name not in {"bus", "blobs", "records", "tasks"}:
+                setattr(self, each.name, getattr(opened, each.name))
 
     async def _forecast(self, request: JobEstimateRequest) -> JobEstimate:
         steps = tuple((row.index, row.step) for row in self.progress if row.job_id == request.job_id)
@@ -247,7 +260,9 @@ class FakeRouter:
         if await self.records.create(JobRecord(job=job, rows=rows)):
             self.jobs[job.job_id] = job
             self.cancelled[job.job_id] = asyncio.Event()
-            self.tasks.create_task(self._carry_out(job))
+            running = self.tasks.create_task(self._carry_out(job))
+            self.running_jobs.add(running)
+            running.add_done_callback(self.running_jobs.discard)
         if self.answer_late is not None:
             await self.answer_late.wait()
         return JobAck(job_id=job.job_id)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,10 @@ class Stage:
     async def record(self) -> JobRecord:
         """The record of the latest job."""
         return await self.router.records.get(list(self.router.jobs)[-1])
+
+
+Opening = Callable[..., AbstractAsyncContextManager[Stage]]
+"""Opens a gateway with options, between the servers of a test."""
 
 
 @asynccontextmanager

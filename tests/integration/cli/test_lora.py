@@ -62,12 +62,12 @@ def _apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def door(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Door]:
+async def door(nats_account: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Door]:
     keys = write_keys(tmp_path, {KEY: tmp_path.name})
     async with (
-        open_bench(nats_url, tmp_path) as bench,
+        open_bench(nats_account, tmp_path) as bench,
         bench.instance(),
-        open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage,
+        open_stage(nats_account, redis_url, tmp_path, api_keys_file=keys) as stage,
     ):
         door = Door(stage, tmp_path)
         prepost = Endpoint(subjects.prepost("adapter", "tiny"), NormaliseLora, door.normalise)

@@ -32,8 +32,8 @@ from tests.patience import HUNG_S
 
 ALICES, MALLORYS = "sk-alice-1234567", "sk-mallory-12345"
 WORDS = "the merger with Umbrella"
-IDEMPOTENCY = "order-4711"
-"""As applications that do not heed the advice choose it; Mallory guesses it."""
+IDEMPOTENCY, ANOTHER = "order-4711", "order-4712"
+"""As applications that do not heed the advice choose them; Mallory guesses them."""
 RECEIVER = "hooks-of-alice-and-nobody-else"
 BCRYPT = "$2b$10$" + "a" * 53
 
@@ -50,6 +50,7 @@ class Victim:
     job: Job
     """Finished, under an idempotency key."""
     running: Job
+    """Under another key."""
     template_id: str
     lora_id: str
     inbox: str
@@ -100,7 +101,7 @@ async def open_scene(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIter
     async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=tmp_path / "keys.json") as stage:
         finished = await _job(stage, IDEMPOTENCY)
         stage.router.hold = hold = asyncio.Event()
-        running = await _job(stage, secrets.token_hex(8), wait=False)
+        running = await _job(stage, ANOTHER, wait=False)
         await stage.router.held.wait()
         _, template = await register(stage, b"Alice's picture", bearer(ALICES))
         lora = LoraRecord(

@@ -27,12 +27,11 @@ async def edit(
 
 
 @asynccontextmanager
-async def second_gateway(
-    stage: Stage, nats_url: str, redis_url: str, folder: Path, **options: Any
-) -> AsyncIterator[Stage]:
+async def second_gateway(stage: Stage, folder: Path, **options: Any) -> AsyncIterator[Stage]:
     """Another gateway in front of the same router."""
     (folder / "second").mkdir()
-    async with open_gateway(stage.router, nats_url, redis_url, folder / "second", **options) as opened:
+    servers = stage.config.nats_url, stage.config.blobs_url
+    async with open_gateway(stage.router, *servers, folder / "second", **options) as opened:
         await stage.router.announce()
         yield opened
 

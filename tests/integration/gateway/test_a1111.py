@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import webuiapi
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # has no types
 from openapi_spec_validator import validate
@@ -22,14 +22,14 @@ from giornata.wire.samplers import Sampler
 from giornata_gateway.http.a1111_routes import A1111_ROUTES
 from tests.fakes.fleet import SDXL
 from tests.integration.fake_router import CARD, picture_of
-from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.gateway_fakes import Opening, Stage
 
 IMAGE = base64.b64encode(b"picture").decode()
 MASK = base64.b64encode(b"mask").decode()
 EDIT: dict[str, Any] = {"prompt": "a red star", "init_images": [IMAGE], "mask": MASK, "seed": 7}
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def painter(stage: Stage) -> Stage:
     """A gateway whose fleet has a Fill model, and one with classifier-free guidance that generates."""
     stage.router.cards = (CARD, SDXL)
@@ -138,33 +138,20 @@ async def test_what_webuiapi_sends_by_itself_is_accepted(painter: Stage) -> None
     ("change", "code", "field", "received"),
     [
         ({"restore_faces": True}, "invalid_field", "restore_faces", "true"),
-        ({"tiling": 1}, "invalid_field", "tiling", "1"),
-        ({"subseed_strength": 0.3}, "invalid_field", "subseed_strength", "0.3"),
-        ({"styles": ["oil"]}, "invalid_field", "styles", "['oil']"),
-        ({"script_name": "Loopback"}, "invalid_field", "script_name", "'Loopback'"),
         ({"inpainting_fill": 0, "denoising_strength": 0.4}, "invalid_field", "denoising_strength", "0.4"),
         ({"inpainting_fill": 4}, "invalid_field", "inpainting_fill", "4"),
         ({"denoising_strength": 0}, "invalid_field", "denoising_strength", "0"),
+        ({"negative_prompt": "blue"}, "invalid_field", "negative_prompt", "a text"),
         ({"width": 768, "height": 512}, "invalid_field", "width", "768x512"),
         ({"width": 768}, "invalid_field", "request", None),
         ({"batch_size": 4, "n_iter": 4}, "invalid_field", "request", None),
-        ({"cfg_scale": 4}, "invalid_field", "cfg_scale", "4"),
-        ({"negative_prompt": "blue"}, "invalid_field", "negative_prompt", "a text"),
-        ({"sampler_name": "DPM++ 2M"}, "invalid_field", "sampler_name", None),
         ({"override_settings": {"sd_model_checkpoint": "v1-5"}}, "model_not_found",
          "override_settings.sd_model_checkpoint", "v1-5"),
-        ({"override_settings": {"CLIP_stop_at_last_layers": 2}}, "invalid_field",
-         "override_settings.CLIP_stop_at_last_layers", "2"),
         ({"override_settings": {"sd_vae": "ours.pt"}}, "invalid_field", "override_settings.sd_vae", "'ours.pt'"),
-        ({"alwayson_scripts": {"ADetailer": {"args": [True, {"ad_model": "face"}]}}}, "invalid_field",
-         "alwayson_scripts.ADetailer", None),
-        ({"alwayson_scripts": {"ControlNet": {"args": [{"model": "canny", "module": "openpose"}]}}},
-         "invalid_field", "alwayson_scripts.controlnet.args.0.module", "openpose"),
         ({"alwayson_scripts": {"ControlNet": {"args": [{"model": "c", "module": "canny"}]}}},
          "controlnet_not_found", "alwayson_scripts.controlnet", "c"),
         ({"prompt": "a <lora:gone:0.5> star"}, "lora_not_found", "prompt", "gone"),
         ({"prompt": "a (red:1.3) star"}, "invalid_field", "prompt", "(red:1.3)"),
-        ({"negative_prompt": "[blue]"}, "invalid_field", "negative_prompt", "[blue]"),
         ({"prompt": ""}, "invalid_field", "prompt", ""),
         ({"init_images": []}, "invalid_field", "init_images", None),
         ({"init_images": ["?"]}, "invalid_field", "init_images", None),
@@ -227,9 +214,9 @@ async def test_options_are_not_kept(painter: Stage) -> None:
     assert (status, answer["error"]["param"]) == (400, "sd_model_checkpoint")
 
 
-async def test_options_may_name_a_model_by_its_alias(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+async def test_options_may_name_a_model_by_its_alias(opening: Opening) -> None:
     aliases = "sdxl=tiny, lost=away, again=sdxl"
-    async with open_stage(nats_url, redis_url, tmp_path, model_aliases=aliases) as stage:
+    async with opening(model_aliases=aliases) as stage:
         for name, expected in (("tiny", 200), ("sdxl", 200), ("lost", 400), ("again", 400), ("other", 400)):
             assert (await post(stage, "options", {"sd_model_checkpoint": name}))[0] == expected
         for name, stands in (("lost", "away"), ("again", "sdxl")):
@@ -240,8 +227,8 @@ async def test_options_may_name_a_model_by_its_alias(nats_url: str, redis_url: s
             assert f"stands for {stands}. Served: tiny" in answer["error"]["message"]
 
 
-async def test_a_gateway_may_be_without_it(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, a1111=False) as stage:
+async def test_a_gateway_may_be_without_it(opening: Opening) -> None:
+    async with opening(a1111=False) as stage:
         async with stage.http.get("/sdapi/v1/options") as response:
             assert response.status == 404
         async with stage.http.get("/openapi.json") as response:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import pytest_asyncio
 import redis.asyncio
 
 from giornata.blobs import RedisBlobs
@@ -35,7 +36,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def blobs(store: str) -> AsyncIterator[RedisBlobs]:
     async with RedisBlobs.open(store) as opened:
         yield opened

@@ -13,7 +13,7 @@ import uvloop
 from giornata_gateway.http import connections
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway.test_hostile import connection
-from tests.integration.gateway_fakes import open_stage
+from tests.integration.gateway_fakes import Opening
 from tests.patience import HUNG_S
 
 CROWD = 200
@@ -46,7 +46,7 @@ async def one_answer(reader: asyncio.StreamReader) -> bytes:
 
 
 async def test_what_comes_at_once_is_parsed_in_pieces(
-    nats_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others have their turns between, however many chunks a read holds; the answer is that to a body in one chunk."""
     sizes: list[int] = []
@@ -61,7 +61,7 @@ async def test_what_comes_at_once_is_parsed_in_pieces(
     body = b'{"prompt": "%s", "n": "two"}' % (b"x" * 50_000)
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
     answers = []
-    async with open_stage(nats_url, redis_url, tmp_path) as stage:
+    async with opening() as stage:
         for sent in (
             head + b"Content-Length: %d\r\n\r\n" % len(body) + body,
             head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks,
@@ -76,15 +76,13 @@ async def test_what_comes_at_once_is_parsed_in_pieces(
     assert answers[0] == answers[1]
 
 
-async def test_heads_that_do_not_come_are_answered_and_their_connections_closed(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
+async def test_heads_that_do_not_come_are_answered_and_their_connections_closed(opening: Opening) -> None:
     async def half(sent: bytes) -> bytes:
         async with connection(stage) as (reader, writer):
             writer.write(sent)
             return await everything(reader)
 
-    async with open_stage(nats_url, redis_url, tmp_path, head_s=0.3) as stage:
+    async with opening(head_s=0.3) as stage:
         answers = await asyncio.gather(*(half(b"GET /readyz HTTP/1.1\r\nHost: x\r\n") for _ in range(50)))
         assert {answer.partition(b"\r\n")[0] for answer in answers} == {b"HTTP/1.1 408 Request Timeout"}
         assert all(b'"code":"request_timeout"' in answer for answer in answers)
@@ -93,9 +91,7 @@ async def test_heads_that_do_not_come_are_answered_and_their_connections_closed(
             assert 'code="request_timeout"' in await response.text()
 
 
-def test_half_a_head_that_comes_with_its_connection_is_no_excuse(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
+def test_half_a_head_that_comes_with_its_connection_is_no_excuse(opening: Opening) -> None:
     """The services' own loop may read it before aiohttp's task has begun to wait for a request.
 
     All of them come while the loop stands still, and none is reset.
@@ -108,7 +104,7 @@ def test_half_a_head_that_comes_with_its_connection_is_no_excuse(
         return peers
 
     async def firsts() -> set[bytes]:
-        async with open_stage(nats_url, redis_url, tmp_path, head_s=0.3, idle_s=2 * HUNG_S) as stage:
+        async with opening(head_s=0.3, idle_s=2 * HUNG_S) as stage:
             peers = halves(
                 ("127.0.0.1", int(stage.url.rpartition(":")[2]))
             )  # the loop stands still meanwhile
@@ -121,11 +117,8 @@ def test_half_a_head_that_comes_with_its_connection_is_no_excuse(
     assert uvloop.run(firsts()) == {b"HTTP/1.1 408 Request Timeout"}
 
 
-async def test_a_head_that_trickles_is_no_excuse(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    async with (
-        open_stage(nats_url, redis_url, tmp_path, head_s=0.5) as stage,
-        connection(stage) as (reader, writer),
-    ):
+async def test_a_head_that_trickles_is_no_excuse(opening: Opening) -> None:
+    async with opening(head_s=0.5) as stage, connection(stage) as (reader, writer):
         answer = asyncio.ensure_future(everything(reader))
         writer.write(b"GET /readyz HTTP/1.1\r\nX: ")
         while not answer.done():
@@ -134,13 +127,8 @@ async def test_a_head_that_trickles_is_no_excuse(nats_url: str, redis_url: str, 
         assert answer.result().startswith(b"HTTP/1.1 408 ")
 
 
-async def test_a_connection_may_rest_between_two_requests_but_not_within_a_head(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with (
-        open_stage(nats_url, redis_url, tmp_path, head_s=1.0) as stage,
-        connection(stage) as (reader, writer),
-    ):
+async def test_a_connection_may_rest_between_two_requests_but_not_within_a_head(opening: Opening) -> None:
+    async with opening(head_s=1.0) as stage, connection(stage) as (reader, writer):
         edit = form(2000)
         for first, rest, pause_s in ((PING, b"", 1.5), (edit[:1000], edit[1000:], 1.5), (PING, b"", 0.0)):
             writer.write(first)
@@ -152,20 +140,15 @@ async def test_a_connection_may_rest_between_two_requests_but_not_within_a_head(
         assert (await everything(reader)).startswith(b"HTTP/1.1 408 ")
 
 
-async def test_an_idle_connection_is_closed(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    async with (
-        open_stage(nats_url, redis_url, tmp_path, idle_s=0.3) as stage,
-        connection(stage) as (reader, writer),
-    ):
+async def test_an_idle_connection_is_closed(opening: Opening) -> None:
+    async with opening(idle_s=0.3) as stage, connection(stage) as (reader, writer):
         writer.write(PING)
         assert (await one_answer(reader)).startswith(b"HTTP/1.1 200 ")
         assert await everything(reader) == b""
 
 
-async def test_an_edit_that_takes_longer_than_a_head_may_is_answered(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, head_s=1.0, idle_s=2.0) as stage:
+async def test_an_edit_that_takes_longer_than_a_head_may_is_answered(opening: Opening) -> None:
+    async with opening(head_s=1.0, idle_s=2.0) as stage:
         stage.router.hold = asyncio.Event()
         running = asyncio.create_task(stage.edit())
         await stage.router.held.wait()
@@ -181,16 +164,11 @@ async def test_an_edit_that_takes_longer_than_a_head_may_is_answered(
 
 
 @pytest.mark.parametrize(("pause_s", "status"), [(0.05, b"408"), (0.0, b"200")])
-async def test_a_body_comes_at_a_pace(
-    nats_url: str, redis_url: str, tmp_path: Path, pause_s: float, status: bytes
-) -> None:
+async def test_a_body_comes_at_a_pace(opening: Opening, pause_s: float, status: bytes) -> None:
     """20 kB at 2 kB/s are refused at a fiftieth of the time that a body may take as a whole."""
     whole = form(20_000)
     options = {"head_s": 0.5, "receive_bytes_per_s": 20_000, "receive_s": 60.0}
-    async with (
-        open_stage(nats_url, redis_url, tmp_path, **options) as stage,
-        connection(stage) as (reader, writer),
-    ):
+    async with opening(**options) as stage, connection(stage) as (reader, writer):
         answer = asyncio.ensure_future(one_answer(reader))
         for first in range(0, len(whole), 100):
             if answer.done():
@@ -201,13 +179,8 @@ async def test_a_body_comes_at_a_pace(
         assert (await answer).split(b" ")[1] == status
 
 
-async def test_a_newer_connection_takes_the_place_of_the_oldest_that_showed_no_key(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with (
-        open_stage(nats_url, redis_url, tmp_path, max_connections=2) as stage,
-        connection(stage) as (reader, writer),
-    ):
+async def test_a_newer_connection_takes_the_place_of_the_oldest_that_showed_no_key(opening: Opening) -> None:
+    async with opening(max_connections=2) as stage, connection(stage) as (reader, writer):
         writer.write(PING)
         await one_answer(reader)
         async with connection(stage) as (second, ask):
@@ -217,15 +190,12 @@ async def test_a_newer_connection_takes_the_place_of_the_oldest_that_showed_no_k
 
 
 async def test_tenants_share_connections_and_strangers_take_none_of_them(
-    nats_url: str, redis_url: str, tmp_path: Path
+    opening: Opening, tmp_path: Path
 ) -> None:
     keys = write_keys(tmp_path, {"sk-alice-123": "alice", "sk-robert-12": "bob"})
     whom = "GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {}\r\n\r\n"
     alice, bob = whom.format("sk-alice-123").encode(), whom.format("sk-robert-12").encode()
-    async with (
-        open_stage(nats_url, redis_url, tmp_path, max_connections=8, api_keys_file=keys) as stage,
-        AsyncExitStack() as held,
-    ):
+    async with opening(max_connections=8, api_keys_file=keys) as stage, AsyncExitStack() as held:
 
         async def connected(sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
             opened = await held.enter_async_context(connection(stage))

@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 import giornata.client
 from giornata.wire.adapters import Annotator, ControlCard, ControlKind, ControlUse
@@ -37,7 +38,7 @@ USES = (
 FILES = (b"one", b"two")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def controlled(stage: Stage) -> Stage:
     """A gateway whose fleet serves a painter with two ControlNets."""
     stage.router.cards, stage.router.controlnets = (CARD, PAINTER), {"painter": (OUTLINE, UNION)}
@@ -105,10 +106,7 @@ async def test_the_nats_door_takes_them(controlled: Stage, nats_url: str) -> Non
     [
         ([], [{"model": "depth", "annotator": "canny"}], 404, "controlnet_not_found", "controlnets"),
         ([], [{"model": "union", "annotator": "canny"}], 400, "invalid_field", "controlnets.mode"),
-        ([], [{"model": "outline"}], 400, "invalid_field", "controlnets.0"),
         ([], [{"model": "outline", "annotator": "depth"}], 400, "invalid_field", "controlnets.0.annotator"),
-        ([], [{"model": "outline", "image": 0, "start": 0.5, "end": 0.5}], 400, "invalid_field", "controlnets.0"),
-        ([], [{"model": "outline", "annotator": "tile"}] * 4, 400, "invalid_field", "controlnets"),
         ([("control_image_1", b"x")], [{"model": "outline", "image": 1}], 400, "invalid_field", "control_image_0"),
         ([("control_image_0", b"x")], [], 400, "invalid_field", "control_image_0"),
         ([("control_image_0", b"")], [{"model": "outline", "image": 0}], 400, "invalid_field", "control_image_0"),

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
-import pytest
+import pytest_asyncio
 
 from giornata.bus.connection import barrier
 from giornata.client import connect
@@ -30,7 +30,7 @@ HEAD = (
 )
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def other(stage: Stage, nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Stage]:
     """A second gateway of the same fleet, which gives notice."""
     folder = tmp_path / "other"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from giornata.blobs import RedisBlobs
 from giornata.bus import streams
@@ -39,7 +40,7 @@ def nats_on_disk(disk: SmallDisk) -> Iterator[NatsServer]:
     server.kill()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def on_disk(nats_on_disk: NatsServer, redis_url: str, tmp_path: Path) -> AsyncIterator[Stage]:
     async with open_stage(nats_on_disk.url, redis_url, tmp_path) as stage:
         await streams.ensure_queue(stage.router.bus.jetstream, replicas=1, max_messages=100)

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+import pytest_asyncio
 from openai.types import ImageGenCompletedEvent, ImageGenPartialImageEvent, ImagesResponse
 
 import giornata.client
@@ -38,7 +39,7 @@ FLUX = CARD.model_copy(
 )
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def painter(stage: Stage) -> Stage:
     """A gateway whose fleet has a Fill model, and one that generates."""
     stage.router.cards = (CARD, FLUX)
@@ -134,14 +135,12 @@ async def test_an_idempotency_key_leads_to_the_same_generation(painter: Stage, n
         ({"strength": 0.5}, "invalid_field", "strength", "leave strength out, or ask for an edit"),
         ({"mask": "aGk="}, "invalid_field", "mask", "leave mask out, or ask for an edit"),
         ({"style": "bold"}, "invalid_field", "style", None),
-        ({"background": "transparent"}, "invalid_field", "background", None),
         ({"guidance_rescale": 0.7}, "unknown_field", "guidance_rescale", None),
         ({"sampler": "ddim"}, "invalid_field", "sampler", "euler"),
         ({"size": "1000x1000"}, "size_mismatch", "size", "auto, or multiples of 16, such as 992x992"),
         ({"model": "tiny"}, "task_not_supported", "model", "flux"),
         ({"model": "absent"}, "model_not_found", "model", "flux, tiny"),
         ({"partial_images": 1}, "invalid_field", "partial_images", None),
-        ({"n": 11}, "invalid_field", "n", None),
         ({"prompt": ["a"]}, "invalid_field", "prompt", None),
         ({"stream": True, "response_format": "url"}, "invalid_field", "stream", None),
     ],

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from giornata_gateway.http.routes import ROUTES
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway.test_jobs import frames_of, submit
-from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.gateway_fakes import Opening, Stage
 from tests.patience import HUNG_S
 
 MIB = 1 << 20
@@ -59,13 +59,8 @@ def upload(size: int, sent: int, headers: str = "") -> bytes:
     return head.encode() + part + b"x" * sent
 
 
-async def test_a_slow_upload_keeps_nobody_out_and_ends_in_time(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with (
-        open_stage(nats_url, redis_url, tmp_path, max_concurrent_rows=1, receive_s=3) as stage,
-        connection(stage) as (reader, writer),
-    ):
+async def test_a_slow_upload_keeps_nobody_out_and_ends_in_time(opening: Opening) -> None:
+    async with opening(max_concurrent_rows=1, receive_s=3) as stage, connection(stage) as (reader, writer):
         writer.write(upload(size=1000, sent=10))
         await writer.drain()
         assert (await stage.edit())[0] == 200
@@ -75,11 +70,9 @@ async def test_a_slow_upload_keeps_nobody_out_and_ends_in_time(
         assert b'"code":"request_timeout"' in answer
 
 
-async def test_bytes_in_flight_are_limited_and_given_back_once_stored(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
+async def test_bytes_in_flight_are_limited_and_given_back_once_stored(opening: Opening) -> None:
     options = {"max_held_bytes": 2 * MIB, "max_request_bytes": 2 * MIB}
-    async with open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+    async with opening(**options) as stage:
         large = b"x" * (MIB + MIB // 2)
         stage.router.hold = asyncio.Event()
         running = asyncio.create_task(stage.http.post("/v1/images/edits", data=stage.form(large)))
@@ -99,11 +92,9 @@ async def test_bytes_in_flight_are_limited_and_given_back_once_stored(
             assert (await stage.edit())[0] == 200  # a small one fits
 
 
-async def test_who_does_not_read_the_answer_is_cut_off_and_the_next_is_served(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
+async def test_who_does_not_read_the_answer_is_cut_off_and_the_next_is_served(opening: Opening) -> None:
     options = {"max_held_bytes": 2 * MIB, "max_request_bytes": 2 * MIB, "stall_s": 2}
-    async with open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+    async with opening(**options) as stage:
         stage.router.picture_bytes = 16 * MIB
         job_id = await submit(stage)
         await frames_of(stage, job_id)
@@ -114,10 +105,8 @@ async def test_who_does_not_read_the_answer_is_cut_off_and_the_next_is_served(
                 assert await response.read() == picture_of(0, 16 * MIB)
 
 
-async def test_who_does_not_read_a_stream_gives_its_place_back(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, stall_s=1, drain_s=600) as stage:
+async def test_who_does_not_read_a_stream_gives_its_place_back(opening: Opening) -> None:
+    async with opening(stall_s=1, drain_s=600) as stage:
         stage.router.picture_bytes = 16 * MIB
         body = (
             b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nx\r\n'
@@ -137,8 +126,8 @@ async def test_who_does_not_read_a_stream_gives_its_place_back(
                 await stage.serving
 
 
-async def test_event_streams_are_counted(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, max_streams=1) as stage:
+async def test_event_streams_are_counted(opening: Opening) -> None:
+    async with opening(max_streams=1) as stage:
         stage.router.hold = asyncio.Event()
         job_id = await submit(stage)
         async with stage.http.get(f"/v1/jobs/{job_id}/events") as first:
@@ -165,28 +154,24 @@ async def test_a_client_that_leaves_while_its_job_is_submitted_leaves_no_job(sta
         assert (await stage.record()).state == "cancelled"
 
 
-@pytest.mark.parametrize(
-    "route",
-    [route for route in ROUTES if route.path not in OPEN],
-    ids=lambda route: f"{route.method} {route.path}",
-)
-async def test_every_route_wants_a_key(
-    nats_url: str, redis_url: str, tmp_path: Path, route: aiohttp.web.RouteDef
-) -> None:
+async def test_every_route_wants_a_key(opening: Opening, tmp_path: Path) -> None:
+    named = {"{job_id}": "job_1", "{template_id}": "template_1", "{lora_id}": "lora_1", "{model}": "tiny"}
+    closed = [route for route in ROUTES if route.path not in OPEN]
+    assert len(closed) > 20
     keys = write_keys(tmp_path, {"sk-alice-123": "alice"})
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
-        path = (
-            route.path.replace("{job_id}", "job_1")
-            .replace("{template_id}", "template_1")
-            .replace("{lora_id}", "lora_1")
-            .replace("{model}", "tiny")
-        )
-        async with stage.http.request(route.method, path) as response:
-            assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
-        wrong = {"Authorization": "Bearer sk-nobody-12"}
-        async with stage.http.request(route.method, path, headers=wrong) as response:
+    async with opening(api_keys_file=keys) as stage:
+        for route in closed:
+            path = re.sub(r"\{\w+\}", lambda found: named[found[0]], route.path)
+            async with stage.http.request(route.method, path) as response:
+                assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer"), path
+            wrong = {"Authorization": "Bearer sk-nobody-12"}
+            async with stage.http.request(route.method, path, headers=wrong) as response:
+                assert response.status == 401, path
+                assert (await response.json())["error"]["type"] == "authentication_error"
+        async with stage.http.get("/v1/fleet", headers={"Accept": "text/event-stream"}) as response:
             assert response.status == 401
-            assert (await response.json())["error"]["type"] == "authentication_error"
+        async with stage.http.get("/") as response:
+            assert response.status == 200, "the page itself asks for the key"
 
 
 async def test_a_page_of_another_site_changes_nothing_where_no_key_is_asked_for(stage: Stage) -> None:
@@ -217,43 +202,17 @@ async def test_a_page_of_another_site_changes_nothing_where_no_key_is_asked_for(
     stage.router.hold.set()
 
 
-async def test_a_page_of_another_site_that_has_a_key_may_edit(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    keys = write_keys(tmp_path, {"sk-alice-123": "alice"})
-    headers = {"Sec-Fetch-Site": "cross-site", "Authorization": "Bearer sk-alice-123"}
-    async with (
-        open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage,
-        stage.http.post("/v1/jobs", data=stage.form(), headers=headers) as response,
-    ):
-        assert response.status == 202
-
-
-async def test_other_tenants_see_nothing_of_a_job(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    keys = write_keys(tmp_path, {"sk-alice-123": "alice", "sk-robert-12": "bob"})
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
-        alice, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-alice-123", "sk-robert-12"))
-        async with stage.http.post("/v1/jobs", data=stage.form(), headers=alice) as response:
-            job_id = (await response.json())["id"]
-        assert stage.router.jobs[job_id].tenant == "alice"
-        for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events"), ("GET", "/image")):
-            async with stage.http.request(method, f"/v1/jobs/{job_id}{path}", headers=bob) as response:
-                assert (response.status, (await response.json())["error"]["code"]) == (404, "job_not_found")
-        async with stage.http.get(f"/v1/jobs/{job_id}/events", headers=alice) as response:
-            assert b"image_edit.completed" in await response.read()
-
-
 async def test_bytes_that_are_no_text_are_refused_like_anything_else(
-    nats_url: str, redis_url: str, tmp_path: Path
+    opening: Opening, tmp_path: Path
 ) -> None:
     keys = write_keys(tmp_path, {"sk-alice-123": "alice"})
     end = b"\r\nHost: x\r\nConnection: close\r\n\r\n"
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
+    async with opening(api_keys_file=keys) as stage:
         status, text = await answer_to(
             stage, b"GET /v1/models HTTP/1.1\r\nAuthorization: Bearer sk-\xff\xfe" + end
         )
         assert (status, b'"unauthorized"' in text) == (401, True)
-    async with open_stage(nats_url, redis_url, tmp_path) as stage:
+    async with opening() as stage:
         job_id = await submit(stage)
         path = f"/v1/jobs/{job_id}/events".encode()
         status, text = await answer_to(stage, b"GET " + path + b" HTTP/1.1\r\nLast-Event-ID: \xff" + end)
@@ -266,8 +225,7 @@ async def test_bytes_that_are_no_text_are_refused_like_anything_else(
 async def test_a_host_that_is_none_harms_nobody(stage: Stage, host: str) -> None:
     job_id = await submit(stage)
     status, text = await answer_to(
-        stage,
-        f"GET /v1/jobs/{job_id} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode(),
+        stage, f"GET /v1/jobs/{job_id} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
     )
     assert status in {200, 400}, text
 

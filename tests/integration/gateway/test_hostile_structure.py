@@ -14,7 +14,7 @@ from giornata.wire import codec
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway.test_garbage import WHOLE
 from tests.integration.gateway.test_hostile import answer_to, connection
-from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.gateway_fakes import Opening, Stage
 from tests.patience import HUNG_S
 
 MIB: Final = 1 << 20
@@ -38,8 +38,8 @@ DOORS: Final = (
 )
 
 
-async def test_json_is_refused_at_every_door(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path) as stage:
+async def test_json_is_refused_at_every_door(opening: Opening) -> None:
+    async with opening() as stage:
         for door in DOORS:
             for kind, (body, status, code) in JSON.items():
                 headers = {"Content-Type": "application/json"}
@@ -50,13 +50,13 @@ async def test_json_is_refused_at_every_door(nats_url: str, redis_url: str, tmp_
         assert (await stage.edit())[0] == 200
 
 
-async def test_json_is_refused_while_it_comes(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+async def test_json_is_refused_while_it_comes(opening: Opening) -> None:
     head = (
         b"POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         b"Content-Length: 70000000\r\n\r\n"
     )
     async with (
-        open_stage(nats_url, redis_url, tmp_path, receive_s=3600, head_s=600) as stage,
+        opening(receive_s=3600, head_s=600) as stage,
         connection(stage) as (reader, writer),
         asyncio.timeout(HUNG_S),
     ):
@@ -64,7 +64,7 @@ async def test_json_is_refused_while_it_comes(nats_url: str, redis_url: str, tmp
         assert b" 413 " in await reader.readline()
 
 
-async def test_lines_outside_of_parts_are_few(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+async def test_lines_outside_of_parts_are_few(opening: Opening) -> None:
     part = b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nx\r\n'
     bodies = {
         "a preamble": b"\r\n" * 10_000 + part + b"--b--\r\n",
@@ -75,7 +75,7 @@ async def test_lines_outside_of_parts_are_few(nats_url: str, redis_url: str, tmp
         b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
         b"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: %d\r\n\r\n"
     )
-    async with open_stage(nats_url, redis_url, tmp_path) as stage:
+    async with opening() as stage:
         for door in (b"/v1/images/edits", b"/v1/jobs", b"/v1/templates", b"/v1/masks", b"/v1/loras"):
             for kind, body in bodies.items():
                 status, told = await answer_to(stage, head % (door, len(body)) + body)
@@ -95,10 +95,10 @@ async def asked(stage: Stage, nats_url: str, subject: str, data: bytes, headers:
     return str(codec.unpack(reply.data).get("code"))
 
 
-async def test_messages_are_refused_at_every_subject(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+async def test_messages_are_refused_at_every_subject(nats_url: str, opening: Opening, tmp_path: Path) -> None:
     keys = write_keys(tmp_path, {KEY: "alice"})
     lists = b"\xdc\x00\xff" + (b"\xdc\x00\xff" + (b"\xdc\x00\xff" + b"\x90" * 255) * 100) * 100
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
+    async with opening(api_keys_file=keys) as stage:
         for subject in WHOLE:
 
             async def code(data: bytes, subject: str = subject, **headers: str) -> str:
@@ -112,10 +112,10 @@ async def test_messages_are_refused_at_every_subject(nats_url: str, redis_url: s
 
 
 async def test_the_key_is_looked_at_before_anything_else(
-    nats_url: str, redis_url: str, tmp_path: Path
+    nats_url: str, opening: Opening, tmp_path: Path
 ) -> None:
     keys = write_keys(tmp_path, {KEY: "alice"})
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
+    async with opening(api_keys_file=keys) as stage:
         for subject in WHOLE:
             wrong = dict.fromkeys(msgpack.unpackb(WHOLE[subject]).keys() - {"schema"}, -1)
             for key in ({}, {"api_key": "gio_b"}, {"api_key": 7}):

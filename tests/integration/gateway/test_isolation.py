@@ -8,18 +8,23 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
+from giornata.bus.answering import Endpoint
 from giornata.wire import codec, subjects
+from giornata.wire.errors import NothingFound
 from giornata.wire.jobs import BlobRef
-from giornata.wire.masks import MaskMessage, MaskParameters
+from giornata.wire.masks import MaskMessage, MaskParameters, MaskReply, MaskRequest
 from giornata.wire.messages import IDEMPOTENCY_HEADER, CancelMessage
+from giornata.wire.requests import EditParameters
 from giornata_gateway.intake.rules.idempotency import HEADER, job_id_of
-from tests.fakes.colours import CARD
+from tests.fakes.colours import CARD as COLOURS
+from tests.integration.fake_router import CARD
 from tests.integration.gateway.attacking import (
     ALICES,
+    ANOTHER,
     IDEMPOTENCY,
     MALLORYS,
     RECEIVER,
@@ -30,12 +35,17 @@ from tests.integration.gateway.attacking import (
     message,
     open_scene,
 )
+from tests.integration.gateway.test_a1111 import EDIT
 from tests.integration.gateway.test_templates import edit
+from tests.integration.nats_accounts import NatsAccounts
 
 
-@pytest.fixture
-async def scene(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Scene]:
-    async with open_scene(nats_url, redis_url, tmp_path) as scene:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(
+    nats_accounts: NatsAccounts, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Scene]:
+    """What one attack leaves behind, the next one finds."""
+    async with open_scene(nats_accounts.url, redis_url, tmp_path_factory.mktemp("scene")) as scene:
         yield scene
 
 
@@ -129,7 +139,7 @@ async def test_claim_checks_of_others_open_nothing(scene: Scene) -> None:
     assert image is not None
     finished = (await scene.stage.router.records.get(scene.alice.job.job_id)).rows[0].image
     assert finished is not None
-    scene.stage.router.masks = CARD
+    scene.stage.router.masks = COLOURS
     await scene.stage.router.announce()
     submitted = set(scene.stage.router.submitted)
     for key in (
@@ -181,7 +191,7 @@ async def test_ids_and_keys_of_others_are_nothing_over_nats(scene: Scene) -> Non
     template = message(MALLORYS, image=None, template_id=scene.alice.template_id)
     assert (await scene.over_nats(subjects.EDIT, template, reply, {}))["code"] == "template_not_found"
     scene.stage.router.hold = None
-    headers = {IDEMPOTENCY_HEADER: IDEMPOTENCY}
+    headers = {IDEMPOTENCY_HEADER: ANOTHER}
     answer = await scene.over_nats(subjects.EDIT, message(MALLORYS), reply, headers)
     assert scene.stage.router.jobs[answer["job_id"]].tenant == scene.mallory
 
@@ -198,3 +208,39 @@ async def test_a_tenant_without_keys_of_its_own_is_nobody(scene: Scene) -> None:
     ):
         status, text, _ = await scene.told("GET", f"/v1/jobs/{scene.alice.job.job_id}", key)
         assert status == (200 if key.strip() == ALICES else 401), (key, text)
+
+
+async def test_words_find_nothing_in_a_template_of_another(scene: Scene) -> None:
+    stage, asked = scene.stage, list[MaskRequest]()
+
+    async def look(request: MaskRequest) -> MaskReply:
+        asked.append(request)
+        raise NothingFound
+
+    stage.router.masks, stage.router.hold = COLOURS, None
+    finding = Endpoint(subjects.prepost("mask", CARD.name), MaskRequest, look)
+    async with stage.router.bus.serve("prepost", finding, instance="masks"):
+        await stage.router.announce()
+        told = {"template_id": scene.alice.template_id, "mask_prompt": "the left shoe"}
+        for more in ({}, {"auto_edit": "true"}):
+            status, answer = await edit(stage, bearer(MALLORYS), None, **told, **more)
+            assert (status, answer["error"]["code"]) == (404, "template_not_found")
+        parameters = EditParameters(prompt="x", mask_prompt="the left shoe")
+        sent = message(MALLORYS, image=None, template_id=scene.alice.template_id, parameters=parameters)
+        answer = await scene.over_nats(subjects.EDIT, sent, f"{scene.mallorys_inbox}.a", {})
+        assert answer["code"] == "template_not_found"
+        assert asked == []
+        status, answer = await edit(stage, bearer(ALICES), None, **told)
+        assert (answer["error"]["code"], len(asked)) == ("nothing_found", 1), (
+            "its owner's words are looked for"
+        )
+
+
+async def test_a_prompt_of_a1111_names_no_lora_of_another(scene: Scene) -> None:
+    answers = []
+    for name in (f"lora_{secrets.token_hex(16)}", scene.alice.lora_id, WORDS, f"{WORDS}.safetensors"):
+        asked = EDIT | {"prompt": f"a <lora:{name}:1> star"}
+        status, text, _ = await scene.told("POST", "/sdapi/v1/img2img", json=asked)
+        assert status == 404
+        answers.append(blank(text, name))
+    assert all(answer == answers[0] for answer in answers)

@@ -20,7 +20,7 @@ from giornata.wire.models import Task
 from giornata.wire.workers import RowProgress
 from giornata_gateway.jobs import ledger
 from tests.integration.fake_router import CARD, picture_of
-from tests.integration.gateway_fakes import Stage, open_gateway, open_stage
+from tests.integration.gateway_fakes import Opening, Stage, open_gateway
 from tests.patience import HUNG_MS, HUNG_S
 
 PAINTER = CARD.model_copy(
@@ -208,9 +208,9 @@ async def test_an_id_that_the_stream_has_not_reached_is_of_one_that_is_gone(stag
     assert await frames_of(stage, job_id, "9" * 18) == frames
 
 
-async def test_links_are_those_of_the_public_address(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+async def test_links_are_those_of_the_public_address(opening: Opening) -> None:
     public = "https://edit.example/api"
-    async with open_stage(nats_url, redis_url, tmp_path, public_url=f"{public}/") as stage:
+    async with opening(public_url=f"{public}/") as stage:
         async with stage.http.post("/v1/jobs", data=stage.form(user="ada")) as response:
             view = await response.json()
             assert response.headers["Location"] == f"{public}/v1/jobs/{view['id']}"
@@ -225,13 +225,11 @@ async def test_links_are_those_of_the_public_address(nats_url: str, redis_url: s
 
 
 @pytest.mark.parametrize("trusted", ["127.0.0.0/8", "192.0.2.0/24"])
-async def test_links_are_those_of_a_trusted_proxy_in_front(
-    nats_url: str, redis_url: str, tmp_path: Path, trusted: str
-) -> None:
+async def test_links_are_those_of_a_trusted_proxy_in_front(opening: Opening, trusted: str) -> None:
     said = {"Host": "edit.example", "X-Forwarded-Proto": "https", "X-Forwarded-Prefix": "/paint"}
     counts = trusted == "127.0.0.0/8"
     base, path = ("https://edit.example/paint", "/paint") if counts else ("http://edit.example", "")
-    async with open_stage(nats_url, redis_url, tmp_path, trusted_proxies=trusted) as stage:
+    async with opening(trusted_proxies=trusted) as stage:
         async with stage.http.post("/v1/jobs", data=stage.form(), headers=said) as response:
             view = await response.json()
             assert response.headers["Location"] == f"{path}/v1/jobs/{view['id']}"
@@ -256,10 +254,8 @@ async def test_the_end_is_told_even_when_the_stream_has_lost_it(stage: Stage) ->
     assert (frames[-1]["event"], frames[-1]["id"]) == ("image_edit.completed", None)
 
 
-async def test_a_follower_notices_an_end_of_which_nobody_told(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, heartbeat_s=0.1) as stage:
+async def test_a_follower_notices_an_end_of_which_nobody_told(opening: Opening) -> None:
+    async with opening(heartbeat_s=0.1) as stage:
         stage.router.hold, stage.router.publish_done = asyncio.Event(), False
         job_id = await submit(stage)
         await stage.router.held.wait()
@@ -323,10 +319,8 @@ async def test_what_a_job_cannot_have_is_refused(stage: Stage) -> None:
             assert (response.status, (await response.json())["error"]["param"]) == (400, field)
 
 
-async def test_a_quiet_stream_has_heartbeats_and_ends_at_the_drain(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, heartbeat_s=0.1) as stage:
+async def test_a_quiet_stream_has_heartbeats_and_ends_at_the_drain(opening: Opening) -> None:
+    async with opening(heartbeat_s=0.1) as stage:
         stage.router.hold = asyncio.Event()
         job_id = await submit(stage)
         await stage.router.held.wait()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +17,24 @@ from giornata.api_keys import TenantLimits
 from giornata.wire.errors import ConcurrencyLimited, QueueFull, RateLimited, ServiceUnavailable
 from giornata_gateway.intake import key_file
 from tests.fakes.key_files import write_keys
-from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.gateway_fakes import Opening, Stage
 from tests.patience import HUNG_S
 
 KEYS = {"sk-alice-123": "alice", "sk-robert-12": "bob"}
 ALICE, BOB = ({"Authorization": f"Bearer {key}"} for key in KEYS)
 
 
-@asynccontextmanager
-async def limited(
-    nats_url: str, redis_url: str, folder: Path, limits: TenantLimits, **options: Any
-) -> AsyncIterator[Stage]:
-    """A gateway with keys of alice, who has `limits`, and of bob."""
-    keys = write_keys(folder, KEYS, {"alice": limits})
-    async with open_stage(nats_url, redis_url, folder, api_keys_file=keys, **options) as stage:
-        yield stage
+Limiting = Callable[..., AbstractAsyncContextManager[Stage]]
+
+
+@pytest.fixture
+def limited(opening: Opening, tmp_path: Path) -> Limiting:
+    """Opens a gateway with keys of alice, who has the limits that are given, and of bob."""
+
+    def opened(**limits: Any) -> AbstractAsyncContextManager[Stage]:
+        return opening(api_keys_file=write_keys(tmp_path, KEYS, {"alice": TenantLimits(**limits)}))
+
+    return opened
 
 
 async def edit(
@@ -45,10 +48,10 @@ async def edit(
 
 
 async def test_keys_come_and_go_without_a_restart(
-    nats_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limited: Limiting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_file, "LOOK_S", 0.0)
-    async with limited(nats_url, redis_url, tmp_path, TenantLimits()) as stage:
+    async with limited() as stage:
 
         async def status(key: str) -> int:
             async with stage.http.get("/v1/models", headers={"Authorization": f"Bearer {key}"}) as response:
@@ -66,19 +69,17 @@ async def test_keys_come_and_go_without_a_restart(
             assert response.status == 401, "a gateway whose keys are gone is not open"
 
 
-async def test_a_gateway_does_not_start_without_its_keys(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
+async def test_a_gateway_does_not_start_without_its_keys(opening: Opening, tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=tmp_path / "missing.json"):
+        async with opening(api_keys_file=tmp_path / "missing.json"):
             pass
     (refusals, others) = caught.value.split(ServiceUnavailable)
     assert "The API keys cannot be read from" in str(refusals and refusals.exceptions)
     assert others is None
 
 
-async def test_pictures_a_minute(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    async with limited(nats_url, redis_url, tmp_path, TenantLimits(per_minute=3)) as stage:
+async def test_pictures_a_minute(limited: Limiting) -> None:
+    async with limited(per_minute=3) as stage:
         assert (await edit(stage, ALICE, n="4"))[:2] == (400, "invalid_field")
         status, _, headers = await edit(stage, ALICE, n="2")
         assert (status, headers["RateLimit-Policy"]) == (200, '"pictures";q=3;w=60')
@@ -100,20 +101,16 @@ async def test_pictures_a_minute(nats_url: str, redis_url: str, tmp_path: Path) 
             assert refused in await response.text()
 
 
-async def test_a_tenant_without_room_is_refused_before_its_pictures_are_read(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with limited(nats_url, redis_url, tmp_path, TenantLimits(per_minute=1)) as stage:
+async def test_a_tenant_without_room_is_refused_before_its_pictures_are_read(limited: Limiting) -> None:
+    async with limited(per_minute=1) as stage:
         assert (await edit(stage, ALICE))[0] == 200
         headers = ALICE | {"Content-Type": "multipart/form-data; boundary=b"}
         async with stage.http.post("/v1/images/edits", data=b"not a form", headers=headers) as response:
             assert response.status == 429
 
 
-async def test_pictures_in_progress_of_edits_and_of_jobs(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with limited(nats_url, redis_url, tmp_path, TenantLimits(in_progress=3)) as stage:
+async def test_pictures_in_progress_of_edits_and_of_jobs(limited: Limiting) -> None:
+    async with limited(in_progress=3) as stage:
         stage.router.hold = asyncio.Event()
         async with stage.http.post("/v1/jobs", data=stage.form(n="2"), headers=ALICE) as response:
             job_id = (await response.json())["id"]
@@ -138,8 +135,8 @@ async def test_pictures_in_progress_of_edits_and_of_jobs(
         assert (await edit(stage, ALICE, n="4"))[:2] == (400, "invalid_field")
 
 
-async def test_who_leaves_gives_its_pictures_back(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    async with limited(nats_url, redis_url, tmp_path, TenantLimits(in_progress=1)) as stage:
+async def test_who_leaves_gives_its_pictures_back(limited: Limiting) -> None:
+    async with limited(in_progress=1) as stage:
         stage.router.hold = asyncio.Event()
         gone = asyncio.create_task(edit(stage, ALICE))
         await stage.router.held.wait()
@@ -151,10 +148,8 @@ async def test_who_leaves_gives_its_pictures_back(nats_url: str, redis_url: str,
         assert (await edit(stage, ALICE))[0] == 200
 
 
-async def test_an_edit_with_a_key_counts_until_it_ends_not_until_its_client_leaves(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with limited(nats_url, redis_url, tmp_path, TenantLimits(in_progress=1)) as stage:
+async def test_an_edit_with_a_key_counts_until_it_ends_not_until_its_client_leaves(limited: Limiting) -> None:
+    async with limited(in_progress=1) as stage:
         stage.router.hold = asyncio.Event()
         headers = ALICE | {"Idempotency-Key": secrets.token_hex(8)}
         gone = asyncio.create_task(edit(stage, headers))
@@ -171,9 +166,9 @@ async def test_an_edit_with_a_key_counts_until_it_ends_not_until_its_client_leav
 
 
 async def test_an_edit_with_a_key_that_is_refused_counts_no_more_though_its_client_has_left(
-    nats_url: str, redis_url: str, tmp_path: Path
+    limited: Limiting,
 ) -> None:
-    async with limited(nats_url, redis_url, tmp_path, TenantLimits(in_progress=1)) as stage:
+    async with limited(in_progress=1) as stage:
         stage.router.refusals = [QueueFull()]
         stage.router.answer_when = asyncio.Event()
         gone = asyncio.create_task(edit(stage, ALICE | {"Idempotency-Key": secrets.token_hex(8)}))
@@ -189,11 +184,9 @@ async def test_an_edit_with_a_key_that_is_refused_counts_no_more_though_its_clie
         assert (await edit(stage, ALICE))[0] == 200
 
 
-async def test_limits_at_the_nats_door(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+async def test_limits_at_the_nats_door(limited: Limiting, nats_url: str) -> None:
     async with (
-        limited(
-            nats_url, redis_url, tmp_path, TenantLimits(per_minute=2, in_progress=1, weight=0.5)
-        ) as stage,
+        limited(per_minute=2, in_progress=1, weight=0.5) as stage,
         giornata.client.connect(nats_url, api_key="sk-alice-123") as client,
     ):
         stage.router.hold = asyncio.Event()
@@ -210,19 +203,15 @@ async def test_limits_at_the_nats_door(nats_url: str, redis_url: str, tmp_path: 
         assert {job.weight for job in stage.router.jobs.values()} == {0.5}
 
 
-async def test_without_keys_the_configuration_says_what_everybody_may_do(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, tenant_per_minute=1) as stage:
+async def test_without_keys_the_configuration_says_what_everybody_may_do(opening: Opening) -> None:
+    async with opening(tenant_per_minute=1) as stage:
         assert (await edit(stage, {}))[0] == 200
         assert (await edit(stage, {}))[:2] == (429, "rate_limit_exceeded")
         assert {job.weight for job in stage.router.jobs.values()} == {1.0}
 
 
-async def test_no_key_is_in_the_log(
-    nats_url: str, redis_url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    async with limited(nats_url, redis_url, tmp_path, TenantLimits()) as stage:
+async def test_no_key_is_in_the_log(limited: Limiting, capfd: pytest.CaptureFixture[str]) -> None:
+    async with limited() as stage:
         assert (await edit(stage, ALICE))[0] == 200
         assert (await edit(stage, {"Authorization": "Bearer sk-stranger-1"}))[0] == 401
     told = "".join(capfd.readouterr())

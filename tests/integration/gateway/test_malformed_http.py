@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from giornata_gateway.http import connections
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway.test_hostile import connection
-from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.gateway_fakes import Opening, Stage
 from tests.patience import HUNG_S
 
 KEY: Final = "gio_never-in-a-log-0123456789"
@@ -66,10 +66,10 @@ async def told(stage: Stage, request: bytes) -> tuple[int, bytes, dict[str, Any]
 
 
 async def test_a_malformed_request_is_answered_in_json_and_not_repeated(
-    nats_url: str, redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    opening: Opening, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = write_keys(tmp_path, {KEY: "alice"})
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
+    async with opening(api_keys_file=keys) as stage:
         for kind, request in MALFORMED.items():
             with capture_logs() as logs, caplog.at_level(logging.DEBUG):
                 status, head, error = await told(stage, request)
@@ -85,11 +85,11 @@ async def test_a_malformed_request_is_answered_in_json_and_not_repeated(
 
 
 async def test_malformed_requests_are_told_in_few_lines(
-    nats_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "LOG_EVERY_S", float("inf"))
     bad = next(iter(MALFORMED.values()))
-    async with open_stage(nats_url, redis_url, tmp_path) as stage:
+    async with opening() as stage:
         with capture_logs() as logs:
             for _ in range(20):
                 assert (await told(stage, bad))[0] == 400
@@ -98,10 +98,8 @@ async def test_malformed_requests_are_told_in_few_lines(
     assert [entry["event"] for entry in logs] == ["malformed_requests"]
 
 
-async def test_an_expectation_that_is_not_met_is_told_in_json(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path) as stage:
+async def test_an_expectation_that_is_not_met_is_told_in_json(opening: Opening) -> None:
+    async with opening() as stage:
         status, head, error = await told(stage, GET + b"Expect: miracles\r\nConnection: close\r\n\r\n")
     assert (status, error["code"]) == (417, "http_error")
     assert b"X-Request-Id: req_" in head, "no middleware has seen the request"
@@ -109,9 +107,9 @@ async def test_an_expectation_that_is_not_met_is_told_in_json(
     assert "miracles" not in str(error)
 
 
-async def test_a_header_that_is_given_twice_is_refused(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+async def test_a_header_that_is_given_twice_is_refused(opening: Opening, tmp_path: Path) -> None:
     keys = write_keys(tmp_path, {KEY: "alice"})
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
+    async with opening(api_keys_file=keys) as stage:
         for name, twice in TWICE.items():
             alone = b"" if name == "Authorization" else BEARER
             status, head, error = await told(stage, GET + alone + twice + b"\r\n")

@@ -13,27 +13,19 @@ import giornata.client
 from giornata.bus import bus
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
-from giornata.wire.errors import (
-    GiornataError,
-    InvalidField,
-    JobNotFound,
-    TooManyRequests,
-    Unauthorized,
-)
+from giornata.wire.errors import GiornataError, InvalidField, JobNotFound, TooManyRequests, Unauthorized
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import CancelMessage, EditMessage, EditReply, JobAck
 from giornata.wire.requests import EditParameters
 from giornata.wire.structure import NAMES, TEXT_BYTES
 from tests.fakes.key_files import write_keys
-from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.gateway_fakes import Opening, Stage
 from tests.patience import HUNG_MS, HUNG_S
 
 
-async def test_bytes_in_flight_are_limited_at_this_door_too(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
+async def test_bytes_in_flight_are_limited_at_this_door_too(nats_url: str, opening: Opening) -> None:
     options = {"max_held_bytes": 2 << 20, "max_request_bytes": 2 << 20}
-    async with open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+    async with opening(**options) as stage:
         stage.router.hold = asyncio.Event()
         async with giornata.client.connect(nats_url) as client:
             first = await client.edit(image=b"x" * (700 << 10), prompt="a scarf")
@@ -45,8 +37,8 @@ async def test_bytes_in_flight_are_limited_at_this_door_too(
             await (await client.edit(image=b"x" * (700 << 10), prompt="a scarf"))
 
 
-async def test_admission_is_shared_with_the_other_door(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, max_concurrent_rows=1) as stage:
+async def test_admission_is_shared_with_the_other_door(nats_url: str, opening: Opening) -> None:
+    async with opening(max_concurrent_rows=1) as stage:
         stage.router.hold = asyncio.Event()
         request = asyncio.create_task(stage.edit())
         await stage.router.held.wait()
@@ -57,9 +49,9 @@ async def test_admission_is_shared_with_the_other_door(nats_url: str, redis_url:
         assert (await request)[0] == 200
 
 
-async def test_keys_at_the_nats_door(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+async def test_keys_at_the_nats_door(nats_url: str, opening: Opening, tmp_path: Path) -> None:
     keys = write_keys(tmp_path, {"sk-alice-123": "alice", "sk-robert-12": "bob"})
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
+    async with opening(api_keys_file=keys) as stage:
         async with giornata.client.connect(nats_url) as client:
             with pytest.raises(Unauthorized):
                 await client.edit(image=b"picture", prompt="a scarf")
@@ -133,10 +125,7 @@ async def test_parameters_are_refused_field_by_field(stage: Stage, nats_url: str
             )
             assert codec.unpack(reply.data)["code"] == "malformed_message"
         accepted = await connected.call(
-            subjects.EDIT_CANCEL,
-            CancelMessage(job_id=await _done(stage)),
-            JobAck,
-            Deadline.after_ms(HUNG_MS),
+            subjects.EDIT_CANCEL, CancelMessage(job_id=await _done(stage)), JobAck, Deadline.after_ms(HUNG_MS)
         )
         assert accepted.job_id in stage.router.jobs
 

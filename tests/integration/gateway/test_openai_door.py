@@ -12,13 +12,14 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from giornata.wire.models import Task
 from giornata.wire.requests import MAX_SEED
 from tests.integration.fake_router import CARD, picture_of
-from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.gateway_fakes import Opening, Stage
 
 PICTURE = "data:image/png;base64," + base64.b64encode(b"picture").decode()
 OTHER = "data:image/png;base64," + base64.b64encode(b"other").decode()
@@ -26,16 +27,11 @@ UNREAD = {
     "moderation": "low", "input_fidelity": "high", "style": "vivid", "complexity": "low", "safety_identifier": "u1",
 }  # fmt: skip
 PAINTER = CARD.model_copy(
-    update={
-        "tasks": tuple(Task),
-        "generation_guidance_scale": 3.5,
-        "default_steps": 5,
-        "max_references": 15,
-    }
+    update={"tasks": tuple(Task), "generation_guidance_scale": 3.5, "default_steps": 5, "max_references": 15}
 )
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def door(stage: Stage) -> Stage:
     """A stage whose model edits, generates, and looks at as many pictures as any."""
     stage.router.cards = (PAINTER,)
@@ -43,7 +39,7 @@ async def door(stage: Stage) -> Stage:
     return stage
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def client(door: Stage) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{door.url}/v1", api_key="none", max_retries=0) as client:
         yield client
@@ -206,11 +202,7 @@ async def test_an_edit_may_be_json(door: Stage) -> None:
         ({"images": [{"image_url": PICTURE}] * 17}, "invalid_field", "images"),
         ({"images": [{"image_url": "https://example.com/a.png"}]}, "invalid_field", "images"),
         ({"images": [{"image_url": "data:image/png;base64,%"}]}, "invalid_field", "images"),
-        (
-            {"images": [{"image_url": PICTURE}], "mask": {"file_id": "file-1"}},
-            "invalid_field",
-            "mask",
-        ),
+        ({"images": [{"image_url": PICTURE}], "mask": {"file_id": "file-1"}}, "invalid_field", "mask"),
         ({"image": PICTURE}, "unknown_field", "image"),
     ],
 )
@@ -222,7 +214,7 @@ async def test_pictures_of_json_are_refused_by_name(
     assert not door.router.jobs
 
 
-async def test_pictures_come_from_allowed_hosts_alone(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+async def test_pictures_come_from_allowed_hosts_alone(opening: Opening, tmp_path: Path) -> None:
     asked = asyncio.Event()
 
     async def served(request: web.Request) -> web.StreamResponse:
@@ -243,9 +235,7 @@ async def test_pictures_come_from_allowed_hosts_alone(nats_url: str, redis_url: 
     async with TestServer(app) as server:
         here, there = f"http://127.0.0.1:{server.port}", f"http://localhost:{server.port}"
         options = {"image_hosts": f"127.0.0.1:{server.port}, example.com", "max_file_bytes": 1024}
-        async with open_stage(
-            nats_url, redis_url, tmp_path, webhook_networks="127.0.0.0/8,::1/128", **options
-        ) as stage:
+        async with opening(webhook_networks="127.0.0.0/8,::1/128", **options) as stage:
             named = {"prompt": "a scarf", "images": [{"image_url": f"{here}/a.png"}]}
             assert (await post(stage, named))[0] == 200
             job = (await stage.record()).job
@@ -273,8 +263,7 @@ async def test_pictures_come_from_allowed_hosts_alone(nats_url: str, redis_url: 
             status, answer = await post(stage, given)
             assert (status, answer["error"]["param"]) == (400, "template_id"), answer
             assert not asked.is_set(), "what is refused anyway is not fetched"
-        (tmp_path / "port").unlink()
-        async with open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+        async with opening(**options) as stage:
             status, answer = await post(stage, {"prompt": "x", "images": [{"image_url": f"{here}/none.png"}]})
             assert (status, answer["error"]["message"]) == (400, "A picture cannot be fetched from there.")
             secure = f"https://127.0.0.1:{server.port}/none.png"
@@ -317,11 +306,9 @@ async def test_every_answer_has_an_id_of_its_request(door: Stage, client: openai
             assert (response.headers["X-Request-Id"] == told) == (told is not None)
 
 
-async def test_pages_of_configured_origins_may_call(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+async def test_pages_of_configured_origins_may_call(opening: Opening, tmp_path: Path) -> None:
     page, stranger = "https://app.example", "https://other.example"
-    async with open_stage(
-        nats_url, redis_url, tmp_path, cors_origins=f"{page}, http://localhost:3000"
-    ) as stage:
+    async with opening(cors_origins=f"{page}, http://localhost:3000") as stage:
         for origin, may in ((page, True), (stranger, False)):
             headers = {
                 "Origin": origin,
@@ -342,12 +329,7 @@ async def test_pages_of_configured_origins_may_call(nats_url: str, redis_url: st
                 assert ("X-Request-Id" in response.headers.get("Access-Control-Expose-Headers", "")) == may
         async with stage.http.get("/v1/models") as response:
             assert (response.status, response.headers["Vary"]) == (200, "Origin")
-    (tmp_path / "port").unlink()
-
-    async with (
-        open_stage(nats_url, redis_url, tmp_path) as stage,
-        stage.http.get("/v1/models", headers={"Origin": page}) as response,
-    ):
+    async with opening() as stage, stage.http.get("/v1/models", headers={"Origin": page}) as response:
         assert (response.status, "Vary" in response.headers) == (200, False)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+import pytest_asyncio
 
 import giornata.client
 from giornata.families import Family
@@ -29,7 +30,7 @@ KLEIN = CARD.model_copy(
 FILES = (b"one", b"two")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def looking(stage: Stage) -> Stage:
     """A gateway whose fleet has a Fill model, and one that looks at two references."""
     stage.router.cards = (CARD, KLEIN)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -58,7 +59,7 @@ class PictureServer:
         return [("images", PictureSource(image_url=f"{self.url}/{name}")) for name in names]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def shelf() -> AsyncIterator[PictureServer]:
     shelf, app = PictureServer(), web.Application()
     app.router.add_get("/{name}", shelf.answer)

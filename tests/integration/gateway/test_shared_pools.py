@@ -15,7 +15,7 @@ from giornata_gateway import gateway
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway.test_connections import one_answer
 from tests.integration.gateway.test_hostile import connection, upload
-from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.gateway_fakes import Opening, Stage
 from tests.patience import HUNG_S
 
 MIB: Final = 1 << 20
@@ -57,11 +57,9 @@ async def used(stage: Stage, pool: str) -> float:
     return float((await told(stage)).partition(f'giornata_shared_pool_used{{pool="{pool}"}} ')[2].split()[0])
 
 
-async def test_bodies_that_stop_keep_no_other_tenant_out(
-    nats_url: str, redis_url: str, tmp_path: Path, options: dict[str, Any]
-) -> None:
+async def test_bodies_that_stop_keep_no_other_tenant_out(opening: Opening, options: dict[str, Any]) -> None:
     options |= {"max_held_bytes": 2 * MIB, "max_request_bytes": 2 * MIB, "receive_s": HUNG_S}
-    async with open_stage(nats_url, redis_url, tmp_path, **options) as stage, AsyncExitStack() as held:
+    async with opening(**options) as stage, AsyncExitStack() as held:
         readers = []
         for _ in range(3):  # with a connection's buffer each, they fill the pool
             reader, writer = await held.enter_async_context(connection(stage))
@@ -83,11 +81,11 @@ async def test_bodies_that_stop_keep_no_other_tenant_out(
 
 
 async def test_slow_readers_keep_no_other_tenant_out(
-    nats_url: str, redis_url: str, tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    opening: Opening, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway, "GRACE_S", 0.05)
     options |= {"max_held_bytes": 32 * MIB, "max_request_bytes": 2 * MIB, "stall_s": 600}
-    async with open_stage(nats_url, redis_url, tmp_path, **options) as stage, AsyncExitStack() as held:
+    async with opening(**options) as stage, AsyncExitStack() as held:
         stage.router.picture_bytes = 16 * MIB
         alices, bobs = await job(stage, ALICE), await job(stage, BOB)
         get = f"GET /v1/jobs/{alices}/image HTTP/1.1\r\nHost: x\r\nAuthorization: {ALICE['Authorization']}\r\n\r\n"
@@ -103,13 +101,8 @@ async def test_slow_readers_keep_no_other_tenant_out(
                     assert len(await response.read()) == 16 * MIB
 
 
-async def test_streams_of_one_tenant_keep_no_other_out(
-    nats_url: str, redis_url: str, tmp_path: Path, options: dict[str, Any]
-) -> None:
-    async with (
-        open_stage(nats_url, redis_url, tmp_path, max_streams=2, **options) as stage,
-        AsyncExitStack() as held,
-    ):
+async def test_streams_of_one_tenant_keep_no_other_out(opening: Opening, options: dict[str, Any]) -> None:
+    async with opening(max_streams=2, **options) as stage, AsyncExitStack() as held:
         first, second = [
             await held.enter_async_context(stage.http.get("/v1/fleet", headers=ALICE | STREAM))
             for _ in range(2)
@@ -126,11 +119,11 @@ async def test_streams_of_one_tenant_keep_no_other_out(
 
 
 async def test_a_tenant_is_told_of_models_and_its_own_load_and_an_operator_of_everything(
-    nats_url: str, redis_url: str, tmp_path: Path
+    opening: Opening, tmp_path: Path
 ) -> None:
     limits = {"alice": TenantLimits(operator=True)}
     keys = write_keys(tmp_path, {"sk-alice-123": "alice", "sk-robert-12": "bob"}, limits)
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys) as stage:
+    async with opening(api_keys_file=keys) as stage:
         stage.router.hold = asyncio.Event()
         running = asyncio.create_task(edit(stage, ALICE))
         await stage.router.held.wait()

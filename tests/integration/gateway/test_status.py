@@ -16,7 +16,7 @@ from openapi_spec_validator import validate
 
 from giornata.wire.jobs import JobState
 from tests.integration.fake_router import CARD
-from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.gateway_fakes import Opening, Stage, open_stage
 from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
 
@@ -40,8 +40,8 @@ async def test_ready_only_while_an_edit_could_be_done(stage: Stage) -> None:
     assert (status, answer["error"]["code"]) == (503, "service_unavailable")
 
 
-async def test_a_router_that_stays_away_is_missed(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, submit_window_s=0.01) as stage:
+async def test_a_router_that_stays_away_is_missed(opening: Opening) -> None:
+    async with opening(submit_window_s=0.01) as stage:
         stage.router.leads = False
         missing: list[str] = []
         async with asyncio.timeout(HUNG_S):
@@ -62,10 +62,8 @@ async def test_several_models_must_be_told_apart(stage: Stage) -> None:
         assert [model["id"] for model in (await response.json())["data"]] == ["other", "tiny"]
 
 
-async def test_models_have_other_names_where_the_configuration_gives_them_some(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, model_aliases="gpt-image-1=tiny") as stage:
+async def test_models_have_other_names_where_the_configuration_gives_them_some(opening: Opening) -> None:
+    async with opening(model_aliases="gpt-image-1=tiny") as stage:
         assert (await stage.edit(model="gpt-image-1"))[0] == 200
         job = (await stage.record()).job
         assert (job.model, job.parameters.model) == ("tiny", "tiny")
@@ -158,13 +156,14 @@ async def test_streams_work_again_after_nats_was_away(
         assert "event: image_edit.completed" in text
 
 
-async def test_metrics_count_doors_codes_stages_and_workers(stage: Stage) -> None:
-    await stage.edit()
-    await stage.edit(n="99")
-    async with stage.http.get("/v1/jobs/job_none"):
-        pass
-    async with stage.http.get("/metrics") as response:
-        text = await response.text()
+async def test_metrics_count_doors_codes_stages_and_workers(opening: Opening) -> None:
+    async with opening() as stage:
+        await stage.edit()
+        await stage.edit(n="99")
+        async with stage.http.get("/v1/jobs/job_none"):
+            pass
+        async with stage.http.get("/metrics") as response:
+            text = await response.text()
     for line in (
         'giornata_requests_total{code="ok",door="http",route="/v1/images/edits",status="200"} 1.0',
         'giornata_requests_total{code="invalid_field",door="http",route="/v1/images/edits",status="400"} 1.0',
@@ -179,21 +178,6 @@ async def test_metrics_count_doors_codes_stages_and_workers(stage: Stage) -> Non
         'giornata_errors_total{code="invalid_field"} 1.0',
     ):
         assert line in text, line
-
-
-async def test_metrics_tell_the_wait_that_autoscalers_scale_by(stage: Stage) -> None:
-    stage.router.waits_ms = {"flux": 8000.0}
-    await stage.router.announce()
-    async with stage.http.get("/metrics") as response:
-        text = await response.text()
-    assert 'giornata_router_predicted_wait_seconds{model="flux"} 8.0' in text
-
-
-async def test_the_fleet_is_listed(stage: Stage) -> None:
-    async with stage.http.get("/v1/fleet") as response:
-        instances = (await response.json())["instances"]
-    denoiser = next(instance for instance in instances if instance["instance"] == "fake-denoiser")
-    assert (denoiser["service"], denoiser["models"], denoiser["ready"]) == ("denoiser", ["tiny"], True)
 
 
 async def test_unknown_paths_and_methods_have_the_same_form(stage: Stage) -> None:

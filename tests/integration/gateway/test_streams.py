@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
+import pytest_asyncio
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # has no types
 
 import giornata.client
@@ -48,7 +48,7 @@ def check(document: Document, path: str, method: str, events: list[dict[str, str
     return {event["event"] for event in events}
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def document(stage: Stage) -> Document:
     async with stage.http.get("/openapi.json") as response:
         found: Document = await response.json()

@@ -11,7 +11,6 @@ import pytest
 
 import giornata_gateway
 from giornata.wire.workers import RowProgress
-from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_gateway
 from tests.patience import HUNG_S
 
@@ -116,15 +115,3 @@ async def test_watchers_of_the_fleet_are_counted_and_sent_away_at_the_drain(
         only.stop.set()
         async with asyncio.timeout(HUNG_S):
             assert b"event: fleet" in await first.read()
-
-
-async def test_the_fleet_needs_the_key(stage: Stage, nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    folder = tmp_path / "keys"
-    folder.mkdir()
-    keys = write_keys(tmp_path, {"sk-12345678": "alice"})
-    async with open_gateway(stage.router, nats_url, redis_url, folder, api_keys_file=keys) as closed:
-        for accept in ("application/json", "text/event-stream"):
-            async with closed.http.get("/v1/fleet", headers={"Accept": accept}) as answer:
-                assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
-        async with closed.http.get("/") as answer:
-            assert answer.status == 200  # the page itself asks for the key

@@ -18,7 +18,7 @@ from giornata.wire.messages import EditMessage, EditReply, RemoveTemplate
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import TemplateRecord, TemplateState
 from tests.fakes.key_files import write_keys
-from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.gateway_fakes import Opening, Stage
 from tests.patience import HUNG_MS, HUNG_S
 
 ALICE = {"Authorization": "Bearer sk-alice-123"}
@@ -154,9 +154,9 @@ async def test_lists_are_whole_and_leave_no_consumer_behind(stage: Stage) -> Non
 
 
 async def test_templates_are_their_tenants_own_at_both_doors(
-    nats_url: str, redis_url: str, tmp_path: Path
+    nats_url: str, opening: Opening, tmp_path: Path
 ) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, api_keys_file=keys(tmp_path)) as stage:
+    async with opening(api_keys_file=keys(tmp_path)) as stage:
         mine = [(await register(stage, None, ALICE))[1]["id"] for _ in range(3)]
         assert (await get(stage, f"/{mine[0]}", ALICE))[0] == 200
         assert (await get(stage, f"/{mine[0]}"))[0] == 401
@@ -260,10 +260,10 @@ async def test_a_failure_is_told_with_its_code(stage: Stage) -> None:
 
 
 async def test_templates_of_one_tenant_leave_room_and_deleted_ones_count_no_more(
-    nats_url: str, redis_url: str, tmp_path: Path
+    opening: Opening, tmp_path: Path
 ) -> None:
     options = {"max_template_bytes": 400_000, "api_keys_file": keys(tmp_path)}
-    async with open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+    async with opening(**options) as stage:
         for _ in range(3):
             status, kept = await register(stage, secrets.token_bytes(90_000), ALICE)
             assert status == 202
@@ -276,12 +276,8 @@ async def test_templates_of_one_tenant_leave_room_and_deleted_ones_count_no_more
         assert (await register(stage, secrets.token_bytes(1_000), ALICE))[0] == 202
 
 
-async def test_a_tenant_has_so_many_templates_and_no_more(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with open_stage(
-        nats_url, redis_url, tmp_path, max_templates=1, api_keys_file=keys(tmp_path)
-    ) as stage:
+async def test_a_tenant_has_so_many_templates_and_no_more(opening: Opening, tmp_path: Path) -> None:
+    async with opening(max_templates=1, api_keys_file=keys(tmp_path)) as stage:
         image = secrets.token_bytes(16)
         status, kept = await register(stage, image, ALICE)
         assert status == 202

@@ -20,7 +20,7 @@ from giornata.wire.webhooks import WebhookRecord, WebhookState
 from giornata_gateway.intake.rules.idempotency import HEADER
 from tests.integration.gateway.repeating import second_gateway
 from tests.integration.gateway.test_templates import ALICE, BOB, keys
-from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.gateway_fakes import Opening, Stage
 from tests.patience import HUNG_S
 from tests.receiver import receiving
 
@@ -77,13 +77,8 @@ def dead(hook: WebhookRecord | None) -> bool:
     return hook is not None and hook.state is WebhookState.DEAD
 
 
-async def test_the_end_of_a_job_is_told_once_and_signed(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with (
-        receiving() as receiver,
-        open_stage(nats_url, redis_url, tmp_path, **hooked(tmp_path)) as stage,
-    ):
+async def test_the_end_of_a_job_is_told_once_and_signed(opening: Opening, tmp_path: Path) -> None:
+    async with receiving() as receiver, opening(**hooked(tmp_path)) as stage:
         _, job = await submit(stage, receiver.url)
         heard = await receiver.next()
         told = heard.told
@@ -104,13 +99,8 @@ async def test_the_end_of_a_job_is_told_once_and_signed(
         assert receiver.heard.empty()
 
 
-async def test_a_failing_receiver_is_tried_again_and_hears_the_same(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with (
-        receiving() as receiver,
-        open_stage(nats_url, redis_url, tmp_path, **hooked(tmp_path)) as stage,
-    ):
+async def test_a_failing_receiver_is_tried_again_and_hears_the_same(opening: Opening, tmp_path: Path) -> None:
+    async with receiving() as receiver, opening(**hooked(tmp_path)) as stage:
         moved = web.Response(status=302, headers={"Location": receiver.url.replace("/hook", "/elsewhere")})
         receiver.answers = [web.Response(status=500), moved, web.Response(status=404)]
         _, job = await submit(stage, receiver.url)
@@ -121,10 +111,10 @@ async def test_a_failing_receiver_is_tried_again_and_hears_the_same(
 
 
 async def test_what_is_never_taken_is_given_up_listed_and_sent_again_when_asked(
-    nats_url: str, redis_url: str, tmp_path: Path
+    opening: Opening, tmp_path: Path
 ) -> None:
     options = hooked(tmp_path, webhook_attempts=2)
-    async with receiving() as receiver, open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+    async with receiving() as receiver, opening(**options) as stage:
         receiver.answers = [web.Response(status=503) for _ in range(2)]
         _, job = await submit(stage, receiver.url)
         for _ in range(2):
@@ -148,11 +138,8 @@ async def test_what_is_never_taken_is_given_up_listed_and_sent_again_when_asked(
         assert (await ask(stage, "DELETE", f"/{job['id']}"))[0] == 404
 
 
-async def test_a_receiver_that_wants_no_more_is_heeded(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    async with (
-        receiving() as receiver,
-        open_stage(nats_url, redis_url, tmp_path, **hooked(tmp_path)) as stage,
-    ):
+async def test_a_receiver_that_wants_no_more_is_heeded(opening: Opening, tmp_path: Path) -> None:
+    async with receiving() as receiver, opening(**hooked(tmp_path)) as stage:
         receiver.answers = [web.Response(status=410)]
         _, job = await submit(stage, receiver.url)
         await receiver.next()
@@ -161,11 +148,8 @@ async def test_a_receiver_that_wants_no_more_is_heeded(nats_url: str, redis_url:
         await until(stage, job["id"], taken)
 
 
-async def test_one_that_is_forgotten_is_not_sent(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    async with (
-        receiving() as receiver,
-        open_stage(nats_url, redis_url, tmp_path, **hooked(tmp_path)) as stage,
-    ):
+async def test_one_that_is_forgotten_is_not_sent(opening: Opening, tmp_path: Path) -> None:
+    async with receiving() as receiver, opening(**hooked(tmp_path)) as stage:
         stage.router.hold = asyncio.Event()
         _, job = await submit(stage, receiver.url)
         await stage.router.held.wait()
@@ -176,11 +160,9 @@ async def test_one_that_is_forgotten_is_not_sent(nats_url: str, redis_url: str, 
         assert (await receiver.next()).told["data"]["id"] == another["id"]
 
 
-async def test_a_webhook_outlives_the_gateway_that_took_its_job(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
+async def test_a_webhook_outlives_the_gateway_that_took_its_job(tmp_path: Path, opening: Opening) -> None:
     options = hooked(tmp_path)
-    async with receiving() as receiver, open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+    async with receiving() as receiver, opening(**options) as stage:
         stage.router.hold = asyncio.Event()
         _, job = await submit(stage, receiver.url)
         await stage.router.held.wait()
@@ -188,18 +170,18 @@ async def test_a_webhook_outlives_the_gateway_that_took_its_job(
         await stage.serving
         stage.router.hold.set()
         await stage.router.ended.wait()  # while there is no gateway
-        async with second_gateway(stage, nats_url, redis_url, tmp_path, **options) as other:
+        async with second_gateway(stage, tmp_path, **options) as other:
             heard = await receiver.next()
             assert heard.told["data"]["id"] == job["id"]
             await until(other, job["id"], taken)
 
 
-async def test_of_two_gateways_one_tells(nats_url: str, redis_url: str, tmp_path: Path) -> None:
+async def test_of_two_gateways_one_tells(tmp_path: Path, opening: Opening) -> None:
     options = hooked(tmp_path)
     async with (
         receiving() as receiver,
-        open_stage(nats_url, redis_url, tmp_path, **options) as stage,
-        second_gateway(stage, nats_url, redis_url, tmp_path, **options),
+        opening(**options) as stage,
+        second_gateway(stage, tmp_path, **options),
     ):
         jobs = {(await submit(stage, receiver.url))[1]["id"] for _ in range(8)}
         heard = [(await receiver.next()).told["data"]["id"] for _ in jobs]
@@ -209,11 +191,8 @@ async def test_of_two_gateways_one_tells(nats_url: str, redis_url: str, tmp_path
         assert receiver.heard.empty()
 
 
-async def test_failures_and_cancellations_are_told_too(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    async with (
-        receiving() as receiver,
-        open_stage(nats_url, redis_url, tmp_path, **hooked(tmp_path)) as stage,
-    ):
+async def test_failures_and_cancellations_are_told_too(opening: Opening, tmp_path: Path) -> None:
+    async with receiving() as receiver, opening(**hooked(tmp_path)) as stage:
         stage.router.hold = asyncio.Event()
         _, job = await submit(stage, receiver.url)
         await stage.router.held.wait()
@@ -222,11 +201,8 @@ async def test_failures_and_cancellations_are_told_too(nats_url: str, redis_url:
         assert (await receiver.next()).told["type"] == "job.cancelled"
 
 
-async def test_a_repeated_request_does_not_tell_again(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    async with (
-        receiving() as receiver,
-        open_stage(nats_url, redis_url, tmp_path, **hooked(tmp_path)) as stage,
-    ):
+async def test_a_repeated_request_does_not_tell_again(opening: Opening, tmp_path: Path) -> None:
+    async with receiving() as receiver, opening(**hooked(tmp_path)) as stage:
         headers = ALICE | {HEADER: secrets.token_hex(8)}
         _, job = await submit(stage, receiver.url, headers)
         await receiver.next()
@@ -236,47 +212,36 @@ async def test_a_repeated_request_does_not_tell_again(nats_url: str, redis_url: 
         assert receiver.heard.empty()
 
 
-@pytest.mark.parametrize(
-    ("url", "options"),
-    [
-        ("http://example.org/hook", {"webhook_networks": ""}),
-        ("https://127.0.0.1/hook", {"webhook_networks": ""}),
-        ("https://[::ffff:127.0.0.1]/hook", {"webhook_networks": ""}),
-        ("https://169.254.169.254/latest", {}),
-        ("https://user:password@example.org/", {}),
-        ("ftp://example.org/", {}),
-        ("https:///path", {}),
-        ("https://example.org/", {"webhook_secret_file": None}),
-        ("https://example.org/\r\nX: y", {}),
-    ],
-)
-async def test_what_cannot_be_sent_is_refused_at_the_door(
-    nats_url: str, redis_url: str, tmp_path: Path, url: str, options: dict[str, Any]
-) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, **hooked(tmp_path) | options) as stage:
-        status, answer = await submit(stage, url)
-        assert (status, answer["error"]["code"], answer["error"]["param"]) == (
-            400,
-            "invalid_field",
-            "webhook",
-        )
-        assert not stage.router.submitted
-        async with stage.http.post(
-            "/v1/images/edits", data=stage.form(webhook=url), headers=ALICE
-        ) as response:
-            assert (await response.json())["error"]["code"] == "unknown_field"
+async def test_what_cannot_be_sent_is_refused_at_the_door(opening: Opening, tmp_path: Path) -> None:
+    known = hooked(tmp_path)
+    for changed, urls in (
+        ({"webhook_networks": ""}, ("http://example.org/hook", "https://127.0.0.1/hook")),
+        ({"webhook_secret_file": None}, ("https://example.org/",)),
+        ({}, ("https://169.254.169.254/latest", "ftp://example.org/", "https://example.org/\r\nX: y")),
+    ):
+        async with opening(**known | changed) as stage:
+            for url in urls:
+                status, answer = await submit(stage, url)
+                assert (status, answer["error"]["code"], answer["error"]["param"]) == (
+                    400,
+                    "invalid_field",
+                    "webhook",
+                )
+                form = stage.form(webhook=url)
+                async with stage.http.post("/v1/images/edits", data=form, headers=ALICE) as response:
+                    assert (await response.json())["error"]["code"] == "unknown_field"
+            assert not stage.router.submitted
 
 
-@pytest.mark.parametrize("networks", ["", "10.0.0.0/8"])
 async def test_a_name_that_leads_into_a_private_network_is_not_connected_to(
-    nats_url: str, redis_url: str, tmp_path: Path, networks: str
+    opening: Opening, tmp_path: Path
 ) -> None:
     """`localhost` stands for every name: its address is known when it is connected to, and not before."""
     connected = asyncio.Event()
     server = await asyncio.start_server(lambda *_: connected.set(), "localhost", 0)
     port = server.sockets[0].getsockname()[1]
-    options = hooked(tmp_path, webhook_attempts=1, webhook_networks=networks)
-    async with server, open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+    options = hooked(tmp_path, webhook_attempts=1, webhook_networks="10.0.0.0/8")
+    async with server, opening(**options) as stage:
         status, job = await submit(stage, f"https://localhost:{port}/hook")
         assert status == 202
         await until(stage, job["id"], dead)
@@ -285,10 +250,8 @@ async def test_a_name_that_leads_into_a_private_network_is_not_connected_to(
         assert not connected.is_set()
 
 
-async def test_a_job_that_is_not_accepted_leaves_no_webhook(
-    nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
-    async with open_stage(nats_url, redis_url, tmp_path, **hooked(tmp_path)) as stage:
+async def test_a_job_that_is_not_accepted_leaves_no_webhook(opening: Opening, tmp_path: Path) -> None:
+    async with opening(**hooked(tmp_path)) as stage:
         stage.router.refusals = [QueueFull(), QueueFull()]
         status, _ = await submit(stage, "http://127.0.0.1:9/")
         assert status >= 400
@@ -296,11 +259,11 @@ async def test_a_job_that_is_not_accepted_leaves_no_webhook(
 
 
 async def test_a_webhook_outlives_a_submission_whose_end_is_not_known(
-    nats_url: str, redis_url: str, tmp_path: Path
+    opening: Opening, tmp_path: Path
 ) -> None:
     """A repeated request finds the job, and so would not bring the webhook again."""
     options = hooked(tmp_path, submit_window_s=0.01)
-    async with receiving() as receiver, open_stage(nats_url, redis_url, tmp_path, **options) as stage:
+    async with receiving() as receiver, opening(**options) as stage:
         stage.router.hold = asyncio.Event()
         stage.router.answer_late = asyncio.Event()
         headers = ALICE | {HEADER: secrets.token_hex(8)}

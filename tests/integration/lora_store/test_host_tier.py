@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -41,13 +40,6 @@ def put(folder: Path, seed: int, size_bytes: int = MB // 4) -> StoredFile:
     (folder / WHOLE_FILES).mkdir(parents=True, exist_ok=True)
     (folder / WHOLE_FILES / digest).write_bytes(data)
     return StoredFile(sha256=digest, size_bytes=size_bytes)
-
-
-@pytest.fixture(autouse=True)
-async def nothing_is_pinned(bench: Store) -> None:
-    """Pins are the whole deployment's, and other tests share its server."""
-    for record in await bench.records.all():
-        await bench.records.delete(record)
 
 
 class Heard:
@@ -278,7 +270,6 @@ async def test_pinned_loras_come_and_never_leave(bench: Store) -> None:
         assert files[0].sha256 in heard.tiers.held(bench.model)
         assert not (await pin(bench, record, pinned=False)).pinned
         await heard.until(lambda: heard.told.wanted == 0)
-    await bench.records.delete(record)
 
 
 async def test_a_pin_beyond_the_budget_is_refused(bench: Store) -> None:
@@ -292,6 +283,3 @@ async def test_a_pin_beyond_the_budget_is_refused(bench: Store) -> None:
             await pin(bench, second)
         assert str(MB + MB // 4) in str(raised.value.received)
         assert str(MB) in str(raised.value.accepted)
-    await bench.records.delete(first)
-    await bench.records.delete(second)
-    shutil.rmtree(bench.folder.parent / "host")

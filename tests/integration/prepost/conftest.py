@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import torch
 from diffusers import (
     AutoencoderKL,
@@ -130,13 +131,13 @@ def model(checkpoint: Path, card: ModelCard) -> ImageModel:
     return FAMILIES[card.family](checkpoint, card, torch.device("cpu"), torch.float32)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def blobs(redis_url: str) -> AsyncIterator[RedisBlobs]:
     async with RedisBlobs.open(redis_url) as store:
         yield store
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def caller(nats_url: str) -> AsyncIterator[Bus]:
     async with bus.connect(nats_url, "test") as connected:
         yield connected

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 from PIL import Image
 
@@ -42,7 +43,13 @@ MASKS[1][40:60, 60:80] = 255
 ASKED: dict[str, Any] = {"padding_mask_crop": 4, "reuse": "off", "mask_blur": 0.0, "seed": 7}
 
 
-@pytest.fixture(params=[Family.FLUX_INPAINT, Family.SDXL], ids=str)
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+"""The instance of prepost is a module's."""
+
+
+@pytest_asyncio.fixture(
+    params=[Family.FLUX_INPAINT, Family.SDXL], ids=str, scope="module", loop_scope="module"
+)
 async def model(
     request: pytest.FixtureRequest,
     tiny_checkpoint: Any,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 
 from giornata import tensors
@@ -40,12 +41,16 @@ CONTROL = np.random.default_rng(4).integers(0, 256, SCENE.shape, np.uint8)
 Checkpoint = Callable[[Family], Path]
 
 
-@pytest.fixture
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+"""The instance of prepost is a module's."""
+
+
+@pytest.fixture(scope="module")
 def family(request: pytest.FixtureRequest) -> Family:
     return Family(getattr(request, "param", Family.FLUX_INPAINT))
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def model(
     family: Family, tiny_checkpoint: Checkpoint, nats_url: str, redis_url: str, caller: Bus, blobs: RedisBlobs
 ) -> AsyncIterator[ImageModel]:

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from giornata.wire.adapters import ControlInput
 from giornata.wire.errors import InvalidField
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.families.protocol import ControlImage, ControlledModel, GeneratingModel
-from tests.integration.prepost.loras.oracle import opened
+from tests.integration.prepost.loras import oracle
 from tests.integration.prepost.oracle import PROMPT, SIZE, mask, picture
 from tests.integration.prepost.test_families import tokens
 
@@ -50,6 +51,8 @@ PIPELINES: Mapping[Family, tuple[Any, Any]] = {
     Family.SDXL: (StableDiffusionXLControlNetInpaintPipeline, MultiControlNetModel),
 }
 Checkpoint = Callable[[Family], Path]
+opened = cache(oracle.opened)
+"""A pipeline gives its parts to others, which change none of them."""
 
 
 class Reached(Exception):
@@ -123,6 +126,7 @@ def asked_of(family: Family, images: list[Image.Image]) -> dict[str, Any]:
     return {"control_image": images} | ({} if family is Family.SD3 else edit)
 
 
+@cache
 def model_of(family: Family, folder: Path) -> Any:
     return FAMILIES[family](folder, read_model_card(folder), CPU, torch.float32)
 

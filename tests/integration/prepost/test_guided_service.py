@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 from torch import Tensor
 
@@ -33,21 +34,25 @@ from tests.integration.prepost.asking import (
 UPRIGHT = np.ascontiguousarray(SCENE.transpose(1, 0, 2))
 
 
-@pytest.fixture
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+"""The instance of prepost is a module's."""
+
+
+@pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[Family], Path]) -> Path:
     return tiny_checkpoint(getattr(request, "param", Family.SDXL))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def card(folder: Path) -> ModelCard:
     return read_model_card(folder)
 
 
-@pytest.fixture(autouse=True)
+@pytest_asyncio.fixture(autouse=True, scope="module", loop_scope="module")
 async def prepost(
     folder: Path, nats_url: str, redis_url: str, caller: Bus, blobs: RedisBlobs
 ) -> AsyncIterator[None]:
-    config = configured(folder, nats_url, redis_url)
+    config = configured(folder, nats_url, redis_url, model_pixels=128 * 128)
     async with serving(config, caller, blobs, open_model(config)):
         yield
 
@@ -59,11 +64,7 @@ async def text_of(blobs: RedisBlobs, ref: BlobRef | None) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     ("asked", "guided", "zeros"),
-    [
-        ({}, True, True),
-        ({"negative_prompt": "blurry"}, True, False),
-        ({"guidance_scale": 1.0}, False, False),
-    ],
+    [({}, True, True), ({"negative_prompt": "blurry"}, True, False), ({"guidance_scale": 1.0}, False, False)],
     ids=["by default", "against a prompt", "unguided"],
 )
 async def test_the_unguided_half_is_encoded_where_the_job_is_guided(

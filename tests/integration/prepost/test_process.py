@@ -1,4 +1,6 @@
-"""``python -m giornata_prepost`` as a process: ready, at work, drained; or it says why not."""
+"""``python -m giornata_prepost`` as a process: ready, at work, drained. What a service says that cannot start is in
+`tests/integration/test_runtime.py`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import resolve
 from giornata.wire.workers import ServiceName, ServiceState
-from tests.fakes.tiny_segmenters import clipseg, sam2
+from tests.fakes.tiny_segmenters import clipseg
 from tests.patience import HUNG_MS, HUNG_S
 
 STARTED_S = 180
@@ -137,41 +139,3 @@ async def test_the_process(
     assert states[-1].draining
     assert not states[-1].ready
     assert not psutil.wait_procs(family, timeout=HUNG_S)[1]
-
-
-async def refusal(environment: dict[str, str], *flags: str) -> str:
-    """Standard error of a process that does not start."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "giornata_prepost", *flags), env=environment, stderr=asyncio.subprocess.PIPE
-    )
-    _, errors = await process.communicate()
-    assert process.returncode in (1, 2)
-    assert "Traceback" not in errors.decode()
-    return errors.decode()
-
-
-async def test_a_folder_that_is_no_checkpoint(environment: dict[str, str], tmp_path: Path) -> None:
-    errors = await refusal(environment, "--model", str(tmp_path))
-    assert "not part of a diffusers checkpoint" in errors
-
-
-async def test_a_folder_that_is_no_segmenter(
-    environment: dict[str, str], tiny_checkpoint: Callable[[Family], Path], tmp_path: Path
-) -> None:
-    errors = await refusal(
-        environment,
-        "--model",
-        str(tiny_checkpoint(Family.FLUX_FILL)),
-        "--device",
-        "cpu",
-        "--mask-model",
-        str(sam2(tmp_path / "sam")),
-    )
-    assert "finds nothing by words" in errors
-    assert "CLIPSeg" in errors
-
-
-async def test_mistakes_of_configuration_are_reported_at_once(environment: dict[str, str]) -> None:
-    errors = await refusal(environment, "--model", "x", "--device", "abacus", "--image-processes", "0")
-    assert "--device" in errors
-    assert "--image-processes" in errors

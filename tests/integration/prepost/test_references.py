@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 from giornata import tensors
 from giornata.blobs import RedisBlobs
@@ -22,17 +23,21 @@ from tests.integration.prepost.asking import MASK, SCENE, a_job, configured, enc
 WIDE = np.random.default_rng(5).integers(0, 256, (32, 70, 3), np.uint8)
 
 
-@pytest.fixture
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+"""The instance of prepost is a module's."""
+
+
+@pytest.fixture(scope="module")
 def folder(tiny_checkpoint: Callable[[Family], Path]) -> Path:
     return tiny_checkpoint(Family.FLUX2_KLEIN)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def card(folder: Path) -> ModelCard:
     return read_model_card(folder)
 
 
-@pytest.fixture(autouse=True)
+@pytest_asyncio.fixture(autouse=True, scope="module", loop_scope="module")
 async def prepost(
     folder: Path, nats_url: str, redis_url: str, caller: Bus, blobs: RedisBlobs
 ) -> AsyncIterator[None]:

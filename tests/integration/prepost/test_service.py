@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 from PIL import Image
 
@@ -46,39 +47,53 @@ from tests.integration.prepost.asking import (
     encoded,
     finished,
     inspected,
+    own_name,
     png,
     serving,
     template_inputs,
 )
 from tests.patience import HUNG_S
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+"""The instance of prepost is a module's."""
 
-@pytest.fixture(scope="module", params=[Family.FLUX_INPAINT, Family.FLUX_FILL], ids=str)
+
+both = pytest.mark.parametrize("checkpoint", [Family.FLUX_INPAINT, Family.FLUX_FILL], indirect=True, ids=str)
+
+
+@pytest.fixture(scope="module")
 def checkpoint(
     request: pytest.FixtureRequest,
     tiny_checkpoint: Callable[[Family], Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     folder = tmp_path_factory.mktemp("models") / f"tiny-{secrets.token_hex(3)}"
-    return Path(shutil.copytree(tiny_checkpoint(request.param), folder))
+    return Path(shutil.copytree(tiny_checkpoint(getattr(request, "param", Family.FLUX_INPAINT)), folder))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def card(checkpoint: Path) -> ModelCard:
     return read_model_card(checkpoint)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def config(checkpoint: Path, nats_url: str, redis_url: str) -> PrepostConfig:
     return configured(checkpoint, nats_url, redis_url)
 
 
 @pytest.fixture
+def own(config: PrepostConfig) -> PrepostConfig:
+    """An instance of a test alone, whose model has a name of its own."""
+    return config.model_copy(update={"instance": own_name(), "model_name": own_name()})
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def prepost(config: PrepostConfig, caller: Bus, blobs: RedisBlobs) -> AsyncIterator[None]:
     async with serving(config, caller, blobs, open_model(config)):
         yield
 
 
+@both
 @pytest.mark.usefixtures("prepost")
 async def test_a_template_is_what_its_edits_are_without_their_mask(
     caller: Bus, blobs: RedisBlobs, card: ModelCard
@@ -127,6 +142,7 @@ async def test_what_cannot_be_a_template_is_refused(caller: Bus, blobs: RedisBlo
         await template_inputs(caller, blobs, card, png(SCENE), model_digest="other")
 
 
+@both
 @pytest.mark.usefixtures("prepost")
 async def test_one_edit(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None:
     """Everything but the denoiser: what was encoded is decoded and pasted."""
@@ -232,36 +248,38 @@ async def test_a_stage_repeated_does_not_replace_the_first_ones_blobs(
     assert await blobs.get(first) == await blobs.get(second)
 
 
+async def test_a_folder_that_is_no_checkpoint_is_told(tmp_path: Path) -> None:
+    with pytest.raises(Failed, match="not part of a diffusers checkpoint"):
+        open_model(PrepostConfig(model=str(tmp_path)))
+
+
 async def test_a_model_is_rehearsed_before_it_serves(
-    config: PrepostConfig, caller: Bus, blobs: RedisBlobs, monkeypatch: pytest.MonkeyPatch
+    own: PrepostConfig, caller: Bus, blobs: RedisBlobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = open_model(config)
+    model = open_model(own)
     with monkeypatch.context() as patched:
         patched.setattr(model, "decode", refuse)
         with pytest.raises(ExceptionGroup) as caught:
-            async with serving(config, caller, blobs, model):
+            async with serving(own, caller, blobs, model):
                 raise AssertionError("it said that it is ready")
     assert caught.group_contains(Failed, match="cannot decode a picture")
 
 
 async def test_telemetry_tells_the_gpu_that_was_claimed(
-    config: PrepostConfig, caller: Bus, blobs: RedisBlobs
+    own: PrepostConfig, caller: Bus, blobs: RedisBlobs
 ) -> None:
     gpus, states = (HostDevice(device="cuda:3", id="GPU-3a"),), list[ServiceState]()
-    async with serving(config, caller, blobs, open_model(config), gpus, states.append):
+    async with serving(own, caller, blobs, open_model(own), gpus, states.append):
         assert states[0].gpus == gpus
 
 
 @pytest.mark.parametrize("drain_s", [0.0, 240.0])
 async def test_draining_takes_its_time_and_no_more(
-    drain_s: float,
-    config: PrepostConfig,
-    caller: Bus,
-    blobs: RedisBlobs,
-    card: ModelCard,
-    monkeypatch: pytest.MonkeyPatch,
+    drain_s: float, own: PrepostConfig, caller: Bus, blobs: RedisBlobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = own.model_copy(update={"drain_s": drain_s})
     model = open_model(config)
+    card = model.card
     begun, gate = asyncio.Event(), threading.Event()
     loop, encode_text = asyncio.get_running_loop(), model.encode_text
 
@@ -272,7 +290,6 @@ async def test_draining_takes_its_time_and_no_more(
         return encode_text(prompt, *seen)
 
     monkeypatch.setattr(model, "encode_text", held)
-    config = config.model_copy(update={"drain_s": drain_s})
     async with serving(config, caller, blobs, model) as stop, asyncio.timeout(HUNG_S):
         job = await a_job(blobs, card, png(SCENE), None)
         asked = asyncio.ensure_future(encoded(caller, job, await inspected(caller, job)))

@@ -50,9 +50,7 @@ def test_a_missing_and_an_old_distribution_are_named(monkeypatch: pytest.MonkeyP
     assert "make setup" in (found.remedy or "")
 
 
-def test_what_a_distribution_requires_and_nobody_installed_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_distribution_requires_and_nobody_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     needs = {"a": ["redis[hiredis]>=5; python_version >= '3'", "click; extra == 'cli'"], "b": ["nats-py"]}
     have = {"a": "1", "nats-py": "2"}
     for module in (machine, provenance):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -130,15 +128,6 @@ def test_quality_takes_its_flags(ran: list[tuple[str, Any]]) -> None:
 def test_a_mistake_in_the_command_line_ends_with_2(arguments: list[str], ran: list[tuple[str, Any]]) -> None:
     assert CliRunner().invoke(cli, arguments).exit_code == 2
     assert ran == []
-
-
-def test_the_commands_import_nothing_that_computes_or_connects() -> None:
-    code = (
-        "import sys, giornata_tools.cli.system; "
-        "print(*sorted({'torch', 'numpy', 'aiohttp', 'nats'} & sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
 
 
 def test_this_checkout_is_found() -> None:

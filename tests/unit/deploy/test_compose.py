@@ -367,11 +367,7 @@ def test_images_are_built_with_extras_that_their_distributions_have(compose: dic
     built = {name: service.get("build", {}).get("args", {}) for name, service in compose["services"].items()}
     extras = {name: told["EXTRAS"] for name, told in built.items() if "EXTRAS" in told}
     quantized = "${GIORNATA_QUANTIZE:+[quantize]}"
-    assert extras == {
-        "profiler": "[profiling]",
-        "denoiser-gpu": quantized,
-        "denoiser-second-gpu": quantized,
-    }
+    assert extras == {"profiler": "[profiling]", "denoiser-gpu": quantized, "denoiser-second-gpu": quantized}
     for name, text in extras.items():
         (extra,) = re.findall(r"\[(\w+)\]", text)
         source = DEPLOY.parent / built[name].get("SOURCE", f"services/{built[name]['SERVICE']}")

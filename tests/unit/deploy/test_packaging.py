@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Collection
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -65,10 +66,7 @@ COMPUTING = {
 """What these modules import, `giornata` does not require, and so a service that uses them must."""
 
 
-SPREAD = {
-    "rock": ("scheduling/kinds_fit.py", "residency/plans/hardware.py"),
-    "traces": ("seeing/otlp.py",),
-}
+SPREAD = {"rock": ("scheduling/kinds_fit.py", "residency/plans/hardware.py"), "traces": ("seeing/otlp.py",)}
 """Sources of an extra of the shared code that has no folder of its own."""
 
 
@@ -164,18 +162,27 @@ def test_a_strangers_package_of_the_same_name_can_not_stand_in(folder: Path) -> 
 def _imports(place: Path, besides: Collection[Path] = ()) -> set[str]:
     """Dotted names of what `place`, a file or any file below a folder, imports; those below `besides` left out."""
     files = [place] if place.is_file() else list(place.rglob("*.py"))
-    paths = [path for path in files if not any(map(path.is_relative_to, besides))]
-    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    return set().union(*(_named(path) for path in files if not any(map(path.is_relative_to, besides))))
+
+
+@cache
+def _named(path: Path) -> frozenset[str]:
+    """Dotted names of what a file imports."""
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
+    return frozenset(names)
+
+
+_distributions_by_package = cache(metadata.packages_distributions)
+"""It reads the list of files of every distribution that is installed."""
 
 
 def _distributions(imports: set[str]) -> set[str]:
     """Which distributions bring what is imported, beside the standard library and this repository's own folders."""
-    found = metadata.packages_distributions()
+    found = _distributions_by_package()
     shared = {
         brings for name in imports for begins, brings in NAMESPACES.items() if f"{name}.".startswith(begins)
     }

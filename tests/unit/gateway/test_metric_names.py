@@ -44,11 +44,6 @@ EXPORTED = exported()
 PANELS = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
 
 
-def test_there_is_something_to_check() -> None:
-    assert len(EXPORTED) > 40
-    assert len(PANELS) > 20
-
-
 @pytest.mark.parametrize("name", EXPORTED)
 def test_a_name_has_the_prefix_a_base_unit_and_total_where_it_counts(name: str) -> None:
     words = name.split("_")
@@ -61,12 +56,6 @@ def test_a_name_has_the_prefix_a_base_unit_and_total_where_it_counts(name: str) 
     assert unitless[-1] not in {"count", "sum", "bucket"}, "the library's own endings"
     if EXPORTED[name].type == "histogram":
         assert unitless[-1] in BASE_UNITS
-
-
-@pytest.mark.parametrize("name", EXPORTED)
-def test_a_metric_says_in_a_sentence_what_it_is(name: str) -> None:
-    assert re.fullmatch(r"[A-Z].*\.", EXPORTED[name].documentation)
-    assert "illisecond" not in EXPORTED[name].documentation
 
 
 def metric_of(used: str) -> str:

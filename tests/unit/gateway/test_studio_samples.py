@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from giornata_tools.launcher.demo.exhibits import (
 from giornata_tools.model.scenes import sample
 from giornata_tools.model.scenes.captions import words
 
+drawn_once = cache(drawn)
 SAMPLES: list[dict[str, Any]] = json.loads((FOLDER / "samples.json").read_text("utf-8"))["samples"]
 
 
@@ -40,7 +42,7 @@ def test_a_shipped_scene_is_what_the_scenes_module_renders(name: str, seed: tupl
 
 
 def test_every_file_that_the_script_draws_is_shipped_as_it_draws_it() -> None:
-    pictures = drawn()
+    pictures = drawn_once()
     assert {f"{name}-mask.png" for name in (*SCENES, "words", *PLACES)} == {one["mask"] for one in SAMPLES}
     for name, picture in pictures.items():
         with Image.open(FOLDER / name) as shipped:
@@ -51,7 +53,7 @@ def test_every_file_that_the_script_draws_is_shipped_as_it_draws_it() -> None:
 
 def test_the_page_shows_the_scenes_of_the_demo() -> None:
     shown = {exhibit.name: exhibit for exhibit in exhibits()}
-    pictures = drawn()
+    pictures = drawn_once()
     for name in SCENES:
         assert pictures[f"{name}.png"].tobytes() == shown[name].picture.tobytes()
         assert pictures[f"{name}-mask.png"].tobytes() == shown[name].mask.tobytes()

@@ -1,19 +1,24 @@
-"""Tenants: keys by their hashes, limits, pages of other sites, addresses that other machines reach."""
+"""Tenants: keys by their hashes and their file, limits, pages of other sites, addresses that others reach."""
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
+from giornata import api_keys
 from giornata.api_keys import KeysFile, NatsUser, TenantLimits, with_key
-from giornata.wire.errors import CrossSite, InvalidField, Unauthorized
+from giornata.wire.errors import CrossSite, InvalidField, ServiceUnavailable, Unauthorized
+from giornata_gateway.intake.key_file import LOOK_S, KeyFile
 from giornata_gateway.intake.rules.envelopes import check_reply
 from giornata_gateway.intake.rules.tenants import Tenant, bearer, check_site, is_loopback, tenant_of
-from tests.fakes.key_files import CREATED, keys_of
+from tests.fakes.key_files import CREATED, keys_of, write_keys
 
 DEFAULTS = Tenant("default", in_progress=8, per_minute=0)
 
@@ -110,3 +115,74 @@ def test_pages_of_other_sites_are_refused_unless_a_key_is_asked_for() -> None:
 )  # fmt: skip
 def test_addresses_that_only_this_machine_reaches(host: str, alone: bool) -> None:
     assert is_loopback(host) == alone
+
+
+class Clock:
+    """Seconds, as the test says."""
+
+    def __init__(self) -> None:
+        self.now_s = 5.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def replaced(path: Path, text: str) -> None:
+    """Put another file under the same name, as `giornata keys` and container platforms do."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, path)  # noqa: PTH105 - as above
+
+
+def test_a_changed_file_is_read_anew_but_not_at_every_request(tmp_path: Path) -> None:
+    clock = Clock()
+    path = write_keys(tmp_path, {"one": "alice"})
+    file = KeyFile(path, clock)
+    replaced(path, api_keys.render(keys_of({"one": "alice", "two": "bob"})))
+    clock.now_s += LOOK_S / 2
+    assert file.current == keys_of({"one": "alice"})
+    clock.now_s += LOOK_S / 2
+    with capture_logs() as logs:
+        assert file.current == keys_of({"one": "alice", "two": "bob"})
+    assert [(line["event"], line["keys"]) for line in logs] == [("api_keys_read", 2)]
+
+
+def test_a_broken_or_missing_file_keeps_the_keys_and_is_told_once(tmp_path: Path) -> None:
+    clock = Clock()
+    path = write_keys(tmp_path, {"sk-secret-1": "alice"})
+    known = keys_of({"sk-secret-1": "alice"})
+    file = KeyFile(path, clock)
+    with capture_logs() as logs:
+        replaced(path, '{"sk-secret-1": "alice"}')
+        for _ in range(3):
+            clock.now_s += LOOK_S
+            assert file.current == known
+        assert len(logs) == 1
+        path.unlink()
+        for _ in range(3):
+            clock.now_s += LOOK_S
+            assert file.current == known
+    assert [line["event"] for line in logs] == ["api_keys_not_read"] * 2
+    assert "sk-secret-1" not in str(logs)
+    write_keys(tmp_path, {"two": "bob"})
+    clock.now_s += LOOK_S
+    assert file.current == keys_of({"two": "bob"})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [(None, "No such file"), ("{", "not a file of API keys"), ("", "not a file of API keys")]
+)
+def test_a_start_without_a_readable_file_is_refused(tmp_path: Path, text: str | None, why: str) -> None:
+    path = tmp_path / "keys.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ServiceUnavailable, match=why) as caught:
+        KeyFile(path)
+    assert str(path) in str(caught.value)
+    assert "giornata keys create" in str(caught.value)
+
+
+def test_a_file_without_keys_is_told(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        assert KeyFile(write_keys(tmp_path, {})).current == keys_of({})
+    assert [line["event"] for line in logs] == ["no_api_keys"]

@@ -60,10 +60,7 @@ ORIENTED: Final[dict[str, tuple[bytes, bool]]] = {
     "JPEG EXIF of two values": (after_header(JPEG, _exif(count=2)), False),
     "JPEG EXIF, and one upright": (after_header(JPEG, _exif(), _exif(1)), True),
     "JPEG EXIF upright, and one not": (after_header(JPEG, _exif(1), _exif()), False),
-    "JPEG EXIF damaged, and one not": (
-        after_header(JPEG, segment(0xE1, b"Exif\0\0junk"), _exif()),
-        False,
-    ),
+    "JPEG EXIF damaged, and one not": (after_header(JPEG, segment(0xE1, b"Exif\0\0junk"), _exif()), False),
     "JPEG XMP": (after_header(JPEG, segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0" + XMP)), False),
     "WebP EXIF": (_webp(lossless=True, exif=_EXIF), False),
     "WebP EXIF, lossy": (_webp(exif=_EXIF), False),

@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from giornata.wire.errors import (
-    GiornataError,
-    ImageUnreadable,
-    TooManyPixels,
-    UnsupportedImageFormat,
-)
+from giornata.wire.errors import GiornataError, ImageUnreadable, TooManyPixels, UnsupportedImageFormat
 from giornata_prepost.images.pictures import decode
 from tests.examples import examples
 from tests.unit.prepost.picture_files import LIMIT, RGB, RGBA, chunk, deep_png, pixels, png, saved, segment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from safetensors.numpy import save
 from scipy import ndimage
 
 from giornata.wire.errors import GiornataError, MaskEmpty, MaskRejected, MaskSizeMismatch
@@ -20,6 +22,7 @@ from giornata_prepost.images.masks import (
     LEVELS,
     MIN_ALPHA,
     REACH_PER_SIGMA,
+    Alpha,
     Region,
     cells,
     compute_set,
@@ -27,6 +30,8 @@ from giornata_prepost.images.masks import (
     effective_alpha,
     model_mask,
     nearest,
+    pack,
+    unpack,
 )
 from giornata_prepost.images.pictures import Pixels
 
@@ -286,3 +291,34 @@ def test_whole_cells_survive_sampling_one_pixel_per_latent() -> None:
     alpha[3:6, 3:6] = 1
     assert not model_mask(alpha, Size(16, 16))[::8, ::8].any()
     assert model_mask(alpha, Size(16, 16), grain=8)[::8, ::8].tolist() == [[True, False], [False, False]]
+
+
+@given(
+    arrays.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 30), st.integers(1, 30)),
+        elements=st.sampled_from([np.float32(n) / np.float32(LEVELS) for n in (0, 1, 8, 1234, LEVELS)]),
+    )
+)
+def test_an_alpha_comes_out_as_it_went_in(alpha: Alpha) -> None:
+    found = unpack(pack(alpha))
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, alpha)
+
+
+@pytest.mark.parametrize(("grow", "blur"), [(4, 4.0), (64, 32.0), (0, None)])
+def test_a_feathered_mask_is_a_fraction_of_its_pixels(grow: int, blur: float | None) -> None:
+    """A wide feather as well: many large pictures in progress would fill the store with theirs."""
+    region = np.zeros((512, 512), np.bool_)
+    region[100:300, 150:400] = True
+    alpha = effective_alpha(region, grow, blur)
+    data = pack(alpha)
+    assert len(data) < alpha.nbytes / 20
+    np.testing.assert_array_equal(unpack(data), alpha)
+
+
+def test_what_an_older_version_packed_is_read() -> None:
+    alpha = np.array([[0.25, 1.0]], np.float32)
+    place = np.array([2, 3, 1, 1, 2, 1], np.int64)
+    found = unpack(zlib.compress(save({"place": place, "alpha": alpha})))
+    np.testing.assert_array_equal(found, [[0, 0, 0], [0, 0.25, 1]])

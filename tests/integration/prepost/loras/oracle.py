@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +31,13 @@ ANOTHER: Final = {"transformer": "to_k", "unet": "to_q", "text_encoder": "v_proj
 
 
 def opened(folder: Path) -> Any:
-    """diffusers' pipeline of a checkpoint, float32."""
+    """diffusers' pipeline of a checkpoint, float32, to be changed."""
+    return copy.deepcopy(loaded(folder))
+
+
+@lru_cache(maxsize=2)
+def loaded(folder: Path) -> Any:
+    """The same for those who only look at it."""
     index = json.loads((folder / "model_index.json").read_text())
     own: dict[str, Any] = {}
     if index["_class_name"] == "QwenImage21Pipeline":  # it asks its processor for a template when it is made

@@ -50,7 +50,7 @@ def test_a_kohya_file_of_a_unet_means_what_diffusers_takes_it_for(
     family: Family, tiny_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     folder = tiny_checkpoint(family)
-    pipeline = oracle.opened(folder)
+    pipeline = oracle.loaded(folder)
     torch.manual_seed(1)
     tensors: dict[str, Tensor] = {}
     parts = [("lora_unet_", pipeline.unet, r".*attentions.*(to_q|to_out\.0|ff\.net\.0\.proj|proj_in)")]
@@ -74,7 +74,7 @@ def test_pefts_own_names_have_no_network_before_them(tiny_checkpoint: Checkpoint
     folder = tiny_checkpoint(Family.FLUX_INPAINT)
     module = "transformer_blocks.0.attn.to_q"
     for prefix in ("", "base_model.model."):
-        wide = oracle.opened(folder).transformer.get_submodule(module).weight.shape
+        wide = oracle.loaded(folder).transformer.get_submodule(module).weight.shape
         tensors = {
             f"{prefix}{module}.lora_A.weight": torch.ones(4, wide[1]),
             f"{prefix}{module}.lora_B.weight": torch.ones(wide[0], 4),
@@ -107,7 +107,7 @@ def test_the_file_is_ordered_by_block_and_the_same_every_time(
 
 def _bad(folder: Path) -> dict[str, tuple[dict[str, Tensor], type[GiornataError], str]]:
     module = "transformer.transformer_blocks.0.attn.to_q"
-    out, into = oracle.opened(folder).transformer.transformer_blocks[0].attn.to_q.weight.shape
+    out, into = oracle.loaded(folder).transformer.transformer_blocks[0].attn.to_q.weight.shape
     whole = {f"{module}.lora_A.weight": torch.ones(4, into), f"{module}.lora_B.weight": torch.ones(out, 4)}
 
     def with_down(down: Tensor) -> dict[str, Tensor]:
@@ -212,7 +212,7 @@ def test_alphas_are_told_of_every_module_or_of_none(
 ) -> None:
     folder = tiny_checkpoint(Family.FLUX_INPAINT)
     names = [f"transformer.transformer_blocks.0.attn.{name}" for name in ("to_q", "to_k")]
-    wide = oracle.opened(folder).transformer.transformer_blocks[0].attn.to_q.weight.shape
+    wide = oracle.loaded(folder).transformer.transformer_blocks[0].attn.to_q.weight.shape
     tensors: dict[str, Tensor] = {}
     for name in names:
         tensors |= _pair(name, "lora_A", "lora_B", wide[1], wide[0])

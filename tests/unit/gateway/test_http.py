@@ -1,0 +1,165 @@
+"""HTTP around requests: what a proxy says of them, frames of streams, fields without effect, ids."""
+
+from __future__ import annotations
+
+import json
+from unittest.mock import Mock
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+from openai._streaming import SSEDecoder
+from pydantic import ValidationError
+from structlog.testing import capture_logs
+
+from giornata.wire.errors import InvalidField
+from giornata_gateway.config import GatewayConfig
+from giornata_gateway.http.body import frame
+from giornata_gateway.http.ignored import IGNORED, NAME_CHARACTERS, TOLD, header_value, ignore
+from giornata_gateway.http.proxies import PublicOrigin, public_origin
+from giornata_gateway.http.requests import last_event_id
+from giornata_gateway.http.server import REQUEST_ID, _counted
+from giornata_gateway.http.stream import HEARTBEAT
+from giornata_gateway.views.answers import ErrorDetail
+from giornata_gateway.views.jobs import ErrorEvent
+
+LOCAL = GatewayConfig().trusted_proxies
+PROTO, PREFIX = "X-Forwarded-Proto", "X-Forwarded-Prefix"
+
+
+def told(*headers: tuple[str, str], peer: str | None = "127.0.0.1", trusted: str = LOCAL) -> PublicOrigin:
+    request = make_mocked_request("GET", "/", CIMultiDict(headers))
+    return public_origin(request.clone(remote=peer) if peer else request.clone(remote=""), trusted)
+
+
+@pytest.mark.parametrize(
+    ("headers", "scheme"),
+    [
+        ([], None),
+        ([(PROTO, "https")], "https"),
+        ([(PROTO, "HTTPS")], "https"),
+        ([(PROTO, "http, https")], "https"),
+        ([(PROTO, "javascript"), (PROTO, "https")], "https"),
+        ([(PROTO, "https, javascript")], None),
+        ([("Forwarded", 'for="[2001:db8::1]:5";proto=https;by=203.0.113.1')], "https"),
+        ([("Forwarded", 'for=1.2.3.4;proto=http, for=10.0.0.1; Proto="https"')], "https"),
+        ([("Forwarded", "for=1.2.3.4;notproto=https")], None),
+        ([("Forwarded", "proto=ftp")], None),
+        ([("Forwarded", "proto=http"), (PROTO, "https")], "https"),
+    ],
+)
+def test_the_scheme_is_the_nearest_proxys(headers: list[tuple[str, str]], scheme: str | None) -> None:
+    assert told(*headers) == PublicOrigin(scheme, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "prefix"),
+    [
+        ("/giornata", "/giornata"),
+        ("/giornata/", "/giornata"),
+        ("/a/b-c_d.e~f", "/a/b-c_d.e~f"),
+        ("/client's, /proxy", "/proxy"),
+        ("/", ""),
+        ("", ""),
+        ("giornata", ""),
+        ("//evil.example", ""),
+        ("/a//b", ""),
+        ("/../x", ""),
+        ("/a/..", ""),
+        ("/a/./b", ""),
+        ("/a?b", ""),
+        ('/a"><script>', ""),
+        ("https://evil.example/", ""),
+    ],
+)
+def test_a_prefix_is_a_path_of_plain_segments(text: str, prefix: str) -> None:
+    assert told((PREFIX, text)).prefix == prefix
+
+
+@pytest.mark.parametrize(
+    ("peer", "trusted", "counts"),
+    [
+        ("127.0.0.1", LOCAL, True),
+        ("::1", LOCAL, True),
+        ("::ffff:127.0.0.1", LOCAL, True),
+        ("10.1.2.3", LOCAL, False),
+        ("2001:db8::1", LOCAL, False),
+        ("", LOCAL, False),
+        ("not an address", LOCAL, False),
+        ("127.0.0.1", "", False),
+        ("10.1.2.3", "10.0.0.0/8, 2001:db8::/32", True),
+        ("2001:db8::1", "10.0.0.0/8, 2001:db8::/32", True),
+        ("127.0.0.1", "10.0.0.0/8", False),
+    ],
+)
+def test_only_trusted_networks_count(peer: str, trusted: str, counts: bool) -> None:
+    found = told((PROTO, "https"), (PREFIX, "/x"), peer=peer, trusted=trusted)
+    assert found == (PublicOrigin("https", "/x") if counts else PublicOrigin())
+
+
+def test_what_is_no_network_is_a_mistake_of_the_configuration() -> None:
+    with pytest.raises(ValidationError, match="trusted_proxies"):
+        GatewayConfig.model_validate({"trusted_proxies": "10.0.0.0/8,nginx"})
+
+
+@given(st.text(), st.none() | st.integers(1, 2**60))
+def test_a_frame_is_one_event_whatever_the_text(message: str, sequence: int | None) -> None:
+    detail = ErrorDetail(code="x", message=message.encode("utf-8", "replace").decode(), type="server_error")
+    lines = frame("error", ErrorEvent(error=detail), sequence).decode().split("\n")
+    assert lines[-2:] == ["", ""]
+    fields = dict(line.split(": ", 1) for line in lines[:-2])
+    assert fields.get("id") == (None if sequence is None else str(sequence))
+    assert fields["event"] == "error"
+    assert json.loads(fields["data"])["error"]["message"] == detail.message
+
+
+def test_openais_client_passes_over_heartbeats() -> None:
+    assert HEARTBEAT.startswith(b":")
+    event = ErrorEvent(error=ErrorDetail(code="x", message="y", type="server_error"))
+    sent = [frame("error", event, 7), HEARTBEAT, HEARTBEAT, frame("error", event), HEARTBEAT]
+    read = list(SSEDecoder().iter_bytes(iter(sent)))
+    assert [one.json()["error"]["code"] for one in read] == ["x", "x"]
+
+
+def test_last_event_id() -> None:
+    assert last_event_id({}) == last_event_id({"Last-Event-ID": ""}) == 0
+    assert last_event_id({"Last-Event-ID": "17"}) == 17
+    for header in ("-1", "1.0", "x", "9" * 30, "1\n"):
+        with pytest.raises(InvalidField):
+            last_event_id({"Last-Event-ID": header})
+
+
+def test_fields_are_told_once_in_their_order_and_logged() -> None:
+    request = make_mocked_request("POST", "/v1/images/edits")
+    with capture_logs() as logs:
+        ignore(request, ["style", "moderation"])
+        ignore(request, ["moderation", "eta"])
+        ignore(request, [])
+    assert header_value(request[IGNORED]) == "style, moderation, eta"
+    assert [entry["fields"] for entry in logs] == ["style, moderation", "style, moderation, eta"]
+
+
+@given(st.lists(st.text(st.characters(), max_size=200), max_size=60))
+def test_every_name_makes_a_header_that_is_one_line_of_ascii(names: list[str]) -> None:
+    value = header_value(names)
+    assert value.isascii()
+    assert "\r" not in value
+    assert "\n" not in value
+    assert value.count(",") <= TOLD
+    assert len(value) <= (TOLD + 1) * (3 * NAME_CHARACTERS + 2)
+    assert ("more" in value.rpartition(", ")[2]) >= (len(names) > TOLD)
+
+
+async def test_a_request_has_its_id_though_its_client_has_left() -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response()
+
+    protocol = Mock()
+    request = make_mocked_request("GET", "/v1/models", protocol=protocol)
+    protocol.transport = None
+    with pytest.raises(ConnectionAbortedError):
+        await _counted(request, answer)
+    assert request[REQUEST_ID].startswith("req_")
