@@ -20,12 +20,10 @@ import torch
 from tests.bench.reporting.report import write
 from tests.distances import FOUND
 from tests.flags import Several, option, parsed
+from tests.integration.conformance.families import CASES
 
 EQUALS, MASKED, REFERENCES, LORA = "equals diffusers", "masked", "references", "LoRA"
 COLUMNS: Final = (EQUALS, MASKED, REFERENCES, LORA)
-WHOLE: Final = "test_an_edit_of_a_whole_picture_equals_the_image_to_image_pipeline"
-INSTRUCTION: Final = "test_an_edit_without_a_mask_equals_the_instruction_pipeline"
-INPAINTING: Final = "test_an_edit_equals_the_inpainting_pipeline"
 MADE: Final = "test_a_generation_equals_the_text_to_image_pipeline"
 
 
@@ -43,47 +41,17 @@ class Comparisons:
 
 BEFORE_2511: Final = "qwen-image-edit-plus (2509)"
 PLUS: Final = "qwen-image-edit-plus (2511)"
+SUITE: Final = "tests/integration/conformance/test_families.py"
+GUIDED: Final = "test_a_guided_edit_equals_the_pipeline"
 FILES: Final = {
-    "tests/integration/test_flux2.py": Comparisons(
+    SUITE: Comparisons(
         {
-            "test_a_generation_equals_the_pipeline": EQUALS,
+            GUIDED: MASKED,
+            "test_an_edit_below_full_strength_equals_the_pipeline": MASKED,
             "test_an_edit_of_a_whole_picture_equals_the_pipeline": EQUALS,
-            "test_a_masked_edit_equals_kleins_inpainting_of_its_network": MASKED,
-        },
-        "flux2",
-    ),
-    "tests/integration/test_qwen_image_edit_plus.py": Comparisons(
-        {
-            "test_an_instruction_equals_the_pipeline": EQUALS,
-            "test_a_guided_instruction_equals_the_pipeline": REFERENCES,
-            "test_a_masked_edit_equals_the_pipelines_steps_blended": MASKED,
-        },
-        names={False: BEFORE_2511, True: PLUS},
-    ),
-    "tests/integration/test_qwen_image_edit.py": Comparisons(
-        {INSTRUCTION: EQUALS, "test_a_masked_edit_equals_the_inpainting_pipeline": MASKED}, "qwen-image-edit"
-    ),
-    "tests/integration/test_transformer_families.py": Comparisons(
-        {WHOLE: EQUALS, MADE: EQUALS, INPAINTING: MASKED}
-    ),
-    "tests/integration/test_references.py": Comparisons(
-        {
-            INSTRUCTION: EQUALS,
-            "test_a_generation_equals_the_pipeline_without_an_edited_picture": EQUALS,
-            "test_a_masked_edit_equals_the_inpainting_pipeline": MASKED,
-        }
-    ),
-    "tests/integration/test_block_causal_families.py": Comparisons(
-        {
             "test_a_generation_equals_the_pipeline": EQUALS,
-            "test_a_guided_generation_equals_the_pipeline": EQUALS,
-            "test_an_edit_equals_the_pipelines_steps_blended": MASKED,
-            "test_references_equal_the_pipelines": REFERENCES,
         },
-        "flux2-klein-kv",
-    ),
-    "tests/integration/unets/test_pipelines.py": Comparisons(
-        {WHOLE: EQUALS, MADE: EQUALS, INPAINTING: MASKED}
+        names={"qwen-image-edit-plus": BEFORE_2511, "qwen-image-edit-2511": PLUS},
     ),
     "tests/integration/denoiser/test_oracle.py": Comparisons(
         {
@@ -105,10 +73,8 @@ FILES: Final = {
 }
 SAME_NETWORK: Final = {BEFORE_2511: "qwen-image-edit", "flux-kontext": "flux-inpaint"}
 """Families whose steps under LoRAs are those of another one's network."""
-NAMED: Final = ("both", "family", "name", "shape")
+NAMED: Final = ("of", "name", "shape")
 """Parameters that tell a case's family."""
-COUNTED: Final = ("references", "count")
-"""Parameters that tell a case's references."""
 
 
 class DistanceTable:
@@ -133,8 +99,8 @@ def _place(item: pytest.Item) -> tuple[str, str]:
     of = FILES[item.nodeid.partition("::")[0]]
     told: dict[str, Any] = case.callspec.params if hasattr(case, "callspec") else {}
     family = next((told[name] for name in NAMED if name in told), of.family)
-    count = next((told[name] for name in COUNTED if name in told), 0)
-    column = REFERENCES if count else of.columns[case.originalname]
+    looking = case.originalname == GUIDED and CASES[family].references
+    column = REFERENCES if looking else of.columns[case.originalname]
     return of.names.get(family, str(family)), column
 
 

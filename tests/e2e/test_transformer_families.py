@@ -11,13 +11,15 @@ from typing import Any, Final
 import aiohttp
 import numpy as np
 import pytest
+from PIL import Image
 
 from giornata.families import Family
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.model import choose
 from tests.e2e.live import LiveStack, live_stack
 from tests.e2e.pictures import Pixels, box, edit_form, file, pixels
-from tests.integration.prepost.oracle import NEGATIVE, PROMPT, SIZE, Oracle, picture
+from tests.integration.conformance.families import Asked, open_family
+from tests.integration.prepost.oracle import NEGATIVE, PROMPT, SIZE, picture
 
 SEED: Final = 7
 MASK: Final = box(SIZE.width, SIZE.height)
@@ -43,9 +45,8 @@ def painters(checkpoint: Path) -> Iterator[LiveStack]:
         yield live
 
 
-def levels(mine: Pixels, theirs: Pixels | None) -> int:
+def levels(mine: Pixels, theirs: Pixels) -> int:
     """The largest difference."""
-    assert theirs is not None
     assert mine.shape == theirs.shape
     return int(np.abs(mine.astype(int) - theirs.astype(int)).max())
 
@@ -63,11 +64,12 @@ async def edited(
 
 @pytest.mark.long
 async def test_edits_and_generations_are_those_of_the_pipelines(
-    painters: LiveStack, checkpoint: Path
+    painters: LiveStack, checkpoint: Path, tmp_path: Path
 ) -> None:
-    oracle, original, inside = Oracle(Family.SD3, checkpoint), picture(), MASK > 0
-    wanted = oracle.run(SEED, marked=MASK, steps=3, strength=0.8, guidance_scale=3.0).picture
-    assert wanted is not None
+    of, original, inside = open_family("sd3", lambda _: checkpoint, tmp_path), picture(), MASK > 0
+    asked = Asked({"guidance_scale": 3.0, "negative_prompt": NEGATIVE}, strength=0.8, seed=SEED, size=SIZE)
+    shown = {"image": Image.fromarray(original), "mask_image": Image.fromarray(MASK)}
+    wanted = of.called(of.case.inpaints, asked, **shown).picture
     async with aiohttp.ClientSession(painters.url) as http:
         painted, _ = await edited(http, original, reuse="off")
         assert levels(painted[inside], wanted[inside]) <= 1
@@ -77,7 +79,7 @@ async def test_edits_and_generations_are_those_of_the_pipelines(
             body = await answer.json()
             assert answer.status == 200, body
         generated = pixels(base64.b64decode(body["data"][0]["b64_json"]))
-        assert levels(generated, oracle.generated(SEED, steps=3, guidance_scale=3.0).picture) <= 1
+        assert levels(generated, of.generated(asked).picture) <= 1
         form = aiohttp.FormData()
         form.add_field("image", file(original), filename="image.png", content_type="image/png")
         async with http.post("/v1/templates", data=form) as answer:

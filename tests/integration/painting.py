@@ -10,21 +10,24 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
+from giornata.model_cards import read_model_card
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import pack, unpack
 from giornata.wire.generations import carried_out, fitted
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, GenerationParameters
 from giornata.wire.resolution import cfg_scale, resolve
-from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.checkpoint import Checkpoint, load, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.controls import ControlExecutor
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
-from giornata_prepost.checkpoint import open_model
+from giornata_denoiser.rows.snapshot import Snapshot
+from giornata_prepost.checkpoint import FAMILIES, open_model
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import GeneratingModel, ImageModel, ReferringModel
 from giornata_prepost.images.geometry import Size
@@ -52,22 +55,32 @@ class Served:
         *,
         sampled: bool = True,
         references: Sequence[Pixels] = (),
+        resume: Snapshot | None = None,
     ) -> Row:
         """The row of an edit's first seed; `image` and `mask` are of the model's size."""
         size = Size(image.shape[1], image.shape[0])
-        modes = not sampled
         (drawn,) = self.images.encode_rows(
-            image, mask, [parameters.seed or 0], modes=modes, strength=parameters.strength or 0
+            image,
+            mask,
+            [parameters.seed or 0],
+            modes=not sampled,
+            draws=_draws(parameters),
+            strength=parameters.strength or 0,
         )
-        return self._row(key, parameters, size, drawn, references, image)
+        return self._row(key, parameters, size, drawn, references, image, resume)
 
     def generated(
-        self, key: str, parameters: EditParameters, size: Size, references: Sequence[Pixels] = ()
+        self,
+        key: str,
+        parameters: EditParameters,
+        size: Size,
+        references: Sequence[Pixels] = (),
+        resume: Snapshot | None = None,
     ) -> Row:
         """The row of a generation's first seed."""
         assert isinstance(self.images, GeneratingModel)
-        (drawn,) = self.images.noise_rows(size, [parameters.seed or 0])
-        return self._row(key, parameters, size, drawn, references, None)
+        (drawn,) = self.images.noise_rows(size, [parameters.seed or 0], draws=_draws(parameters))
+        return self._row(key, parameters, size, drawn, references, None, resume)
 
     def _row(
         self,
@@ -77,6 +90,7 @@ class Served:
         drawn: dict[str, Tensor],
         references: Sequence[Pixels],
         image: Pixels | None,
+        resume: Snapshot | None,
     ) -> Row:
         """Through the bytes that travel; `image` is what is edited, None for a generation."""
         family, multiple = self.checkpoint.family, self.card.pixel_multiple
@@ -100,6 +114,7 @@ class Served:
             guidance_scale=asked.guidance_scale or 0.0,
             true_cfg_scale=scale,
             partial_images=asked.partial_images,
+            resume=resume,
             generated=image is None,
             references=[self._encoded(reference) for reference in references],
         )
@@ -109,10 +124,20 @@ class Served:
         return self.images.encode_reference(reference)
 
 
-def served(folder: Path) -> Served:
+def _draws(asked: EditParameters) -> bool:
+    return bool(asked.sampler and asked.sampler.stochastic)
+
+
+def served(folder: Path, dtype: torch.dtype | None = None) -> Served:
+    """A checkpoint as services open it, or in another dtype."""
+    if dtype is None:
+        return Served(
+            open_model(PrepostConfig(model=str(folder), device="cpu")),
+            open_checkpoint(DenoiserConfig(model=str(folder), device="cpu")),
+        )
+    card, device = read_model_card(folder), torch.device("cpu")
     return Served(
-        open_model(PrepostConfig(model=str(folder), device="cpu")),
-        open_checkpoint(DenoiserConfig(model=str(folder), device="cpu")),
+        FAMILIES[card.family](folder, card, device, dtype), load(folder, dtype=dtype, device=device)
     )
 
 

@@ -13,18 +13,14 @@ from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVC
 from torch import Tensor
 from torch.nn import functional
 
-from giornata.packed.region import region
 from giornata.planning.operations import SequenceShape
 from giornata.wire.values import BlockMode
-from giornata_denoiser.choices import EXACT as AS_COMPUTED
-from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.assembly import BatchTensors, assemble, place
 from giornata_denoiser.engine.weighing import StepBudget, row_bytes, step_bytes
 from giornata_denoiser.families.driven.batch import DrivenBatch, PreparedSequence
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import CachedTemplate
+from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import engine, finished
@@ -115,16 +111,6 @@ def distance(mine: Tensor, theirs: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_rows_of_one_batch_equal_diffusers_steps_with_its_cache(name: str) -> None:
-    made = engine(tiny_driven.family(name))
-    rows = rows_of(name)
-    made.batch.submit(rows)
-    ends = finished(made)
-    for row in rows:
-        assert distance(ends[row.key.job_id].latent, diffused(name, row)[0]) <= EXACT
-
-
-@pytest.mark.parametrize("name", CALLS)
 def test_a_prefix_is_what_diffusers_keeps_of_its_first_step(name: str) -> None:
     of, row = tiny_driven.family(name), rows_of(name)[0]
     with torch.no_grad():
@@ -140,25 +126,6 @@ def test_a_prefix_is_what_diffusers_keeps_of_its_first_step(name: str) -> None:
         assert len(mine.key) == row.prefix[0]
         assert distance(mine.key, key[0]) <= EXACT
         assert distance(mine.value, value[0]) <= EXACT
-
-
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("form", list(CacheForm))
-def test_a_masked_row_attends_to_its_prefix(name: str, form: CacheForm) -> None:
-    """With what its own run in full left of the picture outside, it ends as in full."""
-    of, row = tiny_driven.family(name), rows_of(name)[0]
-    mask = torch.zeros_like(row.latent)
-    mask[[1, 5, 6]] = 1.0
-    row = replace(row, conditioning={**row.conditioning, "mask": mask})
-    row = replace(row, latent=torch.lerp(row.conditioning["image_latents"], row.latent, mask))
-    made = engine(of)
-    made.batch.submit([replace(row, records=RecordingSpec(frozenset({form}), AS_COMPUTED))])
-    whole = finished(made)["first"]
-    found = region(mask.amax(dim=1).view(row.grid) > 0)
-    assert found is not None
-    template = CachedTemplate("itself", row.grid, whole.entries)
-    made.batch.submit([replace(row, region=found, template=template), *rows_of(name)[1:]])
-    assert distance(finished(made)["first"].latent, whole.latent) <= EXACT
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from giornata.packed.attention import DenseKV
 from giornata.packed.kept import CachedKVRecorder
@@ -28,7 +26,6 @@ from giornata_denoiser.profiling.making import activation_bytes
 from giornata_denoiser.profiling.measuring import StepMeter
 from giornata_denoiser.profiling.mixtures import RowSize, StepShape
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import CachedTemplate
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_driven import FAMILIES
 from tests.fakes.tiny_flux import Spec
@@ -39,29 +36,6 @@ GRID = (4, 5)
 TOUCHED = (6, 7, 11, 12)
 NAMES = sorted(FAMILIES)
 SCALE = 2.5
-
-
-def _linear(positive: Tensor, negative: Tensor) -> Tensor:
-    return negative + SCALE * (positive - negative)
-
-
-def _from_positive(positive: Tensor, negative: Tensor) -> Tensor:
-    return positive + SCALE * (positive - negative)
-
-
-def _at_length(positive: Tensor, negative: Tensor) -> Tensor:
-    combined = _linear(positive, negative)
-    wanted, found = (each.square().sum(-1, keepdim=True).sqrt() for each in (positive, combined))
-    return combined * (wanted / found)
-
-
-GUIDANCE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "z-image": _from_positive,
-    "qwen-image": _at_length,
-    "qwen-image-edit": _at_length,
-    "qwen-image-edit-plus": _at_length,
-}
-"""The formulas of the pipelines; `_linear` where none is named."""
 
 
 def edit(of: ModelFamily, spec: Spec) -> Row:
@@ -79,59 +53,6 @@ def masked(row: Row) -> Row:
     found = region(touched)
     assert found is not None
     return replace(row, region=beside(found, row.companions))
-
-
-def by_hand(name: str, row: Row) -> Tensor:
-    """The final latent as a pipeline of diffusers computes it."""
-    picture, noise, mask = (row.conditioning[part] for part in ("image_latents", "noise", "mask"))
-    latent = row.latent
-    for step in range(row.steps):
-        outputs = [
-            tiny_driven.alone(name, replace(row, latent=latent, step=step, prompts=(prompt,)))
-            for prompt in row.prompts
-        ]
-        velocity = outputs[0] if len(outputs) == 1 else GUIDANCE.get(name, _linear)(*outputs)
-        now, after = row.track.levels[step : step + 2].double()
-        latent = latent + (after - now) * velocity
-        latent = (1 - mask) * (after * noise + (1 - after) * picture) + mask * latent
-    return latent
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_edits_of_one_batch_equal_the_pipelines_loop(name: str) -> None:
-    """One guided, one not, of different lengths."""
-    of = tiny_driven.family(name)
-    rows = [
-        edit(of, Spec("guided", steps=3, text_tokens=4, true_cfg_scale=SCALE, seed=1)),
-        edit(of, Spec("alone", steps=2, text_tokens=6, seed=2)),
-    ]
-    made = engine(of)
-    made.batch.submit(rows)
-    ends = finished(made)
-    for row in rows:
-        torch.testing.assert_close(
-            ends[row.key.job_id].latent.double(), by_hand(name, row), atol=EXACT, rtol=0
-        )
-
-
-@pytest.mark.parametrize("form", list(CacheForm))
-@pytest.mark.parametrize("name", NAMES)
-def test_an_edit_that_takes_from_its_own_run_in_full_equals_it(name: str, form: CacheForm) -> None:
-    """Recorded, stored, planned and loaded as a template is, beside other rows; what another run left would not do."""
-    of = tiny_driven.family(name)
-    row, other = (edit(of, Spec(job_id, steps=3, seed=seed)) for job_id, seed in (("edit", 3), ("other", 4)))
-    recording = RecordingSpec(frozenset({form}), AS_COMPUTED)
-    made, runs = engine(of), dict[str, Row]()
-    for run in (row, other):
-        made.batch.submit([replace(run, records=recording)])
-        runs |= finished(made)
-    latents = []
-    for job_id in ("edit", "other"):
-        template = CachedTemplate(job_id, GRID, runs[job_id].entries)
-        made.batch.submit([replace(masked(row), template=template), edit(of, Spec("beside", seed=5))])
-        latents.append(finished(made)["edit"].latent)
-    torch.testing.assert_close(latents[0], runs["edit"].latent, atol=EXACT, rtol=0)
-    assert (latents[1] - latents[0]).abs().max() > 100 * EXACT
 
 
 @pytest.mark.parametrize("name", NAMES)

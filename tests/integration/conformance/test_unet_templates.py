@@ -7,22 +7,20 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from giornata.families import Family
 from giornata.wire.requests import Reuse
 from giornata.wire.samplers import Sampler
 from giornata_denoiser.templates.identity import LEVELS_TOGETHER
-from tests.integration.unets.served import Served
-from tests.integration.unets.worker import asked_of, worker
+from tests.integration.conformance.families import OpenFamily
+from tests.integration.conformance.worker import asked_of, worker
 
 
 @pytest.mark.parametrize(
-    ("family", "sampler"), [(Family.SDXL, Sampler.EULER_ANCESTRAL), (Family.SD_INPAINT, Sampler.PNDM)]
+    ("name", "sampler"), [("sdxl", Sampler.EULER_ANCESTRAL), ("sd-inpaint", Sampler.PNDM)]
 )
 async def test_a_strict_edit_takes_from_the_recording_of_its_own_levels(
-    family: Family, sampler: Sampler, served: Callable[[Family], Served]
+    name: str, sampler: Sampler, opened_family: Callable[[str], OpenFamily]
 ) -> None:
-    of = served(family)
-    async with worker(of) as made:
+    async with worker(opened_family(name).served) as made:
         request = await asked_of(made, num_inference_steps=4, strength=0.8, sampler=sampler)
         seen = await made.edited(request)
     row = seen[-1]
@@ -41,9 +39,9 @@ async def test_a_strict_edit_takes_from_the_recording_of_its_own_levels(
         torch.testing.assert_close(each.latent[1:], noised[1:])
 
 
-async def test_an_edit_reuses_unless_it_asks_not_to(served: Callable[[Family], Served]) -> None:
+async def test_an_edit_reuses_unless_it_asks_not_to(opened_family: Callable[[str], OpenFamily]) -> None:
     """By default: one recording serves samplers and numbers of steps; each edit begins in full, and corrects it."""
-    async with worker(served(Family.SD_INPAINT)) as made:
+    async with worker(opened_family("sd-inpaint").served) as made:
         first = await made.edited(
             await asked_of(made, Reuse.AUTO, num_inference_steps=3, sampler=Sampler.DDIM)
         )

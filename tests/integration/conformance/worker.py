@@ -31,8 +31,9 @@ from giornata_denoiser.templates.runs import TemplateRuns
 from giornata_denoiser.templates.store import TemplateStore
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.stages import PixelLimits, inspect
+from tests.integration.painting import Served
 from tests.integration.prepost.asking import png
-from tests.integration.unets.served import Served, picture
+from tests.integration.prepost.oracle import picture
 from tests.patience import HUNG_MS, HUNG_S
 
 REF = BlobRef(key="none", size_bytes=0, sha256="")

@@ -1,0 +1,213 @@
+"""ControlNets of tiny checkpoints, beside diffusers' pipelines with them; in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from diffusers import (
+    SD3ControlNetModel,
+    SD3MultiControlNetModel,
+    StableDiffusion3ControlNetPipeline,
+    StableDiffusionControlNetInpaintPipeline,
+    StableDiffusionXLControlNetInpaintPipeline,
+)
+from diffusers.models.controlnets.multicontrolnet import MultiControlNetModel
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import pixel_shuffle
+
+from giornata.control.loading import load
+from giornata.control.protocol import ControlNet
+from giornata.families import Family
+from giornata.tensors import pack, unpack
+from giornata.wire.adapters import ControlInput, ControlUse, control_name
+from giornata_denoiser.attempts.adapting import adapters_of
+from giornata_denoiser.rows.row import Row
+from giornata_prepost.families.protocol import ControlImage, ControlledModel
+from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import Pixels
+from tests.contract.messages import JOB
+from tests.fakes import tiny_sd3_control, tiny_unet_control
+from tests.fakes.local_controls import controls_of
+from tests.integration.conformance.families import Asked, OpenFamily
+from tests.integration.painting import ended
+from tests.integration.prepost.oracle import mask, picture
+
+CPU: Final = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Control:
+    """A ControlNet, and how a request asks for it."""
+
+    net: Any
+    """As diffusers has it."""
+    loaded: ControlNet
+    """As the denoiser loads its files."""
+    scale: float = 0.7
+    start: float = 0.0
+    end: float = 1.0
+
+    @property
+    def sees(self) -> ControlInput:
+        return self.loaded.card.sees
+
+    @property
+    def use(self) -> ControlUse:
+        card = self.loaded.card
+        asked: dict[str, Any] = {"scale": self.scale, "start": self.start, "end": self.end, "sees": card.sees}
+        return ControlUse(model=card.name, digest=card.digest, **asked)
+
+
+def control(
+    of: OpenFamily,
+    folder: Path,
+    *,
+    seed: int = 0,
+    depth: int = 2,
+    options: Mapping[str, Any] | None = None,
+    **asked: float,
+) -> Control:
+    """A random ControlNet for the checkpoint's network; `depth` is of one for SD3, `options` its configuration's."""
+    told, dtype = dict(options or {}), of.served.checkpoint.family.dtype
+    if of.case.family is Family.SD3:
+        made: Any = tiny_sd3_control.net(of.pipeline.transformer.config, depth, seed=seed, **told)
+    else:
+        made = tiny_unet_control.beside(of.pipeline.unet.config, seed=seed, **told)
+    made.save_pretrained(folder)
+    torch.nn.Module.to(made, dtype)
+    return Control(made, load(folder, dtype, CPU), **asked)
+
+
+def seen(size: Size, index: int) -> Pixels:
+    """Control image `index`: noise, (height, width, 3)."""
+    return np.random.default_rng(20 + index).integers(0, 256, (size.height, size.width, 3), np.uint8)
+
+
+def under(of: OpenFamily, row: Row, controls: Sequence[Control], asked: Asked) -> Row:
+    """`row` with ControlNets, whose control images prepost encodes."""
+    images, size = of.served.images, asked.size or of.case.size
+    assert isinstance(images, ControlledModel)
+    shown = [ControlImage(seen(size, nth), each.sees) for nth, each in enumerate(controls)]
+    encoded = images.encode_controls(shown, mask(size))
+    assert encoded.shared == (of.case.family is not Family.SD3), "nothing is drawn of pixels"
+    named = unpack(pack(encoded.condition(torch.Generator().manual_seed(asked.seed))))
+    job = JOB.model_copy(update={"controls": tuple(each.use for each in controls), "loras": ()})
+    return replace(
+        row,
+        adapters=adapters_of(job, row.track.steps),
+        control_images=tuple(named[control_name(nth)] for nth in range(len(controls))),
+    )
+
+
+def controlled(of: OpenFamily, rows: Sequence[Row], controls: Sequence[Control]) -> dict[str, Tensor]:
+    """Final latents by job, of rows that share their batch and reuse nothing."""
+    nets = {each.loaded.card.digest: each.loaded for each in controls}
+    checkpoint, multiple = of.served.checkpoint, of.served.card.pixel_multiple
+    computing = controls_of(nets, checkpoint.family.network, multiple, held_steps=2)
+    return {job: row.latent for job, row in ended(checkpoint, rows, computing).items()}
+
+
+def expected(
+    of: OpenFamily,
+    asked: Asked,
+    controls: Sequence[Control],
+    *,
+    multi: Any = None,
+    kind: Any = None,
+    **more: Any,
+) -> Tensor:
+    """What a pipeline with ControlNets makes: SD3's of text, the others' of a masked edit.
+
+    `multi` stands for several ControlNets.
+    """
+    size = asked.size or of.case.size
+    shown: dict[str, Any] = {}
+    if of.case.family is Family.SD3:
+        chosen, several = StableDiffusion3ControlNetPipeline, SD3MultiControlNetModel
+        torch.manual_seed(asked.seed)  # these pipelines draw control images from torch's own generator
+    else:
+        xl = hasattr(of.pipeline, "text_encoder_2")
+        chosen = (
+            StableDiffusionXLControlNetInpaintPipeline if xl else StableDiffusionControlNetInpaintPipeline
+        )
+        several = MultiControlNetModel
+        shown |= {"image": Image.fromarray(picture(size)), "mask_image": Image.fromarray(mask(size))}
+    nets, many = [each.net for each in controls], len(controls) > 1
+    together = multi or (several(nets) if many else nets[0])
+    told: dict[str, list[Any]] = {
+        "controlnet_conditioning_scale": [each.scale for each in controls],
+        "control_guidance_start": [each.start for each in controls],
+        "control_guidance_end": [each.end for each in controls],
+        "control_image": [Image.fromarray(seen(size, nth)) for nth in range(len(controls))],
+    }
+    shown |= {name: each if many else each[0] for name, each in told.items()}
+    parts = {"controlnet": together, "requires_safety_checker": False}
+    with alike(nets) if of.case.family is Family.SD3 else nullcontext():
+        return of.called(kind or chosen, asked, parts=parts, **shown | more).latents
+
+
+@contextmanager
+def alike(nets: Sequence[SD3ControlNetModel]) -> Iterator[None]:
+    """Both halves see one control image; pipelines draw a sample of the posterior for each of them."""
+
+    def first(_: Any, args: Any, given: dict[str, Any]) -> Any:
+        image = given["controlnet_cond"]
+        return args, given | {"controlnet_cond": image[:1].expand_as(image)}
+
+    hooks = [net.register_forward_pre_hook(first, with_kwargs=True) for net in nets]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class Expanded(SD3MultiControlNetModel):  # type: ignore[misc]  # diffusers does not annotate it
+    """Sums samples behind the transformer's blocks; `SD3MultiControlNetModel` drops those that the first net lacks."""
+
+    def __init__(self, nets: Sequence[SD3ControlNetModel], blocks: int) -> None:
+        super().__init__(nets)
+        self.blocks = blocks
+
+    def forward(
+        self, *, controlnet_cond: Sequence[Tensor], conditioning_scale: Sequence[float], **given: Any
+    ) -> Any:
+        total = [0.0] * self.blocks
+        for net, image, scale in zip(self.nets, controlnet_cond, conditioning_scale, strict=True):
+            (samples,) = net(controlnet_cond=image, conditioning_scale=scale, **given)
+            for block in range(self.blocks):
+                total[block] = total[block] + samples[int(block / (self.blocks / len(samples)))]
+        return (total,)
+
+
+@contextmanager
+def wrapped(transformer: Any, control: Control, row: Row, *, zeros: bool) -> Iterator[None]:
+    """Pipelines that know no ControlNets run the transformer of SD3 with the one that `row` is under."""
+    forward = transformer.forward
+    hint = pixel_shuffle(row.control_images[0].T.reshape(1, -1, *row.grid), 2)
+
+    def controlled(hidden_states: Tensor, **given: Any) -> Any:
+        pooled = given["pooled_projections"]
+        (samples,) = control.net(
+            hidden_states=hidden_states,
+            controlnet_cond=hint.expand(len(hidden_states), -1, -1, -1),
+            conditioning_scale=control.scale,
+            timestep=given["timestep"],
+            encoder_hidden_states=given["encoder_hidden_states"],
+            pooled_projections=torch.zeros_like(pooled) if zeros else pooled,
+            return_dict=False,
+        )
+        return forward(hidden_states=hidden_states, **given, block_controlnet_hidden_states=samples)
+
+    transformer.forward = controlled
+    try:
+        yield
+    finally:
+        del transformer.forward
