@@ -13,7 +13,7 @@ endif
 
 BIN := .venv/bin
 SERVICES := $(patsubst %/pyproject.toml,%,$(wildcard services/*/pyproject.toml))
-LOCK := constraints.txt requirements-dev.txt shared/pyproject.toml deploy/tools/pyproject.toml $(SERVICES:%=%/pyproject.toml)
+LOCK := constraints.txt requirements-dev.txt shared/pyproject.toml deploy/lab/pyproject.toml deploy/tools/pyproject.toml $(SERVICES:%=%/pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # The build is asked for by its full version (2.13.0+cpu), because a plain 2.13.0 is also met by PyPI's, which brings
@@ -33,11 +33,11 @@ help: ## list the targets
 		printf 'make %-12s %s\n' "$$target" "$$text"; done
 	@printf '\nmake setup TORCH_INDEX=https://download.pytorch.org/whl/cu130 takes the CUDA build of torch.\n'
 
-setup: $(READY) ## create .venv with the eight distributions, the embedded servers and the tools
+setup: $(READY) ## create .venv with the nine distributions, the embedded servers and the tools
 
 # torch first: from pip's own --find-links, if it is configured and holds the wheel (then no index is asked), else from
 # TORCH_INDEX and from nowhere else. What torch needs comes with the rest, where constraints.txt holds.
-# All eight distributions in one command: each is taken from its folder, none is looked up by its name. With
+# All nine distributions in one command: each is taken from its folder, none is looked up by its name. With
 # giornata-tools comes .venv/bin/giornata.
 $(READY): $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -48,7 +48,8 @@ $(READY): $(LOCK)
 	$(PIP) install --quiet --quiet --no-deps --no-index $(TORCH) 2>/dev/null || \
 		$(PIP) install --no-deps --index-url $(TORCH_INDEX) $(TORCH)
 	$(PIP) install --quiet --quiet --constraint constraints.txt --no-build-isolation \
-		--requirement requirements-dev.txt --editable 'shared[traces]' --editable 'deploy/tools[bench,local]' $(SERVICES:%=--editable %)
+		--requirement requirements-dev.txt --editable 'shared[traces]' --editable 'deploy/tools[local,profiling]' \
+		--editable 'deploy/lab[bench,local]' $(SERVICES:%=--editable %)
 	@echo '$(TORCH_INDEX)' >$@
 
 demo: setup ## edit two photographs and three scenes with the whole system and write out/demo/

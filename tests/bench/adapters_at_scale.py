@@ -23,14 +23,14 @@ from giornata.scheduling.line import QueueOrder
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.rock import RockScheduler
 from giornata.scheduling.scheduler import Scheduler
-from giornata_tools.loadgen import gentd26
-from giornata_tools.loadgen.charts import Chart, PointStyle
-from giornata_tools.loadgen.drawing import COLOURS, figure, svg
-from giornata_tools.loadgen.trace import TraceLine
-from giornata_tools.simulation.jobs import SimulatedJob
-from giornata_tools.simulation.options import RunOptions
-from giornata_tools.simulation.results import summary
-from giornata_tools.simulation.simulator import Simulation
+from giornata_lab.loadgen import gentd26
+from giornata_lab.loadgen.charts import Chart, PointStyle
+from giornata_lab.loadgen.drawing import COLOURS, figure, svg
+from giornata_lab.loadgen.trace import TraceLine
+from giornata_lab.simulation.jobs import SimulatedJob
+from giornata_lab.simulation.options import RunOptions
+from giornata_lab.simulation.results import summary
+from giornata_lab.simulation.simulator import Simulation
 from tests.bench.reporting import report
 from tests.bench.systems.adapter_rooms import (
     FREE,

@@ -19,15 +19,15 @@ from diffusers import FluxFillPipeline
 from giornata_denoiser.controls.executing import ControlDispatcher
 from giornata_denoiser.controls.local import HELD_STEPS, LocalControls
 from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_lab.model.adapters import card, judging, silhouettes
+from giornata_lab.model.adapters.looks import swapped_caption
+from giornata_lab.model.painting import edits, fill_pipeline
+from giornata_lab.model.scenes import Scene
+from giornata_lab.quality import metrics
+from giornata_lab.quality.cases import QualityCase
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.checkout import TRAINED
-from giornata_tools.joining.shares import JoinStepTrial, joins_within
-from giornata_tools.model.adapters import card, judging, silhouettes
-from giornata_tools.model.adapters.looks import swapped_caption
-from giornata_tools.model.painting import edits, fill_pipeline
-from giornata_tools.model.scenes import Scene
-from giornata_tools.quality import metrics
-from giornata_tools.quality.cases import QualityCase
+from giornata_tools.joining.shares import JoinStepTrial, joins_within, ssim
 from tests.bench.compute.adapted import LORAS, AdaptedModel, Edits, Way
 from tests.bench.compute.bench_model import Request, box_of
 from tests.bench.compute.setting import DEFAULT
@@ -193,7 +193,7 @@ def _late(
     truth = made(0)
     for step in joins:
         pictures = made(step)
-        ssims = tuple(metrics.ssim(*one) for one in zip(pictures, truth, boxes, strict=True))
+        ssims = tuple(ssim(*one) for one in zip(pictures, truth, boxes, strict=True))
         line = _line("bounded", f"{name}: after {step} steps", pictures, truth, boxes)
         yield {**line, "K": step}, JoinStepTrial(step, steps, ssims)
 
@@ -226,7 +226,7 @@ def _line(
     truth: Sequence[Pixels],
     boxes: Sequence[np.ndarray],
 ) -> Line:
-    scores = [metrics.ssim(*one) for one in zip(pictures, truth, boxes, strict=True)]
+    scores = [ssim(*one) for one in zip(pictures, truth, boxes, strict=True)]
     peaks = [metrics.psnr_db(*one) for one in zip(pictures, truth, boxes, strict=True)]
     return {
         "part": part,

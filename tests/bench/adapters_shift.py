@@ -12,8 +12,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
-from giornata_tools.simulation.results import LEAST_WAIT_S
-from giornata_tools.simulation.simulator import Simulation
+from giornata_lab.simulation.results import LEAST_WAIT_S
+from giornata_lab.simulation.simulator import Simulation
 from tests.bench.adapters_at_scale import VARIANTS
 from tests.bench.reporting import report
 from tests.bench.systems.adapter_rooms import paper_jobs, room

@@ -14,7 +14,7 @@ from typing import Any, Final
 from giornata.scheduling.degrees.fixed import FixedDegrees
 from giornata.scheduling.degrees.pool import DEGREES, PoolRow, PoolRule
 from giornata.scheduling.degrees.rule import ReplanningRule
-from giornata_tools.simulation.degrees.derived import eager_s
+from giornata_lab.simulation.degrees.derived import eager_s
 from tests.bench.reporting.report import Measured, measured, write
 from tests.flags import Several, option, parsed
 

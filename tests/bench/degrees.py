@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Final
 
-from giornata_tools.loadgen.charts import Chart, Points, PointStyle
-from giornata_tools.loadgen.drawing import figure, svg
+from giornata_lab.loadgen.charts import Chart, Points, PointStyle
+from giornata_lab.loadgen.drawing import figure, svg
+from giornata_lab.simulation.degrees import results
+from giornata_lab.simulation.degrees.results import PoolRun, standard_error
+from giornata_lab.simulation.degrees.rules import BoundCase, PoolRuleCase, bound_of, run_case
+from giornata_lab.simulation.degrees.workloads import SLO_S, PoolWorkload
 from giornata_tools.processes import side_by_side
-from giornata_tools.simulation.degrees import results
-from giornata_tools.simulation.degrees.results import PoolRun, standard_error
-from giornata_tools.simulation.degrees.rules import BoundCase, PoolRuleCase, bound_of, run_case
-from giornata_tools.simulation.degrees.workloads import SLO_S, PoolWorkload
 from tests.bench.reporting import report
 from tests.bench.systems.pools import BETWEEN, BOUND, SCALES, Entry, Table, tables
 from tests.flags import Several, option, parsed

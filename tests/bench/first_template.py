@@ -27,7 +27,8 @@ from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
-from giornata_tools.quality import metrics
+from giornata_lab.quality import metrics
+from giornata_tools.joining.shares import ssim
 from tests.bench.compute.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.compute.setting import DEFAULT
 from tests.bench.reporting.report import write
@@ -76,7 +77,7 @@ class Pictures:
         for earlier, way, row in self._ways(index, whole, where):
             (done,) = model.run([row], CORRECTED)
             made = model.decode(done)
-            inside = metrics.ssim(made, picture, box), metrics.psnr_db(made, picture, box)
+            inside = ssim(made, picture, box), metrics.psnr_db(made, picture, box)
             self.scores.setdefault((earlier, way), []).append(Scored(*inside, _cost(row)))
 
     def _ways(self, index: int, whole: Row, where: Region) -> Iterator[tuple[str, str, Row]]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import click
 import torch
 
-from giornata_tools.loadgen.distributions import arrival_times
+from giornata_lab.loadgen.distributions import arrival_times
 from tests.bench.compute.models import TOKEN_PIXELS, described
 from tests.bench.compute.static_batching import StaticBatching, in_batches
 from tests.bench.reporting.options import rows_of, shared

@@ -24,7 +24,7 @@ from giornata_denoiser.templates.identity import levels_of
 from giornata_prepost.images.masks import effective_alpha
 from giornata_prepost.images.paste import paste
 from giornata_prepost.images.pictures import Pixels
-from giornata_tools.quality import metrics
+from giornata_tools.joining.shares import ssim
 from tests.bench.compute.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.compute.setting import BITS, DEFAULT, FORM, HALO
 from tests.bench.reporting.report import write
@@ -100,9 +100,9 @@ def main() -> None:
     table = []
     for name, rows in shown.items():
         pairs = list(zip(requests, painted(rows), off, strict=True))
-        own = [metrics.ssim(picture, other, box_of(request.mask)) for request, picture, other in pairs]
+        own = [ssim(picture, other, box_of(request.mask)) for request, picture, other in pairs]
         pasted = [
-            metrics.ssim(answered(request, picture), answered(request, other), box_of(request.mask))
+            ssim(answered(request, picture), answered(request, other), box_of(request.mask))
             for request, picture, other in pairs
         ]
         table.append(

@@ -25,9 +25,10 @@ from giornata.wire.step_caches import WARMUP, TaylorSeerSchedule
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.step_cache import TaylorRule
+from giornata_lab.quality import metrics
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
-from giornata_tools.quality import metrics
+from giornata_tools.joining.shares import ssim
 from tests.bench.compute.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.compute.setting import DEFAULT
 from tests.bench.reporting.options import wait_for
@@ -218,7 +219,7 @@ def _line(
 ) -> dict[str, Any]:
     boxes = [box_of(request.mask) for request in requests]
     fast, slow = pictures
-    scores = [metrics.ssim(a, b, box) for a, b, box in zip(fast, slow, boxes, strict=True)]
+    scores = [ssim(a, b, box) for a, b, box in zip(fast, slow, boxes, strict=True)]
     peaks = [metrics.psnr_db(a, b, box) for a, b, box in zip(fast, slow, boxes, strict=True)]
     return {
         "system": name,

@@ -29,7 +29,7 @@ from giornata_denoiser.pool.objects import StateRing
 from giornata_denoiser.pool.opening import loaded, start_ranks
 from giornata_denoiser.pool.ranks import answered
 from giornata_denoiser.pool.shelf import parcel
-from giornata_tools.simulation.degrees.derived import eager_s
+from giornata_lab.simulation.degrees.derived import eager_s
 from tests.bench.reporting.report import write
 from tests.flags import option, parsed
 from tests.integration.denoiser.pool.bench import After, Model, Walk, make_model, pid, running

@@ -17,7 +17,7 @@ from torch import Tensor
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import Row
 from giornata_prepost.images.pictures import Pixels
-from giornata_tools.quality import metrics
+from giornata_tools.joining.shares import ssim
 from tests.bench.compute.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.reporting.report import write
 from tests.flags import option, parsed
@@ -48,7 +48,7 @@ class EditFromDonor:
         """SSIM in the mask's box to the donor's picture, and to the seed's own in full, of a row begun at a step."""
         latent = self._renoised(step) if own_noise else self._latents[step]
         picture = self._painted(replace(self._own, step=step, latent=latent))
-        donor, full = (metrics.ssim(picture, other, self._box) for other in self._pictures)
+        donor, full = (ssim(picture, other, self._box) for other in self._pictures)
         return donor, full
 
     def _renoised(self, step: int) -> Tensor:

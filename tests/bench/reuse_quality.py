@@ -27,9 +27,10 @@ from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.identity import form_of, levels_of
+from giornata_lab.loadgen.drawing import svg
+from giornata_lab.quality import metrics
 from giornata_prepost.images.pictures import Pixels
-from giornata_tools.loadgen.drawing import svg
-from giornata_tools.quality import metrics
+from giornata_tools.joining.shares import ssim
 from tests.bench.compute.bench_model import BenchModel, Request, box_of, held_out
 from tests.bench.compute.inpaint_model import InpaintModel
 from tests.bench.compute.setting import Setting, Teacher
@@ -194,9 +195,9 @@ def _named(switches: Setting) -> dict[str, Any]:
 def _scores(pictures: Sequence[Pixels], full: Sequence[Reference]) -> dict[str, float]:
     """Inside the masks' boxes, and over whole pictures."""
     pairs = list(zip(pictures, full, strict=True))
-    inside = [metrics.ssim(picture, ref.picture, ref.box) for picture, ref in pairs]
+    inside = [ssim(picture, ref.picture, ref.box) for picture, ref in pairs]
     peaks = [metrics.psnr_db(picture, ref.picture, ref.box) for picture, ref in pairs]
-    whole = [metrics.ssim(picture, ref.picture, np.ones_like(ref.box)) for picture, ref in pairs]
+    whole = [ssim(picture, ref.picture, np.ones_like(ref.box)) for picture, ref in pairs]
     return {
         "SSIM box": round(statistics.mean(inside), 4),
         "least": round(min(inside), 4),

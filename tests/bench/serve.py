@@ -16,9 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from giornata_tools.loadgen.distributions import arrival_times
-from giornata_tools.loadgen.outcomes import LoadFigures, figures
-from giornata_tools.loadgen.workload import WorkloadRequest, draw
+from giornata_lab.loadgen.distributions import arrival_times
+from giornata_lab.loadgen.outcomes import LoadFigures, figures
+from giornata_lab.loadgen.workload import WorkloadRequest, draw
 from tests.bench.reporting.report import charts, write
 from tests.bench.systems.live import (
     PROMPT,

@@ -25,7 +25,7 @@ from scipy import stats
 from giornata.scheduling.fair_line import TenantJobOrder
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.scheduler import QueueOrderScheduler
-from giornata_tools.simulation.options import RunOptions
+from giornata_lab.simulation.options import RunOptions
 from tests.bench.reporting import report
 from tests.bench.systems.clusters import (
     WARMUP_S,
@@ -168,7 +168,7 @@ def main() -> None:
             "seeds": list(seeds),
             "rate": "jobs a second a worker",
             "±": "half the 95 % interval of the mean over seeds",
-            "bound": "clairvoyant relaxation, see giornata_tools.simulation.bound",
+            "bound": "clairvoyant relaxation, see giornata_lab.simulation.bound",
         },
     )
 

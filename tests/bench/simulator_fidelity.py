@@ -30,18 +30,18 @@ from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
+from giornata_lab.loadgen.adapters import AdapterWorkload
+from giornata_lab.loadgen.charts import Chart, Points, PointStyle, distribution
+from giornata_lab.loadgen.distributions import ArrivalBursts, arrival_times, crowded_times
+from giornata_lab.loadgen.drawing import figure, svg
+from giornata_lab.loadgen.outcomes import DistributionSummary, spread
+from giornata_lab.loadgen.workload import Workload, WorkloadRequest, draw
+from giornata_lab.simulation.adapters import adapted
+from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob, template_name
+from giornata_lab.simulation.templates import TemplateSetting
 from giornata_prepost.images.stages import PixelLimits, inspect
 from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.stack import Stack
-from giornata_tools.loadgen.adapters import AdapterWorkload
-from giornata_tools.loadgen.charts import Chart, Points, PointStyle, distribution
-from giornata_tools.loadgen.distributions import ArrivalBursts, arrival_times, crowded_times
-from giornata_tools.loadgen.drawing import figure, svg
-from giornata_tools.loadgen.outcomes import DistributionSummary, spread
-from giornata_tools.loadgen.workload import Workload, WorkloadRequest, draw
-from giornata_tools.simulation.adapters import adapted
-from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob, template_name
-from giornata_tools.simulation.templates import TemplateSetting
 from tests.bench.reporting.report import OUT, write
 from tests.bench.systems.calibration import (
     WARM,

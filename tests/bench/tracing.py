@@ -26,13 +26,13 @@ import psutil
 from giornata.seeing import spans
 from giornata.seeing.spans import NO_STEPS
 from giornata.wire.workers import ServiceName
+from giornata_lab.loadgen.drawing import svg
+from giornata_lab.loadgen.drawing import timeline as drawn
 from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.folders import socket_folder
 from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan
 from giornata_tools.launcher.stack import Stack, running
-from giornata_tools.loadgen.drawing import svg
-from giornata_tools.loadgen.drawing import timeline as drawn
 from tests.bench.reporting.report import OUT, write
 from tests.bench.systems.traces import timeline
 from tests.e2e.pictures import box, edit_form, file, scene

@@ -16,13 +16,13 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from giornata.planning.costs import StepCosts
-from giornata_tools.loadgen.outcomes import percentile
-from giornata_tools.simulation.jobs import SimulatedJob, digest_of
-from giornata_tools.simulation.machines import Machine, h800_flux
-from giornata_tools.simulation.options import RunOptions
-from giornata_tools.simulation.results import SimulatedRun
-from giornata_tools.simulation.simulator import Simulation
-from giornata_tools.simulation.templates import TemplateSetting
+from giornata_lab.loadgen.outcomes import percentile
+from giornata_lab.simulation.jobs import SimulatedJob, digest_of
+from giornata_lab.simulation.machines import Machine, h800_flux
+from giornata_lab.simulation.options import RunOptions
+from giornata_lab.simulation.results import SimulatedRun
+from giornata_lab.simulation.simulator import Simulation
+from giornata_lab.simulation.templates import TemplateSetting
 from tests.bench.reporting.report import write
 from tests.bench.systems.clusters import WARMUP_S, scenario
 from tests.flags import option, parsed

@@ -14,8 +14,8 @@ from PIL import Image, UnidentifiedImageError
 
 from giornata.wire.requests import Reuse
 from giornata_gateway.intake.rules.idempotency import job_id_of
-from giornata_tools.loadgen.pictures import generated, mask, mask_file
-from giornata_tools.loadgen.workload import MaskShape
+from giornata_lab.loadgen.pictures import generated, mask, mask_file
+from giornata_lab.loadgen.workload import MaskShape
 
 Pixels = NDArray[np.uint8]
 

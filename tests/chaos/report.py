@@ -12,7 +12,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from giornata_tools.loadgen.outcomes import DistributionSummary, spread
+from giornata_lab.loadgen.outcomes import DistributionSummary, spread
 from tests.chaos.audit import Seen, violations
 from tests.chaos.edits import Door
 from tests.chaos.plan import TARGETS, Kind

@@ -27,13 +27,13 @@ import giornata.client
 from giornata.families import Family
 from giornata.wire import stores
 from giornata.wire.jobs import JobState
+from giornata_lab.loadgen.charts import Chart
+from giornata_lab.loadgen.drawing import figure, svg
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.folders import socket_folder
 from giornata_tools.launcher.model import choose
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.stack import Stack, running
-from giornata_tools.loadgen.charts import Chart
-from giornata_tools.loadgen.drawing import figure, svg
 from tests.bench.reporting.report import machine
 from tests.chaos import look
 from tests.chaos.edits import VARIANTS, Edit, edits, variants

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from giornata.wire.workers import ServiceName
+from giornata_lab.quality.cases import draw, slots
 from giornata_tools.checkout import ADAPTERS, TRAINED
-from giornata_tools.quality.cases import draw, slots
 from tests.e2e.live import LiveStack, live_stack, paced
 from tests.fakes.key_files import write_keys
 

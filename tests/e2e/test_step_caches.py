@@ -14,8 +14,8 @@ import giornata.client
 from giornata.fleet import Fleet
 from giornata.wire.errors import InvalidField
 from giornata.wire.workers import StepCacheCounters
+from giornata_lab.quality.cases import draw, slots
 from giornata_tools.checkout import TRAINED
-from giornata_tools.quality.cases import draw, slots
 from tests.e2e.live import LiveStack, live_stack
 from tests.e2e.pictures import edit_form, file, pixels
 from tests.patience import HUNG_S

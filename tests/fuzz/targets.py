@@ -57,10 +57,10 @@ from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
 from giornata_gateway.views.catalog import choose_card
 from giornata_gateway.webhooks.rules import addresses
+from giornata_lab.loadgen import trace
 from giornata_lora_store.header_reading import read_header
 from giornata_lora_store.rules.headers import LoraSizeLimits, recognised
 from giornata_prepost.images.pictures import decode
-from giornata_tools.loadgen import trace
 from tests.fakes.fleet import CARD, SDXL
 
 M = TypeVar("M", bound=BaseModel)

@@ -12,7 +12,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 FOLDERS: Final = tuple(
-    str(ROOT / folder) for folder in (".", "shared", "services/denoiser", "services/prepost", "deploy/tools")
+    str(ROOT / folder)
+    for folder in (".", "shared", "services/denoiser", "services/prepost", "deploy/tools", "deploy/lab")
 )
 """Where the project's own packages are, for a Python into which they are not installed."""
 

@@ -25,11 +25,11 @@ from giornata.wire.adapters import ControlInput, ControlUse, control_name
 from giornata_denoiser.attempts.adapting import adapters_of
 from giornata_denoiser.checkpoint import load as load_network
 from giornata_denoiser.rows.row import Row
+from giornata_lab.baseline.pipeline import PIPELINES, opened
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.families.protocol import ControlImage, ControlledModel
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
-from giornata_tools.baseline.pipeline import PIPELINES, opened
 from tests.contract.messages import JOB
 from tests.fakes import tiny_sd3_control
 from tests.fakes.local_controls import controls_of

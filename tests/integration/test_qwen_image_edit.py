@@ -24,10 +24,10 @@ from giornata.packed.region import beside, region
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
+from giornata_lab.baseline.pipeline import opened
 from giornata_prepost.families.processors import QwenPictureProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
-from giornata_tools.baseline.pipeline import opened
 from tests.distances import distance
 from tests.integration.painting import Served, assert_paints, ended, final_latent, of_edit, served
 from tests.integration.prepost.oracle import NEGATIVE, PROMPT, mask, picture

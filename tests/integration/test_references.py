@@ -19,9 +19,9 @@ from giornata.packed.region import beside, region
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
+from giornata_lab.baseline.pipeline import PIPELINES, opened
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
-from giornata_tools.baseline.pipeline import PIPELINES, opened
 from tests.distances import distance
 from tests.integration.painting import Served, ended, final_latent, of_edit, of_generation, served
 from tests.integration.prepost.oracle import PROMPT, mask, picture

@@ -13,7 +13,8 @@ from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.families.flux import transformer
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.templates.identity import LEVELS_TOGETHER
-from giornata_tools.quality import cases, metrics
+from giornata_lab.quality import cases
+from giornata_tools.joining.shares import ssim
 from tests.bench.compute.bench_model import BenchModel, Request, box_of
 from tests.bench.compute.setting import DEFAULT, Setting
 from tests.bench.first_template import left_by
@@ -61,7 +62,7 @@ def inside(model: BenchModel, requests: list[Request], setting: Setting) -> list
     options = ReuseOptions(correction_bits=setting.correction_bits)
     pictures = [[model.decode(row) for row in model.run(rows, options)] for rows in (reusing, full)]
     boxes = [box_of(request.mask) for request in requests]
-    return [metrics.ssim(a, b, box) for a, b, box in zip(*pictures, boxes, strict=True)]
+    return [ssim(a, b, box) for a, b, box in zip(*pictures, boxes, strict=True)]
 
 
 def test_a_hit_gives_the_picture_of_full_computation(model: BenchModel, requests: list[Request]) -> None:
@@ -93,7 +94,7 @@ def test_the_next_edit_takes_what_a_miss_left(model: BenchModel, requests: list[
         rows = [replace(whole, region=place, template=left) for place in (either, where)]
         options = ReuseOptions(correction_bits=DEFAULT.correction_bits)
         full, *pictures = [model.decode(row) for row in (*model.run([whole]), *model.run(rows, options))]
-        found.append([metrics.ssim(picture, full, box_of(request.mask)) for picture in pictures])
+        found.append([ssim(picture, full, box_of(request.mask)) for picture in pictures])
     computed, taken = zip(*found, strict=True)
     assert min(computed) > LEAST
     assert np.mean(computed) > np.mean(taken)

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from giornata_tools.model.adapters import card, judging, looks, silhouettes
-from giornata_tools.model.scenes import COLOURS, SceneTask, captions, sample
-from giornata_tools.model.scenes.outlines import SceneShape
-from giornata_tools.quality import cases
-from giornata_tools.quality.checker import check
+from giornata_lab.model.adapters import card, judging, looks, silhouettes
+from giornata_lab.model.scenes import COLOURS, SceneTask, captions, sample
+from giornata_lab.model.scenes.outlines import SceneShape
+from giornata_lab.quality import cases
+from giornata_lab.quality.checker import check
 
 ADDED = judging.additions(3)
 FREE = silhouettes.held_out(4)

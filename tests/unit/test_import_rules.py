@@ -28,9 +28,12 @@ PACKAGES = {
     "giornata_controlnet": ROOT / "services" / "controlnet",
     "giornata_lora_store": ROOT / "services" / "lora-store",
     "giornata_tools": ROOT / "deploy" / "tools",
+    "giornata_lab": ROOT / "deploy" / "lab",
 }
-TOOLS = "giornata_tools"
-"""Starts services and measures them, so it may import them; nothing may import it."""
+TOOLS, LAB = "giornata_tools", "giornata_lab"
+ABOVE = {TOOLS: PACKAGES.keys() - {LAB}, LAB: PACKAGES.keys()}
+"""What these may import: the tools start the services, the lab measures all of it; no service imports them, and nothing
+imports the lab."""
 
 ACTING = {
     "aiohttp",
@@ -130,11 +133,11 @@ def test_a_pure_module_reaches_nothing_that_acts(module: str) -> None:
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_a_module_imports_its_own_package_and_the_shared_one_alone(module: str) -> None:
-    own = {_package(module), "giornata", *(PACKAGES if _package(module) == TOOLS else ())}
+    own = {_package(module), "giornata", *ABOVE.get(_package(module), ())}
     assert {name for name in _imports(module) if _package(name) in PACKAGES.keys() - own} == set()
 
 
-@pytest.mark.parametrize("module", sorted(name for name in MODULES if _package(name) != TOOLS))
+@pytest.mark.parametrize("module", sorted(name for name in MODULES if _package(name) not in ABOVE))
 def test_imports_run_from_main_to_service_to_the_rest_and_never_back(module: str) -> None:
     package, _, name = module.partition(".")
     above = {f"{package}.__main__"} | ({f"{package}.service"} if name != "__main__" else set())
@@ -202,7 +205,7 @@ json.dump([told, first, list(sys.modules)], sys.stdout)
 """
 
 
-@pytest.mark.parametrize("package", sorted(name for name in PACKAGES if name not in {"giornata", TOOLS}))
+@pytest.mark.parametrize("package", sorted(name for name in PACKAGES if name not in {"giornata", *ABOVE}))
 def test_a_service_tells_mistakes_at_once_and_loads_nothing_before_it_needs_it(package: str) -> None:
     code = STARTED.format(package=package)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

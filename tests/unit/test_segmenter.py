@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from giornata_tools.model.scenes import COLOURS, SHAPES
-from giornata_tools.model.scenes.captions import PLURALS
-from giornata_tools.model.scenes.masks import overlap
-from giornata_tools.model.scenes.outlines import SceneShape, coverage
-from giornata_tools.model.segmenter import architecture, phrases
-from giornata_tools.model.segmenter.phrases import NAMING, Phrase, PhraseKind
-from giornata_tools.model.segmenter.scenes import GROUND, NAMES, NamedScene, held_out, sample, seen
-from giornata_tools.model.train import segmenter
-from giornata_tools.model.train.segmenter import SegmenterTrainingModel
+from giornata_lab.model.scenes import COLOURS, SHAPES
+from giornata_lab.model.scenes.captions import PLURALS
+from giornata_lab.model.scenes.masks import overlap
+from giornata_lab.model.scenes.outlines import SceneShape, coverage
+from giornata_lab.model.segmenter import architecture, phrases
+from giornata_lab.model.segmenter.phrases import NAMING, Phrase, PhraseKind
+from giornata_lab.model.segmenter.scenes import GROUND, NAMES, NamedScene, held_out, sample, seen
+from giornata_lab.model.train import segmenter
+from giornata_lab.model.train.segmenter import SegmenterTrainingModel
 
 
 def rng(*seed: int) -> np.random.Generator:

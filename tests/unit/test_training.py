@@ -11,13 +11,13 @@ from diffusers import FluxFillPipeline
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
 
-from giornata_tools.model import architecture, latents
-from giornata_tools.model.painter import Painter
-from giornata_tools.model.scenes import captions, sample
-from giornata_tools.model.train import guidance, stage
-from giornata_tools.model.train.muon import Muon, orthogonalise
-from giornata_tools.model.train.run import weighted_error
-from giornata_tools.model.yardstick import architecture as yardstick
+from giornata_lab.model import architecture, latents
+from giornata_lab.model.painter import Painter
+from giornata_lab.model.scenes import captions, sample
+from giornata_lab.model.train import guidance, stage
+from giornata_lab.model.train.muon import Muon, orthogonalise
+from giornata_lab.model.train.run import weighted_error
+from giornata_lab.model.yardstick import architecture as yardstick
 
 
 def test_tokens_lie_as_in_the_pipeline() -> None:

@@ -22,11 +22,11 @@ from giornata_denoiser.engine.sources import ReuseOptions
 from giornata_denoiser.rows.adapters import NONE, Adapters, RowControl, RowLora
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
+from giornata_lab.model.adapters import card, judging
 from giornata_prepost.families.protocol import ControlImage, ControlledModel
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.loras.normalising import normalise
 from giornata_tools.checkout import TRAINED
-from giornata_tools.model.adapters import card, judging
 from tests.bench.compute.bench_model import BenchModel, Request
 from tests.bench.compute.setting import DEFAULT
 

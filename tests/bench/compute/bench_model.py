@@ -30,11 +30,11 @@ from giornata_denoiser.rows.adapters import NONE, Adapters
 from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, template_noise
+from giornata_lab.quality import cases
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.masks import compute_set, effective_alpha, model_mask
 from giornata_prepost.images.pictures import Pixels
-from giornata_tools.quality import cases
 from tests.bench.compute import engines
 
 

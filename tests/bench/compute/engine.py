@@ -22,7 +22,7 @@ from giornata_denoiser.families.flux.transformer import FluxBatch
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
-from giornata_tools.loadgen.distributions import at_percentile
+from giornata_lab.loadgen.distributions import at_percentile
 from tests.bench.compute import engines
 from tests.bench.compute.loading_engine import Known
 from tests.bench.compute.setting import DEFAULT

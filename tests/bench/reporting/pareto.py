@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from giornata_tools.loadgen.drawing import STYLE
+from giornata_lab.loadgen.drawing import STYLE
 
 COLOURS: Final = {"kv": "#2166ac", "hidden": "#b35806"}
 CAPTION: Final = (

@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from giornata_tools.loadgen.charts import Chart
-from giornata_tools.loadgen.drawing import figure, svg
+from giornata_lab.loadgen.charts import Chart
+from giornata_lab.loadgen.drawing import figure, svg
 
 OUT = Path(os.environ.get("GIORNATA_BENCH_OUT", "out/bench"))
 

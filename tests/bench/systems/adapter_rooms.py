@@ -10,13 +10,13 @@ from typing import Final
 from giornata.planning.costs import StepCosts
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand, RowShape
-from giornata_tools.loadgen.adapters import AdapterSizes, AdapterWorkload
-from giornata_tools.loadgen.distributions import ArrivalBursts, arrival_times, crowded_times
-from giornata_tools.loadgen.trace import TraceLine
-from giornata_tools.simulation.adapters import adapted
-from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
-from giornata_tools.simulation.machines import Machine, h800_flux
-from giornata_tools.simulation.residency import PAPER, AdapterSetting
+from giornata_lab.loadgen.adapters import AdapterSizes, AdapterWorkload
+from giornata_lab.loadgen.distributions import ArrivalBursts, arrival_times, crowded_times
+from giornata_lab.loadgen.trace import TraceLine
+from giornata_lab.simulation.adapters import adapted
+from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob
+from giornata_lab.simulation.machines import Machine, h800_flux
+from giornata_lab.simulation.residency import PAPER, AdapterSetting
 from tests.fakes.networks import PLAIN
 
 STEP_S: Final = 0.3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from giornata_tools.loadgen.driver import Send
-from giornata_tools.loadgen.outcomes import ServerAnswer
-from giornata_tools.loadgen.workload import WorkloadRequest
+from giornata_lab.loadgen.driver import Send
+from giornata_lab.loadgen.outcomes import ServerAnswer
+from giornata_lab.loadgen.workload import WorkloadRequest
 
 
 class LeastInFlight:

@@ -30,14 +30,14 @@ from giornata.scheduling.estimates import work_of
 from giornata.wire import subjects
 from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import AdapterLoad, RowProgress, ServiceName, ServiceState, StepSample, Tier
+from giornata_lab.loadgen.workload import WorkloadRequest
+from giornata_lab.simulation.jobs import SimulatedJob
+from giornata_lab.simulation.machines import Machine
+from giornata_lab.simulation.options import RunOptions, StageSetting
+from giornata_lab.simulation.residency import AdapterSetting
+from giornata_lab.simulation.simulator import Simulation
+from giornata_lab.simulation.templates import TemplateSetting
 from giornata_tools.launcher.stack import Stack
-from giornata_tools.loadgen.workload import WorkloadRequest
-from giornata_tools.simulation.jobs import SimulatedJob
-from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.options import RunOptions, StageSetting
-from giornata_tools.simulation.residency import AdapterSetting
-from giornata_tools.simulation.simulator import Simulation
-from giornata_tools.simulation.templates import TemplateSetting
 from tests.bench.systems.live import DEVICE_MB, PROMPT, Pictures, giornata, served
 from tests.e2e.pictures import edit_form
 

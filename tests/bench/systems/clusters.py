@@ -10,14 +10,14 @@ from typing import Any, Final
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.policies import CandidateWorker, finish_time
 from giornata.wire.workers import Tier
-from giornata_tools.loadgen import facts
-from giornata_tools.loadgen.distributions import Mix, zipf
-from giornata_tools.loadgen.workload import MaskShape, Workload
-from giornata_tools.simulation.jobs import template_name
-from giornata_tools.simulation.machines import DECODE_MS, FLUX_PICTURE, Machine, flashps_flux, h800_flux
-from giornata_tools.simulation.options import RunOptions, StageSetting
-from giornata_tools.simulation.scenario import ArrivalSetting, Scenario
-from giornata_tools.simulation.templates import TemplateSetting
+from giornata_lab.loadgen import facts
+from giornata_lab.loadgen.distributions import Mix, zipf
+from giornata_lab.loadgen.workload import MaskShape, Workload
+from giornata_lab.simulation.jobs import template_name
+from giornata_lab.simulation.machines import DECODE_MS, FLUX_PICTURE, Machine, flashps_flux, h800_flux
+from giornata_lab.simulation.options import RunOptions, StageSetting
+from giornata_lab.simulation.scenario import ArrivalSetting, Scenario
+from giornata_lab.simulation.templates import TemplateSetting
 
 WORKERS: Final = 8
 WARMUP_S: Final = 30.0

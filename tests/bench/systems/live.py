@@ -15,18 +15,18 @@ from typing import Final
 
 from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName, Tier
+from giornata_lab.loadgen import facts
+from giornata_lab.loadgen.distributions import zipf
+from giornata_lab.loadgen.driver import drive
+from giornata_lab.loadgen.images_api import ApiDialect, open_images_api
+from giornata_lab.loadgen.outcomes import RequestOutcome
+from giornata_lab.loadgen.pictures import WorkloadImages, made, material
+from giornata_lab.loadgen.workload import MaskShape, Workload, WorkloadRequest
 from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.folders import socket_folder
 from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan
 from giornata_tools.launcher.stack import Stack, running
-from giornata_tools.loadgen import facts
-from giornata_tools.loadgen.distributions import zipf
-from giornata_tools.loadgen.driver import drive
-from giornata_tools.loadgen.images_api import ApiDialect, open_images_api
-from giornata_tools.loadgen.outcomes import RequestOutcome
-from giornata_tools.loadgen.pictures import WorkloadImages, made, material
-from giornata_tools.loadgen.workload import MaskShape, Workload, WorkloadRequest
 from tests.bench.systems.balancing import LeastInFlight
 
 PROMPT: Final = "a red star"

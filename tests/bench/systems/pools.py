@@ -9,9 +9,9 @@ from typing import Final
 
 from giornata.scheduling.degrees.pool import DEGREES
 from giornata.scheduling.degrees.rule import ReplanningOptions
-from giornata_tools.simulation.degrees.rounds import RoundSwitches, TieBreak
-from giornata_tools.simulation.degrees.rules import POWERS, RuleName, RuleSetting
-from giornata_tools.simulation.degrees.workloads import NIRVANA, PoolWorkload, SizeMix
+from giornata_lab.simulation.degrees.rounds import RoundSwitches, TieBreak
+from giornata_lab.simulation.degrees.rules import POWERS, RuleName, RuleSetting
+from giornata_lab.simulation.degrees.workloads import NIRVANA, PoolWorkload, SizeMix
 
 SCALES: Final = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
 RATES: Final = (6.0, 9.0, 12.0, 15.0, 18.0)

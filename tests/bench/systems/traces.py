@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from giornata_tools.loadgen.charts import TimelineBar, TimelineChart
+from giornata_lab.loadgen.charts import TimelineBar, TimelineChart
 from tests.fakes.collector import Seen
 
 TOGETHER = {

@@ -1,6 +1,6 @@
 """What the benchmarks serve: edits with masks, step counts and templates as in production, and when they arrive. Pure.
 
-The figures are those of :mod:`giornata_tools.loadgen.facts`.
+The figures are those of :mod:`giornata_lab.loadgen.facts`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import BlockMode
-from giornata_tools.loadgen import facts
-from giornata_tools.loadgen.distributions import Mix, at_percentile, chosen, zipf
+from giornata_lab.loadgen import facts
+from giornata_lab.loadgen.distributions import Mix, at_percentile, chosen, zipf
 
 PERCENTILES: Final = facts.MASK_RATIOS["production"]
 

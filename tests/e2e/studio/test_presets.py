@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Route, expect
 
-from giornata_tools.launcher.demo.exhibits import PHOTOGRAPH_PADDING
+from giornata_lab.demo.exhibits import PHOTOGRAPH_PADDING
 from tests.e2e.pictures import file, scene
 from tests.e2e.studio.browsing import screenshot
 from tests.e2e.studio.easel import Visit, downloaded, edit, finished, open_picture, open_sample

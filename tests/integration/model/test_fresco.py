@@ -14,12 +14,12 @@ from safetensors import safe_open
 
 from giornata.families import Family
 from giornata.model_cards import read_model_card
+from giornata_lab.model.architecture import TEXT_TOKENS
+from giornata_lab.model.scenes import SceneTask, masks
+from giornata_lab.quality import cases, checker
+from giornata_lab.quality.cases import QualityCase
+from giornata_lab.quality.metrics import psnr_db
 from giornata_tools.checkout import TRAINED
-from giornata_tools.model.architecture import TEXT_TOKENS
-from giornata_tools.model.scenes import SceneTask, masks
-from giornata_tools.quality import cases, checker
-from giornata_tools.quality.cases import QualityCase
-from giornata_tools.quality.metrics import psnr_db
 
 LARGEST_BYTES = 16 << 20
 STEPS = 8

@@ -11,17 +11,17 @@ from PIL import Image
 from safetensors import safe_open
 from transformers import AutoProcessor, CLIPSegForImageSegmentation
 
+from giornata_lab.demo.exhibits import FOLDER, SCENE_SEEDS, SCENE_SIDE, SCENES
+from giornata_lab.model.adapters.card import sha256_of
+from giornata_lab.model.scenes import SceneTask, sample
+from giornata_lab.model.scenes.masks import overlap
+from giornata_lab.model.segmenter import card
+from giornata_lab.model.segmenter.__main__ import SIDES
+from giornata_lab.model.segmenter.judging import ReferenceSegmenter, judge
+from giornata_lab.model.segmenter.scenes import NAMES, seen
+from giornata_lab.model.train import segmenter, segmenter_export
+from giornata_lab.model.train.stage import StagePlan, TrainingStateUnusable
 from giornata_tools.checkout import SEGMENTER
-from giornata_tools.launcher.demo.exhibits import FOLDER, SCENE_SEEDS, SCENE_SIDE, SCENES
-from giornata_tools.model.adapters.card import sha256_of
-from giornata_tools.model.scenes import SceneTask, sample
-from giornata_tools.model.scenes.masks import overlap
-from giornata_tools.model.segmenter import card
-from giornata_tools.model.segmenter.__main__ import SIDES
-from giornata_tools.model.segmenter.judging import ReferenceSegmenter, judge
-from giornata_tools.model.segmenter.scenes import NAMES, seen
-from giornata_tools.model.train import segmenter, segmenter_export
-from giornata_tools.model.train.stage import StagePlan, TrainingStateUnusable
 
 LARGEST_BYTES = 2_000_000
 GATE = 0.85

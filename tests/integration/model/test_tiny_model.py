@@ -15,7 +15,7 @@ from PIL import Image
 
 from giornata.families import Family
 from giornata.model_cards import read_model_card
-from giornata_tools.baseline.pipeline import PIPELINES, opened
+from giornata_lab.baseline.pipeline import PIPELINES, opened
 from giornata_tools.model.random.build import build
 
 FLUX = (Family.FLUX_INPAINT, Family.FLUX_FILL)

@@ -16,14 +16,14 @@ from torch.multiprocessing.spawn import spawn
 
 from giornata.families import Family
 from giornata.model_cards import read_model_card
+from giornata_lab.model.architecture import TEXT_TOKENS
+from giornata_lab.model.painter import denoise
+from giornata_lab.model.scenes import SceneTask, masks, sample
+from giornata_lab.model.train import autoencoder, decoder, guidance, painter, pool, stage
+from giornata_lab.model.train.__main__ import main
+from giornata_lab.model.train.run import CurriculumStage
+from giornata_lab.model.train.stage import DataParallelRank, StagePlan, TrainingStateUnusable
 from giornata_tools.checkout import TRAINED
-from giornata_tools.model.architecture import TEXT_TOKENS
-from giornata_tools.model.painter import denoise
-from giornata_tools.model.scenes import SceneTask, masks, sample
-from giornata_tools.model.train import autoencoder, decoder, guidance, painter, pool, stage
-from giornata_tools.model.train.__main__ import main
-from giornata_tools.model.train.run import CurriculumStage
-from giornata_tools.model.train.stage import DataParallelRank, StagePlan, TrainingStateUnusable
 
 pytestmark = pytest.mark.long
 

@@ -14,16 +14,16 @@ from click.testing import CliRunner
 from diffusers import StableDiffusionInpaintPipeline
 from PIL import Image
 
-from giornata_tools.model.architecture import autoencoder as untrained_autoencoder
-from giornata_tools.model.scenes import SceneTask, masks, sample
-from giornata_tools.model.train import __main__ as program
-from giornata_tools.model.train import autoencoder, evaluate, pool, run, samples, stage, unet
-from giornata_tools.model.train.run import CurriculumStage
-from giornata_tools.model.train.stage import StagePlan
-from giornata_tools.model.yardstick import architecture
-from giornata_tools.model.yardstick.inpainter import denoise
-from giornata_tools.quality import cases
-from giornata_tools.quality.scoring import score
+from giornata_lab.model.architecture import autoencoder as untrained_autoencoder
+from giornata_lab.model.scenes import SceneTask, masks, sample
+from giornata_lab.model.train import __main__ as program
+from giornata_lab.model.train import autoencoder, evaluate, pool, run, samples, stage, unet
+from giornata_lab.model.train.run import CurriculumStage
+from giornata_lab.model.train.stage import StagePlan
+from giornata_lab.model.yardstick import architecture
+from giornata_lab.model.yardstick.inpainter import denoise
+from giornata_lab.quality import cases
+from giornata_lab.quality.scoring import score
 
 SIDE = 64
 

@@ -25,9 +25,9 @@ from PIL import Image
 from torch import Tensor
 
 from giornata.families import Family
+from giornata_lab.baseline.pipeline import PIPELINES, opened
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
-from giornata_tools.baseline.pipeline import PIPELINES, opened
 
 SIZE = Size(128, 64)
 PROMPT, NEGATIVE = "a red hat on the dog", "blurry"

@@ -32,11 +32,11 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.snapshot import Snapshot
+from giornata_lab.baseline.pipeline import PIPELINES, opened
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.families.protocol import GeneratingModel, ImageModel
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
-from giornata_tools.baseline.pipeline import PIPELINES, opened
 
 CPU = torch.device("cpu")
 SIZE = Size(128, 64)

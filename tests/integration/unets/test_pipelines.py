@@ -15,9 +15,9 @@ from torch import Tensor
 
 from giornata.families import Family
 from giornata.wire.samplers import Sampler
+from giornata_lab.baseline.pipeline import PIPELINES, opened
 from giornata_prepost.families.protocol import GeneratingModel
 from giornata_prepost.images.geometry import Size
-from giornata_tools.baseline.pipeline import PIPELINES, opened
 from tests.distances import distance
 from tests.integration.unets.served import Asked, Ended, Served, denoised
 

@@ -7,9 +7,9 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_tools.loadgen.driver import drive
-from giornata_tools.loadgen.outcomes import RequestOutcome, ServerAnswer
-from giornata_tools.loadgen.workload import WorkloadRequest
+from giornata_lab.loadgen.driver import drive
+from giornata_lab.loadgen.outcomes import RequestOutcome, ServerAnswer
+from giornata_lab.loadgen.workload import WorkloadRequest
 from tests.bench.systems.balancing import LeastInFlight
 from tests.fakes import virtual_time
 from tests.unit.loadgen.test_driver import due

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from giornata_tools.loadgen.charts import TimelineChart
-from giornata_tools.loadgen.drawing import svg
-from giornata_tools.loadgen.drawing import timeline as drawn
+from giornata_lab.loadgen.charts import TimelineChart
+from giornata_lab.loadgen.drawing import svg
+from giornata_lab.loadgen.drawing import timeline as drawn
 from tests.bench.systems.traces import timeline
 from tests.fakes.collector import Seen
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from giornata.planning.operations import SequenceShape
 from giornata.wire.blocks import BlockSpec
 from giornata.wire.values import BlockMode
-from giornata_tools.loadgen.distributions import at_percentile
+from giornata_lab.loadgen.distributions import at_percentile
 from tests.bench.systems.workload import (
     IMAGES,
     MIXES,

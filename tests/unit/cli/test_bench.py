@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from giornata_tools.baseline.server import BaselineOptions
+from giornata_lab.baseline.server import BaselineOptions
+from giornata_lab.cli import workload
+from giornata_lab.cli.bench.plan import size
+from giornata_lab.loadgen import facts, trace
+from giornata_lab.loadgen.pictures import generated
 from giornata_tools.checkout import TRAINED
-from giornata_tools.cli import workload
 from giornata_tools.cli.app import cli
-from giornata_tools.cli.bench.plan import size
 from giornata_tools.launcher import program
-from giornata_tools.loadgen import facts, trace
-from giornata_tools.loadgen.pictures import generated
 
 NOBODY = ("--url", "http://127.0.0.1:1")
 """No server listens there: a run that begins says so."""
@@ -168,6 +168,6 @@ def test_the_baseline_takes_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_load_generator_imports_nothing_that_computes_tensors() -> None:
     computing = {"torch", "diffusers", "nats", "matplotlib"}
-    code = f"import sys, giornata_tools.cli.bench.command; print(*sorted({computing} & sys.modules.keys()))"
+    code = f"import sys, giornata_lab.cli.bench.command; print(*sorted({computing} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

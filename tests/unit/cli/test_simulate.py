@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from giornata.scheduling.policies import PolicyName
+from giornata_lab.simulation import machines
 from giornata_tools.cli.app import cli
-from giornata_tools.simulation import machines
 
 QUICK = ["simulate", "--duration", "20", "--warmup", "0", "--rate", "1,2", "--workers", "2"]
 

@@ -12,14 +12,14 @@ from click.testing import CliRunner
 from giornata.scheduling.degrees.pool import DEGREES as POOL_DEGREES
 from giornata.scheduling.degrees.recording import DecisionRecord, RecordedRule, as_json
 from giornata.scheduling.degrees.rule import ReplanningOptions
+from giornata_lab.cli.simulate_pool import command
+from giornata_lab.cli.simulate_pool.run import LACKING
+from giornata_lab.simulation.degrees import costs
+from giornata_lab.simulation.degrees.rounds import RoundSwitches, TieBreak
+from giornata_lab.simulation.degrees.rules import RuleName
+from giornata_lab.simulation.degrees.workloads import PoolWorkload, SizeMix
+from giornata_lab.simulation.degrees.world import PoolWorld
 from giornata_tools.cli.app import cli
-from giornata_tools.cli.simulate_pool import command
-from giornata_tools.cli.simulate_pool.run import LACKING
-from giornata_tools.simulation.degrees import costs
-from giornata_tools.simulation.degrees.rounds import RoundSwitches, TieBreak
-from giornata_tools.simulation.degrees.rules import RuleName
-from giornata_tools.simulation.degrees.workloads import PoolWorkload, SizeMix
-from giornata_tools.simulation.degrees.world import PoolWorld
 
 QUICK = ["simulate-pool", "--requests", "12", "--steps", "6", "--processes", "1"]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from giornata_lab.demo.demo import DemoExhibits, DemoOptions, edited
+from giornata_lab.demo.editing import told_to
+from giornata_lab.demo.exhibits import exhibits
 from giornata_tools.bars import edit_steps
 from giornata_tools.doors.edits import EditProgress
-from giornata_tools.launcher.demo.demo import DemoExhibits, DemoOptions, edited
-from giornata_tools.launcher.demo.editing import told_to
-from giornata_tools.launcher.demo.exhibits import exhibits
 from giornata_tools.launcher.process import LaunchError
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from scipy.ndimage import label
 
-from giornata_tools.launcher.demo.adapters import adapter_exhibits
-from giornata_tools.launcher.demo.exhibits import BESIDE_THE_ASTRONAUT, by_words, exhibits, paint, smooth
-from giornata_tools.model.adapters.card import FOLDER
+from giornata_lab.demo.adapters import adapter_exhibits
+from giornata_lab.demo.exhibits import BESIDE_THE_ASTRONAUT, by_words, exhibits, paint, smooth
+from giornata_lab.model.adapters.card import FOLDER
 
 
 def test_the_spline_runs_through_every_point() -> None:

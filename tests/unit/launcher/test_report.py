@@ -10,7 +10,7 @@ import pytest
 from giornata.wire.fleet import InstanceView
 from giornata.wire.values import StageTimes
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher.demo.report import (
+from giornata_lab.demo.report import (
     ORACLE_LIMIT,
     AdapterReport,
     DemoReport,
@@ -22,7 +22,7 @@ from giornata_tools.launcher.demo.report import (
     mean_abs_diff,
     services_of,
 )
-from giornata_tools.model.adapters.card import AdapterKind
+from giornata_lab.model.adapters.card import AdapterKind
 
 
 def edit(**changes: object) -> EditReport:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_tools.loadgen import facts, gentd26, trace
-from giornata_tools.loadgen.adapters import LATEST, AdapterSizes, AdapterWorkload
-from giornata_tools.loadgen.distributions import ArrivalBursts, crowded_times
-from giornata_tools.loadgen.workload import MaskShape, Workload
+from giornata_lab.loadgen import facts, gentd26, trace
+from giornata_lab.loadgen.adapters import LATEST, AdapterSizes, AdapterWorkload
+from giornata_lab.loadgen.distributions import ArrivalBursts, crowded_times
+from giornata_lab.loadgen.workload import MaskShape, Workload
 
 ONE = {1: 1.0}
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from giornata_tools.loadgen.charts import Chart, PointStyle
-from giornata_tools.loadgen.drawing import figure, svg
-from giornata_tools.loadgen.images_api import judged
-from giornata_tools.loadgen.outcomes import LoadFigures, RequestOutcome, ServerAnswer, figures, spread
-from giornata_tools.loadgen.report import MeasuredRun, charts, notes, table, value
-from giornata_tools.loadgen.workload import MaskShape, WorkloadRequest
+from giornata_lab.loadgen.charts import Chart, PointStyle
+from giornata_lab.loadgen.drawing import figure, svg
+from giornata_lab.loadgen.images_api import judged
+from giornata_lab.loadgen.outcomes import LoadFigures, RequestOutcome, ServerAnswer, figures, spread
+from giornata_lab.loadgen.report import MeasuredRun, charts, notes, table, value
+from giornata_lab.loadgen.workload import MaskShape, WorkloadRequest
 
 SVG = "{http://www.w3.org/2000/svg}"
 

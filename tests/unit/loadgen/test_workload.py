@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_tools.loadgen import facts, trace
-from giornata_tools.loadgen.distributions import arrival_times, at_percentile, chosen, zipf
-from giornata_tools.loadgen.schedule import drawn, replayed
-from giornata_tools.loadgen.workload import MAX_SEED, MaskShape, Workload, WorkloadRequest, draw, faster
+from giornata_lab.loadgen import facts, trace
+from giornata_lab.loadgen.distributions import arrival_times, at_percentile, chosen, zipf
+from giornata_lab.loadgen.schedule import drawn, replayed
+from giornata_lab.loadgen.workload import MAX_SEED, MaskShape, Workload, WorkloadRequest, draw, faster
 
 PRODUCTION = Workload(
     facts.MASK_RATIOS["production"], facts.STEPS, facts.IMAGES, zipf(4, facts.ZIPF), MaskShape.BLOB

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from giornata_tools.model.scenes import COLOURS, GROUNDS, SHAPES, SceneTask
-from giornata_tools.quality import cases, classifier
-from giornata_tools.quality.cases import LEAST_MASK_PX, QualityCase, digest, draw, slots, spread
+from giornata_lab.model.scenes import COLOURS, GROUNDS, SHAPES, SceneTask
+from giornata_lab.quality import cases, classifier, probes
+from giornata_lab.quality.cases import LEAST_MASK_PX, QualityCase, digest, draw, slots, spread
+from giornata_tools.joining.probes import SCENES
 
 FIXED = (
     ("051-add-128-orange-heart", 1927, 163.11, 161.91),
@@ -133,3 +136,16 @@ def test_a_quick_look_is_spread_over_the_set(limit: int) -> None:
 @pytest.mark.parametrize("limit", [None, 612, 10_000])
 def test_without_a_limit_the_set_is_whole(limit: int | None) -> None:
     assert spread(slots(), limit) == slots()
+
+
+def test_the_profilers_scenes_are_those_that_are_drawn_here(tmp_path: Path) -> None:
+    probes.draw(tmp_path)
+    drawn = sorted(path.name for path in tmp_path.iterdir())
+    assert (drawn, len(drawn)) == (sorted(path.name for path in SCENES.iterdir()), 3 * probes.COUNT)
+    for name in drawn:
+        one, other = tmp_path / name, SCENES / name
+        if one.suffix == ".txt":
+            assert one.read_bytes() == other.read_bytes()
+        else:
+            with Image.open(one) as made, Image.open(other) as kept:
+                assert np.array_equal(np.asarray(made), np.asarray(kept))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from giornata_tools.model.scenes import COLOURS, SHAPES, SceneTask, masks
-from giornata_tools.quality.cases import QualityCase, draw, slots, spread
-from giornata_tools.quality.checker import NOTHING, check
-from giornata_tools.quality.metrics import Pixels
+from giornata_lab.model.scenes import COLOURS, SHAPES, SceneTask, masks
+from giornata_lab.quality.cases import QualityCase, draw, slots, spread
+from giornata_lab.quality.checker import NOTHING, check
+from giornata_lab.quality.metrics import Pixels
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from giornata_tools.model.scenes import COLOURS, SHAPES, SceneTask
-from giornata_tools.quality import classifier
-from giornata_tools.quality.cases import QualityCase, draw, slots, spread
-from giornata_tools.quality.metrics import frechet
+from giornata_lab.model.scenes import COLOURS, SHAPES, SceneTask
+from giornata_lab.quality import classifier
+from giornata_lab.quality.cases import QualityCase, draw, slots, spread
+from giornata_lab.quality.metrics import frechet
 
 
 @pytest.fixture(scope="module")

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from scipy.linalg import sqrtm
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
-from giornata_tools.quality.metrics import (
+from giornata_lab.quality.metrics import (
     PSNR_CEILING_DB,
     Pixels,
     SeamGradients,
     frechet,
     psnr_db,
     seam,
-    ssim,
     together,
 )
+from giornata_tools.joining.shares import ssim
 
 PICTURES = arrays.arrays(np.uint8, (6, 7, 3))
 MASKS = arrays.arrays(np.bool_, (6, 7))

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from giornata_lab.quality import pictures
+from giornata_lab.quality.cases import QualityCase, draw, slots, spread
 from giornata_tools.launcher.process import LaunchError
-from giornata_tools.quality import pictures
-from giornata_tools.quality.cases import QualityCase, draw, slots, spread
 from tests.unit.quality.test_report import RUN
 
 

@@ -12,16 +12,16 @@ import pytest
 from rich.console import Console
 
 from giornata.wire.requests import EditParameters
+from giornata_lab.model.scenes import SceneTask
+from giornata_lab.quality import report, tables
+from giornata_lab.quality.cases import QualityCase, draw, slots, spread
+from giornata_lab.quality.checker import DetectedShape
+from giornata_lab.quality.evaluation import assess
+from giornata_lab.quality.metrics import PSNR_CEILING_DB
+from giornata_lab.quality.page import outlined, page, panels
+from giornata_lab.quality.report import MaskBlur, QualityGate, QualityReport, QualityRun
+from giornata_lab.quality.scoring import Scored, ScoredAddition, ScoredRemoval, score, strayed_px
 from giornata_tools.cli.system import quality
-from giornata_tools.model.scenes import SceneTask
-from giornata_tools.quality import report, tables
-from giornata_tools.quality.cases import QualityCase, draw, slots, spread
-from giornata_tools.quality.checker import DetectedShape
-from giornata_tools.quality.evaluation import assess
-from giornata_tools.quality.metrics import PSNR_CEILING_DB
-from giornata_tools.quality.page import outlined, page, panels
-from giornata_tools.quality.report import MaskBlur, QualityGate, QualityReport, QualityRun
-from giornata_tools.quality.scoring import Scored, ScoredAddition, ScoredRemoval, score, strayed_px
 
 RUN = QualityRun(
     model="fresco",

@@ -14,17 +14,17 @@ from giornata.planning.operations import low_rank_weights
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.policies import PolicyName
 from giornata.wire.workers import AdapterLoad, Tier
-from giornata_tools.loadgen import facts
-from giornata_tools.loadgen.adapters import AdapterWorkload
-from giornata_tools.loadgen.workload import MaskShape, WorkloadRequest
-from giornata_tools.simulation.adapters import AdapterDemand, held_controls, with_adapters
-from giornata_tools.simulation.jobs import SimulatedJob
-from giornata_tools.simulation.machines import Machine, flashps_flux, h800_flux, read
-from giornata_tools.simulation.options import RunOptions, StageSetting
-from giornata_tools.simulation.processors import SimClock
-from giornata_tools.simulation.residency import AdapterSetting, LoadReason, SimHost, SimLoras
-from giornata_tools.simulation.results import SimulatedRun, summary
-from giornata_tools.simulation.simulator import Simulation
+from giornata_lab.loadgen import facts
+from giornata_lab.loadgen.adapters import AdapterWorkload
+from giornata_lab.loadgen.workload import MaskShape, WorkloadRequest
+from giornata_lab.simulation.adapters import AdapterDemand, held_controls, with_adapters
+from giornata_lab.simulation.jobs import SimulatedJob
+from giornata_lab.simulation.machines import Machine, flashps_flux, h800_flux, read
+from giornata_lab.simulation.options import RunOptions, StageSetting
+from giornata_lab.simulation.processors import SimClock
+from giornata_lab.simulation.residency import AdapterSetting, LoadReason, SimHost, SimLoras
+from giornata_lab.simulation.results import SimulatedRun, summary
+from giornata_lab.simulation.simulator import Simulation
 from tests.fakes.networks import PLAIN
 from tests.unit.simulation.test_simulation import MACHINE, ends, job
 

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.policies import PolicyName
-from giornata_tools.loadgen import facts
-from giornata_tools.loadgen.outcomes import percentile
-from giornata_tools.loadgen.workload import MaskShape, Workload
-from giornata_tools.simulation.bound import PooledTask, most_on_time
-from giornata_tools.simulation.machines import FLUX, FLUX_PICTURE, h800_flux
-from giornata_tools.simulation.options import BindingTime, RunOptions
-from giornata_tools.simulation.scenario import ArrivalSetting, Scenario, fewest_workers
-from giornata_tools.simulation.templates import TemplateSetting
+from giornata_lab.loadgen import facts
+from giornata_lab.loadgen.outcomes import percentile
+from giornata_lab.loadgen.workload import MaskShape, Workload
+from giornata_lab.simulation.bound import PooledTask, most_on_time
+from giornata_lab.simulation.machines import FLUX, FLUX_PICTURE, h800_flux
+from giornata_lab.simulation.options import BindingTime, RunOptions
+from giornata_lab.simulation.scenario import ArrivalSetting, Scenario, fewest_workers
+from giornata_lab.simulation.templates import TemplateSetting
 from tests.examples import examples
 
 

@@ -13,8 +13,8 @@ from giornata.scheduling.degrees.frontier import frontier
 from giornata.scheduling.degrees.packing import PackingOption, PackingRequest, pack
 from giornata.scheduling.degrees.pool import DEGREES, Times
 from giornata.scheduling.degrees.spans import FreeDeviceSpans
-from giornata_tools.simulation.degrees.bound import FluidTask, most_in_time
-from giornata_tools.simulation.degrees.derived import eager_s
+from giornata_lab.simulation.degrees.bound import FluidTask, most_in_time
+from giornata_lab.simulation.degrees.derived import eager_s
 
 DEVICES = 8
 PICTURES = [

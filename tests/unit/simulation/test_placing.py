@@ -9,11 +9,11 @@ import pytest
 from giornata.residency.plans.naming import ResidencyPlanName
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.policies import PolicyName
-from giornata_tools.simulation.jobs import SimulatedJob
-from giornata_tools.simulation.options import RunOptions
-from giornata_tools.simulation.residency import AdapterSetting, LoadReason
-from giornata_tools.simulation.results import SimulatedRun, summary
-from giornata_tools.simulation.simulator import Simulation
+from giornata_lab.simulation.jobs import SimulatedJob
+from giornata_lab.simulation.options import RunOptions
+from giornata_lab.simulation.residency import AdapterSetting, LoadReason
+from giornata_lab.simulation.results import SimulatedRun, summary
+from giornata_lab.simulation.simulator import Simulation
 from tests.unit.simulation.test_simulation import MACHINE, ends, job
 
 ONE = replace(MACHINE, rows=1)

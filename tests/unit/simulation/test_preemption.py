@@ -10,9 +10,9 @@ from giornata.scheduling.line import RowQueue
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
 from giornata.scheduling.scheduler import QueueOrderScheduler, SchedulingDecision
-from giornata_tools.simulation.options import RunOptions
-from giornata_tools.simulation.simulator import Simulation
-from giornata_tools.simulation.templates import TemplateSetting
+from giornata_lab.simulation.options import RunOptions
+from giornata_lab.simulation.simulator import Simulation
+from giornata_lab.simulation.templates import TemplateSetting
 from tests.unit.simulation.test_simulation import MACHINE, ends, job
 
 

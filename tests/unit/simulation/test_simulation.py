@@ -18,16 +18,16 @@ from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.policies import PolicyName
 from giornata.wire.values import BlockMode
-from giornata_tools.loadgen.distributions import arrival_times
-from giornata_tools.loadgen.outcomes import percentile
-from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob, digest_of
-from giornata_tools.simulation.machines import FLUX_PICTURE, Machine, TemplateStorage, flashps_flux, h800_flux
-from giornata_tools.simulation.options import BASELINES, BindingTime, RunOptions, StageSetting
-from giornata_tools.simulation.results import SimulatedRun, summary
-from giornata_tools.simulation.simulator import Simulation
-from giornata_tools.simulation.steps import EqualStepRun, progress, row_of, sample
-from giornata_tools.simulation.templates import TemplateSetting
-from giornata_tools.simulation.worker import SimWorker
+from giornata_lab.loadgen.distributions import arrival_times
+from giornata_lab.loadgen.outcomes import percentile
+from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob, digest_of
+from giornata_lab.simulation.machines import FLUX_PICTURE, Machine, TemplateStorage, flashps_flux, h800_flux
+from giornata_lab.simulation.options import BASELINES, BindingTime, RunOptions, StageSetting
+from giornata_lab.simulation.results import SimulatedRun, summary
+from giornata_lab.simulation.simulator import Simulation
+from giornata_lab.simulation.steps import EqualStepRun, progress, row_of, sample
+from giornata_lab.simulation.templates import TemplateSetting
+from giornata_lab.simulation.worker import SimWorker
 from tests.fakes.networks import PLAIN, PLAIN_4
 
 COSTS = StepCosts((10.0, 0.0, 1.0, 0.0, 0.0, 0.0))

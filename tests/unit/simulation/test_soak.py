@@ -14,14 +14,14 @@ import pytest
 from giornata.scheduling.line import RowQueue
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.scheduler import Scheduler, SchedulingDecision
-from giornata_tools.loadgen import facts
-from giornata_tools.loadgen.distributions import zipf
-from giornata_tools.loadgen.workload import MaskShape, Workload
-from giornata_tools.simulation.jobs import template_name
-from giornata_tools.simulation.machines import h800_flux
-from giornata_tools.simulation.options import RunOptions
-from giornata_tools.simulation.scenario import ArrivalSetting, Scenario
-from giornata_tools.simulation.templates import TemplateSetting
+from giornata_lab.loadgen import facts
+from giornata_lab.loadgen.distributions import zipf
+from giornata_lab.loadgen.workload import MaskShape, Workload
+from giornata_lab.simulation.jobs import template_name
+from giornata_lab.simulation.machines import h800_flux
+from giornata_lab.simulation.options import RunOptions
+from giornata_lab.simulation.scenario import ArrivalSetting, Scenario
+from giornata_lab.simulation.templates import TemplateSetting
 
 HOUR_S: Final = 3600.0
 SHARED: Final = (ModuleType, type, FunctionType, MethodType, BuiltinFunctionType)

@@ -14,7 +14,7 @@ from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.profiling.profiles import device_name, read_profile, write_profile
-from giornata_tools.simulation.h100 import MACHINES, shipped
+from giornata_lab.simulation.h100 import MACHINES, shipped
 from tests.fakes import tiny_flux
 from tests.fakes.networks import plain
 from tests.fakes.profiles import PROFILE

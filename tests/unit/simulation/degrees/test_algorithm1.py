@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.degrees.pool import PoolRow, StepStart
-from giornata_tools.simulation.degrees import costs
-from giornata_tools.simulation.degrees.algorithm1 import DegreeOption, knapsack, least_device_time, placed
-from giornata_tools.simulation.degrees.events import EventDrivenRule
-from giornata_tools.simulation.degrees.rounds import RoundBasedRule, RoundSwitches, TieBreak
-from giornata_tools.simulation.degrees.workloads import PoolRowSize, PoolWorkload, SizeMix
-from giornata_tools.simulation.degrees.world import PoolWorld
+from giornata_lab.simulation.degrees import costs
+from giornata_lab.simulation.degrees.algorithm1 import DegreeOption, knapsack, least_device_time, placed
+from giornata_lab.simulation.degrees.events import EventDrivenRule
+from giornata_lab.simulation.degrees.rounds import RoundBasedRule, RoundSwitches, TieBreak
+from giornata_lab.simulation.degrees.workloads import PoolRowSize, PoolWorkload, SizeMix
+from giornata_lab.simulation.degrees.world import PoolWorld
 
 TIMES = {1: 1.0, 2: 0.6, 4: 0.4}
 ALL = frozenset(range(4))

@@ -9,9 +9,9 @@ from giornata.planning.degrees import ALONE, StepParallelism
 from giornata.planning.operations import NETWORK, StepWork
 from giornata.planning.regression import LinearFit
 from giornata.scheduling.degrees.pool import DEGREES
-from giornata_tools.simulation.degrees.fitting import DerivedStep, made, steps
-from giornata_tools.simulation.h100 import MACHINES, shipped
-from giornata_tools.simulation.machines import PUBLISHED
+from giornata_lab.simulation.degrees.fitting import DerivedStep, made, steps
+from giornata_lab.simulation.h100 import MACHINES, shipped
+from giornata_lab.simulation.machines import PUBLISHED
 
 WHOLE, MASKED = 0.04, 0.105
 """Largest errors, as shares of the formula's times, of steps that compute whole pictures, and of others."""

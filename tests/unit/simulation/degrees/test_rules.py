@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from giornata.scheduling.degrees.pool import PoolDecision, PoolRow, StepStart
 from giornata.scheduling.degrees.rule import ReplanningOptions
-from giornata_tools.simulation.degrees import costs
-from giornata_tools.simulation.degrees.results import charts, summarise
-from giornata_tools.simulation.degrees.rounds import RoundSwitches, TieBreak
-from giornata_tools.simulation.degrees.rules import (
+from giornata_lab.simulation.degrees import costs
+from giornata_lab.simulation.degrees.results import charts, summarise
+from giornata_lab.simulation.degrees.rounds import RoundSwitches, TieBreak
+from giornata_lab.simulation.degrees.rules import (
     BEST_DEGREES,
     POWERS,
     BoundCase,
@@ -26,7 +26,7 @@ from giornata_tools.simulation.degrees.rules import (
     every_subset,
     run_case,
 )
-from giornata_tools.simulation.degrees.workloads import PoolWorkload, SizeMix
+from giornata_lab.simulation.degrees.workloads import PoolWorkload, SizeMix
 
 ALL = [
     RuleSetting(),

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from giornata_tools.simulation.degrees.workloads import (
+from giornata_lab.simulation.degrees.workloads import (
     SLO_S,
     PoolWorkload,
     SizeMix,

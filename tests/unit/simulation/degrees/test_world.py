@@ -8,9 +8,9 @@ from collections.abc import Set as AbstractSet
 import pytest
 
 from giornata.scheduling.degrees.pool import PoolDecision, PoolRow, StepStart
-from giornata_tools.simulation.degrees import costs
-from giornata_tools.simulation.degrees.workloads import PoolRequest, PoolRowSize
-from giornata_tools.simulation.degrees.world import PoolWorld, WrongDecision
+from giornata_lab.simulation.degrees import costs
+from giornata_lab.simulation.degrees.workloads import PoolRequest, PoolRowSize
+from giornata_lab.simulation.degrees.world import PoolWorld, WrongDecision
 
 DEGREES = (1, 2, 4)
 SMALL = PoolRowSize(256, 256)
