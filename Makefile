@@ -26,7 +26,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 
 READY := .venv/.ready-$(TORCH_BUILD)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up quality test test-unit test-stress test-long compose-test images check bench gpu gpu-wheels chaos fuzz mutants sbom clean
+.PHONY: help setup demo up quality test test-unit test-stress test-long test-lab compose-test images check bench gpu gpu-wheels chaos fuzz mutants sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -72,10 +72,13 @@ test-stress: setup ## run changed tests that start something 20 times on a machi
 	$(BIN)/python -m tests.stress $(ARGS)
 
 test-long: setup ## run the tests that train a model, judge its pictures, or disturb a stack for minutes
-	$(PYTEST) -m long
+	$(PYTEST) -m long --ignore tests/lab
+
+test-lab: setup ## run all tests of the lab: simulator, load generator, quality, training, benchmarks and rehearsals
+	$(PYTEST) tests/lab --ignore tests/lab/compose $(ARGS)
 
 compose-test: setup ## build the images and start the Compose files, in a Docker engine of its own; needs root and Debian's tools
-	GIORNATA_REQUIRE_DOCKER=1 $(PYTEST) -m long tests/compose $(ARGS)
+	GIORNATA_REQUIRE_DOCKER=1 $(PYTEST) -m long tests/lab/compose $(ARGS)
 
 # The plugin, or the program docker-compose where there is no plugin. Compose wants a folder of keys, which a build does not read.
 images: ## build the services' images, giornata/SERVICE:VERSION, with the Docker engine here; PROFILE=gpu for GPUs
@@ -100,20 +103,20 @@ docs: setup ## build the pages into out/site, whose index.html is their first
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --conf-dir docs . out/site
 
 bench: setup ## measure speed beside its baselines and what serving adds; write out/bench/*.json
-	$(BIN)/python -m tests.bench $(ARGS)
+	$(BIN)/python -m tests.lab.bench $(ARGS)
 
 # Without `setup`: a machine with a GPU may have torch and no network. What is missing there is told.
 gpu: ## test and measure on a GPU, 25 minutes at most, again where it stopped; write out/gpu/*.json and results.md
-	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.gpu $(ARGS)
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.lab.gpu $(ARGS)
 
 gpu-wheels: ## collect what a machine with torch and no network lacks, about 10 MB, into .whl; ARGS="--python 3.12"
-	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.gpu.wheels $(ARGS)
+	PYTHONPATH=deploy/lab $(or $(wildcard $(BIN)/python),$(PYTHON)) -m giornata_lab.rehearsals.gpu.wheels $(ARGS)
 
 chaos: setup ## kill, freeze and restart everything under load, count what becomes of the edits and write out/chaos.json
-	$(BIN)/python -m tests.chaos $(ARGS)
+	$(BIN)/python -m giornata_lab.rehearsals.chaos $(ARGS)
 
 fuzz: setup ## send hostile bytes to all that reads a stranger's, an hour each or ARGS="--seconds 60"; write out/fuzz.json
-	$(BIN)/python -m tests.fuzz $(ARGS)
+	$(BIN)/python -m tests.lab.fuzz $(ARGS)
 
 mutants: setup ## put faults into a copy of the code and count which the tests notice; ARGS="--sample 200" draws them; write out/mutants.json
 	$(BIN)/python -m tests.mutants $(ARGS)

@@ -1,6 +1,6 @@
 """Edits by words through the whole system, with model and segmenter that ship: both doors, and each region alone.
 
-What the segmenter finds in detail is its own affair (tests/integration/model/test_sinopia.py): here two large discs are
+What the segmenter finds in detail is its own affair (tests/lab/model/test_sinopia.py): here two large discs are
 found, and masks and pictures are held against each other.
 """
 

@@ -17,9 +17,9 @@ from giornata.wire import codec, subjects
 from giornata.wire.messages import EditMessage, EditReply
 from giornata.wire.requests import EditParameters
 from giornata.wire.workers import ServiceName
+from giornata_lab.bench.systems.collector import CollectedSpan, Collector, collecting
 from tests.e2e.live import LiveStack, live_stack, paced, slowly
 from tests.e2e.pictures import edit_form, file, scene
-from tests.fakes.collector import Collector, Seen, collecting
 from tests.patience import HUNG_MS, HUNG_S
 
 PROMPT = "a walrus nobody may hear of"
@@ -42,13 +42,13 @@ def traced(tiny_model: Path, collector: Collector, pace: Path) -> Iterator[LiveS
             yield live
 
 
-def ended(spans: Sequence[Seen]) -> bool:
+def ended(spans: Sequence[CollectedSpan]) -> bool:
     """Whether the whole edit has been told: the door and the job end last."""
     names = {one.name for one in spans}
     return {"job", "denoise", "paste"} <= names and bool(names & {"edit", "POST /v1/images/edits"})
 
 
-def chain(spans: Sequence[Seen], one: Seen) -> list[str]:
+def chain(spans: Sequence[CollectedSpan], one: CollectedSpan) -> list[str]:
     """Names from the trace's first span to this one."""
     by_id = {each.id: each for each in spans}
     names = [one.name]
@@ -58,7 +58,7 @@ def chain(spans: Sequence[Seen], one: Seen) -> list[str]:
     return names
 
 
-def only(spans: Sequence[Seen], name: str) -> Seen:
+def only(spans: Sequence[CollectedSpan], name: str) -> CollectedSpan:
     [found] = [one for one in spans if one.name == name]
     return found
 

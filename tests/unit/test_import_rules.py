@@ -137,6 +137,10 @@ def test_a_module_imports_its_own_package_and_the_shared_one_alone(module: str) 
     assert {name for name in _imports(module) if _package(name) in PACKAGES.keys() - own} == set()
 
 
+def test_no_module_imports_the_tests() -> None:
+    assert [module for module in MODULES if any(_package(name) == "tests" for name in _named(module))] == []
+
+
 @pytest.mark.parametrize("module", sorted(name for name in MODULES if _package(name) not in ABOVE))
 def test_imports_run_from_main_to_service_to_the_rest_and_never_back(module: str) -> None:
     package, _, name = module.partition(".")

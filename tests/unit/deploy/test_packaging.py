@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[3]
 SHARED = ROOT / "shared"
 TOOLS = ROOT / "deploy" / "tools"
 LAB = ROOT / "deploy" / "lab"
+PROGRAMS = [LAB / "giornata_lab" / name for name in ("bench", "rehearsals")]
+"""They run in a checkout, and need what tests need."""
 FOLDERS = [SHARED, TOOLS, LAB, *sorted(path.parent for path in ROOT.glob("services/*/pyproject.toml"))]
 
 NAMED_BY_NOBODY = {"accelerate", "hiredis", "numpy", "protobuf", "sentencepiece", "transformers"}
@@ -89,7 +91,7 @@ def _parts(folder: Path, extra: str) -> list[Path]:
     if folder == SHARED:
         return [SHARED / "giornata" / name for name in SPREAD.get(extra, (extra,))]
     if extra == "bench":
-        return [path for name in ("drawing", "scatter") for path in folder.rglob(f"{name}.py")]
+        return [folder / "giornata_lab" / "loadgen" / "drawing.py", *folder.rglob("scatter.py")]
     if extra == "quantize":
         return [folder / "giornata_denoiser" / "families" / "quantizing.py"]
     if extra == "profiling":
@@ -142,7 +144,7 @@ def test_a_strangers_package_of_the_same_name_can_not_stand_in(folder: Path) -> 
     items = [*project["dependencies"], *(item for extra in _extras(folder).values() for item in extra)]
     own = [item for item in items if item.startswith("giornata")]
     assert all(item.endswith(f"=={project['version']}") for item in own)
-    imports = _imports(folder)
+    imports = _imports(folder, PROGRAMS)
     wanted = {
         name
         for name, needed in (
@@ -187,7 +189,7 @@ def _distributions(imports: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_distribution_requires_what_it_imports_and_nothing_else(folder: Path) -> None:
-    besides = [part for extra in _extras(folder) for part in _parts(folder, extra)]
+    besides = PROGRAMS + [part for extra in _extras(folder) for part in _parts(folder, extra)]
     imports = _imports(folder, besides)
     named = _distributions(imports)
     for module, needs in COMPUTING.items():

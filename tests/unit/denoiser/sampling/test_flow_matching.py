@@ -28,8 +28,8 @@ from giornata_denoiser.families.sampling.flow_matching import (
     shifted_by_steps,
 )
 from giornata_denoiser.rows.track import SamplerTable
+from giornata_lab.bench.compute.sampled import Sampled, stepped
 from tests.fakes import tiny_flux
-from tests.fakes.sampled import Sampled, stepped
 from tests.fakes.tiny_flux import SCHEDULER
 
 FLOW = FlowMatching(SCHEDULER, shifted_by_size)

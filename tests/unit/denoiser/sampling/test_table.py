@@ -8,7 +8,7 @@ from torch import Tensor
 
 from giornata_denoiser.families.sampling.table import solved
 from giornata_denoiser.rows.track import NOISE, SamplerTable
-from tests.fakes.sampled import Sampled, stepped
+from giornata_lab.bench.compute.sampled import Sampled, stepped
 from tests.unit.denoiser.sampling.schedulers import CASES, SD, Case, Reference
 
 CLOSE = 1e-6
