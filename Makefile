@@ -13,7 +13,7 @@ endif
 
 BIN := .venv/bin
 SERVICES := $(patsubst %/pyproject.toml,%,$(wildcard services/*/pyproject.toml))
-LOCK := constraints.txt requirements-dev.txt shared/pyproject.toml deploy/tools/pyproject.toml $(SERVICES:%=%/pyproject.toml)
+LOCK := constraints.txt requirements-dev.txt shared/pyproject.toml deploy/lab/pyproject.toml deploy/tools/pyproject.toml $(SERVICES:%=%/pyproject.toml)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # The build is asked for by its full version (2.13.0+cpu), because a plain 2.13.0 is also met by PyPI's, which brings
@@ -26,18 +26,18 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --numprocesses 
 READY := .venv/.ready-$(TORCH_BUILD)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up quality test test-unit test-stress test-long compose-test images check bench gpu gpu-wheels chaos fuzz mutants sbom clean
+.PHONY: help setup demo up quality test test-unit test-stress test-long test-lab compose-test images check bench gpu gpu-wheels chaos fuzz mutants sbom clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
 		printf 'make %-12s %s\n' "$$target" "$$text"; done
 	@printf '\nmake setup TORCH_INDEX=https://download.pytorch.org/whl/cu130 takes the CUDA build of torch.\n'
 
-setup: $(READY) ## create .venv with the eight distributions, the embedded servers and the tools
+setup: $(READY) ## create .venv with the nine distributions, the embedded servers and the tools
 
 # torch first: from pip's own --find-links, if it is configured and holds the wheel (then no index is asked), else from
 # TORCH_INDEX and from nowhere else. What torch needs comes with the rest, where constraints.txt holds.
-# All eight distributions in one command: each is taken from its folder, none is looked up by its name. With
+# All nine distributions in one command: each is taken from its folder, none is looked up by its name. With
 # giornata-tools comes .venv/bin/giornata.
 $(READY): $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -48,7 +48,8 @@ $(READY): $(LOCK)
 	$(PIP) install --quiet --quiet --no-deps --no-index $(TORCH) 2>/dev/null || \
 		$(PIP) install --no-deps --index-url $(TORCH_INDEX) $(TORCH)
 	$(PIP) install --quiet --quiet --constraint constraints.txt --no-build-isolation \
-		--requirement requirements-dev.txt --editable 'shared[traces]' --editable 'deploy/tools[bench,local]' $(SERVICES:%=--editable %)
+		--requirement requirements-dev.txt --editable 'shared[traces]' --editable 'deploy/tools[local,profiling]' \
+		--editable 'deploy/lab[bench,local]' $(SERVICES:%=--editable %)
 	@echo '$(TORCH_INDEX)' >$@
 
 demo: setup ## edit two photographs and three scenes with the whole system and write out/demo/
@@ -71,10 +72,13 @@ test-stress: setup ## run changed tests that start something 20 times on a machi
 	$(BIN)/python -m tests.stress $(ARGS)
 
 test-long: setup ## run the tests that train a model, judge its pictures, or disturb a stack for minutes
-	$(PYTEST) -m long
+	$(PYTEST) -m long --ignore tests/lab
+
+test-lab: setup ## run all tests of the lab: simulator, load generator, quality, training, benchmarks and rehearsals
+	$(PYTEST) tests/lab --ignore tests/lab/compose $(ARGS)
 
 compose-test: setup ## build the images and start the Compose files, in a Docker engine of its own; needs root and Debian's tools
-	GIORNATA_REQUIRE_DOCKER=1 $(PYTEST) -m long tests/compose $(ARGS)
+	GIORNATA_REQUIRE_DOCKER=1 $(PYTEST) -m long tests/lab/compose $(ARGS)
 
 # The plugin, or the program docker-compose where there is no plugin. Compose wants a folder of keys, which a build does not read.
 images: ## build the services' images, giornata/SERVICE:VERSION, with the Docker engine here; PROFILE=gpu for GPUs
@@ -99,20 +103,20 @@ docs: setup ## build the pages into out/site, whose index.html is their first
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --conf-dir docs . out/site
 
 bench: setup ## measure speed beside its baselines and what serving adds; write out/bench/*.json
-	$(BIN)/python -m tests.bench $(ARGS)
+	$(BIN)/python -m tests.lab.bench $(ARGS)
 
 # Without `setup`: a machine with a GPU may have torch and no network. What is missing there is told.
 gpu: ## test and measure on a GPU, 25 minutes at most, again where it stopped; write out/gpu/*.json and results.md
-	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.gpu $(ARGS)
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.lab.gpu $(ARGS)
 
 gpu-wheels: ## collect what a machine with torch and no network lacks, about 10 MB, into .whl; ARGS="--python 3.12"
-	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.gpu.wheels $(ARGS)
+	PYTHONPATH=deploy/lab $(or $(wildcard $(BIN)/python),$(PYTHON)) -m giornata_lab.rehearsals.gpu.wheels $(ARGS)
 
 chaos: setup ## kill, freeze and restart everything under load, count what becomes of the edits and write out/chaos.json
-	$(BIN)/python -m tests.chaos $(ARGS)
+	$(BIN)/python -m giornata_lab.rehearsals.chaos $(ARGS)
 
 fuzz: setup ## send hostile bytes to all that reads a stranger's, an hour each or ARGS="--seconds 60"; write out/fuzz.json
-	$(BIN)/python -m tests.fuzz $(ARGS)
+	$(BIN)/python -m tests.lab.fuzz $(ARGS)
 
 mutants: setup ## put faults into a copy of the code and count which the tests notice; ARGS="--sample 200" draws them; write out/mutants.json
 	$(BIN)/python -m tests.mutants $(ARGS)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from giornata_tools.launcher.demo.exhibits import by_words, exhibits
+from giornata_lab.demo.exhibits import by_words, exhibits
 
 ROOT = Path(__file__).parents[2]
 

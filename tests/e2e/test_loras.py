@@ -145,7 +145,7 @@ async def test_pictures_tell_how_late_a_lora_may_join(
         told[record.lora_id] = outcome
 
     login = ProfilerLogin(stack.nats_url, stack.password_file(NatsRole.PROFILER), stack.blobs_url)
-    async with connected(login, ProbeSetting(steps=4), scenes(1)) as session:
+    async with connected(login, ProbeSetting(steps=4), scenes()[:1]) as session:
         found = await session.found(names)
         assert await session.profile(found, lambda _: lambda _edits, _tried: None, ended)
     shares = [told[name].joins_within for name in names]

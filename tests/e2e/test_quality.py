@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from giornata.model_cards import read_model_card
-from giornata_tools.cli.system import quality
+from giornata_lab.cli.system import quality
+from giornata_lab.quality.evaluation import QualityOptions, evaluate
+from giornata_lab.quality.report import QualityReport
 from giornata_tools.launcher.process import LaunchError
-from giornata_tools.quality.evaluation import QualityOptions, evaluate
-from giornata_tools.quality.report import QualityReport
 from tests.e2e.live import LiveStack
 
 

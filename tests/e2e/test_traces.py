@@ -11,23 +11,23 @@ import aiohttp
 import giornata.client
 from giornata.seeing.told import SpanAttributes, attribute
 from giornata.wire.workers import ServiceName
+from giornata_lab.bench.systems.collector import CollectedSpan, Collector
 from tests.e2e.live import LiveStack
 from tests.e2e.pictures import edit_form, file, scene
 from tests.e2e.stacks import ALICE, BOB
-from tests.fakes.collector import Collector, Seen
 from tests.s3_server import CREDENTIALS
 
 PROMPT = "a walrus nobody may hear of"
 STEPS = 4
 
 
-def ended(spans: Sequence[Seen]) -> bool:
+def ended(spans: Sequence[CollectedSpan]) -> bool:
     """Whether the whole edit has been told: the door and the job end last."""
     names = {one.name for one in spans}
     return {"job", "denoise", "paste"} <= names and bool(names & {"edit", "POST /v1/images/edits"})
 
 
-def chain(spans: Sequence[Seen], one: Seen) -> list[str]:
+def chain(spans: Sequence[CollectedSpan], one: CollectedSpan) -> list[str]:
     """Names from the trace's first span to this one."""
     by_id = {each.id: each for each in spans}
     names = [one.name]
@@ -37,7 +37,7 @@ def chain(spans: Sequence[Seen], one: Seen) -> list[str]:
     return names
 
 
-def only(spans: Sequence[Seen], name: str) -> Seen:
+def only(spans: Sequence[CollectedSpan], name: str) -> CollectedSpan:
     [found] = [one for one in spans if one.name == name]
     return found
 

@@ -27,7 +27,7 @@ from PIL import Image
 import giornata.client
 from giornata.families import Family
 from giornata.wire.workers import ServiceName
-from giornata_tools.baseline.pipeline import opened
+from giornata_lab.baseline.pipeline import opened
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.model import choose
 from tests.e2e.live import LiveStack, live_stack

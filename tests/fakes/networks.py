@@ -1,18 +1,11 @@
-"""Networks whose operations are easily counted by hand."""
+"""Networks whose operations are easily counted by hand, as the benches have them."""
 
 from __future__ import annotations
 
-from typing import Final
+from giornata_lab.bench.systems.networks import (
+    PLAIN,
+    PLAIN_4,
+    plain,
+)
 
-from giornata.planning.operations import NetworkOperations
-from giornata.wire.blocks import BlockSpec
-
-
-def plain(count: int) -> tuple[BlockSpec, ...]:
-    """So many equal blocks: one operation a computed or projected token, and one a pair of query and key."""
-    block = BlockSpec(heads=1, linear=1.0, text=1.0, outside=1.0, pair=1.0, text_pair=1.0, count=count)
-    return (block,)
-
-
-PLAIN: Final = NetworkOperations(plain(1))
-PLAIN_4: Final = NetworkOperations(plain(4))
+__all__ = ["PLAIN", "PLAIN_4", "plain"]

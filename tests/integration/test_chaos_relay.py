@@ -11,16 +11,18 @@ import nats
 import pytest
 
 from giornata.bus.connection import barrier
-from tests.chaos.relay import Direction, Network, relayed
+from giornata_lab.rehearsals.chaos.relay import Direction, RelayNetwork, relayed
 from tests.patience import HUNG_S
 
 
 @pytest.fixture
-def network() -> Network:
-    return Network()
+def network() -> RelayNetwork:
+    return RelayNetwork()
 
 
-async def test_what_is_held_in_one_direction_comes_late_and_in_order(nats_url: str, network: Network) -> None:
+async def test_what_is_held_in_one_direction_comes_late_and_in_order(
+    nats_url: str, network: RelayNetwork
+) -> None:
     async with relayed(lambda: [nats_url], 1, network) as url:
         mute, other = await nats.connect(url, name="mute"), await nats.connect(url, name="other")
         heard_of_mute = await other.subscribe("of.mute")
@@ -40,7 +42,7 @@ async def test_what_is_held_in_one_direction_comes_late_and_in_order(nats_url: s
         await other.close()
 
 
-async def test_a_slow_network_delays_each_way(nats_url: str, network: Network) -> None:
+async def test_a_slow_network_delays_each_way(nats_url: str, network: RelayNetwork) -> None:
     async with relayed(lambda: [nats_url], 1, network) as url:
         client = await nats.connect(url, name="slow")
         network.delay_s = 0.2
@@ -51,7 +53,7 @@ async def test_a_slow_network_delays_each_way(nats_url: str, network: Network) -
         await client.close()
 
 
-async def test_a_client_sees_that_the_server_is_away(network: Network) -> None:
+async def test_a_client_sees_that_the_server_is_away(network: RelayNetwork) -> None:
     async with relayed(list, 1, network) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
         with suppress(ConnectionResetError):

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from tests.flags import Several
+from giornata_lab.flags import Several
 from tests.mutants.mutant import Mutant, StaleFaultError, listed
 from tests.mutants.sampling import PURE, sample
 from tests.mutants.trees import Result, TestsFailedError, Tree

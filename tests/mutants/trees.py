@@ -21,7 +21,7 @@ from tests.mutants.mutant import ROOT, Mutant
 SERVICES: Final = sorted(
     str(path.parent.relative_to(ROOT)) for path in ROOT.glob("services/*/pyproject.toml")
 )
-SOURCES: Final = ("shared", "deploy/tools", *SERVICES)
+SOURCES: Final = ("shared", "deploy/lab", "deploy/tools", *SERVICES)
 """Folders that hold packages: they precede those of the environment's editable installs."""
 LIMIT_FACTOR: Final = 10.0
 """A run with a fault may take so many times as long as without; then it hangs."""

@@ -29,9 +29,12 @@ PACKAGES = {
     "giornata_controlnet": ROOT / "services" / "controlnet",
     "giornata_lora_store": ROOT / "services" / "lora-store",
     "giornata_tools": ROOT / "deploy" / "tools",
+    "giornata_lab": ROOT / "deploy" / "lab",
 }
-TOOLS = "giornata_tools"
-"""Starts services and measures them, so it may import them; nothing may import it."""
+TOOLS, LAB = "giornata_tools", "giornata_lab"
+ABOVE = {TOOLS: PACKAGES.keys() - {LAB}, LAB: PACKAGES.keys()}
+"""What these may import: the tools start the services, the lab measures all of it; no service imports them, and nothing
+imports the lab."""
 
 ACTING = {
     "aiohttp",
@@ -131,16 +134,20 @@ def test_pure_modules_reach_nothing_that_acts() -> None:
 
 def test_a_module_imports_its_own_package_and_the_shared_one_alone() -> None:
     for module in MODULES:
-        own = {_package(module), "giornata", *(PACKAGES if _package(module) == TOOLS else ())}
+        own = {_package(module), "giornata", *ABOVE.get(_package(module), ())}
         strange = {name for name in _imports(module) if _package(name) in PACKAGES.keys() - own}
         assert strange == set(), module
 
 
 def test_imports_run_from_main_to_service_to_the_rest_and_never_back() -> None:
-    for module in (name for name in MODULES if _package(name) != TOOLS):
+    for module in (name for name in MODULES if _package(name) not in ABOVE):
         package, _, name = module.partition(".")
         above = {f"{package}.__main__"} | ({f"{package}.service"} if name != "__main__" else set())
         assert _imports(module) & above == set(), module
+
+
+def test_no_module_imports_the_tests() -> None:
+    assert [module for module in MODULES if any(_package(name) == "tests" for name in _named(module))] == []
 
 
 def _folder(module: str) -> str:
@@ -205,7 +212,7 @@ json.dump([told, first, list(sys.modules)], sys.stdout)
 """
 
 
-@pytest.mark.parametrize("package", sorted(name for name in PACKAGES if name not in {"giornata", TOOLS}))
+@pytest.mark.parametrize("package", sorted(name for name in PACKAGES if name not in {"giornata", *ABOVE}))
 def test_a_service_tells_mistakes_at_once_and_loads_nothing_before_it_needs_it(package: str) -> None:
     code = STARTED.format(package=package)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

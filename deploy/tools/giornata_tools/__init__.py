@@ -1,10 +1,10 @@
 """The tools around Giornata's services: the program ``giornata`` and what it runs.
 
 * :mod:`giornata_tools.cli` - the commands
-* :mod:`giornata_tools.launcher` - the whole system on one machine, and the demo
-* :mod:`giornata_tools.loadgen` - workloads as in production, and their reports
-* :mod:`giornata_tools.simulation` - a cluster on a virtual clock
-* :mod:`giornata_tools.quality` - how well a model's edits hit what was asked
-* :mod:`giornata_tools.baseline` - diffusers' own pipeline behind the same API
-* :mod:`giornata_tools.model` - the small model that ships: its scenes and its training
+* :mod:`giornata_tools.doors` - ways to a system: by HTTP and by NATS
+* :mod:`giornata_tools.launcher` - the whole system on one machine
+* :mod:`giornata_tools.joining` - how late LoRAs may join, seen in pictures
+* :mod:`giornata_tools.model` - small models with random weights
+
+What measures, trains and judges is `giornata_lab`, whose commands are part of the program where it is installed.
 """

@@ -12,10 +12,10 @@ import aiohttp
 import numpy as np
 from PIL import Image
 
-from giornata_tools.baseline.batching import BatchPolicy
-from giornata_tools.baseline.server import Baseline, serving
-from giornata_tools.loadgen.pictures import generated, mask, mask_file
-from giornata_tools.loadgen.workload import MaskShape
+from giornata_lab.baseline.batching import BatchPolicy
+from giornata_lab.baseline.server import Baseline, serving
+from giornata_lab.loadgen.pictures import generated, mask, mask_file
+from giornata_lab.loadgen.workload import MaskShape
 
 SIZE = (64, 48)
 FOREVER_S = 3600.0

@@ -17,8 +17,8 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from giornata.families import Family
 from giornata.model_cards import read_model_card
-from giornata_tools.baseline.batching import BatchPolicy
-from giornata_tools.baseline.pipeline import PIPELINES, Pipeline, opened
+from giornata_lab.baseline.batching import BatchPolicy
+from giornata_lab.baseline.pipeline import PIPELINES, Pipeline, opened
 from giornata_tools.checkout import TRAINED
 from giornata_tools.model.text import clip_tokenizer
 from tests.integration.baseline.served import FOREVER_S, MASKS, PICTURES, SIZE, edited, pixels, served

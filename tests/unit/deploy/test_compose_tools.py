@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.compose import engine
-from tests.compose.engine import NoEngine, compose_command
+from tests.lab.compose import engine
+from tests.lab.compose.engine import NoEngine, compose_command
 from tests.unit.deploy.test_makefile import checkout, would_run
 
 __all__ = ["checkout"]
@@ -95,7 +95,7 @@ def test_the_target_fails_where_there_is_no_engine(checkout: Path, programs: Pat
         "-x",
         "-p",
         "no:cacheprovider",
-        "tests/compose",
+        "tests/lab/compose",
     ]
     done = subprocess.run(
         words,

@@ -22,6 +22,7 @@ def checkout(tmp_path: Path) -> Path:
         "constraints.txt",
         "requirements-dev.txt",
         "shared/pyproject.toml",
+        "deploy/lab/pyproject.toml",
         "deploy/tools/pyproject.toml",
     ]
     names += [str(path.relative_to(ROOT)) for path in ROOT.glob("services/*/pyproject.toml")]
@@ -48,10 +49,10 @@ def would_run(checkout: Path, *arguments: str) -> str:
     return made.stdout
 
 
-def test_a_fresh_clone_gets_torch_for_cpus_and_all_eight_distributions(checkout: Path) -> None:
+def test_a_fresh_clone_gets_torch_for_cpus_and_all_nine_distributions(checkout: Path) -> None:
     commands = would_run(checkout, "demo")
     assert "+cpu" in commands
-    assert commands.count("--editable ") == 8
+    assert commands.count("--editable ") == 9
     assert commands.rstrip().endswith(".venv/bin/giornata demo")
 
 

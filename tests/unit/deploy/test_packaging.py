@@ -1,4 +1,4 @@
-"""The eight distributions say what they need, and everything they bring in is pinned."""
+"""The nine distributions say what they need, and everything they bring in is pinned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ import giornata
 ROOT = Path(__file__).parents[3]
 SHARED = ROOT / "shared"
 TOOLS = ROOT / "deploy" / "tools"
-FOLDERS = [SHARED, TOOLS, *sorted(path.parent for path in ROOT.glob("services/*/pyproject.toml"))]
+LAB = ROOT / "deploy" / "lab"
+PROGRAMS = [LAB / "giornata_lab" / name for name in ("bench", "rehearsals")]
+"""They run in a checkout, and need what tests need."""
+FOLDERS = [SHARED, TOOLS, LAB, *sorted(path.parent for path in ROOT.glob("services/*/pyproject.toml"))]
 
 NAMED_BY_NOBODY = {"accelerate", "hiredis", "numpy", "protobuf", "sentencepiece", "transformers"}
 """Required for what diffusers, transformers, redis and safetensors do with them, and not imported by each that asks."""
@@ -86,15 +89,14 @@ def _parts(folder: Path, extra: str) -> list[Path]:
     if folder == SHARED:
         return [SHARED / "giornata" / name for name in SPREAD.get(extra, (extra,))]
     if extra == "bench":
-        return [path for name in ("drawing", "scatter") for path in folder.rglob(f"{name}.py")]
+        return [folder / "giornata_lab" / "loadgen" / "drawing.py", *folder.rglob("scatter.py")]
     if extra == "quantize":
         return [folder / "giornata_denoiser" / "families" / "quantizing.py"]
     if extra == "profiling":
-        named = ("joining", "model/scenes", "quality/cases.py", "quality/metrics.py")
-        return [folder / "giornata_tools" / name for name in named]
-    return [
-        folder / "giornata_tools" / name for name in ("baseline", "joining", "launcher", "model", "quality")
-    ]
+        return [folder / "giornata_tools" / "joining"]
+    if folder == LAB:
+        return [folder / "giornata_lab" / name for name in ("baseline", "demo", "model", "quality")]
+    return [folder / "giornata_tools" / name for name in ("joining", "launcher", "model")]
 
 
 PASSED_ON = [
@@ -123,13 +125,14 @@ def _development() -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def test_there_is_one_distribution_per_service_the_shared_one_and_the_tools() -> None:
+def test_there_is_one_distribution_per_service_the_shared_one_the_tools_and_the_lab() -> None:
     assert {_project(folder)["name"] for folder in FOLDERS} == {
         "giornata",
+        "giornata-lab",
         "giornata-tools",
         *(f"giornata-{path.name}" for path in (ROOT / "services").iterdir() if path.is_dir()),
     }
-    assert len(FOLDERS) == 8
+    assert len(FOLDERS) == 9
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -139,7 +142,7 @@ def test_a_strangers_package_of_the_same_name_can_not_stand_in(folder: Path) -> 
     items = [*project["dependencies"], *(item for extra in _extras(folder).values() for item in extra)]
     own = [item for item in items if item.startswith("giornata")]
     assert all(item.endswith(f"=={project['version']}") for item in own)
-    imports = _imports(folder)
+    imports = _imports(folder, PROGRAMS)
     wanted = {
         name
         for name, needed in (
@@ -193,7 +196,7 @@ def _distributions(imports: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_distribution_requires_what_it_imports_and_nothing_else(folder: Path) -> None:
-    besides = [part for extra in _extras(folder) for part in _parts(folder, extra)]
+    besides = PROGRAMS + [part for extra in _extras(folder) for part in _parts(folder, extra)]
     imports = _imports(folder, besides)
     named = _distributions(imports)
     for module, needs in COMPUTING.items():
@@ -213,10 +216,17 @@ def test_an_extra_is_what_its_sources_import_besides(folder: Path, name: str) ->
     imports = set().union(*(_imports(part) for part in _parts(folder, name)))
     own = {"giornata", canonicalize_name(_project(folder)["name"])}
     assert _distributions(imports) - required - own - extra == set(), "imported and not named"
-    assert extra - _distributions(imports) - RUN_BY_NAME - SERVICES - NAMED_BY_NOBODY - ABSENT == set(), (
-        "named and not used"
-    )
-    assert extra & required == set(), "required anyway"
+    assert (
+        extra
+        - _distributions(imports)
+        - RUN_BY_NAME
+        - SERVICES
+        - NAMED_BY_NOBODY
+        - ABSENT
+        - {"giornata-tools"}
+        == set()
+    ), "named and not used"
+    assert extra & required - {"giornata-tools"} == set(), "required anyway"
 
 
 @pytest.mark.parametrize(("folder", "name"), PASSED_ON, ids=lambda value: getattr(value, "name", value))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from giornata_tools.launcher.demo.exhibits import (
+from giornata_lab.demo.exhibits import (
     FOLDER,
     PHOTOGRAPH_PADDING,
     PLACES,
@@ -19,8 +19,8 @@ from giornata_tools.launcher.demo.exhibits import (
     drawn,
     exhibits,
 )
-from giornata_tools.model.scenes import sample
-from giornata_tools.model.scenes.captions import words
+from giornata_lab.model.scenes import sample
+from giornata_lab.model.scenes.captions import words
 
 drawn_once = cache(drawn)
 SAMPLES: list[dict[str, Any]] = json.loads((FOLDER / "samples.json").read_text("utf-8"))["samples"]
@@ -36,7 +36,7 @@ def test_a_shipped_scene_is_what_the_scenes_module_renders(name: str, seed: tupl
     scene = sample(np.random.default_rng(seed), 256, SCENES[name], least_mask_px=64.0, clear=True)
     with Image.open(FOLDER / f"{name}.png") as shipped:
         difference = np.abs(np.asarray(shipped).astype(int) - scene.before)
-    assert difference.max() <= 1, f"{name}.png differs: run python -m giornata_tools.launcher.demo.exhibits"
+    assert difference.max() <= 1, f"{name}.png differs: run python -m giornata_lab.demo.exhibits"
     with Image.open(FOLDER / entry(f"{name}.png")["mask"]) as mask:
         np.testing.assert_array_equal(np.asarray(mask), scene.mask * 255)
 
@@ -48,7 +48,7 @@ def test_every_file_that_the_script_draws_is_shipped_as_it_draws_it() -> None:
         with Image.open(FOLDER / name) as shipped:
             assert (shipped.mode, shipped.size) == (picture.mode, picture.size)
             difference = np.abs(np.asarray(shipped).astype(int) - np.asarray(picture))
-        assert difference.max() <= 1, f"{name} differs: run python -m giornata_tools.launcher.demo.exhibits"
+        assert difference.max() <= 1, f"{name} differs: run python -m giornata_lab.demo.exhibits"
 
 
 def test_the_page_shows_the_scenes_of_the_demo() -> None:

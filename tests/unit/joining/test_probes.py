@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from giornata_tools.joining.probes import SCENES, ProbesError, built_in, photographs, read_folder
+from giornata_tools.joining.probes import ProbesError, built_in, photographs, read_folder
 from tests.fakes.fleet import CARD
 
 
@@ -24,7 +24,7 @@ def write(folder: Path, name: str, *, mask: tuple[int, int] = (8, 6), prompt: st
 
 def test_a_model_of_small_pictures_is_given_scenes_and_another_photographs() -> None:
     small, large = (built_in(CARD.model_copy(update={"native_size": size})) for size in (128, 1024))
-    assert len(small) == SCENES
+    assert len(small) == 8
     assert [probe.name for probe in large] == [probe.name for probe in photographs()]
     for probe in (*small, *large):
         with Image.open(io.BytesIO(probe.image)) as image, Image.open(io.BytesIO(probe.mask)) as mask:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from giornata.wire.workers import ServiceName
+from giornata_lab.model.adapters import card
 from giornata_tools.checkout import TRAINED
 from giornata_tools.cli.system import up
 from giornata_tools.launcher.adapters import LORAS, NETS, shared_loras, with_controlnets
 from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.up import UpOptions, plan
-from giornata_tools.model.adapters import card
 
 OURS, OTHER = StackModel(str(TRAINED)), StackModel("a/hub-id")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from giornata.wire.workers import ServiceName
+from giornata_lab.demo.demo import DemoOptions
+from giornata_lab.demo.demo import plan as demo_plan
 from giornata_tools.checkout import SEGMENTER, TRAINED
 from giornata_tools.cli.system import up
-from giornata_tools.launcher.demo.demo import DemoOptions
-from giornata_tools.launcher.demo.demo import plan as demo_plan
 from giornata_tools.launcher.masks import MASKS, REFINER, shipped_masks
 from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import StackPlan

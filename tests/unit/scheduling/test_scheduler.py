@@ -21,8 +21,8 @@ from giornata.scheduling.scheduler import (
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import RowProgress, WorkerState
-from giornata_tools.simulation.jobs import DIGEST, MODEL
-from giornata_tools.simulation.simulator import TOLD
+from giornata_lab.simulation.jobs import DIGEST, MODEL
+from giornata_lab.simulation.simulator import TOLD
 
 DEMAND = JobDemand(MODEL, DIGEST, (RowShape(0, 16, 16, 10),))
 

@@ -22,10 +22,10 @@ from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler, SchedulingDecision
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import LoadSample, RowProgress, ServiceState, Tier
-from giornata_tools.simulation.jobs import DIGEST, MODEL, SimulatedJob
-from giornata_tools.simulation.machines import Machine
-from giornata_tools.simulation.options import RunOptions
-from giornata_tools.simulation.simulator import Simulation
+from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob
+from giornata_lab.simulation.machines import Machine
+from giornata_lab.simulation.options import RunOptions
+from giornata_lab.simulation.simulator import Simulation
 from tests.fakes.fleet import CARD
 from tests.fakes.networks import PLAIN
 from tests.unit.scheduling.test_placement import worker

@@ -3,13 +3,12 @@
 Read in this order:
 
 * `__main__` and `app` - the program and its commands, each imported when it runs
-* `options`, `workload` and `extras` - options that several commands share, and packages that not all of them need
+* `options` and `extras` - options that several commands share, and packages that not all of them need
 * `edit` - ``edit``: with `parameters` (its options, made from the request's type) and `delivery` (where pictures go and
   what is told), around :mod:`giornata_tools.doors`
-* `system` and `profile` - ``up``, ``demo``, ``quality`` and ``profile``, around :mod:`giornata_tools.launcher`
+* `system` and `profile` - ``up`` and ``profile``, around :mod:`giornata_tools.launcher`
 * `status`, `keys` and `quarantine` - for operators
-* `bench` - ``bench serve`` and ``bench baseline``: options, what follows from them and the runs, around
-  :mod:`giornata_tools.loadgen`
-* `simulate` - ``simulate``, around :mod:`giornata_tools.simulation`
 * `doctor` - ``doctor`` and its checks
+
+What measures is in :mod:`giornata_lab.cli`: ``demo``, ``quality``, ``bench`` and ``simulate``.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Final
 
 import click
@@ -11,29 +12,40 @@ import click
 from giornata import __version__
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "edit": ("edit.command", "Repaint the masked part of a picture."),
-    "generate": ("generate.command", "Make a picture from text."),
-    "mask": ("mask.command", "Find what words name in a picture, and write the mask."),
-    "up": ("system", "Run the whole system on this machine until Ctrl-C."),
-    "demo": ("system", "Edit two photographs and three scenes with the whole system, and measure."),
-    "status": ("status", "Show the services that are running and what they do."),
-    "top": ("top.command", "Watch the workers: rows, tokens, tiers, the queue."),
-    "models": ("models", "List the models that are served, or the options of one."),
-    "lora": ("lora", "Upload, list, remove and profile LoRAs."),
-    "webhooks": ("webhooks", "List, retry and remove webhooks that were not taken."),
-    "keys": ("keys", "Make, list and revoke the API keys that gateways ask for."),
+    "edit": ("giornata_tools.cli.edit.command", "Repaint the masked part of a picture."),
+    "generate": ("giornata_tools.cli.generate.command", "Make a picture from text."),
+    "mask": ("giornata_tools.cli.mask.command", "Find what words name in a picture, and write the mask."),
+    "up": ("giornata_tools.cli.system", "Run the whole system on this machine until Ctrl-C."),
+    "demo": (
+        "giornata_lab.cli.system",
+        "Edit two photographs and three scenes with the whole system, and measure.",
+    ),
+    "status": ("giornata_tools.cli.status", "Show the services that are running and what they do."),
+    "top": ("giornata_tools.cli.top.command", "Watch the workers: rows, tokens, tiers, the queue."),
+    "models": ("giornata_tools.cli.models", "List the models that are served, or the options of one."),
+    "lora": ("giornata_tools.cli.lora", "Upload, list, remove and profile LoRAs."),
+    "webhooks": ("giornata_tools.cli.webhooks", "List, retry and remove webhooks that were not taken."),
+    "keys": ("giornata_tools.cli.keys", "Make, list and revoke the API keys that gateways ask for."),
     "quarantine": (
-        "quarantine",
+        "giornata_tools.cli.quarantine",
         "Look into edits that were given up since every worker that had them was lost.",
     ),
-    "profile": ("profile", "Measure what a denoising step costs on this machine."),
-    "quality": ("system", "Measure what the model's edits are worth."),
-    "bench": ("bench.command", "Measure a server under load."),
-    "simulate": ("simulate.command", "Simulate a cluster: policies, capacity, bounds."),
-    "simulate-pool": ("simulate_pool.command", "Simulate a pool: deadlines kept, rules, a bound."),
-    "doctor": ("doctor.command", "Find what is missing for an edit on this machine, and say what to do."),
+    "profile": ("giornata_tools.cli.profile", "Measure what a denoising step costs on this machine."),
+    "quality": ("giornata_lab.cli.system", "Measure what the model's edits are worth."),
+    "bench": ("giornata_lab.cli.bench.command", "Measure a server under load."),
+    "simulate": ("giornata_lab.cli.simulate.command", "Simulate a cluster: policies, capacity, bounds."),
+    "simulate-pool": (
+        "giornata_lab.cli.simulate_pool.command",
+        "Simulate a pool: deadlines kept, rules, a bound.",
+    ),
+    "doctor": (
+        "giornata_tools.cli.doctor.command",
+        "Find what is missing for an edit on this machine, and say what to do.",
+    ),
 }
-"""Name → the module of this package that defines it under the same name (`-` as `_`), and its line in the list."""
+"""Name → the module that defines it under the same name (`-` as `_`), and its line in the list."""
+LAB: Final = "giornata_lab"
+"""What measures, and may not be installed; its commands are listed all the same."""
 
 
 class LazyCommandGroup(click.Group):
@@ -44,11 +56,20 @@ class LazyCommandGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """The command, imported now."""
+        """The command, imported now.
+
+        Raises:
+            click.ClickException: it comes with the lab, which is not installed.
+        """
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"giornata_tools.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        name = COMMANDS[cmd_name][0]
+        if name.startswith(LAB) and find_spec(LAB) is None:
+            raise click.ClickException(
+                f"`giornata {cmd_name}` comes with the lab, giornata-lab, which is not installed: run `make setup` "
+                "in the checkout, or `pip install --constraint constraints.txt --editable deploy/lab` there."
+            )
+        command: click.Command = getattr(importlib.import_module(name), cmd_name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature

@@ -8,21 +8,21 @@ from giornata_tools import checkout
 from giornata_tools.provenance import lacking
 
 
-def require(extra: str) -> None:
-    """Refuse to go on where the environment lacks what `extra` of the distribution names.
+def require(extra: str, part: str = "tools") -> None:
+    """Refuse to go on where the environment lacks what `extra` of a distribution names, of the tools' or the lab's.
 
     Raises:
         click.ClickException: names what is missing and says how to get it.
     """
-    if missing := lacking("giornata-tools", extra):
+    if missing := lacking(f"giornata-{part}", extra):
         raise click.ClickException(
             f"This command needs {', '.join(missing)}: run `make setup` in the checkout, or "
-            f"`pip install --constraint constraints.txt --editable 'deploy/tools[{extra}]'` there."
+            f"`pip install --constraint constraints.txt --editable 'deploy/{part}[{extra}]'` there."
         )
 
 
-def require_system() -> None:
-    """Refuse to go on where the system cannot be started.
+def require_system(part: str = "tools") -> None:
+    """Refuse to go on where the system cannot be started, or a distribution lacks what it does with it.
 
     Raises:
         click.ClickException: there is no checkout around this package, or something is not installed.
@@ -33,3 +33,5 @@ def require_system() -> None:
             "containers with `docker compose -f deploy/compose.yaml up`."
         )
     require("local")
+    if part != "tools":
+        require("local", part)

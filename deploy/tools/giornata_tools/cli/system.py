@@ -1,4 +1,4 @@
-"""``giornata up``, ``demo`` and ``quality``: the whole system on this machine, to use or to measure."""
+"""``giornata up``: the whole system on this machine."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from typing import Any, Final
 import click
 
 from giornata.families import Family
-from giornata.wire.requests import Reuse
 from giornata_tools import checkout
 from giornata_tools.cli import extras
 from giornata_tools.cli.options import (
     COUNT,
     STATE_VARIABLE,
-    folder_option,
     models_option,
-    server_option,
     torch_threads_option,
 )
-from giornata_tools.doors.addresses import NATS_VARIABLE
 
 ENVIRONMENT: Final = """\b
 Environment:
@@ -29,29 +25,6 @@ Environment:
   GIORNATA_MODEL       a diffusers checkpoint, local folder or hub id, instead of the small trained one that ships
   GIORNATA_MASK_MODEL  what makes masks from words; empty: nothing; by default the one that ships, for that model alone
   GIORNATA_*           every other setting, see `python -m giornata_gateway --help` and its siblings
-"""
-QUALITY: Final = """\b
-Gates, each over the whole set:
-  (a) "a COLOUR SHAPE": colour and shape both right, by a checker without a model, in at least 90 %
-  (b) "remove it": mean PSNR in the mask against the true background at least 24 dB
-  (c) "remove it": mean gradient across the mask's border 0.8 to 1.2 times that of the truth
-  and no pixel outside of a mask changed
-
-Things are added with a hard edge, since the checker looks for them inside of the mask, and removed with the edge
-that requests have by default; --mask-blur 0 shows the model's own seams. The exit status is 0 where every gate holds.
-
-\b
-Compare two runs picture by picture (SSIM, PSNR, Fréchet distance):
-  giornata quality --out out/full
-  giornata quality --out out/fast --against out/full
-
-\b
-Environment:
-  GIORNATA_NATS_URL    a running system to measure, as --nats; then GIORNATA_API_KEY where its gateways ask for one, and
-                       GIORNATA_NATS_PASSWORD_FILE, the observer's password: `giornata up` writes it to
-                       .giornata/nats-users/clients/observer
-  GIORNATA_MODEL       the checkpoint of the stack that is started otherwise, instead of the built-in one
-  GIORNATA_*           every other setting of that stack's services
 """
 
 threads_option: Final = torch_threads_option("Threads of each process; OMP_NUM_THREADS does not count.")
@@ -145,65 +118,3 @@ def up(ctx: click.Context, /, **given: Any) -> None:
     if options.profile_loras:
         from giornata_tools.joining.background import profiling as beside
     ctx.exit(program.run("up", partial(launcher.up, options, say, beside)))
-
-
-@click.command(context_settings={"show_default": True}, epilog=ENVIRONMENT)
-@folder_option("--out", default=Path("out/demo"), help="Where pictures and report are written.")
-@click.option("--steps", type=COUNT, default=20, metavar="N", help="Denoising steps.")
-@click.option("--seed", type=int, default=7, metavar="N", help="Of every edit.")
-@click.option("--no-oracle", is_flag=True, help="Skip the comparison with diffusers, for large models.")
-@threads_option
-@family_option
-@click.pass_context
-def demo(ctx: click.Context, /, **given: Any) -> None:
-    """Edit two photographs and three scenes with the whole system, and measure.
-
-    In the third scene words say what is repainted, and others show the adapters, where the model that ships is served.
-
-    Exit status 0 only if every pixel outside the masks is kept and every picture without an adapter is diffusers' own.
-    """
-    extras.require_system()
-    from giornata_tools.launcher import program
-    from giornata_tools.launcher.demo import demo as launcher
-
-    ctx.exit(program.run("demo", partial(launcher.demo, launcher.DemoOptions(**given))))
-
-
-@click.command(context_settings={"show_default": True}, epilog=QUALITY)
-@folder_option(
-    "--out",
-    default=Path("out/quality"),
-    help="Folder of the pictures; numbers and page go beside it, as .json and .html.",
-)
-@folder_option("--against", help="An earlier run's --out, to compare with.")
-@click.option("--limit", type=COUNT, metavar="N", help="A quick look at N edits, spread over the set.")
-@click.option("--steps", type=COUNT, metavar="N", help="Denoising steps; default the model card's.")
-@click.option("--guidance", type=float, metavar="G", help="Guidance scale; default the model card's.")
-@click.option(
-    "--mask-blur",
-    type=float,
-    metavar="PX",
-    help="Feather of every edit's paste; default none to add, and a request's own to remove.",
-)
-@click.option(
-    "--reuse",
-    type=click.Choice([str(reuse) for reuse in Reuse]),
-    default=str(Reuse.AUTO),
-    callback=lambda _, __, reuse: Reuse(reuse),
-    help="As in a request. Every picture of the set comes once, and is recorded first only with "
-    "GIORNATA_TEMPLATE_POLICY=inline.",
-)
-@click.option("--in-flight", type=COUNT, default=8, metavar="N", help="Edits at a time.")
-@click.option("--timeout-s", type=float, default=600.0, metavar="S", help="For one edit, waiting included.")
-@threads_option
-@server_option("--nats", envvar=NATS_VARIABLE, help="A running system; by default one is started.")
-@click.option("--model-name", metavar="NAME", help="Which model of the running system, if it serves several.")
-@click.option("--no-gates", is_flag=True, help="Exit with 0 also where a gate fails.")
-@click.pass_context
-def quality(ctx: click.Context, /, **given: Any) -> None:
-    """Measure the model's edits: fixed held-out scenes through the whole system, an independent checker, gates."""
-    extras.require_system()
-    from giornata_tools.launcher import program
-    from giornata_tools.quality.evaluation import QualityOptions, evaluate
-
-    ctx.exit(program.run("quality", partial(evaluate, QualityOptions(**given))))

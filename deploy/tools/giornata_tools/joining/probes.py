@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -14,13 +14,12 @@ from skimage import data
 
 from giornata.wire.messages import INLINE_BYTES
 from giornata.wire.models import ModelCard
-from giornata_tools.loadgen.pictures import SUFFIXES, png, upright_size
-from giornata_tools.model.scenes import SceneTask, masks
-from giornata_tools.quality import cases
+from giornata_tools.joining.picture_files import SUFFIXES, png, upright_size
 
 SMALL: Final = 256
 """Native size in pixels up to which a model is given scenes, which the one that ships knows; others photographs."""
-SCENES: Final = 8
+SCENES: Final = Path(__file__).with_name("scenes")
+"""Eight held-out edits of 128 pixels that add a thing, drawn by `python -m giornata_lab.quality.probes`."""
 MASK_SUFFIX: Final = "-mask.png"
 PROMPT_SUFFIX: Final = ".txt"
 WHITE: Final = 128
@@ -55,24 +54,12 @@ class Probe:
 
 def built_in(card: ModelCard) -> list[Probe]:
     """Probes that a model can make something of; equal at every call."""
-    return scenes(SCENES) if card.native_size <= SMALL else photographs()
+    return scenes() if card.native_size <= SMALL else photographs()
 
 
-def scenes(limit: int) -> list[Probe]:
-    """`limit` of the held-out edits of 128 pixels that add a thing."""
-    side = min(cases.ADDITIONS)
-    slots = [slot for slot in cases.slots() if slot.task is SceneTask.ADD and slot.side == side]
-    drawn = [cases.draw(slot) for slot in cases.spread(slots, limit)]
-    return [
-        _probe(
-            case.slot.name,
-            png(Image.fromarray(case.scene.before)),
-            case.scene.mask,
-            case.scene.caption,
-            case.slot.index,
-        )
-        for case in drawn
-    ]
+def scenes() -> list[Probe]:
+    """Scenes to which a thing is added; each begins its name with its seed."""
+    return [replace(probe, seed=int(probe.name.partition("-")[0])) for probe in read_folder(SCENES)]
 
 
 def photographs() -> list[Probe]:
@@ -126,7 +113,9 @@ def _read(path: Path, seed: int) -> Probe:
 
 
 def _probe(name: str, image: bytes, mask: NDArray[np.bool_], prompt: str, seed: int) -> Probe:
-    return Probe(name, image, png(masks.image(mask)), box_of(mask), prompt, seed)
+    return Probe(
+        name, image, png(Image.fromarray(mask.astype(np.uint8) * np.uint8(255))), box_of(mask), prompt, seed
+    )
 
 
 def box_of(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -25,8 +25,7 @@ from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, MaskMode, Reuse, evaluations_of
 from giornata.wire.resolution import resolve
 from giornata_tools.joining.probes import Probe
-from giornata_tools.joining.shares import JoinStepTrial, candidates, joins_within
-from giornata_tools.quality.metrics import Pixels, ssim
+from giornata_tools.joining.shares import JoinStepTrial, Pixels, candidates, joins_within, ssim
 
 SHARED_TENANT: Final = "default"
 """On whose behalf LoRAs are probed that are everybody's; it needs no key of its own."""

@@ -8,6 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+from skimage.metrics import structural_similarity
+
+Pixels = NDArray[np.uint8]
+"""(height, width, 3)."""
 LEAST_SSIM: Final = 0.95
 """Mean over the probes, of each picture in its mask's box beside the picture that has the LoRA in every step."""
 SURELY: Final = 2.0
@@ -76,3 +82,9 @@ def joins_within(tried: Sequence[JoinStepTrial]) -> float:
             break
         share = one.share
     return share
+
+
+def ssim(one: Pixels, other: Pixels, where: NDArray[np.bool_] | None = None) -> float:
+    """Mean structural similarity (Wang et al., 2004; windows of 7 pixels) over `where`, default all."""
+    mean, every = structural_similarity(one, other, channel_axis=2, full=True)
+    return float(mean if where is None else every[where].mean())

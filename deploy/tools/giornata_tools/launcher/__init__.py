@@ -1,4 +1,4 @@
-"""The whole system on one machine: the commands ``up`` and ``demo``, and the stack that tests run on.
+"""The whole system on one machine: the command ``up``, and the stack that the lab and tests run on.
 
 Read in this order:
 
@@ -7,5 +7,5 @@ Read in this order:
 * `process` and `warden` - one child process, and its certain end
 * `watch` - what telemetry says of the processes
 * `stack` - all of it together: start, wait until ready, kill, restart, drain
-* `up`, `demo` - the two commands
+* `up` - the command
 """

@@ -1,1 +1,1 @@
-"""The models that come with the project: fresco, its data and its training; small ones of random weights for tests."""
+"""Small models with random weights, for `giornata up --family` and for tests."""

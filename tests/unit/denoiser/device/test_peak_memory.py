@@ -33,10 +33,10 @@ from giornata_denoiser.profiling.mixtures import RowSize, StepShape
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.stored import StoredTensor, bits_of
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
-from tests.bench.compute import families
-from tests.bench.compute.models import REAL, flux
-from tests.bench.compute.rows import Rows
-from tests.bench.systems.workload import Edit
+from giornata_lab.bench.compute import families
+from giornata_lab.bench.compute.models import REAL, flux
+from giornata_lab.bench.compute.rows import Rows
+from giornata_lab.bench.compute.workload import WorkloadEdit
 from tests.fakes.cuda import CUDA, World, pretended
 from tests.unit.denoiser.engine.test_rehearsal import CARD
 
@@ -117,7 +117,7 @@ class Steps:
 
     def rows(self, pixels: int, count: int, *, masked: bool) -> list[Row]:
         rows = Rows(self.family, pixels // self._of.token_pixels, self._of.text_tokens)
-        edits = [Edit(each, 0, 0.11, (each + 0.5) / count, 0.5, 4) for each in range(count)]
+        edits = [WorkloadEdit(each, 0, 0.11, (each + 0.5) / count, 0.5, 4) for each in range(count)]
         made = [rows.masked(edit) if masked else rows.row(edit, reuse=False) for edit in edits]
         if not masked:
             return made

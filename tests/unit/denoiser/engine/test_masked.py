@@ -19,8 +19,8 @@ from giornata_denoiser.engine.assembly import assemble
 from giornata_denoiser.engine.stepping import blend, denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
+from giornata_lab.bench.compute.masks import grown
 from tests.fakes import tiny_flux
-from tests.fakes.masks import grown
 from tests.fakes.tiny_flux import Spec
 
 BLOCKS = 4

@@ -11,7 +11,7 @@ from torch import Tensor
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.step_cache import TaylorRule
-from tests.bench.compute.driven_flux import DrivenFlux
+from giornata_lab.bench.compute.driven_flux import DrivenFlux
 from tests.fakes import tiny_driven, tiny_flux
 from tests.fakes.step_caches import taylor
 from tests.fakes.tiny_flux import Spec

@@ -35,8 +35,8 @@ from giornata_denoiser.families.sampling.flow_matching import (
 )
 from giornata_denoiser.families.sampling.table import solved
 from giornata_denoiser.rows.track import NOISE, SamplerTable
+from giornata_lab.bench.compute.sampled import Sampled, stepped
 from tests.fakes import tiny_flux
-from tests.fakes.sampled import Sampled, stepped
 from tests.fakes.tiny_flux import SCHEDULER
 from tests.unit.denoiser.sampling.schedulers import CASES, SD, Case, Reference
 

@@ -39,7 +39,7 @@ def python(version: tuple[int, int, int] = sys.version_info[:3]) -> DoctorFindin
 
 def wanted(root: Path) -> dict[str, str]:
     """Name → version of the distributions of the checkout `root`."""
-    places = ("shared", "deploy/tools", "services/*")
+    places = ("shared", "deploy/lab", "deploy/tools", "services/*")
     files = [file for place in places for file in sorted(root.glob(f"{place}/pyproject.toml"))]
     projects = [tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in files]
     return {project["name"]: project["version"] for project in projects}

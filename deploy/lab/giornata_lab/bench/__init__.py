@@ -1,0 +1,1 @@
+"""Benchmarks: speed beside its baselines, and what serving adds."""

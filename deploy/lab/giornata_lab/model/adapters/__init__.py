@@ -1,0 +1,1 @@
+"""The adapters that ship beside fresco: two LoRAs and a ControlNet. ``python -m giornata_lab.model.train --help``."""

@@ -1,0 +1,127 @@
+"""Train a model that ships, stage by stage; each stage goes on where it was stopped.
+
+python -m giornata_lab.model.train all                      the shipped recipe, from nothing to deploy/model/fresco
+python -m giornata_lab.model.train painter                  one stage, or export
+python -m giornata_lab.model.train --model yardstick unet   a stage of another model
+python -m giornata_lab.model.train --model sinopia all      the segmenter
+python -m giornata_lab.model.train lora                     the LoRAs, as `--model lora all`
+python -m giornata_lab.model.train control                  the ControlNet, likewise
+
+Stages on latents also run as several processes, see `deploy/lab/giornata_lab/model/train/stage.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import click
+import torch
+
+from giornata_lab.model.train.recipes import ADAPTERS, RECIPES, Recipe
+from giornata_lab.model.train.stage import StagePlan, TrainingStateUnusable, joined
+
+FOLDER: Final = click.Path(path_type=Path)
+USUAL: Final = "; ".join(
+    f"{model}: " + ", ".join(f"{name} {stage.steps}" for name, stage in recipe.stages.items())
+    for model, recipe in RECIPES.items()
+)
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("stage")
+@click.option("--model", type=click.Choice(list(RECIPES)), default="fresco")
+@click.option("--folder", type=FOLDER, default=Path("out/train"), help="State, sample grids and results.")
+@click.option("--steps", type=int, help=f"Of one stage, in total.  [default: {USUAL}]")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0, min_open=True),
+    help="Stop one stage after so long, its state saved.",
+)
+@click.option(
+    "--start",
+    type=FOLDER,
+    metavar="CHECKPOINT",
+    help="Learn on from these weights where the folder holds no state of the stage.",
+)
+@click.option("--seed", type=int, default=0, help="Of weights, scenes and noise.")
+@click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda.")
+@click.option("--threads", type=int, default=torch.get_num_threads(), help="CPU threads.")
+@click.option(
+    "--compile",
+    "compiled",
+    is_flag=True,
+    help="Fuse the network's operations (needs a C++ compiler on a CPU; minutes at first, then faster).",
+)
+@click.option("--checkpoint", type=FOLDER, help="Folder that export writes.  [default: where it ships]")
+def main(
+    *,
+    stage: str,
+    model: str,
+    folder: Path,
+    steps: int | None,
+    minutes: float | None,
+    start: Path | None,
+    seed: int,
+    device: str,
+    threads: int,
+    checkpoint: Path | None,
+    compiled: bool,
+) -> None:
+    """Train a model that ships, stage by stage; each stage goes on where it was stopped.
+
+    STAGE is one of the model's, `export`, or `all`: the shipped recipe, from nothing to the checkpoint; or `lora` or
+    `control`: all of the adapters' recipes of this name. Exit status: 1
+    with a sentence; 130 after Ctrl-C, where the last save stays.
+    """
+    if stage in ADAPTERS:
+        model, stage = stage, "all"
+    recipe = RECIPES[model]
+    _refuse(recipe, stage, start=start, minutes=minutes)
+    torch.set_num_threads(threads)
+    folder.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + 60 * minutes if minutes else math.inf
+    plan = StagePlan(folder, 0, seed, torch.device(device), start, deadline=deadline, compiled=compiled)
+    try:
+        _train(recipe, stage, plan, steps, checkpoint or recipe.checkpoint)
+    except TrainingStateUnusable as error:
+        raise click.ClickException(str(error)) from error
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _refuse(recipe: Recipe, stage: str, *, start: Path | None, minutes: float | None) -> None:
+    """UsageError for a stage that the recipe does not have, and for options that go with one stage alone."""
+    stages = ["all", *recipe.stages, "export"]
+    if stage not in stages:
+        raise click.UsageError(f"{stage!r} is no stage of this model; it has: {', '.join(stages)}")
+    if start and stage == "all":
+        raise click.UsageError(
+            "--start goes with one stage: all of them begin with an autoencoder of their own"
+        )
+    if minutes and stage == "all":
+        raise click.UsageError("--minutes goes with one stage: the next one builds on its end")
+
+
+def _train(recipe: Recipe, stage: str, plan: StagePlan, steps: int | None, checkpoint: Path) -> None:
+    """Run what `stage` names, in every process that torchrun started."""
+    folder, start = plan.folder, plan.start
+    with joined(plan.device) as ranks:
+        if start and ranks.first and not (folder / "vae").exists():
+            shutil.copytree(start / "vae", folder / "vae")
+        ranks.meet()
+        for name, part in recipe.stages.items():
+            if stage in {"all", name}:
+                part.run(replace(plan, steps=steps or part.steps, ranks=ranks))
+                ranks.meet()
+        if ranks.first and stage in {"all", "export"}:
+            recipe.export(folder, checkpoint)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""First stage: the autoencoder, from pictures to latents and back.
+
+L1 on pixels and on their gradients (edges of shapes are thin) and a slight pull to the unit Gaussian. A part of the
+pictures has its mask blanked, since Fill's conditioning encodes such pictures.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL
+
+from giornata_lab.model import architecture
+from giornata_lab.model.architecture import FILL_LATENTS, LatentSpace
+from giornata_lab.model.scenes import sample
+from giornata_lab.model.train.coder_loop import CoderLoop, Losses, coder_optimisers
+from giornata_lab.model.train.stage import StagePlan
+
+SIDE: Final = 64
+CROPS: Final = ((0.75, 32, 16), (1.0, 64, 6))
+"""Until which part of the run, side in pixels, pictures a step: small crops teach most of it, and cheaply."""
+PEAK_RATES: Final = (4e-3, 2e-3)
+"""Learning rates of Muon and of AdamW."""
+WARM_UP: Final = 50
+KL_WEIGHT: Final = 1e-4
+GRADIENT_WEIGHT: Final = 0.5
+POOL: Final = 4096
+REFRESH_EVERY: Final = 16
+REFRESHED: Final = 32
+"""Every so many steps, so many pictures of the pool are rendered again."""
+SAVE_EVERY: Final = 200
+MEASURED: Final = 512
+
+
+def run(plan: StagePlan, space: LatentSpace = FILL_LATENTS) -> None:
+    """Train, going on from ``autoencoder.pt`` in the plan's folder, and write ``vae`` there; one rank does it all.
+
+    Does nothing where that is done: measuring the latents again would move what was trained on them.
+    """
+    if not plan.ranks.first:
+        return
+    steps, seed, device = plan.steps, plan.seed, plan.device
+    torch.manual_seed(seed)
+    vae = architecture.autoencoder(space).to(device, memory_format=torch.channels_last)
+    loop = CoderLoop(
+        "autoencoder", plan, vae, coder_optimisers((vae.encoder, vae.decoder), PEAK_RATES), PEAK_RATES
+    )
+    if loop.first >= steps and (plan.folder / "vae").exists():
+        return
+    pictures = _pictures((seed, loop.first), POOL).to(device)
+
+    def loss_of(step: int) -> Losses:
+        if step % REFRESH_EVERY == 0 and step > loop.first:
+            place = (step // REFRESH_EVERY * REFRESHED) % POOL
+            pictures[place : place + REFRESHED] = _pictures((seed + 1, step), REFRESHED).to(device)
+        return _loss(vae, _crops(pictures, step / steps).float() / 127.5 - 1)
+
+    if loop.run(loss_of, lambda step: _schedule(step, steps), SAVE_EVERY):
+        _finish(vae, pictures[:MEASURED], plan.folder, space)
+
+
+def _schedule(step: int, steps: int) -> float:
+    """Factor of the learning rates: warm up, then fall along a cosine."""
+    return min(1.0, (step + 1) / WARM_UP) * (0.02 + 0.49 * (1 + math.cos(math.pi * step / steps)))
+
+
+def _crops(pictures: torch.Tensor, progress: float) -> torch.Tensor:
+    """A batch (count, 3, side, side) of random crops."""
+    side, count = next((side, count) for until, side, count in CROPS if progress < until)
+    chosen = torch.randint(len(pictures), (count,)).tolist()
+    corners = torch.randint(SIDE - side + 1, (count, 2)).tolist()
+    return torch.stack(
+        [pictures[i, :, y : y + side, x : x + side] for i, (y, x) in zip(chosen, corners, strict=True)]
+    )
+
+
+def _loss(vae: AutoencoderKL, x: torch.Tensor) -> Losses:
+    x = x.contiguous(memory_format=torch.channels_last)
+    posterior = vae.encode(x).latent_dist  # float32: small convolutions are slower in bfloat16 on a CPU
+    y = vae.decode(posterior.sample()).sample
+    pixels = (y - x).abs().mean()
+    edges = ((y - x).diff(dim=2).abs().mean()) + ((y - x).diff(dim=3).abs().mean())
+    kl = posterior.kl().mean() / (x.shape[2] * x.shape[3])
+    return {"loss": pixels + GRADIENT_WEIGHT * edges + KL_WEIGHT * kl, "l1": pixels, "edges": edges, "kl": kl}
+
+
+def _pictures(seed: tuple[int, int], count: int) -> torch.Tensor:
+    """(count, 3, side, side) uint8."""
+    pictures = []
+    for i in range(count):
+        rng = np.random.default_rng((*seed, i))
+        scene = sample(rng, SIDE)
+        masked = np.where(scene.mask[..., None], np.uint8(127), scene.after) if i % 4 == 0 else scene.after
+        pictures.append(torch.from_numpy(masked.astype(np.uint8)).permute(2, 0, 1))
+    return torch.stack(pictures)
+
+
+@torch.no_grad()
+def _finish(vae: AutoencoderKL, pictures: torch.Tensor, folder: Path, space: LatentSpace) -> None:
+    """Measure mean and deviation of the latents, and write the component."""
+    vae.eval()
+    architecture.bfloat16_exact(vae)
+    x = pictures.float() / 127.5 - 1
+    parts = [vae.encode(part).latent_dist.mode() for part in torch.split(x, 64)]
+    latents = torch.cat(parts)
+    mean = latents.mean() if space.centred else torch.zeros(())
+    deviation = (latents - mean).square().mean().sqrt()
+    vae.register_to_config(scaling_factor=float(1 / deviation), shift_factor=float(mean))
+    restored = torch.cat([vae.decode(part).sample for part in parts]).clamp(-1, 1)
+    psnr = -10 * math.log10(float(((restored - x) / 2).square().mean()))
+    print(
+        f"autoencoder PSNR {psnr:.2f} dB, latent std per channel {latents.std((0, 2, 3)).tolist()}",
+        flush=True,
+    )
+    write(vae, folder)
+
+
+def write(vae: AutoencoderKL, folder: Path) -> None:
+    """Put ``vae`` into `folder`, in bfloat16; a kill leaves the old one or none."""
+    unfinished = folder / "vae.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    vae.to(torch.bfloat16).save_pretrained(unfinished)
+    shutil.rmtree(folder / "vae", ignore_errors=True)
+    unfinished.rename(folder / "vae")
+
+
+def load(folder: Path) -> AutoencoderKL:
+    """The trained component in float32, frozen; its configuration does not tell of `folder`."""
+    saved: Any = AutoencoderKL.from_pretrained(folder / "vae", dtype=torch.float32)
+    vae = architecture.autoencoder(replace(FILL_LATENTS, channels=saved.config.latent_channels))
+    vae.load_state_dict(saved.state_dict())
+    vae.register_to_config(scaling_factor=saved.config.scaling_factor, shift_factor=saved.config.shift_factor)
+    frozen: AutoencoderKL = vae.eval().requires_grad_(requires_grad=False)
+    return frozen

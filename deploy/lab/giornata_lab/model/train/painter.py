@@ -1,0 +1,171 @@
+"""Second stage of fresco: the transformer and the text encoders, by flow matching on encoded scenes.
+
+Small pictures teach shapes and colours cheaply, since most of their tokens are masked; larger ones follow. The corner
+of the position grid is moved at random, so that small pictures teach every position of large ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+from diffusers import AutoencoderKL, FluxFillPipeline
+from torch import nn
+
+from giornata_lab.model import architecture, latents
+from giornata_lab.model.architecture import NATIVE_PIXELS, TEXT_TOKENS, TOKEN_PIXELS
+from giornata_lab.model.painter import UNGUIDED, Painter, Predictor, denoise
+from giornata_lab.model.scenes import Scene
+from giornata_lab.model.train import autoencoder, samples
+from giornata_lab.model.train.muon import Muon
+from giornata_lab.model.train.pool import SceneBatch, encode_both, masks_of
+from giornata_lab.model.train.run import (
+    CurriculumStage,
+    Optimisers,
+    TrainingCurriculum,
+    TrainingRun,
+    weighted_error,
+)
+from giornata_lab.model.train.stage import StagePlan
+from giornata_tools.model.text import TextEncoders
+
+RATES: Final = (4e-3, 2e-3)
+"""Learning rates of Muon and of AdamW."""
+STAGES: Final = (
+    CurriculumStage(0.22, {48: 1.0}),
+    CurriculumStage(0.27, {48: 0.2, 96: 0.45, 128: 0.25, 256: 0.1}),
+    CurriculumStage(0.55, {96: 0.2, 128: 0.45, 256: 0.35}),
+    CurriculumStage(0.74, {96: 0.1, 128: 0.35, 256: 0.55}),
+    CurriculumStage(1.01, {128: 0.3, 256: 0.7}),
+)
+ROWS: Final = {48: 64, 64: 40, 96: 20, 128: 12, 256: 4}
+"""Rows of a batch by side: about the same number of tokens."""
+PAINTER: Final = TrainingCurriculum("painter", STAGES, ROWS, RATES)
+SHOWN_SIDE: Final = 128
+SHOWN_STEPS: Final = 16
+
+
+@dataclass(frozen=True)
+class FillEncoder:
+    """What makes scenes a batch of tokens: the trained autoencoder and both tokenizers."""
+
+    vae: AutoencoderKL
+    text: TextEncoders
+
+    def encode(self, scenes: Sequence[Scene]) -> SceneBatch:
+        """Clean (rows, tokens, 32), condition (rows, tokens, 96), masked (rows, tokens)."""
+        clean, blanked = (latents.pack(part) for part in encode_both(self.vae, scenes))
+        mask = latents.pack_mask(masks_of(scenes).float()).to(clean)
+        condition = torch.cat([blanked, mask], dim=-1)
+        return SceneBatch(
+            clean.bfloat16().cpu(),
+            condition.bfloat16().cpu(),
+            mask.any(-1).cpu(),
+            self.tokenize([scene.caption for scene in scenes]),
+        )
+
+    def tokenize(self, captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """CLIP's and T5's ids, (captions, TEXT_TOKENS) each.
+
+        CLIP pads to 77; its pooled output is that of the first end token, which sees nothing after it.
+        """
+        shape = {
+            "padding": "max_length",
+            "truncation": True,
+            "max_length": TEXT_TOKENS,
+            "return_tensors": "pt",
+        }
+        return (
+            self.text.clip_tokenizer(captions, **shape).input_ids,
+            self.text.t5_tokenizer(captions, **shape).input_ids,
+        )
+
+
+class PainterRun(TrainingRun[Painter]):
+    """A course of the painter on its way; begins with the plan's checkpoint where there is no state."""
+
+    def __init__(self, plan: StagePlan, course: TrainingCurriculum = PAINTER) -> None:
+        torch.manual_seed(plan.seed)
+        text = architecture.text_encoders()
+        painter = Painter(architecture.transformer(), text).to(plan.device)
+        vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
+        super().__init__(plan, course, painter, FillEncoder(vae, text), optimisers(painter))
+        if plan.start and not self.path.exists():
+            self._take(plan.start)
+        if plan.compiled:
+            self.model.transformer.compile(dynamic=False)
+
+    def _take(self, checkpoint: Path) -> None:
+        """The weights of a checkpoint of this architecture."""
+        pipeline = FluxFillPipeline.from_pretrained(checkpoint, dtype=torch.float32)
+        for model in (self.model, self.average):
+            model.transformer.load_state_dict(pipeline.transformer.state_dict())
+            model.clip.load_state_dict(pipeline.text_encoder.state_dict())
+            model.t5.load_state_dict(pipeline.text_encoder_2.state_dict())
+
+
+def run(plan: StagePlan) -> None:
+    """Train, going on from ``painter.pt`` in the plan's folder; sample grids land there too."""
+    state = PainterRun(plan, PAINTER)
+    state.train(partial(flow_loss, state.model), partial(show, state, UNGUIDED))
+
+
+def show(state: PainterRun, guidance: float, path: Path) -> None:
+    """Write a grid of edits by the average at `guidance`."""
+
+    def paint(batch: SceneBatch) -> torch.Tensor:
+        noise = samples.fixed_noise(batch.clean)
+        read = state.average.read(*batch.token_ids)
+        x = denoise(state.average, batch.condition, read, noise, steps=SHOWN_STEPS, guidance=guidance)
+        return latents.unpack(x)
+
+    samples.show(paint, state.encoder, path, SHOWN_SIDE)
+
+
+def flow_loss(
+    painter: Predictor, batch: SceneBatch, guidance: tuple[float, float] = (UNGUIDED, UNGUIDED)
+) -> torch.Tensor:
+    """Squared error of the velocity at a logit-normal time (Esser et al., 2024, 3.1), weighted towards the mask.
+
+    Each row has a scale between the two of `guidance`; the target is the same for all.
+    """
+    noise = torch.randn_like(batch.clean)
+    times = random_times(noise)
+    t = times[:, None, None]
+    velocity = painter(
+        (1 - t) * batch.clean + t * noise,
+        batch.condition,
+        painter.read(*batch.token_ids),
+        time=times,
+        guidance=guidance[0] + (guidance[1] - guidance[0]) * torch.rand_like(times),
+        corner=random_corner(noise),
+    )
+    return weighted_error(velocity, noise - batch.clean, batch.masked)
+
+
+def random_times(tokens: torch.Tensor) -> torch.Tensor:
+    """(rows,) logit-normal times for (rows, tokens, channels), noisier for more tokens."""
+    times = torch.sigmoid(torch.randn(len(tokens), device=tokens.device))
+    return architecture.shifted(times, tokens.shape[1])
+
+
+def random_corner(tokens: torch.Tensor) -> tuple[int, int]:
+    """Row and column at which a square picture of (rows, tokens, channels) may begin within the native size."""
+    room = NATIVE_PIXELS // TOKEN_PIXELS - round(tokens.shape[1] ** 0.5)
+    row, column = torch.randint(room + 1, (2,)).tolist()
+    return row, column
+
+
+def optimisers(painter: Painter) -> Optimisers:
+    """Muon for the matrices inside of the transformer's blocks, AdamW for the rest."""
+    inside: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in painter.named_parameters():
+        hidden = "transformer_blocks" in name and "norm" not in name and parameter.ndim == 2
+        (inside if hidden else rest).append(parameter)
+    adam = torch.optim.AdamW(rest, RATES[1], betas=(0.9, 0.99), weight_decay=0.0)
+    return Muon(inside, RATES[0], weight_decay=0.01), adam

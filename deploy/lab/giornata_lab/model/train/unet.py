@@ -1,0 +1,147 @@
+"""The yardstick's second stage: the UNet and its text encoder, by denoising encoded scenes.
+
+Pictures of 64 pixels teach shapes and colours at a quarter of the cost; pictures of the native size follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import torch
+from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionInpaintPipeline
+from torch import nn
+
+from giornata_lab.model.architecture import VAE_SCALE_FACTOR
+from giornata_lab.model.scenes import Scene
+from giornata_lab.model.train import autoencoder, samples
+from giornata_lab.model.train.muon import Muon
+from giornata_lab.model.train.pool import SceneBatch, encode_both, masks_of
+from giornata_lab.model.train.run import (
+    CurriculumStage,
+    Optimisers,
+    TrainingCurriculum,
+    TrainingRun,
+    weighted_error,
+)
+from giornata_lab.model.train.stage import StagePlan
+from giornata_lab.model.yardstick import architecture
+from giornata_lab.model.yardstick.architecture import TextEncoder
+from giornata_lab.model.yardstick.inpainter import Inpainter, denoise
+
+RATES: Final = (4e-3, 2e-3)
+"""Learning rates of Muon and of AdamW."""
+GREATEST_RATIO: Final = 5.0
+"""Signal-to-noise ratio from which an error of the picture weighs the same: gamma of Hang et al., ICCV 2023, 3.4."""
+UNET: Final = TrainingCurriculum(
+    "unet",
+    (CurriculumStage(0.4, {64: 1.0}), CurriculumStage(1.01, {64: 0.15, 128: 0.85})),
+    rows={64: 48, 128: 12},
+    rates=RATES,
+    average_decay=0.999,
+)
+SHOWN_SIDE: Final = 64
+STEPS: Final = 20
+GUIDANCE: Final = 2.0
+"""What sample grids are painted with, and what requests get that do not say."""
+
+
+@dataclass(frozen=True)
+class UNetEncoder:
+    """What makes scenes a batch of latent maps: the trained autoencoder and the tokenizer."""
+
+    vae: AutoencoderKL
+    text: TextEncoder
+
+    def encode(self, scenes: Sequence[Scene]) -> SceneBatch:
+        """Clean (rows, 4, height, width), condition (rows, 5, height, width), masked (rows, height * width).
+
+        The mask's latent pixels are its pixels at their upper left corners, as the pipeline resizes it.
+        """
+        clean, blanked = encode_both(self.vae, scenes)
+        pixels = masks_of(scenes).to(clean)[:, None]
+        seen = pixels[..., ::VAE_SCALE_FACTOR, ::VAE_SCALE_FACTOR]
+        touched = nn.functional.max_pool2d(pixels, VAE_SCALE_FACTOR) > 0
+        return SceneBatch(
+            clean.bfloat16().cpu(),
+            torch.cat([seen, blanked], dim=1).bfloat16().cpu(),
+            touched.flatten(1).cpu(),
+            self.tokenize([scene.caption for scene in scenes]),
+        )
+
+    def tokenize(self, captions: list[str]) -> tuple[torch.Tensor]:
+        """CLIP's ids (captions, TEXT_TOKENS)."""
+        shape = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
+        return (self.text.tokenizer(captions, **shape).input_ids,)
+
+
+class UNetRun(TrainingRun[Inpainter]):
+    """A course of the UNet on its way; begins with the plan's checkpoint where there is no state."""
+
+    def __init__(self, plan: StagePlan, course: TrainingCurriculum = UNET) -> None:
+        torch.manual_seed(plan.seed)
+        text = architecture.text_encoder()
+        inpainter = Inpainter(architecture.unet(), text.clip).to(plan.device)
+        vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
+        super().__init__(plan, course, inpainter, UNetEncoder(vae, text), optimisers(inpainter))
+        if plan.start and not self.path.exists():
+            self._take(plan.start)
+        if plan.compiled:
+            self.model.unet.compile(dynamic=False)
+
+    def _take(self, checkpoint: Path) -> None:
+        """The weights of a checkpoint of this architecture."""
+        pipeline = StableDiffusionInpaintPipeline.from_pretrained(checkpoint, dtype=torch.float32)
+        for model in (self.model, self.average):
+            model.unet.load_state_dict(pipeline.unet.state_dict())
+            model.clip.load_state_dict(pipeline.text_encoder.state_dict())
+
+    def show(self, path: Path) -> None:
+        """Write a grid of edits by the average."""
+        samples.show(self.paint, self.encoder, path, SHOWN_SIDE)
+
+    @torch.no_grad()
+    def paint(self, batch: SceneBatch) -> torch.Tensor:
+        """Latents of the average's edits, (rows, 4, height, width)."""
+        (ids,) = batch.token_ids
+        (blank,) = self.encoder.tokenize([""])
+        text = self.average.read(ids), self.average.read(blank.to(ids.device).expand_as(ids))
+        noise = samples.fixed_noise(batch.clean)
+        return denoise(self.average, batch.condition, text, noise, steps=STEPS, guidance=GUIDANCE)
+
+
+def run(plan: StagePlan) -> None:
+    """Train, going on from ``unet.pt`` in the plan's folder; sample grids land there too."""
+    state = UNetRun(plan, UNET)
+    state.train(partial(noise_loss, state.model, architecture.scheduler()), state.show)
+
+
+def noise_loss(inpainter: Inpainter, scheduler: DDIMScheduler, batch: SceneBatch) -> torch.Tensor:
+    """Squared error of the noise at a random timestep, weighted towards the mask and away from easy timesteps."""
+    noise = torch.randn_like(batch.clean)
+    timesteps = torch.randint(len(scheduler.alphas_cumprod), (len(noise),), device=noise.device)
+    noisy = scheduler.add_noise(batch.clean, noise, timesteps)
+    predicted = inpainter(noisy, batch.condition, inpainter.read(*batch.token_ids), timesteps)
+    signal = scheduler.alphas_cumprod.to(noise.device)[timesteps]
+    ratio = signal / (1 - signal)
+    importance = ratio.clamp(max=GREATEST_RATIO) / ratio
+    return weighted_error(places(predicted), places(noise), batch.masked, importance)
+
+
+def places(maps: torch.Tensor) -> torch.Tensor:
+    """(rows, channels, height, width) → (rows, height * width, channels)."""
+    return maps.flatten(2).mT
+
+
+def optimisers(inpainter: Inpainter) -> Optimisers:
+    """Muon for kernels and matrices inside of the UNet's blocks, AdamW for the rest."""
+    inside: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in inpainter.named_parameters():
+        hidden = "_block" in name and "time_emb_proj" not in name and parameter.ndim > 1
+        (inside if hidden else rest).append(parameter)
+    adam = torch.optim.AdamW(rest, RATES[1], betas=(0.9, 0.99), weight_decay=0.0)
+    return Muon(inside, RATES[0], weight_decay=0.01), adam

@@ -1,0 +1,234 @@
+"""The whole evaluation: draw the cases, send them through the system, score, compare, write and tell."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from rich.console import Console
+
+from giornata.wire.requests import Reuse
+from giornata_lab.quality import cases, classifier, pictures, report, tables
+from giornata_lab.quality.cases import QualityCase
+from giornata_lab.quality.metrics import Features, Pixels, frechet
+from giornata_lab.quality.page import page
+from giornata_lab.quality.report import FrechetDistances, MaskBlur, QualityReport, QualityRun, RunComparison
+from giornata_lab.quality.scoring import Scored, ScoredAddition, ScoredRemoval, score, strayed_px
+from giornata_lab.quality.system import EditSetting, SystemUnderTest, attached, edit_all, started
+from giornata_tools import bars, provenance
+from giornata_tools.launcher.process import LaunchError
+from giornata_tools.tables import show
+
+SEEDS: Final = "each edit's place in the whole set"
+VERSIONS: Final = (
+    "giornata",
+    "torch",
+    "diffusers",
+    "transformers",
+    "numpy",
+    "scipy",
+    "scikit-image",
+    "pillow",
+)
+
+
+@dataclass(frozen=True)
+class QualityOptions:
+    """Flags of ``giornata quality``."""
+
+    out: Path
+    against: Path | None
+    limit: int | None
+    steps: int | None
+    guidance: float | None
+    mask_blur: float | None
+    reuse: Reuse
+    in_flight: int
+    timeout_s: float
+    torch_threads: int
+    nats: str | None
+    model_name: str | None
+    no_gates: bool
+
+
+@dataclass(frozen=True)
+class TimedEdits:
+    """The edits and how long they took."""
+
+    edits: dict[str, Pixels]
+    """Pictures by the case's name."""
+    each_s: list[float]
+    all_s: float
+
+
+async def evaluate(options: QualityOptions) -> int:
+    """Run, write, tell; 0 only where every gate holds or none was asked for.
+
+    Raises:
+        LaunchError: the system did not start or answer, or the earlier run cannot be compared with.
+    """
+    console = Console(soft_wrap=True)
+    earlier = pictures.earlier(options.against) if options.against else None
+    if options.against and options.against.resolve() == options.out.resolve():
+        raise LaunchError(
+            f"--against {options.against} would be overwritten by this run: name another --out."
+        )
+    page_path, numbers_path = (options.out.with_name(options.out.name + end) for end in (".html", ".json"))
+    for path in (page_path, numbers_path):
+        path.unlink(missing_ok=True)  # nothing of an earlier run may pass for this one's
+    every = cases.slots()
+    drawn = await asyncio.to_thread(lambda: [cases.draw(slot) for slot in cases.spread(every, options.limit)])
+    if earlier:
+        earlier.check(drawn)
+    pictures.empty(options.out)
+
+    async with _system(options, console) as system:
+        setting = _setting(options, system)
+        made = await _edit(system, drawn, setting, options.out, console)
+    run = _run(system, setting, drawn, len(every), made)
+    pictures.conclude(options.out, run, drawn)
+
+    console.print("Measuring.")
+    scored = [score(case, made.edits[case.slot.name]) for case in drawn]
+    closeness = _closeness(scored, earlier) if earlier else None
+    result = assess(run, scored, closeness)
+    numbers_path.write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    page_path.write_text(page(result, scored), encoding="utf-8")
+    for table in tables.rich_tables(result):
+        show(table, "")
+    console.print(tables.described(result), highlight=False)
+    console.print(f"See {page_path} and {numbers_path}; pictures are in {options.out}.", highlight=False)
+    return 0 if result.holds or options.no_gates else 1
+
+
+def _system(options: QualityOptions, console: Console) -> AbstractAsyncContextManager[SystemUnderTest]:
+    if options.nats:
+        return attached(options.nats, options.model_name)
+    return started(options.out / "logs", options.torch_threads, console.print)
+
+
+def _setting(options: QualityOptions, system: SystemUnderTest) -> EditSetting:
+    card, blur = system.card, options.mask_blur
+    if options.guidance is not None and not card.takes_guidance:
+        raise LaunchError(f"--guidance {options.guidance:g}: the model {card.name} takes none; leave it out.")
+    guidance = card.default_guidance_scale if options.guidance is None else options.guidance
+    return EditSetting(
+        steps=options.steps or card.default_steps,
+        guidance_scale=guidance if card.takes_guidance else None,
+        mask_blur=MaskBlur() if blur is None else MaskBlur(add=blur, remove=blur),
+        reuse=options.reuse,
+        in_flight=options.in_flight,
+        timeout_s=options.timeout_s,
+    )
+
+
+async def _edit(
+    system: SystemUnderTest, drawn: Sequence[QualityCase], setting: EditSetting, out: Path, console: Console
+) -> TimedEdits:
+    """All edits, each saved as soon as it is there."""
+    edits: dict[str, Pixels] = {}
+    each_s: list[float] = []
+    started_s = time.monotonic()
+    with bars.drawn("editing", len(drawn), console) as update:
+
+        def done(case: QualityCase, edit: Pixels, seconds: float) -> None:
+            pictures.save(out, case, edit)
+            edits[case.slot.name] = edit
+            each_s.append(seconds)
+            if update:
+                update(len(each_s), len(drawn), "editing")
+
+        await edit_all(system, drawn, setting, done)
+    return TimedEdits(edits, each_s, time.monotonic() - started_s)
+
+
+def _run(
+    system: SystemUnderTest,
+    setting: EditSetting,
+    drawn: Sequence[QualityCase],
+    of_cases: int,
+    made: TimedEdits,
+) -> QualityRun:
+    p50, p95 = (float(np.quantile(made.each_s, q)) * 1000 for q in (0.5, 0.95))
+    card = system.card
+    return QualityRun(
+        model=card.name,
+        model_digest=card.digest,
+        family=card.family,
+        steps=setting.steps,
+        guidance_scale=setting.guidance_scale,
+        mask_blur=setting.mask_blur,
+        reuse=setting.reuse,
+        cases=len(drawn),
+        of_cases=of_cases,
+        cases_digest=cases.digest(drawn),
+        seeds=SEEDS,
+        in_flight=setting.in_flight,
+        edits_s=round(made.all_s, 2),
+        edit_ms_p50=round(p50, 1),
+        edit_ms_p95=round(p95, 1),
+        machine=provenance.machine(),
+        versions=provenance.versions(VERSIONS),
+    )
+
+
+def assess(run: QualityRun, scored: Sequence[Scored], closeness: RunComparison | None) -> QualityReport:
+    """Everything measured of the edits, as one value; loads the classifier where there are enough additions."""
+    additions = [s for s in scored if isinstance(s, ScoredAddition)]
+    adherence = report.adherence(additions)
+    completion = report.completion([s for s in scored if isinstance(s, ScoredRemoval)])
+    strayed = sum(strayed_px(s.case, s.edit, run.mask_blur.of(s.case.slot.task)) for s in scored)
+    return QualityReport(
+        run=run,
+        gates=report.gates(adherence, completion, strayed),
+        strayed_px=strayed,
+        adherence=adherence,
+        completion=completion,
+        frechet=_frechet(additions),
+        closeness=closeness,
+    )
+
+
+def _frechet(additions: Sequence[ScoredAddition]) -> FrechetDistances | None:
+    if len(additions) < 4:  # two in each half
+        return None
+    model = classifier.load()
+    masks = [a.case.scene.mask for a in additions]
+    edits, before, truths = (
+        classifier.embed(model, zip(some, masks, strict=True))
+        for some in (
+            [a.edit for a in additions],
+            [a.case.scene.before for a in additions],
+            [a.case.scene.after for a in additions],
+        )
+    )
+    return FrechetDistances(
+        edit_to_truth=frechet(edits, truths),
+        unedited_to_truth=frechet(before, truths),
+        between_halves=frechet(*_halves(truths)),
+    )
+
+
+def _halves(features: Features) -> tuple[Features, Features]:
+    """Two random halves, the same at every call: the set itself is ordered by colour and shape."""
+    shuffled = np.random.default_rng(0).permutation(features)
+    return shuffled[::2], shuffled[1::2]
+
+
+def _closeness(scored: Sequence[Scored], earlier: pictures.EarlierQualityRun) -> RunComparison:
+    found = [(one, earlier.picture(one.case)) for one in scored]
+    pairs = [(one, theirs) for one, theirs in found if theirs is not None]
+    distance = None
+    if len(pairs) > 1:
+        model = classifier.load()
+        ours = classifier.embed(model, ((one.edit, one.case.scene.mask) for one, _ in pairs))
+        distance = frechet(
+            ours, classifier.embed(model, ((theirs, one.case.scene.mask) for one, theirs in pairs))
+        )
+    return report.closeness(pairs, str(earlier.folder), earlier.manifest.run, distance)

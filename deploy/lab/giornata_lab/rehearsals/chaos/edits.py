@@ -1,0 +1,142 @@
+"""The edits of a run, few different ones asked for again and again, and what is to be true of their pictures. Pure."""
+
+from __future__ import annotations
+
+import io
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from giornata.wire.requests import Reuse
+from giornata_gateway.intake.rules.idempotency import job_id_of
+from giornata_lab.loadgen.pictures import generated, mask, mask_file
+from giornata_lab.loadgen.workload import MaskShape
+
+Pixels = NDArray[np.uint8]
+
+WIDTH: Final = 128
+HEIGHT: Final = 96
+VARIANTS: Final = 12
+TENANT: Final = "default"
+"""Tenant of requests without an API key."""
+NATS_SHARE: Final = 0.25
+"""Share of edits that come over NATS."""
+TOLERANCE: Final = 2
+"""How far, of 255, a picture that was computed in full may be from the same one of a quiet time: other rows of its
+batch change the order of sums."""
+
+
+class Door(StrEnum):
+    """How an edit comes."""
+
+    REST = "rest"
+    NATS = "nats"
+
+
+@dataclass(frozen=True)
+class EditVariant:
+    """A picture, a mask, and what is asked for."""
+
+    image: bytes
+    mask: bytes
+    original: Pixels
+    """(height, width, 3)."""
+    repainted: NDArray[np.bool_]
+    """(height, width)."""
+    fields: dict[str, Any]
+    """Fields of the request, which asks for `n` pictures."""
+
+    @property
+    def pictures(self) -> int:
+        """How many are asked for."""
+        return int(self.fields["n"])
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the same pixels come whatever was computed before."""
+        return Reuse(self.fields["reuse"]) is Reuse.OFF
+
+
+@dataclass(frozen=True)
+class ChaosEdit:
+    """One of the run's edits."""
+
+    number: int
+    key: str
+    """Its idempotency key."""
+    door: Door
+    variant: int
+
+    @property
+    def job_id(self) -> str:
+        """Id of the job that its key leads to."""
+        return job_id_of(TENANT, self.key)
+
+
+def variants() -> tuple[EditVariant, ...]:
+    """The different edits: steps, masks and numbers of pictures vary, every second one may reuse."""
+    made = []
+    for i in range(VARIANTS):
+        image = generated(WIDTH, HEIGHT, i // 2)
+        marked = mask(WIDTH, HEIGHT, 0.05 + 0.04 * i, MaskShape.SQUARE, i)
+        fields: dict[str, Any] = {
+            "prompt": f"a red hat {i % 4}",
+            "num_inference_steps": 4 + 3 * (i % 6),
+            "seed": i,
+            "n": 2 if i % 6 == 5 else 1,
+            "mask_blur": 0,
+            "reuse": Reuse.OFF if i % 2 else Reuse.AUTO,
+            "output_format": "png",
+        }
+        made.append(
+            EditVariant(image, mask_file(marked), np.asarray(Image.open(io.BytesIO(image))), marked, fields)
+        )
+    return tuple(made)
+
+
+def edits(seed: int, n: int) -> list[ChaosEdit]:
+    """`n` edits with keys of their own."""
+    chance = random.Random(seed)  # noqa: S311 - a workload, no secret
+    return [
+        ChaosEdit(
+            number=i,
+            key=f"chaos-{seed}-{i}",
+            door=Door.NATS if chance.random() < NATS_SHARE else Door.REST,
+            variant=chance.randrange(VARIANTS),
+        )
+        for i in range(n)
+    ]
+
+
+def flaw(variant: EditVariant, picture: bytes, reference: Pixels | None) -> str | None:
+    """What is wrong with a picture; None if nothing is.
+
+    Args:
+        variant: what was asked for.
+        picture: a file.
+        reference: the same picture, painted in a quiet time, where it is to be the same.
+    """
+    try:
+        painted = pixels(picture)
+    except (UnidentifiedImageError, OSError) as error:
+        return f"it is no picture: {error}"
+    if painted.shape != variant.original.shape:
+        return f"its shape is {painted.shape} and not {variant.original.shape}"
+    if not np.array_equal(painted[~variant.repainted], variant.original[~variant.repainted]):
+        return "pixels outside the mask changed"
+    if reference is not None:
+        off = int(np.abs(painted.astype(np.int16) - reference).max())
+        if off > TOLERANCE:
+            return f"it differs by {off} from the one that was painted in a quiet time"
+    return None
+
+
+def pixels(picture: bytes) -> Pixels:
+    """A picture file as (height, width, 3) uint8."""
+    with Image.open(io.BytesIO(picture)) as opened:
+        return np.asarray(opened)

@@ -1,0 +1,274 @@
+"""Workers as the simulator knows them; clusters of them are described by hand, as groups of alike workers. Pure.
+
+Example::
+
+    [[workers]]
+    count = 6
+    machine = "h800-flux"
+    rows = 4
+
+    [[workers]]
+    count = 2
+    profile = "slow.json"        # of `giornata profile`, relative to this file
+    slowness = 1.3
+    memory_gb = 64
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from giornata.planning.controls import of_weights
+from giornata.planning.costing import told_compute
+from giornata.planning.costs import LOAD, StepCosts
+from giornata.planning.operations import COMPUTE, NETWORK, NetworkOperations, SequenceShape, step_work
+from giornata.planning.profiles import Profile
+from giornata.planning.regression import fit
+from giornata.scheduling.demand import StepTimeModel
+from giornata.wire.blocks import BlockSpec
+from giornata.wire.queues import CostFit
+from giornata.wire.values import BlockMode
+from giornata.wire.workers import WorkerCosts
+from giornata_lab.simulation import h100
+from giornata_lab.simulation.jobs import MODEL, PictureSetting
+
+FIGURES: Final[Mapping[str, Any]] = json.loads(
+    Path(__file__).with_name("published.json").read_text(encoding="utf-8")
+)
+FLUX: Final = FIGURES["models"]["flux"]
+FLUX_BLOCKS: Final = NetworkOperations(
+    [
+        BlockSpec(
+            linear=FLUX["token_weights"] * FLUX["width"] ** 2,
+            text=FLUX["token_weights"] * FLUX["width"] ** 2,
+            outside=2.0 * FLUX["width"] ** 2,
+            pair=2.0 * FLUX["width"],
+            text_pair=2.0 * FLUX["width"],
+            count=FLUX["blocks"],
+        )
+    ]
+)
+"""A token meets 12 width² weights in either kind of block (double: queries, keys and values 3, projection 1,
+feed-forward 8; single: 7 in and 5 out). A pair of query and key takes 2 width, both products. To project a token's keys
+and values again takes 2 width²."""
+TOKEN_BLOCKS: Final = NetworkOperations(
+    [BlockSpec(linear=1 / FLUX["blocks"], text=1 / FLUX["blocks"], count=FLUX["blocks"])]
+)
+"""The same number of blocks, which count a computed token as one operation and nothing else."""
+FLUX_PICTURE: Final = PictureSetting(FLUX["text_tokens"], FLUX["image_tokens"])
+DECODE_MS: Final = float(FLUX["decode_ms"][0])
+"""Decoding of one picture at a time."""
+MOST: Final = 1000
+"""Most workers of a cluster."""
+
+
+@dataclass(frozen=True)
+class TemplateStorage:
+    """What a worker keeps of templates, and how fast it reads them from disk."""
+
+    memory_bytes: float = math.inf
+    disk_bytes: float = 0.0
+    disk_bytes_per_s: float = 2e9
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One worker: what its steps cost, how many rows and tokens share one at most, what it keeps."""
+
+    costs: StepCosts
+    """`load` all 0: loads from memory hide behind computing and are not planned."""
+    operations: NetworkOperations
+    """What the blocks of the network compute."""
+    device: str = "machine"
+    rows: int = 8
+    tokens: int = 1 << 40
+    step_limit_ms: float = math.inf
+    """Rows share a step only while it is predicted to take no longer than this; one row may always run."""
+    slowness: float = 1.0
+    """How many times slower this worker is than `costs`."""
+    noise: float = 0.0
+    """Coefficient of variation of the times of equal steps; lognormal, each step by itself."""
+    busy: tuple[tuple[float, float], ...] = ()
+    """From when until when, in seconds, no step begins."""
+    storage: TemplateStorage = field(default_factory=TemplateStorage)
+    controls: tuple[tuple[str, int], ...] = ()
+    """Digests and bytes of the ControlNets that it computes itself."""
+    model: str = MODEL
+    """That it serves."""
+
+    @property
+    def speed(self) -> float:
+        """How fast it computes a token without a template, to compare machines."""
+        token_ms = self.costs.compute[2] * self.slowness
+        return 1 / token_ms if token_ms else 1.0
+
+    @property
+    def pace(self) -> StepTimeModel:
+        """What steps really cost."""
+        return StepTimeModel(
+            self.costs,
+            self.operations,
+            keeps_padding=True,
+            slowness=self.slowness,
+            controls=tuple((digest, of_weights(size, shared=True)) for digest, size in self.controls),
+        )
+
+    @property
+    def told(self) -> WorkerCosts:
+        """What telemetry tells: the costs without the worker's slowness, which the router has to find out."""
+        compute, load = (
+            CostFit(weights=weights, r2=1.0, residual_ms=0.0, samples=0, outliers=0)
+            for weights in (self.costs.compute, self.costs.load)
+        )
+        return WorkerCosts(compute=told_compute(compute), load=load, device=self.device, keeps_padding=True)
+
+
+def h800_flux(rows: int = 8) -> Machine:
+    """One H800 with Flux at 1024 x 1024, by its published step times; `rows` share a step at most.
+
+    The times of full batches are fitted by a constant a step and a constant a picture (relative least squares). The
+    time of a picture is then spread over its multiplications, at one speed for all of them.
+    """
+    rows_a_step = np.vander(FIGURES["batches"], 2, increasing=True)
+    step_ms, picture_ms = fit(
+        ("step", "picture"), rows_a_step, np.array(FLUX["step_ms"]), relative=True
+    ).weights
+    whole = SequenceShape(FLUX["text_tokens"], FLUX["image_tokens"], FLUX["image_tokens"])
+    work = step_work(FLUX_BLOCKS, [whole], [(BlockMode.FULL,) * FLUX_BLOCKS.blocks])
+    one_ms = picture_ms / work.multiplications
+    return Machine(StepCosts((step_ms, 0.0, one_ms, one_ms, 0.0, 0.0)), FLUX_BLOCKS, "NVIDIA H800", rows)
+
+
+def flashps_flux(rows: int = 8) -> Machine:
+    """One H800 as FlashPS uses it: its step times with reuse, loads within them, instead of full pictures' scaled down.
+
+    A row costs a constant and its share of the picture. So a masked row alone is less faster than a full one than where
+    the times of full pictures are scaled by the tokens that are computed (:func:`h800_flux`).
+    """
+    fitted = FIGURES["fitted"]["flux"]
+    token_ms = fitted["ratio_ms"] / FLUX["image_tokens"]
+    sequence_ms = fitted["row_ms"] - FLUX["text_tokens"] * token_ms
+    adapter_ms = token_ms / FLUX_BLOCKS.total[1, 1]  # a multiplication, of all that a token meets
+    weights = (fitted["step_ms"], sequence_ms, token_ms, 0.0, 0.0, 0.0, adapter_ms, 0.0, adapter_ms)
+    return Machine(StepCosts(weights), TOKEN_BLOCKS, "NVIDIA H800, FlashPS", rows)
+
+
+def of_profile(profile: Profile) -> Machine:
+    """One device, as a profile has it measured or derived."""
+    return Machine(profile.costs, NetworkOperations(profile.blocks), profile.device)
+
+
+def _shipped(name: str) -> Machine:
+    return of_profile(h100.shipped(name))
+
+
+PUBLISHED: Final[dict[str, Callable[[], Machine]]] = {
+    "h800-flux": h800_flux,
+    "flashps-flux": flashps_flux,
+    **{name: partial(_shipped, name) for name in h100.MACHINES},
+}
+
+
+PLAIN: Final = BlockSpec(linear=1.0, text=1.0, pair=1.0, text_pair=1.0)
+"""Whose linear operations are computed tokens, and whose attention is pairs of query and key."""
+
+
+class StepCostSetting(BaseModel):
+    """Step costs by hand: milliseconds a unit of what `blocks` count."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    compute: tuple[float, ...] = Field(min_length=len(NETWORK), max_length=len(COMPUTE))
+    """In the order of :data:`giornata.planning.operations.COMPUTE`; adapters cost nothing where they are left out."""
+    load: tuple[float, ...] = Field((0.0,) * len(LOAD), min_length=len(LOAD), max_length=len(LOAD))
+    blocks: tuple[BlockSpec, ...] = Field((PLAIN,), min_length=1)
+
+
+class WorkerGroup(BaseModel):
+    """Alike workers; `machine`, `profile` or `costs` says what their steps cost."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    count: int = Field(1, ge=1, le=MOST)
+    machine: str | None = None
+    profile: str | None = None
+    costs: StepCostSetting | None = None
+    device: str | None = None
+    rows: int = Field(8, ge=1)
+    tokens: int = Field(1 << 40, ge=1)
+    step_limit_ms: float = Field(math.inf, gt=0)
+    slowness: float = Field(1.0, gt=0)
+    noise: float = Field(0.0, ge=0)
+    busy: tuple[tuple[float, float], ...] = ()
+    memory_gb: float = Field(math.inf, ge=0)
+    disk_gb: float = Field(0.0, ge=0)
+    disk_gb_per_s: float = Field(2.0, gt=0)
+    link_gb_per_s: float | None = Field(None, gt=0)
+    """From memory to the device; None: as the profile says, and neglected where there is none."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> WorkerGroup:
+        given = [name for name in ("machine", "profile", "costs") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"one of machine, profile and costs is needed; received {', '.join(given) or 'none'}"
+            )
+        if self.machine is not None and self.machine not in PUBLISHED:
+            raise ValueError(f"no machine is called {self.machine}; there are {', '.join(PUBLISHED)}")
+        return self
+
+    def of(self, read: Callable[[str], str]) -> Machine:
+        """One worker; `read` gives the text of a profile's file."""
+        alike = self.model_dump(include={"rows", "tokens", "step_limit_ms", "slowness", "noise", "busy"})
+        storage = TemplateStorage(self.memory_gb * 1e9, self.disk_gb * 1e9, self.disk_gb_per_s * 1e9)
+        made = replace(self._source(read), **alike, storage=storage)
+        if self.device is not None:
+            made = replace(made, device=self.device)
+        if self.link_gb_per_s is not None:
+            made = replace(made, costs=StepCosts(made.costs.compute, (0.0, 1e-6 / self.link_gb_per_s)))
+        return made
+
+    def _source(self, read: Callable[[str], str]) -> Machine:
+        if self.profile is not None:
+            return of_profile(Profile.model_validate_json(read(self.profile)))
+        if self.costs is not None:
+            compute = (*self.costs.compute, *(0.0,) * (len(COMPUTE) - len(self.costs.compute)))
+            return Machine(StepCosts(compute, self.costs.load), NetworkOperations(self.costs.blocks))
+        return PUBLISHED[self.machine or ""]()
+
+
+class _Cluster(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    workers: tuple[WorkerGroup, ...] = Field(min_length=1)
+
+
+def read(text: str, suffix: str, profile: Callable[[str], str]) -> list[Machine]:
+    """The workers of a file.
+
+    `suffix` is that of its name, `.toml` or `.json`; `profile` gives the text of a profile that the file names.
+
+    Raises:
+        ValueError: says what is wrong where.
+    """
+    try:
+        told = tomllib.loads(text) if suffix == ".toml" else json.loads(text)
+        groups = _Cluster.model_validate(told).workers
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{where or 'the file'}: {first['msg']}") from error
+    machines = [machine for group in groups for machine in [group.of(profile)] * group.count]
+    if len(machines) > MOST:
+        raise ValueError(f"received {len(machines)} workers; at most {MOST} are simulated")
+    return machines

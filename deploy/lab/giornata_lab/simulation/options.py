@@ -1,0 +1,158 @@
+"""How a simulated cluster is scheduled, and the stages around its workers. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from giornata.residency.plans.naming import ResidencyPlanName
+from giornata.scheduling.fair_line import FairQueue, TenantJobOrder
+from giornata.scheduling.kinds_line import JobKindQueue
+from giornata.scheduling.line import AGEING_S, QueueOrder, RowQueue
+from giornata.scheduling.placement import Placement
+from giornata.scheduling.policies import LOAD_WEIGHT, Policy, PolicyName, policy_of
+from giornata.scheduling.rock import RockScheduler
+from giornata.scheduling.scheduler import (
+    LOOKED_AT,
+    QueueOrderScheduler,
+    RowAssignment,
+    Scheduler,
+    SchedulingDecision,
+)
+from giornata.scheduling.schedulers import LOADING_AHEAD
+from giornata.scheduling.slack import SLACK
+from giornata_lab.simulation.residency import AdapterSetting
+
+OF_ADAPTERS: Final = frozenset({PolicyName.RROD, PolicyName.LRUMS, PolicyName.ROCK})
+"""Policies of adapter serving, with rules of their own for what devices keep."""
+ROCK_SHARE: Final = 0.85
+"""Share of a device's bytes for adapters beyond which ROCK lets the least recently used go."""
+BASELINES: Final = frozenset(
+    {PolicyName.ROUND_ROBIN, PolicyName.REQUEST_LEVEL, PolicyName.TOKEN_LEVEL, PolicyName.MASK_AWARE}
+)
+
+
+class BindingTime(StrEnum):
+    """When a job is given to a worker."""
+
+    LATE = "late"
+    """When a worker has a place for it; until then it waits in the router's line, as live, and as in FlashPS."""
+    ARRIVAL = "arrival"
+    """At once: it waits at its worker."""
+
+
+@dataclass(frozen=True)
+class ArrivalScheduler:
+    """Gives every job whole to the worker that the policy chooses, however full it is."""
+
+    policy: Policy
+    looked_at: int
+
+    def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
+        """See :class:`giornata.scheduling.scheduler.Scheduler`."""
+        placed = []
+        with placement.trial() as count:
+            for entry in line.order(now):
+                asked = entry.asked(now)
+                known = placement.candidates(asked, self.looked_at)
+                chosen = self.policy([c._replace(capacity_rows=1 << 30) for c in known], asked)
+                if chosen is not None:
+                    count(entry.job_id, chosen.instance, asked)
+                    placed.append(RowAssignment(entry.key, chosen.instance, entry.rows))
+        return SchedulingDecision(tuple(placed))
+
+
+@dataclass(frozen=True)
+class StageSetting:
+    """Times beside denoising."""
+
+    encode_ms: float = 0.0
+    finish_ms: float = 0.0
+    """Decoding and pasting of a picture; a server does one after the other."""
+    servers: int = 8
+    """Servers that encode, and as many that finish."""
+    hops_ms: float = 0.0
+    """Messages and files of a job, in which no process computes."""
+    relay_ms: float = 0.0
+    """Computing of gateway, router and message servers for a job, half of it at each end, one job after the other."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run is scheduled."""
+
+    policy: PolicyName = PolicyName.FINISH_TIME
+    binding: BindingTime = BindingTime.LATE
+    spreads: bool = True
+    """Whether rows of one job may go to several workers where jobs are bound late."""
+    telemetry_hz: float = 4.0
+    looked_at: int = LOOKED_AT
+    by_deadline: bool = False
+    """Whether jobs with an SLO come in the line by their deadlines."""
+    turn: TenantJobOrder = TenantJobOrder.LEAST_WORK
+    """Which of the waiting jobs comes first."""
+    ageing_s: float = AGEING_S
+    slack: float = SLACK
+    """Share of its fastest rate that a worker may lose to fewer rows while none wait; 0: it gets as many rows as it has
+    places."""
+    adapters: bool = True
+    """Whether the router knows the jobs' LoRAs and ControlNets: it tells workers to load them, and chooses by them."""
+    line_name: QueueOrder = QueueOrder.FAIR
+    """Whose turn comes next."""
+    load_weight: float = LOAD_WEIGHT
+    """What loads cost that hide behind waiting, to the policies that know loads."""
+    loads_ahead: bool = True
+    """Whether these have likely workers load while jobs wait."""
+    placing: ResidencyPlanName = ResidencyPlanName.OFF
+    """Which plan says what hosts and devices load before jobs ask for it."""
+    seed: int = 0
+    """Seed of noise."""
+
+    @classmethod
+    def of(cls, policy: PolicyName) -> RunOptions:
+        """How a policy serves: ours as live, the baselines as FlashPS's artifact has them.
+
+        There a job waits in one line, in the order of arrival, until a worker has fewer than its maximum, and goes to
+        it whole. The baselines of ROCK give every job at once to the worker that they choose.
+        """
+        if policy in BASELINES:
+            return cls(policy, spreads=False, turn=TenantJobOrder.ARRIVAL, slack=0.0, adapters=False)
+        if policy in {PolicyName.RROD, PolicyName.LRUMS}:
+            return cls(policy, BindingTime.ARRIVAL, spreads=False, turn=TenantJobOrder.ARRIVAL, slack=0.0)
+        if policy is PolicyName.ROCK:
+            return cls(
+                policy,
+                turn=TenantJobOrder.ARRIVAL,
+                line_name=QueueOrder.KINDS,
+                placing=ResidencyPlanName.ROCK,
+            )
+        return cls(policy, by_deadline=policy is PolicyName.DEADLINE_AWARE)
+
+    def line(self) -> RowQueue:
+        """A line without jobs."""
+        if self.line_name is QueueOrder.KINDS:
+            return JobKindQueue(ageing_s=self.ageing_s)
+        return FairQueue(by_deadline=self.by_deadline, ageing_s=self.ageing_s, turn=self.turn)
+
+    def kept(self, adapters: AdapterSetting) -> AdapterSetting:
+        """What devices keep of adapters, where the policy has a rule of its own."""
+        if self.policy not in OF_ADAPTERS:
+            return adapters
+        share = ROCK_SHARE if self.policy is PolicyName.ROCK else 1.0
+        return replace(
+            adapters,
+            keeps=self.policy is not PolicyName.RROD,
+            on_turn=self.policy is not PolicyName.ROCK,
+            device_bytes=share * adapters.device_bytes,
+        )
+
+    def scheduler(self) -> Scheduler:
+        """The scheduler that these options name."""
+        if self.policy is PolicyName.ROCK:
+            return RockScheduler(self.looked_at)
+        policy = policy_of(self.policy, self.load_weight)
+        if self.binding is BindingTime.ARRIVAL:
+            return ArrivalScheduler(policy, self.looked_at)
+        ahead = self.loads_ahead and self.policy in LOADING_AHEAD
+        return QueueOrderScheduler(policy, self.looked_at, self.spreads, ahead)

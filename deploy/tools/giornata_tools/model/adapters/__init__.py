@@ -1,1 +1,0 @@
-"""The adapters that ship beside fresco: two LoRAs and a ControlNet. ``python -m giornata_tools.model.train --help``."""

@@ -1,1 +1,0 @@
-"""How the built-in model was trained: ``python -m giornata_tools.model.train --help``."""

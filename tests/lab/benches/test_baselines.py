@@ -1,0 +1,87 @@
+"""What benchmarks compare with: batches of static batching and brute force."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from giornata.planning.batch import evaluate, plan_batch
+from giornata.planning.blocks import LoadLink
+from giornata.wire.values import BlockMode
+from giornata_lab.bench.compute import families
+from giornata_lab.bench.compute.brute_force import best_ms
+from giornata_lab.bench.compute.rows import Rows
+from giornata_lab.bench.compute.static_batching import (
+    KLEIN,
+    KleinStaticBatching,
+    in_batches,
+    in_equal_batches,
+)
+from giornata_lab.bench.compute.workload import WorkloadEdit, square
+from giornata_lab.bench.planner_gap import random_link, random_row
+
+
+def edit(index: int, steps: int) -> WorkloadEdit:
+    return WorkloadEdit(index, 0, 0.1, 0, 0, steps)
+
+
+def test_a_static_batch_takes_the_steps_of_its_longest() -> None:
+    batches = in_batches([edit(0, 8), edit(1, 50), edit(2, 20)], 2)
+    assert [([e.index for e in batch], steps) for batch, steps in batches] == [([0, 1], 50), ([2], 20)]
+
+
+def test_batches_of_equal_counts_keep_the_order_of_arrival() -> None:
+    batches = in_equal_batches([edit(0, 8), edit(1, 50), edit(2, 8), edit(3, 8)], 2)
+    assert [([e.index for e in batch], steps) for batch, steps in batches] == [
+        ([0, 2], 8),
+        ([3], 8),
+        ([1], 50),
+    ]
+
+
+def test_kleins_pipeline_denoises_the_same_edits_beside_their_clean_pictures() -> None:
+    """By the engine's weights, all steps of all edits; what no mask has touched stays the picture's."""
+    rows = Rows(families.family(KLEIN, device=torch.device("cpu")), 4, 3)
+    static = KleinStaticBatching(rows, published=False)
+    engine: Any = rows.family.network
+    theirs, ours = (
+        of.transformer_blocks[0].attn.to_q.weight for of in (static.transformer, engine.transformer)
+    )
+    assert torch.equal(theirs, ours)
+    seen: list[tuple[int, ...]] = []
+    static.transformer.register_forward_pre_hook(
+        lambda _, __, told: seen.append(
+            (*told["hidden_states"].shape, told["encoder_hidden_states"].shape[1])
+        ),
+        with_kwargs=True,
+    )
+    drawn = [WorkloadEdit(0, 0, 0.3, 0, 0, 4), WorkloadEdit(1, 1, 0.3, 1, 1, 4)]
+    found = static.denoised(drawn, 4)
+    whole = rows.row(drawn[0], reuse=False).block_tokens
+    assert seen == [(2, whole, rows.channels, 3)] * 4
+    for latents, edit_of in zip(found, drawn, strict=True):
+        touched, picture = square(edit_of, 4).flatten(), rows.picture(edit_of.template)
+        torch.testing.assert_close(latents[~touched], picture[~touched])
+        assert (latents[touched] - picture[touched]).abs().min() > 0
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_brute_force_finds_the_least_of_all_plans(seed: int, *, shared: bool) -> None:
+    chance = random.Random(seed)  # noqa: S311 - cases, no secrets
+    rows = [random_row(chance, 2, 0), random_row(chance, 2, 0 if shared else 1)]
+    link = random_link(chance)
+    plans = itertools.product(itertools.product(BlockMode, repeat=2), repeat=2)
+    least = min(evaluate(rows, modes, link).timeline.finish_ms for modes in plans)
+    assert best_ms(rows, link) == pytest.approx(least)
+    assert plan_batch(rows, link).timeline.finish_ms >= least - 1e-9
+
+
+def test_a_busy_link_delays_the_best_plan() -> None:
+    rows = [random_row(random.Random(0), 3, 0)]  # noqa: S311 - likewise
+    free, busy = (best_ms(rows, LoadLink(0.5, busy)) for busy in (0.0, 100.0))
+    assert free < busy

@@ -1,0 +1,89 @@
+"""The plan of faults, without any process."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.wire.workers import ServiceName
+from giornata_lab.rehearsals.chaos.plan import (
+    ALL,
+    AT_ONCE,
+    LASTING,
+    LEAST,
+    SIGNALS,
+    TARGETS,
+    WIRED,
+    Fault,
+    FaultRound,
+    Kind,
+    Server,
+    draw,
+)
+
+seeds = st.integers(0, 2**32)
+sizes = {"edits": st.integers(20, 2000), "faults": st.integers(1, 80)}
+
+
+def faults_of(rounds: tuple[FaultRound, ...]) -> list[Fault]:
+    return [fault for turn in rounds for fault in turn.faults]
+
+
+@given(seeds, sizes["edits"], sizes["faults"])
+def test_a_plan_has_as_many_faults_as_asked_for_while_there_is_load(
+    seed: int, edits: int, faults: int
+) -> None:
+    rounds = draw(seed, edits=edits, faults=faults)
+    assert len(faults_of(rounds)) == faults
+    afters = [turn.after for turn in rounds]
+    assert afters == sorted(afters)
+    assert 0 <= afters[0] <= afters[-1] < edits
+
+
+@given(seeds, sizes["edits"], sizes["faults"])
+def test_the_same_seed_draws_the_same_plan(seed: int, edits: int, faults: int) -> None:
+    assert draw(seed, edits=edits, faults=faults) == draw(seed, edits=edits, faults=faults)
+
+
+@given(seeds)
+def test_a_full_plan_does_everything_to_everybody(seed: int) -> None:
+    faults = faults_of(draw(seed, edits=1000, faults=ALL))
+    inflicted = {(f.kind, f.target) for f in faults}
+    assert {pair for pair in inflicted if pair[0] in SIGNALS} == {(k, t) for k in SIGNALS for t in TARGETS}
+    assert {kind for kind, _ in inflicted} == set(Kind)
+    assert {t for kind, t in inflicted if kind in {Kind.DEAF, Kind.MUTE, Kind.CLOCK}} == set(WIRED)
+    assert {t for kind, t in inflicted if kind is Kind.FULL} == set(Server)
+    everyone = {f.target for f in faults if f.everyone}
+    assert everyone == {
+        ServiceName.GATEWAY,
+        ServiceName.ROUTER,
+        ServiceName.DENOISER,
+        ServiceName.PREPOST,
+    }
+
+
+@given(seeds)
+def test_twice_as_many_faults_do_everything_twice(seed: int) -> None:
+    faults = faults_of(draw(seed, edits=1000, faults=2 * ALL))
+    assert set(Counter((f.kind, f.target, f.everyone) for f in faults).values()) == {2}
+
+
+@given(seeds)
+def test_a_short_plan_has_what_matters_most(seed: int) -> None:
+    faults = faults_of(draw(seed, edits=48, faults=9))
+    done = {(f.kind, f.target) for f in faults}
+    assert {(Kind.KILL, Server.NATS), (Kind.KILL, Server.VALKEY)} <= done
+    frozen = {f.target: f for f in faults if f.kind is Kind.FREEZE}
+    assert frozen.keys() == {ServiceName.DENOISER, ServiceName.ROUTER}
+    assert frozen[ServiceName.DENOISER].lasts_s >= 5, "longer than its stall limit, which runs set to 3 s"
+
+
+@given(seeds, sizes["faults"])
+def test_faults_at_one_moment_are_of_different_targets_and_only_some_last(seed: int, faults: int) -> None:
+    rounds = draw(seed, edits=1000, faults=faults)
+    assert all(len({f.target for f in turn.faults}) == len(turn.faults) <= 2 for turn in rounds)
+    assert all(LEAST <= turn.in_progress <= AT_ONCE for turn in rounds)
+    assert all((f.lasts_s > 0) == (f.kind in LASTING) for f in faults_of(rounds))
+    assert all((f.delay_s > 0) == (f.kind is Kind.SLOW) for f in faults_of(rounds))

@@ -1,0 +1,173 @@
+"""``giornata bench``: its options, mistakes in them, and the trace that it saves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from giornata_lab.baseline.server import BaselineOptions
+from giornata_lab.cli import workload
+from giornata_lab.cli.bench.plan import size
+from giornata_lab.loadgen import facts, trace
+from giornata_lab.loadgen.pictures import generated
+from giornata_tools.checkout import TRAINED
+from giornata_tools.cli.app import cli
+from giornata_tools.launcher import program
+
+NOBODY = ("--url", "http://127.0.0.1:1")
+"""No server listens there: a run that begins says so."""
+
+
+def serve(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["bench", "serve", *NOBODY, *arguments])
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "expected"),
+    [
+        (workload.rates, "0.5", [0.5]),
+        (workload.rates, "0.5,1,0.5,2", [0.5, 1.0, 2.0]),
+        (workload.mask_ratios, "0.25", (0.25, 0.25)),
+        (workload.mask_ratios, "public", facts.MASK_RATIOS["public"]),
+        (workload.steps, "production", facts.STEPS),
+        (workload.steps, "server", None),
+        (workload.steps, "8", {8: 1.0}),
+        (workload.images, "production", facts.IMAGES),
+        (workload.images, "4", {4: 1.0}),
+        (size, "640x480", (640, 480)),
+    ],
+)
+def test_values_are_read(parse: Any, text: str, expected: Any) -> None:
+    assert parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        *(("--rate", text) for text in ("", "0", "-1", "1,,2", "fast", "nan", "inf")),
+        *(("--masks", text) for text in ("0", "1.1", "nan", "private")),
+        *(("--steps", text) for text in ("0", "201", "some", "1.5")),
+        *(("-n", text) for text in ("0", "11", "server")),
+        *(("--picture-size", text) for text in ("512", "8x8", "512x9999", "axb")),
+    ],
+)
+def test_a_value_that_is_none_is_told_with_its_option_and_what_was_typed(option: str, text: str) -> None:
+    done = serve(option, text)
+    assert done.exit_code == 2
+    assert f"Invalid value for '{option}" in done.output
+    assert text in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--cv", "2"], "--cv belongs to --arrivals bursty"),
+        (["--speed", "2"], "--speed belongs to --trace"),
+        (["--trace", "TRACE", "--rate", "2"], "leave out --rate"),
+        (["--trace", "TRACE", "--duration", "2"], "leave out --duration"),
+        (["--trace", "BAD"], "line 2: timestamp"),
+        (["--trace", "OTHER"], "does not end with .csv or .jsonl"),
+        (["--trace", "TRACE", "--warmup", "100"], "no request of the trace is due"),
+        (["--rate", "0.001", "--duration", "1"], "no request of 0.001 requests a second is due"),
+        (["--rate", "1,2", "--save-trace", "saved.csv"], "--save-trace writes one run"),
+        (["--save-trace", "saved.txt"], "does not end with .csv or .jsonl"),
+        (["--save-trace", "no/folder/saved.csv"], "No such file"),
+        (["--field", "seed"], "seed is not of the form NAME=VALUE"),
+        (["--field", "seed=1"], "seed is set twice, or has an option of its own"),
+        (["--field", "halo=1", "--field", "halo=2"], "halo is set twice"),
+        (["--names", "a"], "--names are two"),
+        (["--names", "a,a"], "--names are two"),
+        (["--api", "openai", "--steps", "8"], "--api openai has no field for steps"),
+        (["--images", "EMPTY"], "no file in"),
+        (["--images", "PICTURES", "--trace", "TRACE"], "edits template 3; the folder's last is 0"),
+        (["--images", "UNREADABLE"], "picture 0: it is no picture"),
+        (["--url", "localhost:8000"], "not the address of a gateway"),
+        (["--against", "localhost:8000"], "not the address of a gateway"),
+    ],
+)
+def test_a_mistake_in_the_command_line_ends_with_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "TRACE.csv").write_text("timestamp,template\n0.5,3\n")
+    (tmp_path / "BAD.csv").write_text("timestamp\nsoon\n")
+    (tmp_path / "OTHER.txt").write_text("timestamp\n1\n")
+    for name in ("EMPTY", "PICTURES", "UNREADABLE"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "PICTURES" / "a.png").write_bytes(generated(32, 32, 0))
+    (tmp_path / "UNREADABLE" / "a.png").write_text("text")
+    files = {"TRACE": "TRACE.csv", "BAD": "BAD.csv", "OTHER": "OTHER.txt"}
+    done = serve("--warmup", "0", *(files.get(argument, argument) for argument in arguments))
+    assert (done.exit_code, told in " ".join(done.output.split())) == (2, True), done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_server_that_is_not_there_ends_with_1_and_no_figures(tmp_path: Path) -> None:
+    done = serve("--rate", "20", "--duration", "1", "--warmup", "0", "--out", str(tmp_path / "out"))
+    assert (done.exit_code, "[not_connected]" in done.output) == (1, True), done.output
+    assert "giornata at http://127.0.0.1:1 does not answer an edit with a picture" in done.output
+
+
+def test_a_folder_that_takes_no_files_is_told_before_anything_is_sent() -> None:
+    done = serve("--rate", "20", "--duration", "1", "--out", "/sys/nowhere")
+    assert (done.exit_code, "[output_not_written]" in done.output) == (1, True), done.output
+
+
+@pytest.mark.parametrize("suffix", trace.SUFFIXES)
+def test_a_saved_trace_is_the_run_and_replays_as_the_same(tmp_path: Path, suffix: str) -> None:
+    saved, again = (str(tmp_path / f"{name}{suffix}") for name in ("saved", "again"))
+    short = ("--warmup", "0", "--out", str(tmp_path))
+    serve("--rate", "5", "--duration", "8", "-n", "production", "--seed", "3", "--save-trace", saved, *short)
+    serve("--trace", saved, "--save-trace", again, *short)
+    text = Path(saved).read_text()
+    assert len(text.splitlines()) > 20
+    assert Path(again).read_text() == text
+
+
+@pytest.mark.slow
+def test_bursts_come_with_the_variation_of_a_real_trace_unless_told_otherwise(tmp_path: Path) -> None:
+    def times(*arguments: str) -> list[float]:
+        path = tmp_path / "saved.jsonl"
+        serve(
+            "--rate", "50", "--duration", "60", "--save-trace", str(path), *arguments, "--out", str(tmp_path)
+        )
+        return [json.loads(line)["timestamp"] for line in path.read_text().splitlines()]
+
+    assert times() != times("--arrivals", "bursty")
+    assert times("--arrivals", "bursty") == times("--arrivals", "bursty", "--cv", f"{facts.BURSTS}")
+    assert times() == times("--arrivals", "bursty", "--cv", "1")
+
+
+def test_the_baseline_takes_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, Any]] = []
+
+    def run(name: str, main: Any) -> int:
+        ran.append((name, main.args[0]))
+        return 7
+
+    monkeypatch.setattr(program, "run", run)
+    monkeypatch.delenv("GIORNATA_MODEL", raising=False)
+    done = CliRunner().invoke(cli, ["bench", "baseline", "--batch", "2", "--torch-threads", "1"])
+    assert done.exit_code == 7
+    usual = {
+        "host": "127.0.0.1",
+        "port": 8100,
+        "window_ms": 100.0,
+        "queue": 1000,
+        "device": "auto",
+        "dtype": "auto",
+    }
+    assert ran == [("baseline", BaselineOptions(model=str(TRAINED), batch=2, torch_threads=1, **usual))]  # type: ignore[arg-type]  # of several types
+
+
+def test_the_load_generator_imports_nothing_that_computes_tensors() -> None:
+    computing = {"torch", "diffusers", "nats", "matplotlib"}
+    code = f"import sys, giornata_lab.cli.bench.command; print(*sorted({computing} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

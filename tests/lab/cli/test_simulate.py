@@ -1,0 +1,184 @@
+"""`giornata simulate`: its options, tables and files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from giornata.scheduling.policies import PolicyName
+from giornata_lab.simulation import machines
+from giornata_tools.cli.app import cli
+
+QUICK = ["simulate", "--duration", "20", "--warmup", "0", "--rate", "1,2", "--workers", "2"]
+
+
+def run(*flags: object, status: int = 0) -> str:
+    result = CliRunner().invoke(cli, [*map(str, flags)])
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def test_the_policies_that_help_names_are_those_there_are() -> None:
+    told = run("simulate", "--help")
+    assert all(name in told for name in PolicyName)
+    assert "no policy is called fastest" in run("simulate", "--policy", "fastest", status=2)
+
+
+@pytest.mark.slow
+def test_a_run_prints_a_table_and_writes_what_it_prints(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shown = run(*QUICK, "--policy", "finish_time,round_robin", "--seeds", 2, "--out", out)
+    assert all(word in shown for word in ("finish_time", "round_robin", "bound", "P95"))
+    report = json.loads((out / "report.json").read_text())
+    assert len(report["runs"]) == 2 * 2 * 2
+    assert all(run["bound_p95_s"] <= run["p95_s"] for run in report["runs"])
+    jobs = rows(out / "jobs.csv")
+    assert len(jobs) == sum(run["jobs"] for run in report["runs"])
+    assert len(rows(out / "runs.csv")) == 8
+    charts = {path.name for path in out.glob("*.svg")}
+    assert {
+        "latency_cdf.svg",
+        "latency_by_rate.svg",
+        "queue.svg",
+        "utilisation_by_rate.svg",
+        "hits_by_rate.svg",
+    } < charts
+
+
+@pytest.mark.slow
+def test_equal_commands_give_equal_figures(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run(*QUICK, "--policy", "finish_time", "--noise", 0.2, "--out", tmp_path / name)
+    assert (tmp_path / "a" / "jobs.csv").read_text() == (tmp_path / "b" / "jobs.csv").read_text()
+
+
+def test_jobs_have_the_adapters_that_options_say() -> None:
+    alone = [*QUICK, "--rate", 1, "--policy", "finish_time", "--no-bound"]
+    hurried = [*alone, "--adapters", "katz-b", "--loras", 5, "--encode-ms", 300, "--store-gb-per-s", 0.2]
+    small = [*hurried, "--lora-device-gb", 0, "--lora-memory-gb", 0, "--lora-disk-gb", 0]
+
+    def figures(*flags: object) -> tuple[float, str, float]:
+        """Median latency, share of LoRAs that were near, seconds that rows waited for LoRAs."""
+        head, line = (line for line in run(*flags).splitlines() if "jobs/s" in line or "finish_time" in line)
+
+        def cell(name: str) -> str:
+            """What stands below a heading, both at the column's right edge."""
+            end = head.index(name) + len(name)
+            return line[:end].rpartition("  ")[2].strip() if line[end - 1].strip() else ""
+
+        return float(cell("P50")), cell("LoRAs near").removesuffix("%"), float(cell("LoRA wait") or "nan")
+
+    assert figures(*alone)[1] == "", "no job has any"
+    near, blind = figures(*hurried), figures(*hurried, "--blind")
+    assert float(near[1]) > float(blind[1])
+    assert near[2] < blind[2]
+    assert figures(*small)[2] > 1.2 * near[2], "each comes from the store"
+    assert figures(*hurried, "--controlnet-gb", 3)[0] > 1.1 * near[0]
+
+
+def test_a_trace_is_replayed(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("timestamp,mask_ratio,steps,n\n0,0.1,10,1\n5,0.1,10,2\n")
+    run(
+        "simulate",
+        "--trace",
+        trace,
+        "--warmup",
+        0,
+        "--policy",
+        "finish_time",
+        "--out",
+        tmp_path,
+        "--finish-ms",
+        0,
+    )
+    first, second = rows(tmp_path / "jobs.csv")
+    assert (first["arrived_s"], second["arrived_s"], second["pictures"]) == ("0.0", "5.0", "2")
+
+
+def test_how_many_workers(tmp_path: Path) -> None:
+    shown = run(*QUICK, "--policy", "finish_time", "--find-workers", "--slo", 6, "--out", tmp_path)
+    assert "Fewest workers with P95 within 6 s" in shown
+    answers = json.loads((tmp_path / "workers.json").read_text())["answers"]
+    assert [answer["rate"] for answer in answers] == [1.0, 2.0]
+    assert answers[0]["workers"] <= answers[1]["workers"]
+
+
+def test_a_cluster_of_several_kinds(tmp_path: Path) -> None:
+    path = tmp_path / "machines.toml"
+    path.write_text(
+        "[[workers]]\nmachine = 'h800-flux'\ncount = 2\nrows = 3\n"
+        "[[workers]]\ndevice = 'slow'\nslowness = 2.5\nmemory_gb = 10\n"
+        "costs = { compute = [20, 0, 0.001, 0, 0, 0], blocks = [{ linear = 1, text = 1, count = 57 }] }\n"
+    )
+    fast, _, slow = machines.read(path.read_text(), ".toml", lambda _: "")
+    assert (fast.rows, slow.device, slow.slowness, slow.storage.memory_bytes) == (3, "slow", 2.5, 1e10)
+    run(*QUICK, "--cluster", path, "--policy", "finish_time")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--find-workers"], "--find-workers needs --slo"),
+        (["--policy", "best"], "no policy is called best; there are round_robin"),
+        (["--rate", "0"], "no rate above 0"),
+        (
+            ["--machine", "none.json"],
+            "h800-flux, flashps-flux, h100, h100-eager or a file of `giornata profile`",
+        ),
+        (["--warmup", "0", "--duration", "0.001"], "no job arrives"),
+    ],
+)
+def test_mistakes_are_told(flags: list[str], told: str) -> None:
+    result = CliRunner().invoke(cli, ["simulate", *flags])
+    assert result.exit_code in {1, 2}
+    assert told in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[[workers]]\nrows = 2", "one of machine, profile and costs is needed; received none"),
+        ("[[workers]]\nmachine = 'abacus'", "no machine is called abacus"),
+        ("[[workers]]\nmachine = 'h800-flux'\nspeed = 2", "workers.0.speed"),
+        ("[[workers]]\nmachine = 'h800-flux'\ncount = 700\n" * 2, "received 1400 workers; at most 1000"),
+        ("workers = []", "workers"),
+    ],
+)
+def test_mistakes_in_a_cluster_are_told(text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        machines.read(text, ".toml", lambda _: "")
+
+
+@pytest.mark.slow
+def test_workers_that_share_cores_and_jobs_that_travel_take_longer(tmp_path: Path) -> None:
+    def mean_s(name: str, *more: object) -> float:
+        run(*QUICK, "--policy", "finish_time", "--no-bound", *more, "--out", tmp_path / name)
+        found: float = json.loads((tmp_path / name / "report.json").read_text())["runs"][0]["mean_s"]
+        return found
+
+    alone = mean_s("alone")
+    assert mean_s("crowded", "--cores", 1) > 1.1 * alone
+    assert mean_s("far", "--hops-ms", 1000) > alone + 0.9
+    assert mean_s("relayed", "--relay-ms", 1000) > alone + 0.9
+
+
+@pytest.mark.slow
+def test_padding_is_a_part_of_the_text(tmp_path: Path) -> None:
+    """It makes steps shorter."""
+    assert "received 512 padding tokens of 512" in run(*QUICK, "--padding-tokens", 512, status=1)
+    ended = []
+    for padding in (0, 480):
+        run(*QUICK, "--policy", "finish_time", "--padding-tokens", padding, "--out", tmp_path / str(padding))
+        jobs = rows(tmp_path / str(padding) / "jobs.csv")
+        ended.append([float(job["denoised_s"]) - float(job["assigned_s"]) for job in jobs])
+    assert sum(ended[1]) < 0.7 * sum(ended[0])

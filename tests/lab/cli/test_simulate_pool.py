@@ -1,0 +1,142 @@
+"""`giornata simulate-pool`: its options, tables and files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from giornata.scheduling.degrees.pool import DEGREES as POOL_DEGREES
+from giornata.scheduling.degrees.recording import DecisionRecord, RecordedRule, as_json
+from giornata.scheduling.degrees.rule import ReplanningOptions
+from giornata_lab.cli.simulate_pool import command
+from giornata_lab.cli.simulate_pool.run import LACKING
+from giornata_lab.simulation.degrees import costs
+from giornata_lab.simulation.degrees.rounds import RoundSwitches, TieBreak
+from giornata_lab.simulation.degrees.rules import RuleName
+from giornata_lab.simulation.degrees.workloads import PoolWorkload, SizeMix
+from giornata_lab.simulation.degrees.world import PoolWorld
+from giornata_tools.cli.app import cli
+
+QUICK = ["simulate-pool", "--requests", "12", "--steps", "6", "--processes", "1"]
+
+
+def run(*flags: object, status: int = 0) -> str:
+    result = CliRunner().invoke(cli, [*map(str, flags)])
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def runs(folder: Path) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads((folder / "report.json").read_text())["runs"]
+    return found
+
+
+def test_the_names_that_help_tells_are_those_there_are() -> None:
+    assert tuple(RuleName) == command.RULES
+    assert command.DEGREES == POOL_DEGREES
+    assert set(command.PARTS) == {*LACKING, "waits", "widens", "shares"}
+    assert all(hasattr(ReplanningOptions(), part) for part in set(command.PARTS) - LACKING.keys())
+    assert all(getattr(RoundSwitches(), part) for part in command.ROUND_PARTS)
+    told = run("simulate-pool", "--help")
+    assert all(
+        name in told for name in (*RuleName, *TieBreak, *SizeMix, *command.PARTS, *command.ROUND_PARTS)
+    )
+
+
+@pytest.mark.slow
+def test_a_run_prints_a_table_and_writes_what_it_prints(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shown = run(*QUICK, "--mix", "all", "--scale", "1.0,1.5", "--seeds", 2, "--rule", "all", "--out", out)
+    rules = {"replanning", "events", "rounds of 5, eager", "deadline", "resolution"}
+    rules |= {f"degree {degree}" for degree in (1, 2, 4, 8)}
+    assert all(word in shown for word in (*rules, "uniform", "skewed", "bound", "±", "P99"))
+    told = runs(out)
+    assert len(told) == 2 * 2 * 2 * len(rules)
+    assert {run["rule"] for run in told} == rules
+    assert all(run["attainment"] <= run["bound"] for run in told)  # type: ignore[operator]  # numbers
+    rows = list(csv.DictReader((out / "rows.csv").read_text().splitlines()))
+    assert len(rows) == 12 * len(told)
+    met = sum(row["met"] == "True" for row in rows)
+    assert met == sum(run["met"] for run in told)  # type: ignore[misc]  # numbers
+    assert len((out / "runs.csv").read_text().splitlines()) == 1 + len(told)
+    kinds = ("attainment_by_scale", "latency_cdf", "attainment_by_side")
+    assert {path.name for path in out.glob("*.svg")} == {f"{k}_{mix}.svg" for k in kinds for mix in SizeMix}
+
+
+@pytest.mark.slow
+def test_equal_commands_give_equal_figures(tmp_path: Path) -> None:
+    flags = [*QUICK, "--cv", 3, "--masks", "production", "--rate", 144]
+    for name in ("a", "b"):
+        run(*flags, "--rule", "replanning", "--no-bound", "--out", tmp_path / name)
+    assert (tmp_path / "a" / "rows.csv").read_text() == (tmp_path / "b" / "rows.csv").read_text()
+    assert "bound" not in run(*flags, "--rule", "events", "--no-bound", "--in-full")
+
+
+@pytest.mark.slow
+def test_each_option_of_a_rule_makes_a_run_of_its_own(tmp_path: Path) -> None:
+    ours = ["--without", "waits,ageing,short_steps", "--steps-between", "1,10", "--every-subset"]
+    rounds = ["--round-steps", "1,5", "--ties", "fewest", "--rounds-without", "fill,scale_up"]
+    run(*QUICK, "--rule", "replanning,rounds", *ours, *rounds, "--no-bound", "--out", tmp_path)
+    names = [told["rule"] for told in runs(tmp_path) if told["scale"] == 1.0]
+    assert names == [
+        "replanning",
+        "replanning, 10 steps a decision",
+        "replanning without waits",
+        "replanning without ageing",
+        "replanning without short_steps",
+        "replanning, all subsets",
+        "rounds of 1, fewest",
+        "rounds of 5, fewest",
+    ]
+
+
+def test_what_nothing_would_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "decisions.jsonl"
+    file.write_bytes(b"")
+    for flags, told in (
+        (["--rule", "events", "--round-steps", 2], "--round-steps is of rounds"),
+        (["--rule", "rounds", "--without", "waits"], "--without is of replanning"),
+        (["--masks", "production", "--mix", "skewed"], "it takes no --mix"),
+        (["--in-full"], "it needs --masks"),
+        (["--rule", "none"], "--rule names none"),
+        (["--rule", "best"], "no rule is called best; there are replanning, events"),
+        (["--masks", "mine"], "no trace is called mine"),
+        (["--degrees", "5"], "accepted are 1, 2, 3, 4, 6, 8"),
+        (["--devices", 2, "--degrees", "4,8"], "2 devices have none of the degrees 4, 8"),
+        (["--steps-between", "0"], "accepted are 1 and more"),
+        (["--replay", file, "--devices", 4], "--replay stands alone; received --devices too"),
+    ):
+        shown = run("simulate-pool", *flags, status=2)
+        assert told in " ".join(shown.split())
+
+
+@pytest.fixture(scope="module")
+def decisions() -> list[DecisionRecord]:
+    found: list[DecisionRecord] = []
+    load = PoolWorkload(masks="production", steps=5, requests=10, per_minute=600, scale=0.5)
+    rule = RecordedRule(found.append, 4, together=costs.together)
+    PoolWorld(load.draw(), rule, POOL_DEGREES, devices=4).run()
+    return found
+
+
+def test_recorded_decisions_are_decided_again_and_compared(
+    tmp_path: Path, decisions: list[DecisionRecord]
+) -> None:
+    path = tmp_path / "decisions.jsonl"
+    lines = [as_json(one) for one in decisions]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    assert f"All {len(decisions)} decisions are equal." in run("simulate-pool", "--replay", path)
+    other = next(one for one in decisions if one.decision.begins)
+    changed = lines[decisions.index(other)].replace(b'"steps":1', b'"steps":2')
+    path.write_bytes(b"\n".join([lines[0], changed]) + b"\n")
+    shown = run("simulate-pool", "--replay", path, status=1)
+    assert "decision 2, at" in shown
+    assert "1 of 2 decisions differ" in shown
+    path.write_bytes(lines[0] + b"\n{}\n")
+    assert "line 2 is no decision of a pool: devices" in run("simulate-pool", "--replay", path, status=1)
+    path.write_bytes(b"")
+    assert "holds no decision" in run("simulate-pool", "--replay", path, status=1)

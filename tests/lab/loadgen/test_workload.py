@@ -1,0 +1,182 @@
+"""What the load generator asks for, and when."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata_lab.loadgen import facts, trace
+from giornata_lab.loadgen.distributions import arrival_times, at_percentile, chosen, zipf
+from giornata_lab.loadgen.schedule import drawn, replayed
+from giornata_lab.loadgen.workload import MAX_SEED, MaskShape, Workload, WorkloadRequest, draw, faster
+
+PRODUCTION = Workload(
+    facts.MASK_RATIOS["production"], facts.STEPS, facts.IMAGES, zipf(4, facts.ZIPF), MaskShape.BLOB
+)
+FIXED = Workload((0.2, 0.2), {8: 1.0}, {2: 1.0}, {0: 1.0}, MaskShape.SQUARE)
+
+
+@given(rate=st.floats(0.1, 50), cv=st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]), seed=st.integers(0, 2**32))
+def test_arrivals_have_their_rate_and_their_variation(rate: float, cv: float, seed: int) -> None:
+    expected = 4000
+    times = arrival_times(rate, expected / rate, seed, cv)
+    assert len(times) == pytest.approx(expected, abs=6 * cv * expected**0.5 + 2)
+    assert times == sorted(times)
+    assert 0 <= times[0] <= times[-1] < expected / rate
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    assert statistics.stdev(gaps) / statistics.mean(gaps) == pytest.approx(cv, rel=0.35, abs=1e-6)
+
+
+def test_equal_seeds_make_equal_arrivals() -> None:
+    same = [arrival_times(3.0, 50.0, seed, cv) for seed, cv in ((1, 1.0), (1, 1.0), (2, 1.0), (1, 2.0))]
+    assert same[0] == same[1]
+    assert same[0] != same[2]
+    assert same[0] != same[3]
+
+
+@pytest.mark.parametrize(("rate", "cv"), [(0.0, 1.0), (-1.0, 1.0), (1.0, -0.1)])
+def test_no_rate_and_no_variation_below_nothing(rate: float, cv: float) -> None:
+    with pytest.raises(ValueError, match="received"):
+        arrival_times(rate, 1.0, 0, cv)
+
+
+def test_percentiles_are_joined_by_straight_lines() -> None:
+    assert at_percentile([0.0, 1.0, 3.0], 0.75) == 2.0
+    assert at_percentile([0.0, 1.0, 3.0], 1.0) == 3.0
+
+
+def test_a_mix_is_chosen_by_weight() -> None:
+    mix = {30: 3.0, 8: 1.0}
+    assert [chosen(mix, share) for share in (0.0, 0.2, 0.3, 0.99, 1.0)] == [8, 8, 30, 30, 30]
+
+
+def test_zipf_falls_with_the_rank() -> None:
+    assert zipf(4, 1.0) == pytest.approx({0: 1.0, 1: 1 / 2, 2: 1 / 3, 3: 1 / 4})
+    assert zipf(3, 0.0) == pytest.approx({0: 1.0, 1: 1.0, 2: 1.0})
+
+
+def test_every_trace_is_a_distribution_of_ratios() -> None:
+    for table in facts.MASK_RATIOS.values():
+        assert len(table) >= 101
+        assert sorted(table) == table
+        assert 0 <= table[0] < table[-1] <= 1
+
+
+def test_mixed_masks_are_of_all_traces_alike() -> None:
+    means = [statistics.mean(table) for name, table in facts.MASK_RATIOS.items() if name != "mixed"]
+    assert statistics.mean(facts.MASK_RATIOS["mixed"]) == pytest.approx(statistics.mean(means))
+
+
+def test_requests_drawn_one_by_one_vary_more_than_equal_shares_and_are_not_told_by_their_times() -> None:
+    def spread_of(*, independent: bool) -> float:
+        drawn = (
+            [r.mask_ratio for r in draw([0.0] * 40, PRODUCTION, seed, independent=independent)]
+            for seed in range(40)
+        )
+        return statistics.stdev(statistics.mean(ratios) for ratios in drawn)
+
+    assert spread_of(independent=True) > 5 * spread_of(independent=False)
+    times = arrival_times(1.0, 2000.0, 5)
+    gaps = [after - before for before, after in pairwise([0.0, *times])]
+    ratios = [request.mask_ratio for request in draw(times, PRODUCTION, 5, independent=True)]
+    assert abs(statistics.correlation(gaps, ratios)) < 0.1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_few_requests_still_have_productions_masks_steps_and_pictures(seed: int) -> None:
+    found = draw([float(number) for number in range(60)], PRODUCTION, seed)
+    assert statistics.mean(request.mask_ratio for request in found) == pytest.approx(0.112, abs=0.004)
+    assert Counter(request.steps for request in found)[30] == pytest.approx(60 * 0.906 / 0.978, abs=2)
+    assert Counter(request.n for request in found)[1] == pytest.approx(60 * 0.578, abs=2)
+    assert [request.at_s for request in found] == [float(number) for number in range(60)]
+    assert len({request.seed for request in found}) == 60
+
+
+def test_templates_are_as_popular_as_they_should_be() -> None:
+    found = Counter(request.template for request in draw([0.0] * 5000, PRODUCTION, seed=0))
+    total = 1 + 1 / 2 + 1 / 3 + 1 / 4
+    assert [found[number] / 5000 for number in range(4)] == pytest.approx(
+        [1 / (rank * total) for rank in (1, 2, 3, 4)], abs=0.03
+    )
+
+
+def test_what_is_fixed_is_the_same_for_all() -> None:
+    for request in draw([0.0, 1.0], FIXED, seed=0):
+        assert (request.mask_ratio, request.steps, request.n, request.shape) == (0.2, 8, 2, MaskShape.SQUARE)
+    [request] = draw([0.0], Workload((0.2, 0.2), None, {1: 1.0}, {0: 1.0}, MaskShape.BLOB), seed=0)
+    assert request.steps is None
+
+
+requests = st.builds(
+    WorkloadRequest,
+    at_s=st.floats(0, 1e6),
+    template=st.integers(0, 10**6),
+    mask_ratio=st.floats(0, 1),
+    steps=st.none() | st.integers(1, 200),
+    n=st.integers(1, 10),
+    seed=st.integers(0, MAX_SEED),
+    shape=st.sampled_from(MaskShape),
+)
+
+
+@given(
+    found=st.lists(requests, min_size=1, max_size=8).map(lambda many: sorted(many, key=lambda r: r.at_s)),
+    suffix=st.sampled_from(trace.SUFFIXES),
+)
+def test_what_was_written_is_read_again(found: list[WorkloadRequest], suffix: str) -> None:
+    served = Workload((0.2, 0.2), None, {2: 1.0}, {0: 1.0}, MaskShape.SQUARE)
+    assert trace.complete(trace.read(trace.write(found, suffix), suffix), served, seed=5) == found
+
+
+def test_what_a_trace_does_not_tell_is_drawn_and_what_it_tells_is_kept() -> None:
+    lines = trace.read("timestamp,n,template\n2.5,3,\n1,,7\n", ".csv")
+    first, second = trace.complete(lines, FIXED, seed=0)
+    assert (first.at_s, first.n, first.template) == (1.0, 2, 7)
+    assert (second.at_s, second.n, second.template) == (2.5, 3, 0)
+    assert first.mask_ratio == second.mask_ratio == 0.2
+
+
+@pytest.mark.parametrize(
+    ("text", "suffix", "told"),
+    [
+        ("timestamp,ratio\n1,0.2\n", ".csv", "line 2: ratio: .* accepted are timestamp, mask_ratio"),
+        ("timestamp\n1\n-1\n", ".csv", "line 3: timestamp: .*greater than or equal to 0"),
+        ("timestamp\n1,2\n", ".csv", "line 2"),
+        ("timestamp\n1763800000\n", ".csv", "line 2: timestamp: .*less than"),
+        ('{"timestamp": 1}\n{"timestamp": 2, "mask_ratio": 1.5}\n', ".jsonl", "line 2: mask_ratio"),
+        ('{"timestamp": 1\n', ".jsonl", "line 1: no JSON"),
+        ("[]\n", ".jsonl", "line 1: the line"),
+        ("mask_ratio\n0.1\n", ".csv", "line 2: timestamp: Field required"),
+        ("timestamp\n", ".csv", "one request or more"),
+    ],
+)
+def test_a_trace_says_which_line_is_wrong(text: str, suffix: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        trace.read(text, suffix)
+
+
+def test_a_trace_can_be_replayed_faster() -> None:
+    found = faster(draw([2.0, 6.0], FIXED, seed=0), 4.0)
+    assert [request.at_s for request in found] == [0.5, 1.5]
+
+
+def test_every_rate_is_a_load_that_goes_on_after_the_warm_up() -> None:
+    slow, fast = drawn((2.0, 20.0), FIXED, cv=1.0, seconds=100.0, warmup_s=50.0, seed=0)
+    assert (slow.rate, slow.warmup_s, slow.seconds) == (2.0, 50.0, 100.0)
+    assert len(slow.requests) == pytest.approx(300, rel=0.2)
+    assert len(fast.requests) == pytest.approx(3000, rel=0.1)
+    assert max(request.at_s for request in fast.requests) < 150
+
+
+def test_a_load_without_a_measured_request_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no request of 0\.001 requests a second is due within 1 s"):
+        drawn((0.001,), FIXED, cv=1.0, seconds=1.0, warmup_s=0.0, seed=0)
+    lines = trace.read("timestamp\n1\n", ".csv")
+    with pytest.raises(ValueError, match="no request of the trace"):
+        replayed(lines, FIXED, speed=1.0, warmup_s=2.0, seed=0)
+    assert replayed(lines, FIXED, speed=1.0, warmup_s=0.5, seed=0).seconds == 1.0

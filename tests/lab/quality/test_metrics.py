@@ -1,0 +1,141 @@
+"""Distances between pictures, against brute force, scikit-image, scipy and closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
+from scipy.linalg import sqrtm
+from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+
+from giornata_lab.quality.metrics import (
+    PSNR_CEILING_DB,
+    Pixels,
+    SeamGradients,
+    frechet,
+    psnr_db,
+    seam,
+    together,
+)
+from giornata_tools.joining.shares import ssim
+
+PICTURES = arrays.arrays(np.uint8, (6, 7, 3))
+MASKS = arrays.arrays(np.bool_, (6, 7))
+
+
+def random_picture(seed: int, side: int = 32) -> Pixels:
+    return np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+
+
+def test_psnr_of_a_constant_gap_is_its_closed_form() -> None:
+    one = np.full((8, 8, 3), 100, np.uint8)
+    assert psnr_db(one, one + 16) == pytest.approx(20 * np.log10(255 / 16))
+
+
+def test_psnr_equals_scikit_image() -> None:
+    one, other = random_picture(0), random_picture(1)
+    assert psnr_db(one, other) == pytest.approx(peak_signal_noise_ratio(one, other))
+
+
+def test_psnr_looks_at_the_mask_alone() -> None:
+    one = random_picture(0)
+    other = one.copy()
+    other[:, 16:] = 255 - other[:, 16:]
+    left = np.zeros((32, 32), bool)
+    left[:, :16] = True
+    assert psnr_db(one, other, left) == PSNR_CEILING_DB
+    assert psnr_db(one, other, ~left) == pytest.approx(peak_signal_noise_ratio(one[:, 16:], other[:, 16:]))
+
+
+def test_psnr_of_no_pixels_is_an_error() -> None:
+    with pytest.raises(ValueError, match="0 pixels"):
+        psnr_db(random_picture(0), random_picture(1), np.zeros((32, 32), bool))
+
+
+def test_ssim_is_scikit_images_over_the_whole_and_the_mean_of_its_map_in_a_mask() -> None:
+    one, other = random_picture(0), random_picture(1)
+    mask = np.zeros((32, 32), bool)
+    mask[4:20, 6:30] = True
+    mean, every = structural_similarity(one, other, channel_axis=2, full=True)
+    assert ssim(one, other) == pytest.approx(mean)
+    assert ssim(one, other, mask) == pytest.approx(every[mask].mean())
+    assert ssim(one, one, mask) == pytest.approx(1)
+
+
+def brute_force(picture: Pixels, mask: NDArray[np.bool_]) -> tuple[float, int]:
+    total, pairs = 0.0, 0
+    for y in range(6):
+        for x in range(7):
+            for v, u in ((y + 1, x), (y, x + 1)):
+                if v < 6 and u < 7 and mask[y, x] != mask[v, u]:
+                    pairs += 1
+                    total += sum(abs(int(picture[y, x, c]) - int(picture[v, u, c])) for c in range(3)) / 765
+    return total, pairs
+
+
+@given(PICTURES, PICTURES, MASKS)
+def test_a_seam_is_every_pair_of_neighbours_of_which_one_is_masked(
+    edit: Pixels, truth: Pixels, mask: NDArray[np.bool_]
+) -> None:
+    found = seam(edit, truth, mask)
+    expected, pairs = brute_force(edit, mask)
+    assert found.pairs == pairs
+    assert found.edit == pytest.approx(expected)
+    assert found.truth == pytest.approx(brute_force(truth, mask)[0])
+
+
+def test_seams_are_put_together_as_a_ratio_of_means_not_a_mean_of_ratios() -> None:
+    both = together([SeamGradients(1.0, 2.0, 10), SeamGradients(9.0, 3.0, 30)])
+    assert both == SeamGradients(10.0, 5.0, 40)
+    assert both.ratio == 2
+
+
+def test_a_seam_of_the_truth_itself_is_one_and_a_step_at_the_border_is_seen() -> None:
+    truth = random_picture(0)
+    mask = np.zeros((32, 32), bool)
+    mask[8:20, 8:20] = True
+    assert seam(truth, truth, mask).ratio == 1
+    flat = np.full((32, 32, 3), 100, np.uint8)
+    stepped = flat.copy()
+    stepped[mask] = 110
+    assert seam(stepped, flat, mask).edit == pytest.approx(10 / 255 * seam(stepped, flat, mask).pairs)
+    assert seam(stepped, flat, mask).ratio == np.inf
+    assert np.isnan(seam(flat, flat, mask).ratio)
+
+
+def with_moments(
+    mean: NDArray[np.float64], covariance: NDArray[np.float64], seed: int
+) -> NDArray[np.float64]:
+    """Samples whose own mean and covariance are exactly these."""
+    raw = np.random.default_rng(seed).standard_normal((200, len(mean)))
+    raw -= raw.mean(0)
+    white = raw @ np.linalg.inv(np.linalg.cholesky(np.cov(raw, rowvar=False))).T
+    moments: NDArray[np.float64] = white @ np.linalg.cholesky(covariance).T + mean
+    return moments
+
+
+def test_the_frechet_distance_of_axis_parallel_gaussians_is_its_closed_form() -> None:
+    one = with_moments(np.array([0.0, 1, 2]), np.diag([1.0, 4, 9]), 0)
+    other = with_moments(np.array([3.0, 1, -2]), np.diag([4.0, 4, 1]), 1)
+    assert frechet(one, other) == pytest.approx(9 + 16 + (1 - 2) ** 2 + (3 - 1) ** 2)
+
+
+@given(st.integers(0, 10_000))
+def test_the_frechet_distance_is_scipys_by_the_definition(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    one, other = (rng.standard_normal((50, 5)) @ rng.standard_normal((5, 5)) for _ in range(2))
+    c1, c2 = np.cov(one, rowvar=False), np.cov(other, rowvar=False)
+    mean = ((one.mean(0) - other.mean(0)) ** 2).sum()
+    expected = mean + np.trace(c1 + c2 - 2 * np.real(sqrtm(c1 @ c2)))
+    assert frechet(one, other) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert frechet(one, other) == pytest.approx(frechet(other, one), rel=1e-6, abs=1e-9)
+    assert frechet(one, one) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(("one", "other"), [((1, 3), (9, 3)), ((9, 3), (9, 4))])
+def test_too_few_pictures_or_other_features_are_refused(one: tuple[int, int], other: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="received features"):
+        frechet(np.zeros(one), np.zeros(other))

@@ -1,0 +1,76 @@
+"""A run's pictures on disk, and what is refused as an earlier run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from giornata_lab.quality import pictures
+from giornata_lab.quality.cases import QualityCase, draw, slots, spread
+from giornata_tools.launcher.process import LaunchError
+from tests.lab.quality.test_report import RUN
+
+
+@pytest.fixture(scope="module")
+def some() -> list[QualityCase]:
+    return [draw(slot) for slot in spread(slots(), 4)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, some: list[QualityCase]) -> Path:
+    """A finished run of three edits."""
+    pictures.empty(tmp_path / "run")
+    for case in some[:3]:
+        pictures.save(tmp_path / "run", case, case.scene.after)
+    pictures.conclude(tmp_path / "run", RUN, some[:3])
+    return tmp_path / "run"
+
+
+def test_pictures_come_back_as_they_were(folder: Path, some: list[QualityCase]) -> None:
+    earlier = pictures.earlier(folder)
+    assert earlier.manifest.run == RUN
+    for case in some[:3]:
+        picture = earlier.picture(case)
+        assert picture is not None
+        assert np.array_equal(picture, case.scene.after)
+
+
+def test_an_edit_that_run_did_not_make_is_none(folder: Path, some: list[QualityCase]) -> None:
+    assert pictures.earlier(folder).picture(some[3]) is None
+
+
+def test_other_scenes_are_refused(folder: Path, some: list[QualityCase]) -> None:
+    scene = some[0].scene
+    scene.after[0, 0, 0] ^= 1
+    try:
+        with pytest.raises(LaunchError, match="other scenes"):
+            pictures.earlier(folder).picture(some[0])
+    finally:
+        scene.after[0, 0, 0] ^= 1
+
+
+def test_a_lost_picture_is_told_by_its_name(folder: Path, some: list[QualityCase]) -> None:
+    (folder / f"{some[0].slot.name}.png").unlink()
+    with pytest.raises(LaunchError, match=some[0].slot.name):
+        pictures.earlier(folder).picture(some[0])
+
+
+def test_an_unfinished_run_is_none(tmp_path: Path, some: list[QualityCase]) -> None:
+    pictures.empty(tmp_path)
+    pictures.save(tmp_path, some[0], some[0].scene.after)
+    with pytest.raises(LaunchError, match="no finished run"):
+        pictures.earlier(tmp_path)
+
+
+def test_a_foreign_file_of_that_name_is_told(tmp_path: Path) -> None:
+    (tmp_path / pictures.MANIFEST).write_text("{}")
+    with pytest.raises(LaunchError, match="not what a run writes"):
+        pictures.earlier(tmp_path)
+
+
+def test_emptying_removes_an_earlier_run_and_nothing_else(folder: Path) -> None:
+    (folder / "holiday.png").write_bytes(b"mine")
+    pictures.empty(folder)
+    assert [path.name for path in folder.iterdir()] == ["holiday.png"]

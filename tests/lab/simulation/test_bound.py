@@ -1,0 +1,117 @@
+"""The lower bound: its rule against brute force, and that no schedule beats it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate, combinations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata.scheduling.policies import PolicyName
+from giornata_lab.loadgen import facts
+from giornata_lab.loadgen.outcomes import percentile
+from giornata_lab.loadgen.workload import MaskShape, Workload
+from giornata_lab.simulation.bound import PooledTask, most_on_time
+from giornata_lab.simulation.machines import FLUX, FLUX_PICTURE, h800_flux
+from giornata_lab.simulation.options import BindingTime, RunOptions
+from giornata_lab.simulation.scenario import ArrivalSetting, Scenario, fewest_workers
+from giornata_lab.simulation.templates import TemplateSetting
+from tests.examples import examples
+
+
+def brute(tasks: list[PooledTask]) -> int:
+    """Every subset, in order."""
+    for count in range(len(tasks), 0, -1):
+        for kept in combinations(tasks, count):
+            now, late = 0.0, False
+            for task in kept:
+                now = max(now, task.released_s) + task.seconds
+                late = late or now > task.due_s
+            if not late:
+                return count
+    return 0
+
+
+@st.composite
+def ordered(draw: st.DrawFn) -> list[PooledTask]:
+    drawn = draw(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(1, 8)), max_size=8))
+    released = list(accumulate(gap for gap, _, _ in drawn))
+    due = accumulate((at + more for at, (_, more, _) in zip(released, drawn, strict=True)), max)
+    return [
+        PooledTask(float(at), float(by), float(took))
+        for at, by, (_, _, took) in zip(released, due, drawn, strict=True)
+    ]
+
+
+@given(ordered())
+@examples(times=4)  # few draws have subsets that differ, and a draw costs little
+def test_the_rule_keeps_as_many_as_any_subset(tasks: list[PooledTask]) -> None:
+    assert most_on_time(tasks) == brute(tasks)
+
+
+def test_orders_that_disagree_are_refused() -> None:
+    with pytest.raises(ValueError, match="by release and by deadline alike"):
+        most_on_time([PooledTask(0.0, 5.0, 1.0), PooledTask(1.0, 4.0, 1.0)])
+
+
+def scenario(**fields: Any) -> Scenario:
+    work = Workload(facts.MASK_RATIOS["public"], facts.STEPS, {1: 0.8, 4: 0.2}, {0: 1.0}, MaskShape.SQUARE)
+    kept = TemplateSetting(preloaded=("t0",))
+    return replace(
+        Scenario((h800_flux(),) * 2, work, ArrivalSetting(40.0, 0.0), FLUX_PICTURE, kept), **fields
+    )
+
+
+@given(
+    rate=st.floats(0.1, 1.5),
+    rows=st.integers(1, 8),
+    policy=st.sampled_from(PolicyName),
+    binding=st.sampled_from(BindingTime),
+    seed=st.integers(0, 99),
+    slowness=st.sampled_from([(1.0, 1.0), (1.0, 1.7), (1.7, 1.0)]),
+)
+def test_nothing_beats_the_bound(
+    rate: float,
+    rows: int,
+    policy: PolicyName,
+    binding: BindingTime,
+    seed: int,
+    slowness: tuple[float, float],
+) -> None:
+    made = scenario(machines=tuple(replace(h800_flux(rows), slowness=slow) for slow in slowness))
+    jobs = made.jobs(max(rate, 0.3), seed)
+    latencies = made.run(jobs, RunOptions(policy=policy, binding=binding)).latencies()
+    bound = made.bound(jobs)
+    for percent in (50, 95, 100):
+        assert bound.percentile(percent) <= percentile(latencies, percent) + 1e-6
+    assert bound.mean() <= sum(latencies) / len(latencies) + 1e-6
+
+
+def test_the_bound_is_met_by_a_job_alone_and_grows_with_the_load() -> None:
+    made = scenario()
+    [only, *_] = jobs = made.jobs(4.0, 1)
+    alone = made.run([only], RunOptions()).latencies()
+    assert made.bound([only]).percentile(95) == pytest.approx(alone[0], abs=0.01)
+    at_once = made.bound(jobs).percentile(95)
+    assert at_once > 2 * made.bound(made.jobs(0.4, 1)).percentile(95)
+
+
+def test_published_times_are_met_by_the_costs_that_are_derived_from_them() -> None:
+    machine = h800_flux()
+    pace, tokens = machine.pace, FLUX_PICTURE
+    jobs_shape = scenario(reuse=False).jobs(1.0, 1)[0].demand.shapes[0]
+    row_ms = jobs_shape.load(pace, reuses=False).step_ms
+    assert (jobs_shape.text, jobs_shape.image) == (tokens.text, tokens.image)
+    for batch, published_ms in zip((1, 2, 4, 8), FLUX["step_ms"], strict=True):
+        assert pace.base_ms + batch * row_ms == pytest.approx(published_ms, rel=0.01)
+
+
+def test_as_few_workers_as_are_enough() -> None:
+    made = scenario()
+    answer = fewest_workers(made, 1.0, RunOptions(), slo_s=20.0, percent=95, seeds=(1, 2), most=16)
+    assert answer.workers is not None
+    assert answer.tried[answer.workers] <= 20.0 < answer.tried[answer.workers - 1]
+    assert fewest_workers(made, 1.0, RunOptions(), slo_s=0.1, percent=95, seeds=(1,), most=4).workers is None

@@ -1,0 +1,59 @@
+"""The baseline's batches: alike, full or late, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from giornata_lab.baseline.batching import BatchCandidate, BatchPolicy, next_batch
+
+RULE = BatchPolicy(size=2, window_s=1.0)
+
+
+def rows(*alike: str, since: float = 0.0) -> list[BatchCandidate]:
+    return [BatchCandidate(kind, since) for kind in alike]
+
+
+@pytest.mark.parametrize(
+    ("alike", "now", "expected"),
+    [
+        ("", 9.0, []),
+        ("a", 0.5, []),
+        ("a", 1.0, [0]),
+        ("ab", 0.5, []),
+        ("aab", 0.0, [0, 1]),
+        ("aba", 0.0, [0, 2]),
+        ("abb", 0.0, [1, 2]),
+        ("abb", 1.0, [0]),
+        ("aaaa", 5.0, [0, 1]),
+    ],
+)
+def test_a_batch_begins_when_it_is_full_or_its_first_row_waited_long_enough(
+    alike: str, now: float, expected: list[int]
+) -> None:
+    waiting = rows(*alike)
+    assert list(map(waiting.index, next_batch(waiting, RULE, now))) == expected
+
+
+@given(
+    kinds=st.lists(st.sampled_from("abc"), max_size=20),
+    size=st.integers(1, 5),
+    window_s=st.floats(0, 2),
+    now=st.floats(0, 4),
+)
+def test_rows_of_a_batch_are_alike_and_the_first_of_their_kind(
+    kinds: list[str], size: int, window_s: float, now: float
+) -> None:
+    waiting = rows(*kinds)
+    places = list(map(waiting.index, next_batch(waiting, BatchPolicy(size, window_s), now)))
+    assert len(places) <= size
+    if places:
+        kind = kinds[places[0]]
+        assert places == [place for place, other in enumerate(kinds) if other == kind][: len(places)]
+        assert len(places) == min(size, kinds.count(kind))
+    elif kinds:
+        assert now < window_s
+        assert max(map(kinds.count, kinds)) < size
+    if kinds and now >= window_s:
+        assert places[0] == 0, "who came first goes first once it has waited"
