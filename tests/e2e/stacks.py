@@ -12,10 +12,10 @@ import numpy as np
 from PIL import Image
 
 from giornata.wire.workers import ServiceName
+from giornata_lab.bench.systems.collector import Collector
+from giornata_lab.quality.cases import draw, slots
 from giornata_tools.checkout import ADAPTERS, SEGMENTER, TRAINED
-from giornata_tools.quality.cases import draw, slots
 from tests.e2e.live import LiveStack, live_stack, paced
-from tests.fakes.collector import Collector
 from tests.fakes.key_files import write_keys
 from tests.s3_server import CREDENTIALS, S3Server
 

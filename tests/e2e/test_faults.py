@@ -15,6 +15,7 @@ import pytest
 
 from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName
+from giornata_lab.bench.systems.collector import CollectedSpan, Collector
 from giornata_tools.launcher.model import StackModel
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan
 from giornata_tools.launcher.servers import NATS, VALKEY
@@ -23,7 +24,6 @@ from tests import forking
 from tests.e2e.jobs import completions, ended, painted, submit, until_step
 from tests.e2e.live import LiveStack, paced, slowly
 from tests.e2e.pictures import box, edit_form, file, scene
-from tests.fakes.collector import Collector, Seen
 
 STEPS = 60
 STEP_S = 0.1
@@ -73,7 +73,7 @@ async def active_router(stack: LiveStack) -> str:
     return found[0]
 
 
-def attempts(spans: Sequence[Seen]) -> list[Seen]:
+def attempts(spans: Sequence[CollectedSpan]) -> list[CollectedSpan]:
     return [one for one in spans if one.name == "attempt"]
 
 

@@ -68,7 +68,7 @@ async def test_edits_and_generations_are_those_of_the_pipelines(
 ) -> None:
     of, original, inside = open_family("sd3", lambda _: checkpoint, tmp_path), picture(), MASK > 0
     asked = Asked({"guidance_scale": 3.0, "negative_prompt": NEGATIVE}, strength=0.8, seed=SEED, size=SIZE)
-    shown = {"image": Image.fromarray(original), "mask_image": Image.fromarray(MASK)}
+    shown: dict[str, Any] = {"image": Image.fromarray(original), "mask_image": Image.fromarray(MASK)}
     wanted = of.called(of.case.inpaints, asked, **shown).picture
     async with aiohttp.ClientSession(painters.url) as http:
         painted, _ = await edited(http, original, reuse="off")

@@ -9,7 +9,7 @@ import pytest
 from playwright.async_api import Browser, Route, expect
 
 from giornata.wire.errors import ServiceUnavailable, TooManyPixels
-from giornata_tools.launcher.demo.exhibits import PHOTOGRAPH_PADDING
+from giornata_lab.demo.exhibits import PHOTOGRAPH_PADDING
 from tests.e2e.pictures import file, pixels
 from tests.e2e.proxy import Proxy
 from tests.e2e.studio.browsing import visiting

@@ -36,10 +36,10 @@ from giornata.families import Family
 from giornata.schedulers import SOLVERS
 from giornata.wire.samplers import Sampler
 from giornata_denoiser.rows.row import Row
+from giornata_lab.baseline.pipeline import opened
 from giornata_prepost.families.processors import QwenPictureProcessor, QwenTextProcessor
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
-from giornata_tools.baseline.pipeline import opened
 from tests.integration.painting import Served, of_edit, of_generation, served
 from tests.integration.prepost.oracle import NEGATIVE, PROMPT, mask, mask_padding, picture
 
@@ -49,7 +49,7 @@ TEXT: Final = 48
 """Tokens that prompts are padded to."""
 REFERENCES: Final = tuple(picture(Size(*sides)) for sides in ((96, 128), (192, 64), (64, 192)))
 UNETS: Final = (Family.SD, Family.SD_INPAINT, Family.SDXL, Family.SDXL_INPAINT)
-Fields = Mapping[str, Any]
+Fields = dict[str, Any]
 _BY_GUIDANCE: Final[Fields] = {"guidance_scale": 2.5, "negative_prompt": NEGATIVE}
 _BY_TRUE_CFG: Final[Fields] = {"true_cfg_scale": 2.5, "negative_prompt": NEGATIVE}
 
@@ -224,7 +224,7 @@ class OpenFamily:
         scenes = [Image.fromarray(pixels) for pixels in asked.seen]
         kind = with_others(self.case.inpaints, scenes[1:]) if scenes else self.case.inpaints
         size = asked.size or self.case.size
-        shown = {"image": Image.fromarray(picture(size)), "mask_image": Image.fromarray(mask(size))}
+        shown: Fields = {"image": Image.fromarray(picture(size)), "mask_image": Image.fromarray(mask(size))}
         if scenes:
             shown["image_reference"] = scenes[0]
         if self.case.family is not Family.FLUX2:
@@ -243,7 +243,7 @@ class OpenFamily:
     def generated(self, asked: Asked) -> PaintedPicture:
         """What the text-to-image pipeline makes, with references where it takes some."""
         scenes = [Image.fromarray(each) for each in asked.seen]
-        shown = {"image": scenes if self.case.listed else scenes[0]} if scenes else {}
+        shown: Fields = {"image": scenes if self.case.listed else scenes[0]} if scenes else {}
         return self.called(self.case.generates, asked, **shown)
 
     def _blended(self, asked: Asked, row: Row) -> PaintedPicture:
@@ -259,7 +259,7 @@ class OpenFamily:
             begun = begun.transpose(1, 2).reshape(1, -1, *row.grid)
         levels = [1 - step / asked.steps for step in range(asked.steps)][-row.steps :]
         scenes = [Image.fromarray(each) for each in (picture(asked.size or self.case.size), *asked.seen)]
-        shown = {"image": scenes} if self.case.listed else {}
+        shown: Fields = {"image": scenes} if self.case.listed else {}
         kind = self.case.whole or self.case.generates
         return self.called(kind, asked, sigmas=levels, latents=begun, blend=blend, **shown)
 
@@ -313,7 +313,8 @@ class OpenFamily:
         """As `StableDiffusion3Pipeline` decodes; the one that inpaints forgets the shift that it encodes with."""
         vae = self.pipeline.vae
         pixels = vae.decode(latents / vae.config.scaling_factor + vae.config.shift_factor).sample
-        return self.pipeline.image_processor.postprocess(pixels)[0]
+        decoded: Image.Image = self.pipeline.image_processor.postprocess(pixels)[0]
+        return decoded
 
 
 def open_family(

@@ -21,11 +21,11 @@ from giornata.families import Family
 from giornata.wire.errors import SchemaMismatch, TooManyPixels
 from giornata.wire.samplers import Sampler
 from giornata_denoiser.families.rows import build_row
+from giornata_lab.baseline.pipeline import opened
 from giornata_prepost.families.processors import PICTURE, PixtralTextProcessor, QwenPictureProcessor
 from giornata_prepost.images import generation
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.stages import PixelLimits
-from giornata_tools.baseline.pipeline import opened
 from tests.distances import distance
 from tests.integration.conformance.families import (
     CASES,
@@ -149,7 +149,9 @@ def test_a_prompt_in_chunks_equals_the_pipeline_with_their_embeddings(
     long = replace(guided(of), prompt=words, guidance=of.case.guided | {"negative_prompt": others})
     images = of.served.images
     embeds = images.encode_text(words, of.case.size) | images.encode_unguided(others, of.case.size)
-    given = {key: tensor[None] for key, tensor in embeds.items() if key.endswith("prompt_embeds")}
+    given: dict[str, Any] = {
+        key: tensor[None] for key, tensor in embeds.items() if key.endswith("prompt_embeds")
+    }
     assert given["prompt_embeds"].shape[1] == 2 * of.served.card.max_text_tokens
     row = of.edit(long, "long")
     asked = replace(long, guidance=of.case.guided | {"negative_prompt": None})

@@ -39,7 +39,6 @@ from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.families.protocol import ControlImage, ControlledModel, GeneratingModel
 from tests.integration.prepost.loras import oracle
 from tests.integration.prepost.oracle import PROMPT, SIZE, mask, picture
-from tests.integration.prepost.test_families import tokens
 
 SEED = 3
 CPU = torch.device("cpu")
@@ -53,6 +52,15 @@ PIPELINES: Mapping[Family, tuple[Any, Any]] = {
 Checkpoint = Callable[[Family], Path]
 opened = cache(oracle.opened)
 """A pipeline gives its parts to others, which change none of them."""
+
+
+def tokens(latents: Tensor, side: int) -> Tensor:
+    """(1, channels, h, w) cut into tokens one by one; latents that the pipeline has packed are tokens already."""
+    if latents.ndim == 3:
+        return latents[0]
+    height, width = latents.shape[-2:]
+    corners = [(y, x) for y in range(0, height, side) for x in range(0, width, side)]
+    return torch.stack([latents[0, :, y : y + side, x : x + side].flatten() for y, x in corners])
 
 
 class Reached(Exception):

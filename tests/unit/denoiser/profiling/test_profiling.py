@@ -42,7 +42,7 @@ from giornata_denoiser.profiling.profiles import device_name, read_profile, writ
 from giornata_denoiser.profiling.report import report
 from giornata_denoiser.profiling.scatter import scatter
 from giornata_denoiser.rows.stored import StoredTensor
-from giornata_tools.simulation.h100 import MACHINES, shipped
+from giornata_lab.simulation.h100 import MACHINES, shipped
 from tests.fakes import tiny_driven, tiny_flux
 from tests.fakes.networks import PLAIN_4, plain
 from tests.fakes.profiles import PROFILE
