@@ -11,8 +11,8 @@ from typing import Any, Final
 from unittest.mock import patch
 
 PRELOADED: Final = (
-    "giornata_denoiser.profiling.members",
-    "giornata_denoiser.families.flux.checkpoints",
+    "giornata_denoiser.profiling.ranks",
+    "giornata_denoiser.families.flux",
     "giornata_denoiser.families.unet.checkpoints",
     "diffusers.models.auto_model",
     "diffusers.models.autoencoders.autoencoder_kl",

@@ -31,8 +31,8 @@ PRELOADED: Final = (
     "numpy", "scipy.ndimage", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin", "throttled.store",
     "giornata_gateway.service", "giornata_router.service", "giornata_lora_store.service",
     "giornata_prepost.config", "giornata_prepost.service", "giornata_prepost.segmenters",
-    "giornata_prepost.families.flux", "giornata_prepost.loras.normalising",
-    "giornata_denoiser.service", "giornata_denoiser.engine.rehearsal", "giornata_denoiser.families.flux.checkpoints",
+    "giornata_prepost.families.flux", "giornata_prepost.loras.normalisation",
+    "giornata_denoiser.service", "giornata_denoiser.engine.rehearsal", "giornata_denoiser.families.flux",
     "giornata_controlnet.service", "giornata_controlnet.config",
     "giornata_tools.cli.app", "tests.fakes.profiles",
 )  # fmt: skip
@@ -256,7 +256,7 @@ class ForkTable:
 
 def preload(names: Sequence[str]) -> None:
     """Import what forks would import."""
-    sys.modules["opentelemetry"] = None  # type: ignore[assignment]  # as giornata.seeing.switching.off has it
+    sys.modules["opentelemetry"] = None  # type: ignore[assignment]  # as giornata.observability.tracing.switch_off has it
     for name in names:
         module, _, part = name.partition(":")
         imported = importlib.import_module(module)

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from giornata.locks import alone
+from giornata.scratch import exclusive_lock
 
 
 class SharedFolders:
@@ -26,7 +26,7 @@ class SharedFolders:
         if folder not in self._found:
             making.mkdir(parents=True, exist_ok=True)
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with alone(making):
+            with exclusive_lock(making):
                 if not folder.exists():
                     part = making / "part"
                     shutil.rmtree(part, ignore_errors=True)

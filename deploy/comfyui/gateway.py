@@ -63,7 +63,7 @@ class GatewayRequest:
 
     @property
     def body(self) -> dict[str, Any]:
-        """What carries it: a form for an edit, JSON for a generation."""
+        """Return what carries it: a form for an edit, JSON for a generation."""
         fields = {**self.fields, **STREAM, "partial_images": PREVIEWS, "output_format": "png"}
         if self.task == "edits":
             data = {name: one if isinstance(one, str) else json.dumps(one) for name, one in fields.items()}
@@ -93,7 +93,7 @@ def url() -> str:
 
 
 def listed(path: str) -> list[dict[str, Any]]:
-    """What the gateway lists at `path`; what it listed before where it does not answer now."""
+    """Return what the gateway lists at `path`; what it listed before where it does not answer now."""
     told_at, last = _lists.get(path, (-FRESH_S, []))
     if time.monotonic() - told_at >= FRESH_S:
         with suppress(EditError, ValueError, KeyError), _asked("GET", path, timeout=LIST_S) as answer:

@@ -82,7 +82,7 @@ class GiornataEdit(_Node):
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Inputs]:  # noqa: N802 - ComfyUI's name
-        """What the node takes, as ComfyUI reads it."""
+        """Return what the node takes, as ComfyUI reads it."""
         mask = ("MASK", {"tooltip": "1 is repainted. Without it, transparent pixels are, or all."})
         return {
             "required": {"image": ("IMAGE",), **PROMPT},
@@ -109,7 +109,7 @@ class GiornataGenerate(_Node):
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Inputs]:  # noqa: N802 - ComfyUI's name
-        """What the node takes, as ComfyUI reads it."""
+        """Return what the node takes, as ComfyUI reads it."""
         side = _number("INT", 0, 0, 16384, f"Pixels; 0: {OWN}.", step=8)
         return {"required": PROMPT, "optional": {"width": side, "height": side, **_optional("generate")}}
 
@@ -127,7 +127,7 @@ class GiornataMask(_Node):
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Inputs]:  # noqa: N802 - ComfyUI's name
-        """What the node takes, as ComfyUI reads it."""
+        """Return what the node takes, as ComfyUI reads it."""
         words = ("STRING", {"default": "", "tooltip": "What the mask covers: the left shoe."})
         most = _number(
             "INT", 0, 0, 16, "The surest regions that are taken at most; 0: all that are sure enough."
@@ -148,7 +148,7 @@ class GiornataLora(_Node):
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Inputs]:  # noqa: N802 - ComfyUI's name
-        """What the node takes, as ComfyUI reads it."""
+        """Return what the node takes, as ComfyUI reads it."""
         ready = (one for one in gateway.listed("loras?limit=100") if one["state"] == "ready")
         scale = _number("FLOAT", 1.0, -4.0, 4.0, "How strongly it acts.", step=0.05)
         lora = _choice(f"{one['name']} {one['id']}" for one in ready)
@@ -166,7 +166,7 @@ class GiornataControlNet(_Node):
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Inputs]:  # noqa: N802 - ComfyUI's name
-        """What the node takes, as ComfyUI reads it."""
+        """Return what the node takes, as ComfyUI reads it."""
         served = {net["name"] for model in gateway.listed("models") for net in model["controlnets"]}
         required = {
             "controlnet": _choice(sorted(served)),

@@ -98,7 +98,7 @@ def _brought_in(ahead: Iterable[Requirement], python: str) -> set[str]:
 
 
 def _asked_for(name: str) -> Iterator[Requirement]:
-    """What a distribution asks for, with the extra in the marker."""
+    """Return what a distribution asks for, with the extra in the marker."""
     yield from map(Requirement, metadata.requires(name) or [])
 
 

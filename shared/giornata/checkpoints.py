@@ -54,11 +54,11 @@ class DeviceConfig(ServiceConfig):
 
     @property
     def gpus_wanted(self) -> int:
-        """How many free GPUs of its host it claims, where it has some and :attr:`device_claims`."""
+        """Return how many free GPUs of its host it claims, where it has some and :attr:`device_claims`."""
         return int(self.device in {"auto", "cuda"})
 
     def torch_device(self) -> torch.device:
-        """Where it computes.
+        """Return where it computes.
 
         Raises:
             Failed: a GPU is named that torch does not see. A CPU never stands in for it.
@@ -79,7 +79,7 @@ class DeviceConfig(ServiceConfig):
         return device
 
     def own_devices(self) -> tuple[torch.device, ...]:
-        """Where this process computes itself.
+        """Return where this process computes itself.
 
         Raises:
             Failed: as :meth:`torch_device`.
@@ -113,7 +113,7 @@ class ModelConfig(DeviceConfig):
 
     @property
     def served_name(self) -> str:
-        """How requests call the model."""
+        """Return how requests call the model."""
         return self.model_name or Path(self.model).resolve().name
 
 

@@ -160,7 +160,7 @@ def load(kind: type[C], service: str, argv: Sequence[str] | None = None) -> C:
 
 
 def constants(kind: type[ServiceConfig]) -> set[str]:
-    """What is fixed in a configuration, and no operator sets."""
+    """Return what is fixed in a configuration, and no operator sets."""
     return {name for name in kind.__class_vars__ if not name.startswith(("_", "model_"))}
 
 

@@ -23,10 +23,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from giornata.checkpoints import DeviceConfig
 from giornata.gpus import VISIBLE, host_device
-from giornata.locks import alone, lock_if_free
-from giornata.wire.devices import HostDevice
+from giornata.scratch import exclusive_lock, lock_if_free
 from giornata.wire.errors import Failed, NoFreeDevice
-from giornata.wire.workers import ServiceName
+from giornata.wire.workers import HostDevice, ServiceName
 
 ASKING_S: Final = 120.0
 """Most that telling the GPUs may take: it loads torch and wakes the driver."""
@@ -88,7 +87,7 @@ async def gpus_of(
         NoFreeDevice: other instances of `service` have too many of them.
         Failed: the configuration names a GPU that torch does not see; or as :func:`claimed`.
     """
-    async with claimed(
+    async with claim_gpus(
         service, config.instance, config.device_claims, config.gpus_wanted, seen=seen
     ) as found:
         alone = config.seeing_alone()
@@ -102,7 +101,7 @@ async def gpus_of(
 
 
 @asynccontextmanager
-async def claimed(
+async def claim_gpus(
     service: ServiceName,
     instance: str,
     folder: Path | None,
@@ -122,7 +121,7 @@ async def claimed(
     if folder is None or not gpus:
         yield ()
         return
-    with claims(folder, service, instance, gpus, wanted) as found:
+    with lock_gpus(folder, service, instance, gpus, wanted) as found:
         if len(found) < len(gpus):
             os.environ[VISIBLE] = ",".join(gpu.id for gpu in found)
         log.info("devices_claimed", devices=[f"{gpu.device} {gpu.id}" for gpu in found])
@@ -130,7 +129,7 @@ async def claimed(
 
 
 @contextmanager
-def claims(
+def lock_gpus(
     folder: Path, service: str, instance: str, gpus: Sequence[HostDevice], wanted: int
 ) -> Iterator[tuple[HostDevice, ...]]:
     """Hold the first `wanted` of `gpus` that no other instance of `service` holds: all of them, or none.
@@ -144,7 +143,7 @@ def claims(
     with ExitStack() as stack:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with alone(folder):  # of two that want several, one shall have them
+            with exclusive_lock(folder):  # of two that want several, one shall have them
                 for gpu in gpus:
                     holder = stack.enter_context(_claim(folder / f"{service}-{gpu.id}", instance))
                     if holder is None:
@@ -199,7 +198,7 @@ class DeviceLedger:
             return
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with alone(self.folder):  # nobody takes it for a dead one's before it is locked
+            with exclusive_lock(self.folder):  # nobody takes it for a dead one's before it is locked
                 self._own = self.folder / f"{gpu}@{service}@{uuid4().hex}{SUFFIX}"
                 self._handle = os.open(
                     self._own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600
@@ -214,11 +213,11 @@ class DeviceLedger:
             os.pwrite(self._handle, f"{size_bytes:020}".encode(), 0)
 
     def others(self) -> list[GpuMemoryClaim]:
-        """What others have stated. Of two that state first and then look here, at least one sees the other."""
+        """Return what others have stated. Of two that state first and then look here, at least one sees the other."""
         found: list[GpuMemoryClaim] = []
         if self.folder is None:
             return found
-        with alone(self.folder):
+        with exclusive_lock(self.folder):
             for path in set(self.folder.glob(f"*{SUFFIX}")) - {self._own}:
                 with lock_if_free(path) as of_the_dead:
                     gpu, service, _ = path.name.split("@")
@@ -229,5 +228,5 @@ class DeviceLedger:
         return found
 
     def others_bytes(self) -> int:
-        """What others need of the GPU of this process."""
+        """Return what others need of the GPU of this process."""
         return sum(one.size_bytes for one in self.others() if one.gpu == self.gpu)

@@ -8,12 +8,16 @@ from enum import StrEnum
 from pkgutil import resolve_name
 from typing import Any
 
-from giornata import components
-from giornata.components import CheckpointConfigs, Config, LatentShape, Refusal
-from giornata.kept_channels import CachedChannels, of_flux
-from giornata.wire.models import Task
-from giornata.wire.samplers import FLOW_MATCHING, Sampler
-from giornata.wire.step_caches import StepCache
+from giornata import component_configs
+from giornata.component_configs import (
+    CachedChannels,
+    CheckpointConfigs,
+    Config,
+    LatentShape,
+    Refusal,
+    of_flux,
+)
+from giornata.wire.models import FLOW_MATCHING, Sampler, StepCache, Task
 
 
 class Family(StrEnum):
@@ -118,13 +122,13 @@ class CheckpointKind:
     other_text_tokens: int = 0
     """Text tokens of another encoder, or of a picture in the prompt, which come before those."""
     autoencoder: str = "AutoencoderKL"
-    latent_shape: Callable[[Config], LatentShape] = components.autoencoder_kl
+    latent_shape: Callable[[Config], LatentShape] = component_configs.autoencoder_kl
     """Shape of the autoencoder's latents, from its ``config.json``."""
     kept_channels: Callable[[Config], CachedChannels] = of_flux
     """What a template keeps of a token, from the network's ``config.json``."""
     by_input_channels: Mapping[int, str] | None = None
     """The family by `in_channels` of the network; None where :attr:`family` is that of all. See :meth:`of`."""
-    unserved: Refusal = components.unserved_sampling
+    unserved: Refusal = component_configs.unserved_sampling
     """Why a checkpoint is not served, as the end of a sentence."""
 
     def of(self, family: str) -> CheckpointKind:
@@ -139,7 +143,7 @@ class CheckpointKind:
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """What its checkpoints are served for."""
+        """Return what its checkpoints are served for."""
         return (Task.EDIT,) if self.generation_guidance_scale is None else (Task.EDIT, Task.GENERATE)
 
 

@@ -66,7 +66,7 @@ class LastSeenTimes(Generic[K]):
         self._listens_since_s = now
 
     def is_silent(self, name: K, now: float) -> bool:
-        """Whether `name` was not mentioned for longer than :data:`SILENCE_S`."""
+        """Return whether `name` was not mentioned for longer than :data:`SILENCE_S`."""
         return now - max(self._heard_s[name], self._listens_since_s) > SILENCE_S
 
     def silent(self, now: float) -> list[K]:
@@ -74,7 +74,7 @@ class LastSeenTimes(Generic[K]):
         return [name for name in self._heard_s if self.is_silent(name, now)]
 
     def heard_s(self, name: K) -> float | None:
-        """When `name` was mentioned last; None where it is not watched."""
+        """Return when `name` was mentioned last; None where it is not watched."""
         return self._heard_s.get(name)
 
 
@@ -128,10 +128,10 @@ class Fleet(LastSeenTimes[str]):
 
     def cards(self) -> dict[str, ModelCard]:
         """The models that can be asked for, by name; see :func:`served`."""
-        return served(self.all())
+        return served_models(self.all())
 
 
-def served(states: Iterable[ServiceState]) -> dict[str, ModelCard]:
+def served_models(states: Iterable[ServiceState]) -> dict[str, ModelCard]:
     """Models that a ready denoiser and a ready prepost of `states` serve with the same digest, by name.
 
     Of step caches a card tells those that all denoisers of the model have.

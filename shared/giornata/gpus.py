@@ -14,9 +14,9 @@ from typing import Final
 import torch
 from pydantic import TypeAdapter
 
-from giornata.control.devices import device_id
-from giornata.wire.devices import HostDevice
+from giornata.control.networks import device_id
 from giornata.wire.errors import Failed
+from giornata.wire.workers import HostDevice
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 

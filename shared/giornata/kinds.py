@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from giornata import components
+from giornata import component_configs
+from giornata.component_configs import of_joint, of_unet, of_z_image
 from giornata.families import CheckpointKind, DistilledVariant, Family
-from giornata.kept_channels import of_joint, of_unet, of_z_image
-from giornata.wire.samplers import DISCRETE_TIME, FLOW_MATCHING, WITH_LIGHTNING
+from giornata.wire.models import DISCRETE_TIME, FLOW_MATCHING, WITH_LIGHTNING
 
 _FLUX_INPAINT: Final = CheckpointKind(
     Family.FLUX_INPAINT,
@@ -46,7 +46,7 @@ _SD: Final = CheckpointKind(
     text_chunks=4,
     kept_channels=partial(of_unet, 8),
     by_input_channels={4: Family.SD, 9: Family.SD_INPAINT},
-    unserved=components.unserved_sd,
+    unserved=component_configs.unserved_sd,
 )
 _SDXL: Final = replace(
     _SD,
@@ -56,7 +56,7 @@ _SDXL: Final = replace(
     token_latents=4,
     kept_channels=partial(of_unet, 4),
     by_input_channels={4: Family.SDXL, 9: Family.SDXL_INPAINT},
-    unserved=components.unserved_sdxl,
+    unserved=component_configs.unserved_sdxl,
 )
 _SD3: Final = CheckpointKind(
     Family.SD3,
@@ -143,7 +143,7 @@ _QWEN_IMAGE: Final = CheckpointKind(
     tokenizer="tokenizer",
     prompt_frame=0,
     autoencoder="AutoencoderKLQwenImage",
-    latent_shape=components.autoencoder_qwen,
+    latent_shape=component_configs.autoencoder_qwen,
     kept_channels=of_joint,
 )
 _QWEN_IMAGE_EDIT: Final = replace(
@@ -172,8 +172,8 @@ _QWEN_IMAGE_21: Final = replace(
     tokenizer="processor",
     prompt_frame=None,
     autoencoder="AutoencoderKLQwenImage21",
-    latent_shape=components.autoencoder_qwen_21,
-    unserved=components.unserved_qwen_21,
+    latent_shape=component_configs.autoencoder_qwen_21,
+    unserved=component_configs.unserved_qwen_21,
 )
 _CHROMA: Final = CheckpointKind(
     Family.CHROMA,

@@ -58,7 +58,7 @@ def end_logs() -> None:
         sys.stderr = None  # as Python has it where there is none
 
 
-def visible(text: str, kept: str = "") -> str:
+def escape_controls(text: str, kept: str = "") -> str:
     """`text` with its control characters as escapes, but for those in `kept`, so that a terminal obeys none."""
     return _CONTROL.sub(lambda found: found[0] if found[0] in kept else ascii(found[0])[1:-1], text)
 
@@ -73,7 +73,9 @@ def _shown(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Mu
     for name, value in event.items():
         if isinstance(value, str):
             traceback = name == "exception"
-            event[name] = visible(value, "\n").replace("\n", "\n  ") if traceback else visible(value)
+            event[name] = (
+                escape_controls(value, "\n").replace("\n", "\n  ") if traceback else escape_controls(value)
+            )
     return event
 
 

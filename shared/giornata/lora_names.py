@@ -22,7 +22,7 @@ class FactorName(NamedTuple):
 
 
 def read_factor_name(name: str) -> FactorName | None:
-    """What the name of a tensor says; None if it is no factor's."""
+    """Return what the name of a tensor says; None if it is no factor's."""
     found = _FACTOR.match(name)
     if found is None:
         return None

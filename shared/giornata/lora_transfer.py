@@ -126,7 +126,7 @@ class LoraUpload:
 
 
 @asynccontextmanager
-async def sending(bus: Bus, tenant: str | None = None) -> AsyncIterator[LoraUpload]:
+async def open_upload(bus: Bus, tenant: str | None = None) -> AsyncIterator[LoraUpload]:
     """An upload that has begun; it is dropped where its sender fails. `tenant`: whose LoRA it becomes, if it does."""
     upload = LoraUpload(bus, tenant)
     try:
@@ -137,7 +137,7 @@ async def sending(bus: Bus, tenant: str | None = None) -> AsyncIterator[LoraUplo
         raise
 
 
-async def pieces(bus: Bus, file: StoredFile, limit_bytes: int) -> AsyncIterator[bytes]:
+async def read_pieces(bus: Bus, file: StoredFile, limit_bytes: int) -> AsyncIterator[bytes]:
     """The bytes of a file in the store, piece by piece.
 
     Raises:
@@ -164,7 +164,7 @@ async def pieces(bus: Bus, file: StoredFile, limit_bytes: int) -> AsyncIterator[
 async def fetch(bus: Bus, file: StoredFile, path: Path, limit_bytes: int) -> None:
     """Write a file of the store to `path`; raises as :func:`pieces`, and OSError where the disk fails."""
     with path.open("wb") as target:
-        async for piece in pieces(bus, file, limit_bytes):
+        async for piece in read_pieces(bus, file, limit_bytes):
             await asyncio.to_thread(target.write, piece)
 
 

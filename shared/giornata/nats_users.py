@@ -1,41 +1,111 @@
-r"""``python -m giornata.nats_users FOLDER``: passwords for the users of NATS, and the servers' configuration.
-
-Below FOLDER lies a folder for each reader, so that a container is given its own and no other:
-
-\b
-* ``<service>/password`` - what ``GIORNATA_NATS_PASSWORD_FILE`` of a service names, and of the profiler;
-* ``clients/observer``, ``clients/operator``, ``clients/reloader`` - passwords for people and for --reload;
-* ``server/users.conf`` - who may do what, and ``server/cluster.conf`` where there are several servers: for ``include``
-  in nats-server's configuration.
-
-Applications come from the file of API keys, which holds hashes of their passwords. Existing passwords stay, so that
-running services keep theirs; rights follow this version. Only the owner may read any of it.
-"""
+"""``python -m giornata.nats_users FOLDER``: passwords for the users of NATS, and the servers' configuration."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
+import nats.errors
 
 from giornata.api_keys import KeysFile, KeysFileError, parse
-from giornata.locks import alone
-from giornata.nats_reload import reload_servers
-from giornata.wire.errors import GiornataError
-from giornata.wire.nats_config import (
+from giornata.bus.connection import FailFastNatsClient, open_client
+from giornata.deadlines import Deadline
+from giornata.scratch import exclusive_lock
+from giornata.wire.errors import GiornataError, ServiceUnavailable
+from giornata.wire.permissions import (
     CLUSTER_PORT,
+    RELOADER,
     ROUTES_USER,
+    NatsRole,
     cluster_config,
     has_anonymous,
     users_config,
 )
-from giornata.wire.permissions import RELOADER, NatsRole
 from giornata.wire.workers import ServiceName
+
+# Have NATS servers read their configuration again, by requests to their system account.
+#
+# A server that reloads lets new users in, gives all users their new rights, and closes the connections of
+# users that are no longer there. Other connections stay.
+
+
+PING: Final = "$SYS.REQ.SERVER.PING"
+LIMIT_S: Final = 5.0
+"""How long a server may take to let us in, to tell of itself, or to reload."""
+
+
+async def reload_servers(url: str, password_file: Path) -> int:
+    """Reload every server of the cluster that `url` leads to; how many that were.
+
+    A server that is away reads its configuration when it starts.
+
+    Raises:
+        ServiceUnavailable: no server answers or lets us in, or a server does not accept its configuration; the others
+            have reloaded.
+    """
+    async with open_client(url, RELOADER, RELOADER, password_file, LIMIT_S) as client:
+        servers = await _servers(client)
+        if not servers:
+            raise ServiceUnavailable(
+                "No NATS server has told of itself, so that none is known to have reloaded."
+            )
+        failed = [server for server in servers if not await _reload(client, server)]
+    if failed:
+        raise ServiceUnavailable(
+            f"Of {len(servers)} NATS servers, {len(failed)} did not take the new configuration; their logs say why.",
+            received=", ".join(failed),
+        )
+    return len(servers)
+
+
+async def _servers(client: FailFastNatsClient) -> list[str]:
+    """IDs of the cluster's servers. Each tells how many it knows, so that all are heard; one may just have died."""
+    inbox, deadline = client.new_inbox(), Deadline.after_ms(LIMIT_S * 1000)
+    heard = await client.subscribe(inbox)
+    await client.publish(PING, reply=inbox)
+    found: list[str] = []
+    expected = 1
+    while len(found) < expected:
+        try:
+            message = await heard.next_msg(timeout=deadline.remaining_s())
+        except nats.errors.TimeoutError:
+            break
+        told: dict[str, Any] = json.loads(message.data)
+        found.append(told["server"]["id"])
+        expected = max(expected, told["statsz"].get("active_servers", 1))
+    await heard.unsubscribe()
+    return found
+
+
+async def _reload(client: FailFastNatsClient, server: str) -> bool:
+    """Return whether the server has taken its configuration."""
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            answer = await client.request(f"$SYS.REQ.SERVER.{server}.RELOAD", timeout=LIMIT_S)
+    except (TimeoutError, nats.errors.Error):
+        return False
+    return "error" not in json.loads(answer.data)
+
+
+# ``python -m giornata.nats_users FOLDER``: passwords for the users of NATS, and the servers' configuration.
+#
+# Below FOLDER lies a folder for each reader, so that a container is given its own and no other:
+#
+# \b
+# * ``<service>/password`` - what ``GIORNATA_NATS_PASSWORD_FILE`` of a service names, and of the profiler;
+# * ``clients/observer``, ``clients/operator``, ``clients/reloader`` - passwords for people and for --reload;
+# * ``server/users.conf`` - who may do what, and ``server/cluster.conf`` where there are several servers: for
+#   ``include`` in nats-server's configuration.
+#
+# Applications come from the file of API keys, which holds hashes of their passwords. Existing passwords
+# stay, so that running services keep theirs; rights follow this version. Only the owner may read any of it.
+
 
 USERS_CONF: Final = Path("server", "users.conf")
 CLUSTER_CONF: Final = "cluster.conf"
@@ -46,7 +116,7 @@ PASSWORD_BYTES: Final = 32
 
 
 def password_file(folder: Path, user: str) -> Path:
-    """Where the password of `user` lies. An application's lies nowhere."""
+    """Return where the password of `user` lies. An application's lies nowhere."""
     return folder / user / "password" if user in RUNNING else folder / "clients" / user
 
 
@@ -77,7 +147,7 @@ def update_users(folder: Path, keys: Path) -> None:
     file in `folder`; KeysFileError as :func:`read_keys`.
     """
     config = folder / USERS_CONF
-    with alone(config.parent):
+    with exclusive_lock(config.parent):
         anonymous = NatsRole.APPLICATION if has_anonymous(config.read_text(encoding="utf-8")) else None
         write_users(folder, read_keys(keys).passwords, anonymous=anonymous)
 
@@ -99,7 +169,7 @@ def read_keys(path: Path) -> KeysFile:
 
 
 def write_cluster(folder: Path, listen: str, hosts: Sequence[str], name: str = CLUSTER_CONF) -> None:
-    """Write ``server/<name>``; other arguments: see :func:`giornata.wire.nats_config.cluster_config`."""
+    """Write ``server/<name>``; other arguments: see :func:`giornata.wire.permissions.cluster_config`."""
     password = _password(folder / "server" / ROUTES_USER)
     _write(folder / "server" / name, cluster_config(listen, hosts, password))
 

@@ -1,10 +1,10 @@
-"""Records in JetStream's key-value buckets: jobs, and jobs that were given up."""
+"""Records in JetStream's key-value buckets: jobs, those that were given up, and what belongs to tenants."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,18 +12,36 @@ from typing import Final, Generic, TypeVar
 
 from nats.js import JetStreamContext
 from nats.js.api import Header
-from nats.js.errors import APIError, InvalidKeyError, KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.errors import (
+    APIError,
+    InvalidKeyError,
+    KeyNotFoundError,
+    KeyWrongLastSequenceError,
+    NotFoundError,
+)
 from nats.js.kv import KeyValue
 from pydantic import BaseModel
 
 from giornata.bus.streams import LINGER_S, is_full
-from giornata.cancellation import heed_cancel
-from giornata.deadlines import Deadline
-from giornata.retries import error_code, repeated, written
-from giornata.wire import codec
-from giornata.wire.errors import GiornataError, InternalError, JobNotFound, StoreFull
-from giornata.wire.progress import JobRecord
-from giornata.wire.stores import QUARANTINE, RECORDS
+from giornata.deadlines import Deadline, heed_cancel
+from giornata.retries import ask_jetstream, error_code, write_to_jetstream
+from giornata.wire import codec, subjects
+from giornata.wire.errors import (
+    GiornataError,
+    InternalError,
+    JobNotFound,
+    LoraNotFound,
+    StoreFull,
+    TemplateNotFound,
+    WebhookNotFound,
+)
+from giornata.wire.jobs import JobRecord
+from giornata.wire.loras import EVERYONE, LoraRecord
+from giornata.wire.stores import LORAS, QUARANTINE, RECORDS, TEMPLATES, WEBHOOKS, bucket_stream
+from giornata.wire.templates import TemplateRecord, WebhookRecord
+
+# Records in JetStream's key-value buckets: jobs, and jobs that were given up.
+
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -71,7 +89,7 @@ class RecordBucket(Generic[R]):
     async def read(self, key: str) -> RecordRevision[R]:
         """The present revision of a record."""
         try:
-            entry = await repeated(lambda: self.bucket.get(key))
+            entry = await ask_jetstream(lambda: self.bucket.get(key))
         except (KeyNotFoundError, InvalidKeyError) as error:
             raise self._none(key) from error
         if entry.value is None or entry.revision is None:
@@ -88,7 +106,9 @@ class RecordBucket(Generic[R]):
         StoreFull if the bucket has no room.
         """
         try:
-            return await written(lambda: self.bucket.create(self.key_of(record), codec.encode(record)))
+            return await write_to_jetstream(
+                lambda: self.bucket.create(self.key_of(record), codec.encode(record))
+            )
         except KeyWrongLastSequenceError:
             return None
         except APIError as error:
@@ -98,7 +118,7 @@ class RecordBucket(Generic[R]):
 
     async def put(self, record: R) -> int:
         """Write a record, whether there is one or not, and return the number of its revision."""
-        return await written(lambda: self.bucket.put(self.key_of(record), codec.encode(record)))
+        return await write_to_jetstream(lambda: self.bucket.put(self.key_of(record), codec.encode(record)))
 
     async def change(self, key: str, change: Change[R]) -> R:
         """The record after `change` was applied to the present one, again if another writer was faster."""
@@ -123,20 +143,20 @@ class RecordBucket(Generic[R]):
         raise InternalError(f"The record {key} is changed by too many at once.")
 
     def life_s(self, _record: R) -> int | None:
-        """How long a revision is kept if no other follows; None: as long as the bucket keeps any."""
+        """Return how long a revision is kept if no other follows; None: as long as the bucket keeps any."""
         return None
 
     async def _write(self, key: str, record: R, revision: int) -> int:
         """Write the revision after `revision`, and return its number, or raise KeyWrongLastSequenceError."""
         data, life_s = codec.encode(record), self.life_s(record)
         if life_s is None:
-            return await written(partial(self.bucket.update, key, data, last=revision))
+            return await write_to_jetstream(partial(self.bucket.update, key, data, last=revision))
         # nats-py gives a life to the first revision of a key alone
         expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(revision)}
         subject = f"$KV.{self.name}.{key}"
         publish = partial(self.jetstream.publish, subject, data, headers=expected, msg_ttl=life_s)
         try:
-            return (await written(publish)).seq
+            return (await write_to_jetstream(publish)).seq
         except APIError as error:
             if error_code(error) in _WRONG_LAST:
                 raise KeyWrongLastSequenceError(description=error.description) from error
@@ -144,7 +164,7 @@ class RecordBucket(Generic[R]):
 
     async def delete(self, key: str, revision: int | None = None) -> None:
         """Forget a record, if it still has `revision`; a record that is not there is no error."""
-        await written(lambda: self.bucket.delete(key, last=revision))
+        await write_to_jetstream(lambda: self.bucket.delete(key, last=revision))
 
     async def matching(self, pattern: str) -> list[R]:
         """Every record whose key matches, in no order.
@@ -164,7 +184,7 @@ class RecordBucket(Generic[R]):
     async def _keys(self, pattern: str) -> list[str]:
         keys = f"$KV.{self.name}."
         ask = partial(self.jetstream.stream_info, f"KV_{self.name}", subjects_filter=keys + pattern)
-        return [name.removeprefix(keys) for name in (await repeated(ask)).state.subjects or ()]
+        return [name.removeprefix(keys) for name in (await ask_jetstream(ask)).state.subjects or ()]
 
     async def _read_each(self, keys: Sequence[str]) -> dict[str, R]:
         found: dict[str, R] = {}
@@ -198,7 +218,7 @@ class RecordBucket(Generic[R]):
     @asynccontextmanager
     async def _watching(self, pattern: str) -> AsyncIterator[KeyValue.KeyWatcher]:
         """Entries of matching keys: the present ones, then every change; None stands somewhere between them."""
-        watcher = await repeated(lambda: self.bucket.watch(pattern, inactive_threshold=UNHEARD_S))
+        watcher = await ask_jetstream(lambda: self.bucket.watch(pattern, inactive_threshold=UNHEARD_S))
         try:
             heed_cancel()
             yield watcher
@@ -290,3 +310,182 @@ class Quarantine(RecordBucket[JobRecord]):
 
 def _job_id(record: JobRecord) -> str:
     return record.job.job_id
+
+
+# Records of a key-value bucket in memory, for lists that would read each of them again.
+
+
+FEW: Final = 64
+"""So many changes are read one after the other, however few records the mirror holds."""
+_OPERATION: Final = "KV-Operation"
+"""The header of a revision that deletes its key."""
+
+
+class BucketMirror(Generic[R]):
+    """The records of a bucket by owner, the first token of their keys. Used from one event loop.
+
+    It follows nothing for long: :meth:`refresh` asks for what has changed.
+    """
+
+    def __init__(self, bucket: RecordBucket[R]) -> None:
+        self._bucket = bucket
+        self._stream, self._keys = bucket_stream(bucket.name), f"$KV.{bucket.name}."
+        self._owners: dict[str, dict[str, R]] = {}
+        self._seen = 0
+        """The last sequence of the bucket's stream that is here."""
+        self._refreshing = asyncio.Lock()
+
+    def of(self, owner: str) -> list[R]:
+        """An owner's records as of the last :meth:`refresh`, in no order."""
+        return list(self._owners.get(owner, {}).values())
+
+    def all(self) -> list[R]:
+        """Every owner's records, as :meth:`of`."""
+        return [record for owned in self._owners.values() for record in owned.values()]
+
+    @property
+    def seen(self) -> int:
+        """Return what :meth:`refresh` has read up to; the records are the same while it is."""
+        return self._seen
+
+    async def refresh(self) -> None:
+        """Take every change that was acknowledged before the call."""
+        async with self._refreshing:
+            last = (
+                await ask_jetstream(partial(self._bucket.jetstream.stream_info, self._stream))
+            ).state.last_seq
+            behind = last - self._seen
+            if behind < 0 or behind > FEW + sum(map(len, self._owners.values())):
+                self._owners = await self._all()  # the bucket was made again, or this is quicker
+            elif behind:
+                await self._read_changes(last)
+            self._seen = last
+
+    async def _all(self) -> dict[str, dict[str, R]]:
+        owners: dict[str, dict[str, R]] = {}
+        _keep(owners, (await self._bucket.everything()).items())
+        return owners
+
+    async def _read_changes(self, last: int) -> None:
+        sequence = self._seen
+        while sequence < last:
+            ask = partial(
+                self._bucket.jetstream.get_msg, self._stream, sequence + 1, f"{self._keys}>", next=True
+            )
+            try:
+                message = await ask_jetstream(ask)
+            except NotFoundError:  # what followed has been removed
+                return
+            sequence, key = message.seq or last, (message.subject or "").removeprefix(self._keys)
+            gone = message.data is None or _OPERATION in (message.headers or {})
+            _keep(
+                self._owners, [(key, None if gone else codec.decode(self._bucket.kind, message.data or b""))]
+            )
+
+
+def _keep(owners: dict[str, dict[str, R]], records: Iterable[tuple[str, R | None]]) -> None:
+    """Put records in their places by key; None removes one."""
+    for key, record in records:
+        owned = owners.setdefault(key.partition(".")[0], {})
+        if record is None:
+            owned.pop(key, None)
+        else:
+            owned[key] = record
+
+
+# Records that belong to tenants: registered templates, LoRAs and webhooks, in JetStream's key-value
+# buckets.
+
+
+@dataclass(frozen=True)
+class TenantRecords(Generic[R]):
+    """A bucket of records by tenant and id; where there is none, the bucket's own error is raised."""
+
+    bucket: RecordBucket[R]
+
+    async def get(self, tenant: str, name: str) -> R:
+        """A tenant's record."""
+        return await self.bucket.get(self._key(tenant, name))
+
+    async def create(self, record: R) -> bool:
+        """Write the first revision; False if there is a record already."""
+        return await self.bucket.create(record) is not None
+
+    async def change(self, tenant: str, name: str, change: Change[R]) -> R:
+        """Change a record as in every bucket."""
+        return await self.bucket.change(self._key(tenant, name), change)
+
+    async def delete(self, record: R) -> None:
+        """Forget the record; a record that is not there is no error."""
+        await self.bucket.delete(self.bucket.key_of(record))
+
+    async def all_of(self, tenant: str) -> list[R]:
+        """Every record of a tenant, in no order."""
+        return await self.bucket.matching(f"{owner_of(tenant)}.*")
+
+    async def until(self, tenant: str, name: str, condition: Callable[[R], bool], deadline: Deadline) -> R:
+        """The record as soon as `condition` holds for it, or as it stands at the deadline."""
+        return await self.bucket.until(self._key(tenant, name), condition, deadline)
+
+    def _key(self, tenant: str, name: str) -> str:
+        return _key(tenant, name, self.bucket.missing)
+
+
+class TemplateRecords(TenantRecords[TemplateRecord]):
+    """The registered templates, or TemplateNotFound. Make it with :meth:`open`."""
+
+    @classmethod
+    async def open(cls, jetstream: JetStreamContext) -> TemplateRecords:
+        """The bucket of a connection."""
+        bucket = await jetstream.key_value(TEMPLATES)
+        return cls(
+            RecordBucket(jetstream, TEMPLATES, bucket, TemplateRecord, _template_key, TemplateNotFound)
+        )
+
+
+class LoraRecords(TenantRecords[LoraRecord]):
+    """The LoRAs and their uploads, or LoraNotFound. Make it with :meth:`open`."""
+
+    @classmethod
+    async def open(cls, jetstream: JetStreamContext) -> LoraRecords:
+        """The bucket of a connection."""
+        bucket = await jetstream.key_value(LORAS)
+        return cls(RecordBucket(jetstream, LORAS, bucket, LoraRecord, _lora_key, LoraNotFound))
+
+    async def all(self) -> list[LoraRecord]:
+        """Every record of every tenant, in no order."""
+        return list((await self.bucket.everything()).values())
+
+
+class WebhookRecords(TenantRecords[WebhookRecord]):
+    """The webhooks that were not taken yet, by their jobs, or WebhookNotFound. Make it with :meth:`open`."""
+
+    @classmethod
+    async def open(cls, jetstream: JetStreamContext) -> WebhookRecords:
+        """The bucket of a connection."""
+        bucket = await jetstream.key_value(WEBHOOKS)
+        return cls(RecordBucket(jetstream, WEBHOOKS, bucket, WebhookRecord, _webhook_key, WebhookNotFound))
+
+
+def _webhook_key(record: WebhookRecord) -> str:
+    return _key(record.tenant, record.job_id, WebhookNotFound)
+
+
+def _template_key(record: TemplateRecord) -> str:
+    return _key(record.tenant, record.template_id, TemplateNotFound)
+
+
+def _lora_key(record: LoraRecord) -> str:
+    return _key(record.tenant, record.lora_id, LoraNotFound)
+
+
+def _key(tenant: str, name: str, missing: type[GiornataError]) -> str:
+    try:
+        return f"{owner_of(tenant)}.{subjects.token(name)}"
+    except ValueError as error:
+        raise missing(received=name) from error
+
+
+def owner_of(tenant: str) -> str:
+    """The first token of the keys of a tenant's records; ValueError for a name that no tenant can have."""
+    return tenant if tenant == EVERYONE else subjects.token(tenant)

@@ -82,7 +82,7 @@ def until_led(worth_it: Callable[[BaseException], bool], limit_s: float) -> Asyn
     return _jittered(retry_if_exception(worth_it), 0.1, 1, stop_after_delay(limit_s))
 
 
-async def persistently(policy: Callable[[], AsyncRetrying], ask: Callable[[], Awaitable[T]]) -> T:
+async def retry(policy: Callable[[], AsyncRetrying], ask: Callable[[], Awaitable[T]]) -> T:
     """What `ask` returns, tried again as the policy says; nothing but `ask` costs time where the first try succeeds.
 
     The policy, made at the first failure, counts that one, and counts its time from it.
@@ -100,27 +100,27 @@ async def persistently(policy: Callable[[], AsyncRetrying], ask: Callable[[], Aw
     return await policy()(after_the_first)
 
 
-async def repeated(ask: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS_S) -> T:
+async def ask_jetstream(ask: Callable[[], Awaitable[T]], limit_s: float = LEADERLESS_S) -> T:
     """The answer of JetStream to a question that may be asked twice: a read, or the creation of what may exist."""
-    return await persistently(partial(until_led, _has_no_leader, limit_s), ask)
+    return await retry(partial(until_led, _has_no_leader, limit_s), ask)
 
 
-async def just_made(read: Callable[[], Awaitable[T]], limit_s: float = COMING_UP_S) -> T:
+async def read_just_made(read: Callable[[], Awaitable[T]], limit_s: float = COMING_UP_S) -> T:
     """The answer to a read of a stream or bucket that was made a moment ago, by whomever.
 
     A cluster of servers says that it exists as soon as it is agreed upon; a server that has not applied it says that
     there is none.
     """
-    return await persistently(partial(until_led, _may_not_be_applied, limit_s), read)
+    return await retry(partial(until_led, _may_not_be_applied, limit_s), read)
 
 
-async def written(write: Callable[[], Awaitable[T]]) -> T:
+async def write_to_jetstream(write: Callable[[], Awaitable[T]]) -> T:
     """The answer of JetStream to a write, which is tried again only if it was surely not taken.
 
     After a TimeoutError or LostError it may have been taken. A creation meets KeyNotFoundError where another writer was
     faster, and a cluster of servers has taken that record but not applied it: nobody can read it yet.
     """
-    return await persistently(partial(until_led, _was_not_taken, LEADERLESS_S), write)
+    return await retry(partial(until_led, _was_not_taken, LEADERLESS_S), write)
 
 
 def error_code(error: BaseException) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from giornata.wire.samplers import Sampler
+from giornata.wire.models import Sampler
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""Folders that live as long as the processes that use them, however these end.
-
-A folder's owner, and every other user, holds a shared lock on it, which the kernel frees with the process. Who makes
-the next folder of that kind removes those that nobody holds: they were left by processes that were killed.
-"""
+"""Folders and locks that live as long as the processes that use them, however these end."""
 
 from __future__ import annotations
 
@@ -15,6 +11,44 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
+
+# Locks between processes of one host; the kernel frees them when their process ends, however it ends.
+
+
+@contextmanager
+def exclusive_lock(folder: Path) -> Iterator[None]:
+    """Wait until no other process is inside with this folder, and keep others out meanwhile."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # until it is closed
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def lock_if_free(path: Path) -> Iterator[int | None]:
+    """Hold the file at `path`, which is made if it is missing; the open file, or None where a process has it."""
+    handle = os.open(
+        path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600
+    )  # not inherited by children that run programs
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+        else:
+            yield handle
+    finally:
+        os.close(handle)
+
+
+# Folders that live as long as the processes that use them, however these end.
+#
+# A folder's owner, and every other user, holds a shared lock on it, which the kernel frees with the
+# process. Who makes the next folder of that kind removes those that nobody holds: they were left by
+# processes that were killed.
+
 
 PREFIX: Final = "giornata+"
 """Begins the names, and tells these folders from others that nobody locks. Short, for sockets lie in them."""

@@ -79,7 +79,7 @@ class SharedPool:
         return self._tenants[tenant].held if tenant in self._tenants else 0
 
     def fits(self, holding: TenantAllocation, amount: int, now: float, kept: float = KEPT) -> bool:
-        """Whether `amount` more is free for a holding; any amount is where nothing is held."""
+        """Return whether `amount` more is free for a holding; any amount is where nothing is held."""
         free, own = self.capacity - self.used, self._level(holding, amount)
         if not self.used or not amount:
             return True

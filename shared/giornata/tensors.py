@@ -19,7 +19,7 @@ NEGATIVE: Final = "negative_"
 
 
 def padding_tokens(mask: torch.Tensor | None) -> int:
-    """How many of a text's last tokens are padding by its :data:`PROMPT_MASK`; one token at least is none."""
+    """Return how many of a text's last tokens are padding by its :data:`PROMPT_MASK`; one token at least is none."""
     if mask is None:
         return 0
     live = mask.nonzero()

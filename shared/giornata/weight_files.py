@@ -48,7 +48,7 @@ def pipeline_variant(folder: Path, left_out: Collection[str] = ()) -> str | None
 
 
 def unloadable(config: Mapping[str, Any]) -> str | None:
-    """Why a component with this ``config.json`` is not loaded, as the end of a sentence; None where it is."""
+    """Return why a component with this ``config.json`` is not loaded, as the end of a sentence; None where it is."""
     if not (told := config.get("quantization_config")):
         return None
     method = told.get("quant_method") if isinstance(told, Mapping) else None

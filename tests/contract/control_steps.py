@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from giornata.wire.control_steps import (
+from giornata.wire.controlnets import (
     CancelStep,
     ControlNetStepFailed,
+    DataPath,
     DeviceMemory,
     Dtype,
     LinkOpened,
@@ -15,7 +16,6 @@ from giornata.wire.control_steps import (
     ResidualsRequest,
     StepCancelled,
 )
-from giornata.wire.controlnets import DataPath
 
 CONTROL_STEPS: tuple[BaseModel, ...] = (
     OpenLink(

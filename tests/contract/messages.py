@@ -6,7 +6,6 @@ from pydantic import BaseModel
 
 from giornata.families import Family
 from giornata.wire.adapters import ControlKind
-from giornata.wire.blocks import BlockSpec
 from giornata.wire.controlnets import (
     CloseControl,
     CloseControlReply,
@@ -15,28 +14,28 @@ from giornata.wire.controlnets import (
     OpenControl,
     OpenControlReply,
 )
-from giornata.wire.devices import HostDevice
 from giornata.wire.errors import ErrorBody
-from giornata.wire.events import DenoisedEvent, DoneEvent, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.fleet import FleetSummary
-from giornata.wire.host_tiers import (
-    HostTier,
-    TierChange,
-    TierLoadReply,
-    TierLoadRequest,
-    TierLoads,
-    TierSnapshot,
-    TierSnapshotRequest,
-    WantedFiles,
-    packed,
+from giornata.wire.jobs import (
+    BlobRef,
+    Encoding,
+    Inspection,
+    Job,
+    JobRecord,
+    JobState,
+    Priority,
+    PromptTokens,
+    RowRecord,
+    RowState,
+    TemplateUse,
 )
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority, PromptTokens
 from giornata.wire.loras import (
     BeginUpload,
     CanonicalLora,
     DropUpload,
     FileChunk,
     FinishUpload,
+    HostTier,
     KeepUpload,
     LoraCounters,
     LoraRecord,
@@ -48,8 +47,16 @@ from giornata.wire.loras import (
     ReadFile,
     RemoveLora,
     StoredFile,
+    TierChange,
+    TierLoadReply,
+    TierLoadRequest,
+    TierLoads,
+    TierSnapshot,
+    TierSnapshotRequest,
     UploadChunk,
     UploadProgress,
+    WantedFiles,
+    packed,
 )
 from giornata.wire.masks import (
     FoundRegion,
@@ -64,6 +71,8 @@ from giornata.wire.masks import (
 from giornata.wire.messages import (
     CancelMessage,
     CancelRows,
+    DenoisedEvent,
+    DoneEvent,
     EditMessage,
     EditReply,
     EncodeRequest,
@@ -78,26 +87,28 @@ from giornata.wire.messages import (
     LoadLoras,
     Picture,
     PrefetchTemplate,
+    PreviewEvent,
     ProbeMessage,
     RecordRequest,
     RemoveTemplate,
     RunAnswer,
     RunReply,
     RunRequest,
+    StateEvent,
+    StepEvent,
     SubmitRequest,
     TemplateRequest,
 )
-from giornata.wire.models import ModelCard, Task
-from giornata.wire.progress import JobRecord, RowRecord, RowState, TemplateUse
-from giornata.wire.queues import CostFit, QueueState
+from giornata.wire.models import BlockSpec, ModelCard, Sampler, StepCache, Task
 from giornata.wire.requests import EditParameters, GenerationParameters, OutputFormat, Reuse
-from giornata.wire.samplers import Sampler
-from giornata.wire.step_caches import StepCache
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState
 from giornata.wire.values import CellMap, StageTimes
 from giornata.wire.workers import (
+    CostFit,
     DegreeCosts,
+    HostDevice,
     PrepostState,
+    QueueState,
     RankPhase,
     RankState,
     RowProgress,

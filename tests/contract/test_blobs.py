@@ -16,7 +16,7 @@ from obstore.store import S3Store
 from giornata.blobs import BlobStore, MemoryBlobs, RedisBlobs, S3Blobs, open_blobs
 from giornata.blobs.redis import CONNECTIONS
 from giornata.blobs.s3 import END
-from giornata.blobs.traced import TracedBlobs
+from giornata.blobs.store import TracedBlobs
 from giornata.wire.errors import BlobStoreFull, InputLost, ServiceUnavailable
 from giornata.wire.jobs import BlobRef
 from tests.s3_server import BUCKET, CREDENTIALS, S3Server, s3_server

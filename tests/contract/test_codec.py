@@ -8,17 +8,15 @@ import msgpack
 import pytest
 from pydantic import BaseModel
 
-from giornata.scheduling.estimates import work_of
-from giornata.wire import codec, events, masks, messages
+from giornata.scheduling.cost_models import work_of
+from giornata.wire import codec, masks, messages
 from giornata.wire.errors import PayloadTooLarge, SchemaMismatch
-from giornata.wire.events import StepEvent
 from giornata.wire.fleet import FleetSummary
 from giornata.wire.jobs import Encoding, Inspection, Job
 from giornata.wire.loras import LoraRecord
 from giornata.wire.masks import FoundRegion, MaskCard, MaskedRegion, MaskParameters, MaskPicture
-from giornata.wire.messages import CancelRows, Picture
-from giornata.wire.models import ModelCard
-from giornata.wire.step_caches import SETTINGS, StepCache
+from giornata.wire.messages import CancelRows, Picture, StepEvent
+from giornata.wire.models import SETTINGS, ModelCard, StepCache
 from giornata.wire.values import WireModel
 from giornata.wire.workers import ServiceState
 from tests.contract.messages import CARD, ENCODING, INSPECTION, JOB, LORA, MESSAGES
@@ -39,7 +37,7 @@ def test_messages_are_written_and_read_as_the_golden_bytes(message: BaseModel) -
 def test_every_message_is_pinned() -> None:
     sent = {
         kind
-        for module in (messages, events, masks)
+        for module in (messages, messages, masks)
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, WireModel) and kind.__module__ == module.__name__
     }

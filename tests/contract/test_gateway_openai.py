@@ -19,21 +19,19 @@ from openapi_spec_validator import validate
 
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import BY_CODE
-from giornata.wire.events import PreviewEvent
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
-from giornata.wire.progress import JobRecord, RowRecord
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, RowRecord
+from giornata.wire.messages import PreviewEvent
 from giornata.wire.requests import PROMPTS_FIT, EditParameters, OutputFormat
 from giornata.wire.workers import ServiceName, ServiceState, WorkerState
-from giornata_gateway.http.a1111_routes import A1111_ROUTES
+from giornata_gateway.http.a1111 import A1111_ROUTES
 from giornata_gateway.http.body import frame
-from giornata_gateway.http.links import FOLLOWED
-from giornata_gateway.http.openapi import document
+from giornata_gateway.http.openapi import FOLLOWED, document
 from giornata_gateway.http.routes import ROUTES
 from giornata_gateway.intake.rules.a1111.forms import TextToImage
 from giornata_gateway.intake.rules.forms import EditForm, GenerationForm, GenerationJobForm, JobForm
 from giornata_gateway.intake.rules.idempotency import HEADER
 from giornata_gateway.views.answers import images_answer
-from giornata_gateway.views.fleet import fleet_view
+from giornata_gateway.views.catalog import fleet_view
 from giornata_gateway.views.jobs import completed_event, partial_image_event
 from giornata_router.rules.reports import StepRates, report
 

@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from giornata.wire import codec, templates
 from giornata.wire.errors import AttemptsExhausted, ErrorBody, Failed, InputLost, JobCancelled, from_body
-from giornata.wire.jobs import Job, JobState
+from giornata.wire.jobs import Assignment, Job, JobRecord, JobState, RowState, TemplateUse
 from giornata.wire.messages import SubmitRequest
-from giornata.wire.progress import Assignment, JobRecord, RowState, TemplateUse
 from giornata.wire.requests import EditParameters
 from giornata.wire.templates import TemplateRecord
 from giornata.wire.values import ComputeTimes, RecordModel, StageTimes
-from giornata_router.live_record import StageTimer
-from giornata_router.rules import transitions
-from giornata_router.rules.transitions import JobTimes
+from giornata_router.job_context import StageTimer
+from giornata_router.rules import job_records
+from giornata_router.rules.job_records import JobTimes
 from tests.contract.messages import INSPECTION, JOB, MESSAGES, REF, TEMPLATE
 from tests.contract.versions import LATER, Path, next_version, parts, sown, unknown
 
@@ -39,24 +38,24 @@ RUNNING = RECORD.model_copy(
 
 Change = Callable[[Any], Any]
 CHANGES: Final[dict[str, tuple[Change, Path]]] = {
-    "enter": (lambda r: transitions.entered(r, JobState.FINISHING, TIMES), ()),
-    "time": (lambda r: transitions.entered(r, JobState.FINISHING, StageTimer(r, 5.0).times()), ()),
+    "enter": (lambda r: job_records.entered(r, JobState.FINISHING, TIMES), ()),
+    "time": (lambda r: job_records.entered(r, JobState.FINISHING, StageTimer(r, 5.0).times()), ()),
     "assign": (
-        lambda r: transitions.assigned(
+        lambda r: job_records.assigned(
             _free(r), [Assignment(2, "d2", (0,))], r.inspection, r.encoding, TIMES
         ),
         (),
     ),
-    "lose": (lambda r: transitions.lost(r, HELD, "it fell silent"), ()),
-    "take back": (lambda r: transitions.taken_back(r, HELD), ()),
+    "lose": (lambda r: job_records.lost(r, HELD, "it fell silent"), ()),
+    "take back": (lambda r: job_records.taken_back(r, HELD), ()),
     "end": (
-        lambda r: transitions.ended(
+        lambda r: job_records.ended(
             r, tuple(row.model_copy(update={"image": REF}) for row in RUNNING.rows), TIMES
         ),
         (),
     ),
-    "fail": (lambda r: transitions.closed(r, InputLost(), TIMES), ()),
-    "cancel": (lambda r: transitions.closed(r, JobCancelled(), TIMES), ()),
+    "fail": (lambda r: job_records.closed(r, InputLost(), TIMES), ()),
+    "cancel": (lambda r: job_records.closed(r, JobCancelled(), TIMES), ()),
     "ask for a cancel": (lambda r: r.model_copy(update={"cancel": True}), ()),
     "report latents": (
         lambda r: r.freed(1, "d1", lambda _: {"latents": REF, "resume": None, "template": TemplateUse.HIT}),
@@ -88,7 +87,7 @@ values = st.recursive(
 
 
 def _free(record: JobRecord) -> JobRecord:
-    free = transitions.taken_back(record, HELD)
+    free = job_records.taken_back(record, HELD)
     assert free is not None
     return free
 
@@ -142,7 +141,7 @@ def test_a_job_keeps_what_it_does_not_know_from_the_door_to_its_record(data: st.
     assert all(unknown(job).values()), "each part has an unknown field"
     sent = codec.decode(SubmitRequest, codec.encode(SubmitRequest(job=job, remaining_ms=1))).job
     queued = codec.decode(Job, codec.encode(sent))
-    record = transitions.accepted(queued)
+    record = job_records.accepted(queued)
     assert unknown(codec.decode(JobRecord, codec.encode(record)).job) == unknown(job)
     assert queued == job
 
@@ -189,7 +188,7 @@ def test_records_of_the_previous_version_are_read_and_changed(kind: type[RecordM
 
 def test_a_job_that_the_previous_version_queued_is_carried() -> None:
     job = codec.decode(Job, PREVIOUS["Job"])
-    assert transitions.accepted(job).rows[0].seed == job.parameters.seed
+    assert job_records.accepted(job).rows[0].seed == job.parameters.seed
 
 
 def test_the_next_version_reads_what_this_one_kept() -> None:

@@ -12,13 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.demand import JobDemand, RowShape
-from giornata.scheduling.fair_line import FairQueue
-from giornata.scheduling.line import RowQueue, SchedulingParams
-from giornata.scheduling.occupancy import Attempt
-from giornata.scheduling.patience import StallTimeout
-from giornata.scheduling.placement import Placement
+from giornata.scheduling.placement import Placement, StallTimeout
+from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
 from giornata.scheduling.scheduler import Scheduler, SchedulingDecision
 from giornata.scheduling.schedulers import SCHEDULERS
+from giornata.scheduling.worker_state import Attempt
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from tests.fakes.fleet import CARD

@@ -21,10 +21,9 @@ from unittest import mock
 from giornata.fleet import Fleet
 from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher import commands
-from giornata_tools.launcher.folders import socket_folder
-from giornata_tools.launcher.model import StackModel
-from giornata_tools.launcher.plan import ONE_EACH, StackPlan
+from giornata_tools.launcher import plan as commands
+from giornata_tools.launcher.models import StackModel
+from giornata_tools.launcher.plan import ONE_EACH, StackPlan, socket_folder
 from giornata_tools.launcher.stack import Stack, running
 from tests import forking
 from tests.fakes import paced_denoiser

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 import giornata.client
-from giornata.wire.events import StepEvent
+from giornata.wire.messages import StepEvent
 from giornata.wire.requests import Reuse
 from tests.e2e.live import LiveStack
 from tests.e2e.pictures import Pixels, box, edit_form, file, pixels, scene

@@ -16,7 +16,7 @@ import pytest
 from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName
 from giornata_lab.bench.systems.collector import CollectedSpan, Collector
-from giornata_tools.launcher.model import StackModel
+from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan
 from giornata_tools.launcher.servers import NATS, VALKEY
 from giornata_tools.launcher.stack import running

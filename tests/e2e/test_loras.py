@@ -21,9 +21,9 @@ import giornata.client
 from giornata.wire.errors import GiornataError, LoraNotFound
 from giornata.wire.loras import LoraRecord
 from giornata.wire.permissions import NatsRole
-from giornata_tools.joining.probes import scenes
-from giornata_tools.joining.profiler import LoraProfile, ProbeSetting
-from giornata_tools.joining.session import ProfilerLogin, connected
+from giornata_tools.lora_profiler.probes import scenes
+from giornata_tools.lora_profiler.profiler import LoraProfile, ProbeSetting
+from giornata_tools.lora_profiler.sessions import ProfilerLogin, connected
 from tests.e2e.live import LiveStack
 from tests.e2e.pictures import box, file, pixels, scene
 

@@ -13,8 +13,8 @@ from giornata.bus import bus
 from giornata.fleet import Fleet
 from giornata.records import JobRecordStore
 from giornata.wire import subjects
-from giornata.wire.events import EventKind
 from giornata.wire.jobs import JobState
+from giornata.wire.messages import EventKind
 from giornata.wire.permissions import NatsRole
 from giornata.wire.stores import EVENTS
 from giornata.wire.workers import ServiceName

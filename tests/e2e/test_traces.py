@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import aiohttp
 
 import giornata.client
-from giornata.seeing.told import SpanAttributes, attribute
+from giornata.observability.tracing import SpanAttributes, attribute
 from giornata.wire.workers import ServiceName
 from giornata_lab.bench.systems.collector import CollectedSpan, Collector
 from tests.e2e.live import LiveStack

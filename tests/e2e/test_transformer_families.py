@@ -15,7 +15,7 @@ from PIL import Image
 
 from giornata.families import Family
 from giornata_tools.checkout import MODELS
-from giornata_tools.launcher.model import choose
+from giornata_tools.launcher.models import choose
 from tests.e2e.live import LiveStack, live_stack
 from tests.e2e.pictures import Pixels, box, edit_form, file, pixels
 from tests.integration.conformance.families import Asked, open_family

@@ -10,15 +10,14 @@ from typing import Final
 import numpy as np
 
 from giornata.blobs import BlobStore
-from giornata.bus.answering import Endpoint
-from giornata.bus.bus import Bus
+from giornata.bus.bus import Bus, Endpoint
 from giornata.wire import subjects
 from giornata.wire.masks import MaskCard, MaskReply, MaskRequest
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.regions import HeatMap, RegionCriteria
 from giornata_prepost.segmentation import SegmentationHandler
-from giornata_prepost.work import ImagePool, ModelThread
+from giornata_prepost.worker_pools import ImagePool, ModelThread
 
 COLOURS: Final[Mapping[str, tuple[int, int, int]]] = {
     "red": (255, 0, 0),

@@ -17,11 +17,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from giornata.control.link.asking import ControlStepRequest
-from giornata.control.link.listener import Listener, among
-from giornata.control.link.slabs import DTYPES, NAMES, bytes_of
-from giornata.wire.control_steps import Dtype
-from giornata.wire.controlnets import DataPath
+from giornata.control.link.server import ControlStepRequest, Listener, is_known_token
+from giornata.control.link.slabs import DTYPES, NAMES, tensor_bytes
+from giornata.wire.controlnets import DataPath, Dtype
 from tests.forked import FORKS
 from tests.patience import HUNG_S
 
@@ -41,7 +39,7 @@ def context_of(device: str) -> Any:
 def packed(tensor: Tensor) -> Packed:
     """A tensor's dtype, shape and bytes, for a pipe between processes."""
     host = tensor.cpu().contiguous()
-    return NAMES[host.dtype], tuple(host.shape), bytes(bytes_of(host))
+    return NAMES[host.dtype], tuple(host.shape), bytes(tensor_bytes(host))
 
 
 def unpacked(given: Packed) -> Tensor:
@@ -186,7 +184,7 @@ class Told:
 def _run(pipe: Connection, unix: Path, device: str) -> None:
     asked: queue.SimpleQueue[ControlStepRequest] = queue.SimpleQueue()
     where = torch.device(device)
-    admits = partial(among, tokens=TOKENS)
+    admits = partial(is_known_token, tokens=TOKENS)
     with Listener(admits, asked.put, unix=unix, tcp=("127.0.0.1", 0), device=where) as listener:
         told = Told(listener, asked, where)
         pipe.send(dict(listener.addresses))

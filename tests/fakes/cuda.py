@@ -35,8 +35,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
-from giornata.packed import elementwise
-from giornata.packed.flux import projections
+from giornata.packed import elementwise, flux
 
 CUDA: Final = torch.device("cuda:0")
 BLOCK: Final = 512
@@ -414,7 +413,7 @@ def pretended(
         _as_host(world, patch)
         varlen = importlib.import_module("torch.nn.attention.varlen")
         patch.setattr(varlen, "varlen_attn", functools.partial(_varlen, world))
-        patch.setattr(projections, "Tensor", Fake)
+        patch.setattr(flux, "Tensor", Fake)
         if triton:
             _launching(world, patch)
         else:
@@ -524,7 +523,7 @@ def _launching(world: World, patch: pytest.MonkeyPatch) -> None:
     from triton.runtime.interpreter import InterpretedFunction  # noqa: PLC0415 - only where there is Triton
     from triton.runtime.jit import JITFunction  # noqa: PLC0415 - likewise
 
-    from giornata.packed import kernels, page_kernels  # noqa: PLC0415 - likewise
+    from giornata.packed import kernels  # noqa: PLC0415 - likewise
 
     def run(self: Any, *args: Any, grid: Any = None, warmup: bool = False, **constants: Any) -> None:
         code = self.fn.__code__
@@ -545,7 +544,7 @@ def _launching(world: World, patch: pytest.MonkeyPatch) -> None:
                 for name in written & tensors.keys():
                     tensors[name].inner.zero_()
 
-    def gather(placed: Any, own: Any, key: Tensor, value: Tensor, _of: Any = page_kernels.gather) -> None:
+    def gather(placed: Any, own: Any, key: Tensor, value: Tensor, _of: Any = kernels.gather) -> None:
         for pages, _ in placed:  # which the kernel reads by their addresses
             levels = (pages.key, pages.value, pages.key_delta, pages.value_delta)
             parts = [part for each in levels if each is not None for part in each]

@@ -11,22 +11,23 @@ import nats.errors
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
 from giornata import __version__
-from giornata.bus.answering import Endpoint
-from giornata.bus.bus import Bus
+from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import telemetry
 from giornata.records import JobRecordStore
 from giornata.wire import subjects
 from giornata.wire.errors import ErrorBody
-from giornata.wire.events import DenoisedEvent, EventKind, StepEvent
+from giornata.wire.jobs import JobRecord, RowState
 from giornata.wire.messages import (
     CancelRows,
+    DenoisedEvent,
+    EventKind,
     PrefetchTemplate,
     RecordRequest,
     RunAnswer,
     RunReply,
     RunRequest,
+    StepEvent,
 )
-from giornata.wire.progress import JobRecord, RowState
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerCosts, WorkerState
 from tests.fakes.fleet import CARD, REF
 from tests.fakes.networks import plain

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from giornata import __version__
-from giornata.bus.answering import Endpoint
-from giornata.bus.bus import Bus
+from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import publish
 from giornata.families import Family
 from giornata.wire import subjects
@@ -24,8 +23,7 @@ from giornata.wire.messages import (
     TemplateRequest,
     question,
 )
-from giornata.wire.models import ModelCard, Task
-from giornata.wire.samplers import DISCRETE_TIME
+from giornata.wire.models import DISCRETE_TIME, ModelCard, Task
 from giornata.wire.templates import TemplateInputs
 from giornata.wire.workers import PrepostState, ServiceName, ServiceState
 from tests.fakes.news import News

@@ -11,9 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 from giornata_denoiser.pool.__main__ import main
-from giornata_denoiser.pool.channel import ChannelClosed, pair
-from giornata_denoiser.pool.messages import RankSetup
-from giornata_denoiser.pool.processes import SEND_S, LocalRankProcess
+from giornata_denoiser.pool.messages import ChannelClosed, RankSetup, pair
+from giornata_denoiser.pool.ranks import SEND_S, LocalRankProcess
 from tests.forked import TorchProcess
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from giornata.control.protocol import ControlNet
-from giornata_denoiser.controls.executing import ControlDispatcher
-from giornata_denoiser.controls.local import LocalControls
-from giornata_denoiser.controls.networks import controlled
-from giornata_denoiser.engine.controls import ControlExecutor
+from giornata.control.networks import ControlNet
+from giornata_denoiser.controls.controlnets import ControlDispatcher
+from giornata_denoiser.controls.local import LocalControls, control_target
+from giornata_denoiser.engine.adapters import ControlExecutor
 from giornata_denoiser.families.protocol import Network
 
 
@@ -19,6 +18,6 @@ def controls_of(
     held_steps: int,
 ) -> ControlExecutor:
     """What computes `nets` beside the `network`, which can have some."""
-    found = controlled(network, token_pixels)
+    found = control_target(network, token_pixels)
     assert found is not None
     return ControlDispatcher(LocalControls(nets, found, held_steps), None)

@@ -16,10 +16,10 @@ from unittest import mock
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from torch import Tensor
 
-from giornata.planning import costing
-from giornata.planning.profiles import Profile
+from giornata.planning import cost_model
+from giornata.planning.cost_model import Profile
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.profiling import calibration
+from giornata_denoiser.profiling import fitting
 from tests.fakes.profiles import PROFILE, Steady
 
 STEP_S = "PACED_STEP_S"
@@ -69,6 +69,6 @@ if __name__ == "__main__":
     with ExitStack() as patched:
         patched.enter_context(mock.patch.object(FluxTransformer2DModel, "from_pretrained", load_paced))
         if STEP_S not in os.environ:
-            patched.enter_context(mock.patch.object(calibration, "calibrate", settled))
-            patched.enter_context(mock.patch.object(costing, "CostModel", Steady))
+            patched.enter_context(mock.patch.object(fitting, "calibrate", settled))
+            patched.enter_context(mock.patch.object(cost_model, "CostModel", Steady))
         runpy.run_module("giornata_denoiser", run_name="__main__", alter_sys=True)

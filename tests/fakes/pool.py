@@ -7,24 +7,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from giornata.planning.costing import CostModel
-from giornata.planning.profiles import Profile
+from giornata.planning.cost_model import CostModel, Profile
 from giornata.scheduling.degrees.pool import Devices
 from giornata.scheduling.degrees.rule import ReplanningOptions, ReplanningRule
 from giornata.wire.values import BlockMode
-from giornata_denoiser.engine.checks import FiniteCheck
-from giornata_denoiser.engine.computing import ModelRunner
+from giornata_denoiser.engine.model_runner import FiniteCheck, ModelRunner
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.pool.channel import Channel, ChannelClosed, pair
 from giornata_denoiser.pool.leader import DevicePool
-from giornata_denoiser.pool.memory import Arena
-from giornata_denoiser.pool.messages import RankReady
-from giornata_denoiser.pool.patience import RankTimeouts
-from giornata_denoiser.pool.rank import Loaded, Rank
-from giornata_denoiser.pool.ranks import RankSupervisor
-from giornata_denoiser.pool.steps import RankSteps
-from giornata_denoiser.pool.times import PoolTimes
+from giornata_denoiser.pool.messages import Channel, ChannelClosed, RankReady, pair
+from giornata_denoiser.pool.rank import Loaded, Rank, RankSteps
+from giornata_denoiser.pool.ranks import RankSupervisor, RankTimeouts
+from giornata_denoiser.pool.shared_memory import Arena
+from giornata_denoiser.pool.state import PoolTimes
 from tests.fakes.profiles import PROFILE
 from tests.patience import HUNG_S
 
@@ -54,7 +49,7 @@ class OneDevice:
 
 
 class ThreadRank:
-    """Satisfies :class:`giornata_denoiser.pool.processes.RankProcess`."""
+    """Satisfies :class:`giornata_denoiser.pool.ranks.RankProcess`."""
 
     def __init__(self, me: int, family: ModelFamily, profile: Profile = PROFILE) -> None:
         self.channel, there = pair(HUNG_S)

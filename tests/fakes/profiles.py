@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from giornata.planning.costing import CostModel
-from giornata.planning.costs import LOAD
+from giornata.planning.cost_model import CostModel, LinearFit, Profile
 from giornata.planning.operations import COMPUTE, StepWork
-from giornata.planning.profiles import Profile
-from giornata.planning.regression import LinearFit
+from giornata.planning.step_costs import LOAD
 from tests.fakes.networks import plain
 
 WEIGHTS: Final = (2.0, 0.4, 1e-6, 2e-6, 0.0, 0.0)

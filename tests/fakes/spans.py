@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from giornata.seeing import spans
-from giornata.seeing.otlp import OtlpTracer
+from giornata.observability import tracing
+from giornata.observability.otlp import OtlpTracer
 
 
 @contextmanager
 def telling(share: float = 1.0) -> Iterator[InMemorySpanExporter]:
     """Tracing is on while inside; yields where spans go."""
     exporter = InMemorySpanExporter()
-    before = spans.switch(OtlpTracer("test", "i", share, SimpleSpanProcessor(exporter)))
+    before = tracing.switch(OtlpTracer("test", "i", share, SimpleSpanProcessor(exporter)))
     try:
         yield exporter
     finally:
-        spans.close()
-        spans.switch(before)
+        tracing.close()
+        tracing.switch(before)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from giornata.wire.step_caches import TaylorSeerSchedule
+from giornata.wire.models import TaylorSeerSchedule
 from giornata_denoiser.rows.step_cache import TaylorRule
 
 

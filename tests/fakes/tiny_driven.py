@@ -27,16 +27,14 @@ from torch.nn import functional
 
 from giornata.scheduling.batch import RowKey
 from giornata_denoiser.families.driven.chroma import Chroma
-from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein
-from giornata_denoiser.families.driven.flux2_kv import Flux2KleinKV
+from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein, Flux2KleinKV
 from giornata_denoiser.families.driven.network import DrivenNetwork
-from giornata_denoiser.families.driven.qwen_image import QwenImage, QwenImageEdit
-from giornata_denoiser.families.driven.qwen_image_21 import QwenImage21
+from giornata_denoiser.families.driven.qwen_image import QwenImage, QwenImage21, QwenImageEdit
 from giornata_denoiser.families.driven.sd3 import StableDiffusion3
 from giornata_denoiser.families.driven.z_image import ZImage
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_always
+from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_always
 from giornata_denoiser.rows.row import Row
 from tests.fakes.tiny_flux import MIXING, SCHEDULER, Spec
 

@@ -13,30 +13,40 @@ from typing import Any
 
 from giornata import __version__
 from giornata.blobs import RedisBlobs
-from giornata.bus.answering import Endpoint
-from giornata.bus.bus import Bus
+from giornata.bus.bus import Bus, Endpoint
 from giornata.deadlines import Deadline
 from giornata.fleet import Fleet
-from giornata.records import JobRecordStore
-from giornata.tenant_records import TemplateRecords
+from giornata.records import JobRecordStore, TemplateRecords
 from giornata.wire import codec, subjects, templates
 from giornata.wire.adapters import ControlCard
 from giornata.wire.errors import DeadlineExceeded, GiornataError, JobCancelled, JobNotFound
-from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.fleet import FleetPage, FleetRequest, InstanceReports
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, PromptTokens
+from giornata.wire.jobs import (
+    BlobRef,
+    Encoding,
+    Inspection,
+    Job,
+    JobRecord,
+    JobState,
+    PromptTokens,
+    RowRecord,
+)
 from giornata.wire.masks import MaskCard
 from giornata.wire.messages import (
     CancelMessage,
     CancelRows,
+    DoneEvent,
+    EventKind,
     JobAck,
     JobEstimate,
     JobEstimateRequest,
+    PreviewEvent,
+    StateEvent,
+    StepEvent,
     SubmitRequest,
     TemplateRequest,
 )
 from giornata.wire.models import ModelCard
-from giornata.wire.progress import JobRecord, RowRecord
 from giornata.wire.requests import OutputFormat
 from giornata.wire.templates import TemplateRecord
 from giornata.wire.values import ComputeTimes, StageTimes

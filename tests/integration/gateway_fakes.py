@@ -18,7 +18,7 @@ from giornata.bus.bus import Bus
 from giornata.config import new_instance
 from giornata.records import JobRecordStore
 from giornata.wire import subjects
-from giornata.wire.progress import JobRecord
+from giornata.wire.jobs import JobRecord
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig

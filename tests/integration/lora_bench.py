@@ -13,12 +13,11 @@ import numpy as np
 from safetensors.numpy import save
 
 from giornata.bus import bus, streams
-from giornata.bus.answering import Endpoint
-from giornata.bus.bus import Bus
+from giornata.bus.bus import Bus, Endpoint
 from giornata.config import new_instance
 from giornata.deadlines import Deadline
-from giornata.lora_transfer import sending
-from giornata.tenant_records import LoraRecords
+from giornata.lora_transfer import open_upload
+from giornata.records import LoraRecords
 from giornata.wire import subjects
 from giornata.wire.loras import CanonicalLora, LoraRecord, NormaliseLora, StoredFile
 from giornata.wire.workers import ServiceState
@@ -62,7 +61,7 @@ class Store:
         return self.answer(request)
 
     async def send(self, data: bytes, tenant: str, name: str | None = None) -> LoraRecord:
-        async with sending(self.bus, tenant) as upload:
+        async with open_upload(self.bus, tenant) as upload:
             await upload.write(data)
             return await upload.finish(tenant, self.model, name)
 

@@ -10,7 +10,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import ServiceUnavailableError
 
 from giornata.nats_users import USERS_CONF, password_file, write_cluster, write_users
-from giornata.retries import repeated
+from giornata.retries import ask_jetstream
 from giornata.wire.permissions import NatsRole
 from giornata_tools.launcher.servers import free_ports
 from tests.integration.nats_server import NatsServer
@@ -50,7 +50,7 @@ class NatsCluster:
                 raise ServiceUnavailableError
             return info.cluster.leader
 
-        return await repeated(read, HUNG_S)
+        return await ask_jetstream(read, HUNG_S)
 
 
 @contextmanager

@@ -16,17 +16,15 @@ from torch import Tensor
 from giornata.model_cards import read_model_card
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import pack, unpack
-from giornata.wire.generations import carried_out, fitted
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, GenerationParameters
-from giornata.wire.resolution import cfg_scale, resolve
+from giornata.wire.resolution import carried_out, cfg_scale, fitted, resolve
 from giornata_denoiser.checkpoint import Checkpoint, load, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.controls import ControlExecutor
+from giornata_denoiser.engine.adapters import ControlExecutor
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.snapshot import Snapshot
+from giornata_denoiser.rows.row import Row, Snapshot
 from giornata_prepost.checkpoint import FAMILIES, open_model
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import GeneratingModel, ImageModel, ReferringModel

@@ -17,7 +17,7 @@ from giornata import __version__
 from giornata.bus import bus
 from giornata.config import new_instance
 from giornata.deadlines import Deadline
-from giornata.machine import host_name
+from giornata.runtime import host_name
 from giornata.wire import subjects
 from giornata.wire.adapters import ControlUse
 from giornata.wire.controlnets import DataPath, OpenControl

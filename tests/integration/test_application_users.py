@@ -20,8 +20,7 @@ from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.bus.connection import barrier
 from giornata.config import new_instance
-from giornata.nats_reload import reload_servers
-from giornata.nats_users import password_file, read_keys
+from giornata.nats_users import password_file, read_keys, reload_servers
 from giornata.records import JobRecordStore
 from giornata.wire import codec, subjects
 from giornata.wire.errors import ErrorBody, GiornataError, NotPermitted, ServiceUnavailable, Unauthorized

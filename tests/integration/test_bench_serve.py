@@ -18,7 +18,7 @@ from aiohttp import web
 from PIL import Image
 
 from giornata_lab.cli.bench.run import BenchPlan, BenchTarget, run
-from giornata_lab.loadgen.images_api import ApiDialect
+from giornata_lab.loadgen.driver import ApiDialect
 from giornata_lab.loadgen.schedule import OfferedLoad
 from giornata_lab.loadgen.workload import MaskShape, WorkloadRequest
 from tests.fakes.images_server import Asked, at_once, images_server, pictures, refused

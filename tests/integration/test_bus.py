@@ -9,8 +9,7 @@ import pytest
 from nats.aio.transport import TcpTransport
 
 from giornata.bus import bus as buses
-from giornata.bus.answering import Endpoint, UnansweredError
-from giornata.bus.bus import Bus
+from giornata.bus.bus import Bus, Endpoint, UnansweredError
 from giornata.bus.connection import LostError, barrier
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects

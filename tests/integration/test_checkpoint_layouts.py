@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from giornata.families import Family
 from giornata.model_cards import digest, read_model_card
 from giornata_denoiser import checkpoint
-from giornata_denoiser.families.weights import loaded
+from giornata_denoiser.families.weights import open_network
 from giornata_prepost.checkpoint import FAMILIES
 
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def halved(folder: Path, *, keep: bool) -> None:
 
 def network(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """The weights that a denoiser has of a Flux checkpoint."""
-    found: nn.Module = loaded(FluxTransformer2DModel, folder, "transformer", dtype=dtype, device=CPU)
+    found: nn.Module = open_network(FluxTransformer2DModel, folder, "transformer", dtype=dtype, device=CPU)
     return found.state_dict()
 
 

@@ -24,10 +24,9 @@ from giornata.wire.errors import (
     PayloadTooLarge,
     ServiceUnavailable,
 )
-from giornata.wire.events import DoneEvent, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import JobState
-from giornata.wire.messages import JobEstimate
-from giornata_gateway.jobs import ledger
+from giornata.wire.messages import DoneEvent, JobEstimate, PreviewEvent, StateEvent, StepEvent
+from giornata_gateway.jobs import records
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway_fakes import Stage
 from tests.patience import HUNG_MS, HUNG_S
@@ -65,7 +64,7 @@ async def test_an_edit_with_its_progress(stage: Stage, nats_url: str) -> None:
 async def test_an_accepted_edit_tells_its_place_and_when_it_should_be_done(
     stage: Stage, nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "FORECAST_MS", HUNG_MS)
+    monkeypatch.setattr(records, "FORECAST_MS", HUNG_MS)
     stage.router.forecast = JobEstimate(position=3, finish_ms=12_500)
     async with giornata.client.connect(nats_url) as client:
         edit = await client.edit(image=b"picture", prompt="a scarf")

@@ -18,15 +18,14 @@ import pytest
 import torch
 
 from giornata.checkpoints import DeviceConfig
-from giornata.device_claims import claimed, claims, gpus_of, visible_gpus
+from giornata.device_claims import claim_gpus, gpus_of, lock_gpus, visible_gpus
 from giornata.gpus import VISIBLE, host_device, see_alone, visible_alone
-from giornata.wire.devices import HostDevice
 from giornata.wire.errors import Failed, NoFreeDevice
-from giornata.wire.workers import ServiceName
+from giornata.wire.workers import HostDevice, ServiceName
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.pool.messages import RankSetup
-from giornata_denoiser.pool.opening import start_ranks
-from giornata_denoiser.pool.processes import LocalRankProcess
+from giornata_denoiser.pool.ranks import LocalRankProcess
+from giornata_denoiser.pool.setup import start_ranks
 from tests.patience import HUNG_S
 
 GPUS = tuple(HostDevice(device=f"cuda:{index}", id=f"GPU-{index}a") for index in range(3))
@@ -35,9 +34,9 @@ import asyncio, json, sys
 from pathlib import Path
 from giornata import runtime
 from giornata.checkpoints import DeviceConfig
-from giornata.device_claims import claimed
+from giornata.device_claims import claim_gpus as claimed
 from giornata.gpus import VISIBLE
-from giornata.wire.devices import HostDevice
+from giornata.wire.workers import HostDevice
 from giornata.wire.workers import ServiceName
 import os
 
@@ -127,27 +126,27 @@ def test_a_replica_with_a_device_by_number_claims_nothing(tmp_path: Path) -> Non
 
 def test_services_do_not_stand_in_each_others_way(tmp_path: Path) -> None:
     with (
-        claims(tmp_path, "denoiser", "d1", GPUS[:1], 1) as first,
-        claims(tmp_path, "prepost", "p1", GPUS[:1], 1) as other,
+        lock_gpus(tmp_path, "denoiser", "d1", GPUS[:1], 1) as first,
+        lock_gpus(tmp_path, "prepost", "p1", GPUS[:1], 1) as other,
     ):
         assert first == other == GPUS[:1]
 
 
 def test_what_cannot_be_claimed_whole_is_left_to_others(tmp_path: Path) -> None:
-    with claims(tmp_path, "denoiser", "d1", GPUS[:2], 1):
-        with pytest.raises(NoFreeDevice), claims(tmp_path, "denoiser", "d2", GPUS[:2], 2):
+    with lock_gpus(tmp_path, "denoiser", "d1", GPUS[:2], 1):
+        with pytest.raises(NoFreeDevice), lock_gpus(tmp_path, "denoiser", "d2", GPUS[:2], 2):
             pass
-        with claims(tmp_path, "denoiser", "d3", GPUS[:2], 1) as found:
+        with lock_gpus(tmp_path, "denoiser", "d3", GPUS[:2], 1) as found:
             assert found == GPUS[1:2]
 
 
 def test_a_folder_is_made_for_this_user_alone_and_an_unfit_one_is_told(tmp_path: Path) -> None:
-    with claims(tmp_path / "a" / "b", "denoiser", "d1", GPUS, 1):
+    with lock_gpus(tmp_path / "a" / "b", "denoiser", "d1", GPUS, 1):
         assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
     (tmp_path / "file").touch()
     with (
         pytest.raises(Failed, match="No GPU can be claimed in"),
-        claims(tmp_path / "file", "denoiser", "d1", GPUS, 1),
+        lock_gpus(tmp_path / "file", "denoiser", "d1", GPUS, 1),
     ):
         pass
 
@@ -166,7 +165,7 @@ def test_ranks_of_a_pool_see_what_their_leader_has_claimed(monkeypatch: pytest.M
                 time.sleep(0.01)  # Popen returns a moment before the new program's stack is set up
             told[opening.me] = opening.config.device, environ
 
-    monkeypatch.setattr("giornata_denoiser.pool.opening.LocalRankProcess", Started)
+    monkeypatch.setattr("giornata_denoiser.pool.setup.LocalRankProcess", Started)
     ranks = start_ranks(DenoiserConfig(model="m", devices="cuda:0,cuda:1"))
     ranks.close(within_s=0.0)
     for me, shown in enumerate(("GPU-3a", "GPU-5a")):
@@ -213,7 +212,7 @@ async def test_nothing_changes_on_a_cpu_or_without_a_folder(
         raise AssertionError
 
     for folder, wanted, seen in ((tmp_path / "c", 1, none), (None, 1, unasked), (tmp_path / "c", 0, unasked)):
-        async with claimed(ServiceName.DENOISER, "d1", folder, wanted, seen=seen) as found:
+        async with claim_gpus(ServiceName.DENOISER, "d1", folder, wanted, seen=seen) as found:
             assert found == ()
     assert not (tmp_path / "c").exists()
     assert VISIBLE not in os.environ
@@ -351,7 +350,7 @@ async def test_a_gpu_that_was_claimed_after_cuda_was_asked_is_an_error(
 ) -> None:
     two_gpus.ask()
     with (
-        claims(tmp_path, ServiceName.DENOISER, "d2", GPUS[:1], 1),
+        lock_gpus(tmp_path, ServiceName.DENOISER, "d2", GPUS[:1], 1),
         pytest.raises(Failed, match="CUDA shows another GPU than the claimed one") as refused,
     ):
         await gpus_told(DeviceConfig(device="cuda", device_claims=tmp_path), host_device)

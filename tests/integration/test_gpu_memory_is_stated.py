@@ -13,7 +13,7 @@ import torch
 from giornata.device_claims import DeviceLedger
 from giornata.memory_plan import CONTEXT_BYTES, TILE, USABLE
 from giornata.model_cards import model_memory, read_model_card
-from giornata.wire.devices import HostDevice
+from giornata.wire.workers import HostDevice
 from giornata_controlnet.config import ControlNetConfig
 from giornata_denoiser import checkpoint as denoiser
 from giornata_denoiser.config import DenoiserConfig

@@ -8,9 +8,7 @@ import secrets
 import pytest
 
 from giornata.bus import bus, streams
-from giornata.mirrors import FEW, BucketMirror
-from giornata.records import MANY
-from giornata.tenant_records import LoraRecords
+from giornata.records import FEW, MANY, BucketMirror, LoraRecords
 from giornata.wire.loras import LoraRecord, LoraState
 
 OWNERS = ("alice", "bob")

@@ -19,12 +19,10 @@ from giornata.deadlines import Deadline
 from giornata.records import JobRecordStore
 from giornata.wire import stores, subjects
 from giornata.wire.errors import DeadlineExceeded, JobNotFound, ServiceUnavailable
-from giornata.wire.events import DoneEvent, EventKind
-from giornata.wire.jobs import Job, JobState, Priority
-from giornata.wire.messages import Epoch, JobAck, SubmitRequest
+from giornata.wire.jobs import Job, JobRecord, JobState, Priority
+from giornata.wire.messages import DoneEvent, Epoch, EventKind, JobAck, SubmitRequest
 from giornata.wire.permissions import NatsRole
-from giornata.wire.progress import JobRecord
-from giornata_router.rules import transitions
+from giornata_router.rules import job_records
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
 from tests.integration.nats_cluster import NatsCluster, nats_cluster
@@ -75,7 +73,7 @@ async def accept(bus: Bus, records: JobRecordStore, job: Job) -> JobRecord:
                 timeout=1,
                 headers={"Nats-Msg-Id": job.job_id},
             )
-    record = transitions.accepted(job)
+    record = job_records.accepted(job)
     async for attempt in insisting():
         with attempt:
             await records.create(record)  # of a try that failed it may be there
@@ -135,7 +133,7 @@ async def test_one_of_two_who_create_a_record_at_once_is_told_that_it_was_first(
     buses_of_both = [await connected(stack, cluster, NatsRole.ROUTER) for _ in range(2)]
     await streams.ensure(buses_of_both[0].jetstream, replicas=3, events_ttl_s=60)
     both = [await JobRecordStore.open(bus.jetstream) for bus in buses_of_both]
-    drafts = [transitions.accepted(make_job()) for _ in range(200)]
+    drafts = [job_records.accepted(make_job()) for _ in range(200)]
     for first in range(0, len(drafts), 10):  # in one of forty the second writer finds no record to read
         some = drafts[first : first + 10]
         pairs = [asyncio.gather(*(records.create(one) for records in both)) for one in some]

@@ -14,23 +14,22 @@ import torch
 from torch import Tensor
 
 from giornata import tensors
-from giornata.blobs.memory import MemoryBlobs
+from giornata.blobs.store import MemoryBlobs
 from giornata.families import Family
-from giornata.packed.region import region_of
-from giornata.planning.costs import StepCosts
+from giornata.packed.compute_set import region_of
+from giornata.planning.step_costs import StepCosts
 from giornata.wire.adapters import ControlUse
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, RowRecord
 from giornata.wire.messages import RunRequest
-from giornata.wire.progress import RowRecord
+from giornata.wire.models import Sampler
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import cfg_scale, resolve
-from giornata.wire.samplers import Sampler
 from giornata_denoiser.attempts.inputs import rows_of
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.lookup import TemplateReuse
-from giornata_prepost.encoding import EncodingInputs, JobConditioning, encoded, template_row
+from giornata_prepost.encoding import EncodingInputs, JobConditioning, encode_job, template_row
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.stages import ControlFiles, InspectedEdit, PixelLimits, inspect
 from tests.fakes.fleet import REF
@@ -108,7 +107,7 @@ class Bench:
             {**vars(found), "prepared": None, "references": None, "controls": None, "alpha": None}
         )
         inputs = EncodingInputs(found.prepared, controls=found.controls)
-        return job, inspection, encoded(self.of.images, job, inputs, SIZE)
+        return job, inspection, encode_job(self.of.images, job, inputs, SIZE)
 
 
 def computed(inspection: Inspection) -> Tensor:

@@ -15,25 +15,22 @@ from structlog.testing import capture_logs
 import giornata.client
 from giornata.bus import bus as buses
 from giornata.bus import streams
-from giornata.bus.answering import Endpoint
-from giornata.bus.bus import Bus
+from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.connection import RefusedError, barrier
 from giornata.deadlines import Deadline
 from giornata.nats_users import password_file
 from giornata.probe import is_ready
-from giornata.records import JobRecordStore
-from giornata.tenant_records import TemplateRecords, WebhookRecords
+from giornata.records import JobRecordStore, TemplateRecords, WebhookRecords
 from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
-from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import JobState
-from giornata.wire.messages import CancelMessage, CancelRows, JobAck, SubmitRequest
+from giornata.wire.messages import CancelMessage, CancelRows, DoneEvent, EventKind, JobAck, SubmitRequest
 from giornata.wire.permissions import NatsRole
 from giornata.wire.stores import RECORDS
-from giornata.wire.webhooks import WebhookRecord
+from giornata.wire.templates import WebhookRecord
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_tools.cli.doctor import servers
-from giornata_tools.cli.doctor.finding import CheckStatus
+from giornata_tools.cli.doctor import checks
+from giornata_tools.cli.doctor.checks import CheckStatus
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
 from tests.integration.nats_server import NatsServer
@@ -329,7 +326,7 @@ async def test_who_brings_no_password_is_an_application(guarded_nats: Guarded) -
                 ServiceUnavailable, match=r"giornata\.edit\.cancel"
             ):  # asked, and nobody there
                 await client.cancel("j")
-        found = await servers.nats_server(url)
+        found = await checks.nats_server(url)
         assert (found.verdict, "application" in found.sentence) == (CheckStatus.OK, True), found
 
 

@@ -29,7 +29,7 @@ with scratch_folder(sys.argv[1]) as folder:
 POOL = """
 import asyncio, sys, tempfile
 from giornata.scratch import keep_process_sockets, scratch_folder
-from giornata_prepost.work import ImagePool
+from giornata_prepost.worker_pools import ImagePool
 async def main():
     with scratch_folder() as folder:
         keep_process_sockets(folder)

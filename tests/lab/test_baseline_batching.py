@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_lab.baseline.batching import BatchCandidate, BatchPolicy, next_batch
+from giornata_lab.baseline.server import BatchCandidate, BatchPolicy, next_batch
 
 RULE = BatchPolicy(size=2, window_s=1.0)
 

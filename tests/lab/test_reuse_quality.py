@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from giornata.packed.region import united
-from giornata_denoiser.engine.sources import ReuseOptions
-from giornata_denoiser.families.flux import transformer
+from giornata.packed.compute_set import unite_regions
+from giornata_denoiser.engine.step_plan import ReuseOptions
+from giornata_denoiser.families import flux
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.templates.identity import LEVELS_TOGETHER
 from giornata_lab.bench.compute.bench_model import BenchModel, Request, box_of
@@ -18,7 +18,7 @@ from giornata_lab.bench.compute.setting import DEFAULT, BenchSetting
 from giornata_lab.bench.first_template import left_by
 from giornata_lab.bench.reuse_quality import MODEL
 from giornata_lab.quality import cases
-from giornata_tools.joining.shares import ssim
+from giornata_tools.lora_profiler.profiler import ssim
 
 STEPS = 6
 EDITS = 2
@@ -89,7 +89,7 @@ def test_the_next_edit_takes_what_a_miss_left(model: BenchModel, requests: list[
         assert left is not None
         assert left.edited is not None
         assert where is not None
-        either = united(where, left.edited)
+        either = unite_regions(where, left.edited)
         assert either is not None
         rows = [replace(whole, region=place, template=left) for place in (either, where)]
         options = ReuseOptions(correction_bits=DEFAULT.correction_bits)
@@ -105,7 +105,7 @@ def test_padding_may_be_kept_and_other_text_may_not(
 ) -> None:
     kept = inside(model, requests, replace(DEFAULT, keeps_padding=True))
     assert min(kept) > LEAST
-    monkeypatch.setattr(transformer, "padding_tokens", lambda mask: len(mask) - 1)
+    monkeypatch.setattr(flux, "padding_tokens", lambda mask: len(mask) - 1)
     assert np.mean(kept) > np.mean(inside(model, requests, replace(DEFAULT, keeps_padding=True)))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from giornata.control_cards import read_control_card
+from giornata.model_cards import read_control_card
 from giornata.wire.adapters import ControlInput, ControlKind
 
 FLUX = {"_class_name": "FluxControlNetModel", "joint_attention_dim": 4096, "num_mode": None}

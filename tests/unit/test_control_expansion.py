@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.control.expansion import BlockCounts, flux, sd3, summed
+from giornata.control.expansion import BlockCounts, flux_layout, sd3_layout, sum_residuals
 
 COUNTS = st.integers(1, 20)
 
@@ -21,14 +21,14 @@ def test_it_is_the_one_that_diffusers_adds(
     expected = [block % samples.double if repeats else block // interval for block in range(double)]
     interval = math.ceil(single / samples.single)
     expected += [samples.double + block // interval for block in range(single)]
-    assert flux(base, samples, repeats=repeats) == tuple(expected)
+    assert flux_layout(base, samples, repeats=repeats) == tuple(expected)
     assert all(index < samples.all for index in expected)
 
 
 def test_without_samples_of_a_kind_nothing_is_added_there() -> None:
     base = BlockCounts(2, 3)
-    assert flux(base, BlockCounts(1, 0)) == (0, 0, None, None, None)
-    assert flux(base, BlockCounts(0, 1)) == (None, None, 0, 0, 0)
+    assert flux_layout(base, BlockCounts(1, 0)) == (0, 0, None, None, None)
+    assert flux_layout(base, BlockCounts(0, 1)) == (None, None, 0, 0, 0)
 
 
 @given(blocks=st.integers(1, 40), samples=COUNTS)
@@ -36,7 +36,7 @@ def test_of_sd3_it_is_the_one_that_diffusers_adds(blocks: int, samples: int) -> 
     samples = min(samples, blocks)
     interval = blocks / samples
     last_is_text_free = [int(block / interval) for block in range(blocks - 1)]
-    assert sd3(blocks, samples) == (*last_is_text_free, None)
+    assert sd3_layout(blocks, samples) == (*last_is_text_free, None)
 
 
 NETS = st.integers(1, 8).flatmap(
@@ -50,7 +50,7 @@ NETS = st.integers(1, 8).flatmap(
 
 @given(nets=NETS)
 def test_a_sum_holds_what_every_net_adds_behind_its_blocks(nets: list[tuple[int | None, ...]]) -> None:
-    found = summed(nets)
+    found = sum_residuals(nets)
     for block, index in enumerate(found.behind):
         wanted = {(net, behind[block]) for net, behind in enumerate(nets) if behind[block] is not None}
         assert (set() if index is None else set(found.parts[index])) == wanted

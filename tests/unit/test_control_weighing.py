@@ -10,9 +10,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from giornata.control.loading import load
-from giornata.control.protocol import ControlConditions, ControlNet, ControlSequenceStep, ControlText
-from giornata.planning.controls import control_work, of_weights, work_of
+from giornata.control.networks import ControlConditions, ControlNet, ControlSequenceStep, ControlText, load
+from giornata.planning.operations import control_work, work_of, work_of_weights
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase
 from tests.fakes import (
@@ -99,7 +98,7 @@ def test_of_flux(tmp_path: Path, shape: tuple[int, int], words_: int, grid: tupl
 
 def test_a_card_of_before_tells_its_size_alone() -> None:
     card = ControlCard(name="edges", digest="e", kind=ControlKind.UNET, text_channels=8, weight_bytes=200)
-    assert work_of(card) == of_weights(200, shared=False) == ControlWork(text=100, image=100)
+    assert work_of(card) == work_of_weights(200, shared=False) == ControlWork(text=100, image=100)
     assert work_of(card.model_copy(update={"kind": ControlKind.FLUX})).shared
     told = ControlWork(image=5, pair=1)
     assert work_of(card.model_copy(update={"work": told})) == told

@@ -11,11 +11,9 @@ import pytest
 
 from giornata.families import CheckpointKind
 from giornata.kinds import KINDS
-from giornata.wire.defaults import defaults_of
-from giornata.wire.generations import carried_out, fitted
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.requests import MAX_STEPS, EditParameters, GenerationParameters
-from giornata.wire.resolution import fields_of, resolve
+from giornata.wire.resolution import carried_out, defaults_of, fields_of, fitted, resolve
 from giornata_gateway.intake.rules.forms import EditForm, read_form
 from giornata_gateway.views.catalog import model_list
 from tests.fakes.fleet import CARD

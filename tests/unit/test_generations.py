@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from giornata.wire import codec
 from giornata.wire.errors import InvalidField, ModelNotFound, SizeMismatch, TaskNotSupported
-from giornata.wire.generations import EDIT_FIELDS, carried_out, check_fields, check_multiple, fitted
 from giornata.wire.jobs import Job
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import EditParameters, GenerationParameters, Reuse, asked, evaluations_of
-from giornata.wire.resolution import resolve
+from giornata.wire.resolution import EDIT_FIELDS, carried_out, check_fields, check_multiple, fitted, resolve
 from giornata_gateway.views.catalog import choose_card
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD

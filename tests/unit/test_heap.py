@@ -11,7 +11,7 @@ import pytest
 TOUCHED = """
 import resource, sys, threading
 import numpy as np
-from giornata.heap import keep_freed
+from giornata.runtime import keep_freed
 
 def touch():
     for turn in range(5):

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.bus.connection import FailFastNatsClient, LostError
-from giornata.bus.listening import LOOK_S, TrackedSubscription, keep_looking
+from giornata.bus.connection import LOOK_S, FailFastNatsClient, LostError, TrackedSubscription, keep_looking
 from giornata.fleet import COUNTED_S, SILENCE_S, LastSeenTimes, ListeningClock
 
 TELLS_S = 0.5
@@ -36,7 +35,7 @@ def test_it_goes_on_at_ticks_and_counts_a_long_interval_in_part() -> None:
 class Listener:
     """One process that hears `alive` for ever and `dead` until it dies, both over one connection, in order.
 
-    It handles what has come before it ticks, as :func:`giornata.bus.listening.keep_looking` does.
+    It handles what has come before it ticks, as :func:`giornata.bus.connection.keep_looking` does.
     """
 
     def __init__(self, dies_s: float) -> None:

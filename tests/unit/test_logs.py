@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from giornata.logs import visible, without_secrets
+from giornata.logs import escape_controls, without_secrets
 
 KEY: Final = "gio_" + "k" * 43
 PROGRAM: Final = """
@@ -77,5 +77,7 @@ def test_secrets(text: str, shown: str) -> None:
 
 
 def test_visible() -> None:
-    assert visible("é\n\x00\x7f\x85\u2028 日本\U0001f600") == "é\\n\\x00\\x7f\\x85\\u2028 日本\U0001f600"
-    assert visible("a\n\tb\x1b", "\n\t") == "a\n\tb\\x1b"
+    assert (
+        escape_controls("é\n\x00\x7f\x85\u2028 日本\U0001f600") == "é\\n\\x00\\x7f\\x85\\u2028 日本\U0001f600"
+    )
+    assert escape_controls("a\n\tb\x1b", "\n\t") == "a\n\tb\\x1b"

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from giornata.machine import usable_cores
+from giornata.runtime import usable_cores
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no threads")

@@ -10,7 +10,7 @@ import pytest
 from giornata.families import CheckpointKind, Family
 from giornata.kinds import KINDS
 from giornata.model_cards import SAMPLE_BYTES, digest, read_model_card
-from giornata.wire.samplers import DISCRETE_TIME
+from giornata.wire.models import DISCRETE_TIME
 from tests.fakes.checkpoints import flux_checkpoint
 
 

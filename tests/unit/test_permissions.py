@@ -22,16 +22,18 @@ from giornata.nats_users import (
     write_users,
 )
 from giornata.wire import subjects
-from giornata.wire.events import EventKind
-from giornata.wire.nats_config import cluster_config, has_anonymous, users_config
+from giornata.wire.messages import EventKind
 from giornata.wire.permissions import (
     RELOADER,
     NatsPermissions,
     NatsRole,
     application_user,
+    cluster_config,
+    has_anonymous,
     inbox,
     rights,
     user_in,
+    users_config,
 )
 from giornata.wire.workers import ServiceName
 

@@ -16,12 +16,21 @@ from giornata.families import Family
 from giornata.kinds import KINDS
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import ErrorBody
-from giornata.wire.events import DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.masks import MaskedRegion, MaskMessage, MaskMessageReply
-from giornata.wire.messages import EVENT_HEADER, CancelMessage, EditMessage, EditReply, Picture
-from giornata.wire.models import Task
+from giornata.wire.messages import (
+    EVENT_HEADER,
+    CancelMessage,
+    DoneEvent,
+    EditMessage,
+    EditReply,
+    EventKind,
+    Picture,
+    PreviewEvent,
+    StateEvent,
+    StepEvent,
+)
+from giornata.wire.models import DISCRETE_TIME, FLOW_MATCHING, WITH_LIGHTNING, Task
 from giornata.wire.requests import PROMPT_BYTES
-from giornata.wire.samplers import DISCRETE_TIME, FLOW_MATCHING, WITH_LIGHTNING
 from giornata_gateway.intake.rules.forms import EditForm, UnreadFields
 from giornata_tools.cli.app import COMMANDS
 

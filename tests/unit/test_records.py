@@ -15,8 +15,7 @@ from nats.js.kv import KeyValue
 from giornata.records import MAX_CONFLICTS, Change, JobRecordStore, RecordRevision
 from giornata.wire import codec
 from giornata.wire.errors import InternalError, JobNotFound
-from giornata.wire.jobs import JobState
-from giornata.wire.progress import JobRecord
+from giornata.wire.jobs import JobRecord, JobState
 from tests.contract.messages import JOB
 
 RECORD = JobRecord(job=JOB)

@@ -13,9 +13,9 @@ from giornata.wire import codec, stores
 from giornata.wire.adapters import MAX_CONTROLNETS, LoraWait
 from giornata.wire.errors import GiornataError, InvalidField, UnknownField
 from giornata.wire.jobs import BlobRef
-from giornata.wire.models import Guidance, ModelCard, Task
-from giornata.wire.references import MAX_REFERENCES
+from giornata.wire.models import DISCRETE_TIME, Guidance, ModelCard, Sampler, Task
 from giornata.wire.requests import (
+    MAX_REFERENCES,
     MAX_SEED,
     PROMPT_BYTES,
     EditParameters,
@@ -25,7 +25,6 @@ from giornata.wire.requests import (
     evaluations_of,
 )
 from giornata.wire.resolution import cfg_scale, fields_of, guided_by, resolve
-from giornata.wire.samplers import DISCRETE_TIME, Sampler
 from giornata_router.config import RouterConfig
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD

@@ -17,7 +17,7 @@ from nats.js.errors import (
 )
 
 from giornata.bus.connection import LostError, RefusedError
-from giornata.retries import just_made, repeated, written
+from giornata.retries import ask_jetstream, read_just_made, write_to_jetstream
 
 REFUSED = RefusedError("publish", "x")
 
@@ -38,7 +38,7 @@ def failing(error: Exception, times: int) -> tuple[Callable[[], Awaitable[str]],
 @pytest.mark.parametrize("error", [nats.errors.TimeoutError(), LostError(), ServiceUnavailableError()])
 async def test_a_question_is_asked_again(error: Exception) -> None:
     ask, asked = failing(error, 2)
-    assert await repeated(ask) == "answer"
+    assert await ask_jetstream(ask) == "answer"
     assert len(asked) == 3
 
 
@@ -49,36 +49,36 @@ async def test_a_question_is_asked_again(error: Exception) -> None:
 async def test_an_answer_that_says_no_is_an_answer(error: Exception) -> None:
     ask, asked = failing(error, 1)
     with pytest.raises(type(error)):
-        await repeated(ask)
+        await ask_jetstream(ask)
     assert len(asked) == 1
 
 
 async def test_what_was_just_made_may_be_away_for_a_moment() -> None:
     for error in (BucketNotFoundError(), ServiceUnavailableError()):
         ask, asked = failing(error, 2)
-        assert await just_made(ask) == "answer"
+        assert await read_just_made(ask) == "answer"
         assert len(asked) == 3
     ask, asked = failing(BadRequestError(), 1)
     with pytest.raises(BadRequestError):
-        await just_made(ask)
+        await read_just_made(ask)
     ask, _ = failing(BucketNotFoundError(), 10_000)
     with pytest.raises(BucketNotFoundError):
-        await just_made(ask, 0.2)
+        await read_just_made(ask, 0.2)
 
 
 async def test_a_write_that_nobody_took_is_tried_again_and_one_that_may_be_taken_is_not() -> None:
     for untaken in (NoStreamResponseError(), KeyNotFoundError()):
         write, tried = failing(untaken, 2)
-        assert await written(write) == "answer"
+        assert await write_to_jetstream(write) == "answer"
         assert len(tried) == 3
     for error in (nats.errors.TimeoutError(), LostError()):
         write, tried = failing(error, 1)
         with pytest.raises(type(error)):
-            await written(write)
+            await write_to_jetstream(write)
         assert len(tried) == 1
 
 
 async def test_patience_ends() -> None:
     ask, _ = failing(nats.errors.TimeoutError(), 10_000)
     with pytest.raises(nats.errors.TimeoutError):
-        await repeated(ask, 0.2)
+        await ask_jetstream(ask, 0.2)

@@ -11,10 +11,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext
 
-from giornata.seeing import spans
-from giornata.seeing.otlp import add_ids
-from giornata.seeing.spans import NO_SPAN, NO_STEPS, STEPS
-from giornata.seeing.told import SpanAttributes, TraceSpanKind, attribute
+from giornata.observability import tracing
+from giornata.observability.otlp import add_ids
+from giornata.observability.tracing import NO_SPAN, NO_STEPS, STEPS, SpanAttributes, TraceSpanKind, attribute
 from giornata.wire import subjects
 from giornata.wire.errors import InternalError, MaskEmpty
 from tests.fakes.spans import telling
@@ -41,11 +40,11 @@ def named(told: InMemorySpanExporter) -> dict[str, ReadableSpan]:
 
 
 def test_off_there_is_one_span_and_one_place_for_steps_and_no_header() -> None:
-    assert spans.span("a", root=True, job="j") is NO_SPAN
-    with spans.span("a", root=True) as one:
+    assert tracing.span("a", root=True, job="j") is NO_SPAN
+    with tracing.span("a", root=True) as one:
         assert one.steps() is NO_STEPS
-        assert spans.headers() is None
-        assert spans.traceparent() is None
+        assert tracing.headers() is None
+        assert tracing.traceparent() is None
 
 
 def test_the_page_names_all_that_may_be_told() -> None:
@@ -55,25 +54,25 @@ def test_the_page_names_all_that_may_be_told() -> None:
 
 
 def test_a_span_needs_one_around_it_unless_a_trace_begins_there(told: InMemorySpanExporter) -> None:
-    assert spans.span("alone") is NO_SPAN
-    with spans.span("door", root=True), spans.span("inside"):
+    assert tracing.span("alone") is NO_SPAN
+    with tracing.span("door", root=True), tracing.span("inside"):
         pass
     found = named(told)
     assert found["inside"].parent == found["door"].context
 
 
 def test_a_span_goes_on_with_the_trace_that_a_message_brings(told: InMemorySpanExporter) -> None:
-    with spans.span("answer", TraceSpanKind.ANSWERS, parent={"TraceParent": SAMPLED["traceparent"]}):
-        carried = spans.headers()
+    with tracing.span("answer", TraceSpanKind.ANSWERS, parent={"TraceParent": SAMPLED["traceparent"]}):
+        carried = tracing.headers()
     assert carried is not None
     assert carried["traceparent"].split("-")[1] == SAMPLED["traceparent"].split("-")[1]
     assert named(told)["answer"].parent is not None
 
 
 def test_a_trace_that_is_not_sampled_is_not_told_and_travels_on(told: InMemorySpanExporter) -> None:
-    with spans.span("door", root=True, parent=UNSAMPLED):
-        carried = spans.headers()
-        assert spans.span("inside") is NO_SPAN
+    with tracing.span("door", root=True, parent=UNSAMPLED):
+        carried = tracing.headers()
+        assert tracing.span("inside") is NO_SPAN
     assert carried is not None
     assert carried["traceparent"].startswith(UNSAMPLED["traceparent"][:36])
     assert carried["traceparent"].endswith("-00")
@@ -82,13 +81,13 @@ def test_a_trace_that_is_not_sampled_is_not_told_and_travels_on(told: InMemorySp
 
 @pytest.mark.parametrize("header", ["", "x", "00-0-0-01", "ff-" + "0" * 32 + "-" + "0" * 16 + "-01"])
 def test_a_header_that_is_none_begins_a_trace_of_its_own(told: InMemorySpanExporter, header: str) -> None:
-    with spans.span("door", root=True, parent={"traceparent": header}):
+    with tracing.span("door", root=True, parent={"traceparent": header}):
         pass
     assert named(told)["door"].parent is None
 
 
 def test_no_parent_means_none_though_a_span_is_present(told: InMemorySpanExporter) -> None:
-    with spans.span("door", root=True), spans.span("job", root=True, parent=spans.below(None)):
+    with tracing.span("door", root=True), tracing.span("job", root=True, parent=tracing.below(None)):
         pass
     assert named(told)["job"].parent is None
 
@@ -96,9 +95,9 @@ def test_no_parent_means_none_though_a_span_is_present(told: InMemorySpanExporte
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_the_share_decides_for_traces_that_begin_here_alone(share: float) -> None:
     with telling(share) as exporter:
-        with spans.span("own", root=True):
+        with tracing.span("own", root=True):
             pass
-        with spans.span("brought", root=True, parent=SAMPLED):
+        with tracing.span("brought", root=True, parent=SAMPLED):
             pass
     assert {one.name for one in exporter.get_finished_spans()} == {"brought"} | ({"own"} if share else set())
 
@@ -115,7 +114,7 @@ def test_the_share_decides_for_traces_that_begin_here_alone(share: float) -> Non
 def test_an_error_is_told_by_its_code_and_never_by_its_text(
     told: InMemorySpanExporter, error: BaseException, code: str
 ) -> None:
-    with pytest.raises(type(error)), spans.span("door", root=True):
+    with pytest.raises(type(error)), tracing.span("door", root=True):
         raise error
     [one] = told.get_finished_spans()
     assert one.attributes == {"error.type": code}
@@ -124,7 +123,7 @@ def test_an_error_is_told_by_its_code_and_never_by_its_text(
 
 
 def test_what_was_asked_wrongly_is_no_failure_of_what_answers(told: InMemorySpanExporter) -> None:
-    with pytest.raises(MaskEmpty), spans.span("door", TraceSpanKind.ANSWERS, root=True):
+    with pytest.raises(MaskEmpty), tracing.span("door", TraceSpanKind.ANSWERS, root=True):
         raise MaskEmpty
     [one] = told.get_finished_spans()
     assert one.attributes == {"error.type": "mask_empty"}
@@ -132,10 +131,10 @@ def test_what_was_asked_wrongly_is_no_failure_of_what_answers(told: InMemorySpan
 
 
 def test_a_second_attempt_links_to_the_first(told: InMemorySpanExporter) -> None:
-    with spans.span("job", root=True):
-        with spans.span("first") as first:
+    with tracing.span("job", root=True):
+        with tracing.span("first") as first:
             pass
-        with spans.span("second", links=[first.traceparent or "", ""]):
+        with tracing.span("second", links=[first.traceparent or "", ""]):
             pass
     found = named(told)
     [link] = found["second"].links
@@ -143,7 +142,7 @@ def test_a_second_attempt_links_to_the_first(told: InMemorySpanExporter) -> None
 
 
 def test_steps_are_told_one_by_one_and_beyond_the_limit_together(told: InMemorySpanExporter) -> None:
-    with spans.span("denoise", root=True) as denoise:
+    with tracing.span("denoise", root=True) as denoise:
         steps = denoise.steps()
         for index in range(STEPS + 7):
             steps.add(10.0 - index / 100, 9.99 - index / 100, batch_rows=2)
@@ -158,8 +157,8 @@ def test_steps_are_told_one_by_one_and_beyond_the_limit_together(told: InMemoryS
 
 
 def test_a_span_may_have_begun_before_it_was_known(told: InMemorySpanExporter) -> None:
-    with spans.span("job", root=True, began_ago_s=2.0):
-        spans.past("queue", 2.0)
+    with tracing.span("job", root=True, began_ago_s=2.0):
+        tracing.past("queue", 2.0)
     for one in told.get_finished_spans():
         assert one.start_time is not None
         assert one.end_time is not None
@@ -168,7 +167,7 @@ def test_a_span_may_have_begun_before_it_was_known(told: InMemorySpanExporter) -
 
 def test_a_line_of_the_log_names_the_trace_around_it(told: InMemorySpanExporter) -> None:
     assert add_ids(None, "info", {"event": "x"}) == {"event": "x"}
-    with spans.span("door", root=True):
+    with tracing.span("door", root=True):
         line = add_ids(None, "info", {"event": "x"})
     [one] = told.get_finished_spans()
     assert line["trace_id"] == f"{context(one).trace_id:032x}"

@@ -6,15 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from giornata.fleet import served
-from giornata.scheduling.demand import RowShape, StepTimeModel
-from giornata.scheduling.progress import shape_of
+from giornata.fleet import served_models
+from giornata.scheduling.demand import RowShape, StepTimeModel, shape_of
 from giornata.wire.adapters import AskedControl
 from giornata.wire.errors import InvalidField
-from giornata.wire.models import ModelCard, Task
+from giornata.wire.models import SETTINGS, ModelCard, StepCache, Task, TaylorSeerSchedule
 from giornata.wire.requests import EditParameters, extrapolated_steps
 from giornata.wire.resolution import fields_of, resolve
-from giornata.wire.step_caches import SETTINGS, StepCache, TaylorSeerSchedule
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState
 from tests.fakes.fleet import CARD
 from tests.unit.test_requests import refusal
@@ -87,7 +85,7 @@ def test_a_model_tells_the_least_of_what_its_workers_have() -> None:
                 [(ServiceName.PREPOST, one), *((ServiceName.DENOISER, card) for card in of)]
             )
         ]
-        return served(states)["m"].step_caches
+        return served_models(states)["m"].step_caches
 
     assert told(one) == one.step_caches
     assert told(one, few) == told(few, one) == few.step_caches

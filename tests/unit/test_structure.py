@@ -10,10 +10,10 @@ import msgpack
 import pytest
 
 from giornata.wire import codec
+from giornata.wire.codec import DEPTH, NAMES, VALUES, JsonLimits, read_json
 from giornata.wire.errors import PayloadTooLarge, SchemaMismatch, UnknownField
 from giornata.wire.messages import CancelMessage
 from giornata.wire.requests import GenerationParameters, asked
-from giornata.wire.structure import DEPTH, NAMES, VALUES, JsonLimits, read_json
 
 MIB: Final = 1 << 20
 

@@ -7,9 +7,14 @@ import pytest
 
 from giornata.wire import codec
 from giornata.wire.errors import SchemaMismatch
-from giornata.wire.queues import CostFit
-from giornata.wire.telemetry import TelemetryReader
-from giornata.wire.workers import ServiceName, ServiceState, WorkerCosts, WorkerState
+from giornata.wire.workers import (
+    CostFit,
+    ServiceName,
+    ServiceState,
+    TelemetryReader,
+    WorkerCosts,
+    WorkerState,
+)
 from tests.fakes.fleet import CARD
 from tests.fakes.networks import plain
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from giornata.control.loading import load
-from giornata.control.mismatch import ControlMismatch
-from giornata.control.protocol import ControlConditions, ControlSequenceStep, ControlText
+from giornata.control.naming import ControlMismatch
+from giornata.control.networks import ControlConditions, ControlSequenceStep, ControlText, load
+from giornata.control.operations import skip_channels
 from giornata.control.unet import UnetControl
-from giornata.control.weighing import skip_channels
-from giornata.packed.tiles import joined, parted
+from giornata.packed.packing import maps_to_tiles, tiles_to_maps
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlBase
 from tests.fakes import tiny_unet, tiny_unet_control
@@ -67,7 +66,7 @@ def test_rows_that_share_forwards_equal_each_alone(tmp_path: Path, shape: str, o
         if text.pooled is not None and text.time_ids is not None:
             added = {"text_embeds": text.pooled[None], "time_ids": text.time_ids[None]}
         skips, middle = oracle(
-            joined(latent.view(1, 6, 4, side, side), row.grid),
+            tiles_to_maps(latent.view(1, 6, 4, side, side), row.grid),
             row.times[step],
             text.embeds[None],
             controlnet_cond=row.hint[None],
@@ -76,7 +75,7 @@ def test_rows_that_share_forwards_equal_each_alone(tmp_path: Path, shape: str, o
         )
         for sample, wanted in zip(samples, (*skips, middle), strict=True):
             torch.testing.assert_close(
-                sample[place], parted(wanted, row.grid)[0].flatten(1), atol=EXACT, rtol=0
+                sample[place], maps_to_tiles(wanted, row.grid)[0].flatten(1), atol=EXACT, rtol=0
             )
     assert (samples[-1][0] - samples[-1][1]).abs().max() > 1e-4, "the text is seen"
 

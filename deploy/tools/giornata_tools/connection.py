@@ -1,15 +1,35 @@
-"""How to reach the stack that ``giornata up`` runs: a file in its state folder, which other commands read."""
+"""How to reach the stack that ``giornata up`` runs, and whether a port can be listened on."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
+
+# Whether a port can be listened on.
+
+
+def port_error(host: str, port: int) -> OSError | None:
+    """Return why no server can listen at `port` of `host`; None where one can."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            own.bind(address)
+            own.listen()
+    except OSError as error:
+        return error
+    return None
+
+
+# How to reach the stack that ``giornata up`` runs: a file in its state folder, which other commands read.
+
 
 FILE: Final = "connection.json"
 

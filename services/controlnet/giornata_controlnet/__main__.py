@@ -15,8 +15,8 @@ async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
     from giornata.blobs import open_blobs
     from giornata.bus.bus import connect_as
     from giornata.device_claims import DeviceLedger, gpus_of
-    from giornata.heap import keep_freed
-    from giornata_controlnet.nets import ResidentControlNets, read_cards
+    from giornata.runtime import keep_freed
+    from giornata_controlnet.resident_nets import ResidentControlNets, read_cards
     from giornata_controlnet.service import ControlNetService
 
     configured = await asyncio.to_thread(read_cards, config.controlnets)

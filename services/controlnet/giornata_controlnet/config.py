@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Self
 from pydantic import Field, field_validator, model_validator
 
 from giornata.checkpoints import DeviceConfig
-from giornata.control.naming import named
-from giornata.machine import memory_bytes
+from giornata.control.naming import parse_checkpoints
 from giornata.memory_plan import CONTEXT_BYTES, USABLE
+from giornata.runtime import memory_bytes
 
 if TYPE_CHECKING:
     from giornata.device_claims import DeviceLedger
@@ -80,7 +80,7 @@ class ControlNetConfig(DeviceConfig):
     @field_validator("controlnets")
     @classmethod
     def _are_named(cls, value: str) -> str:
-        if not named(value):
+        if not parse_checkpoints(value):
             raise ValueError("at least one ControlNet is needed, as NAME=CHECKPOINT")
         return value
 
@@ -120,7 +120,7 @@ class ControlNetConfig(DeviceConfig):
 
     @property
     def tcp(self) -> TcpAddress | None:
-        """Where to listen; None for nowhere."""
+        """Return where to listen; None for nowhere."""
         return TcpAddress.of(self.control_address) if self.control_address else None
 
     def advertised(self, bound: str) -> str:

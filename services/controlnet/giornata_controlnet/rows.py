@@ -1,20 +1,120 @@
-"""Which rows are open here, and which denoisers may ask for their steps. On the event loop, but for what says so."""
+"""Rows that are open here: made from requests, and asked for by denoisers."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import structlog
+import torch
 
-from giornata.control.link.listener import among
-from giornata.wire.errors import ControlNetUnavailable, Overloaded
-from giornata_controlnet.open_row import OpenRow
+from giornata import tensors
+from giornata.blobs import BlobStore, intermediate
+from giornata.control.expansion import Behind, ResidualLayout, count_sequences, sum_residuals
+from giornata.control.link.server import is_known_token
+from giornata.control.naming import ControlMismatch
+from giornata.control.networks import (
+    ControlConditions,
+    ControlNet,
+    ControlText,
+    RowControlNet,
+    read_control_images,
+    read_control_texts,
+    select_control_images,
+)
+from giornata.packed.compute_set import Region, region_of
+from giornata.planning.operations import control_work
+from giornata.wire.adapters import ControlUse, ControlWork
+from giornata.wire.controlnets import ControlBase, OpenControl, control_row
+from giornata.wire.errors import (
+    ControlNetMismatch,
+    ControlNetNotFound,
+    ControlNetUnavailable,
+    Overloaded,
+    SchemaMismatch,
+)
+from giornata.wire.values import Intermediate
+from giornata_controlnet.resident_nets import ResidentControlNets
+
+# A row that is open here.
+
+
+@dataclass(frozen=True, eq=False)
+class ActiveControlNet:
+    """A ControlNet of a row, and the steps in which it acts."""
+
+    act: RowControlNet
+    first: int
+    end: int
+    """The first step after them."""
+    work: float
+    """Multiplications in each of them, of all sequences."""
+
+
+@dataclass(frozen=True, eq=False)
+class OpenRow:
+    """What all steps of a row share."""
+
+    key: str
+    denoiser: str
+    """The instance that has opened it, and alone may ask for its steps."""
+    nets: Sequence[ActiveControlNet]
+    """Those that act in any step, in the order of the job."""
+    behind: tuple[Behind, ...]
+    """Which sample each ControlNet of the job adds behind each block; all None for one that never acts."""
+    base: ControlBase
+    grid: tuple[int, int]
+    times: tuple[float, ...]
+    """What the network is told of each step."""
+    sequences: int
+    """For how many of the row's sequences ControlNets are computed."""
+    region: Region | None
+    """The tokens of steps that are not whole, on the ControlNets' device; None: all tokens."""
+    pins: ExitStack
+    """Closed when the row is: lets go of its weights."""
+    _sums: dict[tuple[bool, ...], ResidualLayout] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the picture."""
+        return self.grid[0] * self.grid[1]
+
+    def acting(self, step: int) -> list[RowControlNet]:
+        """The ControlNets that act in a step."""
+        return [net.act for net in self.nets if net.first <= step < net.end]
+
+    def work(self, step: int) -> float:
+        """Multiplications of a step that computes the whole picture."""
+        return sum(net.work for net in self.nets if net.first <= step < net.end)
+
+    def sums(self, step: int) -> ResidualLayout:
+        """The sums of a step's samples."""
+        acts = self._acts(step)
+        if acts not in self._sums:
+            self._sums[acts] = sum_residuals(
+                [net.act.behind for net, some in zip(self.nets, acts, strict=True) if some]
+            )
+        return self._sums[acts]
+
+    def shapes(self, step: int, *, whole: bool) -> tuple[tuple[int, int], ...]:
+        """(tokens, channels) of each sum of a step, the sequences one behind the other."""
+        tokens = self.tokens if whole or self.region is None else len(self.region.computed)
+        return tuple((self.sequences * tokens, self.base.channels[block]) for block in self.sums(step).first)
+
+    def _acts(self, step: int) -> tuple[bool, ...]:
+        """By ControlNet, whether it acts in a step."""
+        return tuple(net.first <= step < net.end for net in self.nets)
+
+
+# Which rows are open here, and which denoisers may ask for their steps. On the event loop, but for what
+# says so.
+
 
 TOKEN_BYTES: Final = 32
 
@@ -63,19 +163,19 @@ class OpenRowTable:
         return len(self._rows) + len(self._opening)
 
     def token(self, denoiser: str) -> str:
-        """What opens the data path to a denoiser: the same while it has rows, and a connection."""
+        """Return what opens the data path to a denoiser: the same while it has rows, and a connection."""
         if denoiser not in self._tokens:
             self._tokens[denoiser] = secrets.token_urlsafe(TOKEN_BYTES)
         return self._tokens[denoiser]
 
     def admits(self, token: str) -> bool:
-        """Whether a denoiser was given this token. Any thread may ask."""
-        return among(token, tuple(self._tokens.values()))
+        """Return whether a denoiser was given this token. Any thread may ask."""
+        return is_known_token(token, tuple(self._tokens.values()))
 
     def find(self, key: str, token: str) -> OpenRow | None:
         """The row, if it is open to the denoiser with this token, which uses it now. Any thread may ask."""
         kept = self._rows.get(key)
-        if kept is None or not among(token, (self._tokens.get(kept.row.denoiser, ""),)):
+        if kept is None or not is_known_token(token, (self._tokens.get(kept.row.denoiser, ""),)):
             return None
         kept.used_s = self._clock()
         return kept.row
@@ -127,7 +227,7 @@ class OpenRowTable:
 
     def leave(self, token: str) -> None:
         """The denoiser with this token has no connection any more: it has to open its rows again."""
-        for denoiser in [name for name, given in self._tokens.items() if among(token, (given,))]:
+        for denoiser in [name for name, given in self._tokens.items() if is_known_token(token, (given,))]:
             del self._tokens[denoiser]
             for key in [key for key, kept in self._rows.items() if kept.row.denoiser == denoiser]:
                 log.info("row_left", row=key, denoiser=denoiser)
@@ -152,3 +252,136 @@ class OpenRowTable:
         while len(self):
             self._changed.clear()
             await self._changed.wait()
+
+
+# From a request to an open row: fetch its claim checks, load its ControlNets, compute what all steps share.
+
+
+async def open_row(request: OpenControl, nets: ResidentControlNets, blobs: BlobStore) -> OpenRow:
+    """The row of `request`, whose ControlNets stay loaded until its pins are closed.
+
+    Raises:
+        ControlNetNotFound: a ControlNet is not configured here.
+        ControlNetMismatch: one does not fit the model, or what it is to see.
+        ControlNetUnavailable: one cannot be loaded, or there is no memory for the row.
+        IntermediateLost: a claim check is no longer in the blob store.
+        SchemaMismatch: the inputs are not those of such a row.
+    """
+    _check(request, nets)
+    acting = _acting(request)
+    with ExitStack() as pins:
+        nets.count(frozenset(use.digest for use, _ in acting.values()))
+        for use, _ in acting.values():
+            pins.enter_context(nets.pinned(use.digest))
+        encoding = request.encoding
+        text = await intermediate(blobs, encoding.text, Intermediate.ENCODING)
+        seen = await intermediate(
+            blobs, select_control_images(encoding, request.index), Intermediate.ENCODING
+        )
+        loaded = {use.digest: await nets.loaded(use.digest) for use, _ in acting.values()}
+        work = partial(_made, request, nets, loaded, text=text, seen=seen)
+        try:
+            row = await asyncio.to_thread(work)
+        except ControlMismatch as error:
+            raise ControlNetMismatch(str(error), field="controlnets") from error
+        except torch.OutOfMemoryError as error:
+            raise ControlNetUnavailable("This instance has no memory for another row.") from error
+        row.pins.push(pins.pop_all())
+        return row
+
+
+def _check(request: OpenControl, nets: ResidentControlNets) -> None:
+    """Raise where a ControlNet is unknown, or where the request's parts do not belong together."""
+    uses = request.job.controls
+    if missing := [use.model for use in uses if not nets.has(use.digest)]:
+        known = ", ".join(card.name for card in nets.cards)
+        raise ControlNetNotFound(
+            "This instance has no such ControlNet.", field="controlnets", received=missing[0], accepted=known
+        )
+    if not uses or len(request.acting) != len(uses):
+        raise SchemaMismatch(
+            "Each ControlNet of a row acts in some steps.",
+            field="acting",
+            received=len(request.acting),
+            accepted=str(len(uses)),
+        )
+    cells = request.computed
+    if cells is not None and (cells.height, cells.width) != request.grid:
+        raise SchemaMismatch(
+            "The tokens that are asked for are not those of the picture.",
+            field="computed",
+            received=f"{cells.height}x{cells.width}",
+            accepted="x".join(map(str, request.grid)),
+        )
+
+
+def _acting(request: OpenControl) -> Mapping[int, tuple[ControlUse, tuple[int, int]]]:
+    """The ControlNets that act in any step, by their place in the job, and their steps."""
+    steps = len(request.times)
+    return {
+        nth: (use, (max(first, 0), min(end, steps)))
+        for nth, (use, (first, end)) in enumerate(zip(request.job.controls, request.acting, strict=True))
+        if use.scale and max(first, 0) < min(end, steps)
+    }
+
+
+@torch.inference_mode()
+def _made(
+    request: OpenControl,
+    nets: ResidentControlNets,
+    loaded: Mapping[str, ControlNet],
+    *,
+    text: bytes,
+    seen: bytes,
+) -> OpenRow:
+    """The row, with empty pins; to be called in a worker thread."""
+    told = read_control_texts(tensors.unpack(text), request.sequences, request.job.parameters.guidance_scale)
+    told = tuple(_cast(each, nets.dtype) for each in told)
+    shown = read_control_images(tensors.unpack(seen), len(request.job.controls))
+    times = torch.tensor(request.times, dtype=torch.float32)
+    count, region = count_sequences(request.base.kind, len(told)), _region(request, nets.device)
+    steps_of = _acting(request)
+    acting: list[ActiveControlNet] = []
+    behind: list[Behind] = []
+    for nth, use in enumerate(request.job.controls):
+        steps = steps_of.get(nth)
+        if steps is None:
+            behind.append((None,) * len(request.base.channels))
+            continue
+        net, (first, end) = loaded[use.digest], steps[1]
+        added: Behind = net.behind(request.base)
+        behind.append(added)
+        opened = net.open(ControlConditions(shown[nth].to(nets.dtype), request.grid, told, times, use.mode))
+        work = _work(net.work(request.base), told, request.grid)
+        acting.append(ActiveControlNet(RowControlNet(net, opened, use.scale, added), first, end, work))
+    return OpenRow(
+        control_row(request.job.job_id, request.attempt, request.index),
+        request.denoiser,
+        acting,
+        tuple(behind),
+        request.base,
+        request.grid,
+        request.times,
+        count,
+        region,
+        ExitStack(),
+    )
+
+
+def _work(work: ControlWork, told: Sequence[ControlText], grid: tuple[int, int]) -> float:
+    """Multiplications of a ControlNet in one step of a row with these texts."""
+    return sum(
+        control_work(work, text=len(text.embeds), image=grid[0] * grid[1], sequences=len(told))
+        for text in told
+    )
+
+
+def _region(request: OpenControl, device: torch.device) -> Region | None:
+    """None where all tokens are asked for."""
+    region = None if request.computed is None else region_of(request.computed)
+    return None if region is None else region.on(device)
+
+
+def _cast(text: ControlText, dtype: torch.dtype) -> ControlText:
+    pooled, time_ids = (None if each is None else each.to(dtype) for each in (text.pooled, text.time_ids))
+    return ControlText(text.embeds.to(dtype), pooled, time_ids, text.guidance_scale)

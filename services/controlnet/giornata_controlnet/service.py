@@ -1,21 +1,26 @@
-"""The ControlNet service: its endpoints, what it computes with, and what it tells of itself."""
+"""The ControlNet service: its endpoints, where it listens for steps, and what it reports."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
+from typing import Final
 
 import structlog
 import torch
 
 from giornata.blobs import BlobStore
 from giornata.bus import telemetry
-from giornata.bus.answering import Endpoint
-from giornata.bus.bus import Bus
-from giornata.control.devices import device_id
-from giornata.machine import host_name, usable_cores
+from giornata.bus.bus import Bus, Endpoint
+from giornata.control.link.server import ControlStepRequest, Listener
+from giornata.control.networks import device_id
+from giornata.runtime import host_name, usable_cores
+from giornata.scratch import scratch_folder
 from giornata.wire import subjects
 from giornata.wire.controlnets import (
     CloseControl,
@@ -26,15 +31,84 @@ from giornata.wire.controlnets import (
     OpenControlReply,
     control_row,
 )
-from giornata.wire.devices import HostDevice
-from giornata.wire.errors import InternalError
-from giornata.wire.workers import ServiceName, ServiceState
-from giornata_controlnet.computing import ControlNetThread
+from giornata.wire.errors import ControlNetUnavailable, Failed, InternalError
+from giornata.wire.workers import HostDevice, ServiceName, ServiceState
+from giornata_controlnet.compute_thread import ControlNetThread
 from giornata_controlnet.config import ControlNetConfig
-from giornata_controlnet.listening import listening, path_of
-from giornata_controlnet.nets import ResidentControlNets
-from giornata_controlnet.opening import open_row
-from giornata_controlnet.rows import OpenRowTable
+from giornata_controlnet.resident_nets import ResidentControlNets
+from giornata_controlnet.rows import OpenRowTable, open_row
+
+# Where an instance listens for steps, and how denoisers reach it.
+
+
+SUFFIX: Final = ".sock"
+
+
+@contextmanager
+def listen(
+    config: ControlNetConfig,
+    rows: OpenRowTable,
+    asked: Callable[[ControlStepRequest], None],
+    left: Callable[[str], object],
+) -> Iterator[Mapping[DataPath, str]]:
+    """Listen within the context; gives the addresses as denoisers are told them.
+
+    Raises:
+        Failed: at an address nothing can be listened to.
+    """
+    with ExitStack() as stack:
+        folder = config.control_socket
+        if folder is None:
+            folder = stack.enter_context(scratch_folder())
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _sweep(folder)
+            unix = folder.absolute() / f"{secrets.token_hex(6)}{SUFFIX}"
+            listener = Listener(
+                rows.admits, asked, unix=unix, tcp=config.tcp, device=config.torch_device(), left=left
+            )
+            stack.enter_context(listener)
+        except OSError as error:
+            raise Failed(
+                f"Steps cannot be listened for: {error}",
+                received=f"{folder}, {config.control_address or 'no TCP'}",
+            ) from error
+        yield {
+            path: config.advertised(address) if path is DataPath.TCP else address
+            for path, address in listener.addresses.items()
+        }
+
+
+def path_of(request: OpenControl, addresses: Mapping[DataPath, str]) -> DataPath:
+    """The best of the paths that a denoiser offers and this instance has; memory is shared within a host alone.
+
+    Raises:
+        ControlNetUnavailable: there is none.
+    """
+    here = request.host == host_name()
+    able = [path for path in addresses if here or path is DataPath.TCP]
+    for path in request.paths:
+        if path in able:
+            return path
+    raise ControlNetUnavailable(
+        "The denoiser and this ControlNet instance have no data path in common.",
+        received=", ".join(request.paths),
+        accepted=", ".join(able) or "denoisers of this host",
+    )
+
+
+def _sweep(folder: Path) -> None:
+    """Remove sockets of processes that were killed."""
+    for path in folder.glob(f"*{SUFFIX}"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except OSError:
+                path.unlink(missing_ok=True)
+
+
+# The ControlNet service: its endpoints, what it computes with, and what it tells of itself.
+
 
 log = structlog.get_logger(__name__)
 
@@ -74,7 +148,7 @@ class ControlNetService:
             def left(token: str) -> None:
                 loop.call_soon_threadsafe(self._rows.leave, token)
 
-            links = listening(config, self._rows, self._computing.ask, left)
+            links = listen(config, self._rows, self._computing.ask, left)
             self._addresses = stack.enter_context(links)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(tasks.create_task(self._rows.expire(), name="expire").cancel)

@@ -16,14 +16,14 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
     from giornata.blobs import open_blobs
     from giornata.bus import bus, streams
     from giornata.device_claims import gpus_of
-    from giornata.heap import keep_freed
-    from giornata.planning.costing import CostModel
+    from giornata.planning.cost_model import CostModel
     from giornata.records import JobRecordStore
-    from giornata.retries import just_made
+    from giornata.retries import read_just_made
+    from giornata.runtime import keep_freed
     from giornata_denoiser.checkpoint import open_checkpoint
     from giornata_denoiser.engine.rehearsal import rehearse
-    from giornata_denoiser.pool.opening import loaded, start_ranks
-    from giornata_denoiser.profiling.calibration import profile_of
+    from giornata_denoiser.pool.setup import loaded, start_ranks
+    from giornata_denoiser.profiling.fitting import profile_of
     from giornata_denoiser.service import Denoiser
 
     async with (
@@ -40,7 +40,7 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
             events_ttl_s=own.result_ttl_s,
             store_bytes=own.nats_store_bytes,
         )
-        records = await just_made(partial(JobRecordStore.open, connected.jetstream))
+        records = await read_just_made(partial(JobRecordStore.open, connected.jetstream))
         if own.device_names:
             # Started here, since the kernel ends them with the thread that starts them.
             ranks = start_ranks(own)

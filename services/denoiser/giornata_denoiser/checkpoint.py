@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from giornata.checkpoints import checkpoint_folder
-from giornata.control.protocol import ControlNet
+from giornata.control.networks import ControlNet
 from giornata.device_claims import DeviceLedger
 from giornata.families import Family, when_called
 from giornata.gpus import host_device
@@ -21,19 +21,17 @@ from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName
 from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.networks import controlled
-from giornata_denoiser.controls.opening import open_controls
+from giornata_denoiser.controls.local import control_target, open_controls
 from giornata_denoiser.families.preview_map import PreviewMap, fit_autoencoder
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.quantizing import check
-from giornata_denoiser.families.weights import OUTLINE
+from giornata_denoiser.families.weights import OUTLINE, check
 
 LOADERS: Final[dict[str, Callable[[Path, torch.dtype, torch.device, WeightQuantization], ModelFamily]]] = {
     family: when_called(f"giornata_denoiser.families.{name}")
     for family, name in {
-        Family.FLUX_INPAINT: "flux.checkpoints:inpaint",
-        Family.FLUX_KONTEXT: "flux.checkpoints:kontext",
-        Family.FLUX_FILL: "flux.checkpoints:fill",
+        Family.FLUX_INPAINT: "flux:inpaint",
+        Family.FLUX_KONTEXT: "flux:kontext",
+        Family.FLUX_FILL: "flux:fill",
         Family.SD: "unet.checkpoints:load",
         Family.SD_INPAINT: "unet.checkpoints:load",
         Family.SDXL: "unet.checkpoints:load",
@@ -79,14 +77,14 @@ def open_checkpoint(config: DenoiserConfig) -> Checkpoint:
     check(config.quantize, device)
     found = _loaded(config, device, config.quantize)
     try:
-        network = controlled(found.family.network, found.card.pixel_multiple)
+        network = control_target(found.family.network, found.card.pixel_multiple)
         nets = open_controls(config.controlnets, network, dtype=dtype, device=device)
     except (ValueError, OSError) as error:
         raise Failed(f"The ControlNets {config.controlnets} cannot be loaded: {error}") from error
     return replace(found, controlnets=nets)
 
 
-def stated(
+def state_memory(
     config: DenoiserConfig, folder: Path, device: torch.device
 ) -> tuple[DeviceLedger, ModelMemory | None]:
     """A ledger with what a denoiser needs of its GPU at least, the network and a row of the native size; and why."""
@@ -99,7 +97,7 @@ def stated(
     return ledger, model
 
 
-def outline(config: DenoiserConfig) -> Checkpoint:
+def open_outline(config: DenoiserConfig) -> Checkpoint:
     """The configured checkpoint without weights: what it is called, what rows it takes and what its blocks compute.
 
     Raises:
@@ -113,7 +111,7 @@ def _loaded(
 ) -> Checkpoint:
     try:
         folder, dtype, name = checkpoint_folder(config.model), config.torch_dtype(), config.served_name
-        ledger, memory = stated(config, folder, device)
+        ledger, memory = state_memory(config, folder, device)
         found = load(folder, dtype=dtype, device=device, name=name, quantized=quantized)
     except (ValueError, OSError) as error:
         raise Failed(f"The model {config.model} cannot be loaded: {error}") from error

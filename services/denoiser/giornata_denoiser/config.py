@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Final, Self
 from pydantic import Field, field_validator, model_validator
 
 from giornata.checkpoints import ModelConfig
-from giornata.machine import HOST_SHARE, memory_bytes
+from giornata.runtime import HOST_SHARE, memory_bytes
 from giornata.scheduling.batch import BatchingMode
 from giornata_denoiser.choices import BITS, CacheForm, ControlNetExecutor, WeightQuantization
-from giornata_denoiser.devices import VARIABLE, claimed_of, parsed
+from giornata_denoiser.devices import VARIABLE, claimed_of, parse_devices
 
 if TYPE_CHECKING:
     import torch
@@ -191,7 +191,7 @@ class DenoiserConfig(ModelConfig):
     @property
     def device_names(self) -> tuple[str, ...]:
         """The devices of a pool, in order; none where this process computes."""
-        return parsed(self.devices)
+        return parse_devices(self.devices)
 
     @property
     def gpus_wanted(self) -> int:
@@ -209,7 +209,7 @@ class DenoiserConfig(ModelConfig):
     @field_validator("devices")
     @classmethod
     def _devices_are_known(cls, value: str) -> str:
-        parsed(value)
+        parse_devices(value)
         return value
 
     @model_validator(mode="after")

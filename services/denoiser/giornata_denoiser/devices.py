@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from giornata.scheduling.degrees.subsets import MOST_DEVICES
+from giornata.scheduling.degrees.pool import MOST_DEVICES
 from giornata.wire.errors import Failed
 
 VARIABLE: Final = "GIORNATA_DEVICES"
@@ -14,7 +14,7 @@ ANY: Final = "cuda"
 """A GPU that is free."""
 
 
-def parsed(text: str) -> tuple[str, ...]:
+def parse_devices(text: str) -> tuple[str, ...]:
     """The devices that ``cuda:0,cuda:1`` or ``cpu,cpu`` names, in order; none of an empty text.
 
     ``cuda,cuda`` are two that the process claims: the only ones that it sees, and so the first two.
@@ -52,7 +52,7 @@ def parsed(text: str) -> tuple[str, ...]:
 
 
 def claimed_of(text: str) -> int:
-    """How many devices of the list are any GPUs that are free."""
+    """Return how many devices of the list are any GPUs that are free."""
     return _named(text).count(ANY)
 
 

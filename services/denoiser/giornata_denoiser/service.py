@@ -1,6 +1,6 @@
 """The denoiser's subscriptions and telemetry: it answers at once whether it takes rows.
 
-:mod:`giornata_denoiser.attempts.carrying` does the rest. The engine runs in a thread of its own; its reports hop to the
+:mod:`giornata_denoiser.attempts.runner` does the rest. The engine runs in a thread of its own; its reports hop to the
 event loop, where one task tells them in order.
 """
 
@@ -17,16 +17,12 @@ import structlog
 
 from giornata.blobs import BlobStore
 from giornata.bus import telemetry
-from giornata.bus.answering import Endpoint
-from giornata.bus.bus import Bus
+from giornata.bus.bus import Bus, Endpoint
 from giornata.packed.low_rank import SequenceLoras
-from giornata.planning.costing import CostModel
-from giornata.planning.profiles import Profile
-from giornata.records import JobRecordStore
-from giornata.retries import just_made
-from giornata.tenant_records import TemplateRecords
+from giornata.planning.cost_model import CostModel, Profile
+from giornata.records import JobRecordStore, TemplateRecords
+from giornata.retries import read_just_made
 from giornata.wire import subjects
-from giornata.wire.devices import HostDevice
 from giornata.wire.errors import InternalError
 from giornata.wire.messages import (
     CancelRows,
@@ -38,32 +34,27 @@ from giornata.wire.messages import (
     RunReply,
     RunRequest,
 )
-from giornata.wire.workers import ServiceName, ServiceState
-from giornata_denoiser.adapters.fetching import tier_in
-from giornata_denoiser.adapters.opening import held, tiers_of
-from giornata_denoiser.adapters.store import LoraTiers
-from giornata_denoiser.attempts.adapting import adapters_of
-from giornata_denoiser.attempts.carrying import AttemptInputs, AttemptRunner
-from giornata_denoiser.attempts.epochs import EpochFence
-from giornata_denoiser.attempts.inputs import rows_of
-from giornata_denoiser.attempts.outcomes import AttemptResultWriter
-from giornata_denoiser.attempts.reporting import Reporter
-from giornata_denoiser.attempts.telling import EventPublisher
+from giornata.wire.workers import HostDevice, ServiceName, ServiceState
+from giornata_denoiser.adapters.files import tier_in
+from giornata_denoiser.adapters.tiers import LoraTiers, hold_loras, tiers_of
+from giornata_denoiser.attempts.events import EventPublisher
+from giornata_denoiser.attempts.inputs import adapters_of, rows_of
+from giornata_denoiser.attempts.results import AttemptResultWriter
+from giornata_denoiser.attempts.runner import AttemptInputs, AttemptRunner, EpochFence
+from giornata_denoiser.attempts.telemetry import Reporter
 from giornata_denoiser.checkpoint import Checkpoint, without_step_caches
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.room import DenoiserControlNets, control_room, controls_of, open_rows
-from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.controls.controlnets import DenoiserControlNets, control_room, controls_of, open_rows
+from giornata_denoiser.engine.engine import EngineLoop
 from giornata_denoiser.engine.protocol import StepReport
-from giornata_denoiser.pool.keeping import shared_memory
 from giornata_denoiser.pool.leader import DevicePool
-from giornata_denoiser.pool.memory import Arena
-from giornata_denoiser.pool.opening import check_adapters, decisions, in_thread, pool_of
 from giornata_denoiser.pool.ranks import RankSupervisor
-from giornata_denoiser.rows.adapters import RowLora
-from giornata_denoiser.templates.host import ORDINARY, PINNED, HostMemory
+from giornata_denoiser.pool.setup import check_adapters, decisions, in_thread, pool_of
+from giornata_denoiser.pool.shared_memory import Arena, shared_memory
+from giornata_denoiser.rows.row import RowLora
+from giornata_denoiser.templates.identity import ORDINARY, PINNED, HostMemory
 from giornata_denoiser.templates.lookup import TemplateLookup
-from giornata_denoiser.templates.registered import TemplateRegistrations
-from giornata_denoiser.templates.runs import TemplateRuns
+from giornata_denoiser.templates.runs import TemplateRegistrations, TemplateRuns
 from giornata_denoiser.templates.store import TemplateStore
 from giornata_denoiser.tuning import engine_of
 
@@ -121,7 +112,7 @@ class Denoiser:
             ExceptionGroup: of an InternalError, when the engine has lost its device.
         """
         config, bus = self._config, self._bus
-        templates = await just_made(partial(TemplateRecords.open, bus.jetstream))
+        templates = await read_just_made(partial(TemplateRecords.open, bus.jetstream))
         registrations = TemplateRegistrations(templates, config.instance)
         async with AsyncExitStack() as stack:
             network, told = self._checkpoint.family.network, self._reporter.adapter_loaded
@@ -232,11 +223,14 @@ class Denoiser:
     async def _fetch(self, request: RunRequest) -> AsyncIterator[AttemptInputs]:
         async with self._lookup.held(request) as reusing:
             rows = await rows_of(request, self._checkpoint, self._blobs, reusing)
-            async with held(self._loras, rows) as arriving, open_rows(self._controls, request, rows) as kept:
+            async with (
+                hold_loras(self._loras, rows) as arriving,
+                open_rows(self._controls, request, rows) as kept,
+            ):
                 yield AttemptInputs(kept.rows, arriving, kept.failed)
 
     def _host(self) -> HostMemory:
-        """Where templates are to lie: ranks map them, a GPU of this process reads pinned ones."""
+        """Return where templates are to lie: ranks map them, a GPU of this process reads pinned ones."""
         if self._ranks is not None:
             return shared_memory(self._arena)
         return PINNED if self._checkpoint.family.device.type == "cuda" else ORDINARY

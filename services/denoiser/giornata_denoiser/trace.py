@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from giornata.packed.tracing import TraceLane
+from giornata.packed.packing import TraceLane
 
 EVENTS: Final = 200_000
 """Most spans of a trace; older ones are dropped."""
@@ -40,7 +40,7 @@ class Trace:
 
     @contextmanager
     def span(self, lane: TraceLane, name: str, **arguments: object) -> Iterator[None]:
-        """See :meth:`giornata.packed.tracing.LaneTracer.span`."""
+        """See :meth:`giornata.packed.packing.LaneTracer.span`."""
         began = self._mark()
         try:
             yield

@@ -12,23 +12,21 @@ from typing import Final
 import structlog
 import torch
 
-from giornata.machine import memory_bytes
 from giornata.memory_plan import CONTEXT_BYTES, USABLE, plan_prepost
-from giornata.packed.tracing import UNTRACED
-from giornata.planning.batch import plan_batch
-from giornata.planning.costing import CostModel
-from giornata.planning.profiles import Profile
+from giornata.packed.packing import UNTRACED
+from giornata.planning.batch_plans import plan_batch
+from giornata.planning.cost_model import CostModel, Profile
+from giornata.runtime import memory_bytes
 from giornata.scheduling.batch import Capacity
 from giornata.wire.workers import LoadSample, ServiceName, Tier
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.controls import ControlExecutor
+from giornata_denoiser.engine.adapters import ControlExecutor, LowRanks
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, device_for
-from giornata_denoiser.engine.low_ranks import LowRanks
-from giornata_denoiser.engine.sources import ReuseOptions
-from giornata_denoiser.engine.weighing import StepBudget
-from giornata_denoiser.templates.identity import keeping, levels_of
+from giornata_denoiser.engine.step_budget import StepBudget
+from giornata_denoiser.engine.step_plan import ReuseOptions
+from giornata_denoiser.templates.identity import levels_of, storage_budget
 from giornata_denoiser.trace import Trace
 
 SPARED: Final = 0.9
@@ -57,7 +55,7 @@ class MemoryBudget:
 
 
 def memory_of(config: DenoiserConfig, free_bytes: int | None) -> MemoryBudget:
-    """What is configured, else shares of what there is.
+    """Return what is configured, else shares of what there is.
 
     `free_bytes` are those of the GPU once the model is there; None on a CPU, where rows have no limit.
     """
@@ -126,7 +124,7 @@ def engine_of(
 def reusing_of(
     config: DenoiserConfig, device: torch.device, memory: MemoryBudget, loader: Loader, model: CostModel
 ) -> ReuseOptions:
-    """How steps on `device` reuse templates."""
+    """Return how steps on `device` reuse templates."""
     return ReuseOptions(
         loader=loader,
         model=model,
@@ -190,7 +188,7 @@ def _tell(config: DenoiserConfig, checkpoint: Checkpoint, memory: MemoryBudget) 
     side = card.native_size // card.pixel_multiple
     tokens = side * side + checkpoint.family.network.companions((side, side))
     levels = levels_of(config, checkpoint.family)
-    kept, _ = keeping(config, checkpoint.family, tokens, levels)
+    kept, _ = storage_budget(config, checkpoint.family, tokens, levels)
     if kept.levels < levels or kept.first_block:
         log.warning(
             "template_budget_small",

@@ -9,9 +9,8 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from giornata.config import ServiceConfig
-from giornata_gateway.intake.rules.cors import origins_in
 from giornata_gateway.intake.rules.model_aliases import aliases_in
-from giornata_gateway.intake.rules.tenants import is_loopback
+from giornata_gateway.intake.rules.tenants import is_loopback, origins_in
 from giornata_gateway.webhooks.rules.addresses import hosts_in, networks_in
 
 

@@ -75,11 +75,11 @@ class FleetListener:
         return self._latest.summary.controlnets if self._latest else {}
 
     def masks(self) -> dict[str, MaskCard]:
-        """What makes masks from words, by the model of its prepost."""
+        """Return what makes masks from words, by the model of its prepost."""
         return self._latest.summary.masks if self._latest else {}
 
     def serves(self, model: str, digest: str) -> bool:
-        """Whether a model is served with this digest."""
+        """Return whether a model is served with this digest."""
         card = self.cards().get(model)
         return card is not None and card.digest == digest
 
@@ -97,7 +97,7 @@ class FleetListener:
         return led.missing if led else [ServiceName.ROUTER]
 
     def has_another(self, gateway: str) -> bool:
-        """Whether a gateway other than `gateway` takes requests."""
+        """Return whether a gateway other than `gateway` takes requests."""
         return self._latest is not None and any(name != gateway for name in self._latest.summary.gateways)
 
     def nearly_full(self) -> tuple[str, ...]:

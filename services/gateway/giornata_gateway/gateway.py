@@ -16,32 +16,30 @@ from giornata.blobs import BlobStore
 from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
+from giornata.records import LoraRecords, TemplateRecords, WebhookRecords
 from giornata.shares import SharedPool
-from giornata.tenant_records import LoraRecords, TemplateRecords, WebhookRecords
 from giornata.wire.errors import InputLost, ResultExpired, TooManyStreams
-from giornata.wire.events import DoneEvent
 from giornata.wire.fleet import InstanceReport
 from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job
 from giornata.wire.masks import MaskParameters
-from giornata.wire.webhooks import WebhookState
+from giornata.wire.messages import DoneEvent
+from giornata.wire.templates import WebhookState
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.intake.departure import GracefulShutdown
 from giornata_gateway.intake.key_file import KeyFile
-from giornata_gateway.intake.limits import GRACE_S, AdmissionSlot, ConcurrencyLimiter, MemoryLimiter
-from giornata_gateway.intake.quotas import Quotas
+from giornata_gateway.intake.limits import GRACE_S, AdmissionSlot, ConcurrencyLimiter, MemoryLimiter, Quotas
 from giornata_gateway.intake.rules.tenants import Tenant, tenant_of
-from giornata_gateway.jobs.ledger import JobEnds, JobLedger
+from giornata_gateway.intake.shutdown import GracefulShutdown
 from giornata_gateway.jobs.loras import Loras
 from giornata_gateway.jobs.masks import SegmentationClient, StandaloneMask
 from giornata_gateway.jobs.preparation import EditOrder, JobPreparer, PreparedJob
-from giornata_gateway.jobs.records import JobRecords
-from giornata_gateway.jobs.registration import TemplateRegistry
+from giornata_gateway.jobs.records import JobEnds, JobLedger, JobRecords
 from giornata_gateway.jobs.submission import AwaitedJob, JobSubmitter
+from giornata_gateway.jobs.template_registry import TemplateRegistry
 from giornata_gateway.metrics import Metrics
 from giornata_gateway.storage import StorageProbe
-from giornata_gateway.views.webhooks import webhook_body
-from giornata_gateway.webhooks.desk import WebhookService
+from giornata_gateway.views.resources import webhook_body
+from giornata_gateway.webhooks.delivery import WebhookService
 
 STRANGERS: Final = 4
 """One of so many connections may be one on which no key was shown yet."""
@@ -233,7 +231,7 @@ class Gateway:
         )
 
     async def reports(self) -> list[InstanceReport] | None:
-        """What the routers know of every instance; None where no router answers."""
+        """Return what the routers know of every instance; None where no router answers."""
         return await self.fleet.reports(self.bus)
 
     async def picture(self, ref: BlobRef) -> bytes:
@@ -248,7 +246,7 @@ class Gateway:
         return limits.get(tenant, TenantLimits()).weight or 1.0
 
     def _alone(self) -> bool:
-        """Whether there is one tenant alone."""
+        """Return whether there is one tenant alone."""
         keys = () if self.keys is None else self.keys.current.keys
         return all(key.tenant == keys[0].tenant for key in keys)
 

@@ -13,24 +13,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Endpoint
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError, InternalError
-from giornata.wire.events import EVENT_TYPES, StateEvent
-from giornata.wire.jobs import JobState
+from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.masks import MaskMessageReply
 from giornata.wire.messages import (
     EVENT_HEADER,
+    EVENT_TYPES,
     IDEMPOTENCY_HEADER,
     CancelMessage,
     EditReply,
     JobAck,
     Picture,
+    StateEvent,
 )
 from giornata.wire.models import Task
 from giornata.wire.permissions import NatsRole, inbox
-from giornata.wire.progress import JobRecord
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.intake.rules.envelopes import (
     EditEnvelope,
@@ -49,8 +49,8 @@ from giornata_gateway.intake.rules.envelopes import (
     read_mask,
     read_parameters,
 )
+from giornata_gateway.intake.rules.forms import check_no_key
 from giornata_gateway.intake.rules.idempotency import read_key
-from giornata_gateway.intake.rules.mask_forms import check_no_key
 from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.jobs.feed import ClientEvent, open_feed, until_done
 from giornata_gateway.jobs.masks import StandaloneMask
@@ -58,7 +58,7 @@ from giornata_gateway.jobs.preparation import EditOrder
 from giornata_gateway.jobs.submission import AwaitedJob
 from giornata_gateway.views.answers import error_of
 from giornata_gateway.views.jobs import forecast_fields
-from giornata_gateway.views.masks import mask_made
+from giornata_gateway.views.resources import mask_made
 
 REPLY_BYTES: Final = 8 << 20
 """No reply is larger, even where the server would carry it."""

@@ -12,11 +12,11 @@ import structlog
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.bus.telemetry import publish, state_of, telemetry
-from giornata.retries import just_made
-from giornata.tenant_records import LoraRecords, TemplateRecords, WebhookRecords
+from giornata.records import LoraRecords, TemplateRecords, WebhookRecords
+from giornata.retries import read_just_made
 from giornata.wire import subjects
-from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.fleet import FleetSummary
+from giornata.wire.messages import DoneEvent, EventKind
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
@@ -40,9 +40,9 @@ async def serve(config: GatewayConfig, bus: Bus, blobs: BlobStore, stop: asyncio
     bridged_s = config.submit_window_s / 2  # the other half is for a request at the end of the first
     fleet = FleetListener(bridged_s, aliases_in(config.model_aliases))
     records = JobRecords(bus.jetstream)
-    templates = await just_made(partial(TemplateRecords.open, bus.jetstream))
-    loras = await just_made(partial(LoraRecords.open, bus.jetstream))
-    webhooks = await just_made(partial(WebhookRecords.open, bus.jetstream))
+    templates = await read_just_made(partial(TemplateRecords.open, bus.jetstream))
+    loras = await read_just_made(partial(LoraRecords.open, bus.jetstream))
+    webhooks = await read_just_made(partial(WebhookRecords.open, bus.jetstream))
     async with AsyncExitStack() as stack:
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         await stack.enter_async_context(bus.listen(subjects.SUMMARY, FleetSummary, fleet.hear))

@@ -60,7 +60,7 @@ class StorageProbe:
         return self._full
 
     async def full_for_jobs(self, *, afresh: bool = False) -> GiornataError | None:
-        """Why JetStream takes no job; None where it does, or is away."""
+        """Return why JetStream takes no job; None where it does, or is away."""
         full = await self.full(afresh=afresh)
         return next((full[stream] for stream in _TRIALS if stream in full), None)
 

@@ -1,30 +1,38 @@
-"""The store's files on disk: uploads that grow, and whole files by their sha-256.
-
-All instances share the folder. What a piece has written stays in it whatever process ends; a whole file appears under
-its digest at once, by renaming, and is never written again.
-"""
+"""The store's files on disk, and whose bytes they are."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from giornata.api_keys import DEFAULT_TENANT
 from giornata.lora_transfer import WHOLE_FILES
+from giornata.records import BucketMirror, LoraRecords
+from giornata.shares import has_room
 from giornata.wire import subjects
 from giornata.wire.errors import (
     InvalidField,
+    LoraLimit,
     LoraNotFound,
     LoraStoreFull,
     LoraTooLarge,
     MalformedMessage,
 )
-from giornata.wire.loras import PIECE_BYTES, StoredFile
+from giornata.wire.loras import EVERYONE, PIECE_BYTES, LoraRecord, StoredFile
+
+# The store's files on disk: uploads that grow, and whole files by their sha-256.
+#
+# All instances share the folder. What a piece has written stays in it whatever process ends; a whole file
+# appears under its digest at once, by renaming, and is never written again.
+
 
 HASHED_BYTES: Final = 4 << 20
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -82,7 +90,7 @@ class LoraFiles:
         return max(there, offset + len(data))
 
     def whole(self, upload_id: str, file: StoredFile) -> Path:
-        """Where the bytes of a whole upload lie, which are `file`; under their digest where the upload is gone.
+        """Return where the bytes of a whole upload lie, which are `file`; under their digest where the upload is gone.
 
         Raises:
             LoraNotFound: there is neither.
@@ -132,7 +140,7 @@ class LoraFiles:
         self._upload(upload_id).unlink(missing_ok=True)
 
     def path(self, sha256: str) -> Path:
-        """Where a whole file lies; LoraNotFound where it does not."""
+        """Return where a whole file lies; LoraNotFound where it does not."""
         path = self._path(sha256)
         if not path.exists():
             raise LoraNotFound("The LoRA store does not have this file.", received=sha256)
@@ -223,3 +231,84 @@ def _room() -> Iterator[None]:
         if error.errno not in _FULL:
             raise
         raise LoraStoreFull(received=os.strerror(error.errno or 0)) from error
+
+
+# Whose bytes the folder holds, so that no tenant fills it alone.
+
+
+MEASURED_BYTES: Final = 64 << 20
+"""After so many bytes that came here the folder is measured again: other instances fill it, too."""
+
+
+class TenantStorageQuotas:
+    """The bytes of each tenant: of its uploads, its LoRAs, and its deleted LoRAs whose files are not swept yet.
+
+    A file of several tenants counts for the one that had it first. What belongs to no tenant, such as the LoRAs that
+    all share, makes the folder smaller.
+    """
+
+    def __init__(self, files: LoraFiles, records: LoraRecords) -> None:
+        self._files, self._mirror = files, BucketMirror(records.bucket)
+        self._sizes: dict[str, int] = {}
+        self._owners: dict[str, str] = {}
+        """By the name of a file, also after its record has gone."""
+        self._held = Counter[str]()
+        self._unmeasured = 0
+        """Bytes that came here since the folder was measured."""
+
+    def note(self, record: LoraRecord) -> None:
+        """Remember the tenant of a record's files: the record may be gone when the folder is measured."""
+        for name in record_files(record):
+            self._owners.setdefault(name, record.tenant)
+
+    async def measure(self) -> None:
+        """Measure the folder's files and count them by tenant."""
+        await self._mirror.refresh()
+        sizes = await asyncio.to_thread(self._files.sizes)
+        for record in sorted(self._mirror.all(), key=lambda one: one.created_s, reverse=True):
+            self._owners |= dict.fromkeys(record_files(record), record.tenant)
+        self._owners = {name: owner for name, owner in self._owners.items() if name in sizes}
+        self._sizes, self._held, self._unmeasured = sizes, Counter(), 0
+        for name, size_bytes in sizes.items():
+            self._held[self._owners.get(name, EVERYONE)] += size_bytes
+
+    async def check(self, tenant: str, upload_id: str, size_bytes: int) -> None:
+        """Count an upload that grows to `size_bytes`.
+
+        Raises:
+            LoraLimit: the tenant has its share of the folder.
+            LoraStoreFull: the folder is full.
+        """
+        if self._unmeasured >= MEASURED_BYTES or not self._fits(tenant, upload_id, size_bytes):
+            await self.measure()
+            if not self._fits(tenant, upload_id, size_bytes):
+                raise self._refusal(tenant, upload_id, size_bytes)
+        growth = self._growth(upload_id, size_bytes)
+        self._owners[upload_id] = tenant
+        self._sizes[upload_id] = self._sizes.get(upload_id, 0) + growth
+        self._held[tenant] += growth
+        self._unmeasured += growth
+
+    def _growth(self, upload_id: str, size_bytes: int) -> int:
+        return max(0, size_bytes - self._sizes.get(upload_id, 0))
+
+    def _fits(self, tenant: str, upload_id: str, size_bytes: int, *, alone: bool = False) -> bool:
+        held = {name: has for name, has in self._held.items() if name != EVERYONE and has}
+        alone |= tenant == DEFAULT_TENANT and held.keys() <= {tenant}
+        growth, capacity = self._growth(upload_id, size_bytes), self._files.total_bytes - self._held[EVERYONE]
+        return has_room(held, tenant, growth, capacity, alone=alone)
+
+    def _refusal(self, tenant: str, upload_id: str, size_bytes: int) -> LoraLimit | LoraStoreFull:
+        more, own, everyones = self._growth(upload_id, size_bytes), self._held[tenant], self._held.total()
+        received = f"{more} bytes beside {own} of this tenant's and {everyones} of all"
+        accepted = f"{self._files.total_bytes} bytes, shared by all tenants; deleted LoRAs count until their files go"
+        if self._fits(tenant, upload_id, size_bytes, alone=True):
+            message = "There is no room for another LoRA of this tenant."
+            return LoraLimit(message, received=received, accepted=accepted)
+        return LoraStoreFull(received=received, accepted=accepted)
+
+
+def record_files(record: LoraRecord) -> list[str]:
+    """The names of the files that a record needs."""
+    files = [record.source, record.canonical and record.canonical.file]
+    return [record.lora_id, *(file.sha256 for file in files if file)]

@@ -11,12 +11,11 @@ from typing import Final
 import structlog
 
 from giornata.bus import streams
-from giornata.bus.answering import Endpoint
-from giornata.bus.bus import Bus
+from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import state_of, telemetry
-from giornata.cancellation import heed_cancel
-from giornata.retries import just_made
-from giornata.tenant_records import LoraRecords
+from giornata.deadlines import heed_cancel
+from giornata.records import LoraRecords
+from giornata.retries import read_just_made
 from giornata.wire import subjects
 from giornata.wire.errors import Failed
 from giornata.wire.loras import (
@@ -35,15 +34,14 @@ from giornata.wire.loras import (
 )
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_lora_store.config import LoraStoreConfig
-from giornata_lora_store.files import LoraFiles
-from giornata_lora_store.folder_shares import TenantStorageQuotas, names
-from giornata_lora_store.hosting import HostTierService, follow_pins, hosting
-from giornata_lora_store.inspection import LoraHeaderInspector
-from giornata_lora_store.intake import LoraStoreEndpoints
+from giornata_lora_store.endpoints import LoraStoreEndpoints
+from giornata_lora_store.files import LoraFiles, TenantStorageQuotas, record_files
+from giornata_lora_store.header_reader import LoraHeaderInspector
+from giornata_lora_store.host_tier import HostTierService, follow_pins, open_host_tier
+from giornata_lora_store.host_tier_plan import LoraPins
 from giornata_lora_store.rules.headers import LoraSizeLimits
-from giornata_lora_store.sharing import SharedFolder
+from giornata_lora_store.shared_folder import SharedFolder
 from giornata_lora_store.validation import LoraValidator
-from giornata_lora_store.wanting import LoraPins
 
 SWEEP_S: Final = 600.0
 """How often all records are read: for files that no record needs, and for LoRAs that a lost instance has left."""
@@ -92,7 +90,7 @@ class LoraStore:
             raise Failed(f"The folder of the LoRAs cannot be used: {error}") from error
         if config.lora_shared_folder is not None and not config.lora_shared_folder.is_dir():
             raise Failed("The shared folder of LoRAs is no folder.", received=config.lora_shared_folder)
-        return cls(config, bus, files, await just_made(partial(LoraRecords.open, bus.jetstream)))
+        return cls(config, bus, files, await read_just_made(partial(LoraRecords.open, bus.jetstream)))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Answer until `stop`; then say *draining* and finish what was asked."""
@@ -112,7 +110,7 @@ class LoraStore:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             await self._sweep()
             host = self._hosting = await stack.enter_async_context(
-                hosting(self._config, self._bus, self._files, self._pins)
+                open_host_tier(self._config, self._bus, self._files, self._pins)
             )
             endpoints += host.endpoints if host else ()
             for service, hear in (
@@ -172,7 +170,7 @@ class LoraStore:
         for record in records:
             if record.state is LoraState.VALIDATING:
                 self._validation.add(record)
-        needed = {name for record in records for name in names(record)}
+        needed = {name for record in records for name in record_files(record)}
         removed = await asyncio.to_thread(
             self._files.sweep,
             needed.__contains__,

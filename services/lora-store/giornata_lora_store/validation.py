@@ -16,10 +16,9 @@ from typing import Final
 import structlog
 
 from giornata.bus.bus import Bus
-from giornata.cancellation import heed_cancel
-from giornata.deadlines import Deadline
+from giornata.deadlines import Deadline, heed_cancel
 from giornata.fleet import Fleet
-from giornata.tenant_records import LoraRecords
+from giornata.records import LoraRecords
 from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError, LoraNotFound
 from giornata.wire.loras import CanonicalLora, LoraRecord, LoraState, NormaliseLora

@@ -20,7 +20,7 @@ if __name__ == "__main__":
         from giornata_prepost.checkpoint import open_model
         from giornata_prepost.segmenters import open_segmenter
         from giornata_prepost.service import Prepost
-        from giornata_prepost.work import ImagePool
+        from giornata_prepost.worker_pools import ImagePool
 
         with scratch_folder() as folder:
             keep_process_sockets(folder)

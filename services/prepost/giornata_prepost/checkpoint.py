@@ -60,7 +60,7 @@ def open_model(config: PrepostConfig) -> ImageModel:
         ledger = DeviceLedger(config.device_ledger, host_device(device).id, ServiceName.PREPOST)
         model, device_bytes = model_memory(folder, dtype.itemsize), torch.cuda.mem_get_info(device)[1]
         ledger.state(model.prepost(TILE**2, encoders=False))
-        plan: Callable[[], PrepostPlan] = partial(planned, config, model, card, ledger, device_bytes)
+        plan: Callable[[], PrepostPlan] = partial(plan_memory, config, model, card, ledger, device_bytes)
         if config.text_encoders != "auto":
             plan = cache(plan)  # no room that others leave changes it
         return FAMILIES[card.family](folder, card, device, dtype, plan)
@@ -68,7 +68,7 @@ def open_model(config: PrepostConfig) -> ImageModel:
         raise Failed(f"The model {config.model} cannot be loaded: {error}") from error
 
 
-def planned(
+def plan_memory(
     config: PrepostConfig, model: ModelMemory, card: ModelCard, ledger: DeviceLedger, device_bytes: int
 ) -> PrepostPlan:
     """Plan what this prepost has of a GPU, and state it in the ledger.

@@ -1,7 +1,10 @@
-"""What the model makes of a job before it is denoised, as it travels. In the model's thread."""
+"""What the model makes of a job before it is denoised, as it travels."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -9,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from giornata import tensors
+from giornata.blobs import BlobStore
 from giornata.wire.adapters import control_name
 from giornata.wire.errors import InputLost, InvalidField, NotSupported, TaskNotSupported
-from giornata.wire.jobs import Job, PromptTokens
+from giornata.wire.jobs import BlobRef, Job, PromptTokens
 from giornata.wire.models import Task
-from giornata.wire.references import REFERENCE, named_references
+from giornata.wire.requests import REFERENCE, named_references
 from giornata.wire.resolution import guided_by
 from giornata_prepost.families.protocol import (
     Condition,
@@ -25,11 +29,69 @@ from giornata_prepost.families.protocol import (
     ReferringModel,
     SeenPictures,
     Tensors,
-    nothing,
+    no_condition,
 )
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
-from giornata_prepost.loras.text_parts import TextLora, acting
+from giornata_prepost.loras.canonical import TextLora, act_text_loras
+from giornata_prepost.worker_pools import CallPriority, ModelThread
+
+# The empty prompt's conditioning, which every template run reads: encoded once and kept for all jobs.
+#
+# Where the text encoder sees the picture, it is encoded once for each picture.
+
+
+TTL_S: Final = 24 * 3600
+"""How long it is kept in the blob store; it is written again once it is gone."""
+PICTURE_TTL_S: Final = 3600
+"""As :data:`TTL_S`, of one picture's: each job writes it again, for its own time."""
+SIZES: Final = 16
+"""Picture sizes, or pictures, of which an instance remembers it, where the family's text varies with them."""
+
+
+class EmptyPromptCache:
+    """One instance's; its claim checks are those of `instance`."""
+
+    def __init__(self, model: ImageModel, thread: ModelThread, blobs: BlobStore, instance: str) -> None:
+        self._model, self._thread, self._blobs = model, thread, blobs
+        self._key = f"shared-{instance}-empty-text"
+        self._packed: OrderedDict[str, bytes] = OrderedDict()
+        self._refs: dict[str, BlobRef] = {}
+
+    async def keep(self, tenant: str, size: Size, seen: SeenPictures = ()) -> BlobRef:
+        """A claim check of it, for pictures of `size`, or of `tenant`, for those that the text encoder has `seen`."""
+        key = self._key + self._variant(size, seen)
+        packed = await self._encoded(key, size, seen)
+        if seen:
+            return await self._blobs.put(f"{tenant}/{key}", packed, PICTURE_TTL_S)
+        ref = self._refs.get(key)
+        if ref is None or not await self._blobs.has(ref):
+            ref = self._refs[key] = await self._blobs.put(key, packed, TTL_S)
+        return ref
+
+    def _variant(self, size: Size, seen: SeenPictures) -> str:
+        """Return what the text varies with, as the end of a key."""
+        if seen:
+            pictures = hashlib.sha256()
+            for picture in seen:
+                pictures.update(str(picture.shape).encode() + picture.tobytes())
+            return f"-{size}-{pictures.hexdigest()}"
+        return f"-{size}" if self._model.text_varies_with_size else ""
+
+    async def _encoded(self, key: str, size: Size, seen: SeenPictures) -> bytes:
+        if key not in self._packed:
+            text, _ = await self._thread.timed(CallPriority.BEGIN, self._model.encode_text, "", size, seen)
+            self._packed[key] = await asyncio.to_thread(tensors.pack, text)
+        packed = self._packed[key]
+        self._packed.move_to_end(key)
+        while len(self._packed) > SIZES:
+            forgotten, _ = self._packed.popitem(last=False)
+            self._refs.pop(forgotten, None)
+        return packed
+
+
+# What the model makes of a job before it is denoised, as it travels. In the model's thread.
+
 
 MOST_TOKENS: Final = 16_384
 """Most tokens of a prompt that no family cuts: memory and time grow with their square."""
@@ -60,7 +122,7 @@ class JobConditioning(NamedTuple):
     """safetensors, see :attr:`giornata.wire.jobs.Encoding.references`; None without any."""
 
 
-def encoded(model: ImageModel, job: Job, inputs: EncodingInputs, size: Size) -> JobConditioning:
+def encode_job(model: ImageModel, job: Job, inputs: EncodingInputs, size: Size) -> JobConditioning:
     """The conditioning of a job whose picture has this `size`.
 
     Raises:
@@ -107,7 +169,7 @@ def encoded(model: ImageModel, job: Job, inputs: EncodingInputs, size: Size) -> 
     )
 
 
-def seen_by(model: ImageModel, prepared: bytes | None, references: bytes | None = None) -> SeenPictures:
+def seen_pictures(model: ImageModel, prepared: bytes | None, references: bytes | None = None) -> SeenPictures:
     """The pictures in the safetensors of an inspection, where the model's text encoder looks at them."""
     if prepared is None or not model.text_varies_with_picture:
         return ()
@@ -132,8 +194,8 @@ def _text(model: ImageModel, job: Job, inputs: EncodingInputs, size: Size) -> Te
             received=model.card.family,
             accepted="leave auto_edit out",
         )
-    seen = seen_by(model, inputs.prepared, inputs.references)
-    with acting(model, inputs.text_loras):
+    seen = seen_pictures(model, inputs.prepared, inputs.references)
+    with act_text_loras(model, inputs.text_loras):
         text = model.encode_text(job.parameters.prompt, size, seen)
         if guided_by(job) is not None:
             text |= model.encode_unguided(job.parameters.negative_prompt, size, seen)
@@ -173,7 +235,7 @@ def _region_rows(
 
 def _controls(model: ImageModel, job: Job, inputs: EncodingInputs) -> ControlEncoding:
     if not job.controls:
-        return ControlEncoding(nothing, shared=True)
+        return ControlEncoding(no_condition, shared=True)
     if not isinstance(model, ControlledModel):
         raise NotSupported("The model takes no ControlNets.", field="controlnets", received=model.card.family)
     if inputs.controls is None:

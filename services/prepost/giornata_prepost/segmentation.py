@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from giornata.blobs import BlobStore
-from giornata.seeing.spans import span
+from giornata.observability.tracing import span
 from giornata.wire.errors import Failed
 from giornata.wire.masks import MASK, FoundRegion, MaskCard, MaskReply, MaskRequest, region_name
 from giornata_prepost.config import PrepostConfig
@@ -21,10 +21,10 @@ from giornata_prepost.images.regions import (
     Seen,
     SegmentedRegion,
     best_score,
-    finished,
-    looked_at,
+    decode_for_segmenter,
+    region_masks,
 )
-from giornata_prepost.work import CallPriority, ImagePool, ModelThread
+from giornata_prepost.worker_pools import CallPriority, ImagePool, ModelThread
 
 SEEN_PIXELS: Final = 2 << 20
 """A picture enters a segmenter with at most so many; all known ones scale it down further."""
@@ -36,7 +36,7 @@ class Segmenter(Protocol):
     card: MaskCard
 
     def seen(self, picture: Pixels, words: str, wanted: RegionCriteria) -> Seen:
-        """What it sees of `words` in a picture (height, width, 3); `wanted` spares work for what is not taken.
+        """Return what it sees of `words` in a picture (height, width, 3); `wanted` spares work for what is not taken.
 
         InvalidField where the words have more tokens than it reads.
         """
@@ -74,7 +74,7 @@ class SegmentationHandler:
     """Bounds the pictures in memory."""
 
     async def answer(self, request: MaskRequest) -> MaskReply:
-        """What the words name in the picture, and where its masks are kept."""
+        """Return what the words name in the picture, and where its masks are kept."""
         card = self.segmenter.card
         threshold = card.threshold if request.threshold is None else request.threshold
         limit_s = self.config.image_timeout_s
@@ -82,14 +82,16 @@ class SegmentationHandler:
         async with self.held:
             image = await self.blobs.get(request.image)
             (picture, size), _ = await self.pool.timed(
-                looked_at, image, self.config.max_pixels, SEEN_PIXELS, limit_s=limit_s
+                decode_for_segmenter, image, self.config.max_pixels, SEEN_PIXELS, limit_s=limit_s
             )
             with span("segment") as segmenting:
                 seen, compute_ms = await self.thread.timed(
                     CallPriority.BEGIN, self.segmenter.seen, picture, request.prompt, wanted
                 )
                 segmenting.note(compute_ms=compute_ms)
-            masks, _ = await self.pool.timed(finished, seen, size, wanted, request.prompt, limit_s=limit_s)
+            masks, _ = await self.pool.timed(
+                region_masks, seen, size, wanted, request.prompt, limit_s=limit_s
+            )
         regions = [await self._region(request, index, one) for index, one in enumerate(masks.regions)]
         return MaskReply(
             width=size.width,

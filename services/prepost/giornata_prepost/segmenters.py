@@ -23,14 +23,14 @@ from giornata.wire.errors import Failed, InvalidField
 from giornata.wire.masks import MaskCard
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.pictures import Pixels
-from giornata_prepost.images.regions import Detection, HeatMap, RegionCriteria, distinct
+from giornata_prepost.images.regions import Detection, HeatMap, RegionCriteria, suppress_overlaps
 from giornata_prepost.segmentation import Refiner, Segmenter
 
 UNNAMED: Final = 1 << 20
 """A tokenizer's `model_max_length` above this says that its checkpoint names none."""
 
 
-def checked(words: str, tokenizer: Any, positions: int) -> str:
+def check_words(words: str, tokenizer: Any, positions: int) -> str:
     """`words` if they have no more tokens than the model has `positions` for; InvalidField otherwise."""
     named: int = tokenizer.model_max_length
     most = min(positions, named) if named < UNNAMED else positions
@@ -71,7 +71,7 @@ class ClipSeg:
     def seen(self, picture: Pixels, words: str, wanted: RegionCriteria) -> HeatMap:  # noqa: ARG002 - the map has all of them
         """The map, of the network's own size: (352, 352) of published ones."""
         text = self._network.config.text_config
-        words = checked(words, self._processor.tokenizer, text.max_position_embeddings)
+        words = check_words(words, self._processor.tokenizer, text.max_position_embeddings)
         inputs = self._processor(text=[words], images=[picture], return_tensors="pt").to(self._device)
         logits = self._network(**inputs).logits
         heat = torch.sigmoid(logits.reshape(logits.shape[-2:])).float().cpu().numpy()
@@ -109,7 +109,7 @@ class Sam2:
         )
 
     def pixel_values(self, picture: Pixels) -> torch.Tensor:
-        """What the network sees of a picture: (1, 3, side, side)."""
+        """Return what the network sees of a picture: (1, 3, side, side)."""
         square = Image.fromarray(picture).resize((self._side, self._side), Image.Resampling.BILINEAR)
         shares = np.asarray(square, np.float32) / np.float32(255)
         normal = (shares - np.array(IMAGENET_DEFAULT_MEAN, np.float32)) / np.array(
@@ -147,7 +147,7 @@ class Detector:
         Where none has the score that is wanted, the best one alone.
         """
         # a dot ends a phrase of Grounding DINO
-        phrase = checked(
+        phrase = check_words(
             words.replace(".", " "),
             self._processor.tokenizer,
             self._network.config.text_config.max_position_embeddings,
@@ -162,7 +162,7 @@ class Detector:
             Detection(score, (box[0], box[1], box[2], box[3]))
             for score, box in zip(scores, boxes, strict=True)
         ]
-        taken = distinct(every, wanted)
+        taken = suppress_overlaps(every, wanted)
         if taken and self._refiner is not None:
             return self._refiner.outlined(picture, taken)
         return taken or tuple(sorted(every, key=lambda one: one.score, reverse=True)[:1])
@@ -211,6 +211,6 @@ def _refiner(config: PrepostConfig, device: torch.device) -> Sam2 | None:
 
 
 def _kind(folder: Path) -> str:
-    """What a checkpoint says it is; ValueError or OSError where its configuration is not to be read."""
+    """Return what a checkpoint says it is; ValueError or OSError where its configuration is not to be read."""
     kind: str = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).model_type
     return kind

@@ -18,13 +18,11 @@ from pydantic import BaseModel
 
 from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
-from giornata.bus.answering import Endpoint
-from giornata.bus.bus import Bus
+from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import state_of, telemetry
+from giornata.observability.tracing import span
 from giornata.scratch import scratch_folder
-from giornata.seeing.spans import span
 from giornata.wire import subjects
-from giornata.wire.devices import HostDevice
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.jobs import Encoding, Inspection, Job
 from giornata.wire.loras import NormaliseLora
@@ -42,17 +40,16 @@ from giornata.wire.models import Task
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import TemplateInputs
 from giornata.wire.values import Intermediate
-from giornata.wire.workers import PrepostState, ServiceName, ServiceState
+from giornata.wire.workers import HostDevice, PrepostState, ServiceName, ServiceState
 from giornata_prepost import encoding
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.empty_text import EmptyPromptCache
+from giornata_prepost.encoding import EmptyPromptCache
 from giornata_prepost.families.protocol import ImageModel, rehearse
-from giornata_prepost.images import generation
-from giornata_prepost.images.each_region import finish_regions
+from giornata_prepost.images import stages as generation
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels
-from giornata_prepost.images.stages import PixelLimits, finish, inspect_template
-from giornata_prepost.inspecting import (
+from giornata_prepost.images.stages import PixelLimits, finish, finish_regions, inspect_template
+from giornata_prepost.inspection import (
     ImageInspector,
     inspection_of,
     latents_of,
@@ -60,11 +57,10 @@ from giornata_prepost.inspecting import (
     new_key,
     store_intermediate,
 )
-from giornata_prepost.loras.normaliser import LoraNormaliser
-from giornata_prepost.loras.text_parts import TextLoraCache
-from giornata_prepost.loras.work import LoraPool
+from giornata_prepost.loras.canonical import TextLoraCache
+from giornata_prepost.loras.normaliser import LoraNormaliser, LoraPool
 from giornata_prepost.segmentation import SegmentationHandler, Segmenter, rehearse_segmenter
-from giornata_prepost.work import CallPriority, ImagePool, ModelThread
+from giornata_prepost.worker_pools import CallPriority, ImagePool, ModelThread
 
 Q = TypeVar("Q", bound=Question)
 R = TypeVar("R", bound=BaseModel)
@@ -133,7 +129,7 @@ class Prepost:
         log.info("drained")
 
     def _endpoints(self, bus: Bus, loras: LoraPool, text_folder: Path) -> tuple[Endpoint, ...]:
-        """What is answered; text parts of LoRAs are kept in `text_folder`."""
+        """Return what is answered; text parts of LoRAs are kept in `text_folder`."""
         config = self._config
         masks = [] if self._finding is None else [self._until_cut_off(self._finding.answer)]
         texts = TextLoraCache(
@@ -179,7 +175,7 @@ class Prepost:
         size = model_size(inspection)
         with span("encode") as encoding_span:
             made, compute_ms = await self._thread.timed(
-                CallPriority.BEGIN, encoding.encoded, self._model, job, inputs, size
+                CallPriority.BEGIN, encoding.encode_job, self._model, job, inputs, size
             )
             encoding_span.note(compute_ms=compute_ms)
         store = partial(store_intermediate, self._blobs, job)
@@ -202,7 +198,7 @@ class Prepost:
                 [await store(f"controls-{index}", data) for index, data in enumerate(made.controls)]
             ),
             empty_text=await self._empty_text.keep(
-                job.tenant, size, encoding.seen_by(self._model, prepared, references)
+                job.tenant, size, encoding.seen_pictures(self._model, prepared, references)
             )
             if job.parameters.reuse is not Reuse.OFF
             else None,
@@ -247,7 +243,7 @@ class Prepost:
             CallPriority.BEGIN, encoding.template_row, self._model, found.prepared
         )
         size = Size(found.model_width, found.model_height)
-        seen = encoding.seen_by(self._model, found.prepared)
+        seen = encoding.seen_pictures(self._model, found.prepared)
         folder, ttl_s = f"{template.tenant}/{template.template_id}/", TEMPLATE_INPUTS_TTL_S
         prepared = await self._blobs.put(new_key(folder, "prepared"), found.prepared, ttl_s)
         return TemplateInputs(
@@ -280,7 +276,7 @@ class Prepost:
         """The finished file, and the milliseconds that pasting and encoding took in a process of the pool."""
         in_pool = partial(self._pool.timed, limit_s=self._config.image_timeout_s)
         if job.image is None:
-            return await in_pool(generation.finished, job.parameters, painted[0])
+            return await in_pool(generation.finish_generation, job.parameters, painted[0])
         image, alpha = await self._blobs.get(job.image), await self._alpha(job, inspection)
         pasted = image, alpha, job.parameters, self._limits
         if job.regions:

@@ -1,6 +1,8 @@
 """The router: accepts jobs durably and walks each from inspection to picture.
 
-* :mod:`service` - leads while it holds the lease; :mod:`queue` - accepted jobs; :mod:`walk` - one job
-* :mod:`dispatch`, :mod:`computing` - rows at workers; :mod:`prepost` - the stages beside denoising
-* :mod:`rules` - what a record becomes and when a job ends
+* :mod:`~giornata_router.service` - works while it holds the lease of :mod:`~giornata_router.leadership`
+* :mod:`~giornata_router.job_queue` - accepted jobs; :mod:`~giornata_router.job_runner` - one job
+* :mod:`~giornata_router.denoise_stage`, :mod:`~giornata_router.dispatch` - rows at workers
+* :mod:`~giornata_router.prepost_client` - the stages beside denoising
+* :mod:`~giornata_router.rules` - what a record becomes and when a job ends
 """

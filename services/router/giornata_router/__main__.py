@@ -10,7 +10,7 @@ from giornata import runtime
 from giornata.blobs import open_blobs
 from giornata.bus import bus, streams
 from giornata.records import JobRecordStore, Quarantine
-from giornata.retries import just_made
+from giornata.retries import read_just_made
 from giornata.wire.workers import ServiceName
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
@@ -32,8 +32,10 @@ async def main(config: RouterConfig, stop: asyncio.Event) -> None:
         await streams.ensure_queue(
             jetstream, replicas=replicas, max_messages=config.max_messages, store_bytes=store_bytes
         )
-        records = await just_made(partial(JobRecordStore.open, jetstream, linger_s=config.record_linger_s))
-        quarantine = await just_made(partial(Quarantine.open, jetstream))
+        records = await read_just_made(
+            partial(JobRecordStore.open, jetstream, linger_s=config.record_linger_s)
+        )
+        quarantine = await read_just_made(partial(Quarantine.open, jetstream))
         await Router(connected, blobs, records, quarantine, config).run(stop)
 
 

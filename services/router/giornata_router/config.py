@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 
 from giornata.bus.streams import LINGER_S
 from giornata.config import ServiceConfig
-from giornata.residency.plans.naming import ResidencyPlanName
-from giornata.scheduling.line import AGEING_S, QueueOrder
+from giornata.residency.plans.planner import ResidencyPlanName
 from giornata.scheduling.policies import LOAD_WEIGHT, PolicyName
+from giornata.scheduling.queue import AGEING_S, QueueOrder
 
 
 def require_rock(asked: str) -> None:

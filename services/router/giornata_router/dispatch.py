@@ -12,13 +12,12 @@ from enum import Enum
 from typing import Final
 
 from giornata.scheduling.demand import JobDemand
-from giornata.scheduling.line import Key, RowQueue, SchedulingParams
-from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.scheduler import Scheduler, likely
-from giornata.scheduling.yielding import giving_way
-from giornata.wire.events import DenoisedEvent
-from giornata.wire.progress import Assignment
+from giornata.scheduling.queue import Key, RowQueue, SchedulingParams
+from giornata.scheduling.scheduler import Scheduler, find_yielding_attempt, likely_worker
+from giornata.scheduling.worker_state import Attempt
+from giornata.wire.jobs import Assignment
+from giornata.wire.messages import DenoisedEvent
 from giornata.wire.workers import ServiceState
 
 SHARES_S: Final = 0.25
@@ -118,8 +117,8 @@ class Dispatch:
             self._resolve(attempt, NoReport.RECHECK)
 
     def likely(self, demand: JobDemand) -> str | None:
-        """See :func:`giornata.scheduling.scheduler.likely`."""
-        return likely(self._scheduler, self.placement, demand, time.monotonic())
+        """See :func:`giornata.scheduling.scheduler.likely_worker`."""
+        return likely_worker(self._scheduler, self.placement, demand, time.monotonic())
 
     def fetching(self, worker: str, demand: JobDemand) -> None:
         """A worker was told to load what `demand` needs."""
@@ -226,7 +225,7 @@ class Dispatch:
         if len(self.line):
             if now >= self._shares_s:
                 self._shares_s = now + SHARES_S
-                gives_way = giving_way(self.line, self.placement, self._claims, now)
+                gives_way = find_yielding_attempt(self.line, self.placement, self._claims, now)
                 if gives_way is not None:
                     self._resolve(gives_way, NoReport.PREEMPTED)
             wake_at = min(self._shares_s, wake_at or math.inf)

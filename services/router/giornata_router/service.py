@@ -15,46 +15,48 @@ from pydantic import BaseModel
 
 from giornata.blobs import BlobStore
 from giornata.bus import streams
-from giornata.bus.answering import Endpoint
-from giornata.bus.bus import Bus
-from giornata.bus.listening import keep_looking
+from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.connection import keep_looking
 from giornata.bus.telemetry import state_of, telemetry
 from giornata.fleet import ListeningClock
-from giornata.records import JobRecordStore, Quarantine
-from giornata.retries import just_made
-from giornata.scheduling.kinds_line import JobKindQueue
-from giornata.scheduling.patience import StallTimeout
-from giornata.scheduling.placement import Placement
+from giornata.records import JobRecordStore, Quarantine, TemplateRecords
+from giornata.retries import read_just_made
+from giornata.scheduling.placement import Placement, StallTimeout
 from giornata.scheduling.policies import PolicyName
+from giornata.scheduling.rock import JobKindQueue
 from giornata.scheduling.schedulers import scheduler_of
-from giornata.tenant_records import TemplateRecords
 from giornata.wire import subjects
-from giornata.wire.events import DenoisedEvent, EventKind
 from giornata.wire.fleet import FleetRequest
 from giornata.wire.messages import (
     CancelRows,
+    DenoisedEvent,
+    EventKind,
     JobAck,
     JobEstimateRequest,
     SubmitRequest,
     TemplateRequest,
 )
 from giornata.wire.stores import LEASES
-from giornata.wire.telemetry import TelemetryReader
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import ServiceName, ServiceState, TelemetryReader
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
-from giornata_router.fenced import LeaderRecords, WorkerClient
-from giornata_router.fleet_desk import FleetReporter
-from giornata_router.lease import RENEW_S, Leadership, Lease, LeaseEndedError
-from giornata_router.lines import keep_fitted, line_of
-from giornata_router.placement_desk import LoraPlacementPlanner
-from giornata_router.prepost import PrepostClient, PrepostRequests
-from giornata_router.queue import LeaderJobQueue
-from giornata_router.registrar import register
-from giornata_router.room import StreamCapacity
-from giornata_router.rules.forecasting import FinishTimeEstimator
+from giornata_router.fleet_reporter import FleetReporter
+from giornata_router.job_context import RouterContext
+from giornata_router.job_queue import LeaderJobQueue, keep_fitted, line_of
+from giornata_router.leadership import (
+    RENEW_S,
+    LeaderRecords,
+    Leadership,
+    Lease,
+    LeaseEndedError,
+    WorkerClient,
+)
+from giornata_router.lora_placement import LoraPlacementPlanner
+from giornata_router.prepost_client import PrepostClient, PrepostRequests
+from giornata_router.rules.admission import FinishTimeEstimator
 from giornata_router.rules.stages import StagePlacement
-from giornata_router.tools import RouterContext
+from giornata_router.stream_capacity import StreamCapacity
+from giornata_router.template_registrar import register
 
 Request = TypeVar("Request", bound=BaseModel)
 Reply = TypeVar("Reply", bound=BaseModel)
@@ -117,7 +119,7 @@ class Router:
     async def run(self, stop: asyncio.Event) -> None:
         """Stand by, lead when the lease is free, until `stop`."""
         jetstream = self._bus.client.jetstream(timeout=streams.LEASE_TTL_S / 2)
-        leases = await just_made(partial(jetstream.key_value, LEASES))
+        leases = await read_just_made(partial(jetstream.key_value, LEASES))
         lease = Lease(jetstream, leases, self._config.instance, self._leadership)
         async with (
             self._bus.listen(
@@ -197,7 +199,7 @@ class Router:
             raise _StepDownError  # a task group has no other way to cancel its tasks
 
     async def _submit(self, queue: LeaderJobQueue, request: SubmitRequest) -> JobAck:
-        """Endpoint ``giornata.router.submit``: see :meth:`giornata_router.queue.LeaderJobQueue.submit`."""
+        """Endpoint ``giornata.router.submit``: see :meth:`giornata_router.job_queue.LeaderJobQueue.submit`."""
         accepted = await queue.submit(request)
         self._places.see(lora.sha256 for lora in request.job.loras if lora.scale)
         return accepted

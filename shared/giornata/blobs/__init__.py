@@ -7,10 +7,8 @@ from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from giornata.blobs.memory import MemoryBlobs
-from giornata.blobs.store import BlobStore, intermediate, refer
-from giornata.blobs.traced import TracedBlobs
-from giornata.seeing import spans
+from giornata.blobs.store import BlobStore, MemoryBlobs, TracedBlobs, intermediate, refer
+from giornata.observability import tracing
 
 if TYPE_CHECKING:
     from giornata.blobs.redis import RedisBlobs
@@ -44,4 +42,4 @@ async def open_blobs(url: str) -> AsyncIterator[BlobStore]:
     """
     kind: type[S3Blobs | RedisBlobs] = __getattr__("S3Blobs" if url.startswith("s3://") else "RedisBlobs")
     async with kind.open(url) as store:
-        yield TracedBlobs(store) if spans.on() else store
+        yield TracedBlobs(store) if tracing.is_on() else store

@@ -1,32 +1,72 @@
-"""A blob store on any S3-compatible object store.
-
-An object carries its end in its metadata, and a reader takes an object whose end has passed for gone. The store's own
-lifecycle rules remove it later. Clocks of all machines agree to within seconds.
-"""
+"""A blob store on any S3-compatible object store."""
 
 from __future__ import annotations
 
 import asyncio
+import configparser
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import S3Store
 
 from giornata.blob_addresses import S3Address, s3_address
-from giornata.blobs.credentials import from_file
 from giornata.blobs.store import UNANSWERED, BlobStore, verify
 from giornata.wire.errors import BlobStoreFull, ServiceUnavailable
 from giornata.wire.jobs import BlobRef
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
+
+
+# The credentials of an object store that lie in the file which Amazon's own tools read.
+
+
+_FIELDS: Final = {
+    "aws_access_key_id": "access_key_id",
+    "aws_secret_access_key": "secret_access_key",
+    "aws_session_token": "session_token",
+}
+
+
+def from_file(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what ``AWS_SHARED_CREDENTIALS_FILE`` holds for ``AWS_PROFILE``; nothing where no file is named.
+
+    Variables that hold a key themselves win.
+
+    Raises:
+        ServiceUnavailable: the file cannot be read, or has no such profile.
+    """
+    path = environment.get("AWS_SHARED_CREDENTIALS_FILE")
+    if not path or environment.get("AWS_ACCESS_KEY_ID"):
+        return {}
+    profile = environment.get("AWS_PROFILE") or "default"
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read_string(Path(path).read_text(encoding="utf-8"))
+        section = parser[profile]
+    except OSError as error:
+        message = f"AWS_SHARED_CREDENTIALS_FILE cannot be read: {error.strerror}."
+        raise ServiceUnavailable(message, received=path) from error
+    except (configparser.Error, KeyError, UnicodeDecodeError):
+        # without its cause, which may show a line of the file
+        message = "AWS_SHARED_CREDENTIALS_FILE is no file of credentials, or lacks the profile."
+        raise ServiceUnavailable(message, received=f"{path}, profile {profile}") from None
+    return {name: section[field] for field, name in _FIELDS.items() if field in section}
+
+
+# A blob store on any S3-compatible object store.
+#
+# An object carries its end in its metadata, and a reader takes an object whose end has passed for gone. The
+# store's own lifecycle rules remove it later. Clocks of all machines agree to within seconds.
+
 
 THREADS: Final = 32
 """Requests of one process at a time."""
@@ -128,7 +168,7 @@ class S3Blobs(BlobStore):
         return None if _ended(found.attributes.get(END)) else bytes(found.bytes())
 
     def _end_of(self, key: str) -> float | None:
-        """When an object ends; None if there is none, or its time is over."""
+        """Return when an object ends; None if there is none, or its time is over."""
         if not _is_path(key):
             return None
         try:
@@ -181,12 +221,12 @@ def _client(address: S3Address, timeout_s: float) -> S3Store:
 
 
 def _is_path(key: str) -> bool:
-    """Whether an object may have such a name; a client's claim check may name any."""
+    """Return whether an object may have such a name; a client's claim check may name any."""
     return all(part not in {"", ".", ".."} for part in key.split("/"))
 
 
 def _ended(end: str | None) -> bool:
-    """Whether an object is over; one without an end is not of this store."""
+    """Return whether an object is over; one without an end is not of this store."""
     return end is None or float(end) <= time.time()
 
 

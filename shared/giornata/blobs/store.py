@@ -1,16 +1,21 @@
-"""What every blob store does, and how claim checks are made and verified."""
+"""What every blob store does; one in this process's memory; and one whose transfers are spans."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from abc import abstractmethod
 from typing import Final, Protocol
 
+from giornata.observability.tracing import TraceSpanKind, span
 from giornata.shares import SharedPool
-from giornata.wire.errors import InputLost, IntermediateLost
+from giornata.wire.errors import BlobStoreFull, InputLost, IntermediateLost
 from giornata.wire.jobs import BlobRef
 from giornata.wire.values import Intermediate
+
+# What every blob store does, and how claim checks are made and verified.
+
 
 INLINE_BYTES: Final = 5 << 18
 """Larger data is hashed in a thread; up to this size that takes less than a millisecond, and the hop more.
@@ -42,7 +47,7 @@ class BlobStore(Protocol):
 
     @abstractmethod
     async def has(self, ref: BlobRef) -> bool:
-        """Whether the bytes are still there; they are not read."""
+        """Return whether the bytes are still there; they are not read."""
 
     @abstractmethod
     async def renew(self, ref: BlobRef, ttl_s: int) -> bool:
@@ -72,7 +77,7 @@ async def verify(ref: BlobRef, data: bytes | None) -> bytes:
 
 
 async def matches(ref: BlobRef, data: bytes) -> bool:
-    """Whether `ref` is the claim check of `data`."""
+    """Return whether `ref` is the claim check of `data`."""
     if len(data) != ref.size_bytes:
         return False
     return await _sha256(data) == ref.sha256
@@ -92,3 +97,84 @@ async def _sha256(data: bytes) -> str:
         return hashlib.sha256(data).hexdigest()
 
     return digest() if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest)
+
+
+# A blob store in this process's memory.
+
+
+class MemoryBlobs(BlobStore):
+    """A dictionary with a capacity and expiry: for tests and for tools that need no server."""
+
+    def __init__(self, capacity_bytes: int = 1 << 30) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._blobs: dict[str, tuple[bytes, float]] = {}
+
+    async def write(self, key: str, data: bytes, ttl_s: int) -> None:
+        self._expire()
+        used = sum(len(blob) for name, (blob, _) in self._blobs.items() if name != key)
+        if used + len(data) > self._capacity_bytes:
+            raise BlobStoreFull(
+                received=f"{len(data)} bytes", accepted=f"{self._capacity_bytes - used} bytes now"
+            )
+        self._blobs[key] = (bytes(data), time.monotonic() + ttl_s)
+
+    async def get(self, ref: BlobRef) -> bytes:
+        self._expire()
+        data, _ = self._blobs.get(ref.key, (None, 0))
+        return await verify(ref, data)
+
+    async def has(self, ref: BlobRef) -> bool:
+        self._expire()
+        return ref.key in self._blobs
+
+    async def renew(self, ref: BlobRef, ttl_s: int) -> bool:
+        found = await self.has(ref)
+        if found:
+            self._blobs[ref.key] = (self._blobs[ref.key][0], time.monotonic() + ttl_s)
+        return found
+
+    async def delete(self, *refs: BlobRef) -> None:
+        for ref in refs:
+            self._blobs.pop(ref.key, None)
+
+    async def ping(self) -> None:
+        """Memory always answers."""
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        self._blobs = {key: value for key, value in self._blobs.items() if value[1] > now}
+
+
+# A blob store whose transfers are spans. Keys are not told: they name tenants.
+
+
+class TracedBlobs(BlobStore):
+    """`store`, told of; it stands in front only where tracing is on."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store, self.pool = store, store.pool
+
+    async def write(self, key: str, data: bytes, ttl_s: int) -> None:
+        with span("blob write", TraceSpanKind.ASKS, bytes=len(data)):
+            await self._store.write(key, data, ttl_s)
+
+    async def put(self, key: str, data: bytes, ttl_s: int) -> BlobRef:
+        with span("blob write", TraceSpanKind.ASKS, bytes=len(data)):
+            return await self._store.put(key, data, ttl_s)
+
+    async def get(self, ref: BlobRef) -> bytes:
+        with span("blob read", TraceSpanKind.ASKS, bytes=ref.size_bytes):
+            return await self._store.get(ref)
+
+    async def has(self, ref: BlobRef) -> bool:
+        return await self._store.has(ref)
+
+    async def renew(self, ref: BlobRef, ttl_s: int) -> bool:
+        return await self._store.renew(ref, ttl_s)
+
+    async def delete(self, *refs: BlobRef) -> None:
+        with span("blob delete", TraceSpanKind.ASKS):
+            await self._store.delete(*refs)
+
+    async def ping(self) -> None:
+        await self._store.ping()

@@ -1,20 +1,15 @@
-"""The NATS edge: connect and drain, call with the remaining time, answer with mapped errors, publish, subscribe.
-
-This module hides traps of the client library. A subscription runs its callback serially, so handlers run as tasks of a
-group. A micro service's `stop` drops delivered requests, so its subscriptions are drained first. Leaving a connection's
-context does not drain it. `request` waits half a second by default. A payload above the server's limit closes the
-connection. `flush` overtakes unwritten commands (:func:`giornata.bus.connection.barrier` does not).
-"""
+"""The NATS edge: connect and drain, call with the remaining time, answer with mapped errors, publish, subscribe."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import nats
 import nats.errors
@@ -23,40 +18,173 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import Header
 from nats.micro import add_service
-from nats.micro.request import ERROR_CODE_HEADER
+from nats.micro.request import ERROR_CODE_HEADER, ERROR_HEADER
 from nats.micro.request import Request as MicroRequest
 from nats.micro.service import ServiceConfig as MicroConfig
 from pydantic import BaseModel
 
 from giornata import __version__
-from giornata.bus.answering import Endpoint, Receive, spawning
 from giornata.bus.connection import (
+    MAX_HEADER_BYTES,
+    OVERSIZED,
     FailFastNatsClient,
     LostError,
     RefusedError,
+    TrackedSubscription,
     drain,
     drain_service,
     drained_tasks,
-    opened,
+    open_client,
 )
-from giornata.bus.listening import TrackedSubscription
 from giornata.config import ServiceConfig
 from giornata.deadlines import Deadline
-from giornata.seeing import spans
-from giornata.wire import codec
+from giornata.observability import tracing
+from giornata.observability.tracing import TraceSpanKind, span
+from giornata.wire import codec, subjects
 from giornata.wire.errors import (
     DeadlineExceeded,
     ErrorBody,
     GiornataError,
+    InternalError,
+    MalformedMessage,
     NotPermitted,
     PayloadTooLarge,
+    SchemaMismatch,
     ServiceUnavailable,
     from_body,
 )
 from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName
 
+# Answers to requests: which handler takes which, and how its result or its failure becomes a message.
+
+
 log = structlog.get_logger(__name__)
+
+Receive: TypeAlias = Callable[[Msg], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A subject, the type of its requests, and the coroutine that answers one."""
+
+    subject: str
+    kind: type[BaseModel]
+    handler: Callable[..., Awaitable[BaseModel]]
+    """Takes a request, and its headers if `headers` says so."""
+    limit_bytes: int = codec.MAX_CONTROL_BYTES
+    headers: bool = False
+    reply: bool = False
+    """Whether the handler takes the answer's subject, too, after the headers; it is empty where none is asked for."""
+    unread: Callable[[GiornataError], None] | None = None
+    """Is told of every message that reaches no handler, and why."""
+    admit: Callable[[Mapping[str, object], str], None] | None = None
+    """Takes the fields of a stranger's message and its answer's subject; refuses it before anything else is read."""
+    door: bool = False
+    """Whether a trace begins here, where the request brings none."""
+    name: str = field(init=False)
+    """The subject without what differs from instance to instance, for spans."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", subjects.kind_of(self.subject))
+
+    def request_in(self, message: Msg) -> BaseModel:
+        """The request that a message holds; MalformedMessage where it holds none, or what `admit` raises."""
+        try:
+            if (size := (message.headers or {}).get(OVERSIZED)) is not None:
+                raise MalformedMessage(
+                    "The headers are too large.", received=size, accepted=f"{MAX_HEADER_BYTES} bytes"
+                )
+            fields = codec.fields_of(self.kind, message.data, limited=self.admit is not None)
+            if self.admit is not None:
+                self.admit(fields, message.reply)
+            return codec.validated(self.kind, fields)
+        except SchemaMismatch as error:
+            refusal = MalformedMessage(str(error))
+            self.not_read(refusal)
+            raise refusal from error
+        except GiornataError as refusal:
+            self.not_read(refusal)
+            raise
+
+    def not_read(self, why: GiornataError) -> None:
+        """A message reaches no handler."""
+        if self.unread is not None:
+            self.unread(why)
+
+
+class UnansweredError(Exception):
+    """Raised by a handler: the request gets no answer, since it is not ours to answer."""
+
+
+def answer_in_tasks(tasks: asyncio.TaskGroup, endpoint: Endpoint) -> Receive:
+    """The callback of a subscription that answers each request in a task of its own."""
+
+    async def receive(message: Msg) -> None:
+        if message.reply and not subjects.is_inbox(message.reply):
+            log.error("answer_refused", subject=message.subject, reply=message.reply[:200])
+            endpoint.not_read(MalformedMessage("The answer goes to no inbox."))
+            return
+        tasks.create_task(_respond(endpoint, message), name=endpoint.subject)
+
+    return receive
+
+
+async def _respond(endpoint: Endpoint, message: Msg) -> None:
+    """Answer one request; every failure is an answer too, with a stable code, except :class:`UnansweredError`."""
+    try:
+        request = endpoint.request_in(message)
+        remaining_ms = getattr(request, "remaining_ms", None)
+        try:
+            async with asyncio.timeout(None if remaining_ms is None else remaining_ms / 1000) as scope:
+                brought = message.headers or {}
+                headers = [brought] if endpoint.headers else []
+                asked = [message.reply] if endpoint.reply else []
+                with span(
+                    endpoint.name,
+                    TraceSpanKind.ANSWERS,
+                    root=endpoint.door,
+                    parent=brought,
+                    subject=endpoint.name,
+                ):
+                    reply = await endpoint.handler(request, *headers, *asked)
+        except TimeoutError as error:
+            if not scope.expired():
+                raise  # the handler's own
+            raise DeadlineExceeded from error
+        if message.reply:
+            await message.respond(codec.encode(reply, limit_bytes=endpoint.limit_bytes))
+    except GiornataError as error:
+        await _respond_error(message, error)
+    except UnansweredError:
+        log.info("left_unanswered", subject=message.subject)
+    except nats.errors.MaxPayloadError:
+        await _respond_error(message, PayloadTooLarge("The answer is larger than the NATS server accepts."))
+    except Exception:  # the task's edge: logged and answered
+        log.exception("handler_failed", subject=message.subject)
+        await _respond_error(message, InternalError())
+
+
+async def _respond_error(message: Msg, error: GiornataError) -> None:
+    if not message.reply:
+        log.warning("request_failed_without_reply", subject=message.subject, error=str(error))
+        return
+    headers = {ERROR_HEADER: error.code, ERROR_CODE_HEADER: str(error.status)}
+    try:
+        await message._client.publish(message.reply, codec.encode(error.body()), headers=headers)  # noqa: SLF001 - Msg.respond takes no headers
+    except nats.errors.Error:
+        log.warning("reply_lost", subject=message.subject, error=str(error), exc_info=True)
+
+
+# The NATS edge: connect and drain, call with the remaining time, answer with mapped errors, publish,
+# subscribe.
+#
+# This module hides traps of the client library. A subscription runs its callback serially, so handlers run
+# as tasks of a group. A micro service's `stop` drops delivered requests, so its subscriptions are drained
+# first. Leaving a connection's context does not drain it. `request` waits half a second by default. A
+# payload above the server's limit closes the connection. `flush` overtakes unwritten commands
+# (`giornata.bus.connection.barrier` does not).
+
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -123,7 +251,7 @@ class Bus:
         while True:
             try:
                 return await self.client.request(
-                    subject, data, timeout=deadline.remaining_s(), headers=spans.headers()
+                    subject, data, timeout=deadline.remaining_s(), headers=tracing.headers()
                 )
             except LostError:
                 log.info("asked_again", subject=subject)
@@ -143,7 +271,9 @@ class Bus:
         """
         async with drained_tasks() as (tasks, stack):
             for endpoint in endpoints:
-                subscription = await self.client.subscribe(endpoint.subject, cb=spawning(tasks, endpoint))
+                subscription = await self.client.subscribe(
+                    endpoint.subject, cb=answer_in_tasks(tasks, endpoint)
+                )
                 stack.push_async_callback(drain, self.client, subscription)
             await self.client.in_force(*(endpoint.subject for endpoint in endpoints))
             yield
@@ -156,7 +286,7 @@ class Bus:
             service = await add_service(self.client, config)
             stack.push_async_callback(drain_service, self.client, service)
             for endpoint in endpoints:
-                answer = spawning(tasks, endpoint)
+                answer = answer_in_tasks(tasks, endpoint)
 
                 async def handle(request: MicroRequest, answer: Receive = answer) -> None:
                     await answer(request._msg)  # noqa: SLF001 - the message outlives the serial handler
@@ -228,5 +358,5 @@ async def connect(
     `name` stands in the server's list of connections.
     ServiceUnavailable if no server answers, or lets us in, within `timeout_s`, or the password cannot be read.
     """
-    async with opened(url, name, user, password_file, timeout_s) as client:
+    async with open_client(url, name, user, password_file, timeout_s) as client:
         yield Bus(client)

@@ -1,16 +1,11 @@
-"""A connection of nats-py and its subscriptions, in order; no caller waits for an answer that cannot come.
-
-The server refuses a message or subscription by an asynchronous error that names the subject. The library's `request`
-would wait for its time limit all the same, and a subscription would stay silent for ever. An answer is lost, too, when
-the server of the connection dies. And where an answer and a cancellation come at once, the library goes on as if its
-caller had not been cancelled.
-"""
+"""A connection of nats-py and its subscriptions, in order; no caller waits for an answer that cannot come."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import re
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,9 +18,18 @@ from nats.aio.client import DEFAULT_FLUSH_TIMEOUT, Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from giornata.cancellation import heeding_cancel
+from giornata.deadlines import heeding_cancel
+from giornata.fleet import ListeningClock
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.permissions import NatsRole, inbox, user_in
+
+# A connection of nats-py and its subscriptions, in order; no caller waits for an answer that cannot come.
+#
+# The server refuses a message or subscription by an asynchronous error that names the subject. The
+# library's `request` would wait for its time limit all the same, and a subscription would stay silent for
+# ever. An answer is lost, too, when the server of the connection dies. And where an answer and a
+# cancellation come at once, the library goes on as if its caller had not been cancelled.
+
 
 log = structlog.get_logger(__name__)
 
@@ -184,7 +188,7 @@ def _fail(futures: Iterable[asyncio.Future[Any]], error: nats.errors.Error) -> N
 
 
 @asynccontextmanager
-async def opened(
+async def open_client(
     url: str, name: str, user: str, password_file: Path | None, timeout_s: float
 ) -> AsyncIterator[FailFastNatsClient]:
     """A client that reconnects for ever while it is up and drains on leaving; see :func:`giornata.bus.bus.connect`."""
@@ -275,3 +279,65 @@ async def drain_service(client: Client, service: Any) -> None:
     service._endpoints = []  # noqa: SLF001 - so that stop() does not unsubscribe them again
     with contextlib.suppress(nats.errors.Error):  # a closed connection has no service
         await service.stop()
+
+
+# When a subscription is up to date, and the clock that counts the time over which it is.
+
+
+LOOK_S: Final = 0.25
+"""How often silence is looked for; a timer, since silence raises no event."""
+
+
+class TrackedSubscription:
+    """A subscription whose messages are handled one after another; :meth:`giornata.bus.bus.Bus.listen` makes it."""
+
+    def __init__(self, client: FailFastNatsClient) -> None:
+        self._client = client
+        self.subscription: Subscription | None = None
+        """None until it is made."""
+        self._handled = 0
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    def handled(self) -> None:
+        """One more message has been handled."""
+        self._handled += 1
+        for target, future in self._waiting:
+            if target <= self._handled and not future.done():
+                future.set_result(None)
+
+    async def caught_up(self) -> None:
+        """Return when every message that had reached the server before the call is handled, later ones or not.
+
+        Raises:
+            LostError: the connection is lost.
+        """
+        await self._client.received()
+        target = self._handled + (self.subscription.pending_msgs if self.subscription else 0)
+        if target == self._handled:
+            return
+        entry = target, asyncio.get_running_loop().create_future()
+        self._waiting.append(entry)
+        try:
+            await entry[1]
+        finally:
+            self._waiting.remove(entry)
+
+
+async def keep_looking(
+    listening: TrackedSubscription, clock: ListeningClock, look: Callable[[], None]
+) -> None:
+    """For ever, tick `clock` when all that came before is handled, and then `look`.
+
+    A process that lags ticks as much later, so that it looks at what it knew at that time. A backlog that never empties
+    holds up no tick: a tick waits for earlier messages only. Time without a connection does not count.
+    """
+    while True:
+        await asyncio.sleep(LOOK_S)
+        now = time.monotonic()
+        try:
+            await listening.caught_up()
+        except nats.errors.Error:
+            clock.pause()
+        else:
+            clock.tick(now)
+        look()

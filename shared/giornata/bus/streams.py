@@ -17,10 +17,10 @@ from nats.js.api import (
 )
 from nats.js.errors import APIError, BadRequestError
 
-from giornata.retries import COMING_UP_S, error_code, repeated
+from giornata.retries import COMING_UP_S, ask_jetstream, error_code
 from giornata.wire import stores, subjects
 from giornata.wire.errors import ServiceUnavailable
-from giornata.wire.events import KEPT
+from giornata.wire.messages import KEPT
 
 LEASE_TTL_S: Final = 3.0
 """The life of a router's lease, by the routers' own clocks; no server's clock ends it."""
@@ -52,7 +52,7 @@ KEPT_EVENTS: Final = tuple(map(subjects.events_of_kind, KEPT))
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether JetStream refuses a message for want of room on its disk, or in its file store as a whole."""
+    """Return whether JetStream refuses a message for want of room on its disk, or in its file store as a whole."""
     text = str(getattr(error, "description", None) or "").lower()
     return error_code(error) in _INSUFFICIENT or "no space left" in text
 
@@ -83,7 +83,7 @@ async def ensure_queue(
     )
     with _told_of_no_room(config, store_bytes):
         if not await _made(partial(jetstream.add_stream, config)):
-            await repeated(partial(jetstream.update_stream, config))
+            await ask_jetstream(partial(jetstream.update_stream, config))
 
 
 async def ensure(
@@ -149,7 +149,7 @@ async def update(
     that holds more than its limit keeps it, and takes nothing new until enough has expired.
     """
     most = stores.limits(store_bytes)
-    found = [(await repeated(partial(jetstream.stream_info, name))).config for name in stores.STREAMS]
+    found = [(await ask_jetstream(partial(jetstream.stream_info, name))).config for name in stores.STREAMS]
     # what shrinks makes room for what grows
     for config in sorted(found, key=lambda config: most[str(config.name)] - (config.max_bytes or 0)):
         name = str(config.name)
@@ -162,13 +162,13 @@ async def update(
             )  # ended jobs' have a life of their own
         if wanted != config:
             with _told_of_no_room(wanted, store_bytes):
-                await repeated(partial(jetstream.update_stream, wanted))
+                await ask_jetstream(partial(jetstream.update_stream, wanted))
 
 
 async def _made(make: Callable[[], Awaitable[object]]) -> bool:
     """Whether `make` succeeded, or would have made what exists; False if it exists with another configuration."""
     try:
-        await repeated(make, COMING_UP_S)
+        await ask_jetstream(make, COMING_UP_S)
     except BadRequestError as error:
         if error.err_code != _STREAM_NAME_IN_USE:
             raise

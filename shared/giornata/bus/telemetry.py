@@ -40,7 +40,7 @@ class TelemetryDeduplicator:
         self._told_s = -math.inf
 
     def spared(self, state: ServiceState, now: float) -> ServiceState:
-        """What to tell of `state`. The order of recordings by use is no news."""
+        """Return what to tell of `state`. The order of recordings by use is no news."""
         worker = state.worker
         if worker is None or (worker.resident is None and worker.adapters_resident is None):
             return state

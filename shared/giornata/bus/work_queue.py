@@ -22,7 +22,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import APIError, NotFoundError
 
 from giornata.bus.connection import FailFastNatsClient
-from giornata.retries import repeated
+from giornata.retries import ask_jetstream
 from giornata.wire import stores, subjects
 from giornata.wire.jobs import Priority
 from giornata.wire.messages import Epoch
@@ -88,7 +88,7 @@ class QueueConsumer:
         for _ in range(_TRIES):
             await self._delete_earlier()
             try:
-                info = await repeated(partial(self._jetstream.add_consumer, stores.JOBS, config))
+                info = await ask_jetstream(partial(self._jetstream.add_consumer, stores.JOBS, config))
             except APIError as error:
                 if error.err_code != _NOT_UNIQUE:
                     raise
@@ -97,14 +97,14 @@ class QueueConsumer:
         raise LaterLeaderError
 
     async def _delete_earlier(self) -> None:
-        for name in await repeated(self._names):
+        for name in await ask_jetstream(self._names):
             epoch = stores.queue_consumer_epoch(name, self.priority)
             if epoch is None:
                 continue
             if epoch > self._epoch:
                 raise LaterLeaderError
             with contextlib.suppress(NotFoundError):
-                await repeated(partial(self._jetstream.delete_consumer, stores.JOBS, name))
+                await ask_jetstream(partial(self._jetstream.delete_consumer, stores.JOBS, name))
 
     async def _names(self) -> list[str]:
         """The queue's consumers, also those without a leader, which a list of their states lacks."""
@@ -155,8 +155,8 @@ class QueueConsumer:
         self._news.put_nowait(None)
 
     async def delivered(self) -> tuple[int, int]:
-        """How many messages are delivered and unacknowledged, and the sequence number of the last one."""
-        info = await repeated(partial(self._jetstream.consumer_info, stores.JOBS, self._name))
+        """Return how many messages are delivered and unacknowledged, and the sequence number of the last one."""
+        info = await ask_jetstream(partial(self._jetstream.consumer_info, stores.JOBS, self._name))
         last = info.delivered.stream_seq if info.delivered else 0
         return info.num_ack_pending or 0, last
 

@@ -13,16 +13,15 @@ from nats.aio.msg import Msg
 from giornata.blobs import BlobStore, open_blobs
 from giornata.bus import bus
 from giornata.client.edit import Edit
-from giornata.client.mask import MaskResult, fetched
+from giornata.client.mask import MaskResult, fetch_masks
 from giornata.deadlines import Deadline
-from giornata.seeing.spans import TRACEPARENT
-from giornata.wire import codec, generations, messages, subjects
+from giornata.observability.tracing import TRACEPARENT
+from giornata.wire import codec, messages, resolution, subjects
 from giornata.wire.adapters import CONTROL_IMAGES, check_control_images, named_control_images
 from giornata.wire.errors import NotPermitted, PayloadTooLarge
 from giornata.wire.jobs import BlobRef, Priority
 from giornata.wire.masks import MaskMessage, MaskMessageReply, MaskParameters, MaskPicture
-from giornata.wire.references import named_references
-from giornata.wire.requests import EditParameters, GenerationParameters, asked
+from giornata.wire.requests import EditParameters, GenerationParameters, asked, named_references
 
 GRACE_S: Final = 5.0
 """How much longer than the edit's own time a client waits for the answer."""
@@ -163,7 +162,7 @@ class Client:
             parameters: other fields of :class:`giornata.wire.requests.GenerationParameters`.
         """
         deadline = Deadline.after_ms(timeout_s * 1000)
-        generations.check_fields(parameters)
+        resolution.check_fields(parameters)
         pictures = named_references(reference) | _controls(control_image)
         stored = await self._claim_checks(pictures, int(timeout_s) + 60)
         message = messages.GenerateMessage(
@@ -221,7 +220,7 @@ class Client:
         )
         until, limit = Deadline(deadline.at_s + GRACE_S), self._bus.client.max_payload
         made = await self._bus.call(subjects.MASK, message, MaskMessageReply, until, limit_bytes=limit)
-        return await fetched(made, self.picture_bytes)
+        return await fetch_masks(made, self.picture_bytes)
 
     async def cancel(self, job_id: str) -> None:
         """Cancel a job of this tenant, submitted by any of its clients."""

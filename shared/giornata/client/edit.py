@@ -13,7 +13,7 @@ from giornata.bus import bus
 from giornata.deadlines import Deadline
 from giornata.wire import codec, messages
 from giornata.wire.errors import DeadlineExceeded, GiornataError, ServiceUnavailable
-from giornata.wire.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
+from giornata.wire.messages import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 
 T = TypeVar("T")
 Cancel = Callable[[str], Awaitable[None]]
@@ -108,7 +108,7 @@ class Edit:
         self._progress.put_nowait(None)
 
     async def _in_time(self, awaited: Awaitable[T]) -> T:
-        """What has come already, or comes before the deadline."""
+        """Return what has come already, or comes before the deadline."""
         try:
             async with asyncio.timeout(self.deadline.remaining_s()):
                 return await awaited

@@ -20,7 +20,7 @@ class MaskResult(MaskMessageReply):
     regions: tuple[RegionMask, ...]
 
 
-async def fetched(
+async def fetch_masks(
     made: MaskMessageReply, picture_bytes: Callable[[MaskPicture], Awaitable[bytes]]
 ) -> MaskResult:
     """An answer with the files of all its masks, which `picture_bytes` gets."""

@@ -1,11 +1,44 @@
-"""Which sample of a ControlNet is added behind which block, and how those of several are summed. Pure."""
+"""What a ControlNet sees of its image, and which of its samples is added behind which block. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from giornata.wire.adapters import ControlKind
+from giornata.wire.adapters import ControlInput, ControlKind
+
+# What a ControlNet sees of its control image, by its configuration. Free of torch. Pure.
+
+
+def control_input(config: Mapping[str, Any]) -> ControlInput:
+    """By a ControlNet's ``config.json``, as the pipelines of diffusers decide it.
+
+    `FluxControlNetInpaintPipeline` encodes no image for a ControlNet with an `input_hint_block`;
+    `StableDiffusion3ControlNetPipeline` subtracts no shift where the pooled text is replaced by zeros, and
+    `StableDiffusion3ControlNetInpaintingPipeline` gives ControlNets with one extra channel the mask.
+
+    Raises:
+        ValueError: it has other extra channels than a mask.
+    """
+    network = config.get("_class_name")
+    if network == "FluxControlNetModel" and config.get("conditioning_embedding_channels") is not None:
+        return ControlInput.PIXELS
+    if network != "SD3ControlNetModel":
+        return ControlInput.USUAL
+    match config.get("extra_conditioning_channels") or 0:
+        case 0:
+            pass
+        case 1:
+            return ControlInput.MASKED
+        case more:
+            raise ValueError(f"a ControlNet of SD3 has {more} extra channels; served are 0, or 1 for a mask")
+    unshifted = config.get("force_zeros_for_pooled_projection", True)
+    return ControlInput.UNSHIFTED if unshifted else ControlInput.USUAL
+
+
+# Which sample of a ControlNet is added behind which block, and how those of several are summed. Pure.
+
 
 Behind = tuple[int | None, ...]
 """By block of a denoising network: which sample of a ControlNet is added behind it; None for nothing."""
@@ -39,7 +72,7 @@ class ResidualLayout:
     """By sum: the first block behind which it is added."""
 
 
-def flux(base: BlockCounts, samples: BlockCounts, *, repeats: bool = False) -> Behind:
+def flux_layout(base: BlockCounts, samples: BlockCounts, *, repeats: bool = False) -> Behind:
     """As `FluxTransformer2DModel.forward` has it: double blocks first in both.
 
     So many neighbouring blocks share a sample that all samples serve; for `repeats` (XLabs' ControlNets, with an
@@ -56,13 +89,13 @@ def flux(base: BlockCounts, samples: BlockCounts, *, repeats: bool = False) -> B
     return (*doubles, *singles)
 
 
-def sd3(blocks: int, samples: int) -> Behind:
+def sd3_layout(blocks: int, samples: int) -> Behind:
     """As `SD3Transformer2DModel.forward` has it: nothing is added behind the last block, whose text goes nowhere."""
     interval = blocks / samples
     return (*(int(block / interval) for block in range(blocks - 1)), None)
 
 
-def summed(nets: Sequence[Behind]) -> ResidualLayout:
+def sum_residuals(nets: Sequence[Behind]) -> ResidualLayout:
     """The sums of the ControlNets that act on a row in a step; each says what it adds behind every block."""
     behind: list[int | None] = []
     found: dict[tuple[tuple[int, int], ...], int] = {}
@@ -79,7 +112,7 @@ def summed(nets: Sequence[Behind]) -> ResidualLayout:
     return ResidualLayout(tuple(behind), tuple(found), tuple(first))
 
 
-def sequences(kind: ControlKind, texts: int) -> int:
+def count_sequences(kind: ControlKind, texts: int) -> int:
     """For how many of a row's sequences its ControlNets are computed; `texts` are 2 with classifier-free guidance.
 
     A negative prompt gets the positive's samples with Flux, as in `FluxControlNetPipeline`.

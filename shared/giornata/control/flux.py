@@ -12,20 +12,15 @@ from diffusers.models.controlnets.controlnet_flux import FluxControlNetModel
 from torch import Tensor, nn
 from torch.nn import functional
 
-from giornata.control.expansion import Behind, BlockCounts, flux
-from giornata.control.mismatch import ControlMismatch, fits
-from giornata.control.protocol import ControlConditions, ControlSequenceStep
-from giornata.control.weighing import flux_work
+from giornata.control.expansion import Behind, BlockCounts, flux_layout
+from giornata.control.naming import ControlMismatch, check_fits
+from giornata.control.networks import ControlConditions, ControlSequenceStep
+from giornata.control.operations import flux_work
 from giornata.packed import attention, elementwise
-from giornata.packed.flux.blocks import FluxComponents
-from giornata.packed.flux.forward import FluxForward
-from giornata.packed.flux.modulation import Modulation, prepared
-from giornata.packed.flux.projections import FluxProjections
-from giornata.packed.low_rank_hooks import LowRankHooks
-from giornata.packed.moving import moved
-from giornata.packed.packing import layout
-from giornata.packed.region import PackedBatch, Rotary
-from giornata.packed.tracing import UNTRACED
+from giornata.packed.compute_set import PackedBatch, Rotary
+from giornata.packed.flux import FluxComponents, FluxForward, FluxProjections, Modulation, prepare_modulation
+from giornata.packed.low_rank import LowRankHooks
+from giornata.packed.packing import UNTRACED, make_layout, to_device
 from giornata.wire.adapters import ControlCard, ControlWork
 from giornata.wire.controlnets import ControlBase
 
@@ -46,7 +41,7 @@ class FluxControlSession:
 
 
 class FluxControl:
-    """A loaded ControlNet of Flux; satisfies :class:`giornata.control.protocol.ControlNet`."""
+    """A loaded ControlNet of Flux; satisfies :class:`giornata.control.networks.ControlNet`."""
 
     def __init__(self, net: FluxControlNetModel, card: ControlCard) -> None:
         self.net: Any = net
@@ -57,15 +52,15 @@ class FluxControl:
         """How many it makes."""
         self.repeats = self.net.input_hint_block is not None
         """Whether double blocks take its samples in turns."""
-        each = elementwise.choose(self.device, self.dtype)
-        attend = attention.choose(self.device, self.dtype, each.gather)
+        each = elementwise.choose_elementwise(self.device, self.dtype)
+        attend = attention.choose_attention(self.device, self.dtype, each.gather)
         self._parts = FluxComponents(net, FluxProjections(net), attend, each, LowRankHooks(net))
 
     def behind(self, base: ControlBase) -> Behind:
-        """See :meth:`giornata.control.protocol.ControlNet.behind`."""
+        """See :meth:`giornata.control.networks.ControlNet.behind`."""
         blocks = BlockCounts(len(base.channels) - base.singles, base.singles)
         config = self.net.config
-        fits(
+        check_fits(
             self.card,
             base,
             ("width of blocks", self.net.inner_dim, max(base.channels)),
@@ -76,7 +71,7 @@ class FluxControl:
             ("single blocks", self.samples.single, min(self.samples.single, blocks.single)),
             ("pixels of a token", self._hint_pixels or base.token_pixels, base.token_pixels),
         )
-        return flux(blocks, self.samples, repeats=self.repeats)
+        return flux_layout(blocks, self.samples, repeats=self.repeats)
 
     @property
     def _hint_pixels(self) -> int | None:
@@ -89,42 +84,46 @@ class FluxControl:
         return math.prod(strides) * int(self.net.config.patch_size)
 
     def work(self, base: ControlBase) -> ControlWork:  # noqa: ARG002 - protocol: its tokens are the network's
-        """See :meth:`giornata.control.protocol.ControlNet.work`."""
+        """See :meth:`giornata.control.networks.ControlNet.work`."""
         return flux_work(self.net)
 
     @torch.inference_mode()
     def open(self, conditions: ControlConditions) -> FluxControlSession:
-        """See :meth:`giornata.control.protocol.ControlNet.open`: Flux has one sequence."""
+        """See :meth:`giornata.control.networks.ControlNet.open`: Flux has one sequence."""
         net, given, own = self.net, conditions, conditions.texts[0]
-        text = net.context_embedder(self._checked_text(moved(own.embeds, self.device)))
+        text = net.context_embedder(self._checked_text(to_device(own.embeds, self.device)))
         if own.pooled is None:
             raise ControlMismatch(
                 f"the ControlNet {self.card.name} takes a pooled text, and the model has none"
             )
         mode = self._mode(given.mode)
         if mode is not None:
-            text = torch.cat([net.controlnet_mode_embedder(moved(torch.tensor([mode]), self.device)), text])
+            text = torch.cat(
+                [net.controlnet_mode_embedder(to_device(torch.tensor([mode]), self.device)), text]
+            )
         hint = net.controlnet_x_embedder(self._hint(given))
         cells = torch.cartesian_prod(*(torch.arange(side) for side in given.grid)).float()
         places = torch.cat([torch.zeros(len(text), 3), functional.pad(cells, (1, 0))])
-        times = moved(given.times, self.device)
+        times = to_device(given.times, self.device)
         scaled = [times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS]
         if net.config.guidance_embeds:
             scaled.append(torch.full_like(times, own.guidance_scale).to(self.dtype) * TRAIN_TIMESTEPS)
-        pooled = moved(own.pooled, self.device).expand(len(times), -1)
+        pooled = to_device(own.pooled, self.device).expand(len(times), -1)
         return FluxControlSession(
-            prepared(net, net.time_text_embed(*scaled, pooled)),
+            prepare_modulation(net, net.time_text_embed(*scaled, pooled)),
             hint,
             text,
-            net.pos_embed(moved(places, self.device)),
+            net.pos_embed(to_device(places, self.device)),
         )
 
     @torch.inference_mode()
     def run(self, items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
-        """See :meth:`giornata.control.protocol.ControlNet.run`: all items share one packed forward."""
+        """See :meth:`giornata.control.networks.ControlNet.run`: all items share one packed forward."""
         opened = [cast("FluxControlSession", item.opened) for item in items]
         sequences = PackedBatch(
-            layout([len(each.text) for each in opened], [len(item.latents) for item in items], self.device),
+            make_layout(
+                [len(each.text) for each in opened], [len(item.latents) for item in items], self.device
+            ),
             (torch.cat([each.rotary[0] for each in opened]), torch.cat([each.rotary[1] for each in opened])),
             (None,) * len(items),
         )
@@ -155,7 +154,7 @@ class FluxControl:
 
     def _hint(self, given: ControlConditions) -> Tensor:
         """(tokens, channels) of the control image."""
-        hint = moved(given.hint, self.device).to(self.dtype)
+        hint = to_device(given.hint, self.device).to(self.dtype)
         if self.repeats:
             side = int(self.net.config.patch_size)
             made = self.net.input_hint_block(hint[None])[0]

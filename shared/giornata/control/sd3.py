@@ -11,11 +11,11 @@ from diffusers import SD3ControlNetModel
 from torch import Tensor
 from torch.nn import functional
 
-from giornata.control.expansion import Behind, sd3
-from giornata.control.mismatch import ControlMismatch, fits
-from giornata.control.protocol import ControlConditions, ControlSequenceStep
-from giornata.control.weighing import sd3_work
-from giornata.packed.moving import moved
+from giornata.control.expansion import Behind, sd3_layout
+from giornata.control.naming import ControlMismatch, check_fits
+from giornata.control.networks import ControlConditions, ControlSequenceStep
+from giornata.control.operations import sd3_work
+from giornata.packed.packing import to_device
 from giornata.wire.adapters import ControlCard, ControlInput, ControlWork
 from giornata.wire.controlnets import ControlBase
 
@@ -37,7 +37,7 @@ class SD3ControlSession:
 
 
 class SD3Control:
-    """A loaded ControlNet of Stable Diffusion 3; satisfies :class:`giornata.control.protocol.ControlNet`."""
+    """A loaded ControlNet of Stable Diffusion 3; satisfies :class:`giornata.control.networks.ControlNet`."""
 
     def __init__(self, net: SD3ControlNetModel, card: ControlCard) -> None:
         self.net: Any = net
@@ -48,9 +48,9 @@ class SD3Control:
         """How many it makes."""
 
     def behind(self, base: ControlBase) -> Behind:
-        """See :meth:`giornata.control.protocol.ControlNet.behind`."""
+        """See :meth:`giornata.control.networks.ControlNet.behind`."""
         config, blocks = self.net.config, len(base.channels)
-        fits(
+        check_fits(
             self.card,
             base,
             ("width of blocks", self.net.inner_dim, base.channels[0]),
@@ -60,20 +60,20 @@ class SD3Control:
             ("pixels of a token", config.patch_size, PATCH),
             ("blocks", self.samples, min(self.samples, blocks)),
         )
-        return sd3(blocks, self.samples)
+        return sd3_layout(blocks, self.samples)
 
     def work(self, base: ControlBase) -> ControlWork:  # noqa: ARG002 - protocol: its tokens are the network's
-        """See :meth:`giornata.control.protocol.ControlNet.work`."""
+        """See :meth:`giornata.control.networks.ControlNet.work`."""
         return sd3_work(self.net)
 
     @torch.inference_mode()
     def open(self, conditions: ControlConditions) -> SD3ControlSession:
-        """See :meth:`giornata.control.protocol.ControlNet.open`.
+        """See :meth:`giornata.control.networks.ControlNet.open`.
 
         InstantX's ControlNets are told zeros in place of the pooled text, as their configuration says; so are those
         that see the mask, as `StableDiffusion3ControlNetInpaintingPipeline` has it.
         """
-        net, times = self.net, moved(conditions.times, self.device)
+        net, times = self.net, to_device(conditions.times, self.device)
         zeros = net.config.force_zeros_for_pooled_projection or self.card.sees is ControlInput.MASKED
         texts, vectors = [], []
         for text in conditions.texts:
@@ -81,10 +81,10 @@ class SD3Control:
                 raise ControlMismatch(
                     f"the ControlNet {self.card.name} takes a pooled text, and the model has none"
                 )
-            pooled = moved(text.pooled, self.device).to(self.dtype)
+            pooled = to_device(text.pooled, self.device).to(self.dtype)
             if zeros:
                 pooled = torch.zeros_like(pooled)
-            texts.append(net.context_embedder(moved(text.embeds, self.device).to(self.dtype)))
+            texts.append(net.context_embedder(to_device(text.embeds, self.device).to(self.dtype)))
             vectors.append(net.time_text_embed(times, pooled.expand(len(times), -1)))
         height, width = (side * PATCH for side in conditions.grid)
         places = net.pos_embed.cropped_pos_embed(height, width)[0].to(self.dtype)
@@ -93,7 +93,7 @@ class SD3Control:
 
     @torch.inference_mode()
     def run(self, items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
-        """See :meth:`giornata.control.protocol.ControlNet.run`."""
+        """See :meth:`giornata.control.networks.ControlNet.run`."""
         groups: dict[tuple[tuple[int, int], int], list[int]] = {}
         for index, item in enumerate(items):
             groups.setdefault((_of(item).grid, len(_of(item).texts[item.sequence])), []).append(index)
@@ -117,7 +117,7 @@ class SD3Control:
 
     def _hint(self, given: ControlConditions) -> Tensor:
         """(tokens, channels) of the control image."""
-        hint = moved(given.hint, self.device).to(self.dtype)
+        hint = to_device(given.hint, self.device).to(self.dtype)
         expected = given.grid[0] * given.grid[1], self.net.pos_embed_input.proj.in_channels * PATCH**2
         if tuple(hint.shape) != expected:
             raise ControlMismatch(

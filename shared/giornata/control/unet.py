@@ -12,11 +12,10 @@ from diffusers import ControlNetModel
 from torch import Tensor, nn
 
 from giornata.control.expansion import Behind
-from giornata.control.mismatch import ControlMismatch, fits
-from giornata.control.protocol import ControlConditions, ControlSequenceStep, ControlText
-from giornata.control.weighing import skip_channels, unet_work
-from giornata.packed.moving import moved
-from giornata.packed.tiles import joined, parted
+from giornata.control.naming import ControlMismatch, check_fits
+from giornata.control.networks import ControlConditions, ControlSequenceStep, ControlText
+from giornata.control.operations import skip_channels, unet_work
+from giornata.packed.packing import maps_to_tiles, tiles_to_maps, to_device
 from giornata.wire.adapters import ControlCard, ControlWork
 from giornata.wire.controlnets import ControlBase
 
@@ -37,7 +36,7 @@ class UnetControlSession:
 
 
 class UnetControl:
-    """A loaded ControlNet of a UNet; satisfies :class:`giornata.control.protocol.ControlNet`.
+    """A loaded ControlNet of a UNet; satisfies :class:`giornata.control.networks.ControlNet`.
 
     Latents are (tiles, channels * side²), without an inpainting model's further channels.
     """
@@ -56,14 +55,14 @@ class UnetControl:
         self.net.register_to_config(controlnet_conditioning_channel_order="rgb")
 
     def behind(self, base: ControlBase) -> Behind:
-        """See :meth:`giornata.control.protocol.ControlNet.behind`."""
+        """See :meth:`giornata.control.networks.ControlNet.behind`."""
         config = self.net.config
         side = self._side(base)
         pooled = None
         if config.addition_embed_type is not None:
             sizes = TIME_IDS * int(config.addition_time_embed_dim)
             pooled = int(config.projection_class_embeddings_input_dim) - sizes
-        fits(
+        check_fits(
             self.card,
             base,
             ("channels of latents", int(config.in_channels) * side**2, base.latent_channels),
@@ -75,7 +74,7 @@ class UnetControl:
         return tuple(range(self.samples))
 
     def work(self, base: ControlBase) -> ControlWork:
-        """See :meth:`giornata.control.protocol.ControlNet.work`."""
+        """See :meth:`giornata.control.networks.ControlNet.work`."""
         return unet_work(self.net, self._side(base))
 
     def _side(self, base: ControlBase) -> int:
@@ -89,21 +88,21 @@ class UnetControl:
 
     @torch.inference_mode()
     def open(self, conditions: ControlConditions) -> UnetControlSession:
-        """See :meth:`giornata.control.protocol.ControlNet.open`."""
+        """See :meth:`giornata.control.networks.ControlNet.open`."""
         self._check(conditions)
-        pixels = moved(conditions.hint, self.device).to(self.dtype)
+        pixels = to_device(conditions.hint, self.device).to(self.dtype)
         if self._reversed:
             pixels = pixels.flip(0)
         return UnetControlSession(
             self._embedding(pixels[None])[0],
             conditions.grid,
             tuple(self._text(text) for text in conditions.texts),
-            moved(conditions.times, self.device),
+            to_device(conditions.times, self.device),
         )
 
     @torch.inference_mode()
     def run(self, items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
-        """See :meth:`giornata.control.protocol.ControlNet.run`: items of one size and text length are one forward."""
+        """See :meth:`giornata.control.networks.ControlNet.run`: items of one size and text length are one forward."""
         groups: dict[tuple[tuple[int, int], int, int], list[int]] = {}
         for index, item in enumerate(items):
             key = _of(item).grid, item.latents.shape[1], len(_text_of(item).embeds)
@@ -111,7 +110,7 @@ class UnetControl:
         made: dict[int, list[Tensor]] = {}
         for (grid, *_), of in groups.items():
             maps = self._forward([items[index] for index in of], grid)
-            tokens = [parted(one, grid).flatten(2) for one in maps]
+            tokens = [maps_to_tiles(one, grid).flatten(2) for one in maps]
             made |= {index: [sample[place] for sample in tokens] for place, index in enumerate(of)}
         for nth in range(self.samples):
             yield tuple(made[index][nth] for index in range(len(items)))
@@ -121,7 +120,7 @@ class UnetControl:
         channels = int(self.net.config.in_channels)
         latents = torch.stack([item.latents for item in items])
         side = math.isqrt(latents.shape[2] // channels)
-        sample = joined(latents.view(*latents.shape[:2], channels, side, side), grid)
+        sample = tiles_to_maps(latents.view(*latents.shape[:2], channels, side, side), grid)
         texts = [_text_of(item) for item in items]
         added = None
         if self.net.config.addition_embed_type is not None:
@@ -142,7 +141,7 @@ class UnetControl:
 
     def _text(self, text: ControlText) -> ControlText:
         parts = (text.embeds, text.pooled, text.time_ids)
-        return ControlText(*(None if part is None else moved(part, self.device) for part in parts))  # type: ignore[arg-type]  # embeds stays a tensor
+        return ControlText(*(None if part is None else to_device(part, self.device) for part in parts))  # type: ignore[arg-type]  # embeds stays a tensor
 
     def _check(self, given: ControlConditions) -> None:
         width, called = int(self.net.config.cross_attention_dim), f"the ControlNet {self.card.name}"

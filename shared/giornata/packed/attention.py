@@ -1,8 +1,4 @@
-"""Variable-length attention: every sequence attends to its own keys, and sequences differ in length.
-
-A sequence's keys are those of its own tokens and, where part of its picture is not computed, those from outside,
-which lie apart. Two implementations with one signature, chosen by :func:`choose`.
-"""
+"""Variable-length attention, and the keys and values that a sequence keeps from one step to later ones."""
 
 from __future__ import annotations
 
@@ -17,9 +13,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
-from giornata.packed.moving import moved
-from giornata.packed.packing import Segments
+from giornata.packed.packing import Segments, to_device
 from giornata.packed.pages import Gather, KVPages, PageDestination, ProjectedKV, gather
+
+# Variable-length attention: every sequence attends to its own keys, and sequences differ in length.
+#
+# A sequence's keys are those of its own tokens and, where part of its picture is not computed, those from
+# outside, which lie apart. Two implementations with one signature, chosen by `choose`.
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,12 +55,12 @@ Crossing = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], Segments], Tens
 sequence. The segments are those of the queries; the result is packed as they are."""
 
 
-def choose(device: torch.device, dtype: torch.dtype, gather: Gather) -> partial[Tensor]:
+def choose_attention(device: torch.device, dtype: torch.dtype, gather: Gather) -> partial[Tensor]:
     """The fastest implementation for tensors of `dtype` on `device`; `gather` writes pages there."""
     return partial(varlen if _has_varlen(device, dtype) else grouped, gather=gather)
 
 
-def choose_crossing(device: torch.device, dtype: torch.dtype) -> Crossing:
+def choose_cross_attention(device: torch.device, dtype: torch.dtype) -> Crossing:
     """The same for attention over other keys."""
     return varlen_across if _has_varlen(device, dtype) else each_across
 
@@ -202,13 +202,13 @@ class _KVPlaces(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _places(own: tuple[int, ...], outside: tuple[tuple[int, int], ...], device: torch.device) -> _KVPlaces:
-    """Where tokens lie, for sequences with so many tokens of their own, and so many outside by sequence."""
+    """Return where tokens lie, for sequences with so many tokens of their own, and so many outside by sequence."""
     beyond = dict(outside)
     segments = Segments(tuple(length + beyond.get(s, 0) for s, length in enumerate(own)), device)
     parts = [
         torch.arange(start, start + length) for (start, _), length in zip(segments.bounds, own, strict=True)
     ]
-    return _KVPlaces(segments, moved(torch.cat(parts), device))
+    return _KVPlaces(segments, to_device(torch.cat(parts), device))
 
 
 def _parts(outside: Beside) -> tuple[Apart, ...]:
@@ -250,3 +250,78 @@ def _stacked(packed: Tensor, spans: list[tuple[int, int]]) -> Tensor:
     """(tokens, heads, head_dim) → (length, sequences, heads, head_dim); a view of one sequence."""
     parts = [packed[start:end] for start, end in spans]
     return parts[0].unsqueeze(1) if len(parts) == 1 else torch.stack(parts, dim=1)
+
+
+# A sequence's own keys and values of tokens that not every step computes: kept from one step, taken by
+# later ones.
+
+
+class CachedKV:
+    """What one sequence keeps; satisfies :class:`giornata.packed.block_inputs.KVSource`.
+
+    `index`, (kept,) int64 on the device, are the tokens that are kept of those that a recorder shows; None keeps all.
+    There is room for the keys and values of `own` tokens in front of those that are kept.
+    """
+
+    def __init__(self, index: Tensor | None, own: int) -> None:
+        self._index, self._own = index, own
+        self._kept: dict[int, Apart] = {}
+
+    def keys_values(self, block: int) -> Apart:
+        """(own + kept, heads, head_dim) each, the first `own` rows free.
+
+        Raises:
+            LookupError: no step that keeps has passed the block.
+        """
+        return self._kept[block]
+
+    def hidden(self, block: int) -> Tensor:
+        """Nothing is kept of a block's input.
+
+        Raises:
+            LookupError: always.
+        """
+        raise LookupError(f"the input of block {block} is not kept")
+
+    def part(self, block: int, part: str) -> Tensor:
+        """Nothing is kept of other parts.
+
+        Raises:
+            LookupError: always.
+        """
+        raise LookupError(f"{part} of block {block} is not kept")
+
+    def keep(self, block: int, key: Tensor, value: Tensor) -> None:
+        """(tokens, heads, head_dim) each, of which it keeps its own."""
+        key, value = self._of(key), self._of(value)
+        kept = self._kept.get(block)
+        if not isinstance(kept, DenseKV):
+            shape = self._own + len(key), *key.shape[1:]
+            kept = self._kept[block] = DenseKV(key.new_empty(shape), value.new_empty(shape), self._own)
+        kept.key[self._own :] = key
+        kept.value[self._own :] = value
+
+    def keep_part(self, block: int, part: str, kept: Tensor) -> None:
+        """(tokens, channels) of another part: nothing is kept."""
+
+    def _of(self, shown: Tensor) -> Tensor:
+        """The tokens that are kept of those that are shown."""
+        return shown if self._index is None else shown.index_select(0, self._index)
+
+
+class CachedKVRecorder:
+    """Fills what a sequence keeps in a step, whose :class:`giornata.packed.block_inputs.ActivationRecorder` it is."""
+
+    def __init__(self, kept: CachedKV) -> None:
+        self._kept = kept
+
+    def hidden(self, block: int, hidden: Tensor) -> None:
+        """Nothing is kept of a block's input."""
+
+    def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
+        """(tokens, heads, head_dim) each."""
+        self._kept.keep(block, key, value)
+
+    def part(self, block: int, part: str, kept: Tensor) -> None:
+        """(tokens, channels)."""
+        self._kept.keep_part(block, part, kept)

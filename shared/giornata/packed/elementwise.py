@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
+from giornata.packed.compute_set import Rotary
 from giornata.packed.packing import Layout, Segments
 from giornata.packed.pages import Gather, gather
-from giornata.packed.region import Rotary
 
 
 class HeadNorm(NamedTuple):
@@ -65,7 +65,7 @@ class ElementwiseOps:
     """What is attended to and was stored."""
 
 
-def choose(device: torch.device, dtype: torch.dtype) -> ElementwiseOps:
+def choose_elementwise(device: torch.device, dtype: torch.dtype) -> ElementwiseOps:
     """The fastest implementation for tensors of `dtype` on `device`.
 
     Warns where Triton is here and cannot launch kernels: it builds them with the machine's C compiler.

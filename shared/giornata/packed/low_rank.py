@@ -1,18 +1,23 @@
-"""Sets of LoRAs as values, and which tokens of a batch each set changes.
-
-A LoRA changes a layer's weight by ``up @ down``: "LoRA: Low-Rank Adaptation of Large Language Models", Hu et al., 2021.
-The weight stays as it is: what the set of a sequence makes of its tokens is added to what the layer makes of all. The
-LoRAs of one sequence are one product, their ranks side by side.
-"""
+"""Sets of LoRAs over packed sequences: factors, their products, and hooks on unmodified layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, groupby, pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F  # noqa: N812 - the field's name
+from torch import Tensor, nn
+
+# Sets of LoRAs as values, and which tokens of a batch each set changes.
+#
+# A LoRA changes a layer's weight by ``up @ down``: "LoRA: Low-Rank Adaptation of Large Language Models", Hu
+# et al., 2021. The weight stays as it is: what the set of a sequence makes of its tokens is added to what
+# the layer makes of all. The LoRAs of one sequence are one product, their ranks side by side.
+
 
 DOWN: Final = ".down"
 UP: Final = ".up"
@@ -30,7 +35,7 @@ class LowRankFactors(NamedTuple):
     """(out_features, rank), scales folded in; of a convolution (out_channels, rank, 1, 1)"""
 
     def rows(self, outputs: slice) -> LowRankFactors:
-        """Those of some of the outputs."""
+        """Return those of some of the outputs."""
         return LowRankFactors(self.down, self.up[outputs])
 
 
@@ -45,7 +50,7 @@ class SequenceLoras:
         self._modules = dict(modules)
 
     def factors(self, path: str) -> LowRankFactors | None:
-        """Those of a module; None where the set leaves it as it is."""
+        """Return those of a module; None where the set leaves it as it is."""
         return self._modules.get(path)
 
     @property
@@ -146,6 +151,164 @@ def _spans(low_ranks: Sequence[SequenceLoras | None], lengths: Sequence[int]) ->
     return LoraSpans(tuple(spans), sum(lengths))
 
 
-def whole(low_rank: SequenceLoras) -> LoraSpans:
-    """Where a set acts on a tensor that belongs to one sequence: everywhere."""
+def whole_sequence(low_rank: SequenceLoras) -> LoraSpans:
+    """Return where a set acts on a tensor that belongs to one sequence: everywhere."""
     return LoraSpans((LoraSpan(low_rank, 0, 1),), 1)
+
+
+# Products of low-rank factors with the tokens that they act on, added to what a layer has made of these
+# tokens.
+
+
+class FactorSpan(NamedTuple):
+    """Factors of a module, and what they act on."""
+
+    factors: LowRankFactors
+    start: int
+    end: int
+    """Rows of what enters a linear layer, items of what enters a convolution."""
+
+
+Products = Callable[[Tensor, Tensor, Sequence[FactorSpan]], None]
+"""Adds ``up (down x)`` of each span: of what enters a linear layer, (rows, in_features), to what leaves it, (rows,
+out_features), which may be some columns of more."""
+
+
+def choose_products(device: torch.device, dtype: torch.dtype) -> Products:  # noqa: ARG001 - one implementation so far
+    """The fastest implementation for tensors of `dtype` on `device`."""
+    return segmented_products
+
+
+def segmented_products(entering: Tensor, leaving: Tensor, parts: Sequence[FactorSpan]) -> None:
+    """Two products a span; see :data:`Products`."""
+    for factors, start, end in parts:
+        low = entering[start:end] @ factors.down.flatten(1).t()
+        leaving[start:end].addmm_(low, factors.up.flatten(1).t())
+
+
+def convolve(
+    entering: Tensor,
+    leaving: Tensor,
+    parts: Sequence[FactorSpan],
+    module: nn.Conv2d,
+    *,
+    padding: int | None = None,
+) -> None:
+    """The same for the convolution `module`: (items, channels, height, width) each; its own padding or another."""
+    around = module.padding if padding is None else padding
+    for factors, start, end in parts:
+        low = F.conv2d(entering[start:end], factors.down, None, module.stride, around, module.dilation)
+        leaving[start:end] += F.conv2d(low, factors.up)
+
+
+# Low-rank changes of an unmodified network: hooks that add to what its layers make what the sets of a batch
+# make.
+#
+# Which tokens a layer sees follows from its path and from where the forward is, which tells the hooks.
+
+
+Where = Callable[[str], LoraSpans]
+"""What sets change of the tensor that enters the module of this path now."""
+_OF_TEXT: Final = re.compile(r"(^|\.)(add_[qkv]_proj|to_add_out|\w*_context|context_embedder|txt_\w+)(\.|$)")
+
+
+def is_text_layer(path: str) -> bool:
+    """Return whether a layer of a transformer with two streams sees the text's, by diffusers' names."""
+    return _OF_TEXT.search(path) is not None
+
+
+class LowRankHooks:
+    """The hooks of one network, on all of its linear layers and convolutions but those `apart`.
+
+    What is called otherwise than as a module asks for :meth:`add` or :meth:`parts` itself. Not thread-safe: one forward
+    at a time. Hooks are set when the first set acts, so that a network without LoRAs is called as it is.
+    """
+
+    def __init__(self, network: nn.Module, apart: Collection[nn.Module] = ()) -> None:
+        self._paths: dict[nn.Module, str] = {
+            module: path
+            for path, module in network.named_modules()
+            if isinstance(module, (nn.Linear, nn.Conv2d))
+        }
+        self._hooked = [module for module in self._paths if module not in set(apart)]
+        self._attached = False
+        self._where: Where | None = None
+        weight = next(network.parameters())
+        self._products = choose_products(weight.device, weight.dtype)
+
+    @property
+    def layers(self) -> dict[str, nn.Module]:
+        """All layers that sets may change, by path."""
+        return {path: module for module, path in self._paths.items()}
+
+    def paths_in(self, part: nn.Module) -> tuple[str, ...]:
+        """Paths of the layers of a part of the network, as far as sets may change them."""
+        return tuple(self._paths[module] for module in part.modules() if module in self._paths)
+
+    @contextmanager
+    def acting(self, where: Where | None) -> Iterator[None]:
+        """Let sets act as `where` tells; None for none. What acted before acts again afterwards."""
+        if where is not None and not self._attached:
+            self._attach()
+        before, self._where = self._where, where
+        try:
+            yield
+        finally:
+            self._where = before
+
+    def alone(self, low_rank: SequenceLoras | None) -> Any:
+        """:meth:`acting` on all that enters any layer: it belongs to one sequence."""
+        return self.acting(None if low_rank is None else lambda _: whole_sequence(low_rank))
+
+    def parts(self, module: nn.Module, rows: int) -> list[FactorSpan]:
+        """Return what acts now on so many `rows`, or items, that enter `module`.
+
+        Raises:
+            ValueError: the rows are not those of the batch.
+        """
+        if self._where is None:
+            return []
+        path = self._paths[module]
+        spans, units = self._where(path)
+        if not spans:
+            return []
+        each, rest = divmod(rows, units)
+        if rest:
+            raise ValueError(f"{path} received {rows} rows, expected a multiple of {units}")
+        return [
+            FactorSpan(factors, start * each, end * each)
+            for low_rank, start, end in spans
+            if (factors := low_rank.factors(path)) is not None
+        ]
+
+    def add(self, module: nn.Module, entering: Tensor, leaving: Tensor, outputs: slice = slice(None)) -> None:
+        """Add, in place, what acts now to what a linear layer, or one called as such, makes of `entering`.
+
+        Both are (..., channels); `leaving` may be some `outputs` of the layer alone.
+        """
+        if self._where is None:
+            return
+        entering = entering.reshape(-1, entering.shape[-1])
+        parts = self.parts(module, len(entering))
+        if outputs != slice(None):
+            parts = [part._replace(factors=part.factors.rows(outputs)) for part in parts]
+        if parts:
+            self._products(entering, leaving.view(-1, leaving.shape[-1]), parts)
+
+    def add_each(self, modules: Sequence[nn.Module], entering: Tensor, leaving: Sequence[Tensor]) -> None:
+        """:meth:`add` for layers of one input."""
+        if self._where is not None:
+            for module, part in zip(modules, leaving, strict=True):
+                self.add(module, entering, part)
+
+    def _attach(self) -> None:
+        for module in self._hooked:
+            hook = self._convolution if isinstance(module, nn.Conv2d) else self._linear
+            module.register_forward_hook(hook)
+        self._attached = True
+
+    def _linear(self, module: nn.Module, entering: tuple[Tensor, ...], leaving: Tensor) -> None:
+        self.add(module, entering[0], leaving)
+
+    def _convolution(self, module: nn.Conv2d, entering: tuple[Tensor, ...], leaving: Tensor) -> None:
+        convolve(entering[0], leaving, self.parts(module, len(leaving)), module)

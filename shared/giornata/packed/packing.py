@@ -1,27 +1,99 @@
-"""The packed layout: token-wise work runs over all sequences at once, without padding.
-
-Three orders of the same tokens, `s` counting sequences::
-
-    text stream    text of 0 | text of 1 | ...                     (text_tokens, channels)
-    image stream   image of 0 | image of 1 | ...                   (image_tokens, channels)
-    joint order    text of 0, image of 0 | text of 1, image of 1   (text_tokens + image_tokens, channels)
-
-Projections, norms and MLPs work on any of them; attention works on the joint order, where each sequence is a
-contiguous segment.
-"""
+"""The packed layout: token-wise work runs over all sequences at once, without padding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from operator import add
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
-from giornata.packed.moving import moved
+# Tensors on their way from the host to a device.
+
+
+def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """`tensor` on `device`; itself where it is there.
+
+    A copy to a GPU leaves from pinned memory, on the current stream: the host waits neither for the copy nor for what
+    the stream has to do before. torch keeps the pinned memory until the copy has been made.
+    """
+    where = torch.device(device)
+    if where.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(where, non_blocking=True)
+    return tensor.to(where)
+
+
+# What packed blocks tell of their time: spans on lanes. Pure.
+
+
+class TraceLane(StrEnum):
+    """Lines of a trace."""
+
+    STEP = "steps"
+    COMPUTE = "compute"
+    WAIT = "wait"
+    """Part of computing: for a load."""
+    LOAD = "load"
+
+
+class LaneTracer(Protocol):
+    """Takes in spans, or nothing."""
+
+    def span(self, lane: TraceLane, name: str, **arguments: object) -> AbstractContextManager[None]:
+        """Return what is done within, on the current stream of the current thread."""
+
+
+class NullLaneTracer:
+    """Takes in nothing."""
+
+    def span(self, lane: TraceLane, name: str, **arguments: object) -> AbstractContextManager[None]:  # noqa: ARG002 - protocol
+        """Record nothing."""
+        return nullcontext()
+
+
+UNTRACED: Final = NullLaneTracer()
+
+
+# Maps and tokens, where a token is a square tile of a map: its channels are (channel, y, x) in this order.
+# Pure.
+
+
+def tiles_to_maps(tiles: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Tokens as maps: (pictures, tiles, channels, side, side) → (pictures, channels, height, width).
+
+    `grid` is height and width of each picture in tiles.
+    """
+    pictures, _, channels, side, _ = tiles.shape
+    rows, columns = grid
+    maps = tiles.view(pictures, rows, columns, channels, side, side).permute(0, 3, 1, 4, 2, 5)
+    return maps.reshape(pictures, channels, rows * side, columns * side)
+
+
+def maps_to_tiles(maps: Tensor, grid: tuple[int, int]) -> Tensor:
+    """The inverse of :func:`joined`."""
+    pictures, channels, height, width = maps.shape
+    rows, columns = grid
+    tiles = maps.reshape(pictures, channels, rows, height // rows, columns, width // columns)
+    tiles = tiles.permute(0, 2, 4, 1, 3, 5)
+    return tiles.reshape(pictures, rows * columns, channels, height // rows, width // columns)
+
+
+# The packed layout: token-wise work runs over all sequences at once, without padding.
+#
+# Three orders of the same tokens, `s` counting sequences::
+#
+# text stream text of 0 | text of 1 | ... (text_tokens, channels) image stream image of 0 | image of 1 | ...
+# (image_tokens, channels) joint order text of 0, image of 0 | text of 1, image of 1 (text_tokens +
+# image_tokens, channels)
+#
+# Projections, norms and MLPs work on any of them; attention works on the joint order, where each sequence
+# is a contiguous segment.
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +124,7 @@ class Segments:
 
     @property
     def even(self) -> bool:
-        """Whether all segments are equally long, and not empty."""
+        """Return whether all segments are equally long, and not empty."""
         return len(set(self.lengths)) == 1 and self.longest > 0
 
     @cached_property
@@ -63,12 +135,12 @@ class Segments:
     @cached_property
     def offsets(self) -> Tensor:
         """(sequences + 1,) int32: cumulative lengths, as varlen attention takes them."""
-        return moved(torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32), self.device)
+        return to_device(torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32), self.device)
 
     @cached_property
     def sequence(self) -> Tensor:
         """(tokens,) int64: the sequence that each token belongs to."""
-        return moved(torch.repeat_interleave(torch.tensor(self.lengths)), self.device)
+        return to_device(torch.repeat_interleave(torch.tensor(self.lengths)), self.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +168,7 @@ class Layout:
         return joint.index_select(0, self.text_positions), joint.index_select(0, self.image_positions)
 
 
-def layout(
+def make_layout(
     text_lengths: Sequence[int],
     image_lengths: Sequence[int],
     device: torch.device | str = "cpu",
@@ -121,8 +193,8 @@ def layout(
         text,
         image,
         joint,
-        text_positions=moved(torch.cat(parts[::2]), device),
-        image_positions=moved(torch.cat(parts[1::2]), device),
+        text_positions=to_device(torch.cat(parts[::2]), device),
+        image_positions=to_device(torch.cat(parts[1::2]), device),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
@@ -11,9 +11,83 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from giornata.planning.specs import each, grouped, together
-from giornata.wire.blocks import BlockSpec
+from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
+from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
+
+# What a template keeps of a network's blocks, from their specs; its readers need no family. Pure.
+
+
+LEAST_LEVELS: Final = 4
+"""Below this many recorded noise levels the picture suffers."""
+
+
+def each_block(specs: Iterable[BlockSpec]) -> tuple[BlockSpec, ...]:
+    """The spec of every block, in order; each counts one."""
+    return tuple(spec.model_copy(update={"count": 1}) for spec in specs for _ in range(spec.count))
+
+
+def group_blocks(specs: Iterable[BlockSpec]) -> tuple[BlockSpec, ...]:
+    """Equal blocks as one spec that counts them, in the order in which the first of each comes."""
+    found: list[BlockSpec] = []
+    for one in specs:
+        place = next((index for index, other in enumerate(found) if _alike(other, one)), None)
+        if place is None:
+            found.append(one)
+        else:
+            found[place] = one.model_copy(update={"count": found[place].count + one.count})
+    return tuple(found)
+
+
+def _alike(one: BlockSpec, other: BlockSpec) -> bool:
+    return one.model_copy(update={"count": other.count}) == other
+
+
+def is_all_or_nothing(specs: Iterable[BlockSpec]) -> bool:
+    """Whether a step takes all of these blocks from a recording or none: there is nothing to plan or to leave out."""
+    return any(spec.together for spec in specs)
+
+
+def taking_modes(specs: Sequence[BlockSpec]) -> tuple[BlockMode, ...]:
+    """The modes in which any of the blocks takes from a recording."""
+    return tuple(
+        mode for mode in (BlockMode.HIDDEN, BlockMode.KV) if any(spec.channels([mode]) for spec in specs)
+    )
+
+
+def recording_bytes(specs: Sequence[BlockSpec], modes: Collection[BlockMode], cells: int, bits: int) -> int:
+    """Bytes that one noise level of a recording for `modes` keeps, ranges and headers not counted.
+
+    `cells` are those of the picture at the finest grain, and values have so many `bits`.
+    """
+    return sum(spec.count * (cells // spec.grain**2) * spec.cell_bits(modes, bits) // 8 for spec in specs)
+
+
+@dataclass(frozen=True)
+class TemplateRunScope:
+    """What a template run keeps."""
+
+    levels: int
+    first_block: int
+    """Blocks before it keep nothing and are computed in full; it is the number of blocks where none is kept."""
+
+
+def largest_scope_within(
+    budget_bytes: int, *, levels: int, blocks: int, block_bytes: int, least_levels: int = LEAST_LEVELS
+) -> TemplateRunScope:
+    """The most that fits: first all blocks at fewer levels, then fewer blocks.
+
+    Noise levels cost little to drop, down to a few: the next nearest serves as well. Of the blocks the first ones are
+    dropped: a step that computes them in full still has the outside tokens' hidden state, which nothing has to load.
+    A block keeps `block_bytes` at one noise level. Fewer than `least_levels` are kept only where fewer are wanted.
+    """
+    slots = budget_bytes // max(1, block_bytes)
+    kept = min(levels, max(slots // blocks, min(levels, least_levels)))
+    return TemplateRunScope(kept, blocks - min(blocks, slots // kept))
+
+
+# What a step computes, counted by kind of operation from the specs of a network's blocks. Pure.
+
 
 Array = NDArray[np.float64]
 NETWORK: Final = ("calls", "sequences", "linear", "attention", "convolution", "gathered")
@@ -46,7 +120,7 @@ class StepWork:
     segments: float = 0.0
     """Sets of LoRAs that differ: the rows of one set are multiplied together."""
     control: float = 0.0
-    """Multiplications of ControlNets in this process; see :func:`giornata.planning.controls.control_work`."""
+    """Multiplications of ControlNets in this process; see :func:`giornata.planning.operations.control_work`."""
 
     @property
     def features(self) -> tuple[float, ...]:
@@ -107,7 +181,7 @@ class SequenceShape:
         return (self.live_text + self.own(mode)) * (self.prefix + self.text + self.image)
 
     def amounts(self, mode: BlockMode) -> tuple[float, ...]:
-        """What one block computes, in the columns of :attr:`NetworkOperations.total`."""
+        """Return what one block computes, in the columns of :attr:`NetworkOperations.total`."""
         own = self.own(mode)
         pairs = own * self.image
         taking = own if mode is BlockMode.KV else 0
@@ -126,13 +200,13 @@ class NetworkOperations:
     """
 
     def __init__(self, specs: Iterable[BlockSpec]) -> None:
-        every = each(specs)
+        every = each_block(specs)
         if not every:
             raise ValueError("received no blocks; a network has one at least")
-        self.specs: Final = grouped(every)
+        self.specs: Final = group_blocks(every)
         """Equal blocks counted, in the order of the first of each."""
         self.blocks: Final = len(every)
-        self.together: Final = together(every)
+        self.together: Final = is_all_or_nothing(every)
         """Whether a step takes all blocks of a sequence from a recording, or none."""
         weights = sum((spec.linear + spec.convolution) * spec.grain**2 for spec in every)
         self.by_block: Final[Array] = np.array([_matrix(spec, len(every), weights or 1.0) for spec in every])
@@ -172,7 +246,7 @@ class NetworkOperations:
 def step_work(
     operations: NetworkOperations, shapes: Sequence[SequenceShape], modes: Sequence[Sequence[BlockMode]]
 ) -> StepWork:
-    """What a whole step computes; `modes` holds those of every shape's blocks."""
+    """Return what a whole step computes; `modes` holds those of every shape's blocks."""
     if not shapes:
         return StepWork(calls=1)
     parts = [operations.of(shape, tuple(own)) for shape, own in zip(shapes, modes, strict=True)]
@@ -192,7 +266,7 @@ class MeanTokenCounts(NamedTuple):
 
 
 def mean_amounts(shapes: Sequence[SequenceShape], modes: Sequence[tuple[BlockMode, ...]]) -> MeanTokenCounts:
-    """What the blocks of a step compute on average; `modes` are as in :func:`step_work`."""
+    """Return what the blocks of a step compute on average; `modes` are as in :func:`step_work`."""
     image = projected = pairs = 0.0
     for shape, own in zip(shapes, modes, strict=True):
         for mode, count in Counter(own).items():
@@ -203,7 +277,7 @@ def mean_amounts(shapes: Sequence[SequenceShape], modes: Sequence[tuple[BlockMod
     return MeanTokenCounts(image, sum(shape.live_text for shape in shapes), projected, pairs)
 
 
-def counted(work: StepWork, amounts: MeanTokenCounts) -> dict[str, Any]:
+def sample_fields(work: StepWork, amounts: MeanTokenCounts) -> dict[str, Any]:
     """The fields of a step's sample in telemetry that tell what it computes."""
     return {
         "sequences": round(work.sequences),
@@ -263,3 +337,36 @@ def _matrix(spec: BlockSpec, blocks: int, weights: float) -> list[list[float]]:
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, each, 0],
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, each],
     ]
+
+
+# What ControlNets compute in a step, as multiplications. Pure.
+
+
+def control_work(work: ControlWork, *, text: int, image: int, sequences: int) -> float:
+    """Multiplications of a ControlNet for one of a row's `sequences` in one step.
+
+    The sequence has so many `text` tokens, padding among them, and the picture so many `image` tokens. Of what
+    sequences share, each has its part.
+    """
+    pairs = image**2
+    total = (
+        work.sequence
+        + work.text * text
+        + work.image * image
+        + work.pair * pairs
+        + work.text_pair * ((text + image) ** 2 - pairs)
+    )
+    return total / sequences if work.shared else total
+
+
+def work_of(card: ControlCard) -> ControlWork:
+    """As a ControlNet's card tells; where an older worker tells its size alone, each weight meets every token."""
+    if card.work is not None:
+        return card.work
+    return work_of_weights(card.weight_bytes, shared=card.kind is ControlKind.FLUX)
+
+
+def work_of_weights(weight_bytes: float, *, shared: bool) -> ControlWork:
+    """The work of a ControlNet whose size alone is known: each weight meets every token."""
+    weights = weight_bytes / VALUE_BYTES
+    return ControlWork(text=weights, image=weights, shared=shared)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from giornata.wire.host_tiers import HostTier, TierChange, TierSnapshot
+from giornata.wire.loras import HostTier, TierChange, TierSnapshot
 
 KEPT: Final = 4096
 """Changes of one tier that may wait for earlier ones; more are let go, and a snapshot is needed."""
@@ -109,7 +109,7 @@ class HostTiers:
         return known.held if known else {}
 
     def has(self, name: str | None, digest: str) -> bool:
-        """Whether a tier has a file."""
+        """Return whether a tier has a file."""
         known = None if name is None else self._known.get(name)
         return known is not None and digest in known.held
 

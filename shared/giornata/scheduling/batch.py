@@ -141,7 +141,7 @@ class RowBatch(Generic[M]):
 
     @property
     def able(self) -> bool:
-        """Whether a step has rows: some row is not waiting for an input."""
+        """Return whether a step has rows: some row is not waiting for an input."""
         return any(key not in self._unready for key in self.keys)
 
     def pause(self, keys: Iterable[RowKey]) -> int:

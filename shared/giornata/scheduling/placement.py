@@ -1,31 +1,155 @@
-"""What is placed where: telemetry of the workers joined with assignments that it does not show yet. Pure.
-
-Telemetry is up to a quarter of a second old, so a burst of jobs would all go to the same worker. An assignment
-therefore counts from the moment it is made until the worker's telemetry lists it, and not after its end was reported,
-though telemetry may list it still. An assignment that telemetry stops listing before its end is reported was lost.
-"""
+"""What is placed where: telemetry of the workers joined with assignments that it does not show yet. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from giornata.fleet import Fleet, LastSeenTimes
 from giornata.residency.host_tiers import HostTiers
-from giornata.scheduling.backlog import WorkerEstimate
-from giornata.scheduling.controls import ControlOffers
-from giornata.scheduling.demand import JobDemand
-from giornata.scheduling.estimates import UNKNOWN, WorkerCostModels
-from giornata.scheduling.incoming import PendingAdapterLoads
-from giornata.scheduling.occupancy import AssignedAttempt, Attempt, Served, WorkerOccupancy, WorkerTotals
-from giornata.scheduling.patience import StallTimeout, next_step_ms
+from giornata.scheduling.adapters import ControlOffers, PendingAdapterLoads
+from giornata.scheduling.cost_models import UNKNOWN, WorkerCostModels
+from giornata.scheduling.demand import JobDemand, WorkerEstimate, WorkerLoad
+from giornata.scheduling.job_costs import JobCostEstimator
 from giornata.scheduling.policies import CandidateWorker
-from giornata.scheduling.repeats import ReuseRate
-from giornata.scheduling.roster import WorkerIndex
-from giornata.scheduling.slack import SLACK, ModelSlack
-from giornata.scheduling.weighing import JobCostEstimator
+from giornata.scheduling.worker_state import (
+    AssignedAttempt,
+    Attempt,
+    Served,
+    WorkerIndex,
+    WorkerOccupancy,
+    WorkerTotals,
+)
 from giornata.wire.workers import ServiceState, Tier
+
+# When a worker's step has taken so long that it probably does not end. Pure.
+
+
+@dataclass(frozen=True)
+class StallTimeout:
+    """A worker is stalled whose step takes longer than `least_ms`, and than `factor` times its predicted time."""
+
+    factor: float = 10.0
+    least_ms: float = 10_000.0
+
+    def allows(self, stepping_ms: float, step_ms: float) -> bool:
+        """Return whether a step that has taken `stepping_ms`, and was predicted to take `step_ms`, may still end."""
+        return stepping_ms <= max(self.least_ms, self.factor * step_ms)
+
+
+def next_step_ms(backlog: WorkerLoad) -> float:
+    """The longest that the next step of all running rows takes: each of them makes its first one."""
+    return backlog.base_ms + sum(row.step_ms + row.first_ms for row in backlog.running)
+
+
+# Pictures and LoRAs that come again: which pictures are recorded, and how often edits have known ones.
+# Pure.
+
+
+SMOOTHING: Final = 0.02
+"""Weight of the latest edit."""
+
+
+class _EditCounts:
+    """Counts edits by template; of `most` templates, the latest."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._counts: OrderedDict[str, int] = OrderedDict()
+
+    def count(self, template: str) -> int:
+        """The number of edits of `template`, with the one that comes now."""
+        count = self._counts[template] = self._counts.pop(template, 0) + 1
+        if len(self._counts) > self._most:
+            self._counts.popitem(last=False)
+        return count
+
+
+class TemplateRunPolicy:
+    """A template that comes a second time is worth a run.
+
+    FlashPS's production trace (section 2) has 970 templates for 34 million requests: few templates come, and often.
+    `edits` says which edit of a template, counted from 1, has it recorded; `served` says so where what an earlier edit
+    left serves them, so that a run gains less.
+    """
+
+    def __init__(self, edits: int = 2, served: int = 4) -> None:
+        self._least, self._served, self._edits = edits, served, _EditCounts(100_000)
+
+    def see(self, template_id: str, *, registered: bool = False, served: bool = False) -> bool:
+        """Count an edit that found no recording; return whether one is to be made: of a registered template, always."""
+        count = self._edits.count(template_id)
+        return registered or count >= (self._served if served else self._least)
+
+
+class ReuseRate:
+    """Where all pictures, or all LoRAs, are new, keeping one in one place is worth nothing.
+
+    Where few pictures come again and again, as in FlashPS's production trace, one more hit is almost certain.
+    """
+
+    def __init__(self) -> None:
+        self._edits = _EditCounts(10_000)
+        self.share = 0.5
+        """Share of recent edits whose picture or LoRA was used before; a half before the first edit."""
+
+    def see(self, key: str) -> None:
+        """Take in that an edit was placed whose template, or LoRA, has this key."""
+        self.share += SMOOTHING * ((self._edits.count(key) > 1) - self.share)
+
+
+# How much of its fastest rate a worker gives up for fewer rows, by the models that it serves. Pure.
+
+
+SLACK: Final = 0.1
+"""Share of a worker's fastest rate that is given up for fewer rows, each of which then ends sooner, while none wait."""
+NEARLY: Final = 1.25
+"""A slack that is off by less than this factor is left as it is."""
+
+
+class ModelSlack:
+    """The slack of each model's workers.
+
+    It is `most` while no rows of the model wait, half of it where half as many wait as its workers have places, and
+    less the more wait. Rows of other models change nothing: these workers could not take them.
+    """
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._now: dict[Served, float] = {}
+        self._places = Counter[Served]()
+
+    def count(self, models: Iterable[Served], places: int) -> None:
+        """Count `places` more of workers of each of `models`, or fewer."""
+        for model in models:
+            self._places[model] += places
+
+    def heed(self, waiting: Mapping[Served, int]) -> set[Served]:
+        """Take in how many rows of each model wait; the models whose slack has changed."""
+        changed = set()
+        for model in {*waiting, *self._now}:
+            slack = self._most / (1 + 2 * waiting.get(model, 0) / max(1, self._places[model]))
+            before = self._now.get(model, self._most)
+            if not before / NEARLY <= slack <= before * NEARLY:
+                self._now[model] = slack
+                changed.add(model)
+        return changed
+
+    def of(self, models: Iterable[Served]) -> float:
+        """The slack of a worker of `models`: the least, since rows of any of them may go to it."""
+        return min((self._now.get(model, self._most) for model in models), default=self._most)
+
+
+# What is placed where: telemetry of the workers joined with assignments that it does not show yet. Pure.
+#
+# Telemetry is up to a quarter of a second old, so a burst of jobs would all go to the same worker. An
+# assignment therefore counts from the moment it is made until the worker's telemetry lists it, and not
+# after its end was reported, though telemetry may list it still. An assignment that telemetry stops listing
+# before its end is reported was lost.
+
 
 SAMPLED: Final = 32
 """How many of many workers a forecast looks at."""
@@ -35,7 +159,7 @@ class Placement:
     """The live fleet and the rows that were assigned to it from here.
 
     A worker gets no more rows once it computes them as fast as with all its places, but for a share of that rate: see
-    :class:`~giornata.scheduling.slack.ModelSlack`, of which `slack` is the most.
+    :class:`~giornata.scheduling.placement.ModelSlack`, of which `slack` is the most.
     """
 
     def __init__(self, patience: StallTimeout | None = None, *, slack: float = SLACK) -> None:
@@ -153,7 +277,7 @@ class Placement:
                 self._changed(worker)
 
     def has_room(self, demand: JobDemand, excluded: Collection[str] = ()) -> bool:
-        """Whether a worker that is not `excluded` could take `demand` now, be it a good choice or not."""
+        """Return whether a worker that is not `excluded` could take `demand` now, be it a good choice or not."""
         return self._serving(demand).has_room(demand, self._closed(demand, excluded))
 
     def candidates(

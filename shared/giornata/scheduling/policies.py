@@ -8,11 +8,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from giornata.residency.rendezvous import home
-from giornata.scheduling.backlog import FinishEstimator, PlacementEstimate, RowLoad
+from giornata.residency.popularity import home_of
 from giornata.scheduling.degrees.pool import PoolRow
-from giornata.scheduling.demand import JobDemand
-from giornata.scheduling.pool_outlook import PoolFinishEstimator
+from giornata.scheduling.demand import FinishEstimator, JobDemand, PlacementEstimate, RowLoad
+from giornata.scheduling.pool_rows import PoolFinishEstimator
 from giornata.wire.workers import Tier
 
 LOAD_WEIGHT: Final = 1.0
@@ -53,7 +52,7 @@ class CandidateWorker(NamedTuple):
     """The job's rows as those of this pool; empty for a worker with one device."""
 
     def prediction(self) -> PlacementEstimate:
-        """What would become of this worker if it got the job; templates and adapters are loaded side by side."""
+        """Return what would become of this worker if it got the job; templates and adapters are loaded side by side."""
         if isinstance(self.outlook, PoolFinishEstimator):
             found = self.outlook.predict(self.joining, self.fetch_ms)
         else:
@@ -107,7 +106,7 @@ def finish_time(
     earlier than elsewhere.
     """
     settled = demand.template is None or any(c.template is not None for c in candidates)
-    owner = None if settled else home((c.instance for c in candidates), demand.template or "")
+    owner = None if settled else home_of((c.instance for c in candidates), demand.template or "")
 
     lora_homes = _homes(candidates)
 
@@ -144,7 +143,7 @@ def deadline_aware(
 
 
 def _gained(predicted: PlacementEstimate, demand: JobDemand) -> int:
-    """How many more rows are in time with a job that has a deadline than without it."""
+    """Return how many more rows are in time with a job that has a deadline than without it."""
     if predicted.gained is not None:
         return predicted.gained
     return demand.rows if predicted.finish_ms <= (demand.within_ms or 0.0) else 0
@@ -214,4 +213,4 @@ def _homes(candidates: Sequence[CandidateWorker]) -> dict[str, str]:
             return {}
         nowhere.intersection_update([digest for digest, _ in candidate.absent])
     names = [candidate.instance for candidate in candidates]
-    return {digest: owner for digest in nowhere if (owner := home(names, digest)) is not None}
+    return {digest: owner for digest in nowhere if (owner := home_of(names, digest)) is not None}

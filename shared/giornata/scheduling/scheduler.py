@@ -1,22 +1,28 @@
-"""What a scheduler is asked and answers; and the one that serves jobs in their turn, each by a policy. Pure.
-
-Rows are placed one by one, so that the pictures of one job are computed side by side where several workers have room.
-"""
+"""What a scheduler is asked and answers; the one that serves jobs in their turn; and rows that give way. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from giornata.scheduling.demand import JobDemand, RowShape
-from giornata.scheduling.fair_line import FairQueue
-from giornata.scheduling.line import LOOK_S, Key, QueuedRows, RowQueue, SchedulingParams
-from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import CandidateWorker, Policy
+from giornata.scheduling.queue import AGEING_S, LOOK_S, FairQueue, Key, QueuedRows, RowQueue, SchedulingParams
+from giornata.scheduling.worker_state import Attempt
+from giornata.shares import SharedPool, TenantAllocation
+from giornata.wire.jobs import Priority
+
+# What a scheduler is asked and answers; and the one that serves jobs in their turn, each by a policy. Pure.
+#
+# Rows are placed one by one, so that the pictures of one job are computed side by side where several
+# workers have room.
+
 
 LOOKED_AT: Final = 16
 """How many of many workers a policy is asked about: so many with least to compute, and as many with the template."""
@@ -75,13 +81,13 @@ class Scheduler(Protocol):
     """Chooses which waiting rows go to which workers."""
 
     def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
-        """What happens at `now`, on the clock by which `line` and `placement` are fed.
+        """Return what happens at `now`, on the clock by which `line` and `placement` are fed.
 
         Both stay as they are, but for when the line's likely workers were looked at (:meth:`RowQueue.looked`).
         """
 
 
-def likely(scheduler: Scheduler, placement: Placement, demand: JobDemand, now: float) -> str | None:
+def likely_worker(scheduler: Scheduler, placement: Placement, demand: JobDemand, now: float) -> str | None:
     """The worker that the first piece of `demand` would get now if no job came before it.
 
     Where none has room, the one that will be empty first; for a job with adapters, the one that should begin its loads.
@@ -97,7 +103,7 @@ def likely(scheduler: Scheduler, placement: Placement, demand: JobDemand, now: f
 
 
 def room_for_any(line: RowQueue, placement: Placement) -> bool:
-    """Whether some worker could take a row of a model that jobs wait for."""
+    """Return whether some worker could take a row of a model that jobs wait for."""
     return any(placement.has_room(JobDemand(*model, (ROW,))) for model in line.models)
 
 
@@ -245,5 +251,56 @@ class _DecisionBuilder:
 
 
 def _kind(demand: JobDemand) -> tuple[str, frozenset[str]]:
-    """What tells the workers that can compute `demand`: its model and its ControlNets."""
+    """Return what tells the workers that can compute `demand`: its model and its ControlNets."""
     return demand.model_digest, frozenset(net.digest for net in demand.controls)
+
+
+# Which rows give way to those of a tenant that has fewer. Pure.
+
+
+SOON_MS: Final = 1000.0
+"""Rows that end within this time are waited for."""
+
+
+def find_yielding_attempt(
+    line: RowQueue, placement: Placement, claims: Mapping[Attempt, SchedulingParams], now: float
+) -> Attempt | None:
+    """An attempt that should go back to the line, since a tenant with fewer rows at the model's workers finds no room.
+
+    Places of a model's workers are shared as in :class:`~giornata.shares.SharedPool`; of the tenant that has most, the
+    attempt that began first gives way, so that its rows take turns. Interactive rows give way to batch jobs that have
+    waited for :data:`AGEING_S`, and to no other ones. `claims` are those of the attempts at workers.
+    """
+    first: dict[str, QueuedRows] = {}
+    for entry in line.order(now):
+        first.setdefault(entry.claim.tenant, entry)
+    if len(first.keys() | {claim.tenant for claim in claims.values()}) < 2:
+        return None
+    for tenant, entry in first.items():
+        asked = entry.demand.piece()
+        booked = {b.key: b for job, _ in claims for b in placement.assigned(job) if b.key in claims}
+        here = {
+            key: b.demand.rows for key, b in booked.items() if b.demand.model_digest == asked.model_digest
+        }
+        known = placement.least_ms(asked) > 0
+        if placement.has_room(asked) or (
+            known and any(_ends_ms(placement, job) < SOON_MS for job, _ in here)
+        ):
+            continue
+        pool, gone, own = SharedPool(sum(here.values())), list[Attempt](), entry.claim
+        urgent = own.priority is Priority.INTERACTIVE or now - entry.since_s >= AGEING_S
+        for key, rows in here.items():
+            other = claims[key]
+            may_go = partial(bool, urgent or other.priority is Priority.BATCH)
+            pool.take(
+                TenantAllocation(other.tenant, other.weight, may_go, partial(gone.append, key)), rows, now
+            )
+        pool.take(TenantAllocation(tenant, own.weight), asked.rows, now)
+        if gone:
+            return gone[0]
+    return None
+
+
+def _ends_ms(placement: Placement, job_id: str) -> float:
+    found = placement.finish_ms(job_id)
+    return math.inf if found is None else found

@@ -5,13 +5,19 @@ from __future__ import annotations
 from pydantic import Field
 
 from giornata.wire.adapters import ControlCard
-from giornata.wire.devices import HostDevice
-from giornata.wire.host_tiers import HostTier
+from giornata.wire.loras import HostTier
 from giornata.wire.masks import MaskCard
 from giornata.wire.models import ModelCard
-from giornata.wire.queues import StoreRoom
 from giornata.wire.values import WireModel
-from giornata.wire.workers import AdapterCounters, RankState, ServiceName, ServiceState, TemplateCounters
+from giornata.wire.workers import (
+    AdapterCounters,
+    HostDevice,
+    RankState,
+    ServiceName,
+    ServiceState,
+    StoreRoom,
+    TemplateCounters,
+)
 
 
 class FleetSummary(WireModel):

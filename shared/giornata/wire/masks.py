@@ -7,8 +7,7 @@ from typing import Final
 from pydantic import Field
 
 from giornata.wire.jobs import BlobRef, Box
-from giornata.wire.mask_words import MAX_REGIONS, MaskWords, SegmentationFields
-from giornata.wire.requests import ModelName
+from giornata.wire.requests import MAX_REGIONS, MaskWords, ModelName, SegmentationFields
 from giornata.wire.values import WireModel
 
 MASK: Final = "mask"

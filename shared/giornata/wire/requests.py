@@ -1,9 +1,9 @@
-"""What an application asks for: the parameters of an edit, the same at the REST and at the NATS door."""
+"""What an application asks for: the parameters of an edit, its references and masks from words."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Final, Literal, TypeVar
 
@@ -27,10 +27,137 @@ from giornata.wire.adapters import (
     named_once,
 )
 from giornata.wire.errors import GiornataError, InvalidField, UnknownField
-from giornata.wire.mask_words import SegmentationFields
-from giornata.wire.samplers import Sampler, evaluations
-from giornata.wire.step_caches import MAX_INTERVAL, MAX_ORDER, SETTINGS, StepCache, TaylorSeerSchedule
+from giornata.wire.models import (
+    MAX_INTERVAL,
+    MAX_ORDER,
+    SETTINGS,
+    ModelCard,
+    Sampler,
+    StepCache,
+    TaylorSeerSchedule,
+    evaluations,
+)
 from giornata.wire.values import RecordModel, not_blank
+
+# Pictures that a model looks at beside the one that it edits: how many a request may bring, and their
+# names. Pure.
+
+
+T = TypeVar("T")
+
+REFERENCE: Final = "reference"
+"""Name of the field."""
+MAX_REFERENCES: Final = 15
+"""Most that a request may bring beside its image, whatever its model; a model's card tells how many it takes."""
+
+
+def reference_name(index: int) -> str:
+    """The name of a reference's tensor where references travel together."""
+    return f"{REFERENCE}_{index}"
+
+
+def named_references(references: Sequence[T]) -> dict[str, T]:
+    """References by name, in their order."""
+    return {reference_name(index): reference for index, reference in enumerate(references)}
+
+
+def check_count(count: int) -> None:
+    """Raise InvalidField where a request brings more references than any model takes."""
+    if count > MAX_REFERENCES:
+        raise InvalidField(
+            "The request brings too many references.",
+            field=REFERENCE,
+            received=f"{count} pictures",
+            accepted=f"at most {MAX_REFERENCES}",
+        )
+
+
+def check_taken(count: int, card: ModelCard, served: Iterable[ModelCard] = ()) -> None:
+    """Raise InvalidField where a model takes fewer references than a request brings.
+
+    `served` are the models that the error may name.
+    """
+    if count <= card.max_references:
+        return
+    able = ", ".join(sorted(each.name for each in served if each.max_references >= count))
+    own = f"at most {card.max_references}" if card.max_references else f"leave {REFERENCE} out"
+    raise InvalidField(
+        f"The model {card.name} ({card.family}) takes "
+        + ("fewer references." if card.max_references else "no references."),
+        field=REFERENCE,
+        received=f"{count} picture{'s' if count > 1 else ''}",
+        accepted=own + (f"; models that take so many: {able}" if able else ""),
+    )
+
+
+# What requests say of a mask from words. Pure.
+
+
+MAX_WORDS: Final = 200
+"""Characters of the words that name what a mask shows."""
+MAX_REGIONS: Final = 16
+"""Most regions of one mask; also what is taken where a request names no number."""
+EACH_REGIONS: Final = 4
+"""Regions that are edited one by one, where a request names no number: each costs as much as a picture."""
+EACH_PADDING: Final = 32
+"""Pixels around each of them, where a request names no number; what A1111 and ADetailer take."""
+MASK_PROMPT: Final = "mask_prompt"
+"""Name of the field."""
+
+
+MaskWords = Annotated[str, StringConstraints(min_length=1, max_length=MAX_WORDS), AfterValidator(not_blank)]
+
+
+class SegmentationFields(RecordModel):
+    """Fields of an edit that ask for its mask."""
+
+    mask_prompt: MaskWords | None = Field(
+        None,
+        description='What to repaint, in words, instead of `mask`: "the left shoe". Every region that the words name '
+        "is; `mask_mode=black` repaints everything else.",
+    )
+    mask_threshold: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="How sure the mask model must be of a region of `mask_prompt`; default: the model's own.",
+    )
+    max_regions: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_REGIONS,
+        description=f"How many regions of `mask_prompt` are taken at most, the surest ones; default: {MAX_REGIONS}.",
+    )
+
+    auto_edit: bool = Field(
+        default=False,
+        description="Edit each region of `mask_prompt` by itself, at the model's own resolution around it, and paste "
+        f"all into one picture. `padding_mask_crop` is {EACH_PADDING} then by default, `max_regions` {EACH_REGIONS}.",
+    )
+
+    @field_validator("mask_threshold", "max_regions")
+    @classmethod
+    def _is_of_words(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.data.get(MASK_PROMPT, "") is None:
+            raise ValueError("needs mask_prompt")
+        return value
+
+    @field_validator("auto_edit")
+    @classmethod
+    def _edits_regions(cls, each: bool, info: ValidationInfo) -> bool:  # noqa: FBT001 - the field's value
+        if not each:
+            return each
+        if info.data.get(MASK_PROMPT, "") is None:
+            raise ValueError("needs mask_prompt")
+        plain = {"n": 1, "partial_images": 0, "controlnets": ()}
+        for name, value in plain.items():
+            if info.data.get(name, value) != value:
+                raise ValueError(f"makes one picture of several crops, and takes no {name}")
+        return each
+
+
+# What an application asks for: the parameters of an edit, the same at the REST and at the NATS door.
+
 
 MAX_STEPS: Final = 200
 MAX_IMAGES: Final = 10
@@ -74,7 +201,7 @@ class OutputFormat(StrEnum):
 
 
 Quality = Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"]
-"""How much is computed for a picture, by OpenAI's names; :mod:`giornata.wire.defaults` tells what each stands for."""
+"""How much is computed for a picture, by OpenAI's names; :mod:`giornata.wire.resolution` tells what each stands for."""
 Background = Literal["auto", "opaque", "transparent"]
 
 
@@ -272,7 +399,7 @@ class GenerationParameters(RecordModel):
 
 
 class EditParameters(SegmentationFields, GenerationParameters):
-    """One edit, as asked for. A generation is carried out as one too: see :mod:`giornata.wire.generations`."""
+    """One edit, as asked for. A generation is carried out as one too: see :mod:`giornata.wire.resolution`."""
 
     prompt: Prompt = Field(description=f"What belongs into the masked region. {PROMPTS_FIT}")
     size: OutputSize = Field(
@@ -333,7 +460,7 @@ class EditParameters(SegmentationFields, GenerationParameters):
 
 
 def asked(kind: type[M], given: Mapping[str, object]) -> M:
-    """What an application asks for, as a `kind`; the error names all fields that are wrong or unknown."""
+    """Return what an application asks for, as a `kind`; the error names all fields that are wrong or unknown."""
     try:
         return kind.model_validate(given, extra="forbid")
     except ValidationError as error:
@@ -341,9 +468,9 @@ def asked(kind: type[M], given: Mapping[str, object]) -> M:
 
 
 def evaluations_of(resolved: EditParameters, *, keeps_whole_steps: bool = False) -> int:
-    """How often the network is evaluated for each picture of `resolved` parameters.
+    """Return how often the network is evaluated for each picture of `resolved` parameters.
 
-    For `keeps_whole_steps`, by default Flux's, see :func:`giornata.wire.samplers.evaluations`.
+    For `keeps_whole_steps`, by default Flux's, see :func:`giornata.wire.models.evaluations`.
     """
     if resolved.num_inference_steps is None or resolved.strength is None:
         raise ValueError("evaluations_of needs resolved parameters")
@@ -356,7 +483,7 @@ def evaluations_of(resolved: EditParameters, *, keeps_whole_steps: bool = False)
 
 
 def extrapolated_steps(resolved: EditParameters, steps: int) -> int:
-    """How many of so many steps TaylorSeer extrapolates in a row that begins with them; 0 without it."""
+    """Return how many of so many steps TaylorSeer extrapolates in a row that begins with them; 0 without it."""
     interval, warmup = resolved.step_cache_interval, resolved.step_cache_warmup
     return 0 if interval is None or warmup is None else TaylorSeerSchedule(interval, warmup).skipped(steps)
 

@@ -2,21 +2,151 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
-from typing import Final
+from typing import Final, Literal, TypeVar
 
 from giornata.wire.adapters import CONTROL_IMAGES
-from giornata.wire.defaults import filled
-from giornata.wire.errors import InvalidField
-from giornata.wire.generations import FIELDS
+from giornata.wire.errors import InvalidField, SizeMismatch
 from giornata.wire.jobs import Job
-from giornata.wire.mask_words import EACH_PADDING, EACH_REGIONS, SegmentationFields
-from giornata.wire.models import Guidance, ModelCard, Task
-from giornata.wire.references import REFERENCE
-from giornata.wire.requests import EditParameters, Reuse
-from giornata.wire.samplers import Sampler
-from giornata.wire.step_caches import SETTINGS, StepCache, settings_of
+from giornata.wire.models import SETTINGS, Guidance, ModelCard, Sampler, StepCache, Task, settings_of
+from giornata.wire.requests import (
+    EACH_PADDING,
+    EACH_REGIONS,
+    MAX_STEPS,
+    REFERENCE,
+    EditParameters,
+    GenerationParameters,
+    Quality,
+    Reuse,
+    SegmentationFields,
+)
+
+# What a request means by the fields that it leaves out, by model and task. Pure.
+
+
+P = TypeVar("P", bound=GenerationParameters)
+Default = float | int | str
+ToldQuality = Literal["low", "medium", "high", "xhigh", "max"]
+QUALITIES: Final[Mapping[Quality, tuple[ToldQuality, float]]] = {
+    "auto": ("medium", 1.0), "standard": ("medium", 1.0), "low": ("low", 0.5), "medium": ("medium", 1.0),
+    "high": ("high", 1.5), "hd": ("high", 1.5), "xhigh": ("xhigh", 2.0), "max": ("max", 2.0),
+}  # fmt: skip
+"""What OpenAI's answers call each quality, and its steps as a share of the model's; more than 1 turns reuse off."""
+
+
+def defaults_of(card: ModelCard, task: Task) -> Mapping[str, Default]:
+    """The defaults that differ by model, by the field's name; fields that the model refuses have none.
+
+    That of `true_cfg_scale` holds where there is a negative prompt. `reuse` is what `auto` stands for.
+    """
+    steps, guidance_scale = card.default_steps, card.default_guidance_scale
+    if task is Task.GENERATE:
+        steps = card.generation_steps or steps
+        guidance_scale = (
+            guidance_scale if card.generation_guidance_scale is None else card.generation_guidance_scale
+        )
+    defaults: dict[str, Default] = {"num_inference_steps": steps, "sampler": Sampler(card.default_sampler)}
+    if card.takes_guidance:
+        defaults["guidance_scale"] = guidance_scale
+    if card.takes_true_cfg:
+        defaults["true_cfg_scale"] = card.default_true_cfg_scale
+    if task is Task.EDIT:
+        defaults |= {
+            "strength": card.default_strength,
+            "reuse": Reuse.AUTO if card.reuses else Reuse.OFF,
+        }
+    return defaults
+
+
+def steps_of(quality: Quality, card: ModelCard, task: Task) -> int:
+    """Steps that a quality stands for."""
+    steps = int(defaults_of(card, task)["num_inference_steps"]) * QUALITIES[quality][1]
+    return min(MAX_STEPS, math.ceil(steps))
+
+
+def filled(parameters: P, card: ModelCard, task: Task) -> P:
+    """`parameters` with the model's defaults where they name nothing, as `quality` changes them."""
+    defaults = dict(defaults_of(card, task))
+    defaults["num_inference_steps"] = steps_of(parameters.quality, card, task)
+    named = "reuse" in parameters.model_fields_set
+    if QUALITIES[parameters.quality][1] > 1 and "reuse" in defaults and not named:
+        defaults["reuse"] = Reuse.OFF
+    if parameters.negative_prompt is None:
+        defaults.pop("true_cfg_scale", None)
+    missing = {
+        name: value for name, value in defaults.items() if getattr(parameters, name) in {None, Reuse.AUTO}
+    }
+    return parameters.model_copy(update=missing)
+
+
+# Pictures from text alone: what is asked for, and the parameters with which it is carried out. Pure.
+#
+# A generation is a job without image. Its rows join the batches of edits, so its parameters are those of an
+# edit that keeps nothing: full noise, no reuse.
+
+
+FIELDS: Final[Mapping[Task, tuple[str, ...]]] = {
+    Task.EDIT: ("image", "mask", REFERENCE, *CONTROL_IMAGES, "template_id", *EditParameters.model_fields),
+    Task.GENERATE: (REFERENCE, *CONTROL_IMAGES, *GenerationParameters.model_fields),
+}
+"""Fields of each task, the same at every door; a model may take fewer of them."""
+EDIT_FIELDS: Final = frozenset(FIELDS[Task.EDIT]).difference(FIELDS[Task.GENERATE])
+"""Fields that only edits have."""
+
+
+def check_fields(given: Iterable[str]) -> None:
+    """Raise InvalidField where a generation names fields that only edits have."""
+    of_edits = sorted(EDIT_FIELDS.intersection(given))
+    if of_edits:
+        raise InvalidField(
+            f"A generation begins without a picture: {', '.join(of_edits)} belong to edits.",
+            field=of_edits[0],
+            received=", ".join(of_edits),
+            accepted=f"leave {' and '.join(of_edits)} out, or ask for an edit",
+        )
+
+
+def carried_out(generation: GenerationParameters) -> EditParameters:
+    """The parameters with which a job without image is carried out."""
+    fields = {name: getattr(generation, name) for name in GenerationParameters.model_fields}
+    return EditParameters.model_construct(**fields, strength=1.0, reuse=Reuse.OFF)
+
+
+def fitted(parameters: EditParameters, card: ModelCard) -> EditParameters:
+    """A generation's `parameters` with the defaults that the model has for generations.
+
+    SizeMismatch where a side is no multiple of the side of the model's tokens, InvalidField where the background is to
+    be transparent.
+    """
+    check_multiple(parameters, card)
+    if parameters.background == "transparent":
+        raise InvalidField(
+            f"The model {card.name} ({card.family}) makes opaque pictures from text; none that is served makes others.",
+            field="background",
+            received=parameters.background,
+            accepted="auto or opaque; an edit keeps the transparency of its image",
+        )
+    return filled(parameters, card, Task.GENERATE)
+
+
+def check_multiple(parameters: GenerationParameters, card: ModelCard) -> None:
+    """Raise SizeMismatch where a side of the picture asked for is no multiple of the side of the model's tokens."""
+    size, multiple = parameters.output_size, card.pixel_multiple
+    if size is None or all(side % multiple == 0 for side in size):
+        return
+    width, height = (max(multiple, round(side / multiple) * multiple) for side in size)
+    raise SizeMismatch(
+        f"The model {card.name} ({card.family}) makes pictures whose sides are multiples of {multiple} pixels.",
+        field="size",
+        received=parameters.size,
+        accepted=f"auto, or multiples of {multiple}, such as {width}x{height}",
+    )
+
+
+# What a model makes of an application's parameters: its defaults, its refusals, and its guidance.
+
 
 _BY_CARD: Final[tuple[tuple[str, Callable[[ModelCard], bool], str], ...]] = (
     ("guidance_scale", attrgetter("takes_guidance"), "guidance_scale"),

@@ -66,7 +66,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,96}\Z")
 
 
 def kind_of(subject: str) -> str:
-    """What is asked on a subject, without the ids of instances and models: ``prepost encode``."""
+    """Return what is asked on a subject, without the ids of instances and models: ``prepost encode``."""
     first, *others = subject.split(".")[1:]
     if first in {"worker", "controlnet"}:
         others = others[1:2]

@@ -1,8 +1,4 @@
-"""Registered templates. A template is a picture, kept for its edits, and the recordings that template runs left of it.
-
-A registration is a record in JetStream's key-value store, changed by revision, under its tenant's name: a request for
-another tenant's template finds nothing. Its times are Unix times, since it outlives processes.
-"""
+"""What is kept for a tenant beside its jobs: registered templates and webhooks."""
 
 from __future__ import annotations
 
@@ -15,6 +11,14 @@ from giornata.wire.jobs import BlobRef, Inspection, check_version
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.values import RecordModel, WireModel
+
+# Registered templates. A template is a picture, kept for its edits, and the recordings that template runs
+# left of it.
+#
+# A registration is a record in JetStream's key-value store, changed by revision, under its tenant's name: a
+# request for another tenant's template finds nothing. Its times are Unix times, since it outlives
+# processes.
+
 
 RENEW_SHARE: Final = 0.9
 """A use renews a registration with less than this share of its life left, so that few uses write."""
@@ -33,7 +37,7 @@ class TemplateState(StrEnum):
 
     @property
     def settled(self) -> bool:
-        """Whether no worker is recording the template."""
+        """Return whether no worker is recording the template."""
         return self in {TemplateState.READY, TemplateState.FAILED}
 
 
@@ -144,3 +148,33 @@ def picture_id(tenant: str, template_key: str) -> str:
 def digest_of(*parts: object) -> str:
     """32 hexadecimal digits of values with a stable `repr`."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+# Webhooks of jobs: what is kept of one until its receiver has taken it.
+
+
+class WebhookState(StrEnum):
+    """How far a webhook is; one that was taken has no record any more."""
+
+    WAITING = "waiting"
+    """Its job has not ended, or it is tried again."""
+    DEAD = "dead"
+    """It was given up."""
+
+
+class WebhookRecord(RecordModel):
+    """The truth about the webhook of a job."""
+
+    job_id: str
+    tenant: str
+    url: str
+    created_s: int
+    state: WebhookState = WebhookState.WAITING
+    body: str | None = None
+    """What is told, the same at every attempt; None until the job has ended."""
+    attempts: int = 0
+    """How often it was sent."""
+    next_s: float = 0.0
+    """Unix time before which it is not sent again: after a failure, and while a gateway sends it."""
+    error: str | None = None
+    """Why the last attempt failed."""

@@ -1,19 +1,95 @@
-"""What an instance tells of itself 2-4 times a second, and the fleet as gateways tell it. Silence means death."""
+"""What an instance reports of itself 2-4 times a second. Silence means death."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any, Final
 
+from giornata.wire import codec
 from giornata.wire.adapters import ControlCard
-from giornata.wire.blocks import BlockSpec
 from giornata.wire.controlnets import ControlBase, ControlState
-from giornata.wire.devices import HostDevice
-from giornata.wire.host_tiers import HostTier
-from giornata.wire.loras import LoraCounters
+from giornata.wire.loras import HostTier, LoraCounters
 from giornata.wire.masks import MaskCard
-from giornata.wire.models import ModelCard
-from giornata.wire.queues import CostFit, QueueState, StoreRoom
+from giornata.wire.models import BlockSpec, ModelCard
 from giornata.wire.values import BlockMode, WireModel
+
+# Devices of a host, as telemetry tells them.
+
+
+class HostDevice(WireModel):
+    """A GPU of a host."""
+
+    device: str
+    """As the process saw it before it took its own alone: ``cuda:3``."""
+    id: str
+    """What names it on the host, whoever looks: ``GPU-8f7d4a5c-…``."""
+    claimed: bool = False
+    """Whether the instance has claimed it; others may use one that is not."""
+
+
+# What a router tells of the jobs that wait, of what steps cost, and of JetStream's room.
+
+
+class CostFit(WireModel):
+    """A worker's linear cost model; see :mod:`giornata.planning.step_costs`."""
+
+    weights: tuple[float, ...]
+    """ms per unit; of computing, by :data:`giornata.planning.operations.NETWORK`."""
+    adapting: tuple[float, ...] = ()
+    """By :data:`giornata.planning.operations.ADAPTING`; empty of loads, and from versions without adapters."""
+    r2: float
+    """Over the worker's latest samples; the first fit's, while they are too few."""
+    residual_ms: float
+    """Median of absolute residuals over the same samples."""
+    samples: int
+    """Samples used since the start."""
+    outliers: int
+    """Samples left out since the start."""
+
+
+class ModelDeviceCosts(WireModel):
+    """The router's regressions for all workers of one model and device."""
+
+    model_digest: str
+    device: str
+    compute: CostFit
+    load: CostFit
+
+
+class QueueState(WireModel):
+    """Telemetry of the active router: the jobs that wait for a worker."""
+
+    jobs: int = 0
+    """Jobs that no worker has taken: in the queue, and prepared."""
+    rows: int = 0
+    steps: int = 0
+    full: bool = False
+    """As many jobs of a priority are accepted as may be: more of them are refused."""
+    unreadable: int = 0
+    """Messages in the work queue that this router cannot read."""
+    wait_ms: float | None = None
+    """Time until the denoising of one more picture would begin. None: unknown, since no worker's speed is, or several
+    models are served.
+    """
+    costs: tuple[ModelDeviceCosts, ...] = ()
+
+
+class StoreRoom(WireModel):
+    """How full one of JetStream's streams is."""
+
+    store: str
+    """The stream's name."""
+    used_bytes: int
+    limit_bytes: int
+
+    @property
+    def nearly_full(self) -> bool:
+        """Return whether an operator should look at it: it holds four fifths of what it may."""
+        return 5 * self.used_bytes >= 4 * self.limit_bytes
+
+
+# What an instance tells of itself 2-4 times a second, and the fleet as gateways tell it. Silence means
+# death.
 
 
 class ServiceName(StrEnum):
@@ -78,7 +154,7 @@ class RowProgress(WireModel):
 
     @property
     def shape_known(self) -> bool:
-        """Whether the fields that tell its shape are those of its inputs."""
+        """Return whether the fields that tell its shape are those of its inputs."""
         return self.text_tokens > 0 if self.encoded is None else self.encoded
 
 
@@ -178,7 +254,7 @@ class WorkerCosts(WireModel):
     compute: CostFit
     """What steps on one device cost."""
     load: CostFit
-    """By :data:`giornata.planning.operations.COMPUTE` and :data:`giornata.planning.costs.LOAD`."""
+    """By :data:`giornata.planning.operations.COMPUTE` and :data:`giornata.planning.step_costs.LOAD`."""
     degrees: tuple[DegreeCosts, ...] = ()
     """What steps on several devices cost; empty for one device. A degree that is not here is not used."""
     device: str = ""
@@ -364,3 +440,43 @@ class ServiceState(WireModel):
     """Questions that a prepost works on (:func:`giornata.wire.messages.question`); None: the version does not tell."""
     log_lines_lost: int = 0
     """Lines of its log that this process could not write, such as to a full disk."""
+
+
+# Reading telemetry, of which most is what the same instance has told before.
+
+
+KEPT: Final = 8192
+"""Instances of which the last message is kept; beyond it, all are forgotten and told again."""
+OF_STATE: Final = ("models",)
+OF_WORKER: Final = ("cost_model", "blocks")
+"""What an instance repeats, and its worker."""
+
+
+class TelemetryReader:
+    """Decodes states; what an instance repeats is not validated again, and stays the same object."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, dict[str, tuple[Any, Any]]] = {}
+        """By instance and path: a part as it came last, and as it was read."""
+
+    def read(self, data: bytes) -> ServiceState:
+        """The state in a message; raises as :func:`giornata.wire.codec.decode`."""
+        fields = codec.fields_of(ServiceState, data)
+        worker, name = fields.get("worker"), fields.get("instance")
+        of_worker: dict[str, Any] = worker if isinstance(worker, dict) else {}
+        told = self._told.get(name, {}) if isinstance(name, str) else {}
+        came = {
+            part: whole[part]
+            for whole, parts in ((fields, OF_STATE), (of_worker, OF_WORKER))
+            for part in parts
+            if whole.get(part) is not None
+        }
+        for part, value in came.items():
+            if part in told and told[part][0] == value:
+                (fields if part in OF_STATE else of_worker)[part] = told[part][1]
+        state = codec.validated(ServiceState, fields)
+        if len(self._told) >= KEPT:
+            self._told.clear()
+        read = {part: getattr(state if part in OF_STATE else state.worker, part) for part in came}
+        self._told[state.instance] = told | {part: (came[part], read[part]) for part in came}
+        return state

@@ -15,20 +15,19 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from giornata.control.link import slabs
-from giornata.control.link.asking import ControlStepRequest
 from giornata.control.link.client import ControlLink
-from giornata.control.link.frames import LENGTH, framed
-from giornata.control.link.listener import Listener, among
+from giornata.control.link.server import ControlStepRequest, Listener, is_known_token
+from giornata.control.link.sockets import LENGTH, encode_frame
 from giornata.wire import codec
-from giornata.wire.control_steps import (
+from giornata.wire.controlnets import (
     CancelStep,
+    DataPath,
     Dtype,
     LinkOpened,
     OpenLink,
     ResidualReady,
     ResidualsRequest,
 )
-from giornata.wire.controlnets import DataPath
 from tests.patience import HUNG_S
 
 TOKEN = "a-secret"  # noqa: S105 - of these tests
@@ -97,7 +96,7 @@ class Served:
 def listening_at(unix: Path | None, tcp: tuple[str, int] | None) -> Iterator[Served]:
     """A listener in this process."""
     asked: queue.SimpleQueue[ControlStepRequest] = queue.SimpleQueue()
-    admits = partial(among, tokens=[TOKEN])
+    admits = partial(is_known_token, tokens=[TOKEN])
     with Listener(admits, asked.put, unix=unix, tcp=tcp, device=CPU) as listener:
         yield Served(listener, asked)
 
@@ -120,20 +119,20 @@ def say(stranger: socket.socket, data: bytes) -> None:
 def admitted(served: Served, path: DataPath) -> socket.socket:
     """A stranger who knows the token."""
     stranger = served.connect(path)
-    opening = framed(OpenLink(token=TOKEN, path=path, slab_bytes=SLAB_BYTES))
+    opening = encode_frame(OpenLink(token=TOKEN, path=path, slab_bytes=SLAB_BYTES))
     if path is DataPath.UNIX:
-        slab = slabs.make(path, SLAB_BYTES, CPU)
+        slab = slabs.make_slab(path, SLAB_BYTES, CPU)
         assert slab.descriptor is not None
         socket.send_fds(stranger, [opening], [slab.descriptor])
         slab.sent()
     else:
         stranger.sendall(opening)
-    opened = framed(LinkOpened())
+    opened = encode_frame(LinkOpened())
     assert stranger.recv(len(opened), socket.MSG_WAITALL) == opened
     return stranger
 
 
 def changed(message: ResidualsRequest | CancelStep | OpenLink | ResidualReady, **fields: object) -> bytes:
     """A frame whose fields nobody has validated."""
-    data = msgpack.packb({**codec.unpack(framed(message)[LENGTH.size :]), **fields})
+    data = msgpack.packb({**codec.unpack(encode_frame(message)[LENGTH.size :]), **fields})
     return LENGTH.pack(len(data)) + bytes(data)

@@ -18,16 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from giornata import unnamed
-from giornata.control.link import listener as listening
-from giornata.control.link import serving, slabs, sockets
-from giornata.control.link.asking import ControlStepRequest
+from giornata import anonymous_memory
+from giornata.control.link import server, slabs, sockets
+from giornata.control.link import server as listening
 from giornata.control.link.client import ControlLink
-from giornata.control.link.frames import LENGTH, framed
-from giornata.control.link.listener import Listener, among
-from giornata.control.link.losses import LinkLost
-from giornata.wire.control_steps import CancelStep, LinkOpened, OpenLink, ResidualReady
-from giornata.wire.controlnets import DataPath
+from giornata.control.link.server import ControlStepRequest, Listener, is_known_token
+from giornata.control.link.sockets import LENGTH, LinkLost, encode_frame
+from giornata.wire.controlnets import CancelStep, DataPath, LinkOpened, OpenLink, ResidualReady
 from tests.contract.control_link.strangers import (
     ASK,
     CPU,
@@ -55,13 +52,13 @@ ENTRANCES = {
     "half a message": LENGTH.pack(100) + b"x" * 50,
     "no msgpack": LENGTH.pack(3) + b"\xc1\xc1\xc1",
     "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a step": framed(ASK),
+    "a step": encode_frame(ASK),
     "another schema": changed(OpenLink(token=TOKEN, path=DataPath.TCP, slab_bytes=64), schema=99),
-    "no file": framed(OpenLink(token=TOKEN, path=DataPath.UNIX, slab_bytes=64)),
-    "device memory": framed(OpenLink(token=TOKEN, path=DataPath.CUDA, slab_bytes=64)),
+    "no file": encode_frame(OpenLink(token=TOKEN, path=DataPath.UNIX, slab_bytes=64)),
+    "device memory": encode_frame(OpenLink(token=TOKEN, path=DataPath.CUDA, slab_bytes=64)),
     "no memory": changed(OpenLink(token=TOKEN, path=DataPath.TCP, slab_bytes=64), slab_bytes=0),
     "too much memory": changed(OpenLink(token=TOKEN, path=DataPath.TCP, slab_bytes=64), slab_bytes=1 << 60),
-    "a wrong token": framed(OpenLink(token=TOKEN[:-1], path=DataPath.TCP, slab_bytes=64)),
+    "a wrong token": encode_frame(OpenLink(token=TOKEN[:-1], path=DataPath.TCP, slab_bytes=64)),
 }
 
 
@@ -82,7 +79,7 @@ def test_who_does_not_open_the_path_is_shown_out(in_process: Served, path: DataP
 
 @pytest.mark.parametrize("path", [DataPath.UNIX, DataPath.TCP])
 def test_any_bytes_at_the_start(in_process: Served, path: DataPath) -> None:
-    opening = framed(OpenLink(token=TOKEN, path=DataPath.TCP, slab_bytes=64))
+    opening = encode_frame(OpenLink(token=TOKEN, path=DataPath.TCP, slab_bytes=64))
 
     @FUZZED
     @given(st.integers(0, len(opening)), st.binary(max_size=64), st.integers(0, len(opening)))
@@ -101,7 +98,7 @@ def test_any_bytes_at_the_start(in_process: Served, path: DataPath) -> None:
 def test_files_that_nobody_asked_for_are_closed(in_process: Served) -> None:
     reads, writes = os.pipe()
     with capture_logs(), in_process.connect(DataPath.UNIX) as stranger:
-        opening = framed(OpenLink(token=TOKEN, path=DataPath.UNIX, slab_bytes=64))
+        opening = encode_frame(OpenLink(token=TOKEN, path=DataPath.UNIX, slab_bytes=64))
         socket.send_fds(stranger, [opening], [writes] * 3)
         os.close(writes)
         assert to_the_end(stranger) == b""
@@ -111,7 +108,7 @@ def test_files_that_nobody_asked_for_are_closed(in_process: Served) -> None:
 
 
 def test_who_says_nothing_is_shown_out_in_time(in_process: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "OPENING_S", 0.05)
+    monkeypatch.setattr(server, "OPENING_S", 0.05)
     with capture_logs() as logs, in_process.connect(DataPath.TCP) as stranger:
         stranger.sendall(b"\x10")
         assert to_the_end(stranger) == b""
@@ -192,7 +189,7 @@ class Impostor:
 @FUZZED
 def test_an_instance_that_says_anything_is_lost(noise: bytes) -> None:
     ill = LENGTH.pack(len(noise) + 1) + noise + b"\xc1"
-    for said in (ill, framed(LinkOpened()) + ill):
+    for said in (ill, encode_frame(LinkOpened()) + ill):
         with (
             Impostor(said) as impostor,
             contextlib.suppress(LinkLost),
@@ -204,16 +201,16 @@ def test_an_instance_that_says_anything_is_lost(noise: bytes) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        framed(ResidualReady(number=0, index=0)),
-        framed(ResidualReady(number=1 << 40, index=1 << 40)),
-        framed(LinkOpened()),
-        framed(ASK),
+        encode_frame(ResidualReady(number=0, index=0)),
+        encode_frame(ResidualReady(number=1 << 40, index=1 << 40)),
+        encode_frame(LinkOpened()),
+        encode_frame(ASK),
         LENGTH.pack(1 << 31),
     ],
 )
 def test_an_instance_that_tells_what_nobody_asked_for_is_lost(said: bytes) -> None:
     with (
-        Impostor(framed(LinkOpened()) + said) as impostor,
+        Impostor(encode_frame(LinkOpened()) + said) as impostor,
         ControlLink(DataPath.TCP, impostor.address, TOKEN, slab_bytes=SLAB_BYTES, device=CPU) as link,
     ):
         lost_in_time(link)
@@ -250,8 +247,8 @@ def lost_in_time(link: ControlLink) -> None:
         (changed(ASK, kind="jump"), "jump"),
         (changed(ASK, kind=["ask"]), "ask"),
         (changed(CancelStep(number=0), number="x"), "number"),
-        (framed(ResidualReady(number=0, index=0)), "sample"),
-        (framed(OpenLink(token=TOKEN, path=DataPath.TCP, slab_bytes=64)), "opened twice"),
+        (encode_frame(ResidualReady(number=0, index=0)), "sample"),
+        (encode_frame(OpenLink(token=TOKEN, path=DataPath.TCP, slab_bytes=64)), "opened twice"),
         (LENGTH.pack(1 << 24), "bytes; accepted"),
     ],
 )
@@ -271,7 +268,7 @@ def test_a_message_that_makes_no_sense_ends_its_connection_alone(
 
 def test_a_step_that_comes_twice_ends_the_connection(in_process: Served) -> None:
     with admitted(in_process, DataPath.UNIX) as stranger:
-        say(stranger, framed(ASK) + framed(ASK))
+        say(stranger, encode_frame(ASK) + encode_frame(ASK))
         assert to_the_end(stranger) == b""
         assert in_process.asked.get(timeout=HUNG_S).gone
 
@@ -279,7 +276,7 @@ def test_a_step_that_comes_twice_ends_the_connection(in_process: Served) -> None
 @pytest.mark.parametrize("path", [DataPath.UNIX, DataPath.TCP])
 def test_any_bytes_behind_the_first_message(in_process: Served, path: DataPath) -> None:
     latents = bytes(LATENTS_BYTES) if path is DataPath.TCP else b""
-    well_formed = framed(ASK) + latents + framed(CancelStep(number=0))
+    well_formed = encode_frame(ASK) + latents + encode_frame(CancelStep(number=0))
 
     @FUZZED
     @given(st.integers(0, len(well_formed)), st.binary(max_size=64))
@@ -301,9 +298,9 @@ def test_a_denoiser_that_takes_nothing_in_does_not_hold_up_the_instance(
     monkeypatch.setattr(sockets, "STALLED_S", 1)
     with capture_logs() as logs, in_process.connect(DataPath.TCP) as stranger:
         size = 1 << 28
-        stranger.sendall(framed(OpenLink(token=TOKEN, path=DataPath.TCP, slab_bytes=2 * size)))
+        stranger.sendall(encode_frame(OpenLink(token=TOKEN, path=DataPath.TCP, slab_bytes=2 * size)))
         ask = ASK.model_copy(update={"tokens": (4, 1 << 14), "channels": (64, size >> 16)})
-        stranger.sendall(framed(ask) + bytes(LATENTS_BYTES))
+        stranger.sendall(encode_frame(ask) + bytes(LATENTS_BYTES))
         step = in_process.asked.get(timeout=HUNG_S)
         step.answer(0, torch.zeros(step.shapes[0]))
         assert step.gone
@@ -316,7 +313,7 @@ def test_a_sample_is_answered_once_and_in_its_shape(in_process: Served) -> None:
         twice = ASK.model_copy(
             update={"offsets": (0, 1024, 2048), "tokens": (4, 2, 2), "channels": (64, 128, 8)}
         )
-        stranger.sendall(framed(twice))
+        stranger.sendall(encode_frame(twice))
         step = in_process.asked.get(timeout=HUNG_S)
         with pytest.raises(ValueError, match=r"sample 0 is \(2, 127\), not \(2, 128\)"):
             step.answer(0, torch.zeros(2, 127))
@@ -331,13 +328,13 @@ def test_a_step_that_cannot_be_queued_ends_its_connection(tmp_path: Path) -> Non
     def full(step: ControlStepRequest) -> None:
         raise queue.Full
 
-    admits = partial(among, tokens=[TOKEN])
+    admits = partial(is_known_token, tokens=[TOKEN])
     with (
         capture_logs() as logs,
         Listener(admits, full, unix=tmp_path / "s", tcp=None, device=CPU) as listener,
         admitted(Served(listener), DataPath.UNIX) as stranger,
     ):
-        stranger.sendall(framed(ASK))
+        stranger.sendall(encode_frame(ASK))
         assert to_the_end(stranger) == b""
     assert [each["event"] for each in logs] == ["control_link_failed"]
 
@@ -347,16 +344,16 @@ def test_a_step_that_cannot_be_queued_ends_its_connection(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("sealed", [True, False], ids=["a memory file", "a temporary file"])
 def test_a_slab_is_memory_that_two_see(sealed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(unnamed, "_SEALABLE", sealed)
+    monkeypatch.setattr(anonymous_memory, "_SEALABLE", sealed)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    slab = slabs.make(DataPath.UNIX, SLAB_BYTES, CPU)
+    slab = slabs.make_slab(DataPath.UNIX, SLAB_BYTES, CPU)
     assert list(tmp_path.iterdir()) == [], "it has no name"
-    other = slabs.opened(
+    other = slabs.open_slab(
         OpenLink(token=TOKEN, path=DataPath.UNIX, slab_bytes=SLAB_BYTES), slab.descriptor, CPU
     )
     assert other is not None
-    slabs.at(other, 64, (2, 3), torch.bfloat16).fill_(1.5)
-    assert slabs.at(slab.memory, 64, (2, 3), torch.bfloat16).tolist() == [[1.5] * 3] * 2
+    slabs.tensor_at(other, 64, (2, 3), torch.bfloat16).fill_(1.5)
+    assert slabs.tensor_at(slab.memory, 64, (2, 3), torch.bfloat16).tolist() == [[1.5] * 3] * 2
     slab.sent()
 
 
@@ -371,7 +368,7 @@ def _unsealed(size_bytes: int) -> int:
     [
         (partial(_unsealed, SLAB_BYTES), SLAB_BYTES, "unsealed"),
         (
-            lambda: slabs.make(DataPath.UNIX, SLAB_BYTES, CPU).descriptor,
+            lambda: slabs.make_slab(DataPath.UNIX, SLAB_BYTES, CPU).descriptor,
             2 * SLAB_BYTES,
             "8192 bytes.* of 4096",
         ),
@@ -385,6 +382,6 @@ def test_a_file_that_would_end_who_writes_to_it_is_refused(
     opening, found = OpenLink(token=TOKEN, path=DataPath.UNIX, slab_bytes=slab_bytes), descriptor()
     try:
         with pytest.raises(ValueError, match=why):
-            slabs.opened(opening, found, CPU)
+            slabs.open_slab(opening, found, CPU)
     finally:
         os.close(found)

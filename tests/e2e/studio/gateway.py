@@ -27,8 +27,7 @@ from giornata.wire.jobs import JobState, Priority
 from giornata.wire.loras import LoraState
 from giornata.wire.masks import MaskCard
 from giornata.wire.models import ModelCard, Task
-from giornata.wire.references import REFERENCE
-from giornata.wire.requests import OutputFormat, asked
+from giornata.wire.requests import REFERENCE, OutputFormat, asked
 from giornata.wire.values import StageTimes
 from giornata.wire.workers import ServiceName
 from giornata_gateway.config import GatewayConfig
@@ -38,18 +37,19 @@ from giornata_gateway.http.errors import GATEWAY, error_answer, json_answer
 from giornata_gateway.http.openapi import document
 from giornata_gateway.http.uploads import read_json, read_upload
 from giornata_gateway.intake.limits import ByteReservation
-from giornata_gateway.intake.rules.controls import in_order
+from giornata_gateway.intake.rules.adapters import in_order
 from giornata_gateway.intake.rules.forms import (
     GenerationJobForm,
     JobForm,
     LoraForm,
     RequestBody,
     check_source,
+    decoded,
+    picture,
     read_form,
+    read_mask_form,
 )
-from giornata_gateway.intake.rules.mask_forms import read_mask_form
 from giornata_gateway.intake.rules.tenants import Tenant
-from giornata_gateway.intake.rules.written import decoded, picture
 from giornata_gateway.views.answers import ErrorDetail
 from giornata_gateway.views.catalog import model_list
 from giornata_gateway.views.jobs import (
@@ -60,8 +60,7 @@ from giornata_gateway.views.jobs import (
     PartialImageEvent,
     PictureView,
 )
-from giornata_gateway.views.loras import LoraList, LoraView
-from giornata_gateway.views.masks import MaskAnswer, RegionView
+from giornata_gateway.views.resources import LoraList, LoraView, MaskAnswer, RegionView
 from tests.e2e.pictures import file, pixels
 from tests.e2e.studio.browsing import Watch
 from tests.fakes.fleet import CARD

@@ -7,7 +7,7 @@ from playwright.async_api import Page, expect
 
 from giornata.families import Family
 from giornata.wire.adapters import ControlCard, ControlKind
-from giornata.wire.samplers import DISCRETE_TIME
+from giornata.wire.models import DISCRETE_TIME
 from tests.e2e.studio.easel import color_at, edit, file_of, finished, from_text, masked, ready
 from tests.e2e.studio.gateway import (
     BLUE,

@@ -10,13 +10,10 @@ import pytest
 from playwright.async_api import Browser, FilePayload, Page, expect
 
 from giornata.wire.workers import ServiceName
-from giornata_lab.demo.adapters import AdapterExhibit, adapter_exhibits
-from giornata_lab.demo.exhibits import by_words
+from giornata_lab.demo.exhibits import AdapterExhibit, adapter_exhibits, by_words
 from giornata_tools.checkout import TRAINED
-from giornata_tools.joining.picture_files import png
-from giornata_tools.launcher.adapters import with_controlnets
-from giornata_tools.launcher.masks import shipped_masks
-from giornata_tools.launcher.model import StackModel
+from giornata_tools.launcher.models import StackModel, shipped_masks, with_controlnets
+from giornata_tools.lora_profiler.probes import png
 from tests.e2e.live import LiveStack, live_stack
 from tests.e2e.pictures import Pixels
 from tests.e2e.studio.browsing import screenshot, visiting

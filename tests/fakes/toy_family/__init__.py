@@ -14,12 +14,12 @@ import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from torch import Tensor
 
-from giornata.wire.samplers import Sampler
+from giornata.wire.models import Sampler
 from giornata_denoiser.choices import WeightQuantization
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint
+from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.sampling.flow_matching import FlowMatching, scheduler_config, shifted_by_size
-from giornata_denoiser.rows.track import NOISE, OUTPUT, STATES, SamplerTable
+from giornata_denoiser.families.sampling.schedules import FlowMatching, flow_scheduler_config, shifted_by_size
+from giornata_denoiser.rows.row import NOISE, OUTPUT, STATES, SamplerTable
 from tests.fakes import tiny_flux
 
 LATENT: Final = tiny_flux.LATENT
@@ -73,4 +73,4 @@ def load_toy(folder: Path, dtype: torch.dtype, device: torch.device, _: WeightQu
     config = FluxTransformer2DModel.load_config(folder, subfolder="transformer")
     transformer = kind.from_config({**config, "in_channels": LATENT + 1, "out_channels": LATENT})
     network = DepthFlux(transformer.to(device, dtype).eval().requires_grad_(requires_grad=False))
-    return ModelFamily(network.text, TwoStep(scheduler_config(folder)), network)
+    return ModelFamily(network.text, TwoStep(flow_scheduler_config(folder)), network)

@@ -12,8 +12,7 @@ import aiohttp
 import numpy as np
 from PIL import Image
 
-from giornata_lab.baseline.batching import BatchPolicy
-from giornata_lab.baseline.server import Baseline, serving
+from giornata_lab.baseline.server import Baseline, BatchPolicy, serving
 from giornata_lab.loadgen.pictures import generated, mask, mask_file
 from giornata_lab.loadgen.workload import MaskShape
 

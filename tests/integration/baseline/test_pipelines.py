@@ -17,10 +17,10 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 from giornata.families import Family
 from giornata.model_cards import read_model_card
-from giornata_lab.baseline.batching import BatchPolicy
 from giornata_lab.baseline.pipeline import PIPELINES, Pipeline, opened
+from giornata_lab.baseline.server import BatchPolicy
 from giornata_tools.checkout import TRAINED
-from giornata_tools.model.text import clip_tokenizer
+from giornata_tools.model.random.text_encoders import clip_tokenizer
 from tests.integration.baseline.served import FOREVER_S, MASKS, PICTURES, SIZE, edited, pixels, served
 
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from giornata_lab.baseline.batching import BatchPolicy
 from giornata_lab.baseline.pipeline import PipelineCallSettings, PipelineRow
+from giornata_lab.baseline.server import BatchPolicy
 from giornata_lab.cli.bench.run import BenchPlan, BenchTarget, run
-from giornata_lab.loadgen.images_api import ApiDialect
+from giornata_lab.loadgen.driver import ApiDialect
 from giornata_lab.loadgen.pictures import mask_file
 from giornata_lab.loadgen.schedule import OfferedLoad
 from giornata_lab.loadgen.workload import MaskShape, WorkloadRequest

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
+from giornata_tools.cli.doctor import checks
 from giornata_tools.cli.doctor import command as doctor
-from giornata_tools.cli.doctor import servers
-from giornata_tools.cli.doctor.finding import CheckStatus
+from giornata_tools.cli.doctor.checks import CheckStatus
 from tests.integration.gateway_fakes import Stage
 from tests.integration.nats_server import NatsServer
 
@@ -46,13 +46,13 @@ def nats_server(folder: Path, config: str) -> Iterator[int]:
 
 
 async def test_nats_as_it_should_be(nats_url: str) -> None:
-    found = await servers.nats_server(nats_url)
+    found = await checks.nats_server(nats_url)
     assert (found.verdict, "max_payload 8 MiB" in found.sentence) == (CheckStatus.OK, True), found
 
 
 async def test_none_is_named() -> None:
-    assert (await servers.nats_server(None)).verdict is CheckStatus.OK
-    assert (await servers.blob_store(None)).verdict is CheckStatus.OK
+    assert (await checks.nats_server(None)).verdict is CheckStatus.OK
+    assert (await checks.blob_store(None)).verdict is CheckStatus.OK
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ async def test_none_is_named() -> None:
 )
 async def test_nats_that_is_set_up_otherwise(tmp_path: Path, config: str, told: str) -> None:
     with nats_server(tmp_path, config.format(folder=tmp_path)) as port:
-        found = await servers.nats_server(f"nats://127.0.0.1:{port}")
+        found = await checks.nats_server(f"nats://127.0.0.1:{port}")
     assert (found.verdict, told in found.sentence) == (CheckStatus.FAIL, True), found
     assert "deploy/nats.conf" in (found.remedy or "")
 
@@ -74,51 +74,51 @@ async def test_nats_that_is_gone_or_does_not_let_us_in(
 ) -> None:
     config = f'authorization {{ user: me, password: "{PASSWORD}" }}\njetstream {{ store_dir: "{tmp_path}" }}'
     with nats_server(tmp_path, f"max_payload: 8MB\n{config}") as port:
-        assert (await servers.nats_server(f"nats://me:{PASSWORD}@127.0.0.1:{port}")).verdict is CheckStatus.OK
-        monkeypatch.setattr(servers, "ASK_S", 1)  # from now on nobody answers as is wished
-        found = await servers.nats_server(f"nats://me:not-{PASSWORD}@127.0.0.1:{port}")
+        assert (await checks.nats_server(f"nats://me:{PASSWORD}@127.0.0.1:{port}")).verdict is CheckStatus.OK
+        monkeypatch.setattr(checks, "ASK_S", 1)  # from now on nobody answers as is wished
+        found = await checks.nats_server(f"nats://me:not-{PASSWORD}@127.0.0.1:{port}")
     assert found.verdict is CheckStatus.FAIL
     assert PASSWORD not in f"{found.sentence} {found.remedy}"
     private_nats.kill()
-    assert (await servers.nats_server(private_nats.url)).verdict is CheckStatus.FAIL
+    assert (await checks.nats_server(private_nats.url)).verdict is CheckStatus.FAIL
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
 async def test_a_blob_store_that_evicts(private_redis: tuple[str, Callable[[], None]], policy: str) -> None:
     async with settings(private_redis[0], **{"maxmemory-policy": policy}):
-        found = await servers.blob_store(private_redis[0])
+        found = await checks.blob_store(private_redis[0])
     assert (found.verdict, policy in found.sentence) == (CheckStatus.FAIL, True)
 
 
 async def test_a_blob_store_that_forgets_is_a_warning(private_redis: tuple[str, Callable[[], None]]) -> None:
     async with settings(private_redis[0], **{"maxmemory-policy": "noeviction"}):
-        found = await servers.blob_store(private_redis[0])
+        found = await checks.blob_store(private_redis[0])
     assert (found.verdict, "appendonly yes" in (found.remedy or "")) == (CheckStatus.WARN, True)
 
 
 async def test_a_blob_store_with_a_password(private_redis: tuple[str, Callable[[], None]]) -> None:
     url, stop = private_redis
     async with settings(url, requirepass=PASSWORD):
-        assert "does not let us in" in (await servers.blob_store(url)).sentence
-        wrong = await servers.blob_store(f"{url}?password=not-{PASSWORD}")
-        right = await servers.blob_store(f"{url}?password={PASSWORD}")
+        assert "does not let us in" in (await checks.blob_store(url)).sentence
+        wrong = await checks.blob_store(f"{url}?password=not-{PASSWORD}")
+        right = await checks.blob_store(f"{url}?password={PASSWORD}")
     assert "does not let us in" in wrong.sentence
     assert PASSWORD not in f"{wrong} {right}"
     assert "does not let us in" not in right.sentence
     stop()
-    assert (await servers.blob_store(url)).verdict is CheckStatus.FAIL
+    assert (await checks.blob_store(url)).verdict is CheckStatus.FAIL
 
 
 async def test_an_address_that_is_none() -> None:
-    assert (await servers.blob_store("localhost:6379")).verdict is CheckStatus.FAIL
-    assert (await servers.nats_server("127.0.0.1:99999")).verdict is CheckStatus.FAIL
+    assert (await checks.blob_store("localhost:6379")).verdict is CheckStatus.FAIL
+    assert (await checks.nats_server("127.0.0.1:99999")).verdict is CheckStatus.FAIL
 
 
 async def test_the_gateway_is_ready_or_says_what_is_missing(stage: Stage) -> None:
-    found = await servers.gateway(stage.url, named=False)
+    found = await checks.gateway(stage.url, named=False)
     assert (found.verdict, "tiny" in found.sentence) == (CheckStatus.OK, True)
     await stage.router.announce(ready=False)
-    found = await servers.gateway(stage.url, named=False)
+    found = await checks.gateway(stage.url, named=False)
     assert (found.verdict, "prepost, denoiser" in found.sentence) == (CheckStatus.FAIL, True), found.sentence
 
 
@@ -126,9 +126,9 @@ async def test_no_gateway_matters_only_where_one_is_named() -> None:
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server:
-        assert "stopped answering" in (await servers.gateway(f"http://127.0.0.1:{port}", named=True)).sentence
-    assert (await servers.gateway(f"http://127.0.0.1:{port}", named=True)).verdict is CheckStatus.FAIL
-    assert (await servers.gateway(f"http://127.0.0.1:{port}", named=False)).verdict is CheckStatus.WARN
+        assert "stopped answering" in (await checks.gateway(f"http://127.0.0.1:{port}", named=True)).sentence
+    assert (await checks.gateway(f"http://127.0.0.1:{port}", named=True)).verdict is CheckStatus.FAIL
+    assert (await checks.gateway(f"http://127.0.0.1:{port}", named=False)).verdict is CheckStatus.WARN
 
 
 async def test_the_whole_examination(nats_url: str, private_redis: tuple[str, Callable[[], None]]) -> None:

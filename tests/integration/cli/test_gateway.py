@@ -18,8 +18,8 @@ from PIL import Image
 from giornata_tools.cli import models, status
 from giornata_tools.cli.app import cli
 from giornata_tools.cli.mask import command as mask
-from giornata_tools.doors.edits import EditCall, EditProgress, EditStopped, Preview, RequestRefused
-from giornata_tools.doors.http_door import open_http
+from giornata_tools.clients.edits import EditCall, EditProgress, EditStopped, Preview, RequestRefused
+from giornata_tools.clients.http import open_http
 from tests.fakes.colours import CARD, ColourMasks
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_stage
@@ -142,7 +142,7 @@ async def test_the_served_models_are_told_and_one_that_is_not_is_named(
 async def test_a_mask_is_written_and_its_regions_are_told(
     stage: Stage, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("giornata_tools.interrupts.run", lambda main: asyncio.run(main()))  # in a thread
+    monkeypatch.setattr("giornata_tools.terminal.run", lambda main: asyncio.run(main()))  # in a thread
     picture = np.full((32, 48, 3), 200, np.uint8)
     picture[4:20, 8:30] = (255, 0, 0)
     target, out = BytesIO(), tmp_path / "mask.png"

@@ -14,7 +14,7 @@ import pytest
 import structlog
 from click.testing import CliRunner, Result
 
-from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Endpoint
 from giornata.wire import subjects
 from giornata.wire.errors import LoraMismatch
 from giornata.wire.loras import CanonicalLora, NormaliseLora
@@ -58,7 +58,7 @@ class Door:
 def _apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The services' logs are not in the command's output; and only the main thread may set signal handlers."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
-    monkeypatch.setattr("giornata_tools.interrupts.run", lambda main: asyncio.run(main()))
+    monkeypatch.setattr("giornata_tools.terminal.run", lambda main: asyncio.run(main()))
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from giornata.bus import bus
 from giornata.bus.connection import barrier
 from giornata.wire import subjects
-from giornata_tools.doors import nats_door
-from giornata_tools.doors.edits import EditCall, EditProgress, EditStopped, Preview, RequestRefused
-from giornata_tools.doors.nats_door import open_nats
+from giornata_tools.clients import nats
+from giornata_tools.clients.edits import EditCall, EditProgress, EditStopped, Preview, RequestRefused
+from giornata_tools.clients.nats import open_nats
 from tests.integration.gateway_fakes import Stage
 from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
@@ -70,7 +70,7 @@ async def test_an_edit_that_is_given_up_as_soon_as_it_is_sent(stage: Stage, nats
 async def test_a_gateway_that_never_accepts_is_not_waited_for_long(
     nats_account: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nats_door, "CANCEL_S", 0.1)
+    monkeypatch.setattr(nats, "CANCEL_S", 0.1)
     async with bus.connect(nats_account, "silent") as silent:
         sent = await silent.client.subscribe(subjects.EDIT)
         await barrier(silent.client)

@@ -13,10 +13,9 @@ from giornata.bus import bus, streams
 from giornata.nats_users import password_file
 from giornata.records import Quarantine
 from giornata.wire.errors import AttemptsExhausted
-from giornata.wire.jobs import JobState
+from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.permissions import NatsRole
-from giornata.wire.progress import JobRecord
-from giornata_router.rules.transitions import accepted
+from giornata_router.rules.job_records import accepted
 from giornata_tools.cli.app import cli
 from tests.integration.nats_server import NatsServer
 from tests.integration.router.bench import make_job
@@ -52,7 +51,7 @@ async def run(guarded: Guarded, *words: str, user: NatsRole | None = NatsRole.OP
 @pytest.fixture(autouse=True)
 def _no_signal_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the main thread may set them."""
-    monkeypatch.setattr("giornata_tools.interrupts.run", lambda main: asyncio.run(main()))
+    monkeypatch.setattr("giornata_tools.terminal.run", lambda main: asyncio.run(main()))
 
 
 async def test_what_was_given_up_is_listed_shown_and_released(guarded_nats: Guarded) -> None:

@@ -31,7 +31,7 @@ async def run(guarded: Guarded, *words: str, user: NatsRole) -> Result:
 @pytest.fixture(autouse=True)
 def _no_signal_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the main thread may set them."""
-    monkeypatch.setattr("giornata_tools.interrupts.run", lambda main: asyncio.run(main()))
+    monkeypatch.setattr("giornata_tools.terminal.run", lambda main: asyncio.run(main()))
 
 
 async def tell(guarded: Guarded) -> None:

@@ -24,7 +24,7 @@ ALICE, BOB = "sk-alice-123", "sk-robert-12"
 def _apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The services' logs are not in the command's output; and only the main thread may set signal handlers."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
-    monkeypatch.setattr("giornata_tools.interrupts.run", lambda main: asyncio.run(main()))
+    monkeypatch.setattr("giornata_tools.terminal.run", lambda main: asyncio.run(main()))
 
 
 async def run(stage: Stage, *words: str, key: str = ALICE) -> Result:

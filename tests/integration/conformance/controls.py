@@ -22,12 +22,11 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pixel_shuffle
 
-from giornata.control.loading import load
-from giornata.control.protocol import ControlNet
+from giornata.control.networks import ControlNet, load
 from giornata.families import Family
 from giornata.tensors import pack, unpack
 from giornata.wire.adapters import ControlInput, ControlUse, control_name
-from giornata_denoiser.attempts.adapting import adapters_of
+from giornata_denoiser.attempts.inputs import adapters_of
 from giornata_denoiser.rows.row import Row
 from giornata_prepost.families.protocol import ControlImage, ControlledModel
 from giornata_prepost.images.geometry import Size

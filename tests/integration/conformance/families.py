@@ -34,7 +34,7 @@ from transformers.models.pixtral import image_processing_pil_pixtral
 
 from giornata.families import Family
 from giornata.schedulers import SOLVERS
-from giornata.wire.samplers import Sampler
+from giornata.wire.models import Sampler
 from giornata_denoiser.rows.row import Row
 from giornata_lab.baseline.pipeline import opened
 from giornata_prepost.families.processors import QwenPictureProcessor, QwenTextProcessor

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from giornata.families import Family
 from giornata.wire.adapters import ControlInput
-from giornata.wire.samplers import Sampler
+from giornata.wire.models import Sampler
 from giornata_denoiser.rows.row import Row
 from tests.distances import distance
 from tests.integration.conformance.controls import (

@@ -17,15 +17,14 @@ import torch
 from safetensors.numpy import load
 
 from giornata.latents import normalisation_of
-from giornata.packed.region import Region, beside, region
+from giornata.packed.compute_set import Region, make_region, with_companions
 from giornata.scheduling.batch import Capacity
 from giornata.tensors import pack, unpack
+from giornata.wire.models import Sampler
 from giornata.wire.requests import EditParameters
-from giornata.wire.samplers import Sampler
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.snapshot import Snapshot
+from giornata_denoiser.rows.row import RecordingSpec, Row, Snapshot
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_prepost.families.protocol import GeneratingModel, rehearse
 from giornata_prepost.images.geometry import Size
@@ -139,9 +138,9 @@ def test_prompt_guidance_and_references_show(of: OpenFamily) -> None:
 def region_of(row: Row) -> tuple[Region, torch.Tensor]:
     """The region that the mask touches, and which tokens lie outside of it."""
     touched = row.conditioning["mask"].amax(dim=1).view(row.grid) > 0
-    found = region(touched)
+    found = make_region(touched)
     assert found is not None
-    return beside(found, row.companions), ~touched.view(-1)
+    return with_companions(found, row.companions), ~touched.view(-1)
 
 
 def with_template(of: OpenFamily, row: Row, run: Row, form: CacheForm) -> tuple[Row, Row]:

@@ -19,11 +19,11 @@ from transformers import Qwen2VLProcessor
 
 from giornata.families import Family
 from giornata.wire.errors import SchemaMismatch, TooManyPixels
-from giornata.wire.samplers import Sampler
+from giornata.wire.models import Sampler
 from giornata_denoiser.families.rows import build_row
 from giornata_lab.baseline.pipeline import opened
 from giornata_prepost.families.processors import PICTURE, PixtralTextProcessor, QwenPictureProcessor
-from giornata_prepost.images import generation
+from giornata_prepost.images import stages
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.stages import PixelLimits
 from tests.distances import distance
@@ -241,7 +241,7 @@ def test_auto_is_the_native_square_and_limits_hold(opened_family: Opened) -> Non
 
     def measured(budget: int, **fields: Any) -> Any:
         asked = of_generation(card, prompt=PROMPT, **fields)
-        return generation.measured(asked, card, PixelLimits(1 << 20, budget))
+        return stages.measure_generation(asked, card, PixelLimits(1 << 20, budget))
 
     native = measured(1 << 16)
     assert (native.model_width, native.model_height) == (card.native_size,) * 2

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from giornata.wire.models import Sampler
 from giornata.wire.requests import Reuse
-from giornata.wire.samplers import Sampler
 from giornata_denoiser.templates.identity import LEVELS_TOGETHER
 from tests.integration.conformance.families import OpenFamily
 from tests.integration.conformance.worker import asked_of, worker

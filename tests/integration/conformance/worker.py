@@ -11,23 +11,20 @@ from typing import Any, cast
 import numpy as np
 
 from giornata.blobs import MemoryBlobs
-from giornata.planning.costs import StepCosts
+from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.batch import Capacity
 from giornata.tensors import pack
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, RowRecord
 from giornata.wire.messages import RunRequest
-from giornata.wire.progress import RowRecord
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import cfg_scale, resolve
 from giornata_denoiser.attempts.inputs import rows_of
 from giornata_denoiser.config import DenoiserConfig, TemplatePolicy
-from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.templates.lookup import TemplateLookup
-from giornata_denoiser.templates.registered import TemplateRegistrations
-from giornata_denoiser.templates.runs import TemplateRuns
+from giornata_denoiser.templates.runs import TemplateRegistrations, TemplateRuns
 from giornata_denoiser.templates.store import TemplateStore
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.stages import PixelLimits, inspect

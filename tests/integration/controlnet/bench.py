@@ -18,13 +18,19 @@ from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.control.link.client import ControlLink, ControlStepHandle
-from giornata.control.link.losses import ControlFailed
-from giornata.control.loading import load
-from giornata.control.protocol import ControlConditions, ControlNet, ControlText
-from giornata.control.running import RowControlNet, RowStep, run
+from giornata.control.link.sockets import ControlFailed
+from giornata.control.networks import (
+    ControlConditions,
+    ControlNet,
+    ControlText,
+    RowControlNet,
+    RowStep,
+    load,
+    run,
+)
 from giornata.deadlines import Deadline
-from giornata.machine import host_name
-from giornata.packed.region import region
+from giornata.packed.compute_set import make_region
+from giornata.runtime import host_name
 from giornata.wire import subjects
 from giornata.wire.adapters import ControlKind, ControlUse, control_name
 from giornata.wire.controlnets import (
@@ -37,12 +43,11 @@ from giornata.wire.controlnets import (
     OpenControlReply,
     control_row,
 )
-from giornata.wire.devices import HostDevice
 from giornata.wire.jobs import Encoding
 from giornata.wire.values import CellMap
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import HostDevice, ServiceName, ServiceState
 from giornata_controlnet.config import ControlNetConfig
-from giornata_controlnet.nets import read_cards
+from giornata_controlnet.resident_nets import read_cards
 from giornata_controlnet.service import ControlNetService
 from tests.configs import configured
 from tests.contract.messages import INSPECTION, JOB
@@ -107,7 +112,7 @@ class Row:
             acts.append(RowControlNet(one, opened, use.scale, one.behind(BASE)))
         cells = torch.zeros(GRID, dtype=torch.bool)
         cells.view(-1)[list(live or ())] = True
-        step_of = RowStep(acts, step, self.latents(step), 1, region(cells), whole=live is None)
+        step_of = RowStep(acts, step, self.latents(step), 1, make_region(cells), whole=live is None)
         made = run([step_of])
         return [sample.flatten(0, 1) for _, _, sample in made]
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from giornata.control.protocol import ControlNet, ControlSequenceStep
-from giornata_controlnet.nets import ResidentControlNets
+from giornata.control.networks import ControlNet, ControlSequenceStep
+from giornata_controlnet.resident_nets import ResidentControlNets
 from tests.patience import HUNG_S
 
 

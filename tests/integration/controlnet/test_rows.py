@@ -11,16 +11,13 @@ import torch
 from torch import Tensor
 
 from giornata import tensors
-from giornata.blobs.memory import MemoryBlobs
-from giornata.control.link.losses import ControlFailed
-from giornata.control.loading import load
-from giornata.control.protocol import ControlConditions, ControlSequenceStep, ControlText
-from giornata.control.running import run
-from giornata.control.weighing import skip_channels
+from giornata.blobs.store import MemoryBlobs
+from giornata.control.link.sockets import ControlFailed
+from giornata.control.networks import ControlConditions, ControlSequenceStep, ControlText, load, run
+from giornata.control.operations import skip_channels
 from giornata.tensors import NEGATIVE
 from giornata.wire.adapters import ControlKind, ControlUse, control_name
 from giornata.wire.controlnets import ControlBase, DataPath, OpenControl
-from giornata.wire.devices import HostDevice
 from giornata.wire.errors import (
     ControlNetMismatch,
     ControlNetNotFound,
@@ -31,9 +28,10 @@ from giornata.wire.errors import (
     SchemaMismatch,
 )
 from giornata.wire.jobs import Encoding
-from giornata_controlnet.nets import ResidentControlNets, read_cards
-from giornata_controlnet.opening import open_row
-from giornata_controlnet.steps import QueuedStep, refused
+from giornata.wire.workers import HostDevice
+from giornata_controlnet.compute_thread import QueuedStep, step_refusal
+from giornata_controlnet.resident_nets import ResidentControlNets, read_cards
+from giornata_controlnet.rows import open_row
 from tests.contract.messages import INSPECTION, JOB
 from tests.fakes import tiny_driven, tiny_sd3_control, tiny_unet, tiny_unet_control
 from tests.integration.controlnet.bench import BASE, Bench, samples, shapes
@@ -279,7 +277,7 @@ async def test_a_guided_row_equals_its_net_alone(tmp_path: Path, shape: str, mad
         row = await open_row(request, nets, blobs)
         latents = torch.randn(GRID[0] * GRID[1], base.latent_channels)
         asked: Any = Asked(1, latents, row.shapes(1, whole=True))
-        assert refused(row, asked) is None
+        assert step_refusal(row, asked) is None
         assert row.work(1) > 0
         answers = {
             nth: sample.flatten(0, 1)

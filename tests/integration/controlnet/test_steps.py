@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.control.expansion import summed
-from giornata.control.link.losses import ControlFailed
-from giornata.machine import usable_cores
+from giornata.control.expansion import sum_residuals
+from giornata.control.link.sockets import ControlFailed
+from giornata.runtime import usable_cores
 from giornata.wire.controlnets import DataPath
 from giornata.wire.values import CellMap
 from tests.integration.controlnet.bench import Bench, samples, shapes
@@ -91,7 +91,7 @@ async def test_two_nets_are_summed_where_they_act(bench: Bench) -> None:
         for step in range(4):
             expected = row.expected(bench.nets, step)
             acts = [nth for nth, (first, end) in enumerate(row.request.acting[:2]) if first <= step < end]
-            assert len(expected) == len(summed([row.opened.behind[nth] for nth in acts]).parts)
+            assert len(expected) == len(sum_residuals([row.opened.behind[nth] for nth in acts]).parts)
             assert_same(samples(denoiser.step(row, step, shapes(expected)), len(expected)), expected)
             counts.append(len(running.gate.forwards))
         state = await running.told(lambda told: told.steps_total == 4)

@@ -20,18 +20,15 @@ from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.records import JobRecordStore
 from giornata.wire import subjects
-from giornata.wire.devices import HostDevice
-from giornata.wire.events import DenoisedEvent, PreviewEvent, StepEvent
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
-from giornata.wire.messages import RunAnswer, RunReply, RunRequest
-from giornata.wire.progress import JobRecord, RowRecord
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, RowRecord
+from giornata.wire.messages import DenoisedEvent, PreviewEvent, RunAnswer, RunReply, RunRequest, StepEvent
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import resolve
 from giornata.wire.values import CellMap
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import HostDevice, ServiceName, ServiceState
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint
+from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.rows import text_shapes
 from giornata_denoiser.service import Denoiser
 from giornata_lab.bench.compute.masks import grown

@@ -12,7 +12,7 @@ from giornata.blobs import RedisBlobs
 from giornata.bus import bus, streams
 from giornata.families import Family
 from giornata.records import JobRecordStore
-from giornata.wire.events import DenoisedEvent, PreviewEvent, StepEvent
+from giornata.wire.messages import DenoisedEvent, PreviewEvent, StepEvent
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from tests.integration.denoiser.bench import Bench

@@ -15,12 +15,10 @@ from diffusers import FluxControlNetInpaintPipeline, FluxControlNetModel, FluxMu
 from PIL import Image
 from torch import Tensor
 
-from giornata.control.loading import load
-from giornata.control.protocol import ControlNet
+from giornata.control.networks import ControlNet, load
 from giornata.scheduling.batch import Capacity
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.rows.adapters import Adapters, RowControl
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.row import Adapters, Row, RowControl
 from tests.fakes.local_controls import controls_of
 from tests.integration.denoiser.oracle import CPU, Edit, Model, picture_and_mask, row, text_inputs
 

@@ -17,7 +17,7 @@ from giornata.latents import normalisation_of
 from giornata_denoiser import checkpoint
 from giornata_denoiser.families import preview_map
 from giornata_denoiser.families.preview_map import board
-from giornata_denoiser.families.sampling.flow_matching import scheduler_config
+from giornata_denoiser.families.sampling.schedules import flow_scheduler_config
 from tests.fakes import tiny_flux
 from tests.integration.denoiser.oracle import Models
 
@@ -91,4 +91,4 @@ def test_a_scheduler_that_samples_otherwise_is_refused(
     path = tmp_path / "scheduler" / "scheduler_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError, match=message):
-        scheduler_config(tmp_path)
+        flow_scheduler_config(tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from giornata_denoiser.rows.adapters import NONE, RowControl
+from giornata_denoiser.rows.row import NONE, RowControl
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux_control import net
 from tests.integration.denoiser.controls import (

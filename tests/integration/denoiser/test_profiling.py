@@ -9,19 +9,18 @@ import pytest
 import torch
 
 from giornata.families import Family
-from giornata.planning.degrees import ALONE, StepParallelism
+from giornata.planning.cost_model import ALONE, Profile, StepParallelism
 from giornata.planning.operations import ADAPTING, SequenceShape, StepWork, step_work
-from giornata.planning.profiles import Profile
 from giornata.wire.errors import Failed
 from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint, load, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.profiling import members
+from giornata_denoiser.profiling import ranks as members
 from giornata_denoiser.profiling.__main__ import ProfilerConfig, run
-from giornata_denoiser.profiling.calibration import profile_of
+from giornata_denoiser.profiling.fitting import profile_of
 from giornata_denoiser.profiling.measuring import StepMeter
-from giornata_denoiser.profiling.members import ProfilerRanks
 from giornata_denoiser.profiling.mixtures import RowSize, StepShape
+from giornata_denoiser.profiling.ranks import ProfilerRanks
 from tests.forked import FORKS
 
 

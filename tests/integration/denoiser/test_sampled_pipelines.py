@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from giornata.schedulers import SOLVERS
-from giornata.wire.samplers import DISCRETE_TIME, Sampler
-from giornata_denoiser.engine.stepping import blend
-from giornata_denoiser.families.sampling.discrete_time import DiscreteTime
+from giornata.wire.models import DISCRETE_TIME, Sampler
+from giornata_denoiser.engine.denoise_step import blend
+from giornata_denoiser.families.sampling.schedules import DiscreteTime
 from giornata_lab.bench.compute.sampled import Latents, Sampled, stepped
 
 CONFIG: dict[str, Any] = {

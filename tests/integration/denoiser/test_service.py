@@ -11,14 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from giornata.planning.batch import each
-from giornata.planning.blocks import always
-from giornata.wire.devices import HostDevice
+from giornata.planning.batch_plans import plan_each_alone
+from giornata.planning.block_plans import uniform_modes
 from giornata.wire.errors import ServiceUnavailable
-from giornata.wire.events import PREVIEW_BYTES
-from giornata.wire.messages import RunAnswer
+from giornata.wire.messages import PREVIEW_BYTES, RunAnswer
 from giornata.wire.values import BlockMode
-from giornata.wire.workers import StepSample
+from giornata.wire.workers import HostDevice, StepSample
 from giornata_denoiser import tuning
 from tests.fakes.profiles import PROFILE
 from tests.integration.denoiser.bench import GRID, STEPS, WAIT_S, Bench, taken
@@ -194,7 +192,9 @@ async def test_hit_and_miss_begin_from_the_same_noise(bench: Bench, monkeypatch:
         await bench.report()
         (missed,) = await bench.latents(request)
     options: dict[str, Any] = {"template_policy": "inline", "template_bits": 0, "template_correction": False}
-    monkeypatch.setattr(tuning, "plan_batch", each(always(BlockMode.KV)))  # follows no loads
+    monkeypatch.setattr(
+        tuning, "plan_batch", plan_each_alone(uniform_modes(BlockMode.KV))
+    )  # follows no loads
     async with bench.worker(**options) as worker:
         request = await bench.job(worker, reuse="strict", painted=[0], steps=2)
         await bench.run(worker, request)

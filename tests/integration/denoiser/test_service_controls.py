@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from giornata import tensors
-from giornata.control.naming import named
-from giornata.control.protocol import ControlNet
+from giornata.control.naming import parse_checkpoints
+from giornata.control.networks import ControlNet
 from giornata.wire.adapters import ControlUse, control_name
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import RunRequest
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.controls.networks import ControlNetTarget, controlled
-from giornata_denoiser.controls.opening import open_controls
+from giornata_denoiser.controls.local import ControlNetTarget, control_target, open_controls
 from tests.fakes.tiny_flux_control import net
 from tests.integration.denoiser.bench import WAIT_S, Bench, Worker
 
@@ -37,7 +36,7 @@ def fitting(checkpoint: Checkpoint, **options: Any) -> Any:
 
 
 def of(checkpoint: Checkpoint) -> ControlNetTarget | None:
-    return controlled(checkpoint.family.network, checkpoint.card.pixel_multiple)
+    return control_target(checkpoint.family.network, checkpoint.card.pixel_multiple)
 
 
 def loaded(bench: Bench, folder: Path) -> ControlNet:
@@ -104,12 +103,15 @@ async def test_a_picture_is_never_made_without_a_controlnet_that_is_not_here(ben
 
 
 def test_names_are_read() -> None:
-    assert named(" edges=/nets/canny, author/depth ,") == {"edges": "/nets/canny", "depth": "author/depth"}
-    assert named("") == {}
+    assert parse_checkpoints(" edges=/nets/canny, author/depth ,") == {
+        "edges": "/nets/canny",
+        "depth": "author/depth",
+    }
+    assert parse_checkpoints("") == {}
     with pytest.raises(ValueError, match="two ControlNets are called canny"):
-        named("canny=/a,/b/canny")
+        parse_checkpoints("canny=/a,/b/canny")
     with pytest.raises(ValueError, match="is no name"):
-        named("../x=/a")
+        parse_checkpoints("../x=/a")
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from giornata import lora_transfer
-from giornata.bus.answering import Endpoint, UnansweredError
+from giornata.bus.bus import Endpoint, UnansweredError
 from giornata.lora_transfer import WHOLE_FILES
 from giornata.wire import subjects
 from giornata.wire.adapters import AskedLora, LoraUse
 from giornata.wire.errors import LoraNotFound
+from giornata.wire.jobs import RowRecord
 from giornata.wire.loras import FileChunk, ReadFile
 from giornata.wire.messages import CancelRows, RunRequest
-from giornata.wire.progress import RowRecord
 from giornata.wire.workers import AdapterCounters, AdapterLoad, StepSample, Tier
 from tests.integration.denoiser.bench import STEPS, WAIT_S, Bench, Worker, taken
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from giornata.deadlines import Deadline
-from giornata.planning.batch import each
-from giornata.planning.blocks import always
-from giornata.tenant_records import TemplateRecords
+from giornata.planning.batch_plans import plan_each_alone
+from giornata.planning.block_plans import uniform_modes
+from giornata.records import TemplateRecords
 from giornata.wire import subjects, templates
 from giornata.wire.messages import (
     PrefetchTemplate,
@@ -212,7 +212,7 @@ async def test_a_removed_template_leaves_both_tiers_and_rows_that_run_go_on(
 ) -> None:
     # The exact planner's choice follows what is loaded already, and pictures follow its choice; both edits are to learn
     # for themselves.
-    monkeypatch.setattr(tuning, "plan_batch", each(always(BlockMode.KV)))
+    monkeypatch.setattr(tuning, "plan_batch", plan_each_alone(uniform_modes(BlockMode.KV)))
     async with bench.worker(template_folder=tmp_path, template_corrections_mb=0) as worker:
         await registry.ask(worker)
         await registry.settled()

@@ -13,21 +13,20 @@ from diffusers import FluxPipeline
 from torch import Tensor
 
 from giornata.families import Family as FamilyName
-from giornata.packed.region import region
+from giornata.packed.compute_set import make_region
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import pack, unpack
 from giornata.wire.errors import SchemaMismatch
-from giornata.wire.samplers import Sampler
+from giornata.wire.models import Sampler
 from giornata_denoiser import checkpoint as checkpoints
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import EXACT, CacheForm
-from giornata_denoiser.engine.assembly import place
+from giornata_denoiser.engine.batch_tensors import place_inputs
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.rehearsal import rehearse
-from giornata_denoiser.engine.sources import ReuseOptions
+from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.rows import build_row, text_shapes
-from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.snapshot import GENERATOR, Snapshot
+from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row, Snapshot
 from giornata_denoiser.rows.template import CachedTemplate
 from tests.fakes.toy_family import ADDED, TwoStep, load_toy
 
@@ -120,7 +119,7 @@ def written_out(checkpoint: Checkpoint, row: Row, seed: int | None = None) -> Te
     """
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     network = checkpoint.family.network
-    sequences = place(row, checkpoint.family).sequences
+    sequences = place_inputs(row, checkpoint.family).sequences
     sigmas = row.track.levels.tolist()
     picture, noise, mask = (row.conditioning[name] for name in ("image_latents", "noise", "mask"))
     latent, last = row.latent, torch.zeros_like(row.latent)
@@ -218,7 +217,7 @@ def test_it_is_recorded_and_reused(checkpoint: Checkpoint) -> None:
     cells[:2, :2] = True
     template = CachedTemplate("t", row.grid, whole.advanced[0].entries)
     edit = engine_of(checkpoint, corrects=False)
-    edit.batch.submit([replace(row, region=region(cells), template=template)])
+    edit.batch.submit([replace(row, region=make_region(cells), template=template)])
     masked = edit.step()
     assert masked is not None
     assert masked.sample is not None

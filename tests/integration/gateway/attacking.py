@@ -16,14 +16,14 @@ from giornata import api_keys
 from giornata.api_keys import KeysFile, NatsUser
 from giornata.bus import bus
 from giornata.bus.connection import barrier
-from giornata.tenant_records import LoraRecords, WebhookRecords
+from giornata.records import LoraRecords, WebhookRecords
 from giornata.wire import codec
 from giornata.wire.jobs import Job
 from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.messages import EditMessage
 from giornata.wire.permissions import inbox
 from giornata.wire.requests import EditParameters
-from giornata.wire.webhooks import WebhookRecord, WebhookState
+from giornata.wire.templates import WebhookRecord, WebhookState
 from giornata_gateway.intake.rules.idempotency import HEADER
 from tests.fakes.key_files import CREATED
 from tests.integration.gateway.test_templates import register

@@ -17,9 +17,9 @@ from PIL import Image
 
 from giornata.wire.adapters import Annotator, ControlCard, ControlKind
 from giornata.wire.errors import SizeMismatch
+from giornata.wire.models import Sampler
 from giornata.wire.requests import MaskMode
-from giornata.wire.samplers import Sampler
-from giornata_gateway.http.a1111_routes import A1111_ROUTES
+from giornata_gateway.http.a1111 import A1111_ROUTES
 from tests.fakes.fleet import SDXL
 from tests.integration.fake_router import CARD, picture_of
 from tests.integration.gateway_fakes import Opening, Stage

@@ -13,9 +13,8 @@ import webuiapi
 from structlog.testing import capture_logs
 
 from giornata.wire.adapters import ControlCard, ControlKind
-from giornata.wire.models import Task
+from giornata.wire.models import Sampler, Task
 from giornata.wire.requests import EditParameters
-from giornata.wire.samplers import Sampler
 from tests.fakes.fleet import SDXL
 from tests.integration.fake_router import CARD
 from tests.integration.gateway.test_a1111 import EDIT, exchange, get, post

@@ -10,11 +10,11 @@ from pathlib import Path
 import aiohttp
 import pytest_asyncio
 
-from giornata.tenant_records import LoraRecords
+from giornata.records import LoraRecords
 from giornata.wire.jobs import JobState
 from giornata.wire.loras import CanonicalLora, LoraRecord, LoraState, StoredFile
 from giornata.wire.messages import JobEstimate
-from giornata_gateway.http.a1111_routes import A1111_ROUTES
+from giornata_gateway.http.a1111 import A1111_ROUTES
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import CARD
 from tests.integration.gateway.test_a1111 import EDIT, get, post

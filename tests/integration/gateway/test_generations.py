@@ -16,11 +16,10 @@ from openai.types import ImageGenCompletedEvent, ImageGenPartialImageEvent, Imag
 import giornata.client
 from giornata.families import Family
 from giornata.wire.errors import GiornataError, IdempotencyKeyReused, InvalidField, TaskNotSupported
-from giornata.wire.events import StepEvent
 from giornata.wire.jobs import JobState
-from giornata.wire.models import Task
+from giornata.wire.messages import StepEvent
+from giornata.wire.models import DISCRETE_TIME, Task
 from giornata.wire.requests import Reuse
-from giornata.wire.samplers import DISCRETE_TIME
 from tests.integration.fake_router import CARD, picture_of
 from tests.integration.gateway_fakes import Stage
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Endpoint
 from giornata.wire import codec, subjects
 from giornata.wire.errors import NothingFound
 from giornata.wire.jobs import BlobRef

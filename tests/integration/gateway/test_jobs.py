@@ -18,7 +18,7 @@ from giornata.wire.jobs import Priority
 from giornata.wire.messages import JobEstimate
 from giornata.wire.models import Task
 from giornata.wire.workers import RowProgress
-from giornata_gateway.jobs import ledger
+from giornata_gateway.jobs import records
 from tests.integration.fake_router import CARD, picture_of
 from tests.integration.gateway_fakes import Opening, Stage, open_gateway
 from tests.patience import HUNG_MS, HUNG_S
@@ -60,7 +60,7 @@ def read(text: str) -> list[dict[str, Any]]:
 
 
 async def test_a_job_from_submission_to_picture(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "FORECAST_MS", HUNG_MS)
+    monkeypatch.setattr(records, "FORECAST_MS", HUNG_MS)
     stage.router.hold = asyncio.Event()
     job_id = await submit(stage, n="2", seed="5")
     await stage.router.held.wait()

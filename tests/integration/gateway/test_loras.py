@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from giornata.bus import bus
-from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Endpoint
 from giornata.deadlines import Deadline
 from giornata.wire import subjects
 from giornata.wire.adapters import AskedLora

@@ -13,11 +13,11 @@ import giornata.client
 from giornata.bus import bus
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
+from giornata.wire.codec import NAMES, TEXT_BYTES
 from giornata.wire.errors import GiornataError, InvalidField, JobNotFound, TooManyRequests, Unauthorized
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import CancelMessage, EditMessage, EditReply, JobAck
 from giornata.wire.requests import EditParameters
-from giornata.wire.structure import NAMES, TEXT_BYTES
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Opening, Stage
 from tests.patience import HUNG_MS, HUNG_S

@@ -17,8 +17,8 @@ from giornata.api_keys import TenantLimits
 from giornata.shares import SharedPool
 from giornata.wire.errors import InvalidField, PayloadTooLarge, TooManyRequests
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.http import remote_pictures
-from giornata_gateway.http.remote_pictures import FETCHED_AT_ONCE, check_sources, read_sources
+from giornata_gateway.http import requests
+from giornata_gateway.http.requests import FETCHED_AT_ONCE, check_sources, read_sources
 from giornata_gateway.intake.limits import ByteReservation
 from giornata_gateway.intake.rules.forms import NamedSource, PictureSource
 from giornata_gateway.intake.rules.tenants import Tenant
@@ -93,7 +93,7 @@ async def test_pictures_are_fetched_side_by_side_and_few_at_once(shelf: PictureS
 async def test_one_time_limit_is_for_all_pictures_of_a_request(
     shelf: PictureServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_pictures, "FETCH_S", 0.25)
+    monkeypatch.setattr(requests, "FETCH_S", 0.25)
     with pytest.raises(InvalidField, match=r"could not be fetched in 0\.25 s") as caught:
         await read(shelf, *map(str, range(17)))
     assert (caught.value.field, caught.value.received) == ("images", "17 pictures")

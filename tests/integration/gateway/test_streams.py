@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # h
 
 import giornata.client
 from giornata.wire.errors import InputLost, RowPoisoned
-from giornata.wire.events import StepEvent
+from giornata.wire.messages import StepEvent
 from giornata.wire.models import Task
 from giornata_gateway.http.routes import ROUTES, STREAM, EventStream
 from tests.integration.fake_router import CARD

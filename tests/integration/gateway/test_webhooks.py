@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from giornata.tenant_records import WebhookRecords
+from giornata.records import WebhookRecords
 from giornata.wire.errors import QueueFull
-from giornata.wire.webhooks import WebhookRecord, WebhookState
+from giornata.wire.templates import WebhookRecord, WebhookState
 from giornata_gateway.intake.rules.idempotency import HEADER
 from tests.integration.gateway.repeating import second_gateway
 from tests.integration.gateway.test_templates import ALICE, BOB, keys

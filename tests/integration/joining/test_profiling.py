@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 from structlog.testing import capture_logs
 
-from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Endpoint
 from giornata.deadlines import Deadline
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError, InternalError, LoraNotFound, QueueFull, RowPoisoned
@@ -29,11 +29,15 @@ from giornata.wire.messages import EditReply, Picture, ProbeMessage
 from giornata.wire.permissions import NatsRole
 from giornata.wire.requests import OutputFormat
 from giornata_tools.cli.app import cli
-from giornata_tools.joining.background import profiling
-from giornata_tools.joining.probes import scenes
-from giornata_tools.joining.profiler import LoraProfile, ProbeSetting
-from giornata_tools.joining.session import ProfilerLogin, ProfilerSession, connected
-from giornata_tools.joining.watching import LoraProfileWatcher
+from giornata_tools.lora_profiler.probes import scenes
+from giornata_tools.lora_profiler.profiler import LoraProfile, ProbeSetting
+from giornata_tools.lora_profiler.sessions import (
+    LoraProfileWatcher,
+    ProfilerLogin,
+    ProfilerSession,
+    connected,
+    profiling,
+)
 from tests.fakes.fleet import CARD
 from tests.integration.lora_bench import Store, canonical, lora, open_bench
 from tests.integration.nats_server import NatsServer
@@ -273,7 +277,7 @@ async def test_beside_a_stack_that_lets_it_in_nowhere_it_says_so_and_stays(
 @pytest.fixture
 def _in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the main thread may set signal handlers."""
-    monkeypatch.setattr("giornata_tools.interrupts.run", lambda main: asyncio.run(main()))
+    monkeypatch.setattr("giornata_tools.terminal.run", lambda main: asyncio.run(main()))
 
 
 async def run(painter: Painter, *words: str) -> Result:

@@ -20,7 +20,7 @@ from giornata.bus import bus, streams
 from giornata.bus.connection import RefusedError
 from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName
-from giornata_tools.launcher.model import StackModel
+from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import NATS, VALKEY
@@ -195,8 +195,8 @@ def sockets() -> Iterator[Path]:
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from giornata_tools.launcher import program
-from giornata_tools.launcher.model import StackModel
+from giornata_tools.launcher import up as program
+from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.stack import running
 from giornata.wire.workers import ServiceName

@@ -16,8 +16,13 @@ from giornata.lora_transfer import TIER_NAME, WHOLE_FILES
 from giornata.residency.host_tiers import HostTiers
 from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import Failed, LoraNotFound, LoraPinsFull, LoraTooLarge
-from giornata.wire.host_tiers import (
+from giornata.wire.loras import (
+    CanonicalLora,
     HostTier,
+    LoraRecord,
+    LoraState,
+    PinLora,
+    StoredFile,
     TierLoadReply,
     TierLoadRequest,
     TierSnapshot,
@@ -25,7 +30,6 @@ from giornata.wire.host_tiers import (
     WantedFiles,
     packed,
 )
-from giornata.wire.loras import CanonicalLora, LoraRecord, LoraState, PinLora, StoredFile
 from giornata.wire.workers import ServiceState
 from tests.integration.lora_bench import Store
 from tests.patience import HUNG_MS, HUNG_S

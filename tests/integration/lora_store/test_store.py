@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from giornata.api_keys import DEFAULT_TENANT
 from giornata.deadlines import Deadline
-from giornata.lora_transfer import pieces, sending
+from giornata.lora_transfer import open_upload, read_pieces
 from giornata.wire import subjects
 from giornata.wire.errors import (
     GiornataError,
@@ -76,7 +76,7 @@ async def test_an_upload_becomes_a_lora_with_a_canonical_file(bench: Store) -> N
         assert (ready.state, ready.style, ready.rank, ready.name) == ("ready", LoraStyle.DIFFUSERS, 4, "rims")
         assert ready.source == file_of(data)
         assert ready.canonical == canonical(await bench.asked.get())
-        found = b"".join([piece async for piece in pieces(bench.bus, file_of(data), 1 << 20)])
+        found = b"".join([piece async for piece in read_pieces(bench.bus, file_of(data), 1 << 20)])
         assert found == data
         assert [record.lora_id for record in await bench.records.all_of(owner)] == [ready.lora_id]
 
@@ -127,7 +127,7 @@ async def test_a_restart_in_the_middle_loses_nothing_that_was_acknowledged(bench
 async def test_a_sender_waits_for_a_store_that_is_restarted(bench: Store) -> None:
     data, owner = lora(3, rank=64), tenant()
     async with bench.instance():
-        upload = sending(bench.bus, owner)
+        upload = open_upload(bench.bus, owner)
         sent = await upload.__aenter__()
         await sent.write(data)
     finishing = asyncio.create_task(sent.finish(owner, bench.model, None))
@@ -144,7 +144,7 @@ async def test_a_tenant_leaves_room_in_the_folder_also_by_growing_uploads_and_de
     async with bench.instance(lora_folder_bytes=8 << 20, lora_scan_s=86400.0), AsyncExitStack() as stack:
         small = await bench.send(lora(4), alice)
         await bench.settled(small)
-        one, two = [await stack.enter_async_context(sending(bench.bus, alice)) for _ in range(2)]
+        one, two = [await stack.enter_async_context(open_upload(bench.bus, alice)) for _ in range(2)]
         for upload in (one, two, one, two, one):  # with the LoRA it is just below three quarters
             await upload.write(data)
         with pytest.raises(LoraLimit) as refused:
@@ -155,7 +155,7 @@ async def test_a_tenant_leaves_room_in_the_folder_also_by_growing_uploads_and_de
         await call(bench, "remove", gone, LoraRecord)
         with pytest.raises(LoraLimit):  # edits that have begun may still need its file
             await two.whole()
-        other = await stack.enter_async_context(sending(bench.bus, bob))
+        other = await stack.enter_async_context(open_upload(bench.bus, bob))
         for _ in range(2):
             await other.write(data)
         with pytest.raises(LoraStoreFull):
@@ -180,7 +180,7 @@ async def test_files_of_deleted_loras_count_for_who_had_them_until_they_are_swep
 
 
 async def test_without_keys_one_tenant_may_fill_the_folder(bench: Store) -> None:
-    async with bench.instance(lora_folder_bytes=4 << 20), sending(bench.bus, DEFAULT_TENANT) as upload:
+    async with bench.instance(lora_folder_bytes=4 << 20), open_upload(bench.bus, DEFAULT_TENANT) as upload:
         await upload.write(bytes(4 << 20))
         with pytest.raises(LoraStoreFull):
             await upload.write(bytes(PIECE_BYTES))
@@ -345,7 +345,7 @@ async def test_a_removed_loras_file_stays_for_edits_that_have_begun_and_then_goe
         await call(bench, "remove", remove, LoraRecord)
         with pytest.raises(LoraNotFound):
             await bench.records.get(sent.tenant, sent.lora_id)
-        assert b"".join([piece async for piece in pieces(bench.bus, file_of(data), 1 << 20)]) == data
+        assert b"".join([piece async for piece in read_pieces(bench.bus, file_of(data), 1 << 20)]) == data
     async with bench.instance():  # it was used just now
         assert (bench.folder / "files" / file_of(data).sha256).exists()
     os.utime(bench.folder / "files" / file_of(data).sha256, (1, 1))
@@ -360,9 +360,9 @@ async def test_a_file_that_was_changed_on_disk_is_not_taken_for_the_lora(bench: 
         path = bench.folder / "files" / file_of(data).sha256
         path.write_bytes(data[:-1] + b"\0")
         with pytest.raises(LoraUnreadable, match="damaged"):
-            assert [piece async for piece in pieces(bench.bus, file_of(data), 1 << 20)]
+            assert [piece async for piece in read_pieces(bench.bus, file_of(data), 1 << 20)]
         with pytest.raises(LoraTooLarge):
-            assert [piece async for piece in pieces(bench.bus, file_of(data), 16)]
+            assert [piece async for piece in read_pieces(bench.bus, file_of(data), 16)]
 
 
 async def _shared(bench: Store, count: int) -> list[LoraRecord]:

@@ -17,19 +17,18 @@ from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.wire import subjects
-from giornata.wire.devices import HostDevice
 from giornata.wire.jobs import Encoding, Inspection, Job, Priority
 from giornata.wire.messages import EncodeRequest, FinishReply, FinishRequest, InspectRequest, TemplateRequest
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import cfg_scale, resolve
 from giornata.wire.templates import TemplateInputs, TemplateRecord
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import HostDevice, ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import ImageModel
 from giornata_prepost.segmentation import Segmenter
 from giornata_prepost.service import Prepost
-from giornata_prepost.work import ImagePool
+from giornata_prepost.worker_pools import ImagePool
 from tests.patience import HUNG_MS, HUNG_S
 
 SCENE = np.random.default_rng(3).integers(0, 256, (70, 100, 3), np.uint8)

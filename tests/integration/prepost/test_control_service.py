@@ -20,7 +20,7 @@ from giornata.wire.errors import InvalidField, NotSupported
 from giornata.wire.jobs import Encoding, Inspection, Job
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.families.protocol import ImageModel
-from giornata_prepost.images.controls import canny
+from giornata_prepost.images.conditions import canny
 from tests.integration.prepost.asking import (
     MASK,
     SCENE,

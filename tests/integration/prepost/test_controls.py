@@ -30,7 +30,7 @@ from diffusers.models.controlnets.multicontrolnet import MultiControlNetModel
 from PIL import Image
 from torch import Tensor
 
-from giornata.control_inputs import control_input
+from giornata.control.expansion import control_input
 from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata.wire.adapters import ControlInput

@@ -21,11 +21,10 @@ from giornata.bus import bus
 from giornata.bus.bus import Bus
 from giornata.families import Family
 from giornata.wire.errors import TaskNotSupported, TooManyPixels
-from giornata.wire.generations import carried_out, fitted
 from giornata.wire.jobs import Job, Priority
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import GenerationParameters
-from giornata.wire.resolution import resolve
+from giornata.wire.resolution import carried_out, fitted, resolve
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import ImageModel

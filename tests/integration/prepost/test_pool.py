@@ -25,7 +25,7 @@ from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata_prepost.images.pictures import decode
 from giornata_prepost.images.stages import PixelLimits, finish, inspect
-from giornata_prepost.work import ImagePool
+from giornata_prepost.worker_pools import ImagePool
 from tests.patience import HUNG_S
 
 Result = TypeVar("Result")
@@ -232,7 +232,7 @@ async def test_no_process_is_left_and_nobody_waits_forever() -> None:
 
 OWNER = """
 import asyncio, os
-from giornata_prepost.work import ImagePool
+from giornata_prepost.worker_pools import ImagePool
 async def main():
     async with ImagePool(processes=2) as pool:
         print((await pool.timed(os.getpid, limit_s=240))[0], flush=True)

@@ -22,7 +22,6 @@ from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
 from giornata.families import Family
 from giornata.model_cards import read_model_card
-from giornata.wire.devices import HostDevice
 from giornata.wire.errors import (
     Failed,
     ImageUnreadable,
@@ -34,9 +33,8 @@ from giornata.wire.errors import (
     SizeMismatch,
     UnsupportedImageFormat,
 )
-from giornata.wire.models import ModelCard
-from giornata.wire.samplers import Sampler
-from giornata.wire.workers import ServiceState
+from giornata.wire.models import ModelCard, Sampler
+from giornata.wire.workers import HostDevice, ServiceState
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
 from tests.integration.prepost.asking import (

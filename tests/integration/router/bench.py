@@ -17,21 +17,19 @@ from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.records import JobRecordStore, Quarantine
-from giornata.residency.plans.naming import ResidencyPlanName
-from giornata.scheduling.line import AGEING_S, QueueOrder
+from giornata.residency.plans.planner import ResidencyPlanName
 from giornata.scheduling.policies import PolicyName
+from giornata.scheduling.queue import AGEING_S, QueueOrder
 from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, ServiceUnavailable
-from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import BlobRef, Job, Priority
-from giornata.wire.messages import JobAck, SubmitRequest
+from giornata.wire.messages import DoneEvent, JobAck, SubmitRequest
 from giornata.wire.permissions import NatsRole
-from giornata.wire.queues import CostFit
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import resolve
 from giornata.wire.stores import STORE_BYTES
-from giornata.wire.workers import WorkerCosts
-from giornata_router import computing, lease
+from giornata.wire.workers import CostFit, WorkerCosts
+from giornata_router import denoise_stage, leadership
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
 from tests.configs import configured
@@ -169,9 +167,11 @@ async def running_router(
             await Router(bus, blobs or MemoryBlobs(), records, quarantine, config).run(stop)
 
     with pytest.MonkeyPatch.context() as patch:
-        for place in (streams, lease):
+        for place in (streams, leadership):
             patch.setattr(place, "LEASE_TTL_S", lease_s)
-        patch.setattr(computing, "RUN_REPLY_S", LEASE_S)  # a worker that answers late is asked nothing twice
+        patch.setattr(
+            denoise_stage, "RUN_REPLY_S", LEASE_S
+        )  # a worker that answers late is asked nothing twice
         task = asyncio.create_task(live())
         try:
             yield task

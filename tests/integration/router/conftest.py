@@ -11,7 +11,7 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.records import JobRecordStore
 from giornata.wire import subjects
-from giornata.wire.events import DoneEvent, EventKind
+from giornata.wire.messages import DoneEvent, EventKind
 from tests.fakes.fleet import FakePrepost
 from tests.integration.router.bench import Bench, running_router
 

@@ -7,14 +7,12 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from giornata.scheduling.fair_line import FairQueue
-from giornata.scheduling.kinds import LEAST
-from giornata.scheduling.kinds_line import JobKindQueue
-from giornata.scheduling.line import QueueOrder, SchedulingParams
 from giornata.scheduling.policies import PolicyName
+from giornata.scheduling.queue import FairQueue, QueueOrder, SchedulingParams
+from giornata.scheduling.rock import LEAST, JobKindQueue
 from giornata.wire.jobs import JobState, Priority
 from giornata_router.config import RouterConfig
-from giornata_router.lines import keep_fitted, line_of
+from giornata_router.job_queue import keep_fitted, line_of
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_S
 from tests.unit.scheduling.test_lines import demand

@@ -17,9 +17,8 @@ from giornata.wire.errors import (
 )
 from giornata.wire.jobs import Job, JobState
 from giornata.wire.messages import JobEstimate, JobEstimateRequest, RunAnswer
-from giornata.wire.queues import QueueState
 from giornata.wire.requests import Reuse
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import QueueState, ServiceName, ServiceState
 from tests.fakes.fleet import CARD
 from tests.fakes.news import News
 from tests.fakes.virtual_time import VirtualLoop

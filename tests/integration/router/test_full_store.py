@@ -18,15 +18,13 @@ from giornata.deadlines import Deadline
 from giornata.records import JobRecordStore
 from giornata.wire import stores, subjects
 from giornata.wire.errors import JobNotFound, ServiceUnavailable, StoreFull
-from giornata.wire.events import DoneEvent, EventKind
-from giornata.wire.jobs import BlobRef, Job, JobState
-from giornata.wire.messages import JobAck, SubmitRequest
-from giornata.wire.progress import RowState
+from giornata.wire.jobs import BlobRef, Job, JobState, RowState
+from giornata.wire.messages import DoneEvent, EventKind, JobAck, SubmitRequest
 from giornata.wire.stores import LEASES, LEAST_STORE_BYTES, RECORDS, STORE_BYTES
 from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceState
-from giornata_router.lease import KEY as LEASE
-from giornata_router.rules import transitions
+from giornata_router.leadership import KEY as LEASE
+from giornata_router.rules import job_records
 from tests.fakes import fleet
 from tests.fakes.fleet import REF, FakePrepost
 from tests.fakes.nats_world.server import nats_world
@@ -187,7 +185,7 @@ async def test_a_full_store_refuses_jobs_and_loses_neither_those_it_has_nor_its_
 
         await filled(small, 1.0)
         with pytest.raises(StoreFull):
-            await small.records.create(transitions.accepted(wordy()))
+            await small.records.create(job_records.accepted(wordy()))
         assert await lease_holders(small, 4) == [b"r1"] * 4, "the lease is renewed beside full records"
 
         first.cancel()
@@ -299,9 +297,9 @@ async def test_a_server_without_room_for_all_streams_is_told_at_the_start(small:
 async def test_a_full_bucket_takes_the_end_of_a_job_and_no_other_revision(small: Bench) -> None:
     """The rule of the server that the limit's headroom and lean ends rest on."""
     job = make_job(n=2)
-    record = transitions.accepted(job)
+    record = job_records.accepted(job)
     await small.records.create(record)
-    times = transitions.JobTimes(record.stage_ms, record.compute_ms, 5)
+    times = job_records.JobTimes(record.stage_ms, record.compute_ms, 5)
     rows = tuple(
         row.model_copy(update={"latents": REF, "resume": RowState(step=1, latents=REF)})
         for row in record.rows
@@ -310,7 +308,7 @@ async def test_a_full_bucket_takes_the_end_of_a_job_and_no_other_revision(small:
     await small.records.change(job.job_id, lambda _: running)
     await filled(small, 1.0)
     with pytest.raises(APIError):
-        await small.records.change(job.job_id, lambda r: transitions.entered(r, JobState.FINISHING, times))
+        await small.records.change(job.job_id, lambda r: job_records.entered(r, JobState.FINISHING, times))
     imaged = tuple(row.model_copy(update={"image": REF}) for row in rows)
-    await small.records.change(job.job_id, lambda r: transitions.ended(r, imaged, times))
+    await small.records.change(job.job_id, lambda r: job_records.ended(r, imaged, times))
     assert (await small.records.get(job.job_id)).state is JobState.COMPLETED

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 from giornata.wire.jobs import Encoding, JobState
 from giornata.wire.requests import Reuse
-from giornata_router.rules import leftovers, transitions
+from giornata_router.rules import job_records
 from tests.fakes.fleet import INSPECTION, REF
 from tests.integration.router.bench import Bench, denoiser, make_job
 
@@ -28,10 +28,10 @@ async def test_a_job_without_image_is_carried_to_its_end(bench: Bench, stack: As
 
 
 def test_it_costs_whole_rows_and_leaves_only_what_was_made_of_it() -> None:
-    record = transitions.accepted(make_job(n=2, reuse=Reuse.OFF).model_copy(update={"image": None}))
-    demand = transitions.demand(record, WHOLE, record.rows, None)
+    record = job_records.accepted(make_job(n=2, reuse=Reuse.OFF).model_copy(update={"image": None}))
+    demand = job_records.demand(record, WHOLE, record.rows, None)
     assert demand.template is None
     assert [(shape.image, shape.computed) for shape in demand.shapes] == [(WHOLE.tokens, WHOLE.tokens)] * 2
     encoding = Encoding(text=REF, text_tokens=1, rows=())
     made = record.model_copy(update={"inspection": WHOLE, "encoding": encoding})
-    assert list(leftovers.of_record(made)) == [REF]
+    assert list(job_records.of_record(made)) == [REF]

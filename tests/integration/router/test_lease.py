@@ -13,8 +13,7 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.wire.stores import LEASES, bucket_stream
-from giornata_router.lease import Leadership, Lease, LeaseEndedError
-from giornata_router.rules.tenure import MARGIN
+from giornata_router.leadership import MARGIN, Leadership, Lease, LeaseEndedError
 from tests.patience import HUNG_S
 
 LIFE_S = streams.LEASE_TTL_S

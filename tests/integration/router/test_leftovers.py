@@ -16,11 +16,12 @@ from giornata.bus.bus import Bus
 from giornata.records import JobRecordStore
 from giornata.wire import subjects
 from giornata.wire.errors import ImageUnreadable, IntermediateLost
-from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState
 from giornata.wire.messages import (
     CancelRows,
+    DoneEvent,
     EncodeRequest,
+    EventKind,
     FinishReply,
     FinishRequest,
     InspectRequest,

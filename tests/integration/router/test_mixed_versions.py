@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from giornata.records import Change, JobRecordStore
 from giornata.wire import codec
-from giornata.wire.jobs import Job, JobState
-from giornata.wire.progress import JobRecord
+from giornata.wire.jobs import Job, JobRecord, JobState
 from giornata.wire.stores import RECORDS
 from tests.contract.versions import LATER, next_version, parts, sown
 from tests.fakes.denoiser import FakeDenoiser

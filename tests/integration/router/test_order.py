@@ -8,12 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from giornata.scheduling.fair_line import FAVOURED
-from giornata.scheduling.line import AGEING_S
 from giornata.scheduling.policies import PolicyName
+from giornata.scheduling.queue import AGEING_S, FAVOURED
 from giornata.wire import subjects
-from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import Job, JobState, Priority
+from giornata.wire.messages import DoneEvent
 from giornata.wire.workers import ServiceName, ServiceState
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.news import News

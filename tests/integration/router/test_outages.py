@@ -15,9 +15,8 @@ from giornata.bus.streams import LEASE_TTL_S
 from giornata.bus.telemetry import publish
 from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import DeadlineExceeded
-from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import Job, JobState, Priority
-from giornata.wire.messages import CancelRows
+from giornata.wire.messages import CancelRows, DoneEvent
 from giornata.wire.requests import Reuse
 from giornata.wire.stores import RECORDS
 from tests.fakes.nats_world.server import MemoryNatsServer

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from giornata.bus import streams
-from giornata.residency.plans.naming import ResidencyPlanName
+from giornata.residency.plans.planner import ResidencyPlanName
 from giornata.wire import codec, stores
-from giornata.wire.host_tiers import WantedFiles
-from giornata.wire.loras import StoredFile
+from giornata.wire.loras import StoredFile, WantedFiles
 from tests.integration.lora_bench import Store, open_bench
 from tests.integration.lora_store.test_host_tier import hearing, options, put, ready
 from tests.integration.router.bench import running_router

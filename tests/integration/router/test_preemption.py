@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from giornata.scheduling.line import RowQueue
-from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
+from giornata.scheduling.queue import RowQueue
 from giornata.scheduling.scheduler import QueueOrderScheduler, SchedulingDecision
+from giornata.scheduling.worker_state import Attempt
 from giornata.wire.jobs import JobState
 from giornata.wire.requests import Reuse
 from tests.fakes.denoiser import FakeDenoiser

@@ -7,9 +7,8 @@ import pytest
 
 from giornata.records import Change, JobRecordStore, Quarantine, RecordRevision
 from giornata.wire.errors import AttemptsExhausted
-from giornata.wire.jobs import JobState
-from giornata.wire.progress import JobRecord
-from giornata_router.rules import transitions
+from giornata.wire.jobs import JobRecord, JobState
+from giornata_router.rules import job_records
 from tests.integration.router.bench import Bench, make_job, running_router
 
 CAUSES = (
@@ -49,7 +48,7 @@ async def test_a_job_is_in_quarantine_though_the_connection_breaks(
             return await super().revise(key, change, known)
 
     job = make_job()
-    record = transitions.accepted(job)
+    record = job_records.accepted(job)
     lost = tuple(row.model_copy(update={"failures": 3, "attempt": 3}) for row in record.rows)
     await bench.records.create(record.model_copy(update={"rows": lost, "attempt": 3, "causes": CAUSES}))
     async with running_router(

@@ -19,12 +19,11 @@ from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import BatchQueueFull, TenantQueueFull
 from giornata.wire.jobs import Job, JobState, Priority
 from giornata.wire.messages import Epoch
-from giornata.wire.queues import QueueState
 from giornata.wire.stores import RECORDS
-from giornata.wire.workers import ServiceName, ServiceState
-from giornata_router import queue as router_queue
-from giornata_router.carrying import HeldJob
-from giornata_router.tools import RouterContext
+from giornata.wire.workers import QueueState, ServiceName, ServiceState
+from giornata_router import job_queue as router_queue
+from giornata_router.job_context import RouterContext
+from giornata_router.job_runner import HeldJob
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_S
 

@@ -11,10 +11,9 @@ import pytest
 
 from giornata.deadlines import Deadline
 from giornata.records import JobRecordStore, RecordRevision
-from giornata.wire.jobs import JobState
-from giornata.wire.progress import JobRecord
-from giornata_router import live_record
-from giornata_router.rules import transitions
+from giornata.wire.jobs import JobRecord, JobState
+from giornata_router import job_context
+from giornata_router.rules import job_records
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_MS
 
@@ -41,7 +40,7 @@ class CountedRecords(JobRecordStore):
 async def test_an_undisturbed_walk_reads_its_record_once(
     bench: Bench, nats_account: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_record, "UNWRITTEN_S", math.inf)  # no state lasts, however slow the machine is
+    monkeypatch.setattr(job_context, "UNWRITTEN_S", math.inf)  # no state lasts, however slow the machine is
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running_router(nats_account, "r1", records_of=CountedRecords))
         await denoiser(stack, bench, "d1")
@@ -76,7 +75,7 @@ async def test_a_state_that_lasts_is_in_the_record(bench: Bench, nats_account: s
 async def test_an_end_is_written_over_no_change_that_its_writer_does_not_know(bench: Bench) -> None:
     """It has a life of its own, and so is written in another way than other changes."""
     job = make_job()
-    accepted = transitions.accepted(job)
+    accepted = job_records.accepted(job)
     revision = await bench.records.create(accepted)
     assert revision is not None
     await bench.records.change(job.job_id, lambda record: record.model_copy(update={"cancel": True}))

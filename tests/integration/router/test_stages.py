@@ -17,9 +17,8 @@ from giornata.wire.errors import (
     ImageUnreadable,
     InternalError,
 )
-from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import JobState, Priority
-from giornata.wire.messages import CancelRows
+from giornata.wire.messages import CancelRows, DoneEvent, EventKind
 from tests.fakes.fleet import REF, FakePrepost
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 

@@ -12,8 +12,7 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.records import JobRecordStore
-from giornata.tenant_records import TemplateRecords
+from giornata.records import JobRecordStore, TemplateRecords
 from giornata.wire import subjects
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import ImageUnreadable, ServiceUnavailable, TemplateNotFound

@@ -22,10 +22,10 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.telemetry import telemetry
 from giornata.records import JobRecordStore
-from giornata.signals import on_signals
-from giornata.wire.queues import CostFit
+from giornata.runtime import on_signals
 from giornata.wire.templates import digest_of
 from giornata.wire.workers import (
+    CostFit,
     RowProgress,
     ServiceName,
     ServiceState,

@@ -23,15 +23,14 @@ import structlog
 import torch
 
 from giornata.scheduling.degrees.pool import Devices
-from giornata_denoiser.pool.memory import Arena
 from giornata_denoiser.pool.messages import Ping, Pong
-from giornata_denoiser.pool.objects import StateRing
-from giornata_denoiser.pool.opening import loaded, start_ranks
 from giornata_denoiser.pool.ranks import answered
-from giornata_denoiser.pool.shelf import parcel
+from giornata_denoiser.pool.setup import loaded, start_ranks
+from giornata_denoiser.pool.shared_memory import Arena, StateRing
+from giornata_denoiser.pool.shared_rows import parcel
 from giornata_lab.bench.reporting.report import write
 from giornata_lab.flags import option, parsed
-from giornata_lab.simulation.degrees.derived import eager_s
+from giornata_lab.simulation.degrees.step_times import eager_s
 from tests.integration.denoiser.pool.bench import After, Model, Walk, make_model, pid, running
 
 STEP_S: Final = 0.03

@@ -20,15 +20,14 @@ from giornata.bus import bus as buses
 from giornata.deadlines import Deadline
 from giornata.wire import subjects
 from giornata.wire.errors import ServiceUnavailable
-from giornata.wire.events import DoneEvent, EventKind
 from giornata.wire.jobs import Job, Priority
-from giornata.wire.messages import JobAck, SubmitRequest
+from giornata.wire.messages import DoneEvent, EventKind, JobAck, SubmitRequest
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import resolve
 from giornata.wire.stores import EVENTS
 from giornata_lab.bench.reporting.report import write
 from giornata_lab.flags import Several, option, parsed
-from giornata_tools.launcher.folders import socket_folder
+from giornata_tools.launcher.plan import socket_folder
 from tests.fakes.fleet import CARD, REF
 from tests.lab.bench.fleet import GATEWAY, ROUTER, System
 

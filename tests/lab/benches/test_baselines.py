@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from giornata.planning.batch import evaluate, plan_batch
-from giornata.planning.blocks import LoadLink
+from giornata.planning.batch_plans import evaluate_modes, plan_batch
+from giornata.planning.block_plans import LoadLink
 from giornata.wire.values import BlockMode
 from giornata_lab.bench.compute import families
 from giornata_lab.bench.compute.brute_force import best_ms
@@ -76,7 +76,7 @@ def test_brute_force_finds_the_least_of_all_plans(seed: int, *, shared: bool) ->
     rows = [random_row(chance, 2, 0), random_row(chance, 2, 0 if shared else 1)]
     link = random_link(chance)
     plans = itertools.product(itertools.product(BlockMode, repeat=2), repeat=2)
-    least = min(evaluate(rows, modes, link).timeline.finish_ms for modes in plans)
+    least = min(evaluate_modes(rows, modes, link).timeline.finish_ms for modes in plans)
     assert best_ms(rows, link) == pytest.approx(least)
     assert plan_batch(rows, link).timeline.finish_ms >= least - 1e-9
 

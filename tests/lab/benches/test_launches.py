@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 
-from giornata.packed.tracing import TraceLane
+from giornata.packed.packing import TraceLane
 from giornata_lab.bench import launches
 from giornata_lab.bench.compute.batches import Batches, StepKind
 from giornata_lab.bench.compute.launches import Launches, counted

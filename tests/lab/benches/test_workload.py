@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.planning.operations import SequenceShape
-from giornata.wire.blocks import BlockSpec
+from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
 from giornata_lab.bench.compute.workload import (
     IMAGES,
@@ -22,7 +22,7 @@ from giornata_lab.bench.compute.workload import (
     square,
     token_limit,
 )
-from giornata_lab.loadgen.distributions import at_percentile
+from giornata_lab.loadgen.workload import at_percentile
 
 
 def test_masks_have_the_mean_of_the_production_trace() -> None:

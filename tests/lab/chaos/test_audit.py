@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from giornata.wire import stores
 from giornata.wire.errors import AttemptsExhausted, InputLost
-from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import JobState
+from giornata.wire.messages import DoneEvent
 from giornata.wire.values import StageTimes
 from giornata.wire.workers import ServiceName
 from giornata_lab.rehearsals.chaos.audit import GROWTH_MIB, AuditedSystem, violations

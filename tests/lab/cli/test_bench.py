@@ -14,11 +14,12 @@ from click.testing import CliRunner, Result
 from giornata_lab.baseline.server import BaselineOptions
 from giornata_lab.cli import workload
 from giornata_lab.cli.bench.plan import size
-from giornata_lab.loadgen import facts, trace
+from giornata_lab.loadgen import traces
+from giornata_lab.loadgen import workload as facts
 from giornata_lab.loadgen.pictures import generated
 from giornata_tools.checkout import TRAINED
 from giornata_tools.cli.app import cli
-from giornata_tools.launcher import program
+from giornata_tools.launcher import up
 
 NOBODY = ("--url", "http://127.0.0.1:1")
 """No server listens there: a run that begins says so."""
@@ -119,7 +120,7 @@ def test_a_folder_that_takes_no_files_is_told_before_anything_is_sent() -> None:
     assert (done.exit_code, "[output_not_written]" in done.output) == (1, True), done.output
 
 
-@pytest.mark.parametrize("suffix", trace.SUFFIXES)
+@pytest.mark.parametrize("suffix", traces.SUFFIXES)
 def test_a_saved_trace_is_the_run_and_replays_as_the_same(tmp_path: Path, suffix: str) -> None:
     saved, again = (str(tmp_path / f"{name}{suffix}") for name in ("saved", "again"))
     short = ("--warmup", "0", "--out", str(tmp_path))
@@ -151,7 +152,7 @@ def test_the_baseline_takes_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
         ran.append((name, main.args[0]))
         return 7
 
-    monkeypatch.setattr(program, "run", run)
+    monkeypatch.setattr(up, "run", run)
     monkeypatch.delenv("GIORNATA_MODEL", raising=False)
     done = CliRunner().invoke(cli, ["bench", "baseline", "--batch", "2", "--torch-threads", "1"])
     assert done.exit_code == 7

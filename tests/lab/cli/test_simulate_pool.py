@@ -14,8 +14,8 @@ from giornata.scheduling.degrees.recording import DecisionRecord, RecordedRule, 
 from giornata.scheduling.degrees.rule import ReplanningOptions
 from giornata_lab.cli.simulate_pool import command
 from giornata_lab.cli.simulate_pool.run import LACKING
-from giornata_lab.simulation.degrees import costs
-from giornata_lab.simulation.degrees.rounds import RoundSwitches, TieBreak
+from giornata_lab.simulation.degrees import step_times
+from giornata_lab.simulation.degrees.baselines import RoundSwitches, TieBreak
 from giornata_lab.simulation.degrees.rules import RuleName
 from giornata_lab.simulation.degrees.workloads import PoolWorkload, SizeMix
 from giornata_lab.simulation.degrees.world import PoolWorld
@@ -118,7 +118,7 @@ def test_what_nothing_would_read_is_refused(tmp_path: Path) -> None:
 def decisions() -> list[DecisionRecord]:
     found: list[DecisionRecord] = []
     load = PoolWorkload(masks="production", steps=5, requests=10, per_minute=600, scale=0.5)
-    rule = RecordedRule(found.append, 4, together=costs.together)
+    rule = RecordedRule(found.append, 4, together=step_times.together)
     PoolWorld(load.draw(), rule, POOL_DEGREES, devices=4).run()
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from giornata_lab.demo.comparison import CAPTION_HEIGHT, INK, MARGIN, PAPER, overlay, side_by_side
+from giornata_lab.demo.pictures import CAPTION_HEIGHT, INK, MARGIN, PAPER, overlay, side_by_side
 
 
 def grey(value: int, size: tuple[int, int] = (60, 40)) -> Image.Image:

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from giornata_lab.demo.demo import DemoExhibits, DemoOptions, edited
-from giornata_lab.demo.editing import told_to
+from giornata_lab.demo.demo import DemoExhibits, DemoOptions, edited, told_to
 from giornata_lab.demo.exhibits import exhibits
-from giornata_tools.bars import edit_steps
-from giornata_tools.doors.edits import EditProgress
+from giornata_tools.clients.edits import EditProgress
 from giornata_tools.launcher.process import LaunchError
+from giornata_tools.terminal import edit_steps
 
 
 async def test_a_gateway_that_hangs_up_is_told_in_a_sentence(tmp_path: Path) -> None:

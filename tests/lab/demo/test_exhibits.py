@@ -5,8 +5,14 @@ from __future__ import annotations
 import numpy as np
 from scipy.ndimage import label
 
-from giornata_lab.demo.adapters import adapter_exhibits
-from giornata_lab.demo.exhibits import BESIDE_THE_ASTRONAUT, by_words, exhibits, paint, smooth
+from giornata_lab.demo.exhibits import (
+    BESIDE_THE_ASTRONAUT,
+    adapter_exhibits,
+    by_words,
+    exhibits,
+    paint,
+    smooth,
+)
 from giornata_lab.model.adapters.card import FOLDER
 
 

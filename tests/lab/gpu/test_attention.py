@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from giornata.packed import elementwise
-from giornata.packed.attention import Attention, DenseKV, choose, choose_crossing, grouped
+from giornata.packed.attention import Attention, DenseKV, choose_attention, choose_cross_attention, grouped
 from giornata.packed.packing import Segments
 from tests.examples import examples
 
@@ -33,7 +33,9 @@ def test_attention_equals_each_sequence_alone_in_float64(
     width: int,
 ) -> None:
     attend: Attention = (
-        grouped if how == "grouped" else choose(device, dtype, elementwise.choose(device, dtype).gather)
+        grouped
+        if how == "grouped"
+        else choose_attention(device, dtype, elementwise.choose_elementwise(device, dtype).gather)
     )
     generator = torch.Generator().manual_seed(len(sequences))
 
@@ -79,7 +81,7 @@ def test_attention_across_equals_each_sequence_alone_in_float64(
         query, key, value = (part.double().transpose(0, 1) for part in parts)
         wanted.append(F.scaled_dot_product_attention(query, key, value).transpose(0, 1))
     queries = Segments(tuple(map(len, asked)), device)
-    found = choose_crossing(device, dtype)(
+    found = choose_cross_attention(device, dtype)(
         torch.cat(asked).to(device),
         [key.to(device) for key in keys],
         [value.to(device) for value in values],

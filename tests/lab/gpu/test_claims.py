@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from giornata.control.devices import device_id
+from giornata.control.networks import device_id
 from tests.patience import HUNG_S
 
 CLAIMING = """
 import asyncio, json, sys
 from pathlib import Path
-from giornata.device_claims import claimed
+from giornata.device_claims import claim_gpus as claimed
 from giornata.wire.workers import ServiceName
 import torch
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from giornata_denoiser.parallel.family import shared
+from giornata_denoiser.parallel.families import shared
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.integration.denoiser.parallel.members import CPU, Member, Members

@@ -12,14 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed import elementwise, low_rank_products
-from giornata.packed.attention import beside, choose
+from giornata.packed import elementwise, low_rank
+from giornata.packed.attention import beside, choose_attention
 from giornata.packed.elementwise import ElementwiseOps, HeadNorm, QKVProjection
-from giornata.packed.low_rank import LowRankFactors
-from giornata.packed.low_rank_products import FactorSpan
-from giornata.packed.packing import Segments, layout
+from giornata.packed.low_rank import FactorSpan, LowRankFactors
+from giornata.packed.packing import Segments, make_layout
 from giornata.packed.pages import KVPages, QuantisedTensor
-from giornata_denoiser.rows.stored import store
+from giornata_denoiser.rows.template import store
 
 
 class Shape(NamedTuple):
@@ -80,7 +79,7 @@ def shape(device: torch.device) -> Shape:
 
 
 def fastest(device: torch.device, dtype: torch.dtype) -> ElementwiseOps:
-    return elementwise.choose(device, dtype)
+    return elementwise.choose_elementwise(device, dtype)
 
 
 def assert_near(found: Tensor, wanted: Tensor, terms: Tensor) -> None:
@@ -105,7 +104,7 @@ def test_rows_in_full_attend_to_themselves(device: torch.device, dtype: torch.dt
     draw, tokens = Draw(device, dtype), shape.text + shape.picture
     query, key, value = (draw(2 * tokens, shape.heads, shape.width) for _ in range(3))
     query *= PEAKED
-    attend = choose(device, dtype, fastest(device, dtype).gather)
+    attend = choose_attention(device, dtype, fastest(device, dtype).gather)
     found = attend(query, key, value, Segments((tokens, tokens), device), {})
     absolute, relative = ATTENTION[dtype]
     for part in (slice(0, tokens), slice(tokens, None)):
@@ -137,7 +136,7 @@ def test_masked_rows_attend_to_what_is_gathered_beside_one_in_full(
         ]
     gather = fastest(device, dtype).gather
     keys, values, spans = beside(key, value, own, outside, gather)
-    attended = choose(device, dtype, gather)(query, key, value, own, outside)
+    attended = choose_attention(device, dtype, gather)(query, key, value, own, outside)
     absolute, relative = ATTENTION[dtype]
     for row, ((start, end), (first, last)) in enumerate(zip(own.bounds, spans.bounds, strict=True)):
         wanted = [
@@ -186,7 +185,7 @@ def test_heads_are_normed_turned_and_joined(
     """Text and image of a block of two streams, or the joint order of one."""
     draw = Draw(device, dtype)
     text, image = (shape.text, shape.text // 2), (shape.picture, shape.computed)
-    places, tokens = layout(text, image, device), sum(text) + sum(image)
+    places, tokens = make_layout(text, image, device), sum(text) + sum(image)
     cosine, sine = draw(2, tokens, shape.width, dtype=torch.float32).unbind()
 
     def projected(count: int) -> QKVProjection:
@@ -238,7 +237,7 @@ def test_low_rank_products_of_rows_with_other_loras_or_none(
                 draw(outputs, rank) / rank**0.5,
             )
             parts.append(FactorSpan(LowRankFactors(down, up), start, end))
-    low_rank_products.choose(device, dtype)(entering, leaving, parts)
+    low_rank.choose_products(device, dtype)(entering, leaving, parts)
     acted = {part.start: part for part in parts}
     sums = torch.finfo(torch.float32).eps / torch.finfo(dtype).eps
     for start, end in segments.bounds:

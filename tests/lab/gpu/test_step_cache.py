@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from giornata_denoiser.choices import CacheForm, WeightQuantization
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint
-from giornata_denoiser.families.quantizing import chosen, quantize
+from giornata_denoiser.families.flux import FluxInpaint
+from giornata_denoiser.families.weights import quantize, quantized_layers
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.step_cache import TaylorRule
 from tests.fakes import tiny_flux
@@ -50,7 +50,7 @@ def test_quantised_weights_lie_on_the_device_and_take_half(
     cuda: torch.device, how: WeightQuantization, dtype: torch.dtype
 ) -> None:
     model = tiny_flux.transformer().to(dtype)
-    paths = chosen(model, 1)
+    paths = quantized_layers(model, 1)
     before = sum(model.get_submodule(path).weight.nbytes for path in paths)
     everything = sum(tensor.nbytes + ALLOCATED for tensor in model.parameters())  # all of it goes there
     held = torch.cuda.memory_allocated(cuda)

@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_lab.loadgen import facts, gentd26, trace
-from giornata_lab.loadgen.adapters import LATEST, AdapterSizes, AdapterWorkload
-from giornata_lab.loadgen.distributions import ArrivalBursts, crowded_times
-from giornata_lab.loadgen.workload import MaskShape, Workload
+from giornata_lab.loadgen import traces
+from giornata_lab.loadgen import workload as facts
+from giornata_lab.loadgen.workload import (
+    LATEST,
+    AdapterSizes,
+    AdapterWorkload,
+    ArrivalBursts,
+    MaskShape,
+    Workload,
+    crowded_times,
+)
 
 ONE = {1: 1.0}
 
@@ -103,19 +110,21 @@ def test_a_trace_tells_adapters_and_what_it_leaves_out_is_drawn() -> None:
         (0.2, 0.2), None, ONE, {0: 1.0}, MaskShape.BLOB, AdapterWorkload(ONE, names=("drawn",))
     )
     text = "timestamp,adapters\n1,style-a lora_2.b\n2,a;b\n3,-\n4,\n"
-    lines = trace.read(text, ".csv")
-    found = trace.complete(lines, workload, seed=0)
+    lines = traces.read_trace(text, ".csv")
+    found = traces.complete(lines, workload, seed=0)
     assert [request.adapters for request in found] == [("style-a", "lora_2.b"), ("a", "b"), (), ("drawn",)]
     told = '{"timestamp": 1, "adapters": ["a", "b"]}\n{"timestamp": 2, "adapters": []}\n'
-    assert [line.adapters for line in trace.read(told, ".jsonl")] == [("a", "b"), ()]
-    for suffix in trace.SUFFIXES:
-        assert trace.complete(trace.read(trace.write(found, suffix), suffix), workload, seed=9) == found
+    assert [line.adapters for line in traces.read_trace(told, ".jsonl")] == [("a", "b"), ()]
+    for suffix in traces.SUFFIXES:
+        assert (
+            traces.complete(traces.read_trace(traces.write(found, suffix), suffix), workload, seed=9) == found
+        )
 
 
 @pytest.mark.parametrize("cell", ["a b c d e", "a a", "a,b", "../up", "x" * 129])
 def test_a_malformed_column_is_refused_with_what_it_is_and_what_it_may_be(cell: str) -> None:
     with pytest.raises(ValueError, match=r"line 3: adapters: .*received .*accepted are up to 4 names"):
-        trace.read(f'timestamp,adapters\n1,a\n2,"{cell}"\n', ".csv")
+        traces.read_trace(f'timestamp,adapters\n1,a\n2,"{cell}"\n', ".csv")
 
 
 TIMED = "gmt_create,num_inference_steps,num_images_per_prompt\n2025-01-01 10:00:05,,4.0\n2025-01-01 10:00:00,25,\n"
@@ -126,7 +135,7 @@ ADAPTED = (
 
 
 def test_gentd26s_last_lines_are_the_timed_ones() -> None:
-    first, second = gentd26.read(TIMED, ADAPTED)
+    first, second = traces.read_gentd26(TIMED, ADAPTED)
     assert (first.timestamp, first.steps, first.n, first.adapters) == (0.0, 25, 1, ())
     assert (second.timestamp, second.steps, second.n, second.adapters) == (5.0, 30, 4, ("a", "b"))
 
@@ -144,4 +153,4 @@ def test_gentd26s_last_lines_are_the_timed_ones() -> None:
 )
 def test_what_is_no_gentd26_is_refused(timed: str, adapted: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        gentd26.read(timed, adapted)
+        traces.read_gentd26(timed, adapted)

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_lab.loadgen.distributions import arrival_times
 from giornata_lab.loadgen.driver import Send, drive
 from giornata_lab.loadgen.outcomes import NOT_SENT, RequestOutcome, ServerAnswer
-from giornata_lab.loadgen.workload import MaskShape, WorkloadRequest
+from giornata_lab.loadgen.workload import MaskShape, WorkloadRequest, arrival_times
 from tests.fakes import virtual_time
 from tests.fakes.virtual_time import VirtualLoop
 

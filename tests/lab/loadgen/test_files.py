@@ -12,13 +12,12 @@ from PIL import Image
 from scipy import ndimage
 
 from giornata.wire.requests import MaskMode
-from giornata_lab.loadgen.distributions import zipf
 from giornata_lab.loadgen.pictures import generated, made, mask, mask_file, material
 from giornata_lab.loadgen.pictures import given as templates_of
-from giornata_lab.loadgen.workload import MaskShape, Workload, draw
+from giornata_lab.loadgen.workload import MaskShape, Workload, draw, zipf
 from giornata_prepost.images.masks import edited_region
 from giornata_prepost.images.pictures import decode
-from giornata_tools.joining.picture_files import upright_size
+from giornata_tools.lora_profiler.probes import upright_size
 
 sides = st.integers(16, 200)
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from giornata_lab.loadgen.charts import Chart, PointStyle
 from giornata_lab.loadgen.drawing import figure, svg
-from giornata_lab.loadgen.images_api import judged
+from giornata_lab.loadgen.driver import judged
 from giornata_lab.loadgen.outcomes import LoadFigures, RequestOutcome, ServerAnswer, figures, spread
 from giornata_lab.loadgen.report import MeasuredRun, charts, notes, table, value
 from giornata_lab.loadgen.workload import MaskShape, WorkloadRequest

@@ -10,13 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_lab.loadgen import facts, trace
-from giornata_lab.loadgen.distributions import arrival_times, at_percentile, chosen, zipf
+from giornata_lab.loadgen import traces, workload
 from giornata_lab.loadgen.schedule import drawn, replayed
-from giornata_lab.loadgen.workload import MAX_SEED, MaskShape, Workload, WorkloadRequest, draw, faster
+from giornata_lab.loadgen.workload import (
+    MAX_SEED,
+    MaskShape,
+    Workload,
+    WorkloadRequest,
+    arrival_times,
+    at_percentile,
+    chosen,
+    draw,
+    faster,
+    zipf,
+)
 
 PRODUCTION = Workload(
-    facts.MASK_RATIOS["production"], facts.STEPS, facts.IMAGES, zipf(4, facts.ZIPF), MaskShape.BLOB
+    workload.MASK_RATIOS["production"],
+    workload.STEPS,
+    workload.IMAGES,
+    zipf(4, workload.ZIPF),
+    MaskShape.BLOB,
 )
 FIXED = Workload((0.2, 0.2), {8: 1.0}, {2: 1.0}, {0: 1.0}, MaskShape.SQUARE)
 
@@ -61,15 +75,15 @@ def test_zipf_falls_with_the_rank() -> None:
 
 
 def test_every_trace_is_a_distribution_of_ratios() -> None:
-    for table in facts.MASK_RATIOS.values():
+    for table in workload.MASK_RATIOS.values():
         assert len(table) >= 101
         assert sorted(table) == table
         assert 0 <= table[0] < table[-1] <= 1
 
 
 def test_mixed_masks_are_of_all_traces_alike() -> None:
-    means = [statistics.mean(table) for name, table in facts.MASK_RATIOS.items() if name != "mixed"]
-    assert statistics.mean(facts.MASK_RATIOS["mixed"]) == pytest.approx(statistics.mean(means))
+    means = [statistics.mean(table) for name, table in workload.MASK_RATIOS.items() if name != "mixed"]
+    assert statistics.mean(workload.MASK_RATIOS["mixed"]) == pytest.approx(statistics.mean(means))
 
 
 def test_requests_drawn_one_by_one_vary_more_than_equal_shares_and_are_not_told_by_their_times() -> None:
@@ -126,16 +140,16 @@ requests = st.builds(
 
 @given(
     found=st.lists(requests, min_size=1, max_size=8).map(lambda many: sorted(many, key=lambda r: r.at_s)),
-    suffix=st.sampled_from(trace.SUFFIXES),
+    suffix=st.sampled_from(traces.SUFFIXES),
 )
 def test_what_was_written_is_read_again(found: list[WorkloadRequest], suffix: str) -> None:
     served = Workload((0.2, 0.2), None, {2: 1.0}, {0: 1.0}, MaskShape.SQUARE)
-    assert trace.complete(trace.read(trace.write(found, suffix), suffix), served, seed=5) == found
+    assert traces.complete(traces.read_trace(traces.write(found, suffix), suffix), served, seed=5) == found
 
 
 def test_what_a_trace_does_not_tell_is_drawn_and_what_it_tells_is_kept() -> None:
-    lines = trace.read("timestamp,n,template\n2.5,3,\n1,,7\n", ".csv")
-    first, second = trace.complete(lines, FIXED, seed=0)
+    lines = traces.read_trace("timestamp,n,template\n2.5,3,\n1,,7\n", ".csv")
+    first, second = traces.complete(lines, FIXED, seed=0)
     assert (first.at_s, first.n, first.template) == (1.0, 2, 7)
     assert (second.at_s, second.n, second.template) == (2.5, 3, 0)
     assert first.mask_ratio == second.mask_ratio == 0.2
@@ -157,7 +171,7 @@ def test_what_a_trace_does_not_tell_is_drawn_and_what_it_tells_is_kept() -> None
 )
 def test_a_trace_says_which_line_is_wrong(text: str, suffix: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        trace.read(text, suffix)
+        traces.read_trace(text, suffix)
 
 
 def test_a_trace_can_be_replayed_faster() -> None:
@@ -176,7 +190,7 @@ def test_every_rate_is_a_load_that_goes_on_after_the_warm_up() -> None:
 def test_a_load_without_a_measured_request_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no request of 0\.001 requests a second is due within 1 s"):
         drawn((0.001,), FIXED, cv=1.0, seconds=1.0, warmup_s=0.0, seed=0)
-    lines = trace.read("timestamp\n1\n", ".csv")
+    lines = traces.read_trace("timestamp\n1\n", ".csv")
     with pytest.raises(ValueError, match="no request of the trace"):
         replayed(lines, FIXED, speed=1.0, warmup_s=2.0, seed=0)
     assert replayed(lines, FIXED, speed=1.0, warmup_s=0.5, seed=0).seconds == 1.0

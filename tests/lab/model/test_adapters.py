@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from giornata_lab.model.adapters import card, judging, looks, silhouettes
-from giornata_lab.model.scenes import COLOURS, SceneTask, captions, sample
-from giornata_lab.model.scenes.outlines import SceneShape
+from giornata_lab.model.adapters import card, judging, lessons
+from giornata_lab.model.scenes import COLOURS, SceneTask, sample
+from giornata_lab.model.scenes import scene as captions
+from giornata_lab.model.scenes.shapes import SceneShape
 from giornata_lab.quality import cases
 from giornata_lab.quality.checker import check
 
 ADDED = judging.additions(3)
-FREE = silhouettes.held_out(4)
+FREE = lessons.held_out(4)
 
 
 def rng(*seed: int) -> np.random.Generator:
@@ -26,8 +27,8 @@ def rng(*seed: int) -> np.random.Generator:
 
 
 def test_every_colour_has_one_partner() -> None:
-    assert set(looks.SWAPPED) == set(COLOURS)
-    assert all(looks.SWAPPED[other] == one != other for one, other in looks.SWAPPED.items())
+    assert set(lessons.SWAPPED) == set(COLOURS)
+    assert all(lessons.SWAPPED[other] == one != other for one, other in lessons.SWAPPED.items())
 
 
 @pytest.mark.parametrize(
@@ -43,31 +44,31 @@ def test_every_colour_has_one_partner() -> None:
     ],
 )
 def test_captions_are_exchanged(caption: str, exchanged: str) -> None:
-    assert looks.swapped_caption(caption) == exchanged
+    assert lessons.swapped_caption(caption) == exchanged
 
 
 @given(seed=st.integers(0, 10**6))
 def test_exchanged_twice_is_the_caption(seed: int) -> None:
     caption = sample(rng(seed), 48).caption.replace("grey", "gray")
-    assert looks.swapped_caption(looks.swapped_caption(caption)) == caption
-    assert set(looks.swapped_caption(caption).split()) <= {*captions.words()}
+    assert lessons.swapped_caption(lessons.swapped_caption(caption)) == caption
+    assert set(lessons.swapped_caption(caption).split()) <= {*captions.words()}
 
 
 @given(seed=st.integers(0, 10**6))
 def test_rims_lie_inside_of_what_is_asked_for(seed: int) -> None:
     scene = sample(rng(seed), 64, SceneTask.ADD)
-    rimmed = looks.outlined(scene)
+    rimmed = lessons.outlined(scene)
     changed = (rimmed.after != scene.after).any(axis=2)
-    area = silhouettes.silhouette(scene.asked, 64)
+    area = lessons.silhouette(scene.asked, 64)
     assert not (changed & ~area).any()
     edge = area & ~ndimage.binary_erosion(area, border_value=1)
-    assert (rimmed.after[edge] == looks.RIM_LEVEL).all()
+    assert (rimmed.after[edge] == lessons.RIM_LEVEL).all()
     np.testing.assert_array_equal(rimmed.before, scene.before)
 
 
 def test_a_removal_has_no_rim() -> None:
     scene = sample(rng(1), 64, SceneTask.REMOVE)
-    assert looks.outlined(scene) is scene
+    assert lessons.outlined(scene) is scene
 
 
 def test_true_rims_are_dark_and_others_are_not() -> None:
@@ -75,9 +76,9 @@ def test_true_rims_are_dark_and_others_are_not() -> None:
         scene = case.scene
         light = replace(scene.asked[0], colour="white")
         assert light.colour == "white"
-        assert judging.dark_rim(looks.outlined(scene).after, scene) > 0.75
+        assert judging.dark_rim(lessons.outlined(scene).after, scene) > 0.75
         assert judging.dark_rim(scene.before, scene) == 0, "nothing was painted"
-        assert judging.closed_rim(looks.outlined(scene).after, scene) == 1
+        assert judging.closed_rim(lessons.outlined(scene).after, scene) == 1
         assert judging.closed_rim(scene.before, scene) == 0, "nothing was painted"
     plain = [case.scene for case in ADDED if case.slot.colour not in {"black", "brown"}]
     assert plain
@@ -88,7 +89,7 @@ def test_true_rims_are_dark_and_others_are_not() -> None:
 def test_a_rim_on_one_side_is_half_closed() -> None:
     scene = ADDED[0].scene
     left = np.arange(len(scene.mask)) < scene.asked[0].x
-    half = np.where(left[:, None], looks.outlined(scene).after, scene.after)
+    half = np.where(left[:, None], lessons.outlined(scene).after, scene.after)
     assert 0.3 < judging.closed_rim(half, scene) < 0.7
 
 
@@ -97,7 +98,7 @@ def test_the_mask_of_a_free_scene_does_not_tell_its_thing(side: int) -> None:
     """Over many scenes, the thing's centre lies all over the mask, and sizes and turns are spread."""
     shifts, sizes, turns = [], [], []
     for seed in range(60):
-        scene = silhouettes.sample_free(rng(5, seed), side)
+        scene = lessons.sample_free(rng(5, seed), side)
         (thing,) = scene.asked
         rows, columns = (np.flatnonzero(scene.mask.any(axis)) for axis in (1, 0))
         half = len(columns) / 2
@@ -111,7 +112,7 @@ def test_the_mask_of_a_free_scene_does_not_tell_its_thing(side: int) -> None:
 
 
 def test_held_out_scenes_are_always_the_same_and_fit() -> None:
-    again = silhouettes.held_out(len(FREE))
+    again = lessons.held_out(len(FREE))
     for one, other in zip(FREE, again, strict=True):
         np.testing.assert_array_equal(one.after, other.after)
         assert one.caption == other.caption
@@ -120,29 +121,29 @@ def test_held_out_scenes_are_always_the_same_and_fit() -> None:
 
 def test_a_control_image_is_the_silhouettes_edge() -> None:
     thing = SceneShape("square", "red", 32, 32, 12, 0)
-    image = silhouettes.control_image([thing], 64)
+    image = lessons.control_image([thing], 64)
     assert image.shape == (64, 64, 3)
     assert set(np.unique(image)) == {0, 255}
     filled = ndimage.binary_fill_holes(image[..., 0] > 0)
-    np.testing.assert_array_equal(filled, silhouettes.silhouette([thing], 64))
+    np.testing.assert_array_equal(filled, lessons.silhouette([thing], 64))
     assert not image[32, 32].any()
 
 
 def test_overlap_is_one_of_the_painted_silhouette_and_little_elsewhere() -> None:
     for scene in FREE:
-        asked = silhouettes.silhouette(scene.asked, len(scene.mask))
+        asked = lessons.silhouette(scene.asked, len(scene.mask))
         colour = np.median(scene.after[asked], axis=0).astype(np.uint8)
         elsewhere = np.where((scene.mask & ~asked)[..., None], colour, scene.before)
-        assert silhouettes.overlap(elsewhere, scene) < 0.4
-        assert silhouettes.changed_overlap(elsewhere, scene) < 0.1
-        assert silhouettes.overlap(scene.before, scene) == 0
-        assert silhouettes.overlap(scene.after, scene) > 0.95
-        assert silhouettes.changed_overlap(scene.after, scene) > 0.8
+        assert lessons.overlap(elsewhere, scene) < 0.4
+        assert lessons.changed_overlap(elsewhere, scene) < 0.1
+        assert lessons.overlap(scene.before, scene) == 0
+        assert lessons.overlap(scene.after, scene) > 0.95
+        assert lessons.changed_overlap(scene.after, scene) > 0.8
 
 
 def test_the_checker_still_knows_things_with_rims() -> None:
     for case in judging.additions(12):
-        found = check(looks.outlined(case.scene).after, case.bare, case.scene.mask)
+        found = check(lessons.outlined(case.scene).after, case.bare, case.scene.mask)
         assert found.colour == case.slot.colour
 
 

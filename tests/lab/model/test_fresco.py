@@ -15,7 +15,7 @@ from safetensors import safe_open
 from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata_lab.model.architecture import TEXT_TOKENS
-from giornata_lab.model.scenes import SceneTask, masks
+from giornata_lab.model.scenes import SceneTask, shapes
 from giornata_lab.quality import cases, checker
 from giornata_lab.quality.cases import QualityCase
 from giornata_lab.quality.metrics import psnr_db
@@ -41,7 +41,7 @@ def edit(pipeline: Any, case: QualityCase, seed: int) -> NDArray[np.uint8]:
     painted = pipeline(
         prompt=scene.caption,
         image=Image.fromarray(scene.before),
-        mask_image=masks.image(scene.mask),
+        mask_image=shapes.image(scene.mask),
         height=side,
         width=side,
         num_inference_steps=STEPS,

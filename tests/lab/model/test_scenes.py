@@ -8,10 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata_lab.model.scenes import COLOURS, GROUNDS, SHAPES, SceneTask, sample
-from giornata_lab.model.scenes.captions import PLURALS, REMOVE, add_caption, words
-from giornata_lab.model.scenes.masks import RATIO_QUANTILES, box, brush, ellipse, ratio
-from giornata_lab.model.scenes.outlines import RING_HOLE, SceneShape, coverage, outline
-from giornata_lab.model.scenes.palette import CONTRAST, ground_colour, rgb
+from giornata_lab.model.scenes.scene import PLURALS, REMOVE, add_caption, words
+from giornata_lab.model.scenes.shapes import (
+    CONTRAST,
+    RATIO_QUANTILES,
+    RING_HOLE,
+    SceneShape,
+    box,
+    brush,
+    coverage,
+    ellipse,
+    ground_colour,
+    outline,
+    ratio,
+    rgb,
+)
 
 SIDES = (48, 128, 256)
 

@@ -12,12 +12,20 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from giornata_lab.model.scenes import COLOURS, SHAPES
-from giornata_lab.model.scenes.captions import PLURALS
-from giornata_lab.model.scenes.masks import overlap
-from giornata_lab.model.scenes.outlines import SceneShape, coverage
-from giornata_lab.model.segmenter import architecture, phrases
-from giornata_lab.model.segmenter.phrases import NAMING, Phrase, PhraseKind
-from giornata_lab.model.segmenter.scenes import GROUND, NAMES, NamedScene, held_out, sample, seen
+from giornata_lab.model.scenes.scene import PLURALS
+from giornata_lab.model.scenes.shapes import SceneShape, coverage, overlap
+from giornata_lab.model.segmenter import architecture, scenes
+from giornata_lab.model.segmenter.scenes import (
+    GROUND,
+    NAMES,
+    NAMING,
+    NamedScene,
+    Phrase,
+    PhraseKind,
+    held_out,
+    sample,
+    seen,
+)
 from giornata_lab.model.train import segmenter
 from giornata_lab.model.train.segmenter import SegmenterTrainingModel
 
@@ -70,11 +78,11 @@ def test_a_scene_that_is_scaled_down_is_the_same_scene() -> None:
 @given(seed=st.integers(0, 10**6), kind=st.sampled_from(list(PhraseKind)))
 def test_a_phrase_means_what_it_says(seed: int, kind: PhraseKind) -> None:
     scene = sample(rng(seed), 64)
-    phrase = phrases.draw(rng(seed, 1), scene, kind)
-    mask = phrases.mask_of(scene, phrase)
+    phrase = scenes.draw(rng(seed, 1), scene, kind)
+    mask = scenes.mask_of(scene, phrase)
     assert mask.any()
     said = phrase.text.replace("grey", "gray").split()
-    assert set(phrase.text.split()) <= set(phrases.words())
+    assert set(phrase.text.split()) <= set(scenes.words())
     assert (phrase.colour is not None) == (kind in {PhraseKind.NAMED, PhraseKind.COLOUR})
     if phrase.colour is not None:
         assert phrase.colour in said
@@ -88,8 +96,8 @@ def test_a_phrase_means_what_it_says(seed: int, kind: PhraseKind) -> None:
 @given(seed=st.integers(0, 10**6), kind=st.sampled_from(NAMING))
 def test_what_is_absent_is_nowhere(seed: int, kind: PhraseKind) -> None:
     scene = sample(rng(seed), 64)
-    phrase = phrases.draw(rng(seed, 1), scene, kind, absent=True)
-    assert not phrases.mask_of(scene, phrase).any()
+    phrase = scenes.draw(rng(seed, 1), scene, kind, absent=True)
+    assert not scenes.mask_of(scene, phrase).any()
 
 
 def test_the_red_circle_is_every_red_circle_and_no_other_thing() -> None:
@@ -100,15 +108,15 @@ def test_the_red_circle_is_every_red_circle_and_no_other_thing() -> None:
         )
     ]
     scene = NamedScene(np.zeros((64, 64, 3), np.uint8), *seen(things, 64))
-    mask = phrases.mask_of(scene, Phrase("the red circle", PhraseKind.NAMED, "red", "circle"))
+    mask = scenes.mask_of(scene, Phrase("the red circle", PhraseKind.NAMED, "red", "circle"))
     assert (mask[32, 10], mask[32, 32], mask[32, 54]) == (True, False, True)
-    every = phrases.mask_of(scene, Phrase("circles", PhraseKind.SHAPE, None, "circle"))
+    every = scenes.mask_of(scene, Phrase("circles", PhraseKind.SHAPE, None, "circle"))
     assert every.sum() == 3 * mask.sum() / 2
 
 
 def test_every_word_is_one_token() -> None:
     tokenizer = architecture.tokenizer()
-    for word in phrases.words():
+    for word in scenes.words():
         assert len(tokenizer(word).input_ids) == 3, word  # and both ends
     assert tokenizer("The RED circle").input_ids == tokenizer("the red circle").input_ids
 

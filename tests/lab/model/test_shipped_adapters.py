@@ -12,7 +12,8 @@ from diffusers import FluxControlNetModel, FluxFillPipeline
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from giornata_lab.model.adapters import card, judging, silhouettes
+from giornata_lab.model.adapters import card, judging
+from giornata_lab.model.adapters import lessons as silhouettes
 from giornata_lab.model.adapters.__main__ import NAMES
 from giornata_lab.model.architecture import PATCH_CHANNELS
 from giornata_lab.model.painter import Painter
@@ -21,9 +22,9 @@ from giornata_lab.model.scenes import SceneTask, sample
 from giornata_lab.model.train import adapter_export, control, lora, pool
 from giornata_lab.model.train.run import CurriculumStage, TrainingCurriculum
 from giornata_lab.model.train.stage import StagePlan, TrainingStateUnusable, digest
-from giornata_prepost.loras.normalising import normalise
+from giornata_prepost.loras.normalisation import normalise
 from giornata_tools.checkout import TRAINED
-from giornata_tools.model.text import TextEncoders
+from giornata_tools.model.random.text_encoders import TextEncoders
 
 LARGEST_BYTES = {card.AdapterKind.LORA: 500_000, card.AdapterKind.CONTROLNET: 4_000_000}
 LORAS = ("outlined", "swapped")

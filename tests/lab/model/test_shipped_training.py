@@ -18,7 +18,7 @@ from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata_lab.model.architecture import TEXT_TOKENS
 from giornata_lab.model.painter import denoise
-from giornata_lab.model.scenes import SceneTask, masks, sample
+from giornata_lab.model.scenes import SceneTask, sample, shapes
 from giornata_lab.model.train import autoencoder, decoder, guidance, painter, pool, stage
 from giornata_lab.model.train.__main__ import main
 from giornata_lab.model.train.run import CurriculumStage
@@ -170,7 +170,7 @@ def _same_as_the_pipeline(folder: Path, side: int) -> None:
     theirs = pipeline(
         prompt=scene.caption,
         image=Image.fromarray(scene.before),
-        mask_image=masks.image(scene.mask),
+        mask_image=shapes.image(scene.mask),
         height=side,
         width=side,
         num_inference_steps=3,

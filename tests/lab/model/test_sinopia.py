@@ -14,7 +14,7 @@ from transformers import AutoProcessor, CLIPSegForImageSegmentation
 from giornata_lab.demo.exhibits import FOLDER, SCENE_SEEDS, SCENE_SIDE, SCENES
 from giornata_lab.model.adapters.card import sha256_of
 from giornata_lab.model.scenes import SceneTask, sample
-from giornata_lab.model.scenes.masks import overlap
+from giornata_lab.model.scenes.shapes import overlap
 from giornata_lab.model.segmenter import card
 from giornata_lab.model.segmenter.__main__ import SIDES
 from giornata_lab.model.segmenter.judging import ReferenceSegmenter, judge

@@ -13,7 +13,7 @@ from diffusers.models.transformers.transformer_2d import Transformer2DModel
 
 from giornata_lab.model import architecture, latents
 from giornata_lab.model.painter import Painter
-from giornata_lab.model.scenes import captions, sample
+from giornata_lab.model.scenes import sample, scene
 from giornata_lab.model.train import guidance, stage
 from giornata_lab.model.train.muon import Muon, orthogonalise
 from giornata_lab.model.train.run import weighted_error
@@ -43,7 +43,7 @@ def test_a_masks_pixels_stay_in_their_token() -> None:
 
 def test_every_word_is_one_token_and_every_caption_fits() -> None:
     text = architecture.text_encoders()
-    for word in captions.words():
+    for word in scene.words():
         assert len(text.t5_tokenizer(word).input_ids) == 2, word  # and the end
         assert len(text.clip_tokenizer(word).input_ids) == 3, word  # and both ends
     for seed in range(500):
@@ -72,7 +72,7 @@ def test_the_yardstick_is_small_enough_to_ship() -> None:
     text = yardstick.text_encoder()
     parts = yardstick.unet(), text.clip, architecture.autoencoder(yardstick.LATENTS)
     assert 2 * sum(map(architecture.parameters, parts)) < 14e6, "bytes of bfloat16"
-    for word in captions.words():
+    for word in scene.words():
         assert len(text.tokenizer(word).input_ids) == 3, word  # and both ends
     for seed in range(500):
         caption = sample(np.random.default_rng((1, seed)), 48).caption

@@ -15,7 +15,7 @@ from diffusers import StableDiffusionInpaintPipeline
 from PIL import Image
 
 from giornata_lab.model.architecture import autoencoder as untrained_autoencoder
-from giornata_lab.model.scenes import SceneTask, masks, sample
+from giornata_lab.model.scenes import SceneTask, sample, shapes
 from giornata_lab.model.train import __main__ as program
 from giornata_lab.model.train import autoencoder, evaluate, pool, run, samples, stage, unet
 from giornata_lab.model.train.run import CurriculumStage
@@ -23,7 +23,7 @@ from giornata_lab.model.train.stage import StagePlan
 from giornata_lab.model.yardstick import architecture
 from giornata_lab.model.yardstick.inpainter import denoise
 from giornata_lab.quality import cases
-from giornata_lab.quality.scoring import score
+from giornata_lab.quality.metrics import score
 
 SIDE = 64
 
@@ -127,7 +127,7 @@ def test_samples_are_what_the_pipeline_paints(folder: Path) -> None:
     theirs = pipeline(
         prompt=scene.caption,
         image=Image.fromarray(scene.before),
-        mask_image=masks.image(scene.mask),
+        mask_image=shapes.image(scene.mask),
         height=SIDE,
         width=SIDE,
         num_inference_steps=3,

@@ -13,7 +13,7 @@ from PIL import Image
 from giornata_lab.model.scenes import COLOURS, GROUNDS, SHAPES, SceneTask
 from giornata_lab.quality import cases, classifier, probes
 from giornata_lab.quality.cases import LEAST_MASK_PX, QualityCase, digest, draw, slots, spread
-from giornata_tools.joining.probes import SCENES
+from giornata_tools.lora_profiler.probes import SCENES
 
 FIXED = (
     ("051-add-128-orange-heart", 1927, 163.11, 161.91),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from giornata_lab.model.scenes import COLOURS, SHAPES, SceneTask, masks
+from giornata_lab.model.scenes import COLOURS, SHAPES, SceneTask, shapes
 from giornata_lab.quality.cases import QualityCase, draw, slots, spread
 from giornata_lab.quality.checker import NOTHING, check
 from giornata_lab.quality.metrics import Pixels
@@ -115,9 +115,9 @@ def test_a_colour_far_from_every_name_has_none() -> None:
 def test_a_flooded_mask_shows_no_shape(kind: str) -> None:
     """Else every box would pass for a square and every ellipse for a circle."""
     mask = {
-        "box": masks.box(128, 60, 64, 30, 27),
-        "ellipse": masks.ellipse(128, 60, 64, 32, 29),
-        "brush": masks.brush(np.random.default_rng(0), 128, 60, 64, 32),
+        "box": shapes.box(128, 60, 64, 30, 27),
+        "ellipse": shapes.ellipse(128, 60, 64, 32, 29),
+        "brush": shapes.brush(np.random.default_rng(0), 128, 60, 64, 32),
     }[kind]
     bare = np.full((128, 128, 3), 150, np.uint8)
     edit = bare.copy()

@@ -20,7 +20,7 @@ from giornata_lab.quality.metrics import (
     seam,
     together,
 )
-from giornata_tools.joining.shares import ssim
+from giornata_tools.lora_profiler.profiler import ssim
 
 PICTURES = arrays.arrays(np.uint8, (6, 7, 3))
 MASKS = arrays.arrays(np.bool_, (6, 7))

@@ -14,14 +14,21 @@ from rich.console import Console
 from giornata.wire.requests import EditParameters
 from giornata_lab.cli.system import quality
 from giornata_lab.model.scenes import SceneTask
-from giornata_lab.quality import report, tables
+from giornata_lab.quality import page as tables
+from giornata_lab.quality import report
 from giornata_lab.quality.cases import QualityCase, draw, slots, spread
 from giornata_lab.quality.checker import DetectedShape
 from giornata_lab.quality.evaluation import assess
-from giornata_lab.quality.metrics import PSNR_CEILING_DB
+from giornata_lab.quality.metrics import (
+    PSNR_CEILING_DB,
+    Scored,
+    ScoredAddition,
+    ScoredRemoval,
+    score,
+    strayed_px,
+)
 from giornata_lab.quality.page import outlined, page, panels
 from giornata_lab.quality.report import MaskBlur, QualityGate, QualityReport, QualityRun
-from giornata_lab.quality.scoring import Scored, ScoredAddition, ScoredRemoval, score, strayed_px
 
 RUN = QualityRun(
     model="fresco",

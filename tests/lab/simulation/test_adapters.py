@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.costs import StepCosts
 from giornata.planning.operations import low_rank_weights
+from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.policies import PolicyName
 from giornata.wire.workers import AdapterLoad, Tier
-from giornata_lab.loadgen import facts
-from giornata_lab.loadgen.adapters import AdapterWorkload
-from giornata_lab.loadgen.workload import MaskShape, WorkloadRequest
+from giornata_lab.loadgen import workload as facts
+from giornata_lab.loadgen.workload import AdapterWorkload, MaskShape, WorkloadRequest
 from giornata_lab.simulation.adapters import AdapterDemand, held_controls, with_adapters
 from giornata_lab.simulation.jobs import SimulatedJob
 from giornata_lab.simulation.machines import Machine, flashps_flux, h800_flux, read

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.policies import PolicyName
-from giornata_lab.loadgen import facts
+from giornata_lab.loadgen import workload
 from giornata_lab.loadgen.outcomes import percentile
 from giornata_lab.loadgen.workload import MaskShape, Workload
 from giornata_lab.simulation.bound import PooledTask, most_on_time
@@ -58,7 +58,9 @@ def test_orders_that_disagree_are_refused() -> None:
 
 
 def scenario(**fields: Any) -> Scenario:
-    work = Workload(facts.MASK_RATIOS["public"], facts.STEPS, {1: 0.8, 4: 0.2}, {0: 1.0}, MaskShape.SQUARE)
+    work = Workload(
+        workload.MASK_RATIOS["public"], workload.STEPS, {1: 0.8, 4: 0.2}, {0: 1.0}, MaskShape.SQUARE
+    )
     kept = TemplateSetting(preloaded=("t0",))
     return replace(
         Scenario((h800_flux(),) * 2, work, ArrivalSetting(40.0, 0.0), FLUX_PICTURE, kept), **fields

@@ -9,12 +9,16 @@ from itertools import product
 
 import pytest
 
-from giornata.scheduling.degrees.frontier import frontier
-from giornata.scheduling.degrees.packing import PackingOption, PackingRequest, pack
+from giornata.scheduling.degrees.plans import (
+    FreeDeviceSpans,
+    PackingOption,
+    PackingRequest,
+    degree_frontier,
+    pack_deadlines,
+)
 from giornata.scheduling.degrees.pool import DEGREES, Times
-from giornata.scheduling.degrees.spans import FreeDeviceSpans
 from giornata_lab.simulation.degrees.bound import FluidTask, most_in_time
-from giornata_lab.simulation.degrees.derived import eager_s
+from giornata_lab.simulation.degrees.step_times import eager_s
 
 DEVICES = 8
 PICTURES = [
@@ -42,12 +46,12 @@ def contested(chance: random.Random, count: int, slack: float) -> list[FluidTask
 def promised(tasks: list[FluidTask]) -> int:
     wishes = []
     for key, each in enumerate(tasks):
-        ladder = frontier(each.step_s, DEVICES)
+        ladder = degree_frontier(each.step_s, DEVICES)
         work_s = each.steps * ladder.work_s
         wishes.append(
             PackingRequest(key, each.arrived_s, each.due_s, (PackingOption(each.steps, ladder),), work_s)
         )
-    return len(pack(wishes, FreeDeviceSpans.of(0.0, DEVICES, [])))
+    return len(pack_deadlines(wishes, FreeDeviceSpans.of(0.0, DEVICES, [])))
 
 
 def test_a_task_that_the_widest_degree_cannot_end_in_time_does_not_count() -> None:

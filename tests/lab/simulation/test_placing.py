@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from giornata.residency.plans.naming import ResidencyPlanName
+from giornata.residency.plans.planner import ResidencyPlanName
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.policies import PolicyName
 from giornata_lab.simulation.jobs import SimulatedJob

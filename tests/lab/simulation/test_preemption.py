@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from giornata.scheduling.line import RowQueue
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
+from giornata.scheduling.queue import RowQueue
 from giornata.scheduling.scheduler import QueueOrderScheduler, SchedulingDecision
 from giornata_lab.simulation.options import RunOptions
 from giornata_lab.simulation.simulator import Simulation

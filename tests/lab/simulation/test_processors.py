@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.costs import StepCosts
+from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob
 from giornata_lab.simulation.machines import Machine

@@ -12,20 +12,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.costs import StepCosts
-from giornata.scheduling.backlog import RowLoad
+from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.batch import RowKey
-from giornata.scheduling.demand import JobDemand, RowShape
+from giornata.scheduling.demand import JobDemand, RowLoad, RowShape
 from giornata.scheduling.policies import PolicyName
 from giornata.wire.values import BlockMode
-from giornata_lab.loadgen.distributions import arrival_times
 from giornata_lab.loadgen.outcomes import percentile
-from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob, digest_of
+from giornata_lab.loadgen.workload import arrival_times
+from giornata_lab.simulation.jobs import (
+    DIGEST,
+    MODEL,
+    EqualStepRun,
+    SimulatedJob,
+    digest_of,
+    progress,
+    row_of,
+    sample,
+)
 from giornata_lab.simulation.machines import FLUX_PICTURE, Machine, TemplateStorage, flashps_flux, h800_flux
 from giornata_lab.simulation.options import BASELINES, BindingTime, RunOptions, StageSetting
 from giornata_lab.simulation.results import SimulatedRun, summary
 from giornata_lab.simulation.simulator import Simulation
-from giornata_lab.simulation.steps import EqualStepRun, progress, row_of, sample
 from giornata_lab.simulation.templates import TemplateSetting
 from giornata_lab.simulation.worker import SimWorker
 from tests.fakes.networks import PLAIN, PLAIN_4

@@ -11,12 +11,11 @@ from typing import Final
 
 import pytest
 
-from giornata.scheduling.line import RowQueue
 from giornata.scheduling.placement import Placement
+from giornata.scheduling.queue import RowQueue
 from giornata.scheduling.scheduler import Scheduler, SchedulingDecision
-from giornata_lab.loadgen import facts
-from giornata_lab.loadgen.distributions import zipf
-from giornata_lab.loadgen.workload import MaskShape, Workload
+from giornata_lab.loadgen import workload
+from giornata_lab.loadgen.workload import MaskShape, Workload, zipf
 from giornata_lab.simulation.jobs import template_name
 from giornata_lab.simulation.machines import h800_flux
 from giornata_lab.simulation.options import RunOptions
@@ -56,8 +55,10 @@ class Watching:
 
 @pytest.mark.long
 def test_memory_and_lines_are_flat_over_an_hour_of_constant_load() -> None:
-    templates = zipf(50, facts.ZIPF)
-    work = Workload(facts.MASK_RATIOS["production"], facts.STEPS, facts.IMAGES, templates, MaskShape.SQUARE)
+    templates = zipf(50, workload.ZIPF)
+    work = Workload(
+        workload.MASK_RATIOS["production"], workload.STEPS, workload.IMAGES, templates, MaskShape.SQUARE
+    )
     kept = TemplateSetting(preloaded=tuple(map(template_name, templates)))
     soak = Scenario((h800_flux(),) * 2, work, ArrivalSetting(HOUR_S, 0.0), templates=kept)
     options = RunOptions()

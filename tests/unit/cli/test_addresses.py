@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from giornata.wire.permissions import NatsRole
 from giornata_tools.cli import options
-from giornata_tools.connection import FILE, StackAddresses, published, running
-from giornata_tools.doors.addresses import (
+from giornata_tools.clients.edits import (
     LOCAL_GATEWAY,
     LOCAL_NATS,
     choose_door,
@@ -27,6 +26,7 @@ from giornata_tools.doors.addresses import (
     nats_urls,
     without_password,
 )
+from giornata_tools.connection import FILE, StackAddresses, published, running
 
 SECRETS = st.text(
     st.characters(codec="ascii", exclude_characters=",", categories=["L", "N", "P", "S"]), min_size=4

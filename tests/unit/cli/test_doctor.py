@@ -16,10 +16,12 @@ from click.testing import CliRunner
 from huggingface_hub import try_to_load_from_cache
 
 from giornata_tools import provenance
-from giornata_tools.cli.doctor import accelerator, checkpoint, machine, servers
+from giornata_tools.cli.doctor import checks as accelerator
+from giornata_tools.cli.doctor import checks as checkpoint
+from giornata_tools.cli.doctor import checks as machine
+from giornata_tools.cli.doctor import checks as servers
 from giornata_tools.cli.doctor import command as doctor
-from giornata_tools.cli.doctor.accelerator import TorchReport
-from giornata_tools.cli.doctor.finding import CheckStatus, DoctorFinding, fail, ok, warn, worst
+from giornata_tools.cli.doctor.checks import CheckStatus, DoctorFinding, TorchReport, fail, ok, warn, worst
 from tests.e2e.studio import browsing
 from tests.fakes.published import published
 
@@ -35,9 +37,9 @@ def test_python_is_new_enough() -> None:
     assert (old.verdict, "3.10.14" in old.sentence) == (CheckStatus.FAIL, True)
 
 
-def test_all_eight_distributions_are_wanted_and_here() -> None:
+def test_all_distributions_of_the_checkout_are_wanted_and_here() -> None:
     want = machine.wanted(ROOT)
-    assert len(want) == 8
+    assert len(want) == 9
     assert machine.distributions(want).verdict is CheckStatus.OK
     assert machine.requirements(want).verdict is CheckStatus.OK
 
@@ -92,7 +94,7 @@ def test_torch_is_asked_in_a_process_of_its_own() -> None:
 
 
 def test_the_embedded_servers_run_and_missing_ones_matter_only_if_needed(tmp_path: Path) -> None:
-    assert machine.nats_server(needed=True).verdict is CheckStatus.OK
+    assert machine.nats_program(needed=True).verdict is CheckStatus.OK
     assert machine.valkey_server(needed=True).verdict is CheckStatus.OK
     assert machine.runs(tmp_path / "none", needed=True).verdict is CheckStatus.FAIL
     assert machine.runs(tmp_path / "none", needed=False).verdict is CheckStatus.WARN

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.errors import MaskEmpty, QueueFull, from_body
-from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
-from giornata.wire.jobs import JobState
+from giornata.wire.jobs import JobRecord, JobState
+from giornata.wire.messages import PreviewEvent, StateEvent, StepEvent
 from giornata.wire.models import Task
-from giornata.wire.progress import JobRecord
 from giornata.wire.requests import OutputFormat
 from giornata_gateway.http.body import frame
 from giornata_gateway.http.stream import HEARTBEAT
@@ -21,15 +20,16 @@ from giornata_gateway.views.jobs import (
     partial_image_event,
     progress_event,
 )
-from giornata_tools.doors.edits import EditProgress, PaintedPicture, Preview, StepCount, sentence
-from giornata_tools.doors.http_answers import (
+from giornata_tools.clients.edits import EditProgress, PaintedPicture, Preview, StepCount, sentence
+from giornata_tools.clients.http import (
     CompletedData,
+    EventReader,
     FailedEvent,
     PartialImage,
     ProgressData,
+    ServerEvent,
     read_event,
 )
-from giornata_tools.doors.sse import EventReader, ServerEvent
 from tests.contract.messages import INSPECTION, JOB, ROW
 
 RECORD = JobRecord(job=JOB, state=JobState.COMPLETED, rows=(ROW,), inspection=INSPECTION)

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from giornata.wire.errors import ErrorBody
 from giornata.wire.requests import OutputFormat
-from giornata_tools.cli.edit.delivery import EditDelivery, files, format_of, preview_file
-from giornata_tools.doors import http_door
-from giornata_tools.doors.edits import EditOutcome, PaintedPicture, PictureFailure, Preview, sentence
-from giornata_tools.tables import show, table
+from giornata_tools.cli.edit.order import EditDelivery, format_of, picture_files, preview_file
+from giornata_tools.clients import http
+from giornata_tools.clients.edits import EditOutcome, PaintedPicture, PictureFailure, Preview, sentence
+from giornata_tools.terminal import show, table
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ def test_a_suffix_that_says_nothing_is_refused_by_name(out: str) -> None:
 
 
 def test_several_pictures_are_numbered() -> None:
-    assert files("to/a.b.png", 1) == ["to/a.b.png"]
-    assert files("to/a.b.png", 3) == ["to/a.b-0.png", "to/a.b-1.png", "to/a.b-2.png"]
-    assert files("-", 1) == ["-"]
+    assert picture_files("to/a.b.png", 1) == ["to/a.b.png"]
+    assert picture_files("to/a.b.png", 3) == ["to/a.b-0.png", "to/a.b-1.png", "to/a.b-2.png"]
+    assert picture_files("-", 1) == ["-"]
     with pytest.raises(ValueError, match="one picture, not 2"):
-        files("-", 2)
+        picture_files("-", 2)
 
 
 def test_a_preview_lies_beside_its_picture() -> None:
@@ -192,6 +192,6 @@ def test_an_error_is_told_without_escapes() -> None:
 
 @pytest.mark.parametrize("nested", [EVIL, [EVIL], {"name": [{"inner": EVIL}]}])
 def test_answers_of_a_gateway_hold_no_escapes(nested: object) -> None:
-    told = http_door._object(json.dumps({"value": nested, "n": 1, "lines": "a\nb", "none": None}))
+    told = http._object(json.dumps({"value": nested, "n": 1, "lines": "a\nb", "none": None}))
     assert str(told["value"]).isprintable()
     assert (told["n"], told["lines"], told["none"]) == (1, "a\nb", None)

@@ -13,8 +13,7 @@ from pydantic import BaseModel, Field
 
 from giornata.wire.adapters import Annotator, AskedControl, AskedLora
 from giornata.wire.requests import EditParameters
-from giornata_tools.cli.edit.adapters import in_order
-from giornata_tools.cli.edit.parameters import options, validated
+from giornata_tools.cli.edit.parameters import in_order, options, validated
 from giornata_tools.cli.options import option_name
 
 LORA = f"lora_{'0' * 32}"

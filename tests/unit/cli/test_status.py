@@ -11,27 +11,27 @@ from rich.console import Console
 from giornata.fleet import SILENCE_S
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.controlnets import ControlState
-from giornata.wire.devices import HostDevice
 from giornata.wire.fleet import FleetView
-from giornata.wire.host_tiers import HostTier, TierChange, TierLoads
-from giornata.wire.queues import QueueState, StoreRoom
+from giornata.wire.loras import HostTier, TierChange, TierLoads
 from giornata.wire.workers import (
     AdapterCounters,
+    HostDevice,
+    QueueState,
     RankPhase,
     RankState,
     RowProgress,
     ServiceName,
     ServiceState,
     StepSample,
+    StoreRoom,
     TemplateCounters,
     WorkerState,
 )
-from giornata_gateway.views.fleet import fleet_view
+from giornata_gateway.views.catalog import fleet_view
 from giornata_router.rules.reports import StepRates, report
-from giornata_tools.cli.adapter_table import adapter_table
-from giornata_tools.cli.status import fleet_table, sums
-from giornata_tools.cli.top.screen import COLUMNS, screen
-from giornata_tools.cli.top.seen import WINDOW_S, CounterWindow, TelemetryAggregator
+from giornata_tools.cli.status import adapter_table, fleet_table, sums
+from giornata_tools.cli.top.aggregation import WINDOW_S, CounterWindow, TelemetryAggregator
+from giornata_tools.cli.top.command import COLUMNS, screen
 from tests.contract.messages import CARD
 
 

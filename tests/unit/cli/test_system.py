@@ -15,9 +15,9 @@ from giornata_lab.demo.demo import DemoOptions
 from giornata_lab.quality.evaluation import QualityOptions
 from giornata_tools import checkout
 from giornata_tools.cli.app import cli
-from giornata_tools.joining.background import profiling
-from giornata_tools.launcher import program
+from giornata_tools.launcher import up
 from giornata_tools.launcher.up import Beside, UpOptions, idle
+from giornata_tools.lora_profiler.sessions import profiling
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
         found.append((name, main.args[0]))  # type: ignore[attr-defined]  # a partial
         return 7
 
-    monkeypatch.setattr(program, "run", run)
+    monkeypatch.setattr(up, "run", run)
     for name in ("HOST", "PORT", "NATS_URL"):
         monkeypatch.delenv(f"GIORNATA_{name}", raising=False)
     return found
@@ -45,7 +45,7 @@ def test_up_profiles_loras_where_it_is_told_to(
         given.extend(main.args)
         return 0
 
-    monkeypatch.setattr(program, "run", run)
+    monkeypatch.setattr(up, "run", run)
     assert CliRunner().invoke(cli, ["up", *flags]).exit_code == 0
     assert given[2] is beside
 

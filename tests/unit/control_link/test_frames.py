@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from giornata.control.link.frames import (
+from giornata.control.link.sockets import (
     LENGTH,
     MAX_MESSAGE_BYTES,
     MAX_OPENING_BYTES,
     MalformedFrame,
-    framed,
-    length_of,
+    encode_frame,
+    frame_length,
     read_from_denoiser,
     read_from_instance,
 )
 from giornata.wire import codec
-from giornata.wire.control_steps import ALIGNMENT_BYTES, CancelStep, Dtype, OpenLink, ResidualsRequest
+from giornata.wire.controlnets import ALIGNMENT_BYTES, CancelStep, Dtype, OpenLink, ResidualsRequest
 from tests.contract.control_steps import CONTROL_STEPS
 
 ASK = next(each for each in CONTROL_STEPS if isinstance(each, ResidualsRequest))
@@ -32,8 +32,8 @@ DENOISERS = {"OpenLink", "ResidualsRequest", "CancelStep"}
 
 @pytest.mark.parametrize("message", CONTROL_STEPS, ids=lambda each: type(each).__name__)
 def test_every_message_is_read_as_it_was_by_its_reader_alone(message: BaseModel) -> None:
-    data = framed(message)
-    assert length_of(data[: LENGTH.size], MAX_MESSAGE_BYTES) == len(data) - LENGTH.size
+    data = encode_frame(message)
+    assert frame_length(data[: LENGTH.size], MAX_MESSAGE_BYTES) == len(data) - LENGTH.size
     readers = [read_from_denoiser, read_from_instance]
     right, wrong = readers if type(message).__name__ in DENOISERS else reversed(readers)
     assert right(data[LENGTH.size :]) == message
@@ -45,17 +45,19 @@ def test_the_largest_messages_are_within_their_limits() -> None:
     largest = 2**48
     columns = {"offsets": (2**48 - 64,) * 257, "tokens": (2**14,) * 257, "channels": (2**14,) * 257}
     ask = {**ASK.model_dump(), **columns, "number": largest, "step": largest, "row": "x" * 512}
-    assert len(framed(ResidualsRequest.model_validate(ask))) <= MAX_MESSAGE_BYTES
+    assert len(encode_frame(ResidualsRequest.model_validate(ask))) <= MAX_MESSAGE_BYTES
     memory = OPEN.memory
     assert memory is not None
     full = memory.model_copy(update={"handle": b"x" * 4096, "event": b"x" * 1024, "counter": b"x" * 256})
-    assert len(framed(OPEN.model_copy(update={"memory": full, "token": "x" * 256}))) <= MAX_OPENING_BYTES
+    assert (
+        len(encode_frame(OPEN.model_copy(update={"memory": full, "token": "x" * 256}))) <= MAX_OPENING_BYTES
+    )
 
 
 @pytest.mark.parametrize("length", [0, MAX_OPENING_BYTES + 1, 2**32 - 1])
 def test_a_length_out_of_bounds_is_refused(length: int) -> None:
     with pytest.raises(MalformedFrame, match=f"{length} bytes; accepted: 1 to {MAX_OPENING_BYTES}"):
-        length_of(struct.pack("<I", length), MAX_OPENING_BYTES)
+        frame_length(struct.pack("<I", length), MAX_OPENING_BYTES)
 
 
 @given(st.binary(max_size=200))
@@ -74,7 +76,7 @@ VALUES = st.recursive(
 
 @given(st.sampled_from(CONTROL_STEPS), st.data())
 def test_fields_of_any_value_are_a_message_or_malformed(message: BaseModel, data: st.DataObject) -> None:
-    fields = codec.unpack(framed(message)[LENGTH.size :])
+    fields = codec.unpack(encode_frame(message)[LENGTH.size :])
     field = data.draw(st.sampled_from(sorted(fields)))
     changed = msgpack.packb({**fields, field: data.draw(VALUES)})
     for read in (read_from_denoiser, read_from_instance):
@@ -130,7 +132,7 @@ def test_a_token_is_never_shown() -> None:
     secret = "do-not-show"  # noqa: S105 - that is what is tested
     opening = OPEN.model_copy(update={"token": secret})
     assert secret not in repr(opening)
-    fields = codec.unpack(framed(opening)[LENGTH.size :])
+    fields = codec.unpack(encode_frame(opening)[LENGTH.size :])
     for change in ({"path": "carrier pigeon"}, {"token": [secret]}, {"schema": 9}):
         with pytest.raises(MalformedFrame) as refused:
             read_from_denoiser(msgpack.packb({**fields, **change}))

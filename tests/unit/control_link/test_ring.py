@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.control.link.ring import RingAllocator, aligned
-from giornata.wire.control_steps import ALIGNMENT_BYTES
+from giornata.control.link.slabs import RingAllocator, align_up
+from giornata.wire.controlnets import ALIGNMENT_BYTES
 
 UNITS = 12
 
@@ -45,7 +45,7 @@ def test_places_never_overlap_and_are_refused_only_where_no_gap_is_long_enough(
             ring.give_back(offset)
             model.mark(offset, units, None)
             continue
-        units, offset_or_none = aligned(size) // ALIGNMENT_BYTES, ring.take(size)
+        units, offset_or_none = align_up(size) // ALIGNMENT_BYTES, ring.take(size)
         assert (offset_or_none is not None) == model.has_room(units)
         if offset_or_none is not None:
             assert offset_or_none % ALIGNMENT_BYTES == 0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from giornata.control.link.frames import MalformedFrame
-from giornata.control.link.losses import ControlFailed
+from giornata.control.link.sockets import ControlFailed, MalformedFrame
 from giornata.control.link.steps import ControlStepTable, InFlightControlStep
-from giornata.wire.control_steps import Dtype, ResidualsRequest
+from giornata.wire.controlnets import Dtype, ResidualsRequest
 
 SLAB_BYTES = 1 << 16
 

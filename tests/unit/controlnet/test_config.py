@@ -9,7 +9,7 @@ import pytest
 
 from giornata.config import load
 from giornata.device_claims import DeviceLedger
-from giornata.machine import memory_bytes
+from giornata.runtime import memory_bytes
 from giornata_controlnet.config import ControlNetConfig, TcpAddress
 
 

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from giornata.wire.errors import ControlNetUnavailable, IntermediateLost, Overloaded
-from giornata_controlnet.open_row import OpenRow
-from giornata_controlnet.rows import OpenRowTable
+from giornata_controlnet.rows import OpenRow, OpenRowTable
 from tests.contract.messages import BASE
 from tests.patience import HUNG_S
 

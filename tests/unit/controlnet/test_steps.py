@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlBase
-from giornata_controlnet.open_row import ActiveControlNet, OpenRow
-from giornata_controlnet.steps import sharing
+from giornata_controlnet.compute_thread import count_sharing
+from giornata_controlnet.rows import ActiveControlNet, OpenRow
 
 
 @pytest.mark.parametrize(
@@ -22,12 +22,12 @@ from giornata_controlnet.steps import sharing
 def test_steps_share_a_forward_up_to_a_limit_and_in_their_order(
     tokens: list[int], limit: int, count: int
 ) -> None:
-    assert sharing(tokens, limit) == count
+    assert count_sharing(tokens, limit) == count
 
 
 @given(st.lists(st.integers(1, 20), min_size=1), st.integers(1, 40))
 def test_every_forward_takes_a_step_and_as_many_as_fit(tokens: list[int], limit: int) -> None:
-    count = sharing(tokens, limit)
+    count = count_sharing(tokens, limit)
     assert 1 <= count <= len(tokens)
     assert count == 1 or sum(tokens[:count]) <= limit
     assert count == len(tokens) or sum(tokens[: count + 1]) > limit

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from giornata.wire.errors import Failed
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.devices import check_present, parsed
+from giornata_denoiser.devices import check_present, parse_devices
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from giornata_denoiser.devices import check_present, parsed
     ],
 )
 def test_devices_are_listed_with_commas(text: str, devices: tuple[str, ...]) -> None:
-    assert parsed(text) == devices
+    assert parse_devices(text) == devices
     assert DenoiserConfig(model="m", devices=text).device_names == devices
 
 
@@ -40,7 +40,7 @@ def test_devices_are_listed_with_commas(text: str, devices: tuple[str, ...]) -> 
 )
 def test_a_list_that_cannot_be_is_refused(text: str, told: str) -> None:
     with pytest.raises(ValueError, match="GIORNATA_DEVICES") as refused:
-        parsed(text)
+        parse_devices(text)
     assert told in str(refused.value)
     with pytest.raises(ValidationError, match="GIORNATA_DEVICES"):
         DenoiserConfig(model="m", devices=text)

@@ -26,7 +26,7 @@ from giornata_gateway.metrics import Metrics
 from giornata_tools.checkout import SEGMENTER
 from giornata_tools.cli.app import cli
 from giornata_tools.launcher import servers
-from giornata_tools.launcher.masks import MASKS as MASK_MODEL
+from giornata_tools.launcher.models import MASKS as MASK_MODEL
 
 KEYS_FILE = "GIORNATA_API_KEYS_FILE"
 DEPLOY = Path(__file__).parents[3] / "deploy"

@@ -69,7 +69,7 @@ COMPUTING = {
 """What these modules import, `giornata` does not require, and so a service that uses them must."""
 
 
-SPREAD = {"rock": ("scheduling/kinds_fit.py", "residency/plans/hardware.py"), "traces": ("seeing/otlp.py",)}
+SPREAD = {"rock": ("scheduling/rock_fit.py", "residency/plans/rock.py"), "traces": ("observability/otlp.py",)}
 """Sources of an extra of the shared code that has no folder of its own."""
 
 
@@ -93,10 +93,10 @@ def _parts(folder: Path, extra: str) -> list[Path]:
     if extra == "quantize":
         return [folder / "giornata_denoiser" / "families" / "quantizing.py"]
     if extra == "profiling":
-        return [folder / "giornata_tools" / "joining"]
+        return [folder / "giornata_tools" / "lora_profiler"]
     if folder == LAB:
         return [folder / "giornata_lab" / name for name in ("baseline", "demo", "model", "quality")]
-    return [folder / "giornata_tools" / name for name in ("joining", "launcher", "model")]
+    return [folder / "giornata_tools" / name for name in ("lora_profiler", "launcher", "model")]
 
 
 PASSED_ON = [

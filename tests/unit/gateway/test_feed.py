@@ -16,8 +16,8 @@ from pydantic import BaseModel
 
 from giornata.bus.bus import Bus
 from giornata.wire import codec, subjects
-from giornata.wire.events import DoneEvent, EventKind, StateEvent, StepEvent
 from giornata.wire.jobs import JobState
+from giornata.wire.messages import DoneEvent, EventKind, StateEvent, StepEvent
 from giornata.wire.values import StageTimes
 from giornata_gateway.jobs.feed import StreamedEvent, open_feed
 

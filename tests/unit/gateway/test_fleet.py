@@ -6,13 +6,19 @@ import pytest
 
 from giornata.wire.fleet import FleetSummary, FleetView
 from giornata.wire.masks import MaskCard
-from giornata.wire.queues import QueueState, StoreRoom
-from giornata.wire.workers import RowProgress, ServiceName, ServiceState, StepSample, WorkerState
+from giornata.wire.workers import (
+    QueueState,
+    RowProgress,
+    ServiceName,
+    ServiceState,
+    StepSample,
+    StoreRoom,
+    WorkerState,
+)
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.http.status import FleetFrames
 from giornata_gateway.metrics import Metrics
-from giornata_gateway.views.catalog import mask_card
-from giornata_gateway.views.fleet import fleet_view
+from giornata_gateway.views.catalog import fleet_view, mask_card
 from giornata_router.rules.reports import SAMPLES_S, WINDOW_S, StepRates, report, summary
 from tests.fakes.fleet import CARD
 

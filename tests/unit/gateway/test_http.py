@@ -18,9 +18,8 @@ from structlog.testing import capture_logs
 from giornata.wire.errors import InvalidField
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.body import frame
-from giornata_gateway.http.ignored import IGNORED, NAME_CHARACTERS, TOLD, header_value, ignore
-from giornata_gateway.http.proxies import PublicOrigin, public_origin
-from giornata_gateway.http.requests import last_event_id
+from giornata_gateway.http.errors import IGNORED, NAME_CHARACTERS, TOLD, header_value, ignore
+from giornata_gateway.http.requests import PublicOrigin, last_event_id, public_origin
 from giornata_gateway.http.server import REQUEST_ID, _counted
 from giornata_gateway.http.stream import HEARTBEAT
 from giornata_gateway.views.answers import ErrorDetail

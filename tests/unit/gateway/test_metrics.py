@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from giornata.wire.controlnets import ControlState
 from giornata.wire.fleet import InstanceReport
-from giornata.wire.host_tiers import HostTier, TierLoads
-from giornata.wire.queues import CostFit, ModelDeviceCosts, QueueState, StoreRoom
+from giornata.wire.loras import HostTier, TierLoads
 from giornata.wire.workers import (
     AdapterCounters,
+    CostFit,
+    ModelDeviceCosts,
+    QueueState,
     RankPhase,
     RankState,
     ServiceName,
     ServiceState,
     StepCacheCounters,
+    StoreRoom,
     WorkerCosts,
     WorkerState,
 )
-from giornata_gateway.adapter_metrics import adapter_metrics, host_tier_metrics
-from giornata_gateway.metrics import Metrics, control_metrics
+from giornata_gateway.metrics import Metrics, adapter_metrics, control_metrics, host_tier_metrics
 from tests.contract.messages import WORKER
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.errors import ConcurrencyLimited, InvalidField, RateLimited
-from giornata_gateway.intake.quotas import PicturesInProgress, Quotas
+from giornata_gateway.intake.limits import PicturesInProgress, Quotas
 from giornata_gateway.intake.rules.tenants import Tenant
 
 

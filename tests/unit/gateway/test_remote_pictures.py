@@ -8,12 +8,12 @@ import pytest
 from giornata.shares import SharedPool
 from giornata.wire.errors import InvalidField
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.http import remote_pictures
-from giornata_gateway.http.remote_pictures import check_sources
+from giornata_gateway.http import requests
+from giornata_gateway.http.requests import check_sources
 from giornata_gateway.intake.limits import ByteReservation
 from giornata_gateway.intake.rules.forms import PictureSource
 from giornata_gateway.intake.rules.tenants import Tenant
-from giornata_gateway.webhooks.sending import AddressRefusedError, told
+from giornata_gateway.webhooks.delivery import AddressRefusedError, told
 
 
 @pytest.mark.parametrize(("scheme", "plain"), [("http", True), ("HTTP", True), ("https", False)])
@@ -27,11 +27,11 @@ async def test_each_fetch_has_the_connection_of_its_scheme_however_that_is_writt
         asked.append((plain, grow.holding.takeable()))
         raise AddressRefusedError
 
-    monkeypatch.setattr(remote_pictures, "guarded_session", refuse)
+    monkeypatch.setattr(requests, "guarded_session", refuse)
     config = GatewayConfig(image_hosts="a.example", webhook_networks="10.1.0.0/16")
     source = PictureSource(image_url=f"{scheme}://a.example/a.png")
     with pytest.raises(InvalidField):
-        await remote_pictures.read_sources(config, grow, [("images", source)])
+        await requests.read_sources(config, grow, [("images", source)])
     assert asked == [(plain, True)], "what is held meanwhile is another tenant's if need be"
 
 

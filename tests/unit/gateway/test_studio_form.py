@@ -12,8 +12,8 @@ import pytest
 
 import giornata_gateway
 from giornata.wire.adapters import MAX_CONTROLNETS, MAX_LORAS, MAX_SCALE, Annotator, LoraWait
+from giornata.wire.models import WARMUP, StepCache
 from giornata.wire.requests import EditParameters
-from giornata.wire.step_caches import WARMUP, StepCache
 
 STATIC = Path(giornata_gateway.__file__).parent / "static"
 PAGE = (STATIC / "index.html").read_text(encoding="utf-8")

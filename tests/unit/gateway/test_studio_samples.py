@@ -20,7 +20,7 @@ from giornata_lab.demo.exhibits import (
     exhibits,
 )
 from giornata_lab.model.scenes import sample
-from giornata_lab.model.scenes.captions import words
+from giornata_lab.model.scenes.scene import words
 
 drawn_once = cache(drawn)
 SAMPLES: list[dict[str, Any]] = json.loads((FOLDER / "samples.json").read_text("utf-8"))["samples"]

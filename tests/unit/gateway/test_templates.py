@@ -8,10 +8,10 @@ from giornata.wire.errors import BadRequest, InvalidField, RowPoisoned, UnknownF
 from giornata.wire.templates import TemplateRecord, TemplateState
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.http.requests import check_query, number_of
-from giornata_gateway.http.templates import MAX_WAIT_MS
+from giornata_gateway.http.resources import MAX_WAIT_MS
 from giornata_gateway.intake.rules.forms import RequestBody, check_source, read_template_form
 from giornata_gateway.metrics import template_metrics
-from giornata_gateway.views.templates import template_list, template_view
+from giornata_gateway.views.resources import template_list, template_view
 from tests.contract.messages import TEMPLATE, WORKER
 
 

@@ -6,10 +6,9 @@ import pytest
 
 from giornata.families import Family
 from giornata.wire.errors import InvalidField, JobCancelled, ModelNotFound, RowPoisoned, ServiceUnavailable
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobRecord, JobState, Priority, RowRecord
 from giornata.wire.messages import JobEstimate
 from giornata.wire.models import ModelCard
-from giornata.wire.progress import JobRecord, RowRecord
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata.wire.workers import ServiceName
 from giornata_gateway.views.answers import background_of, error_detail, error_of, error_type, images_answer

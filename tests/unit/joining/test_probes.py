@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from giornata_tools.joining.probes import ProbesError, built_in, photographs, read_folder
+from giornata_tools.lora_profiler.probes import ProbesError, built_in, photographs, read_folder
 from tests.fakes.fleet import CARD
 
 

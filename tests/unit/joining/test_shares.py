@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_tools.joining.shares import FINE, LEAST_SSIM, JoinStepTrial, candidates, joins_within
+from giornata_tools.lora_profiler.profiler import FINE, LEAST_SSIM, JoinStepTrial, candidates, joins_within
 
 CURVES = st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=6).map(tuple), min_size=0, max_size=12)
 """SSIMs of the probes, by step."""

@@ -11,8 +11,7 @@ from giornata.wire.workers import ServiceName
 from giornata_lab.model.adapters import card
 from giornata_tools.checkout import TRAINED
 from giornata_tools.cli.system import up
-from giornata_tools.launcher.adapters import LORAS, NETS, shared_loras, with_controlnets
-from giornata_tools.launcher.model import StackModel
+from giornata_tools.launcher.models import LORAS, NETS, StackModel, shared_loras, with_controlnets
 from giornata_tools.launcher.up import UpOptions, plan
 
 OURS, OTHER = StackModel(str(TRAINED)), StackModel("a/hub-id")

@@ -13,17 +13,20 @@ from giornata.api_keys import KeysFile, NatsUser, render, with_key
 from giornata.config import ServiceConfig, load
 from giornata.families import Family
 from giornata.nats_users import USERS_CONF
-from giornata.wire.nats_config import has_anonymous
+from giornata.wire.permissions import has_anonymous
 from giornata.wire.workers import ServiceName
 from giornata_prepost.config import PrepostConfig
 from giornata_tools.cli.system import up
-from giornata_tools.launcher.commands import GatewayPorts, environment, model_environment, service_command
-from giornata_tools.launcher.model import DOWNLOAD_S, StackModel, builder_digest, choose, choose_all, publish
+from giornata_tools.launcher.models import DOWNLOAD_S, StackModel, builder_digest, choose, choose_all, publish
 from giornata_tools.launcher.plan import (
     DRAIN_ORDER,
     MAX_RESTART_DELAY_S,
+    GatewayPorts,
     StackPlan,
+    environment,
+    model_environment,
     restart_delay_s,
+    service_command,
 )
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import KEPT_PORTS, EmbeddedNats, NatsServer, nats_config, valkey_config

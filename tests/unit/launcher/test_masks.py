@@ -12,8 +12,7 @@ from giornata_lab.demo.demo import DemoOptions
 from giornata_lab.demo.demo import plan as demo_plan
 from giornata_tools.checkout import SEGMENTER, TRAINED
 from giornata_tools.cli.system import up
-from giornata_tools.launcher.masks import MASKS, REFINER, shipped_masks
-from giornata_tools.launcher.model import StackModel
+from giornata_tools.launcher.models import MASKS, REFINER, StackModel, shipped_masks
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.up import UpOptions, plan
 

@@ -9,7 +9,7 @@ import pytest
 
 from giornata.model_cards import digest
 from giornata_tools.checkout import TRAINED
-from giornata_tools.launcher.model import StackModel
+from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.up import profiled
 from tests.fakes.profiles import PROFILE

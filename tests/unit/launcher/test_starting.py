@@ -13,7 +13,7 @@ from giornata.wire.loras import LoraCounters
 from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.checkout import STATE
-from giornata_tools.launcher.model import StackModel
+from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.servers import check_port

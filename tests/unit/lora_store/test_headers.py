@@ -8,8 +8,14 @@ from hypothesis import strategies as st
 
 from giornata.wire.errors import LoraNotSupported, LoraTooLarge
 from giornata.wire.loras import LoraStyle
-from giornata_lora_store.rules.headers import ALPHA_DTYPES, DTYPES, LoraSizeLimits, TensorInfo, recognised
-from giornata_lora_store.rules.shared_paths import shared_path
+from giornata_lora_store.rules.headers import (
+    ALPHA_DTYPES,
+    DTYPES,
+    LoraSizeLimits,
+    TensorInfo,
+    recognise_header,
+)
+from giornata_lora_store.shared_folder import shared_path
 
 LIMITS = LoraSizeLimits(rank=64, tensors=100)
 STYLES = {
@@ -39,17 +45,17 @@ def pair(down: str, up: str, rank: int = 4, dtype: str = "BF16") -> dict[str, Te
 
 @pytest.mark.parametrize("style", STYLES)
 def test_a_style_is_told_by_its_names(style: LoraStyle) -> None:
-    found = recognised(pair(*STYLES[style]), LIMITS)
+    found = recognise_header(pair(*STYLES[style]), LIMITS)
     assert (found.style, found.rank, found.modules) == (style, 4, 1)
 
 
 def test_diffusers_older_names_and_alphas_are_known() -> None:
     old = pair("unet.up_blocks.0.attn1.to_q.lora.down.weight", ".lora.up.weight")
     alpha = {"unet.up_blocks.0.attn1.to_q.alpha": TensorInfo("F32", ())}
-    assert recognised(old | alpha, LIMITS).style is LoraStyle.DIFFUSERS
+    assert recognise_header(old | alpha, LIMITS).style is LoraStyle.DIFFUSERS
     two = {f"double_blocks.0.processor.qkv_lora{i}.{side}.weight": TensorInfo("F32", shape)
            for i in (1, 2) for side, shape in (("down", (4, 8)), ("up", (24, 4)))}  # fmt: skip
-    assert recognised(two, LIMITS).modules == 2
+    assert recognise_header(two, LIMITS).modules == 2
 
 
 @pytest.mark.parametrize(
@@ -71,7 +77,7 @@ def test_diffusers_older_names_and_alphas_are_known() -> None:
 def test_what_is_no_plain_lora_is_refused_by_name(name: str, said: str) -> None:
     tensors = pair(*STYLES[LoraStyle.DIFFUSERS]) | {name: TensorInfo("F32", (1,))}
     with pytest.raises(LoraNotSupported, match=said) as raised:
-        recognised(tensors, LIMITS)
+        recognise_header(tensors, LIMITS)
     assert raised.value.code == "lora_not_supported"
     assert raised.value.received is not None
     assert name.removesuffix(".alpha") in raised.value.received
@@ -98,25 +104,25 @@ def test_factors_that_do_not_fit_are_refused(changes: dict[str, TensorInfo | Non
     }
     tensors = {names[name]: tensor for name, tensor in (whole | changes).items() if tensor is not None}
     with pytest.raises(LoraNotSupported, match=said):
-        recognised(tensors, LIMITS)
+        recognise_header(tensors, LIMITS)
 
 
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2"])
 @pytest.mark.parametrize("alpha", [TensorInfo("I64", ()), TensorInfo("I32", (1,)), TensorInfo("F64", (1,))])
 def test_factors_may_be_small_and_alphas_whole_numbers(dtype: str, alpha: TensorInfo) -> None:
     tensors = pair(*STYLES[LoraStyle.KOHYA], dtype=dtype)
-    found = recognised(tensors | {"lora_unet_double_blocks_0_img_attn_qkv.alpha": alpha}, LIMITS)
+    found = recognise_header(tensors | {"lora_unet_double_blocks_0_img_attn_qkv.alpha": alpha}, LIMITS)
     assert found.modules == 1
 
 
 def test_names_of_z_image_have_hyphens() -> None:
-    assert recognised(pair("all_x_embedder.2-1.lora_A.weight", ".lora_B.weight"), LIMITS).modules == 1
+    assert recognise_header(pair("all_x_embedder.2-1.lora_A.weight", ".lora_B.weight"), LIMITS).modules == 1
 
 
 @pytest.mark.parametrize("name", ["double_blocks.1000.img_attn.qkv", "lora_unet_double_blocks_99999999_x"])
 def test_no_name_makes_a_converter_count_for_ever(name: str) -> None:
     with pytest.raises(LoraNotSupported, match="name that no module has"):
-        recognised(pair(f"{name}.lora_A.weight", ".lora_B.weight"), LIMITS)
+        recognise_header(pair(f"{name}.lora_A.weight", ".lora_B.weight"), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -128,17 +134,17 @@ def test_a_control_lora_is_told_whatever_else_it_holds(name: str) -> None:
         "img_in.lora_B.bias": TensorInfo("F32", (24,))
     }
     with pytest.raises(LoraNotSupported, match="Control LoRA") as raised:
-        recognised(tensors | {name: TensorInfo("F32", (16,))}, LIMITS)
+        recognise_header(tensors | {name: TensorInfo("F32", (16,))}, LIMITS)
     assert raised.value.received == name
 
 
 def test_rank_and_number_have_limits() -> None:
     with pytest.raises(LoraTooLarge, match="rank 65"):
-        recognised(pair(*STYLES[LoraStyle.PEFT], rank=65), LIMITS)
+        recognise_header(pair(*STYLES[LoraStyle.PEFT], rank=65), LIMITS)
     with pytest.raises(LoraTooLarge, match="101 tensors"):
-        recognised({f"x{i}": TensorInfo("F32", (1,)) for i in range(101)}, LIMITS)
+        recognise_header({f"x{i}": TensorInfo("F32", (1,)) for i in range(101)}, LIMITS)
     with pytest.raises(LoraNotSupported, match="no factors"):
-        recognised({}, LIMITS)
+        recognise_header({}, LIMITS)
 
 
 @given(
@@ -155,7 +161,7 @@ def test_rank_and_number_have_limits() -> None:
 )
 def test_any_header_is_a_lora_or_refused_with_a_code(tensors: dict[str, TensorInfo]) -> None:
     try:
-        found = recognised(tensors, LIMITS)
+        found = recognise_header(tensors, LIMITS)
     except (LoraNotSupported, LoraTooLarge):
         return
     assert 0 < found.rank <= LIMITS.rank

@@ -9,8 +9,7 @@ from typing import cast
 import pytest
 
 from giornata_lora_store.files import LoraFiles
-from giornata_lora_store.host_folder import HostFolder
-from giornata_lora_store.host_tier import HostTierLoader, _FileLoad
+from giornata_lora_store.host_tier import HostFolder, HostTierLoader, _FileLoad
 from tests.fakes import virtual_time
 
 

@@ -16,7 +16,7 @@ from safetensors.numpy import save
 
 from giornata.wire import codec
 from giornata.wire.errors import GiornataError, LoraTooLarge, LoraUnreadable
-from giornata_lora_store.inspection import LoraHeaderInspector
+from giornata_lora_store.header_reader import LoraHeaderInspector
 from giornata_lora_store.rules.headers import LoraHeader, LoraSizeLimits
 from tests.examples import examples
 

@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from giornata.packed import kernels, page_kernels
+from giornata.packed import kernels
 
 TOOLS: Final = Path(triton.__file__).parent / "backends/nvidia/bin"
 TYPES: Final = {
@@ -44,10 +44,10 @@ def rotate(heads: int, width: int, query: bool, value: bool, moves: bool) -> tup
     return kernels._rotate, constants, kernels._warps(blocks[0] * blocks[1])
 
 
-def gather(channels: int, aligned: int = page_kernels.ALIGNMENT) -> tuple[Any, dict[str, Any], int]:
+def gather(channels: int, aligned: int = kernels.ALIGNMENT) -> tuple[Any, dict[str, Any], int]:
     block = triton.next_power_of_2(channels)
-    constants = {"FIELDS": page_kernels.FIELDS, "CHANNELS": channels, "BLOCK": block, "ALIGNED": aligned}
-    return page_kernels._gather, constants, min(32, max(1, block // 512))
+    constants = {"FIELDS": kernels.FIELDS, "CHANNELS": channels, "BLOCK": block, "ALIGNED": aligned}
+    return kernels._gather, constants, min(32, max(1, block // 512))
 
 
 GELU: Final = {"X_CHANNELS": 3072, "CHANNELS": 15360, "BLOCK": 1024}

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.packed.elementwise import TORCH, ElementwiseOps, HeadNorm, QKVProjection, choose
-from giornata.packed.packing import Segments, layout
+from giornata.packed.elementwise import TORCH, ElementwiseOps, HeadNorm, QKVProjection, choose_elementwise
+from giornata.packed.packing import Segments, make_layout
 from tests.examples import examples
 
 DEVICE: Final = "cuda" if torch.cuda.is_available() else "cpu"
@@ -84,7 +84,7 @@ def test_normed_and_rotated_heads_are_the_twins(
     streams: int,
 ) -> None:
     width, image = 2 * pairs, [length + 1 for length in lengths]
-    places = layout(lengths, image, DEVICE)
+    places = make_layout(lengths, image, DEVICE)
     rotary = random((2, sum(lengths) + sum(image), width), torch.float32, seed)
     counts = (sum(lengths), sum(image)) if streams == 2 else (sum(lengths) + sum(image),)
 
@@ -138,8 +138,8 @@ def test_the_twin_is_diffusers_bit_for_bit() -> None:
 
 
 def test_kernels_serve_cuda_and_nothing_else() -> None:
-    assert choose(torch.device("cpu"), torch.float32) is TORCH
-    assert choose(torch.device("cuda"), torch.float64) is TORCH
+    assert choose_elementwise(torch.device("cpu"), torch.float32) is TORCH
+    assert choose_elementwise(torch.device("cuda"), torch.float64) is TORCH
 
 
 @pytest.mark.parametrize("works", [True, False])
@@ -156,4 +156,4 @@ def test_kernels_are_chosen_where_they_can_be_launched(
     monkeypatch.setattr(module, "launch", launch)
     told = nullcontext() if works else pytest.warns(UserWarning, match="C compiler")
     with told:
-        assert choose(torch.device("cuda"), torch.bfloat16) is (kernels if works else TORCH)
+        assert choose_elementwise(torch.device("cuda"), torch.bfloat16) is (kernels if works else TORCH)

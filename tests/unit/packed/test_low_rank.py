@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.packed.low_rank import BatchLoras, SequenceLoras, low_rank
-from giornata.packed.low_rank_hooks import of_text
+from giornata.packed.low_rank import BatchLoras, SequenceLoras, is_text_layer, low_rank
 
 
 def test_loras_of_a_set_are_one_product() -> None:
@@ -59,4 +58,4 @@ def test_spans_cover_the_tokens_of_sequences_with_sets_once(given: list[tuple[in
     ],
 )
 def test_layers_of_text_are_known_by_name(path: str, text: bool) -> None:
-    assert of_text(path) is text
+    assert is_text_layer(path) is text

@@ -11,7 +11,7 @@ from giornata.packed.attention import DenseKV, beside, grouped
 from giornata.packed.elementwise import ElementwiseOps
 from giornata.packed.packing import Segments
 from giornata.packed.pages import KVPages, QuantisedTensor, gather
-from giornata_denoiser.rows.stored import StoredTensor, store
+from giornata_denoiser.rows.template import StoredTensor, store
 from tests.unit.packed.test_elementwise import DEVICE, assert_alike, random, triton_kernels
 
 kernels = triton_kernels

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.packed.packing import layout
-from giornata.packed.region import PackedBatch, Region, region
-from giornata.packed.shares import BatchSharding, Shard, spread, turned
+from giornata.packed.compute_set import PackedBatch, Region, make_region
+from giornata.packed.packing import make_layout
+from giornata.packed.sharding import BatchSharding, Shard, rotate_ranks, spread_evenly
 
 SIZES = st.integers(1, 8)
 
@@ -33,15 +33,15 @@ SHAPES = st.lists(
 
 def batch(shapes: list[Shape]) -> PackedBatch:
     """Sequences whose rotary embedding numbers their tokens in joint order."""
-    made = layout([shape.text for shape in shapes], [len(shape.cells) for shape in shapes])
+    made = make_layout([shape.text for shape in shapes], [len(shape.cells) for shape in shapes])
     numbers = torch.arange(sum(made.joint.lengths)).float().unsqueeze(1)
-    return PackedBatch(made, (numbers, numbers), tuple(region(torch.tensor([s.cells])) for s in shapes))
+    return PackedBatch(made, (numbers, numbers), tuple(make_region(torch.tensor([s.cells])) for s in shapes))
 
 
 @given(count=st.integers(0, 100), size=SIZES, turn=st.integers(0, 1000))
 def test_a_spread_is_a_balanced_partition(count: int, size: int, turn: int) -> None:
-    order = turned(size, turn)
-    parts = spread(count, order)
+    order = rotate_ranks(size, turn)
+    parts = spread_evenly(count, order)
     assert [index for part in parts for index in range(part.start, part.stop)] == list(range(count))
     lengths = [part.stop - part.start for part in parts]
     assert max(lengths) - min(lengths) <= 1
@@ -109,7 +109,7 @@ def test_outside_tokens_come_in_the_order_of_one_process(shapes: list[Shape], si
 @given(cells=st.lists(st.booleans(), min_size=2, max_size=40), size=SIZES)
 def test_a_portion_of_a_region_follows_from_it_alone(cells: list[bool], size: int) -> None:
     """It is the same beside any other sequences: what one step keeps of it fits the next."""
-    where = region(torch.tensor([cells]))
+    where = make_region(torch.tensor([cells]))
     if where is None:
         return
     for rank in range(size):

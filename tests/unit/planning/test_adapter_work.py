@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.costing import CostModel, told_compute
-from giornata.planning.costs import StepCosts, completed
+from giornata.planning.cost_model import CostModel, Profile, encode_compute_fit
 from giornata.planning.operations import (
     COMPUTE,
     NETWORK,
@@ -20,10 +19,10 @@ from giornata.planning.operations import (
     low_rank_weights,
     step_work,
 )
-from giornata.planning.profiles import Profile
-from giornata.wire.blocks import BlockSpec
-from giornata.wire.queues import CostFit
+from giornata.planning.step_costs import StepCosts, complete_weights
+from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
+from giornata.wire.workers import CostFit
 from tests.fakes.profiles import PROFILE
 
 WIDTH, RANK = 8, 2
@@ -82,9 +81,9 @@ def test_weights_that_were_not_counted_are_told_by_the_size_of_a_file_of_16_bits
 
 
 def test_weights_without_adapters_are_completed_and_others_kept() -> None:
-    assert completed((1.0, 2.0, 3.0, 4.0, 5.0, 6.0)) == (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 3.0, 0.0, 3.0)
+    assert complete_weights((1.0, 2.0, 3.0, 4.0, 5.0, 6.0)) == (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 3.0, 0.0, 3.0)
     whole = tuple(map(float, range(len(COMPUTE))))
-    assert completed(whole) == whole
+    assert complete_weights(whole) == whole
     with pytest.raises(ValueError, match="received 7"):
         StepCosts((1.0,) * 7)
 
@@ -94,7 +93,7 @@ def test_a_worker_of_before_is_heard_and_one_of_now_tells_what_that_could_read()
     load = CostFit(weights=(0.0, 0.0), r2=1, residual_ms=0, samples=0, outliers=0)
     model = CostModel(before, load)
     assert model.costs == StepCosts(PROFILE.compute.weights)
-    assert model.state.compute == told_compute(before)
+    assert model.state.compute == encode_compute_fit(before)
     assert model.state.compute.weights == before.weights, "an older router takes as many"
 
 

@@ -7,9 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from giornata.planning.costing import EVERY, FEWEST, CostModel
-from giornata.planning.costs import StepCosts
+from giornata.planning.cost_model import EVERY, FEWEST, CostModel
 from giornata.planning.operations import StepWork
+from giornata.planning.step_costs import StepCosts
 from tests.fakes.profiles import LOAD_WEIGHTS, PROFILE, WEIGHTS
 
 TRUE = StepCosts((4.0, 0.2, 0.03, 2e-6, 0.0, 0.0), (0.1, 3e-6))

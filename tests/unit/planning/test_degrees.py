@@ -7,11 +7,9 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from giornata.planning.costing import EVERY, CostModel
-from giornata.planning.costs import StepCosts
-from giornata.planning.degrees import DegreeFit, StepParallelism
+from giornata.planning.cost_model import EVERY, CostModel, DegreeFit, Profile, StepParallelism
 from giornata.planning.operations import COMPUTE
-from giornata.planning.profiles import Profile
+from giornata.planning.step_costs import StepCosts
 from giornata.wire.workers import DegreeCosts
 from tests.fakes.profiles import PROFILE, WEIGHTS, record
 from tests.unit.planning.test_costing import works

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.specs import LEAST_LEVELS, TemplateRunScope, within
+from giornata.planning.operations import LEAST_LEVELS, TemplateRunScope, largest_scope_within
 
 COUNTS = st.integers(1, 60)
 
@@ -14,7 +14,9 @@ COUNTS = st.integers(1, 60)
 def test_what_is_kept_fits_and_keeps_its_least_levels(
     budget: int, levels: int, blocks: int, block_bytes: int, least: int
 ) -> None:
-    kept = within(budget, levels=levels, blocks=blocks, block_bytes=block_bytes, least_levels=least)
+    kept = largest_scope_within(
+        budget, levels=levels, blocks=blocks, block_bytes=block_bytes, least_levels=least
+    )
     assert min(levels, least) <= kept.levels <= levels
     assert 0 <= kept.first_block <= blocks
     assert kept.levels * (blocks - kept.first_block) * block_bytes <= budget
@@ -23,6 +25,8 @@ def test_what_is_kept_fits_and_keeps_its_least_levels(
 
 
 def test_levels_that_may_not_be_dropped_cost_blocks() -> None:
-    assert within(100, levels=10, blocks=20, block_bytes=1) == TemplateRunScope(5, 0)
-    assert within(100, levels=10, blocks=20, block_bytes=1, least_levels=10) == TemplateRunScope(10, 10)
-    assert within(10, levels=10, blocks=20, block_bytes=1) == TemplateRunScope(LEAST_LEVELS, 18)
+    assert largest_scope_within(100, levels=10, blocks=20, block_bytes=1) == TemplateRunScope(5, 0)
+    assert largest_scope_within(
+        100, levels=10, blocks=20, block_bytes=1, least_levels=10
+    ) == TemplateRunScope(10, 10)
+    assert largest_scope_within(10, levels=10, blocks=20, block_bytes=1) == TemplateRunScope(LEAST_LEVELS, 18)

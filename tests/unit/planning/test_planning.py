@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.batch import BatchRow, each, evaluate, plan_batch
-from giornata.planning.blocks import BlockCost, LoadLink, Planner, always, exact, greedy, sequential, timeline
+from giornata.planning.batch_plans import BatchRow, evaluate_modes, plan_batch, plan_each_alone
+from giornata.planning.block_plans import (
+    BlockCost,
+    LoadLink,
+    Planner,
+    exact_modes,
+    greedy_modes,
+    sequential_end_ms,
+    timeline,
+    uniform_modes,
+)
 from giornata.wire.values import BlockMode
 
 MS = st.floats(0.1, 10, allow_nan=False)
@@ -50,21 +59,21 @@ def finish_ms(planner: Planner, found: Sequence[BlockCost], link: LoadLink) -> f
 @given(blocks(), LINKS)
 def test_exact_is_the_best_of_all(found: list[BlockCost], link: LoadLink) -> None:
     best = min(timeline(found, modes, link).finish_ms for modes in product(BlockMode, repeat=len(found)))
-    assert finish_ms(exact, found, link) == pytest.approx(best, rel=1e-9)
+    assert finish_ms(exact_modes, found, link) == pytest.approx(best, rel=1e-9)
 
 
 @given(blocks(most=12), LINKS)
 def test_nothing_else_is_better_than_exact(found: list[BlockCost], link: LoadLink) -> None:
-    least = finish_ms(exact, found, link)
-    for planner in (greedy, *(always(mode) for mode in BlockMode)):
+    least = finish_ms(exact_modes, found, link)
+    for planner in (greedy_modes, *(uniform_modes(mode) for mode in BlockMode)):
         assert finish_ms(planner, found, link) >= least - 1e-9
-        assert sequential(found, planner(found, link), link) >= finish_ms(planner, found, link) - 1e-9
+        assert sequential_end_ms(found, planner(found, link), link) >= finish_ms(planner, found, link) - 1e-9
 
 
 @given(blocks(most=10), LINKS)
 def test_a_full_block_has_its_hidden_state(found: list[BlockCost], link: LoadLink) -> None:
     """Wherever the outside tokens' state is gone, a mode that needs it has paid for it."""
-    modes = exact(found, link)
+    modes = exact_modes(found, link)
     slabs, live = 0, False
     for block, mode in zip(found, modes, strict=True):
         if mode is BlockMode.KV:
@@ -81,21 +90,21 @@ def test_where_loading_dominates_the_paper_loses(load: int, greedy_ms: float, ex
     """57 equal blocks with cache 2, without 10 (FACTS of the design); loads without liveness, as the paper has them."""
     equal = [BlockCost(10, 10, 2, 0, load)] * 57
     link = LoadLink(slab_ms=1)
-    assert finish_ms(greedy, equal, link) == pytest.approx(greedy_ms)
-    assert finish_ms(exact, equal, link) == pytest.approx(exact_ms)
+    assert finish_ms(greedy_modes, equal, link) == pytest.approx(greedy_ms)
+    assert finish_ms(exact_modes, equal, link) == pytest.approx(exact_ms)
 
 
 def test_what_is_loaded_ahead_costs_nothing() -> None:
     cold = [BlockCost(10, 6, 2, 2, 4, fresh=i == 0) for i in range(8)]
     ahead = [BlockCost(10, 6, 2, 2, 0 if i < 4 else 4, fresh=i == 0) for i in range(8)]
     link = LoadLink(slab_ms=1.5)
-    assert finish_ms(exact, ahead, link) < finish_ms(exact, cold, link)
-    assert exact(ahead, link)[:4] == (BlockMode.KV,) * 4
-    assert finish_ms(exact, cold, LoadLink(1.5, busy_ms=50)) > finish_ms(exact, cold, link)
+    assert finish_ms(exact_modes, ahead, link) < finish_ms(exact_modes, cold, link)
+    assert exact_modes(ahead, link)[:4] == (BlockMode.KV,) * 4
+    assert finish_ms(exact_modes, cold, LoadLink(1.5, busy_ms=50)) > finish_ms(exact_modes, cold, link)
 
 
 def test_nothing_to_plan() -> None:
-    assert finish_ms(exact, [], LoadLink(1.0)) == 0
+    assert finish_ms(exact_modes, [], LoadLink(1.0)) == 0
     with pytest.raises(ValueError, match="received 1 modes for 0 blocks"):
         timeline([], [BlockMode.FULL], LoadLink(1.0))
 
@@ -120,9 +129,9 @@ def batches(draw: st.DrawFn) -> list[BatchRow]:
 @given(batches(), LINKS)
 def test_a_batch_is_planned_near_the_best(rows: list[BatchRow], link: LoadLink) -> None:
     plan = plan_batch(rows, link)
-    assert plan == evaluate(rows, plan.modes, link)
+    assert plan == evaluate_modes(rows, plan.modes, link)
     every = product(product(BlockMode, repeat=len(rows[0].blocks)), repeat=len(rows))
-    least = min(evaluate(rows, modes, link).timeline.finish_ms for modes in every)
+    least = min(evaluate_modes(rows, modes, link).timeline.finish_ms for modes in every)
     assert plan.timeline.finish_ms >= least - 1e-9
     assert plan.timeline.finish_ms <= 1.5 * least + 1e-9
     if len(rows) == 1:
@@ -140,7 +149,7 @@ def test_rows_of_one_template_load_once() -> None:
 def test_greedy_knows_what_blocks_take_besides() -> None:
     """Without it the second block computes in full; beside it its load has arrived."""
     row = BatchRow((BlockCost(5, 6, 1, 0, 1, fresh=True), BlockCost(5, 6, 1, 0, 1)), "t")
-    planner, link = each(greedy), LoadLink(slab_ms=9.5)
+    planner, link = plan_each_alone(greedy_modes), LoadLink(slab_ms=9.5)
     assert planner([row], link, 0.0).modes == ((BlockMode.FULL, BlockMode.FULL),)
     assert planner([row], link, 6.0).modes == ((BlockMode.FULL, BlockMode.KV),)
     assert planner([row], link, 6.0).timeline.finish_ms == 18
@@ -151,9 +160,9 @@ def test_greedy_alone_is_the_papers(rows: list[BatchRow], link: LoadLink, base_m
     """Its block times are what a row's blocks take with all that is computed beside them."""
     (row, *_) = rows
     beside = [replace(block, others_ms=base_ms) for block in row.blocks]
-    plan = each(greedy)([row], link, base_ms)
-    assert plan.modes == (greedy(beside, link),)
-    assert plan.timeline.finish_ms == pytest.approx(finish_ms(greedy, beside, link))
+    plan = plan_each_alone(greedy_modes)([row], link, base_ms)
+    assert plan.modes == (greedy_modes(beside, link),)
+    assert plan.timeline.finish_ms == pytest.approx(finish_ms(greedy_modes, beside, link))
 
 
 def test_unequal_rows_are_refused() -> None:

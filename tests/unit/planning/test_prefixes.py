@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.batch import BatchRow, each, evaluate, plan_batch
-from giornata.planning.blocks import (
+from giornata.planning.batch_plans import BatchRow, evaluate_modes, plan_batch, plan_each_alone
+from giornata.planning.block_plans import (
     BlockCost,
+    BlockCostColumns,
     LoadLink,
     Modes,
-    always,
-    exact,
-    greedy,
-    sequential,
+    exact_modes,
+    greedy_modes,
+    sequential_end_ms,
     takes,
     timeline,
+    uniform_modes,
 )
-from giornata.planning.columns import BlockCostColumns
-from giornata.planning.prefixes import PrefixPlanBatch, prefixes_of, scanned
+from giornata.planning.prefix_plans import PrefixPlanBatch, prefix_batch, scanned
 from giornata.wire.values import BlockMode
 from tests.examples import examples
 
@@ -69,7 +69,7 @@ def rows_of_prefixes(
 
 
 def of(rows: list[BatchRow]) -> PrefixPlanBatch:
-    found = prefixes_of([row.columns for row in rows], [row.template for row in rows])
+    found = prefix_batch([row.columns for row in rows], [row.template for row in rows])
     assert found is not None
     return found
 
@@ -82,7 +82,7 @@ def test_one_row_is_planned_as_well_as_by_the_exact_planner(
     (row,) = rows
     plan = plan_batch(rows, link, base_ms)
     beside = [replace(block, others_ms=base_ms) for block in row.blocks]
-    best = timeline(beside, exact(beside, link), link)
+    best = timeline(beside, exact_modes(beside, link), link)
     (modes,) = plan.modes
     carried_out = timeline(beside, modes, link)
     assert plan.timeline.finish_ms == pytest.approx(best.finish_ms, rel=1e-9)
@@ -110,10 +110,13 @@ def test_nothing_else_that_is_tried_is_much_better(
 ) -> None:
     """No other planner of batches is better by a tenth, nor is doing for each row what is best for it alone."""
     plan = plan_batch(rows, link, base_ms)
-    assert plan == evaluate(rows, plan.modes, link, base_ms)
-    for planner in (each(greedy), *(each(always(mode)) for mode in BlockMode)):
+    assert plan == evaluate_modes(rows, plan.modes, link, base_ms)
+    for planner in (
+        plan_each_alone(greedy_modes),
+        *(plan_each_alone(uniform_modes(mode)) for mode in BlockMode),
+    ):
         assert plan.timeline.finish_ms <= planner(rows, link, base_ms).timeline.finish_ms * 1.1 + 1e-9
-    naive = sum(sequential(row.blocks, exact(row.blocks, LoadLink(0.0)), link) for row in rows)
+    naive = sum(sequential_end_ms(row.blocks, exact_modes(row.blocks, LoadLink(0.0)), link) for row in rows)
     assert plan.timeline.finish_ms <= (naive + base_ms * len(rows[0].blocks)) * 1.1 + 1e-9
 
 
@@ -129,7 +132,7 @@ def test_candidates_beside_other_rows_are_timed_as_the_batch_is(
     found = scanned(of(rows), np.array(chosen)[:, np.newaxis], link, base_ms)
     index, candidate = data.draw(st.integers(0, len(rows) - 1)), data.draw(candidates)
     chosen[index] = candidate
-    wanted = evaluate(rows, [_modes(each, count) for each in chosen], link, base_ms).timeline
+    wanted = evaluate_modes(rows, [_modes(each, count) for each in chosen], link, base_ms).timeline
     computing, waiting, slabs = (column[index, 0, candidate] for column in found)
     if math.isfinite(wanted.finish_ms):
         assert max(computing, link.busy_ms + waiting) == pytest.approx(wanted.finish_ms, rel=1e-9)
@@ -163,7 +166,7 @@ def test_a_batch_runs_as_its_rows_do_block_by_block(
         slabs = sum(block.slabs(mode, live=live) for block, mode, live in others)
         merged.append(replace(first, others_ms=ms, others_slabs=slabs))
     wanted = timeline(merged, modes[0], link)
-    found = evaluate(rows, modes, link, base_ms).timeline
+    found = evaluate_modes(rows, modes, link, base_ms).timeline
     assert found.ended_ms == pytest.approx(wanted.ended_ms, rel=1e-9)
     assert found.slabs == wanted.slabs
 
@@ -184,4 +187,4 @@ def test_what_a_step_takes_is_what_its_blocks_load(modes: list[BlockMode]) -> No
 
 def test_rows_with_hidden_states_are_left_to_the_exact_planner() -> None:
     row = BatchRow((BlockCost(5, 3, 1, 1, 2, fresh=True), BlockCost(5, 3, 1, 1, 2)), "t")
-    assert prefixes_of([row.columns], ["t"]) is None
+    assert prefix_batch([row.columns], ["t"]) is None

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 
-from giornata.planning.costing import OnlineRegression
-from giornata.planning.regression import fit
+from giornata.planning.cost_model import OnlineRegression, fit
 
 NAMES = ("offset", "tokens", "pairs")
 TRUE = np.array([3.0, 0.02, 1e-6])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from giornata.wire.errors import LoraNotSupported
-from giornata_prepost.loras.adapter_config import METADATA, AdapterConfig, read_configs
+from giornata_prepost.loras.source import METADATA, AdapterConfig, read_configs
 
 MODULE = "blocks.0.attn.to_q"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter, label
 
 from giornata.wire.adapters import Annotator
-from giornata_prepost.images.controls import ANNOTATORS, CANNY_HIGH, CANNY_LOW, canny, soft_edge, tile
+from giornata_prepost.images.conditions import ANNOTATORS, CANNY_HIGH, CANNY_LOW, canny, soft_edge, tile
 
 Picture = np.ndarray[Any, np.dtype[np.uint8]]
 

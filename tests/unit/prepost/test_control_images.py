@@ -14,8 +14,15 @@ from safetensors.numpy import load
 
 from giornata.wire.adapters import Annotator, ControlUse
 from giornata.wire.errors import GiornataError, SizeMismatch
-from giornata_prepost.images import controls, pictures
-from giornata_prepost.images.controls import ModelCrop, canny, control_images, scaled, seen, tile
+from giornata_prepost.images import conditions, pictures
+from giornata_prepost.images.conditions import (
+    ModelCrop,
+    canny,
+    control_images,
+    crop_control,
+    scale_part,
+    tile,
+)
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels, flatten
 from giornata_prepost.images.stages import ControlFiles, inspect
@@ -89,8 +96,8 @@ def test_each_file_is_decoded_once_and_each_annotation_made_once(monkeypatch: py
         drawn.append(picture)
         return canny(picture)
 
-    monkeypatch.setattr(controls, "decode", counted)
-    monkeypatch.setattr(controls, "ANNOTATORS", {Annotator.CANNY: canny_once})
+    monkeypatch.setattr(conditions, "decode", counted)
+    monkeypatch.setattr(conditions, "ANNOTATORS", {Annotator.CANNY: canny_once})
     named = made(use(1, Annotator.CANNY), use(1), use(1, Annotator.CANNY), files=(b"", file(CONTROL)))
     assert decoded == ["control_image_1"]
     assert len(drawn) == 1
@@ -125,7 +132,7 @@ def test_a_part_of_a_larger_copy_holds_the_same_pixels(
     part = Size(crop.width * times, crop.height * times)
     view = ModelCrop(Size(width, height), crop, part)
     expected = picture[crop.window].repeat(times, axis=0).repeat(times, axis=1)
-    assert np.array_equal(seen(copy, view, 0), expected)
+    assert np.array_equal(crop_control(copy, view, 0), expected)
 
 
 @given(
@@ -141,7 +148,7 @@ def test_a_scaled_part_lies_within_and_ends_at_the_nearest_edges(
         first, last = sorted((int(one * (length - 1)), int(two * (length - 1))))
         spans.append((first, last + 1))
     (left, right), (top, bottom) = spans
-    found = scaled(Box(left, top, right - left, bottom - top), Size(*picture), Size(*other))
+    found = scale_part(Box(left, top, right - left, bottom - top), Size(*picture), Size(*other))
     for (first, last), (start, length), own, whole in zip(
         spans, ((found.left, found.width), (found.top, found.height)), picture, other, strict=True
     ):

@@ -11,8 +11,7 @@ from PIL import Image
 from safetensors.numpy import load
 
 from giornata.wire.errors import MaskEmpty, SizeMismatch
-from giornata_prepost.images.each_region import finish_regions, inspect_regions
-from giornata_prepost.images.stages import finish, inspect
+from giornata_prepost.images.stages import finish, finish_regions, inspect, inspect_regions
 from tests.unit.prepost.test_inspection import LIMITS, SCENE, asked, box, card, file
 
 FILE = file(SCENE)

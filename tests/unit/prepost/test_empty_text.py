@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from giornata import tensors
-from giornata.blobs.memory import MemoryBlobs
+from giornata.blobs.store import MemoryBlobs
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import PromptTokens
 from giornata.wire.requests import EditParameters
-from giornata_prepost.empty_text import SIZES, EmptyPromptCache
-from giornata_prepost.encoding import MOST_TOKENS, EncodingInputs, encoded
+from giornata_prepost.encoding import MOST_TOKENS, SIZES, EmptyPromptCache, EncodingInputs, encode_job
 from giornata_prepost.families.protocol import SeenPictures
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.work import ModelThread
+from giornata_prepost.worker_pools import ModelThread
 
 
 @pytest.fixture
@@ -116,6 +115,6 @@ def test_a_prompt_of_which_too_much_would_be_read_never_reaches_the_text_encoder
     parameters = EditParameters(prompt=str(read), seed=1, strength=1.0)
     job: Any = SimpleNamespace(parameters=parameters, regions=(), cfg_scale=None)
     with pytest.raises(refused) as caught:
-        encoded(model, job, EncodingInputs(None), Size(64, 64))
+        encode_job(model, job, EncodingInputs(None), Size(64, 64))
     if isinstance(caught.value, InvalidField):
         assert (caught.value.field, caught.value.received) == ("prompt", f"{2 * read} tokens")

@@ -24,14 +24,14 @@ from giornata_prepost.images.masks import (
     REACH_PER_SIGMA,
     Alpha,
     Region,
-    cells,
     compute_set,
     edited_region,
     effective_alpha,
     model_mask,
     nearest,
-    pack,
-    unpack,
+    pack_alpha,
+    pool_cells,
+    unpack_alpha,
 )
 from giornata_prepost.images.pictures import Pixels
 
@@ -238,8 +238,8 @@ def test_the_models_mask_is_every_pixel_touched(region: Region, tokens: tuple[in
     expected = touched_by_definition(alpha, size)
     np.testing.assert_array_equal(model_mask(alpha, size), expected)
     whole = model_mask(alpha, size, grain=8)
-    np.testing.assert_array_equal(whole, cells(expected, 8).repeat(8, axis=0).repeat(8, axis=1))
-    np.testing.assert_array_equal(cells(whole, 16), cells(expected, 16))
+    np.testing.assert_array_equal(whole, pool_cells(expected, 8).repeat(8, axis=0).repeat(8, axis=1))
+    np.testing.assert_array_equal(pool_cells(whole, 16), pool_cells(expected, 16))
 
 
 @given(touched=REGIONS, halo=st.integers(0, 4))
@@ -273,10 +273,10 @@ def test_a_halo_counts_16_pixels_over_tiles(token_px: int, data: st.DataObject, 
     near_px = halo * min(16, token_px)
     grown = np.zeros_like(mask)
     for y, x in np.argwhere(
-        mask if token_px > 16 else cells(mask, token_px).repeat(token_px, 0).repeat(token_px, 1)
+        mask if token_px > 16 else pool_cells(mask, token_px).repeat(token_px, 0).repeat(token_px, 1)
     ):
         grown[max(0, y - near_px) : y + near_px + 1, max(0, x - near_px) : x + near_px + 1] = True
-    expected = cells(grown, token_px)
+    expected = pool_cells(grown, token_px)
     found = compute_set(mask, halo, token_px)
     if found is None:
         assert expected.all()
@@ -301,7 +301,7 @@ def test_whole_cells_survive_sampling_one_pixel_per_latent() -> None:
     )
 )
 def test_an_alpha_comes_out_as_it_went_in(alpha: Alpha) -> None:
-    found = unpack(pack(alpha))
+    found = unpack_alpha(pack_alpha(alpha))
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, alpha)
 
@@ -312,13 +312,13 @@ def test_a_feathered_mask_is_a_fraction_of_its_pixels(grow: int, blur: float | N
     region = np.zeros((512, 512), np.bool_)
     region[100:300, 150:400] = True
     alpha = effective_alpha(region, grow, blur)
-    data = pack(alpha)
+    data = pack_alpha(alpha)
     assert len(data) < alpha.nbytes / 20
-    np.testing.assert_array_equal(unpack(data), alpha)
+    np.testing.assert_array_equal(unpack_alpha(data), alpha)
 
 
 def test_what_an_older_version_packed_is_read() -> None:
     alpha = np.array([[0.25, 1.0]], np.float32)
     place = np.array([2, 3, 1, 1, 2, 1], np.int64)
-    found = unpack(zlib.compress(save({"place": place, "alpha": alpha})))
+    found = unpack_alpha(zlib.compress(save({"place": place, "alpha": alpha})))
     np.testing.assert_array_equal(found, [[0, 0, 0], [0, 0.25, 1]])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from giornata_prepost.work import CallPriority, ModelThread
+from giornata_prepost.worker_pools import CallPriority, ModelThread
 from tests.patience import HUNG_S
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.masks import Alpha
-from giornata_prepost.images.paste import paste, placed, resize, resize_alpha
+from giornata_prepost.images.paste import paste, place_painted, resize, resize_alpha
 from giornata_prepost.images.pictures import Pixels
 
 
@@ -119,7 +119,7 @@ def test_a_crop_lands_where_it_was_cut(crop: Box, output: Size, painted: Size) -
     ramp = np.dstack(
         [np.tile(x, (painted.height, 1)), np.tile(y[:, None], (1, painted.width)), np.zeros(painted[::-1])]
     )
-    place, pixels = placed((ramp * 255).round().astype(np.uint8), crop, original, output)
+    place, pixels = place_painted((ramp * 255).round().astype(np.uint8), crop, original, output)
     assert pixels.shape == (place.height, place.width, 3)
     ends = [(crop.left, crop.left + crop.width), (crop.top, crop.top + crop.height)]
     for axis, limit in enumerate((original.width, original.height)):
@@ -136,6 +136,6 @@ def test_a_crop_lands_where_it_was_cut(crop: Box, output: Size, painted: Size) -
 
 def test_at_the_originals_size_a_crop_is_resized_to_its_box_and_no_more() -> None:
     painted = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
-    place, pixels = placed(painted, Box(5, 6, 32, 20), Size(70, 50), Size(70, 50))
+    place, pixels = place_painted(painted, Box(5, 6, 32, 20), Size(70, 50), Size(70, 50))
     assert place == (5, 6, 32, 20)
     np.testing.assert_array_equal(pixels, resize(painted, Size(32, 20)))

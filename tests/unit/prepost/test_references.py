@@ -15,8 +15,8 @@ from safetensors.numpy import load
 from giornata.families import Family
 from giornata.wire.errors import GiornataError
 from giornata.wire.models import ModelCard
+from giornata_prepost.images.conditions import MAX_PIXELS, cropped, of_edit_plus, of_kontext, prepare
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.images.references import MAX_PIXELS, cropped, of_edit_plus, of_kontext, prepare
 
 CARD = ModelCard(
     name="klein",

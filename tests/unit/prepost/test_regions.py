@@ -25,11 +25,11 @@ from giornata_prepost.images.regions import (
     HeatMap,
     RegionCriteria,
     best_score,
-    distinct,
-    finished,
-    looked_at,
-    overlap,
-    pieces,
+    box_iou,
+    connected_regions,
+    decode_for_segmenter,
+    region_masks,
+    suppress_overlaps,
 )
 
 HEATS = arrays.arrays(
@@ -59,7 +59,7 @@ def shown(png: bytes) -> Any:
 
 @given(HEATS, THRESHOLDS, st.integers(1, 5))
 def test_pieces_are_those_that_another_library_finds(heat: Heat, threshold: float, most: int) -> None:
-    found = pieces(HeatMap(heat), Size.of(heat), RegionCriteria(threshold, most))
+    found = connected_regions(HeatMap(heat), Size.of(heat), RegionCriteria(threshold, most))
     labels, count = measure.label(heat >= np.float32(threshold), connectivity=2, return_num=True)
     peaks = sorted((float(heat[labels == number].max()) for number in range(1, count + 1)), reverse=True)
     assert [piece.score for piece in found] == pytest.approx(peaks[:most])
@@ -71,34 +71,34 @@ def test_pieces_are_those_that_another_library_finds(heat: Heat, threshold: floa
 @given(HEATS, THRESHOLDS)
 def test_a_region_is_found_up_to_its_score_and_not_above(heat: Heat, threshold: float) -> None:
     size = Size.of(heat)
-    for piece in pieces(HeatMap(heat), size, RegionCriteria(threshold, 9)):
+    for piece in connected_regions(HeatMap(heat), size, RegionCriteria(threshold, 9)):
         assert threshold <= piece.score + 1e-6
-        assert pieces(HeatMap(heat), size, RegionCriteria(piece.score, 99))
+        assert connected_regions(HeatMap(heat), size, RegionCriteria(piece.score, 99))
     above = best_score(HeatMap(heat)) + 0.01
-    assert pieces(HeatMap(heat), size, RegionCriteria(above, 9)) == []
+    assert connected_regions(HeatMap(heat), size, RegionCriteria(above, 9)) == []
 
 
 @given(CANDIDATES, THRESHOLDS, st.integers(1, 5))
 def test_of_boxes_that_show_one_thing_the_best_is_taken(
     candidates: tuple[Detection, ...], threshold: float, most: int
 ) -> None:
-    taken = distinct(candidates, RegionCriteria(threshold, most))
+    taken = suppress_overlaps(candidates, RegionCriteria(threshold, most))
     assert len(taken) <= most
     assert all(one.score >= threshold for one in taken)
     assert [one.score for one in taken] == sorted((one.score for one in taken), reverse=True)
     for index, one in enumerate(taken):
-        assert all(overlap(one.box, other.box) <= SAME_IOU for other in taken[:index])
+        assert all(box_iou(one.box, other.box) <= SAME_IOU for other in taken[:index])
     if len(taken) < most:
         for left in set(candidates) - set(taken):
             surer = [one for one in taken if one.score >= left.score]
-            assert left.score < threshold or any(overlap(left.box, one.box) > SAME_IOU for one in surer)
+            assert left.score < threshold or any(box_iou(left.box, one.box) > SAME_IOU for one in surer)
 
 
 @given(CANDIDATES, st.integers(1, 40), st.integers(1, 40))
 def test_the_region_of_a_box_holds_every_pixel_that_it_touches(
     candidates: tuple[Detection, ...], height: int, width: int
 ) -> None:
-    for piece in pieces(candidates, Size(width, height), RegionCriteria(0.1, 20)):
+    for piece in connected_regions(candidates, Size(width, height), RegionCriteria(0.1, 20)):
         ys, xs = np.nonzero(piece.mask)
         boxes = [one.box for one in candidates if one.score == piece.score]
         covers = [
@@ -118,7 +118,7 @@ def test_the_region_of_a_box_holds_every_pixel_that_it_touches(
 def test_masks_have_the_pictures_size_and_are_those_of_their_regions(scale: int) -> None:
     heat = two_hats()
     size = Size(128 * scale, 64 * scale)
-    masks = finished(HeatMap(heat), size, RegionCriteria(0.5, 16, each=True), "hats")
+    masks = region_masks(HeatMap(heat), size, RegionCriteria(0.5, 16, each=True), "hats")
     assert [round(one.score, 2) for one in masks.regions] == [0.9, 0.7]
     whole = shown(masks.png)
     assert whole.shape == (size.height, size.width)
@@ -136,36 +136,38 @@ def test_masks_have_the_pictures_size_and_are_those_of_their_regions(scale: int)
 
 
 def test_a_mask_is_read_back_as_an_edit_reads_one() -> None:
-    masks = finished(HeatMap(two_hats()), Size(128, 64), RegionCriteria(0.5, 1), "a hat")
+    masks = region_masks(HeatMap(two_hats()), Size(128, 64), RegionCriteria(0.5, 1), "a hat")
     pixels = decode(masks.png, 10_000, "mask").pixels
     assert set(np.unique(pixels)) == {0, 255}
     assert np.array_equal(pixels[..., 0] == 255, two_hats() == np.float32(0.9))
 
 
 def test_own_masks_are_made_for_who_wants_them() -> None:
-    masks = finished(HeatMap(two_hats()), Size(128, 64), RegionCriteria(0.5, 16), "hats")
+    masks = region_masks(HeatMap(two_hats()), Size(128, 64), RegionCriteria(0.5, 16), "hats")
     assert [one.png for one in masks.regions] == [None, None]
 
 
 def test_specks_are_no_regions() -> None:
-    found = pieces(HeatMap(two_hats()), Size(128, 64), RegionCriteria(0.94, 16))
+    found = connected_regions(HeatMap(two_hats()), Size(128, 64), RegionCriteria(0.94, 16))
     assert found == []
 
 
 def test_where_nothing_is_found_the_error_says_what_was_looked_for_and_the_best_score() -> None:
     with pytest.raises(NothingFound) as caught:
-        finished(HeatMap(two_hats() * np.float32(0.4)), Size(128, 64), RegionCriteria(0.5, 16), "the cat")
+        region_masks(HeatMap(two_hats() * np.float32(0.4)), Size(128, 64), RegionCriteria(0.5, 16), "the cat")
     assert "the cat" in str(caught.value.received)
     assert "0.380" in str(caught.value.received)
     assert "0.5" in str(caught.value.accepted)
     with pytest.raises(NothingFound, match=r"0\.000"):
-        finished((), Size(128, 64), RegionCriteria(0.5, 16), "the cat")
+        region_masks((), Size(128, 64), RegionCriteria(0.5, 16), "the cat")
 
 
 def test_an_outline_stays_inside_its_box() -> None:
     heat = np.zeros((64, 64), np.float32)
     heat[:, :48] = 1
-    (piece,) = pieces((Detection(0.8, (0.5, 0.25, 1.0, 0.75), heat),), Size(64, 64), RegionCriteria(0.5, 4))
+    (piece,) = connected_regions(
+        (Detection(0.8, (0.5, 0.25, 1.0, 0.75), heat),), Size(64, 64), RegionCriteria(0.5, 4)
+    )
     assert piece.mask.sum() == 16 * 32
     assert piece.mask[16:48, 32:48].all()
 
@@ -173,7 +175,7 @@ def test_an_outline_stays_inside_its_box() -> None:
 @given(HEATS, st.integers(0, 30), st.integers(0, 30))
 def test_a_region_is_told_as_its_whole_mask_would_be(heat: Heat, wider: int, higher: int) -> None:
     size = Size(heat.shape[1] + wider, heat.shape[0] + higher)
-    for piece in pieces(HeatMap(heat), Size.of(heat), RegionCriteria(0.5, 4)):
+    for piece in connected_regions(HeatMap(heat), Size.of(heat), RegionCriteria(0.5, 4)):
         one = regions._shown(piece, size, each=True)
         whole = nearest(piece.mask, size)
         assert (one.box, one.area) == (bounds(whole, 0), int(np.count_nonzero(whole)))
@@ -182,7 +184,7 @@ def test_a_region_is_told_as_its_whole_mask_would_be(heat: Heat, wider: int, hig
 
 def test_a_large_picture_is_cut_out_in_fewer_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regions, "WORK_PIXELS", 32 * 64)
-    masks = finished(HeatMap(two_hats()), Size(256, 128), RegionCriteria(0.5, 16), "hats")
+    masks = region_masks(HeatMap(two_hats()), Size(256, 128), RegionCriteria(0.5, 16), "hats")
     whole = shown(masks.png)
     assert whole.shape == (128, 256)
     truth = np.kron(two_hats() >= np.float32(0.5), np.ones((2, 2), np.bool_))
@@ -195,7 +197,7 @@ def test_a_segmenter_looks_at_an_upright_opaque_picture_of_bounded_size() -> Non
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(clear).save(target, "PNG", exif=exif)
-    picture, size = looked_at(target.getvalue(), 4000, 900)
+    picture, size = decode_for_segmenter(target.getvalue(), 4000, 900)
     assert size == Size(40, 90)
     assert picture.shape == (45, 20, 3)
     assert (picture == 255).all()
@@ -203,8 +205,8 @@ def test_a_segmenter_looks_at_an_upright_opaque_picture_of_bounded_size() -> Non
 
 def test_hostile_pictures_are_refused() -> None:
     with pytest.raises(UnsupportedImageFormat):
-        looked_at(b"GIF89a", 4000, 900)
+        decode_for_segmenter(b"GIF89a", 4000, 900)
     target = BytesIO()
     Image.new("L", (100, 100)).save(target, "PNG")
     with pytest.raises(TooManyPixels):
-        looked_at(target.getvalue(), 9999, 900)
+        decode_for_segmenter(target.getvalue(), 9999, 900)

@@ -22,8 +22,7 @@ from giornata.wire.errors import (
     ServiceUnavailable,
 )
 from giornata.wire.loras import FileChunk, ReadFile
-from giornata_prepost.loras.canonical import write_canonical, write_text_part
-from giornata_prepost.loras.text_parts import FETCHES, TextLoraCache
+from giornata_prepost.loras.canonical import FETCHES, TextLoraCache, write_canonical, write_text_part
 from tests.patience import HUNG_S
 
 FILE_BYTES = 1 << 22

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.residency.allowance import LoadTokenBucket
+from giornata.residency.tiers import LoadTokenBucket
 
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 100)), max_size=50))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.residency.host_tiers import KEPT, HostTiers
-from giornata.wire.host_tiers import HostTier, TierChange, TierSnapshot
+from giornata.wire.loras import HostTier, TierChange, TierSnapshot
 
 DIGESTS = tuple(f"{number:064x}" for number in range(6))
 CHANGES = st.lists(st.tuples(st.sampled_from(DIGESTS), st.none() | st.integers(1, 9)), max_size=30)

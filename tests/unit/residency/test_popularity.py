@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.residency.ledger import EvictionLedger
 from giornata.residency.popularity import Popularity
+from giornata.residency.tiers import EvictionLedger
 
 USES = st.lists(st.sampled_from("abc"), max_size=40)
 

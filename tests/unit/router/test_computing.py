@@ -11,16 +11,13 @@ from typing import cast
 import pytest
 
 from giornata.deadlines import Deadline
-from giornata.wire.events import DenoisedEvent
-from giornata.wire.jobs import JobState
-from giornata.wire.messages import RunAnswer, RunReply, RunRequest
-from giornata.wire.progress import Assignment, JobRecord
-from giornata_router.computing import DenoiseStage
+from giornata.wire.jobs import Assignment, JobRecord, JobState
+from giornata.wire.messages import DenoisedEvent, RunAnswer, RunReply, RunRequest
+from giornata_router.denoise_stage import DenoiseStage
 from giornata_router.dispatch import NoReport, Outcome
-from giornata_router.live_record import LiveJobRecord, StageTimer
-from giornata_router.rules import transitions
-from giornata_router.rules.transitions import JobTimes
-from giornata_router.tools import RouterContext
+from giornata_router.job_context import LiveJobRecord, RouterContext, StageTimer
+from giornata_router.rules import job_records
+from giornata_router.rules.job_records import JobTimes
 from tests.contract.messages import ENCODING, INSPECTION, JOB, REF
 from tests.patience import HUNG_MS
 
@@ -31,8 +28,8 @@ class World:
     """A worker, the record, and the outcomes that are reported, one after the other; the last one computes the rows."""
 
     def __init__(self, *outcomes: Outcome) -> None:
-        accepted, times = transitions.accepted(JOB), StageTimer(transitions.accepted(JOB)).times()
-        self.record = transitions.assigned(accepted, [GIVEN], INSPECTION, ENCODING, JobTimes(*times))
+        accepted, times = job_records.accepted(JOB), StageTimer(job_records.accepted(JOB)).times()
+        self.record = job_records.assigned(accepted, [GIVEN], INSPECTION, ENCODING, JobTimes(*times))
         self.outcomes = [*outcomes]
         self.expected = 0
         """Attempts that are waited for."""

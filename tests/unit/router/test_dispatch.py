@@ -14,16 +14,13 @@ import pytest
 from giornata.fleet import SILENCE_S
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand
-from giornata.scheduling.fair_line import FairQueue
-from giornata.scheduling.line import SchedulingParams
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import CandidateWorker, Policy, finish_time
+from giornata.scheduling.queue import FairQueue, SchedulingParams
 from giornata.scheduling.scheduler import MAX_PASSED, QueueOrderScheduler
-from giornata.wire.events import DenoisedEvent
-from giornata.wire.jobs import Priority
-from giornata.wire.progress import Assignment
-from giornata.wire.queues import CostFit
-from giornata.wire.workers import LoadSample, ServiceState, TemplateCounters, Tier, WorkerCosts
+from giornata.wire.jobs import Assignment, Priority
+from giornata.wire.messages import DenoisedEvent
+from giornata.wire.workers import CostFit, LoadSample, ServiceState, TemplateCounters, Tier, WorkerCosts
 from giornata_router.dispatch import Dispatch, NoReport
 from tests.fakes.networks import plain
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker

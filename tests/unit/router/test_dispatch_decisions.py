@@ -7,9 +7,8 @@ import time
 
 import pytest
 
-from giornata.scheduling.fair_line import FairQueue
-from giornata.scheduling.line import RowQueue
 from giornata.scheduling.placement import Placement
+from giornata.scheduling.queue import FairQueue, RowQueue
 from giornata.scheduling.scheduler import Scheduler, SchedulingDecision
 from giornata_router.dispatch import Dispatch, NoReport
 from tests.patience import HUNG_S

@@ -9,15 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.fleet import Fleet
-from giornata.scheduling.fair_line import FairQueue
-from giornata.scheduling.line import RowQueue, SchedulingParams
+from giornata.scheduling.job_queue import JobQueue, QueuedJob
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.waiting import JobQueue, QueuedJob
+from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
 from giornata.wire.errors import InternalError, QueueTooLong
 from giornata.wire.jobs import Priority
-from giornata.wire.queues import CostFit, QueueState
-from giornata.wire.workers import ServiceState, WorkerCosts
-from giornata_router.rules.forecasting import FinishTimeEstimator
+from giornata.wire.workers import CostFit, QueueState, ServiceState, WorkerCosts
+from giornata_router.rules.admission import FinishTimeEstimator
 from giornata_router.rules.stages import PrepostStage, StageCost, StagePlacement, Verb
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD

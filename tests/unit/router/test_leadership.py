@@ -12,8 +12,7 @@ from nats.js.kv import KeyValue
 
 from giornata.bus.streams import LEASE_TTL_S
 from giornata.wire.messages import Epoch
-from giornata_router.lease import Leadership, Lease, LeaseEndedError
-from giornata_router.rules.tenure import MARGIN, LeaseEntry, LeaseWatch
+from giornata_router.leadership import MARGIN, Leadership, Lease, LeaseEndedError, LeaseEntry, LeaseWatch
 
 LIFE_S = 3.0
 EPOCH = Epoch(1, 7)

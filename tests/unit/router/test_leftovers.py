@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from giornata.wire.errors import AttemptsExhausted, GiornataError, InternalError
-from giornata.wire.jobs import BlobRef, JobState
-from giornata.wire.progress import JobRecord, RowRecord, RowState
-from giornata_router.rules.leftovers import leftovers
+from giornata.wire.jobs import BlobRef, JobRecord, JobState, RowRecord, RowState
+from giornata_router.rules.job_records import leftovers
 from tests.contract.messages import ENCODING, INSPECTION, JOB
 
 

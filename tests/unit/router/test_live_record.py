@@ -11,14 +11,13 @@ import pytest
 
 from giornata.records import Change, RecordRevision
 from giornata.wire.errors import JobCancelled
-from giornata.wire.events import StateEvent
-from giornata.wire.jobs import JobState
-from giornata.wire.progress import JobRecord
-from giornata_router.live_record import UNWRITTEN_S, LiveJobRecord
-from giornata_router.rules import transitions
+from giornata.wire.jobs import JobRecord, JobState
+from giornata.wire.messages import StateEvent
+from giornata_router.job_context import UNWRITTEN_S, LiveJobRecord
+from giornata_router.rules import job_records
 from tests.contract.messages import JOB
 
-KNOWN = RecordRevision(transitions.accepted(JOB), 1)
+KNOWN = RecordRevision(job_records.accepted(JOB), 1)
 
 
 class SwallowingRecords:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from giornata.scheduling.waiting import QueuedJob
+from giornata.scheduling.job_queue import QueuedJob
 from giornata.wire.errors import BatchQueueFull, InteractiveQueueFull, QueueFull, TenantQueueFull
 from giornata.wire.jobs import Priority
-from giornata_router.rules.places import QueueLimiter
+from giornata_router.rules.admission import QueueLimiter
 
 
 def job(tenant: str = "a", priority: Priority = Priority.INTERACTIVE) -> QueuedJob:

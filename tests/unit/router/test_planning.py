@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from giornata.residency.host_tiers import HostTiers
-from giornata.residency.plans.values import TierKind
-from giornata.wire.host_tiers import HostTier, TierChange
-from giornata.wire.loras import CanonicalLora, LoraRecord, LoraState, StoredFile
+from giornata.residency.plans.use_based import TierKind
+from giornata.wire.loras import CanonicalLora, HostTier, LoraRecord, LoraState, StoredFile, TierChange
 from giornata.wire.workers import (
     AdapterCounters,
     RankPhase,
@@ -15,7 +14,7 @@ from giornata.wire.workers import (
     Tier,
     WorkerState,
 )
-from giornata_router.rules.planning import REGISTERED_S, LoraCatalogue, observed
+from giornata_router.rules.lora_planning import REGISTERED_S, LoraCatalogue, observed
 
 NOW_S = 10_000.0
 

@@ -12,7 +12,7 @@ import pytest
 from giornata.fleet import SILENCE_S, Fleet
 from giornata.wire.errors import DeadlineExceeded
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_router.prepost import PrepostRequests
+from giornata_router.prepost_client import PrepostRequests
 
 
 def prepost(*answering: str, instance: str = "p1") -> ServiceState:

@@ -9,15 +9,15 @@ from typing import Any, cast
 import pytest
 from nats.aio.msg import Msg
 
-from giornata.scheduling.fair_line import FairQueue
 from giornata.scheduling.placement import Placement
+from giornata.scheduling.queue import FairQueue
 from giornata.wire.messages import CancelRows, Epoch, SubmitRequest
-from giornata_router import queue as module
-from giornata_router.carrying import HeldJob
+from giornata_router import job_queue as module
 from giornata_router.config import RouterConfig
-from giornata_router.queue import LeaderJobQueue
-from giornata_router.rules.forecasting import FinishTimeEstimator
-from giornata_router.tools import RouterContext
+from giornata_router.job_context import RouterContext
+from giornata_router.job_queue import LeaderJobQueue
+from giornata_router.job_runner import HeldJob
+from giornata_router.rules.admission import FinishTimeEstimator
 from tests.contract.messages import JOB
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S, Fleet
-from giornata.scheduling.line import Key, SchedulingParams
-from giornata.scheduling.waiting import QueuedJob
+from giornata.scheduling.job_queue import QueuedJob
+from giornata.scheduling.queue import Key, SchedulingParams
 from giornata.wire.jobs import Priority
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import PrepostState, ServiceName, ServiceState

@@ -21,13 +21,12 @@ from giornata.wire.errors import (
     InternalError,
     JobCancelled,
 )
-from giornata.wire.jobs import JobState
-from giornata.wire.progress import Assignment, JobRecord, RowRecord, RowState
+from giornata.wire.jobs import Assignment, JobRecord, JobState, RowRecord, RowState
 from giornata.wire.requests import Reuse
 from giornata.wire.values import ComputeTimes, Intermediate, StageTimes
-from giornata_router.live_record import StageTimer
-from giornata_router.rules import transitions
-from giornata_router.rules.transitions import JobTimes
+from giornata_router.job_context import StageTimer
+from giornata_router.rules import job_records
+from giornata_router.rules.job_records import JobTimes
 from tests.contract.messages import ENCODING, INSPECTION, JOB, REF
 
 WHY = "the worker fell silent"
@@ -45,43 +44,43 @@ def latents(record: JobRecord) -> JobRecord:
 def assigned(record: JobRecord, worker: str, *rows: int) -> JobRecord:
     """The next attempt: `rows`, or all."""
     given = Assignment(record.attempt + 1, worker, rows or tuple(row.index for row in record.rows))
-    return transitions.assigned(record, [given], INSPECTION, ENCODING, TIMES)
+    return job_records.assigned(record, [given], INSPECTION, ENCODING, TIMES)
 
 
 def lost(record: JobRecord, attempt: int, worker: str = "d1") -> JobRecord | None:
-    return transitions.lost(record, Assignment(attempt, worker, ()), WHY)
+    return job_records.lost(record, Assignment(attempt, worker, ()), WHY)
 
 
 def demand_of(record: JobRecord) -> JobDemand:
-    return transitions.demand(record, INSPECTION, record.pending_rows, ENCODING)
+    return job_records.demand(record, INSPECTION, record.pending_rows, ENCODING)
 
 
 def failed_rows(failures: int) -> tuple[RowRecord, ...]:
-    return tuple(row.model_copy(update={"failures": failures}) for row in transitions.accepted(TWO).rows)
+    return tuple(row.model_copy(update={"failures": failures}) for row in job_records.accepted(TWO).rows)
 
 
 def finished(record: JobRecord) -> JobRecord:
     rows = tuple(row.model_copy(update={"image": REF}) for row in record.rows)
-    return transitions.ended(record, rows, TIMES)
+    return job_records.ended(record, rows, TIMES)
 
 
 STEPS: dict[str, Step] = {
-    "prepare": lambda r: transitions.entered(r, JobState.PREPARING, TIMES),
+    "prepare": lambda r: job_records.entered(r, JobState.PREPARING, TIMES),
     "assign": lambda r: assigned(r, "d1"),
     "assign one": lambda r: assigned(r, "d1", 1),
     "lose": lambda r: lost(r, r.attempt),
     "lose an older one": lambda r: lost(r, r.attempt - 1),
-    "take back": lambda r: transitions.taken_back(r, Assignment(r.attempt, "d1", ())),
+    "take back": lambda r: job_records.taken_back(r, Assignment(r.attempt, "d1", ())),
     "denoise": latents,
     "end": finished,
-    "fail": lambda r: transitions.closed(r, DeadlineExceeded(), TIMES),
-    "cancel": lambda r: transitions.closed(r, JobCancelled(), TIMES),
+    "fail": lambda r: job_records.closed(r, DeadlineExceeded(), TIMES),
+    "cancel": lambda r: job_records.closed(r, JobCancelled(), TIMES),
 }
 
 
 @given(st.lists(st.sampled_from(sorted(STEPS)), max_size=12))
 def test_attempts_and_losses_only_grow_and_who_has_ended_has_no_owner(names: list[str]) -> None:
-    record = transitions.accepted(TWO)
+    record = job_records.accepted(TWO)
     for name in names:
         following = STEPS[name](record)
         if following is None:
@@ -102,16 +101,16 @@ def test_attempts_and_losses_only_grow_and_who_has_ended_has_no_owner(names: lis
 
 
 def test_an_older_attempt_cannot_be_lost_or_taken_back() -> None:
-    first = assigned(transitions.accepted(JOB), "d1")
-    free = transitions.taken_back(first, Assignment(1, "d1", (0,)))
+    first = assigned(job_records.accepted(JOB), "d1")
+    free = job_records.taken_back(first, Assignment(1, "d1", (0,)))
     assert free is not None
     second = assigned(free, "d2")
     assert lost(second, 1) is None
-    assert transitions.taken_back(second, Assignment(1, "d1", (0,))) is None
+    assert job_records.taken_back(second, Assignment(1, "d1", (0,))) is None
 
 
 def test_attempts_side_by_side_are_lost_one_by_one() -> None:
-    record = assigned(assigned(transitions.accepted(TWO), "d1", 0), "d2", 1)
+    record = assigned(assigned(job_records.accepted(TWO), "d1", 0), "d2", 1)
     assert record.assignments == (Assignment(1, "d1", (0,)), Assignment(2, "d2", (1,)))
     after = lost(record, 1)
     assert after is not None
@@ -120,25 +119,25 @@ def test_attempts_side_by_side_are_lost_one_by_one() -> None:
 
 
 def test_a_row_that_somebody_has_or_that_is_done_is_not_given_again() -> None:
-    record = assigned(transitions.accepted(TWO), "d1", 0)
-    again = transitions.assigned(record, [Assignment(2, "d2", (0, 1))], INSPECTION, ENCODING, TIMES)
+    record = assigned(job_records.accepted(TWO), "d1", 0)
+    again = job_records.assigned(record, [Assignment(2, "d2", (0, 1))], INSPECTION, ENCODING, TIMES)
     assert again.assignments == (Assignment(1, "d1", (0,)), Assignment(2, "d2", (1,)))
     assert not assigned(latents(again), "d3").assignments
 
 
 def test_one_picture_completes_a_job_and_none_fails_it_with_the_first_error() -> None:
-    record = transitions.accepted(TWO)
+    record = job_records.accepted(TWO)
     error = InternalError("no luck").body()
     broken = record.rows[0].model_copy(update={"error": error})
     whole = record.rows[1].model_copy(update={"image": REF})
-    assert transitions.ended(record, (broken, whole), TIMES).state is JobState.COMPLETED
-    failed = transitions.ended(record, (broken, record.rows[1]), TIMES)
+    assert job_records.ended(record, (broken, whole), TIMES).state is JobState.COMPLETED
+    failed = job_records.ended(record, (broken, record.rows[1]), TIMES)
     assert (failed.state, failed.error) == (JobState.FAILED, error)
 
 
 def lost_of(lost: Intermediate) -> JobRecord:
     """A record of two rows with latents, whose second one has lost something."""
-    record = latents(assigned(transitions.accepted(TWO), "d1"))
+    record = latents(assigned(job_records.accepted(TWO), "d1"))
     error = IntermediateLost(field=lost).body()
     return record.model_copy(
         update={"rows": (record.rows[0], record.rows[1].model_copy(update={"error": error}))}
@@ -147,9 +146,9 @@ def lost_of(lost: Intermediate) -> JobRecord:
 
 def test_a_row_that_lost_its_latents_is_computed_again_and_the_others_are_not() -> None:
     record = lost_of(Intermediate.LATENTS)
-    lost = transitions.lost_intermediates(record.rows)
+    lost = job_records.lost_intermediates(record.rows)
     assert lost == {1: Intermediate.LATENTS}
-    again = transitions.made_again(record, lost, None, TIMES)
+    again = job_records.made_again(record, lost, None, TIMES)
     assert [row.latents for row in again.rows] == [REF, None]
     assert [row.index for row in again.pending_rows] == [1]
     assert (again.inspection, again.encoding, again.remade) == (INSPECTION, ENCODING, record.remade + 1)
@@ -158,14 +157,14 @@ def test_a_row_that_lost_its_latents_is_computed_again_and_the_others_are_not() 
 def test_a_row_that_lost_something_else_keeps_its_latents() -> None:
     for lost in set(Intermediate) - {Intermediate.LATENTS}:
         record = lost_of(lost)
-        again = transitions.made_again(record, {1: lost}, OTHER_INSPECTION, TIMES)
+        again = job_records.made_again(record, {1: lost}, OTHER_INSPECTION, TIMES)
         assert [(row.latents, row.error) for row in again.rows] == [(REF, None)] * 2
         assert again.inspection == OTHER_INSPECTION
         assert again.encoding == (None if lost is Intermediate.ENCODING else ENCODING)
 
 
 def test_a_demand_counts_only_what_is_still_to_be_computed() -> None:
-    record = transitions.accepted(TWO)
+    record = job_records.accepted(TWO)
     assert demand_of(record).steps == 8
     resumed = record.rows[0].model_copy(update={"resume": RowState(step=3, latents=REF)})
     done = record.rows[1].model_copy(update={"latents": REF})
@@ -176,58 +175,58 @@ def test_a_demand_counts_only_what_is_still_to_be_computed() -> None:
 @pytest.mark.parametrize("reuse", list(Reuse))
 def test_a_demand_tells_the_padding_of_edits_that_may_take_it(reuse: Reuse) -> None:
     parameters = JOB.parameters.model_copy(update={"reuse": reuse})
-    record = transitions.accepted(JOB.model_copy(update={"parameters": parameters}))
+    record = job_records.accepted(JOB.model_copy(update={"parameters": parameters}))
     padded = ENCODING.model_copy(update={"text_tokens": 48, "padding_tokens": 40})
-    [shape] = transitions.demand(record, INSPECTION, record.pending_rows, padded).shapes
+    [shape] = job_records.demand(record, INSPECTION, record.pending_rows, padded).shapes
     assert (shape.text, shape.padding) == (48, 40 if reuse is Reuse.AUTO else 0)
 
 
 @pytest.mark.parametrize("reuse", list(Reuse))
 def test_a_demand_tells_the_prefix_of_every_edit(reuse: Reuse) -> None:
     parameters = JOB.parameters.model_copy(update={"reuse": reuse})
-    record = transitions.accepted(JOB.model_copy(update={"parameters": parameters}))
+    record = job_records.accepted(JOB.model_copy(update={"parameters": parameters}))
     causal = ENCODING.model_copy(update={"text_tokens": 0, "prefix_tokens": 48})
-    [shape] = transitions.demand(record, INSPECTION, record.pending_rows, causal).shapes
+    [shape] = job_records.demand(record, INSPECTION, record.pending_rows, causal).shapes
     assert (shape.text, shape.prefix) == (0, 48)
 
 
 def test_a_demand_counts_companions_where_everything_is_computed() -> None:
-    record = transitions.accepted(JOB)
+    record = job_records.accepted(JOB)
     seen = INSPECTION.model_copy(update={"companion_tokens": 12})
-    demand = transitions.demand(record, seen, record.pending_rows, ENCODING)
+    demand = job_records.demand(record, seen, record.pending_rows, ENCODING)
     [shape] = demand.shapes
     assert (shape.image, shape.computed, demand.tokens) == (24, 9, 12)
     whole = seen.model_copy(update={"compute_set": None})
-    [shape] = transitions.demand(record, whole, record.pending_rows, ENCODING).shapes
+    [shape] = job_records.demand(record, whole, record.pending_rows, ENCODING).shapes
     assert (shape.image, shape.computed) == (24, 24)
 
 
 def test_a_demand_counts_the_compute_set_that_inspection_carries() -> None:
-    record = transitions.accepted(JOB)
+    record = job_records.accepted(JOB)
 
     def computed(**changed: object) -> int:
         seen = INSPECTION.model_copy(update=changed)
-        [shape] = transitions.demand(record, seen, record.pending_rows, ENCODING).shapes
+        [shape] = job_records.demand(record, seen, record.pending_rows, ENCODING).shapes
         return shape.computed
 
     assert computed() == 9, "of 12 tokens: the mask touches 4, and its halo is no square"
     assert computed(compute_set=None) == 12, "reuse gains nothing"
     off = JOB.model_copy(update={"parameters": JOB.parameters.model_copy(update={"reuse": Reuse.OFF})})
-    record = transitions.accepted(off)
+    record = job_records.accepted(off)
     assert computed() == 12
 
 
 def test_losses_up_to_the_limit_are_borne_by_each_picture() -> None:
     rows = failed_rows(2)
-    transitions.check_failures((*rows, *rows), (), 3)
+    job_records.check_failures((*rows, *rows), (), 3)
     with pytest.raises(AttemptsExhausted, match="3 workers"):
-        transitions.check_failures((*rows, *failed_rows(3)), (), 3)
+        job_records.check_failures((*rows, *failed_rows(3)), (), 3)
 
 
 def test_a_ledger_adds_to_what_others_have_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    record = transitions.accepted(JOB).model_copy(
+    record = job_records.accepted(JOB).model_copy(
         update={"stage_ms": StageTimes(prepare=10, queue=1), "spent_ms": 11}
     )
     sheet = StageTimer(record, waited_ms=500)
@@ -244,7 +243,7 @@ def test_a_ledger_adds_to_what_others_have_summed_up(monkeypatch: pytest.MonkeyP
 def test_rows_side_by_side_are_denoised_from_the_first_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    sheet = StageTimer(transitions.accepted(TWO))
+    sheet = StageTimer(job_records.accepted(TWO))
     with sheet.denoising():
         now += 0.5
         sheet.denoised(300.0)
@@ -260,8 +259,8 @@ def test_rows_side_by_side_are_denoised_from_the_first_to_the_last(monkeypatch: 
 
 @given(failures=st.integers(0, 4), limit=st.integers(1, 5))
 def test_what_was_lost_stays_together_and_its_last_attempt_is_made_alone(failures: int, limit: int) -> None:
-    record, rows = transitions.accepted(TWO), failed_rows(failures)
-    demand = transitions.demand(record, INSPECTION, rows, ENCODING, max_failures=limit)
+    record, rows = job_records.accepted(TWO), failed_rows(failures)
+    demand = job_records.demand(record, INSPECTION, rows, ENCODING, max_failures=limit)
     assert demand.together == (failures > 0)
     assert demand.alone == (failures == limit - 1 and failures > 0)
 
@@ -277,29 +276,29 @@ def test_adapters_that_act_are_part_of_what_a_job_asks_for() -> None:
         ControlUse(model="depth", digest="d", scale=0.0),
     )
     job = JOB.model_copy(update={"loras": loras, "controls": nets})
-    demand = demand_of(transitions.accepted(job))
+    demand = demand_of(job_records.accepted(job))
     assert demand.adapters == (NeededLora("a", 600),), "one has no scale, one changes text encoders alone"
     assert (demand.joins_within, demand.needing) == (0.0, 1.0)
     late = [lora.model_copy(update={"joins_within": 0.25}) for lora in loras[:1]]
     told = job.model_copy(update={"loras": (*late, *loras[1:])})
-    assert demand_of(transitions.accepted(told)).joins_within == 0.25
+    assert demand_of(job_records.accepted(told)).joins_within == 0.25
     assert demand.controls == (NeededControl("e", 0.5),)
     (shape,) = demand.shapes
     assert (shape.low_rank, shape.sequences * shape.segments) == (low_rank_weights(0, 600), 1)
     counted = job.model_copy(update={"loras": (loras[0].model_copy(update={"weights": 150}), loras[0])})
-    (shape,) = demand_of(transitions.accepted(counted)).shapes
+    (shape,) = demand_of(job_records.accepted(counted)).shapes
     assert shape.low_rank == 150 + 300, "one of 32 bits, and one that was not counted"
-    assert demand_of(transitions.accepted(JOB)).shapes[0].segments == 0
+    assert demand_of(job_records.accepted(JOB)).shapes[0].segments == 0
 
 
 def test_whoever_loses_too_many_attempts_is_told_how() -> None:
-    record = transitions.accepted(JOB)
+    record = job_records.accepted(JOB)
     for worker in ("d1", "d2"):
         record = assigned(record, worker)
         after = lost(record, record.attempt, worker)
         assert after is not None
         record = after
-    transitions.check_failures(record.rows, record.causes, 3)
+    job_records.check_failures(record.rows, record.causes, 3)
     with pytest.raises(AttemptsExhausted) as caught:
-        transitions.check_failures(record.rows, record.causes, 2)
+        job_records.check_failures(record.rows, record.causes, 2)
     assert caught.value.received == f"attempt 1 on d1: {WHY}; attempt 2 on d2: {WHY}"

@@ -9,26 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S
-from giornata.planning.costs import StepCosts
 from giornata.planning.operations import low_rank_weights
+from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.adapters import (
+    LANES,
     LoraLoadTimes,
     NeededControl,
     NeededLora,
-    by_tier,
-    faster,
+    faster_tier,
+    fastest_tiers,
+    is_control_of,
 )
-from giornata.scheduling.backlog import FinishEstimator, PlacementEstimate, RowLoad, WorkerLoad
-from giornata.scheduling.controls import fits
-from giornata.scheduling.demand import StepTimeModel
-from giornata.scheduling.incoming import LANES
-from giornata.scheduling.occupancy import WorkerOccupancy
+from giornata.scheduling.demand import FinishEstimator, PlacementEstimate, RowLoad, StepTimeModel, WorkerLoad
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import CandidateWorker, PolicyName, finish_time, policy_of
+from giornata.scheduling.worker_state import WorkerOccupancy
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase, ControlState
-from giornata.wire.queues import CostFit
-from giornata.wire.workers import AdapterLoad, ServiceName, ServiceState, Tier, WorkerCosts
+from giornata.wire.workers import AdapterLoad, CostFit, ServiceName, ServiceState, Tier, WorkerCosts
 from tests.fakes.networks import PLAIN_4, plain
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, choose, placement, row, worker
 
@@ -89,12 +87,12 @@ def test_the_first_load_outweighs_what_was_assumed() -> None:
 
 @given(resident=st.dictionaries(st.sampled_from(list(Tier)), st.sets(st.sampled_from("abc"))))
 def test_the_fastest_tier_of_each_lora_counts(resident: dict[Tier, set[str]]) -> None:
-    found = by_tier({tier: sorted(names) for tier, names in resident.items()})
+    found = fastest_tiers({tier: sorted(names) for tier, names in resident.items()})
     for name in "abc":
         tiers = [tier for tier, names in resident.items() if name in names]
         fastest: Tier | None = None
         for tier in tiers:
-            fastest = faster(fastest, tier)
+            fastest = faster_tier(fastest, tier)
         assert found.get(name) is fastest
         assert all(TIERS.index(tier) <= TIERS.index(fastest) for tier in tiers)
 
@@ -462,6 +460,6 @@ def test_an_instance_that_falls_silent_offers_nothing() -> None:
 
 def test_a_card_fits_a_network_of_its_kind_and_text() -> None:
     (card,) = cards(frozenset("a"))
-    assert fits(card, BASE)
-    assert not fits(card, BASE.model_copy(update={"text_channels": 16}))
-    assert not fits(card, BASE.model_copy(update={"kind": ControlKind.SD3}))
+    assert is_control_of(card, BASE)
+    assert not is_control_of(card, BASE.model_copy(update={"text_channels": 16}))
+    assert not is_control_of(card, BASE.model_copy(update={"kind": ControlKind.SD3}))

@@ -12,21 +12,19 @@ from hypothesis import strategies as st
 
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand
-from giornata.scheduling.fair_line import FairQueue, TenantJobOrder
-from giornata.scheduling.line import LOOK_S, RELOOK_S, RowQueue, SchedulingParams
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import PolicyName, finish_time, round_robin
+from giornata.scheduling.queue import LOOK_S, RELOOK_S, FairQueue, RowQueue, SchedulingParams, TenantJobOrder
 from giornata.scheduling.scheduler import (
     AHEAD,
     AHEAD_S,
     PrefetchRequest,
     QueueOrderScheduler,
     SchedulingDecision,
-    likely,
+    likely_worker,
 )
 from giornata.scheduling.schedulers import SCHEDULERS, scheduler_of
-from giornata.wire.queues import CostFit
-from giornata.wire.workers import ServiceState, Tier, WorkerCosts
+from giornata.wire.workers import CostFit, ServiceState, Tier, WorkerCosts
 from tests.fakes.networks import plain
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, placement, row, worker
 
@@ -187,16 +185,16 @@ def test_only_policies_that_know_what_loads_cost_begin_them_ahead(policy: Policy
     decision = scheduler_of(policy).decide(line, known, 0.0)
     ours = policy in {PolicyName.FINISH_TIME, PolicyName.DEADLINE_AWARE}
     assert (told(decision) == [("j0", "b")]) is ours
-    assert (likely(scheduler_of(policy), known, ADAPTED, 0.0) == "b") is ours
+    assert (likely_worker(scheduler_of(policy), known, ADAPTED, 0.0) == "b") is ours
 
 
 def test_a_job_that_is_being_encoded_loads_where_it_should_begin() -> None:
     known = placement(busy("a", 8, held=[LORA]), busy("b", 8))
-    assert likely(OURS, known, ADAPTED, 0.0) is None, "a likely worker has it: nothing is to load"
+    assert likely_worker(OURS, known, ADAPTED, 0.0) is None, "a likely worker has it: nothing is to load"
     known.observe(busy("b", 5), 0.0)
-    assert likely(OURS, known, replace(DEMAND, adapters=(OTHER,)), 0.0) == "b"
+    assert likely_worker(OURS, known, replace(DEMAND, adapters=(OTHER,)), 0.0) == "b"
     known.observe(busy("b"), 1.0)
-    assert likely(OURS, known, replace(DEMAND, adapters=(OTHER,)), 1.0) == "b"
+    assert likely_worker(OURS, known, replace(DEMAND, adapters=(OTHER,)), 1.0) == "b"
 
 
 def test_a_scheduler_may_be_told_not_to() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.backlog import LEAST, FinishEstimator, PlacementEstimate, RowLoad, WorkerLoad
+from giornata.scheduling.demand import LEAST, FinishEstimator, PlacementEstimate, RowLoad, WorkerLoad
 
 loads = st.builds(
     RowLoad,

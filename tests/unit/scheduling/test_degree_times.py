@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from giornata.planning.costs import StepCosts
-from giornata.planning.degrees import StepParallelism
+from giornata.planning.cost_model import StepParallelism
 from giornata.planning.operations import NetworkOperations
-from giornata.scheduling.degree_times import DegreeTimes, StepSize
+from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.degrees.pool import PoolRow
 from giornata.scheduling.demand import RowShape, StepTimeModel
-from giornata.wire.blocks import BlockSpec
+from giornata.scheduling.pool_rows import DegreeTimes, StepSize
+from giornata.wire.models import BlockSpec
 from tests.fakes.networks import PLAIN
 
 SHAPE = RowShape(text=10, image=100, computed=20, steps=8)

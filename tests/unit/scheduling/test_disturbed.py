@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S, Fleet
+from giornata.scheduling.cost_models import SLOWEST, WorkerCostModels
 from giornata.scheduling.demand import JobDemand
-from giornata.scheduling.estimates import SLOWEST, WorkerCostModels
-from giornata.scheduling.fair_line import FairQueue
-from giornata.scheduling.line import SchedulingParams
-from giornata.scheduling.occupancy import Attempt, WorkerTotals
 from giornata.scheduling.placement import Placement
+from giornata.scheduling.queue import FairQueue, SchedulingParams
+from giornata.scheduling.worker_state import Attempt, WorkerTotals
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import ServiceState
 from tests.unit.scheduling.test_estimates import TRUE, costs, predicted, sample, seeded, shown

@@ -8,14 +8,13 @@ from random import Random
 
 import pytest
 
-from giornata.planning.costs import StepCosts
-from giornata.planning.degrees import ALONE, StepParallelism
+from giornata.planning.cost_model import ALONE, StepParallelism
 from giornata.planning.operations import StepWork
+from giornata.planning.step_costs import StepCosts
+from giornata.scheduling.cost_models import TEACHERS, WorkerCostModels, work_of
 from giornata.scheduling.demand import UNIT, RowShape
-from giornata.scheduling.estimates import TEACHERS, WorkerCostModels, work_of
-from giornata.wire.queues import CostFit
 from giornata.wire.values import BlockMode
-from giornata.wire.workers import DegreeCosts, LoadSample, StepSample, Tier, WorkerCosts, WorkerState
+from giornata.wire.workers import CostFit, DegreeCosts, LoadSample, StepSample, Tier, WorkerCosts, WorkerState
 from tests.fakes.networks import plain
 
 BLOCKS = 10

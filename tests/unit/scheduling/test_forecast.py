@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.backlog import JobFinishEstimate, WorkerEstimate, computed
-from giornata.scheduling.demand import JobDemand, RowShape
+from giornata.scheduling.demand import (
+    JobDemand,
+    JobFinishEstimate,
+    RowShape,
+    WorkerEstimate,
+    estimate_computed,
+)
 
 prospects = st.lists(
     st.builds(WorkerEstimate, st.floats(0, 1e4), st.floats(1, 1e4), st.floats(1, 9)), min_size=1, max_size=8
@@ -17,7 +22,7 @@ prospects = st.lists(
 
 
 def level(workers: Sequence[WorkerEstimate], ahead: float, rows: float = 1) -> float:
-    found = computed(workers, ahead, rows)
+    found = estimate_computed(workers, ahead, rows)
     assert found is not None
     return found.finish_ms
 
@@ -26,7 +31,7 @@ def level(workers: Sequence[WorkerEstimate], ahead: float, rows: float = 1) -> f
 def test_all_that_comes_before_and_the_job_itself_fit_below_the_level(
     workers: list[WorkerEstimate], ahead: float, rows: int
 ) -> None:
-    found = computed(workers, ahead, rows)
+    found = estimate_computed(workers, ahead, rows)
     assert found is not None
     for finish_ms, amount, drained in ((found.finish_ms, ahead + rows, 1), (found.alone_ms, rows, 0)):
         room = sum(w.workers * max(0.0, finish_ms - drained * w.drained_ms) / w.row_ms for w in workers)
@@ -51,15 +56,17 @@ def test_one_that_stands_for_several_is_as_good_as_they() -> None:
 
 def test_idle_workers_share_the_rows() -> None:
     two = [WorkerEstimate(0, 100), WorkerEstimate(50, 100)]
-    assert computed(two, 0, 1) == JobFinishEstimate(100, 100)
-    assert computed([WorkerEstimate(0, 100), WorkerEstimate(1000, 100)], 3, 1) == JobFinishEstimate(400, 100)
-    assert computed([WorkerEstimate(30, 100)], 1, 1) == JobFinishEstimate(230, 100)
-    assert computed(two, 0, 4) == JobFinishEstimate(225, 200)
+    assert estimate_computed(two, 0, 1) == JobFinishEstimate(100, 100)
+    assert estimate_computed([WorkerEstimate(0, 100), WorkerEstimate(1000, 100)], 3, 1) == JobFinishEstimate(
+        400, 100
+    )
+    assert estimate_computed([WorkerEstimate(30, 100)], 1, 1) == JobFinishEstimate(230, 100)
+    assert estimate_computed(two, 0, 4) == JobFinishEstimate(225, 200)
 
 
 def test_nothing_is_guessed() -> None:
-    assert computed([], 0, 1) is None
-    assert computed([WorkerEstimate(0, 0.0)], 0, 1) is None
+    assert estimate_computed([], 0, 1) is None
+    assert estimate_computed([WorkerEstimate(0, 0.0)], 0, 1) is None
 
 
 def test_jobs_are_compared_by_the_tokens_of_all_their_steps() -> None:

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.adapters import LoraLoadTimes, NeededLora
-from giornata.scheduling.incoming import LANES, OVERDUE, STAYING, TOLD_S, PendingAdapterLoads
+from giornata.scheduling.adapters import (
+    LANES,
+    OVERDUE,
+    STAYING,
+    TOLD_S,
+    LoraLoadTimes,
+    NeededLora,
+    PendingAdapterLoads,
+)
 from giornata.wire.workers import Tier
 
 MB = 1_000_000

@@ -13,7 +13,8 @@ from sklearn.mixture import GaussianMixture
 
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand, RowShape
-from giornata.scheduling.kinds import (
+from giornata.scheduling.queue import SchedulingParams
+from giornata.scheduling.rock import (
     LEAST,
     PAUSE_S,
     FeatureHistograms,
@@ -23,8 +24,7 @@ from giornata.scheduling.kinds import (
     features_of,
     shares_of,
 )
-from giornata.scheduling.kinds_fit import fit
-from giornata.scheduling.line import SchedulingParams
+from giornata.scheduling.rock_fit import fit_kinds
 from giornata.wire.jobs import Priority
 
 IDENTITY = tuple(tuple(float(row == column) for column in range(4)) for row in range(4))
@@ -88,7 +88,7 @@ def drawn(seed: int, count: int) -> list[Features]:
 def test_a_kind_by_stored_parameters_is_scikit_learns() -> None:
     """Beside `predict` of a mixture that is fitted to the same jobs."""
     jobs = drawn(1, 600)
-    model = fit(jobs)
+    model = fit_kinds(jobs)
     assert 2 <= model.components <= 8
     z = np.array([model.standardised(features) for features in jobs])
     oracle = GaussianMixture(model.components, reg_covar=1e-2, random_state=0, max_iter=50).fit(z)
@@ -103,7 +103,7 @@ def test_the_number_of_kinds_has_the_least_bic() -> None:
     chance = Random(5)  # noqa: S311 - a workload
     centres = [(20.0, 1.0, 1.0, 0.2), (35.0, 3.0, 2.0, 0.6), (50.0, 5.0, 3.0, 0.9)]
     jobs = [tuple(value + chance.gauss(0, 0.05) for value in chance.choice(centres)) for _ in range(300)]
-    assert fit(jobs).components == 3  # type: ignore[arg-type]  # four each
+    assert fit_kinds(jobs).components == 3  # type: ignore[arg-type]  # four each
 
 
 @pytest.mark.parametrize("constant", [(), (0,), (0, 1, 2, 3)])
@@ -112,14 +112,14 @@ def test_constant_features_can_be_fitted(constant: tuple[int, ...]) -> None:
         tuple(1.0 if place in constant else value for place, value in enumerate(features))
         for features in drawn(2, 120)
     ]
-    model = fit(jobs)  # type: ignore[arg-type]  # four each
+    model = fit_kinds(jobs)  # type: ignore[arg-type]  # four each
     assert 0 <= model.kind(jobs[0]) < model.components
     assert model.divergence(jobs) == pytest.approx(0.0, abs=0.2)
 
 
 def test_one_job_cannot_be_fitted() -> None:
     with pytest.raises(ValueError, match="received 1 jobs; accepted are 2 and more"):
-        fit([(1.0, 1.0, 1.0, 1.0)])
+        fit_kinds([(1.0, 1.0, 1.0, 1.0)])
 
 
 def test_a_model_is_fitted_when_there_are_jobs_and_again_when_they_have_changed() -> None:
@@ -131,7 +131,7 @@ def test_a_model_is_fitted_when_there_are_jobs_and_again_when_they_have_changed(
     assert seen.to_fit(10.0 + PAUSE_S - 1) is None, "looked at a moment ago"
     for features in first[LEAST:]:
         seen.see(features)
-    seen.model = fit(first)
+    seen.model = fit_kinds(first)
     assert seen.to_fit(200.0) is None, "they have not changed"
     for features in drawn(4, 200):
         seen.see((features[0] + 60, *features[1:]))

@@ -7,8 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.demand import JobDemand, RowShape
-from giornata.scheduling.fair_line import DEFERRED, FAVOURED, FairQueue, TenantJobOrder
-from giornata.scheduling.line import AGEING_S, QueuedRows, RowQueue, SchedulingParams
+from giornata.scheduling.queue import (
+    AGEING_S,
+    DEFERRED,
+    FAVOURED,
+    FairQueue,
+    QueuedRows,
+    RowQueue,
+    SchedulingParams,
+    TenantJobOrder,
+)
 from giornata.wire.jobs import Priority
 
 

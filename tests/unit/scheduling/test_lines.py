@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand, RowShape
-from giornata.scheduling.fair_line import FairQueue
-from giornata.scheduling.kinds import JobKindModel
-from giornata.scheduling.kinds_line import JobKindQueue
-from giornata.scheduling.line import AGEING_S, Key, RowQueue, SchedulingParams
-from giornata.scheduling.totals import QueueTotals
+from giornata.scheduling.queue import AGEING_S, FairQueue, Key, QueueTotals, RowQueue, SchedulingParams
+from giornata.scheduling.rock import JobKindModel, JobKindQueue
 from giornata.wire.jobs import Priority
 from tests.unit.scheduling.test_kinds import MODEL
 

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.matching import FreeWorker, affinity, chosen, weight, weights
+from giornata.scheduling.rock import FreeWorker, affinity, choose_worker, match_weight, match_weights
 from giornata.wire.workers import Tier
 
 
 def test_the_weight_by_hand() -> None:
     """0.6 · 0.5 + 0.3 · (1 - |0.4 - 0.7|) + 0.1 · 2 s / 4 s."""
-    assert weight(FreeWorker("w", 0.5, 0.4, 4000.0), 2000.0) == pytest.approx(0.3 + 0.21 + 0.05)
-    assert weight(FreeWorker("w", 1.0, 0.7, 2000.0), 2000.0) == pytest.approx(1.0)
-    assert weight(FreeWorker("w", 0.0, 0.0, 0.0), 0.0) == pytest.approx(0.09 + 0.1), (
+    assert match_weight(FreeWorker("w", 0.5, 0.4, 4000.0), 2000.0) == pytest.approx(0.3 + 0.21 + 0.05)
+    assert match_weight(FreeWorker("w", 1.0, 0.7, 2000.0), 2000.0) == pytest.approx(1.0)
+    assert match_weight(FreeWorker("w", 0.0, 0.0, 0.0), 0.0) == pytest.approx(0.09 + 0.1), (
         "nothing is to be computed"
     )
 
@@ -32,11 +32,11 @@ def test_of_the_three_best_the_least_utilised_is_chosen() -> None:
         FreeWorker("c", 0.8, 0.5, 1000.0),
         FreeWorker("d", 0.0, 0.0, 1000.0),
     ]
-    assert sorted(weights(workers), key=weights(workers).__getitem__) == ["d", "c", "b", "a"]
-    best = chosen(workers)
+    assert sorted(match_weights(workers), key=match_weights(workers).__getitem__) == ["d", "c", "b", "a"]
+    best = choose_worker(workers)
     assert best is not None
     assert best.name == "c"
-    assert chosen([]) is None
+    assert choose_worker([]) is None
 
 
 @given(
@@ -52,9 +52,9 @@ def test_of_the_three_best_the_least_utilised_is_chosen() -> None:
 def test_weights_lie_between_nothing_and_one_and_the_chosen_one_is_among_the_best(
     workers: list[FreeWorker],
 ) -> None:
-    weighed = weights(workers)
+    weighed = match_weights(workers)
     assert all(0 <= value <= 1 + 1e-9 for value in weighed.values())
-    best = chosen(workers)
+    best = choose_worker(workers)
     assert best is not None
     assert sum(value > weighed[best.name] for value in weighed.values()) < 3
-    assert chosen(list(reversed(workers))) == best
+    assert choose_worker(list(reversed(workers))) == best

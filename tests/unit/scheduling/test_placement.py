@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S
 from giornata.scheduling.demand import JobDemand, RowShape
-from giornata.scheduling.patience import StallTimeout
-from giornata.scheduling.placement import Placement
+from giornata.scheduling.placement import ModelSlack, Placement, StallTimeout
 from giornata.scheduling.policies import Policy, finish_time, request_level
 from giornata.scheduling.scheduler import LOOKED_AT
-from giornata.scheduling.slack import ModelSlack
-from giornata.wire.queues import CostFit
 from giornata.wire.workers import (
+    CostFit,
     LoadSample,
     RowProgress,
     ServiceName,

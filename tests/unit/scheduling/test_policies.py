@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.costs import StepCosts
-from giornata.residency.rendezvous import home
-from giornata.scheduling.backlog import FinishEstimator, RowLoad, WorkerLoad
-from giornata.scheduling.demand import JobDemand, RowShape, StepTimeModel
+from giornata.planning.step_costs import StepCosts
+from giornata.residency.popularity import home_of
+from giornata.scheduling.demand import (
+    FinishEstimator,
+    JobDemand,
+    RowLoad,
+    RowShape,
+    StepTimeModel,
+    WorkerLoad,
+)
 from giornata.scheduling.policies import (
     POLICIES,
     CandidateWorker,
@@ -94,13 +100,13 @@ def test_an_edit_goes_where_its_template_is_unless_the_queue_there_is_longer() -
 
 def test_a_template_that_nobody_has_goes_to_its_home_and_not_to_a_crowded_one() -> None:
     names = ["a", "b", "c"]
-    owner = home(names, "t")
+    owner = home_of(names, "t")
     other = next(n for n in names if n != owner)
     fleet = [candidate(n, SHORT) if n == owner else candidate(n) for n in names]
     assert name(finish_time(fleet, DEMAND)) == owner
     crowded = [candidate(n, *[LONG] * 3) if n == owner else candidate(n) for n in names]
     assert name(finish_time(crowded, DEMAND)) != owner
-    assert home([n for n in names if n != other], "t") == owner, "it moves only with its own worker"
+    assert home_of([n for n in names if n != other], "t") == owner, "it moves only with its own worker"
 
 
 def test_waiting_for_a_fast_worker_beats_beginning_on_a_slow_one() -> None:

@@ -9,14 +9,13 @@ from dataclasses import replace
 import pytest
 
 from giornata.scheduling.adapters import NeededLora
-from giornata.scheduling.backlog import PlacementEstimate, WorkerLoad
 from giornata.scheduling.degrees.pool import DEGREES, PoolRow
-from giornata.scheduling.demand import JobDemand, RowShape
+from giornata.scheduling.demand import JobDemand, PlacementEstimate, RowShape, WorkerLoad
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
-from giornata.scheduling.pool_outlook import PoolFinishEstimator
-from giornata.wire.queues import CostFit
+from giornata.scheduling.pool_rows import PoolFinishEstimator
 from giornata.wire.workers import (
+    CostFit,
     DegreeCosts,
     RankPhase,
     RankState,

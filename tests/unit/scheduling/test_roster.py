@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.costs import StepCosts
+from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import RowShape, StepTimeModel
-from giornata.scheduling.occupancy import WorkerOccupancy, WorkerTotals
-from giornata.scheduling.roster import FEWER, WorkerIndex
+from giornata.scheduling.worker_state import FEWER, WorkerIndex, WorkerOccupancy, WorkerTotals
 from giornata.wire.workers import Tier
 from tests.fakes.networks import PLAIN_4
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from giornata.scheduling.adapters import NeededControl
 from giornata.scheduling.demand import JobDemand, RowShape
-from giornata.scheduling.fair_line import FairQueue
-from giornata.scheduling.line import AGEING_S, SchedulingParams
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import CandidateWorker, Policy, request_level, with_room
+from giornata.scheduling.queue import AGEING_S, FairQueue, SchedulingParams
 from giornata.scheduling.scheduler import (
     MAX_CHOOSY,
     MAX_PASSED,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.shares import FairShares
+from giornata.scheduling.queue import FairShares
 
 MANY = 1000
 

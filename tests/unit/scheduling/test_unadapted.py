@@ -13,12 +13,11 @@ from typing import Final
 
 import pytest
 
-from giornata.planning.costs import StepCosts
+from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.demand import JobDemand, RowShape
-from giornata.scheduling.fair_line import FairQueue
-from giornata.scheduling.line import RowQueue, SchedulingParams
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
+from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
 from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler, SchedulingDecision
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import LoadSample, RowProgress, ServiceState, Tier

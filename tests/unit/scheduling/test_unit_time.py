@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.unit_time import KEPT, UnitTime
+from giornata.scheduling.adapters import KEPT, UnitTime
 
 AMOUNTS = st.floats(1, 1e6)
 TIMES = st.floats(0.001, 1e6)

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.line import AGEING_S
-from giornata.scheduling.waiting import JobQueue, NextJob, QueuedJob
-from giornata.scheduling.window import InFlightJobWindow
+from giornata.scheduling.job_queue import InFlightJobWindow, JobQueue, NextJob, QueuedJob
+from giornata.scheduling.queue import AGEING_S
 from giornata.wire.jobs import Priority
 
 BATCH, INTERACTIVE = Priority.BATCH, Priority.INTERACTIVE

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from giornata.scheduling.fair_line import FairQueue
-from giornata.scheduling.line import AGEING_S, SchedulingParams
-from giornata.scheduling.occupancy import Attempt
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.yielding import giving_way
+from giornata.scheduling.queue import AGEING_S, FairQueue, SchedulingParams
+from giornata.scheduling.scheduler import find_yielding_attempt
+from giornata.scheduling.worker_state import Attempt
 from giornata.wire.jobs import Priority
 from tests.unit.scheduling.test_placement import DEMAND, worker
 
@@ -31,7 +30,7 @@ class Scene:
     def asked(self, claim: SchedulingParams, now: float = 0.0) -> Attempt | None:
         key = self.line.join("waits", DEMAND, claim, 0).key
         try:
-            return giving_way(self.line, self.placement, self.claims, now)
+            return find_yielding_attempt(self.line, self.placement, self.claims, now)
         finally:
             self.line.leave(key)
 

@@ -7,8 +7,8 @@ pipeline itself, as in diffusers' guide to servers.
 
 Read in this order:
 
-* :mod:`giornata_lab.baseline.forms` - what a request says
-* :mod:`giornata_lab.baseline.batching` - which rows are the next batch
+* :mod:`giornata_lab.baseline.server` - what a request says
+* :mod:`giornata_lab.baseline.server` - which rows are the next batch
 * :mod:`giornata_lab.baseline.pipeline` - the pipeline, called with a batch
 * :mod:`giornata_lab.baseline.server` - the queue, the HTTP server around it, and the program
 """

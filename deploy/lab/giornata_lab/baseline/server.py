@@ -1,4 +1,4 @@
-"""The queue of rows, the one thread that computes them, the HTTP server around both, and the program."""
+"""The baseline's queue of rows, the one thread that computes them, and the HTTP server around both."""
 
 from __future__ import annotations
 
@@ -6,24 +6,134 @@ import asyncio
 import base64
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, Literal, TypeVar
 
 import torch
 from aiohttp import web
 from PIL import Image
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from giornata.wire.errors import GiornataError, InternalError, InvalidField, ModelNotFound, QueueFull
-from giornata.wire.requests import MAX_SEED, request_error
+from giornata.wire.requests import (
+    MAX_IMAGES,
+    MAX_SEED,
+    MAX_STEPS,
+    MaskMode,
+    OutputSize,
+    Prompt,
+    request_error,
+)
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
-from giornata_lab.baseline.batching import BatchCandidate, BatchPolicy, next_batch
-from giornata_lab.baseline.forms import BaselineForm, read_image, read_mask, size_of
 from giornata_lab.baseline.pipeline import Pipeline, PipelineCallSettings, PipelineRow
-from giornata_tools.joining.picture_files import png
+from giornata_prepost.images.masks import edited_region
+from giornata_prepost.images.pictures import decode
+from giornata_tools.lora_profiler.probes import png
+
+# Which rows are the next batch. Pure.
+
+
+@dataclass(eq=False)
+class BatchCandidate:
+    """A row that waits."""
+
+    alike: Hashable
+    """Rows of one batch have equal ones."""
+    since: float
+    """Seconds of the caller's clock."""
+
+
+@dataclass(frozen=True)
+class BatchPolicy:
+    """When a batch begins."""
+
+    size: int
+    """Most rows of a batch."""
+    window_s: float
+    """Longest wait of a row for others, while the pipeline is free."""
+
+
+Row = TypeVar("Row", bound=BatchCandidate)
+
+
+def next_batch(waiting: Sequence[Row], rule: BatchPolicy, now: float) -> list[Row]:
+    """The rows of `waiting`, in the order of their arrival, that are computed now; none while they wait for others.
+
+    The row that came first decides once its window is over, so that no kind of row waits for ever; before, the first
+    batch that is full.
+    """
+    kinds: dict[Hashable, list[Row]] = {}
+    for row in waiting:
+        kinds.setdefault(row.alike, []).append(row)
+    batches = [rows[: rule.size] for rows in kinds.values()]
+    if waiting and now >= waiting[0].since + rule.window_s:
+        return batches[0]
+    return next((batch for batch in batches if len(batch) == rule.size), [])
+
+
+# What a request says. Pure.
+
+
+MULTIPLE: Final = 16
+"""Sides of computed pictures: Flux's token."""
+MAX_PIXELS: Final = 4096 * 4096
+
+
+class BaselineForm(BaseModel):
+    """Fields of ``POST /v1/images/edits`` besides the files: OpenAI's, and diffusers' own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    prompt: Prompt
+    model: str | None = None
+    n: int = Field(1, ge=1, le=MAX_IMAGES)
+    size: OutputSize = "auto"
+    response_format: Literal["b64_json"] = "b64_json"
+    num_inference_steps: int | None = Field(None, ge=1, le=MAX_STEPS)
+    guidance_scale: float | None = Field(None, ge=0, le=100)
+    strength: float | None = Field(None, gt=0, le=1)
+    seed: int | None = Field(None, ge=0, le=MAX_SEED)
+
+
+def read_image(file: bytes) -> Image.Image:
+    """The picture, upright and RGB, as diffusers loads it.
+
+    Raises:
+        BadRequest: as :func:`giornata_prepost.images.pictures.decode`.
+    """
+    return Image.fromarray(decode(file, MAX_PIXELS).pixels[..., :3])
+
+
+def read_mask(file: bytes | None, image: bytes) -> Image.Image:
+    """Return what is repainted, white, of mode L and the size of the file `image`: as the system has it by default.
+
+    Raises:
+        BadRequest: as :func:`giornata_prepost.images.masks.edited_region`.
+    """
+    marks = None if file is None else decode(file, MAX_PIXELS, "mask").pixels
+    return Image.fromarray(edited_region(decode(image, MAX_PIXELS).pixels, marks, MaskMode.AUTO)).convert("L")
+
+
+def size_of(form: BaselineForm, image: Image.Image) -> tuple[int, int]:
+    """(width, height) that the pipeline computes: as asked for, or the image's, down to multiples of a token.
+
+    Raises:
+        InvalidField: as asked for, it is too small or too large.
+    """
+    width, height = image.size if form.size == "auto" else map(int, form.size.split("x"))
+    if min(width, height) < MULTIPLE or width * height > MAX_PIXELS:
+        raise InvalidField(
+            field="size",
+            received=f"{width}x{height}",
+            accepted=f"sides from {MULTIPLE} pixels, {MAX_PIXELS} pixels at most",
+        )
+    return width // MULTIPLE * MULTIPLE, height // MULTIPLE * MULTIPLE
+
+
+# The queue of rows, the one thread that computes them, the HTTP server around both, and the program.
 
 
 @dataclass(frozen=True)

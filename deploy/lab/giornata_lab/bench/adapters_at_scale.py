@@ -17,10 +17,9 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, Final
 
-from giornata.residency.plans.naming import ResidencyPlanName
-from giornata.scheduling.fair_line import TenantJobOrder
-from giornata.scheduling.line import QueueOrder
+from giornata.residency.plans.planner import ResidencyPlanName
 from giornata.scheduling.policies import PolicyName
+from giornata.scheduling.queue import QueueOrder, TenantJobOrder
 from giornata.scheduling.rock import RockScheduler
 from giornata.scheduling.scheduler import Scheduler
 from giornata_lab.bench.reporting import report
@@ -34,10 +33,10 @@ from giornata_lab.bench.systems.adapter_rooms import (
     trace_jobs,
 )
 from giornata_lab.flags import Several, option, parsed
-from giornata_lab.loadgen import gentd26
+from giornata_lab.loadgen import traces
 from giornata_lab.loadgen.charts import Chart, PointStyle
 from giornata_lab.loadgen.drawing import COLOURS, figure, svg
-from giornata_lab.loadgen.trace import TraceLine
+from giornata_lab.loadgen.traces import TraceLine
 from giornata_lab.simulation.jobs import SimulatedJob
 from giornata_lab.simulation.options import RunOptions
 from giornata_lab.simulation.results import summary
@@ -131,7 +130,7 @@ class ScaleRequest:
 
     @property
     def variants(self) -> Mapping[str, ScaleVariant]:
-        """What is compared, by name."""
+        """Return what is compared, by name."""
         return SHARED if self.shares else VARIANTS
 
     @property
@@ -218,13 +217,13 @@ def charts(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def settings_of(options: SimpleNamespace) -> dict[str, ScaleRequest]:
-    """What the flags ask for, by name."""
+    """Return what the flags ask for, by name."""
     usual = ScaleRequest(options.rate, options.seconds, options.speed, 512.0)
     settings = {f"{device_mb:g} MB": replace(usual, device_mb=device_mb) for device_mb in options.device_mb}
     if options.gentd26:
         folder = Path(options.gentd26)
-        timed, adapted = ((folder / name).read_text("utf-8") for name in (gentd26.TIMED, gentd26.ADAPTED))
-        settings[TRACE] = replace(usual, lines=tuple(gentd26.read(timed, adapted)))
+        timed, adapted = ((folder / name).read_text("utf-8") for name in (traces.TIMED, traces.ADAPTED))
+        settings[TRACE] = replace(usual, lines=tuple(traces.read_gentd26(timed, adapted)))
     for rate in options.shared:
         settings[f"shared steps, {rate:g}/s"] = replace(usual, rate=rate, seconds=SHARED_S, shares=True)
     return settings

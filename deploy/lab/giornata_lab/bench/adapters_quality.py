@@ -16,23 +16,23 @@ import numpy as np
 import torch
 from diffusers import FluxFillPipeline
 
-from giornata_denoiser.controls.executing import ControlDispatcher
+from giornata_denoiser.controls.controlnets import ControlDispatcher
 from giornata_denoiser.controls.local import HELD_STEPS, LocalControls
-from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.rows.row import Adapters, RowLora
 from giornata_lab.bench.compute.adapted import LORAS, AdaptedBenchModel, Edits, Way
 from giornata_lab.bench.compute.bench_model import Request, box_of
 from giornata_lab.bench.compute.setting import DEFAULT
 from giornata_lab.bench.reporting.report import write
 from giornata_lab.flags import Several, option, parsed
-from giornata_lab.model.adapters import card, judging, silhouettes
-from giornata_lab.model.adapters.looks import swapped_caption
+from giornata_lab.model.adapters import card, judging, lessons
+from giornata_lab.model.adapters.lessons import swapped_caption
 from giornata_lab.model.painting import edits, fill_pipeline
 from giornata_lab.model.scenes import Scene
 from giornata_lab.quality import metrics
 from giornata_lab.quality.cases import QualityCase
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.checkout import TRAINED
-from giornata_tools.joining.shares import JoinStepTrial, joins_within, ssim
+from giornata_tools.lora_profiler.profiler import JoinStepTrial, joins_within, ssim
 
 PARTS: Final = ("reuse", "residuals", "bounded")
 JOINS: Final = (1, 2, 3, 4, 6, 8, 10)
@@ -137,11 +137,11 @@ def residuals(limit: int, steps: int) -> Iterator[Line]:
 
 def _outlined(model: AdaptedBenchModel, limit: int) -> tuple[Edits, Edits, list[Scene]]:
     """Edits of the scenes that the ControlNet is judged by, without it and under it."""
-    scenes = silhouettes.held_out(limit)
+    scenes = lessons.held_out(limit)
     plain = model.edits(
         [_request(str(index), scene, scene.caption, index) for index, scene in enumerate(scenes)]
     )
-    images = [silhouettes.control_image(scene.asked, len(scene.mask)) for scene in scenes]
+    images = [lessons.control_image(scene.asked, len(scene.mask)) for scene in scenes]
     return plain, model.controlled(plain, images), scenes
 
 
@@ -242,7 +242,7 @@ def _line(
 
 def _overlapping(line: Line, pictures: Sequence[Pixels], scenes: Sequence[Scene]) -> Line:
     """The line with how well what is painted keeps to the outline."""
-    overlaps = [silhouettes.overlap(*pair) for pair in zip(pictures, scenes, strict=True)]
+    overlaps = [lessons.overlap(*pair) for pair in zip(pictures, scenes, strict=True)]
     return {**line, "overlap": judging.mean(overlaps)}
 
 

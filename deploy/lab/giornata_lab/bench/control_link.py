@@ -25,9 +25,8 @@ from typing import Any, Final
 
 import torch
 
-from giornata.control.link.asking import ControlStepRequest
 from giornata.control.link.client import ControlLink
-from giornata.control.link.listener import Listener, among
+from giornata.control.link.server import ControlStepRequest, Listener, is_known_token
 from giornata.wire.controlnets import DataPath
 from giornata_lab.bench.reporting.report import measured, write
 from giornata_lab.flags import option, parsed
@@ -157,7 +156,7 @@ def _asked(link: ControlLink, row: str, latents: torch.Tensor, shapes: Sequence[
 
 
 def _processor_s(link: ControlLink) -> float:
-    """What the instance's process has computed since its start, to microseconds."""
+    """Return what the instance's process has computed since its start, to microseconds."""
     with _asked(link, CLOCK, torch.zeros(1, 1), [(1, 2)]) as asked:
         seconds, micros = asked.sample(0, WAIT_S)[0].tolist()
     return float(seconds + micros / 1e6)
@@ -192,7 +191,7 @@ def _serve(pipe: Connection, unix: Path, options: SimpleNamespace) -> None:
         torch.full((options.tokens, options.channels), index + 1.0, dtype=DTYPE)
         for index in range(options.samples)
     ]
-    admits = partial(among, tokens=[TOKEN])
+    admits = partial(is_known_token, tokens=[TOKEN])
     with Listener(admits, asked.put, unix=unix, tcp=("127.0.0.1", 0), device=CPU) as listener:
         pipe.send(dict(listener.addresses))
         while True:

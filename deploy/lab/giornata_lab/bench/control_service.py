@@ -46,16 +46,15 @@ from typing import Any, Final
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus
 from giornata.families import Family
-from giornata.planning.costing import CostModel
+from giornata.planning.cost_model import CostModel
 from giornata.planning.operations import step_work
 from giornata.scheduling.batch import Capacity
-from giornata.wire.queues import CostFit
 from giornata.wire.values import BlockMode
+from giornata.wire.workers import CostFit
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.choices import ControlNetExecutor
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.networks import controlled
-from giornata_denoiser.controls.opening import open_controls
+from giornata_denoiser.controls.local import control_target, open_controls
 from giornata_denoiser.engine.engine import Engine
 from giornata_lab.bench.compute.control_nets import saved
 from giornata_lab.bench.compute.models import described
@@ -148,7 +147,7 @@ def _checkpoint(rows: Rows, configured: str, folder: Path) -> Checkpoint:
     build(Family.FLUX_INPAINT, folder / "card")
     small = open_checkpoint(DenoiserConfig(model=str(folder / "card"), device="cpu"))
     family = rows.family
-    network = controlled(family.network, small.card.pixel_multiple)
+    network = control_target(family.network, small.card.pixel_multiple)
     nets = open_controls(configured, network, dtype=family.dtype, device=family.device)
     return replace(small, family=family, controlnets=nets)
 

@@ -17,7 +17,7 @@ from giornata.scheduling.degrees.pool import DEGREES, PoolRow, PoolRule
 from giornata.scheduling.degrees.rule import ReplanningRule
 from giornata_lab.bench.reporting.report import Measurement, measured, write
 from giornata_lab.flags import Several, option, parsed
-from giornata_lab.simulation.degrees.derived import eager_s
+from giornata_lab.simulation.degrees.step_times import eager_s
 
 ROWS: Final = (4, 8, 16, 32, 64)
 DEVICES: Final = 8

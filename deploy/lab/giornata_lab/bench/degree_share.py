@@ -21,10 +21,10 @@ import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
-from giornata_denoiser.engine.assembly import assemble
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint
+from giornata_denoiser.engine.batch_tensors import assemble
+from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.parallel.family import shared
+from giornata_denoiser.parallel.families import shared
 from giornata_denoiser.parallel.groups import RankGroups
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec

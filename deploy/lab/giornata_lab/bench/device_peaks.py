@@ -17,7 +17,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from giornata.packed import elementwise
-from giornata.packed.attention import choose, grouped
+from giornata.packed.attention import choose_attention, grouped
 from giornata.packed.packing import Segments
 from giornata.packed.pages import KVPages, PageDestination, ProjectedKV, QuantisedTensor
 from giornata_lab.bench.options import clock_of
@@ -76,7 +76,7 @@ def _attention(device: torch.device, dtype: torch.dtype) -> list[Work]:
     tokens = (TEXT + PICTURE) // (1 if device.type == "cuda" else SMALL)
     own = Segments((tokens,) * ROWS, device)
     query, key, value = torch.randn(3, ROWS * tokens, HEADS, WIDTH, device=device, dtype=dtype).unbind()
-    attend = choose(device, dtype, elementwise.choose(device, dtype).gather)
+    attend = choose_attention(device, dtype, elementwise.choose_elementwise(device, dtype).gather)
     operations = 4 * ROWS * tokens**2 * HEADS * WIDTH / 1e12
     name = f"attention, {ROWS} rows of {tokens}"
 
@@ -95,7 +95,7 @@ def _attention(device: torch.device, dtype: torch.dtype) -> list[Work]:
 
 def _gathers(device: torch.device, dtype: torch.dtype) -> list[Work]:
     """Of masked rows that take the same template, with corrections in 8 bits."""
-    gather = elementwise.choose(device, dtype).gather
+    gather = elementwise.choose_elementwise(device, dtype).gather
     picture, computed, text = (
         n // (1 if device.type == "cuda" else SMALL) for n in (PICTURE, COMPUTED, TEXT)
     )

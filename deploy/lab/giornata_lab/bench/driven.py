@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from giornata.packed.kept import CachedKVRecorder
-from giornata.packed.region import region
-from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.packed.attention import CachedKVRecorder
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import make_region
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.own import OwnKeysValues
-from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.blocks.recorders import OwnKeysValues
+from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import Row
@@ -146,7 +146,7 @@ def _region(row: Row) -> Any:
     touched = torch.zeros(row.grid, dtype=torch.bool)
     height, width = (max(1, round(side * MASK**0.5)) for side in row.grid)
     touched[:height, :width] = True
-    return region(touched)
+    return make_region(touched)
 
 
 if __name__ == "__main__":

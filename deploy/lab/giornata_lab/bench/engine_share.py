@@ -18,9 +18,9 @@ from typing import Any, Final
 import click
 import torch
 
-from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
 from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.rows.row import Row

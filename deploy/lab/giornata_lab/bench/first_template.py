@@ -17,14 +17,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from giornata.packed.region import Region, united
-from giornata.packed.uses import BlockInputs
-from giornata.planning.costs import renewed_every
-from giornata_denoiser.blocks.recording import EntryRecorder
+from giornata.packed.block_inputs import BlockInputs
+from giornata.packed.compute_set import Region, unite_regions
+from giornata.planning.step_costs import refresh_interval
+from giornata_denoiser.blocks.recorders import EntryRecorder
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.assembly import assemble, place
-from giornata_denoiser.engine.sources import ReuseOptions
-from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.engine.batch_tensors import assemble, place_inputs
+from giornata_denoiser.engine.denoise_step import denoise_step
+from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute.bench_model import BenchModel, Request, box_of, held_out
@@ -32,7 +32,7 @@ from giornata_lab.bench.compute.setting import DEFAULT
 from giornata_lab.bench.reporting.report import write
 from giornata_lab.flags import option, parsed
 from giornata_lab.quality import metrics
-from giornata_tools.joining.shares import ssim
+from giornata_tools.lora_profiler.profiler import ssim
 
 MODEL: Final = Path("deploy/model/fresco")
 RENEWED: Final = DenoiserConfig.renew_steps
@@ -85,10 +85,10 @@ class FirstTemplatePictures:
         row = replace(whole, region=where)
         template = self._model.template(request, SPEC, DEFAULT.levels)
         yield "", "a template run, corrected", replace(row, template=template)
-        yield "", "its own steps", replace(row, renewed_every=renewed_every(row.steps, RENEWED))
+        yield "", "its own steps", replace(row, renewed_every=refresh_interval(row.steps, RENEWED))
         for name, masked in EARLIER.items():
             left = left_by(self._model, self._earlier(index, masked(request.mask)))
-            if left is None or left.edited is None or (either := united(where, left.edited)) is None:
+            if left is None or left.edited is None or (either := unite_regions(where, left.edited)) is None:
                 continue
             taking = replace(whole, region=either, template=left)
             yield name, "what the earlier edit left, corrected", taking
@@ -102,12 +102,12 @@ class FirstTemplatePictures:
 
 
 def left_by(model: BenchModel, request: Request) -> CachedTemplate | None:
-    """What an edit without a template leaves; None where it computes all of the picture."""
+    """Return what an edit without a template leaves; None where it computes all of the picture."""
     row = model.edit(request, DEFAULT.halo)
     where = model.region(request, DEFAULT.halo)
     if where is None:
         return None
-    every = renewed_every(row.steps, RENEWED)
+    every = refresh_interval(row.steps, RENEWED)
     (done,) = model.run([replace(row, region=where, renewed_every=every, records=SPEC)])
     return CachedTemplate("left", row.grid, done.entries, edited=where)
 
@@ -115,7 +115,7 @@ def left_by(model: BenchModel, request: Request) -> CachedTemplate | None:
 def recording(model: BenchModel, request: Request) -> dict[str, float]:
     """Processor time of a step in full, and of recording it; bytes of one level."""
     row = model.edit(request, DEFAULT.halo)
-    assembly = assemble(model.family, [row], [place(row, model.family)])
+    assembly = assemble(model.family, [row], [place_inputs(row, model.family)])
 
     def step(recorder: EntryRecorder | None) -> float:
         began = time.process_time()

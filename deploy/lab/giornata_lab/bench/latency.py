@@ -26,7 +26,7 @@ from giornata_lab.bench.systems.prepost import Coder, coder_process
 from giornata_lab.bench.systems.serving import SYSTEMS
 from giornata_lab.bench.systems.serving_parts import Parts
 from giornata_lab.flags import Several, option, parsed
-from giornata_lab.loadgen.distributions import arrival_times
+from giornata_lab.loadgen.workload import arrival_times
 
 STATIC: Final = next(iter(SYSTEMS))
 DISTINCT: Final = 64

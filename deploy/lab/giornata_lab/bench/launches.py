@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
-from giornata.packed.tracing import TraceLane
+from giornata.packed.packing import TraceLane
 from giornata_lab.bench.compute.batches import MASK, Batches, StepKind
 from giornata_lab.bench.compute.launches import Launches, counted
 from giornata_lab.bench.compute.models import described

@@ -21,24 +21,24 @@ from typing import Any, Final
 import click
 import torch
 
-from giornata.packed.uses import BlockInputs
-from giornata.planning.blocks import (
+from giornata.packed.block_inputs import BlockInputs
+from giornata.planning.block_plans import (
     BlockCost,
     LoadLink,
     Modes,
     Planner,
-    always,
-    exact,
-    greedy,
-    sequential,
+    exact_modes,
+    greedy_modes,
+    sequential_end_ms,
     timeline,
+    uniform_modes,
 )
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.recording import EntryRecorder
+from giornata_denoiser.blocks.recorders import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.choices import CacheForm
-from giornata_denoiser.engine.assembly import assemble
-from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.engine.batch_tensors import assemble
+from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import Entry
 from giornata_lab.bench.compute import block_costs, loading_engine
@@ -56,11 +56,11 @@ NAIVE: Final = "naive"
 THE_PLAN, THE_ENGINE = "the plan", "the engine"
 BEST: Final = "exact"
 PLANNERS: Final[dict[str, Planner]] = {
-    "strawman": always(BlockMode.KV),
-    NAIVE: always(BlockMode.KV),
-    "greedy": greedy,
-    "full": always(BlockMode.FULL),
-    BEST: exact,
+    "strawman": uniform_modes(BlockMode.KV),
+    NAIVE: uniform_modes(BlockMode.KV),
+    "greedy": greedy_modes,
+    "full": uniform_modes(BlockMode.FULL),
+    BEST: exact_modes,
 }
 KV_SLABS, HIDDEN_SLABS = 2, 1
 """Keys and values are twice the bytes of a block's input."""
@@ -171,7 +171,7 @@ def _compared(
         plans[name] = planner(blocks, link)
         plan_ms[name] = (time.perf_counter() - began) * 1e3
     predicted = {name: timeline(blocks, modes, link).finish_ms for name, modes in plans.items()}
-    predicted[NAIVE] = sequential(blocks, plans[NAIVE], link)
+    predicted[NAIVE] = sequential_end_ms(blocks, plans[NAIVE], link)
     weights = loading_engine.linear(costs, scene.rows.family.operations, scene.row.shapes, rate)
     carried_out: dict[str, list[LoadTimes]] = {name: [] for name in PLANNERS}
     engines: dict[str, list[LoadTimes]] = {name: [] for name in loading_engine.PLANNERS}
@@ -195,7 +195,7 @@ def _compared(
 
 
 def _line(load: float, run: str, name: str, pictures: dict[str, list[LoadTimes]]) -> dict[str, Any]:
-    """How many times longer than the exact planner's picture of that run, then the figures."""
+    """Return how many times longer than the exact planner's picture of that run, then the figures."""
     own = pictures[name]
     ratios = [took.ms / best.ms for took, best in zip(own, pictures[BEST], strict=True)]
     took_ms, predicted_ms = (statistics.median(part) for part in zip(*own, strict=True))

@@ -35,14 +35,12 @@ from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire import subjects
 from giornata.wire.workers import ServiceState
 from giornata_denoiser.adapters.files import sha256
-from giornata_denoiser.adapters.opening import held, tiers_of
+from giornata_denoiser.adapters.tiers import hold_loras, tiers_of
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.loop import EngineLoop
-from giornata_denoiser.engine.low_ranks import LowRanks
+from giornata_denoiser.engine.adapters import LowRanks
+from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.protocol import StepReport
-from giornata_denoiser.rows.adapters import Adapters, RowLora
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.row import Adapters, Row, RowLora
 from giornata_lab.bench.compute.models import described
 from giornata_lab.bench.compute.rows import Rows
 from giornata_lab.bench.compute.workload import WorkloadEdit
@@ -196,7 +194,7 @@ async def _edit(
             tiers.prefetch(loras)
         await asyncio.sleep(options.ahead)
         began_s = time.perf_counter()
-        async with held(tiers, [edit]) as arriving:
+        async with hold_loras(tiers, [edit]) as arriving:
             loop.submit([edit])
             await arriving
             loop.resume("edit", 1)

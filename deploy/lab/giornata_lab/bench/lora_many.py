@@ -32,13 +32,13 @@ from giornata.bus import bus, streams
 from giornata.bus.bus import Bus
 from giornata.config import new_instance
 from giornata.packed.low_rank import SequenceLoras, low_rank
-from giornata.packed.tracing import UNTRACED
-from giornata.tenant_records import LoraRecords
+from giornata.packed.packing import UNTRACED
+from giornata.records import LoraRecords
 from giornata.wire import subjects
 from giornata.wire.loras import CanonicalLora, LoraRecord, LoraState, LoraStyle, StoredFile, lora_id
 from giornata.wire.workers import ServiceState
-from giornata_denoiser.adapters.store import SUFFIX, LoraTierCapacities, LoraTiers
-from giornata_denoiser.rows.adapters import RowLora
+from giornata_denoiser.adapters.tiers import SUFFIX, LoraTierCapacities, LoraTiers
+from giornata_denoiser.rows.row import RowLora
 from giornata_lab.bench.compute.batches import Batches, StepKind
 from giornata_lab.bench.compute.rows import Rows
 from giornata_lab.bench.lora_rows import tensors_of
@@ -115,7 +115,7 @@ def _record(number: int) -> LoraRecord:
 async def _services(
     urls: tuple[str, str], folder: Path, count: int, options: SimpleNamespace
 ) -> list[dict[str, Any]]:
-    """What a store and a gateway that start beside so many LoRAs do."""
+    """Return what a store and a gateway that start beside so many LoRAs do."""
     port_file = folder / f"port-{count}"
     async with bus.connect(urls[0], "bench") as connected:
         await streams.ensure_shared(connected.jetstream, replicas=1, events_ttl_s=3600)

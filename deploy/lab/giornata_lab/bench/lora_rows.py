@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from giornata.packed.low_rank import SequenceLoras, low_rank
-from giornata.packed.tracing import UNTRACED
+from giornata.packed.packing import UNTRACED
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_lab.bench.compute.batches import Batches, StepKind
 from giornata_lab.bench.compute.models import described, transformer_of
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _kinds(family: ModelFamily, rows: int, rank: int) -> dict[str, list[SequenceLoras | None]]:
-    """Which set each row has, by what the sets are."""
+    """Return which set each row has, by what the sets are."""
     loras = [tensors_of(family, rank, seed) for seed in range(rows)]
     own = [low_rank(str(index), [(lora, 1.0)]) for index, lora in enumerate(loras)]
     attention = [

@@ -15,10 +15,10 @@ from typing import Final
 
 import torch
 
-from giornata.planning.costs import renewed_every, renewed_later
-from giornata_denoiser.blocks.own import renew_steps
+from giornata.planning.step_costs import refresh_interval, refresh_offset
+from giornata_denoiser.blocks.recorders import renew_steps
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.sources import ReuseOptions
+from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.templates.identity import levels_of
 from giornata_lab.bench.compute.bench_model import BenchModel, Request, box_of, held_out
@@ -29,7 +29,7 @@ from giornata_lab.flags import option, parsed
 from giornata_prepost.images.masks import effective_alpha
 from giornata_prepost.images.paste import paste
 from giornata_prepost.images.pictures import Pixels
-from giornata_tools.joining.shares import ssim
+from giornata_tools.lora_profiler.profiler import ssim
 
 OTHER: Final = 1000
 """What is added to the seeds of other pictures."""
@@ -68,8 +68,8 @@ def main() -> None:
     others = [replace(request, seed=request.seed + OTHER) for request in requests]
 
     def missing(edits: Sequence[Request]) -> list[Row]:
-        every = renewed_every(options.steps, renew_steps(KEPT_FOR, model.family))
-        later = renewed_later(0, options.steps, every)
+        every = refresh_interval(options.steps, renew_steps(KEPT_FOR, model.family))
+        later = refresh_offset(0, options.steps, every)
         return [
             replace(
                 model.edit(edit, None),

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import click
 import torch
 
-from giornata.heap import keep_freed
+from giornata.runtime import keep_freed
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_lab.bench.compute import families
 from giornata_lab.bench.compute.models import SHAPES, flux

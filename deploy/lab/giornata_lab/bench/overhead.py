@@ -40,7 +40,7 @@ from giornata_lab.bench.reporting.report import Measurement, measured, write
 from giornata_lab.bench.systems.deciding import CARD
 from giornata_lab.bench.systems.edit_forms import box, edit_form, file, scene
 from giornata_lab.bench.systems.servers import embedded
-from giornata_tools.launcher.model import StackModel
+from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.stack import running
 from giornata_tools.model.random.build import build

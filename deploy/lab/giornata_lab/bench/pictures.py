@@ -21,7 +21,7 @@ import torch
 from diffusers import FluxFillPipeline, TaylorSeerCacheConfig
 from PIL import Image
 
-from giornata.wire.step_caches import WARMUP, TaylorSeerSchedule
+from giornata.wire.models import WARMUP, TaylorSeerSchedule
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.step_cache import TaylorRule
@@ -32,7 +32,7 @@ from giornata_lab.flags import Several, option, parsed
 from giornata_lab.quality import metrics
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
-from giornata_tools.joining.shares import ssim
+from giornata_tools.lora_profiler.profiler import ssim
 
 MODEL: Final = Path("deploy/model/fresco")
 T = TypeVar("T")
@@ -198,7 +198,7 @@ def _config(rule: TaylorRule, dtype: torch.dtype) -> Any:
 def _timed(
     device: torch.device, clock: Callable[[], float], run: Callable[[], list[T]]
 ) -> tuple[list[T], float]:
-    """What `run` returns, and the seconds of its second call on `device`: the first one warms up."""
+    """Return what `run` returns, and the seconds of its second call on `device`: the first one warms up."""
     run()
     wait_for(device)
     began = clock()

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
-from giornata.planning.batch import BatchRow, evaluate, plan_batch
-from giornata.planning.blocks import BlockCost, LoadLink, exact, greedy, timeline
+from giornata.planning.batch_plans import BatchRow, evaluate_modes, plan_batch
+from giornata.planning.block_plans import BlockCost, LoadLink, exact_modes, greedy_modes, timeline
 from giornata_lab.bench.compute.brute_force import best_ms
 from giornata_lab.bench.reporting.report import write
 from giornata_lab.flags import option, parsed
@@ -87,8 +87,8 @@ def _batches(chance: random.Random, rows: int, blocks: int, cases: int) -> dict[
         link = random_link(chance)
         best = best_ms(batch, link)
         found.append(plan_batch(batch, link).timeline.finish_ms / best)
-        alone = [greedy(row.blocks, link) for row in batch]
-        apart.append(evaluate(batch, alone, link).timeline.finish_ms / best)
+        alone = [greedy_modes(row.blocks, link) for row in batch]
+        apart.append(evaluate_modes(batch, alone, link).timeline.finish_ms / best)
     return _line(f"{rows} rows x {blocks} blocks", "÷ best plan", found, apart)
 
 
@@ -102,7 +102,9 @@ def _greedy(chance: random.Random, cases: int) -> dict[str, Any]:
 
 
 def _greedy_over_exact(blocks: Sequence[BlockCost], link: LoadLink) -> float:
-    ended, least = (timeline(blocks, planner(blocks, link), link).finish_ms for planner in (greedy, exact))
+    ended, least = (
+        timeline(blocks, planner(blocks, link), link).finish_ms for planner in (greedy_modes, exact_modes)
+    )
     return ended / least
 
 
@@ -131,7 +133,7 @@ def _timing(chance: random.Random, rows: int, repeats: int, *, hidden: bool = Tr
     batch = [random_row(chance, FLUX_BLOCKS, index, hidden=hidden) for index in range(rows)]
     link = random_link(chance)
     ours = _times(lambda: plan_batch(batch, link), repeats)
-    baseline = _times(lambda: [greedy(row.blocks, link) for row in batch], repeats)
+    baseline = _times(lambda: [greedy_modes(row.blocks, link) for row in batch], repeats)
     return {
         "case": f"{rows} row{'s' * (rows > 1)} x {FLUX_BLOCKS} blocks{'' if hidden else ', keys and values alone'}",
         "measure": "ms to plan",

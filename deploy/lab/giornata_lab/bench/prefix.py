@@ -18,18 +18,18 @@ import torch
 from diffusers import Flux2Transformer2DModel, QwenImage21Transformer2DModel
 from torch import Tensor
 
-from giornata.packed.kept import CachedKVRecorder
-from giornata.packed.region import Region, region
-from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.packed.attention import CachedKVRecorder
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import Region, make_region
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.own import OwnKeysValues
-from giornata_denoiser.engine.assembly import assemble
-from giornata_denoiser.families.driven.flux2_kv import Flux2KleinKV
-from giornata_denoiser.families.driven.qwen_image_21 import QwenImage21
+from giornata_denoiser.blocks.recorders import OwnKeysValues
+from giornata_denoiser.engine.batch_tensors import assemble
+from giornata_denoiser.families.driven.flux2 import Flux2KleinKV
+from giornata_denoiser.families.driven.qwen_image import QwenImage21
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
-from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_always
+from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_always
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.options import clock_of, shared
 from giornata_lab.bench.reporting.report import write
@@ -146,7 +146,7 @@ def _region(row: Row) -> Region:
     touched = torch.zeros(row.grid, dtype=torch.bool)
     height, width = (max(1, round(side * MASK**0.5)) for side in row.grid)
     touched[:height, :width] = True
-    found = region(touched)
+    found = make_region(touched)
     if found is None:
         raise ValueError(f"received a picture of {row.grid} tokens, of which a mask leaves nothing")
     return found

@@ -20,7 +20,7 @@ from giornata_lab.bench.compute.bench_model import BenchModel, Request, box_of, 
 from giornata_lab.bench.reporting.report import write
 from giornata_lab.flags import option, parsed
 from giornata_prepost.images.pictures import Pixels
-from giornata_tools.joining.shares import ssim
+from giornata_tools.lora_profiler.profiler import ssim
 
 MODEL: Final = Path("deploy/model/fresco")
 SHARES: Final = (0.1, 0.2, 0.3, 0.5)

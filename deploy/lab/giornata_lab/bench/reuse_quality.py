@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from giornata.planning.specs import together
-from giornata.wire.samplers import Sampler
+from giornata.planning.operations import is_all_or_nothing
+from giornata.wire.models import Sampler
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.sources import ReuseOptions
+from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.identity import form_of, levels_of
@@ -36,7 +36,7 @@ from giornata_lab.flags import option, parsed
 from giornata_lab.loadgen.drawing import svg
 from giornata_lab.quality import metrics
 from giornata_prepost.images.pictures import Pixels
-from giornata_tools.joining.shares import ssim
+from giornata_tools.lora_profiler.profiler import ssim
 
 MODEL: Final = Path("deploy/model/fresco")
 STEPS: Final = 20
@@ -82,7 +82,7 @@ def possible(settings: Iterable[BenchSetting], model: BenchModel) -> list[BenchS
     one_form = (
         form_of(DenoiserConfig(model="any", template_form=CacheForm.HIDDEN), model.family) is CacheForm.KV
     )
-    pads = not together(model.family.specs)
+    pads = not is_all_or_nothing(model.family.specs)
     kept = (
         s for s in settings if not (one_form and s.form is CacheForm.HIDDEN) and (pads or not s.keeps_padding)
     )

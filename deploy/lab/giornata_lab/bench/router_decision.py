@@ -19,14 +19,12 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from giornata.scheduling.backlog import computed
-from giornata.scheduling.fair_line import FairQueue
-from giornata.scheduling.kinds_fit import fit
-from giornata.scheduling.kinds_line import JobKindQueue
-from giornata.scheduling.line import RELOOK_S, RowQueue, SchedulingParams
+from giornata.scheduling.demand import estimate_computed
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
-from giornata.scheduling.rock import RockScheduler
+from giornata.scheduling.queue import RELOOK_S, FairQueue, RowQueue, SchedulingParams
+from giornata.scheduling.rock import JobKindQueue, RockScheduler
+from giornata.scheduling.rock_fit import fit_kinds
 from giornata.scheduling.scheduler import AHEAD, LOOKED_AT, QueueOrderScheduler, RowAssignment, Scheduler
 from giornata.wire.workers import ServiceState
 from giornata_lab.bench.reporting.report import Measurement, measured, write
@@ -68,7 +66,7 @@ def decisions(
             placement.assign(f"j{ticket}", 1, worker.instance, demand, 0)
         times.append((time.perf_counter() - began) * 1e3)
         began = time.perf_counter()
-        computed(placement.prospects(demand), ahead=10.0, rows=1.0)
+        estimate_computed(placement.prospects(demand), ahead=10.0, rows=1.0)
         foretold.append((time.perf_counter() - began) * 1e3)
         if ticket >= len(states):  # as many jobs end as come
             placement.release(f"j{ticket - len(states)}", 1)
@@ -124,7 +122,7 @@ def kinds_line(loras: int) -> JobKindQueue:
         line.leave(joined.key)
     jobs = line.to_fit(0.1 * FITTED)
     assert jobs is not None
-    line.use(fit(jobs))
+    line.use(fit_kinds(jobs))
     return line
 
 

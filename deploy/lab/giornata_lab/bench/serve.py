@@ -28,9 +28,8 @@ from giornata_lab.bench.systems.live import (
     static_batching,
 )
 from giornata_lab.flags import Several, option, parsed
-from giornata_lab.loadgen.distributions import arrival_times
 from giornata_lab.loadgen.outcomes import LoadFigures, figures
-from giornata_lab.loadgen.workload import WorkloadRequest, draw
+from giornata_lab.loadgen.workload import WorkloadRequest, arrival_times, draw
 
 OURS: Final = "giornata"
 STATIC: Final = "static batching"

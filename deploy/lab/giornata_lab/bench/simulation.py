@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from scipy import stats
 
-from giornata.scheduling.fair_line import TenantJobOrder
 from giornata.scheduling.policies import PolicyName
+from giornata.scheduling.queue import TenantJobOrder
 from giornata.scheduling.scheduler import QueueOrderScheduler
 from giornata_lab.bench.reporting import report
 from giornata_lab.bench.systems.clusters import (

@@ -47,12 +47,18 @@ from giornata_lab.bench.systems.calibration import (
 from giornata_lab.bench.systems.live import PROMPT, LivePictures, production, record, saturation, served
 from giornata_lab.bench.systems.loras import TAKEN_IN_S, ready_loras, taken_in, write_loras
 from giornata_lab.flags import Several, option, parsed
-from giornata_lab.loadgen.adapters import AdapterWorkload
 from giornata_lab.loadgen.charts import Chart, Points, PointStyle, distribution
-from giornata_lab.loadgen.distributions import ArrivalBursts, arrival_times, crowded_times
 from giornata_lab.loadgen.drawing import figure, svg
 from giornata_lab.loadgen.outcomes import DistributionSummary, spread
-from giornata_lab.loadgen.workload import Workload, WorkloadRequest, draw
+from giornata_lab.loadgen.workload import (
+    AdapterWorkload,
+    ArrivalBursts,
+    Workload,
+    WorkloadRequest,
+    arrival_times,
+    crowded_times,
+    draw,
+)
 from giornata_lab.simulation.adapters import adapted
 from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob, template_name
 from giornata_lab.simulation.templates import TemplateSetting
@@ -131,7 +137,7 @@ class Work:
 
 
 def check_work(jobs: Sequence[SimulatedJob], heard: HeardTelemetry) -> Work:
-    """Whether denoisers were given the work that is simulated.
+    """Return whether denoisers were given the work that is simulated.
 
     Raises:
         SystemExit: a job's row was not told, or more than :data:`STRAYS` of the rows are none of the jobs'.
@@ -200,7 +206,7 @@ class Bench:
         return await measured(self.stack, self.heard, number, together, alone, self.pictures, self.rest)
 
     def calibrated(self, rounds: Sequence[CalibrationRound]) -> Calibration:
-        """What things take by `rounds`."""
+        """Return what things take by `rounds`."""
         alone = [edit.request for told in rounds for edit in told.alone]
         jobs = jobs_of(alone, self.pictures, self.card, self.heard.text, self.sizes)
         known = calibrated(rounds, self.heard, jobs, self.templates, self.rest)

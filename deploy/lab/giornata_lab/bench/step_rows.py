@@ -13,7 +13,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from giornata.packed.tracing import UNTRACED
+from giornata.packed.packing import UNTRACED
 from giornata_denoiser.profiling.measuring import _peak_bytes
 from giornata_lab.bench.compute.batches import MASK, Batches, Step, StepKind
 from giornata_lab.bench.compute.models import described

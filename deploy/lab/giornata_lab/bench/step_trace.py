@@ -152,7 +152,7 @@ def _step_of(events: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
 
 
 def _covered_us(spans: Iterable[tuple[float, float]]) -> float:
-    """What intervals cover together."""
+    """Return what intervals cover together."""
     covered, reached = 0.0, float("-inf")
     for began, ended in sorted(spans):
         covered += max(0.0, ended - max(began, reached))

@@ -13,18 +13,15 @@ import tracemalloc
 from typing import Any, Final
 
 from giornata.scheduling.demand import JobDemand, RowShape
-from giornata.scheduling.fair_line import FairQueue
-from giornata.scheduling.line import SchedulingParams
+from giornata.scheduling.job_queue import InFlightJobWindow, JobQueue, QueuedJob
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.waiting import JobQueue, QueuedJob
-from giornata.scheduling.window import InFlightJobWindow
+from giornata.scheduling.queue import FairQueue, SchedulingParams
 from giornata.wire.jobs import Priority
 from giornata_lab.bench.reporting.report import measured, write
 from giornata_lab.bench.router_decision import SEED
 from giornata_lab.bench.systems.deciding import CARD, fleet
 from giornata_lab.flags import Several, option, parsed
-from giornata_router.rules.forecasting import FinishTimeEstimator
-from giornata_router.rules.places import QueueLimiter
+from giornata_router.rules.admission import FinishTimeEstimator, QueueLimiter
 
 QUEUED: Final = (0, 1000, 10_000, 100_000)
 WORKERS: Final = 100

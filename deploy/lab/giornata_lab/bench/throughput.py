@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from giornata.planning.costs import renewed_every
+from giornata.planning.step_costs import refresh_interval
 from giornata.scheduling.batch import BatchingMode
 from giornata_denoiser.config import DenoiserConfig
 from giornata_lab.bench.compute import engines
@@ -152,7 +152,7 @@ def _limits(rows: Rows, drawn: Sequence[WorkloadEdit], steps: int) -> dict[str, 
     limit = token_limit(rows.text_tokens, whole, computed, rows.padding_tokens)
     first_in_full = steps / (1 + (steps - 1) / limit)
     begun = steps / (1 / token_limit(rows.text_tokens, whole, computed) + (steps - 1) / limit)
-    renewals = math.ceil(steps / renewed_every(steps, RENEW_STEPS))
+    renewals = math.ceil(steps / refresh_interval(steps, RENEW_STEPS))
     return {
         UNCORRECTED: Limits(begun),
         REUSE: Limits(begun, first_in_full),
@@ -207,7 +207,7 @@ def _engine(
     """The engine as it is, or changed by the switches of :func:`giornata_lab.bench.compute.engines.engine_with`."""
     made = [rows.row(edit, reuse=reuse) for edit in drawn]
     if missed:
-        every = [renewed_every(row.steps, RENEW_STEPS) for row in made]
+        every = [refresh_interval(row.steps, RENEW_STEPS) for row in made]
         made = [replace(row, template=None, renewed_every=n) for row, n in zip(made, every, strict=True)]
     if taught:
         with engines.engine_with(rows.family, rows=batch, **how) as engine:

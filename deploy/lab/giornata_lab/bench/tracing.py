@@ -23,8 +23,8 @@ from typing import Any, Final
 import aiohttp
 import psutil
 
-from giornata.seeing import spans
-from giornata.seeing.spans import NO_STEPS
+from giornata.observability import tracing
+from giornata.observability.tracing import NO_STEPS
 from giornata.wire.workers import ServiceName
 from giornata_lab.bench.reporting.report import OUT, write
 from giornata_lab.bench.systems.collector import CollectedSpan, Collector, collecting
@@ -34,9 +34,8 @@ from giornata_lab.flags import option, parsed
 from giornata_lab.loadgen.drawing import svg
 from giornata_lab.loadgen.drawing import timeline as drawn
 from giornata_tools.checkout import TRAINED
-from giornata_tools.launcher.folders import socket_folder
-from giornata_tools.launcher.model import StackModel
-from giornata_tools.launcher.plan import ONE_EACH, StackPlan
+from giornata_tools.launcher.models import StackModel
+from giornata_tools.launcher.plan import ONE_EACH, StackPlan, socket_folder
 from giornata_tools.launcher.stack import Stack, running
 
 OFF: Final = "off"
@@ -116,7 +115,7 @@ def call_ns() -> float:
     """Nanoseconds of one span where tracing is off, attributes included."""
     began = time.perf_counter()
     for index in range(CALLS):
-        with spans.span("a", job="j", attempt=index):
+        with tracing.span("a", job="j", attempt=index):
             pass
     return (time.perf_counter() - began) / CALLS * 1e9
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 import click
 import torch
 
-from giornata.heap import keep_freed
-from giornata.packed.region import Region, region
-from giornata.packed.uses import BlockInputs
+from giornata.packed.block_inputs import BlockInputs
+from giornata.packed.compute_set import Region, make_region
+from giornata.runtime import keep_freed
 from giornata_lab.bench.compute import tiny_unet
 from giornata_lab.bench.compute.tiny_unet import Everything
 from giornata_lab.bench.compute.unets import MASKS, SHAPES, network, touched_tiles
@@ -100,7 +100,7 @@ def _recorded(made: Network, grid: tuple[int, int]) -> Everything:
 def _region(index: int, grid: tuple[int, int], side: int) -> Region:
     """Every third mask is a strip."""
     mask = MASKS["box" if index % 3 else "strip"](max(grid) * side, RATIOS[3 * index % len(RATIOS)])
-    found = region(touched_tiles(mask, side)[: grid[0], : grid[1]])
+    found = make_region(touched_tiles(mask, side)[: grid[0], : grid[1]])
     if found is None:
         raise ValueError(f"the mask of row {index} touches all tiles of {grid} or none")
     return found

@@ -18,11 +18,11 @@ import click
 import torch
 from torch import Tensor
 
-from giornata.heap import keep_freed
-from giornata.packed.region import Region, region
-from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import Region, make_region
 from giornata.planning.operations import SequenceShape
-from giornata.wire.blocks import BlockSpec
+from giornata.runtime import keep_freed
+from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
 from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
 from giornata_lab.bench.compute import tiny_unet
@@ -68,7 +68,7 @@ def _lines(name: str, options: SimpleNamespace) -> list[dict[str, Any]]:
     full = forward(made, [picture], [None])
     forward(made, [picture], [None], [BlockInputs(recorder=everything)])()
     where = {
-        (shape, ratio): region(touched_tiles(mask(side * made.side, ratio), made.side))
+        (shape, ratio): make_region(touched_tiles(mask(side * made.side, ratio), made.side))
         for shape, mask in MASKS.items()
         for ratio in RATIOS
     }
@@ -106,7 +106,7 @@ def _line(
 
 
 def taking(made: Network, everything: Everything, place: Region) -> BlockInputs:
-    """What a row takes, gathered once as an engine's slabs are."""
+    """Return what a row takes, gathered once as an engine's slabs are."""
     source = RecordedUnetTokens(everything, place, room=True)
     return BlockInputs(CachedTokens((BlockMode.KV,) * len(made.blocks), Gathered(source)))
 

@@ -12,7 +12,7 @@ from giornata.wire.requests import Reuse
 from giornata_tools.cli import extras
 from giornata_tools.cli.options import COUNT, folder_option, server_option
 from giornata_tools.cli.system import ENVIRONMENT, family_option, threads_option
-from giornata_tools.doors.addresses import NATS_VARIABLE
+from giornata_tools.clients.edits import NATS_VARIABLE
 
 QUALITY: Final = """\b
 Gates, each over the whole set:
@@ -56,9 +56,9 @@ def demo(ctx: click.Context, /, **given: Any) -> None:
     """
     extras.require_system("lab")
     from giornata_lab.demo import demo as launcher
-    from giornata_tools.launcher import program
+    from giornata_tools.launcher import up
 
-    ctx.exit(program.run("demo", partial(launcher.demo, launcher.DemoOptions(**given))))
+    ctx.exit(up.run("demo", partial(launcher.demo, launcher.DemoOptions(**given))))
 
 
 @click.command(context_settings={"show_default": True}, epilog=QUALITY)
@@ -96,6 +96,6 @@ def quality(ctx: click.Context, /, **given: Any) -> None:
     """Measure the model's edits: fixed held-out scenes through the whole system, an independent checker, gates."""
     extras.require_system("lab")
     from giornata_lab.quality.evaluation import QualityOptions, evaluate
-    from giornata_tools.launcher import program
+    from giornata_tools.launcher import up
 
-    ctx.exit(program.run("quality", partial(evaluate, QualityOptions(**given))))
+    ctx.exit(up.run("quality", partial(evaluate, QualityOptions(**given))))

@@ -12,8 +12,8 @@ import click
 
 from giornata.wire.adapters import MAX_LORAS
 from giornata.wire.requests import MAX_IMAGES, MAX_STEPS
-from giornata_lab.loadgen import facts, gentd26, trace
-from giornata_lab.loadgen.distributions import Mix
+from giornata_lab.loadgen import traces, workload
+from giornata_lab.loadgen.workload import Mix
 from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, Option
 
 PRODUCTION: Final = "production"
@@ -60,32 +60,32 @@ def rates(text: str) -> list[float]:
 
 def mask_ratios(text: str) -> Sequence[float]:
     """Percentiles of a trace by its name, or a ratio above 0 and up to 1, as often as percentiles need."""
-    if text in facts.MASK_RATIOS:
-        return facts.MASK_RATIOS[text]
+    if text in workload.MASK_RATIOS:
+        return workload.MASK_RATIOS[text]
     try:
         ratio = float(text)
     except ValueError:
         ratio = 0.0
     if not 0 < ratio <= 1:
         raise ValueError(
-            f"{text} is neither a ratio above 0 and up to 1 nor one of {', '.join(facts.MASK_RATIOS)}"
+            f"{text} is neither a ratio above 0 and up to 1 nor one of {', '.join(workload.MASK_RATIOS)}"
         )
     return (ratio, ratio)
 
 
 def steps(text: str) -> Mix | None:
     """Production's step counts, one for all, or None where the server is to choose."""
-    return None if text == SERVER else _mix(text, facts.STEPS, MAX_STEPS, f"{PRODUCTION} or {SERVER}")
+    return None if text == SERVER else _mix(text, workload.STEPS, MAX_STEPS, f"{PRODUCTION} or {SERVER}")
 
 
 def images(text: str) -> Mix:
     """Production's pictures a request, or one number for all."""
-    return _mix(text, facts.IMAGES, MAX_IMAGES, PRODUCTION)
+    return _mix(text, workload.IMAGES, MAX_IMAGES, PRODUCTION)
 
 
 def lora_numbers(text: str) -> Mix:
     """GenTD26's numbers of LoRAs a request, or one for all."""
-    return _mix(text, facts.ADAPTERS["gentd26"]["loras"], MAX_LORAS, PRODUCTION)
+    return _mix(text, workload.ADAPTERS["gentd26"]["loras"], MAX_LORAS, PRODUCTION)
 
 
 def _mix(text: str, production: Mix, most: int, names: str) -> Mix:
@@ -112,14 +112,14 @@ masks_option = read_option(
     parse=mask_ratios,
     default=PRODUCTION,
     metavar="RATIO|TRACE",
-    help=f"Share of the picture to repaint: a number, or as in {', '.join(facts.MASK_RATIOS)}.",
+    help=f"Share of the picture to repaint: a number, or as in {', '.join(workload.MASK_RATIOS)}.",
 )
 steps_option = partial(read_option, "--steps", parse=steps, default=PRODUCTION, metavar="STEPS")
 images_option = partial(read_option, "-n", "n", parse=images, default="1", metavar="N")
-zipf_option = click.option("--zipf", type=AT_LEAST_0, default=facts.ZIPF, help="Of their popularity.")
+zipf_option = click.option("--zipf", type=AT_LEAST_0, default=workload.ZIPF, help="Of their popularity.")
 
 
-def read_trace(path: Path) -> list[trace.TraceLine]:
+def read_trace(path: Path) -> list[traces.TraceLine]:
     """The requests in a file, or in a folder with the files of GenTD26.
 
     Raises:
@@ -128,10 +128,10 @@ def read_trace(path: Path) -> list[trace.TraceLine]:
     """
     if path.is_dir():
         timed, adapted = (
-            (path / name).read_text(encoding="utf-8") for name in (gentd26.TIMED, gentd26.ADAPTED)
+            (path / name).read_text(encoding="utf-8") for name in (traces.TIMED, traces.ADAPTED)
         )
-        return gentd26.read(timed, adapted)
-    return trace.read(path.read_text(encoding="utf-8"), trace_suffix(path))
+        return traces.read_gentd26(timed, adapted)
+    return traces.read_trace(path.read_text(encoding="utf-8"), trace_suffix(path))
 
 
 def trace_suffix(path: Path) -> str:
@@ -140,6 +140,6 @@ def trace_suffix(path: Path) -> str:
     Raises:
         ValueError: its name does not tell.
     """
-    if path.suffix.lower() not in trace.SUFFIXES:
-        raise ValueError(f"{path} does not end with {' or '.join(trace.SUFFIXES)}")
+    if path.suffix.lower() not in traces.SUFFIXES:
+        raise ValueError(f"{path} does not end with {' or '.join(traces.SUFFIXES)}")
     return path.suffix.lower()

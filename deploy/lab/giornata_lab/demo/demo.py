@@ -1,47 +1,175 @@
-"""``giornata demo``: edits through all six services, measured against diffusers, and the adapters that ship."""
+"""``giornata demo``: edits through the whole system, measured against diffusers' own pipeline."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
+import torch
+from PIL import Image
 from rich.console import Console
 
+from giornata.checkpoints import checkpoint_folder
 from giornata.families import Family
+from giornata.model_cards import read_model_card
 from giornata.scratch import scratch_folder
 from giornata.wire.fleet import FleetView, InstanceView
+from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.workers import ServiceName
-from giornata_lab.demo import sheets
-from giornata_lab.demo.adapters import SEEDS, AdapterExhibit, adapter_exhibits, under
-from giornata_lab.demo.editing import edit
-from giornata_lab.demo.exhibits import Exhibit, by_words, exhibits
+from giornata_lab.baseline.pipeline import Pipeline, PipelineCallSettings, PipelineRow
+from giornata_lab.demo import pictures as sheets
+from giornata_lab.demo.exhibits import (
+    SEEDS,
+    AdapterExhibit,
+    Exhibit,
+    adapter_exhibits,
+    by_words,
+    exhibits,
+    under,
+)
 from giornata_lab.demo.report import (
     WORDS,
     AdapterEdit,
     DemoEdit,
     DemoReport,
     EditReport,
+    JobFigures,
     adapter_report,
     edit_report,
     failings,
     services_of,
 )
+from giornata_lab.model.scenes.shapes import overlap
+from giornata_prepost.images.geometry import Box, Size
+from giornata_prepost.images.masks import Alpha, model_mask
+from giornata_prepost.images.paste import paste, resize
 from giornata_prepost.images.pictures import Pixels
+from giornata_prepost.images.stages import visible_part
 from giornata_tools import checkout, provenance
-from giornata_tools.doors.edits import EditStopped, RequestRefused
-from giornata_tools.doors.http_door import open_http
-from giornata_tools.launcher import model
-from giornata_tools.launcher.adapters import is_trained, with_controlnets
-from giornata_tools.launcher.folders import socket_folder
-from giornata_tools.launcher.masks import shipped_masks
-from giornata_tools.launcher.plan import StackPlan, planned
+from giornata_tools.clients.edits import EditCall, EditProgress, EditStopped, Preview, RequestRefused, Tell
+from giornata_tools.clients.http import HttpClient, open_http
+from giornata_tools.launcher import models as model
+from giornata_tools.launcher.models import is_trained, shipped_masks, with_controlnets
+from giornata_tools.launcher.plan import StackPlan, planned, socket_folder
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import running
+from giornata_tools.lora_profiler.probes import png
+from giornata_tools.terminal import edit_steps
+
+# One exhibit through the REST door, told as it goes.
+
+
+MASKS: Final = "/v1/masks"
+
+
+async def edit(door: HttpClient, exhibit: Exhibit, steps: int, seed: int, console: Console) -> DemoEdit:
+    """Edit `exhibit`, every step in full.
+
+    What is computed in full equals diffusers' own pictures; reuse has its own comparison, `make quality`. Of an edit by
+    words the mask is asked for, to be shown, and then the edit by its words alone.
+
+    Raises:
+        Refused: it was not accepted, or failed.
+        Stopped: it was cancelled.
+    """
+    asked = {"num_inference_steps": steps, "seed": seed, "reuse": Reuse.OFF}
+    parameters = exhibit.parameters.model_copy(update=asked)
+    by_words = parameters.mask_prompt is not None
+    where = f' where "{parameters.mask_prompt}" is' if by_words else ""
+    console.print(f'{exhibit.name}: "{parameters.prompt}"{where}')
+    fields = parameters.model_dump(mode="json", exclude_defaults=True)
+    controls = () if exhibit.control is None else (png(exhibit.control),)
+    mask = await found(door, exhibit) if by_words else exhibit.mask
+    order = EditCall(png(exhibit.picture), None if by_words else png(mask), fields, control_images=controls)
+    started_s = time.monotonic()
+    with told_to(console) as tell:
+        outcome = await door.edit(order, tell)
+    latency_s = time.monotonic() - started_s
+    figures = JobFigures.model_validate(await door.read(f"/v1/jobs/{outcome.job_id}"))
+    picture = outcome.pictures[0].data
+    shown = replace(exhibit, parameters=parameters, mask=mask)
+    shared = overlap(*(np.asarray(each) > 0 for each in (mask, exhibit.mask))) if by_words else None
+    return DemoEdit(shown, outcome.job_id, picture, latency_s, figures, shared)
+
+
+async def found(door: HttpClient, exhibit: Exhibit) -> Image.Image:
+    """The mask of what the exhibit's words name, mode L.
+
+    Raises:
+        Refused: they name nothing, or nothing makes masks.
+    """
+    told = await door.send_picture(
+        MASKS, png(exhibit.picture), {"prompt": exhibit.parameters.mask_prompt or ""}
+    )
+    return Image.open(BytesIO(base64.b64decode(told["b64_png"]))).convert("L")
+
+
+@contextmanager
+def told_to(console: Console) -> Iterator[Tell]:
+    """Show what is told of an edit: a bar on a terminal, else a line each time."""
+    with edit_steps(1, console) as draw:
+
+        def tell(told: EditProgress | Preview) -> None:
+            if isinstance(told, EditProgress) and not draw(told):
+                step = f": step {told.step} of {told.steps}" if told.steps else ""
+                console.print(f"  {told.state}{step}")
+
+        yield tell
+
+
+# The same edit by diffusers' own pipeline in this process: what the system's picture is compared with.
+
+
+class Oracle:
+    """The checkpoint's pipeline in float32 on the CPU."""
+
+    def __init__(self, source: str, budget_pixels: int, torch_threads: int) -> None:
+        """Load `source`, a folder or a hub id whose files the services have fetched already.
+
+        `torch_threads` is the services' number: another one rounds differently, by up to one 8-bit step.
+        """
+        torch.set_num_threads(torch_threads)
+        self._budget_pixels = budget_pixels
+        self._card = read_model_card(checkpoint_folder(source))
+        self._pipeline = Pipeline(source, torch.device("cpu"), torch.float32)
+        self.name: Final = self._pipeline.kind
+
+    def edit(self, original: Pixels, alpha: Alpha, parameters: EditParameters) -> Pixels:
+        """Edit `original`, (height, width, 3) uint8, and paste as the system pastes.
+
+        Args:
+            original: the picture.
+            alpha: (height, width) float32, the effective alpha.
+            parameters: with seed and steps; those of the crop are read, and what diffusers is told.
+        """
+        crop, size = visible_part(alpha, parameters.padding_mask_crop, self._card, self._budget_pixels)
+        window = (crop or Box(0, 0, *Size.of(alpha))).window
+        mask = model_mask(alpha[window], size, self._card.mask_grain)
+        row = PipelineRow(
+            prompt=parameters.prompt,
+            image=Image.fromarray(resize(original[window], size)),
+            mask=Image.fromarray(np.where(mask, np.uint8(255), np.uint8(0))),
+            seed=parameters.seed or 0,
+        )
+        alike = PipelineCallSettings(
+            *size, parameters.num_inference_steps, guidance_scale=None, strength=None
+        )
+        [painted] = self._pipeline.paint([row], alike)
+        return paste(original, alpha, np.asarray(painted), crop=crop)
+
+
+# ``giornata demo``: edits through all six services, measured against diffusers, and the adapters that ship.
+
 
 MODEL_PIXELS: Final = 1024 * 1024
 """Prepost and the oracle are both told this, so that both compute at one size."""
@@ -174,7 +302,6 @@ async def _expected(
         return [None] * len(done), None
     console.print("The same edits by diffusers' own pipeline, for comparison.")
     os.environ.update(TRANSFORMERS_VERBOSITY="error", TQDM_DISABLE="1")  # read when they are imported
-    from giornata_lab.demo.oracle import Oracle  # noqa: PLC0415 - imports torch and diffusers, seconds that the start does not need
 
     def compute() -> tuple[list[Pixels | None], str | None]:
         oracle = Oracle(chosen.source, MODEL_PIXELS, options.torch_threads)

@@ -1,14 +1,9 @@
-"""What the demo edits, and the studio's samples as far as this project draws them.
-
-The demo edits two photographs and three procedural scenes; in the last one words say which thing is repainted. The
-studio has the same scenes, and masks of its own for photographs. Run ``python -m
-giornata_lab.demo.exhibits`` when scenes or ellipses change: it writes them to the page's folder.
-"""
+"""What the demo edits, and what it shows of the adapters that ship."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -18,15 +13,25 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from skimage import data
 
+from giornata.wire.adapters import AskedControl, AskedLora
 from giornata.wire.requests import EditParameters
-from giornata_lab.model.scenes import SceneTask, masks, sample
-from giornata_lab.model.scenes.captions import plain
-from giornata_lab.model.scenes.grounds import ground
-from giornata_lab.model.scenes.outlines import SceneShape
-from giornata_lab.model.scenes.palette import rgb
+from giornata_lab.model.adapters import card
+from giornata_lab.model.adapters.card import AdapterCard, AdapterKind
+from giornata_lab.model.adapters.lessons import control_image
+from giornata_lab.model.scenes import SceneTask, sample, shapes
 from giornata_lab.model.scenes.scene import paint as paint_thing
-from giornata_lab.model.scenes.scene import to_uint8
+from giornata_lab.model.scenes.scene import plain, to_uint8
+from giornata_lab.model.scenes.shapes import SceneShape, ground, rgb
 from giornata_lab.model.segmenter.scenes import GROUND, seen
+from giornata_tools.clients.http import HttpClient, uploaded
+from giornata_tools.launcher.process import LaunchError
+
+# What the demo edits, and the studio's samples as far as this project draws them.
+#
+# The demo edits two photographs and three procedural scenes; in the last one words say which thing is
+# repainted. The studio has the same scenes, and masks of its own for photographs. Run ``python -m
+# giornata_lab.demo.exhibits`` when scenes or ellipses change: it writes them to the page's folder.
+
 
 Point: TypeAlias = tuple[float, float]
 """(x, y) as fractions of width and height."""
@@ -116,7 +121,7 @@ def scene(name: str) -> Exhibit:
     drawn = sample(np.random.default_rng(SCENE_SEEDS[task]), SCENE_SIDE, task, least_mask_px=64.0, clear=True)
     (thing,) = drawn.asked
     prompt = "remove it" if task is SceneTask.REMOVE else plain(thing.colour, thing.shape)
-    picture, mask = Image.fromarray(drawn.before), masks.image(drawn.mask)
+    picture, mask = Image.fromarray(drawn.before), shapes.image(drawn.mask)
     return Exhibit(name, picture, mask, EditParameters(prompt=prompt))
 
 
@@ -127,13 +132,13 @@ def by_words() -> Exhibit:
     for thing in SEVERAL:
         paint_thing(picture, rng, thing)
     asked = EditParameters(prompt="a white star", mask_prompt=WORDS, grow_mask=GROWN_PX)
-    return Exhibit("words", Image.fromarray(to_uint8(picture)), masks.image(named(0)), asked)
+    return Exhibit("words", Image.fromarray(to_uint8(picture)), shapes.image(named(0)), asked)
 
 
-def named(margin: int) -> masks.Mask:
+def named(margin: int) -> shapes.Mask:
     """Every pixel within `margin` of what the words name in that scene."""
     colours, _ = seen([SEVERAL[0]], SCENE_SIDE)
-    return masks.around((colours != GROUND).astype(np.float32), 0, 0, SCENE_SIDE, margin)
+    return shapes.around((colours != GROUND).astype(np.float32), 0, 0, SCENE_SIDE, margin)
 
 
 def paint(width: int, height: int, outline: Sequence[Point]) -> Image.Image:
@@ -168,15 +173,15 @@ def drawn() -> dict[str, Image.Image]:
         pictures[f"{exhibit.name}-mask.png"] = exhibit.mask
     several = by_words()
     pictures[f"{several.name}.png"] = several.picture
-    pictures[f"{several.name}-mask.png"] = masks.image(named(GROWN_PX))
+    pictures[f"{several.name}-mask.png"] = shapes.image(named(GROWN_PX))
     for name, place in PLACES.items():
         with Image.open(FOLDER / f"{name}.jpg") as photograph:
-            pictures[f"{name}-mask.png"] = masks.image(_inside(place, *photograph.size))
+            pictures[f"{name}-mask.png"] = shapes.image(_inside(place, *photograph.size))
     return pictures
 
 
 def _inside(place: Ellipse, width: int, height: int) -> NDArray[np.bool_]:
-    """Whether the centre of each pixel lies in `place`; (height, width)."""
+    """Return whether the centre of each pixel lies in `place`; (height, width)."""
     across = (np.arange(width) + 0.5) / width - place.x
     down = (np.arange(height) + 0.5) / height - place.y
     inside: NDArray[np.bool_] = (
@@ -188,3 +193,65 @@ def _inside(place: Ellipse, width: int, height: int) -> NDArray[np.bool_]:
 if __name__ == "__main__":
     for name, picture in drawn().items():
         picture.save(FOLDER / name, "PNG", optimize=True, compress_level=9)
+
+
+# What the demo shows of the adapters that ship: one edit without each of them, and the same edit with it.
+
+
+SIDE: Final = 128
+"""Pixels; the adapters are trained on scenes of this size."""
+LEAST_MASK_PX: Final = 48.0
+SEEDS: Final[Mapping[str, tuple[int, int]]] = {
+    "swapped": (2026, 5),
+    "outlined": (2026, 7),
+    "outline": (2026, 277),
+}
+"""By adapter: the seed of its scene."""
+
+
+@dataclass(frozen=True)
+class AdapterExhibit:
+    """An adapter, and the edit that shows what it does."""
+
+    adapter: AdapterCard
+    exhibit: Exhibit
+    """Without it."""
+    control: Image.Image | None
+    """RGB: what a ControlNet sees."""
+
+
+def adapter_exhibits() -> tuple[AdapterExhibit, ...]:
+    """One for each adapter that ships; equal at every call."""
+    return tuple(map(_drawn, SEEDS))
+
+
+def _drawn(name: str) -> AdapterExhibit:
+    """The mask of a ControlNet's scene does not tell the place, size and turn of the thing; its outline does."""
+    adapter = card.read(name)
+    controlled = adapter.kind is AdapterKind.CONTROLNET
+    rng = np.random.default_rng(SEEDS[name])
+    drawn = sample(rng, SIDE, SceneTask.ADD, LEAST_MASK_PX, clear=True, free=controlled)
+    (thing,) = drawn.asked
+    asked = EditParameters(prompt=plain(thing.colour, thing.shape))
+    exhibit = Exhibit(name, Image.fromarray(drawn.before), shapes.image(drawn.mask), asked)
+    control = Image.fromarray(control_image(drawn.asked, SIDE)) if controlled else None
+    return AdapterExhibit(adapter, exhibit, control)
+
+
+async def under(door: HttpClient, shown: AdapterExhibit, model: str) -> Exhibit:
+    """The edit of `shown` with its adapter; a LoRA is uploaded for `model`, and ready.
+
+    Raises:
+        Refused: the gateway refuses the LoRA's file.
+        LaunchError: the LoRA failed.
+    """
+    exhibit, adapter = shown.exhibit, shown.adapter
+    asked: dict[str, object]
+    if adapter.kind is AdapterKind.CONTROLNET:
+        asked = {"controlnets": (AskedControl(model=adapter.name, image=0),)}
+    else:
+        told = await uploaded(door, adapter.file, {"model": model, "name": adapter.name})
+        if told["state"] != "ready":
+            raise LaunchError(f"The LoRA {adapter.name} is {told['state']}: {told['error']}")
+        asked = {"loras": (AskedLora(id=told["id"]),)}
+    return replace(exhibit, parameters=exhibit.parameters.model_copy(update=asked), control=shown.control)

@@ -91,7 +91,7 @@ class DemoEdit:
 
     @property
     def region(self) -> Region:
-        """What the mask marks, grown as the edit asked for by name: nothing else may change."""
+        """Return what the mask marks, grown as the edit asked for by name: nothing else may change."""
         asked, mask = self.exhibit.parameters, np.asarray(self.exhibit.mask.convert("RGB"))
         marked = edited_region(self.before, mask, asked.mask_mode)
         return effective_alpha(marked, asked.grow_mask, 0) > 0
@@ -241,7 +241,7 @@ def mean_abs_diff(one: Pixels, other: Pixels, where: npt.NDArray[np.bool_]) -> f
 
 
 def failings(report: DemoReport) -> list[str]:
-    """What is wrong with the edits, a sentence each; empty when all are as they should be."""
+    """Return what is wrong with the edits, a sentence each; empty when all are as they should be."""
     found = []
     pairs = [edit for adapter in report.adapters for edit in (adapter.without, adapter.under)]
     for edit in (*report.edits, *pairs):

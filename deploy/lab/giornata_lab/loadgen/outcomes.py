@@ -47,7 +47,7 @@ class RequestOutcome:
 
     @property
     def late_s(self) -> float:
-        """How much later than due it left; 0 where it was not sent."""
+        """Return how much later than due it left; 0 where it was not sent."""
         return 0.0 if self.sent_s is None else self.sent_s - self.request.at_s
 
 
@@ -115,7 +115,7 @@ def figures(
     seconds: float,
     slo_s: float | None,
 ) -> LoadFigures:
-    """What a run comes to whose `requests` have ended with `outcomes`, some of them maybe without one.
+    """Return what a run comes to whose `requests` have ended with `outcomes`, some of them maybe without one.
 
     Requests due before `warmup_s` are left out; `seconds` is the run's length after that. An answer within `slo_s`
     counts as goodput.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from giornata_lab.loadgen.workload import MaskShape, WorkloadRequest
-from giornata_tools.joining.picture_files import png, upright_size
+from giornata_tools.lora_profiler.probes import png, upright_size
 
 Mask = NDArray[np.bool_]
 """(height, width); True is repainted."""
@@ -142,7 +142,7 @@ def _from_rim(x: Distances, y: Distances, chance: np.random.Generator) -> Distan
 
 
 def _centre(side: int, half: float, chance: np.random.Generator) -> float:
-    """Where on a side the patch's centre lies."""
+    """Return where on a side the patch's centre lies."""
     room = side - 2 * half
     return float(half + room * chance.random()) if room > 0 else side / 2
 

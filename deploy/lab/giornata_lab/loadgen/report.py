@@ -12,7 +12,7 @@ from rich.table import Table
 
 from giornata_lab.loadgen.charts import Chart, Points, PointStyle, distribution, thinned
 from giornata_lab.loadgen.outcomes import LoadFigures, RequestOutcome
-from giornata_tools.tables import table as empty_table
+from giornata_tools.terminal import table as empty_table
 
 LATE_SHARE: Final = 0.05
 """A generator whose requests leave later than this share of the median latency is told of."""
@@ -39,7 +39,7 @@ class MeasuredRun:
 
     @property
     def arrivals(self) -> str:
-        """How requests came, for people."""
+        """Return how requests came, for people."""
         return "trace" if self.rate is None else f"{self.rate:g}/s"
 
 
@@ -145,7 +145,7 @@ def _cells(run: MeasuredRun, runs: Sequence[MeasuredRun]) -> dict[str, str]:
 
 
 def _ratio(run: MeasuredRun, runs: Sequence[MeasuredRun], name: str) -> str:
-    """How many times as long the other server takes."""
+    """Return how many times as long the other server takes."""
     others = [other for other in runs if other.rate == run.rate and other.target != run.target]
     own, theirs = _latency(run, name), [_latency(other, name) for other in others]
     if own is None or len(theirs) != 1 or theirs[0] is None:

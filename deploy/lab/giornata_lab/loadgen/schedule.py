@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from giornata_lab.loadgen.distributions import ArrivalBursts, arrival_times, crowded_times
-from giornata_lab.loadgen.trace import TraceLine, complete
-from giornata_lab.loadgen.workload import Workload, WorkloadRequest, draw, faster
+from giornata_lab.loadgen.traces import TraceLine, complete
+from giornata_lab.loadgen.workload import (
+    ArrivalBursts,
+    Workload,
+    WorkloadRequest,
+    arrival_times,
+    crowded_times,
+    draw,
+    faster,
+)
 
 SHORTEST_S: Final = 1.0
 """A trace counts for at least this long."""

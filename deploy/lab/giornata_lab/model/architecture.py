@@ -14,8 +14,8 @@ import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
 from torch import nn
 
-from giornata_lab.model.scenes import captions
-from giornata_tools.model import text
+from giornata_lab.model.scenes import scene
+from giornata_tools.model.random import text_encoders as text
 
 LATENT_CHANNELS: Final = 8
 VAE_WIDTHS: Final = (16, 32, 64)
@@ -102,7 +102,7 @@ def transformer() -> FluxTransformer2DModel:
 
 def text_encoders() -> text.TextEncoders:
     """One layer each, over a vocabulary in which every word of the captions is one token."""
-    return text.text_encoders(" ".join(captions.words()), TEXT_TOKENS, width=TEXT_WIDTH, layers=1)
+    return text.text_encoders(" ".join(scene.words()), TEXT_TOKENS, width=TEXT_WIDTH, layers=1)
 
 
 def scheduler() -> FlowMatchEulerDiscreteScheduler:

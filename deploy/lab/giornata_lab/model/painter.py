@@ -15,7 +15,7 @@ from transformers import CLIPTextModel, T5EncoderModel
 
 from giornata_lab.model import latents
 from giornata_lab.model.architecture import shifted
-from giornata_tools.model.text import TextEncoders
+from giornata_tools.model.random.text_encoders import TextEncoders
 
 UNGUIDED: Final = 1.0
 """The guidance at which the model is the plain conditional one."""

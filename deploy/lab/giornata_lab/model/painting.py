@@ -15,7 +15,7 @@ from PIL import Image
 
 from giornata_lab.model import latents
 from giornata_lab.model.architecture import PATCH_CHANNELS
-from giornata_lab.model.scenes import Scene, masks
+from giornata_lab.model.scenes import Scene, shapes
 
 Pixels = NDArray[np.uint8]
 
@@ -40,7 +40,7 @@ def edits(
     painted = pipeline(
         prompt=list(prompts or [scene.caption for scene in scenes]),
         image=[Image.fromarray(scene.before) for scene in scenes],
-        mask_image=[masks.image(scene.mask) for scene in scenes],
+        mask_image=[shapes.image(scene.mask) for scene in scenes],
         height=side,
         width=side,
         generator=[torch.Generator().manual_seed(seed) for seed in seeds],

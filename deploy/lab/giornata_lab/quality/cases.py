@@ -16,13 +16,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from giornata_lab.model.scenes import COLOURS, GROUNDS, SHAPES, Scene, SceneTask, masks
-from giornata_lab.model.scenes.captions import plain
-from giornata_lab.model.scenes.grounds import ground
-from giornata_lab.model.scenes.masks import Mask
-from giornata_lab.model.scenes.outlines import SceneShape, coverage
-from giornata_lab.model.scenes.palette import rgb
-from giornata_lab.model.scenes.scene import MARGIN, MIN_RADIUS, TILT_DEG, paint, to_uint8
+from giornata_lab.model.scenes import COLOURS, GROUNDS, SHAPES, Scene, SceneTask, shapes
+from giornata_lab.model.scenes.scene import MARGIN, MIN_RADIUS, TILT_DEG, paint, plain, to_uint8
+from giornata_lab.model.scenes.shapes import Mask, SceneShape, coverage, ground, rgb
 
 ENTROPY: Final = 0x47494F52
 """First word of every case's seed. Training's is a small number, so that no scene is in both."""
@@ -123,7 +119,7 @@ def digest(cases: Sequence[QualityCase]) -> str:
 
 def _compose(rng: np.random.Generator, slot: QualityCaseSpec) -> Scene:
     side = slot.side
-    wanted = side * np.sqrt(masks.ratio(rng)) / 2 * rng.uniform(0.9, 1.1)
+    wanted = side * np.sqrt(shapes.ratio(rng)) / 2 * rng.uniform(0.9, 1.1)
     half = float(np.clip(wanted, HALF_MASK_PX, 0.42 * side))
     x, y = (float(rng.uniform(0.9 * half, side - 0.9 * half)) for _ in range(2))
     near, angle = rng.normal(0, 0.02, 2) * half, float(rng.uniform(-TILT_DEG, TILT_DEG))
@@ -162,10 +158,10 @@ def _mask(rng: np.random.Generator, side: int, x: float, y: float, half: float) 
         rng.uniform(0.92, 1.15, 2),
     )
     if kind == "ellipse":
-        return masks.ellipse(side, x, y, 1.12 * half * across, 1.12 * half * down)
+        return shapes.ellipse(side, x, y, 1.12 * half * across, 1.12 * half * down)
     if kind == "brush":
-        return masks.brush(rng, side, x, y, 1.15 * half)
-    return masks.box(side, x, y, half * across, half * down)
+        return shapes.brush(rng, side, x, y, 1.15 * half)
+    return shapes.box(side, x, y, half * across, half * down)
 
 
 def is_fit(scene: Scene) -> bool:

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from giornata_lab.model.scenes import COLOURS, SHAPES
-from giornata_lab.model.scenes.masks import Mask
-from giornata_lab.model.scenes.outlines import SceneShape, coverage
-from giornata_lab.model.scenes.palette import rgb
+from giornata_lab.model.scenes.shapes import Mask, SceneShape, coverage, rgb
 
 CHANGED: Final = 0.12
 """Euclidean distance from the ground, in [0, 1] RGB, from which a pixel counts as changed."""
@@ -59,7 +57,7 @@ class DetectedShape:
     """Intersection over union with the best outline, 0 to 1."""
 
     def is_a(self, colour: str, shape: str) -> bool:
-        """Whether both are as asked for."""
+        """Return whether both are as asked for."""
         return (self.colour, self.shape) == (colour, shape)
 
 

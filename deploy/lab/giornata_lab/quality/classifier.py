@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from giornata_lab.model.scenes import COLOURS, SHAPES, SceneTask, sample
-from giornata_lab.model.scenes.masks import Mask
+from giornata_lab.model.scenes.shapes import Mask
 from giornata_lab.quality.metrics import Features, Pixels
 
 WEIGHTS: Final = Path(__file__).with_name("classifier.safetensors")

@@ -14,16 +14,25 @@ import numpy as np
 from rich.console import Console
 
 from giornata.wire.requests import Reuse
-from giornata_lab.quality import cases, classifier, pictures, report, tables
+from giornata_lab.quality import cases, classifier, pictures, report
+from giornata_lab.quality import page as tables
 from giornata_lab.quality.cases import QualityCase
-from giornata_lab.quality.metrics import Features, Pixels, frechet
+from giornata_lab.quality.metrics import (
+    Features,
+    Pixels,
+    Scored,
+    ScoredAddition,
+    ScoredRemoval,
+    frechet,
+    score,
+    strayed_px,
+)
 from giornata_lab.quality.page import page
 from giornata_lab.quality.report import FrechetDistances, MaskBlur, QualityReport, QualityRun, RunComparison
-from giornata_lab.quality.scoring import Scored, ScoredAddition, ScoredRemoval, score, strayed_px
 from giornata_lab.quality.system import EditSetting, SystemUnderTest, attached, edit_all, started
-from giornata_tools import bars, provenance
+from giornata_tools import provenance, terminal
 from giornata_tools.launcher.process import LaunchError
-from giornata_tools.tables import show
+from giornata_tools.terminal import show
 
 SEEDS: Final = "each edit's place in the whole set"
 VERSIONS: Final = (
@@ -135,7 +144,7 @@ async def _edit(
     edits: dict[str, Pixels] = {}
     each_s: list[float] = []
     started_s = time.monotonic()
-    with bars.drawn("editing", len(drawn), console) as update:
+    with terminal.drawn("editing", len(drawn), console) as update:
 
         def done(case: QualityCase, edit: Pixels, seconds: float) -> None:
             pictures.save(out, case, edit)

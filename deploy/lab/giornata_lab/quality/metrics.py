@@ -1,7 +1,4 @@
-"""How far two pictures, or two sets of pictures, are apart. Pure.
-
-Pictures are (height, width, 3) uint8 unless said otherwise; masks (height, width) bool.
-"""
+"""What is measured of each edit, and how far pictures are apart. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +9,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from giornata_lab.model.scenes.masks import Mask
+from giornata_lab.model.scenes import SceneTask
+from giornata_lab.model.scenes.shapes import Mask
+from giornata_lab.quality.cases import QualityCase
+from giornata_lab.quality.checker import DetectedShape, check
+from giornata_prepost.images.masks import effective_alpha
+from giornata_tools.lora_profiler.profiler import ssim
+
+# How far two pictures, or two sets of pictures, are apart. Pure.
+#
+# Pictures are (height, width, 3) uint8 unless said otherwise; masks (height, width) bool.
+
 
 Pixels = NDArray[np.uint8]
 Features = NDArray[np.float64]
@@ -93,3 +100,61 @@ def _root(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
     values, vectors = np.linalg.eigh(covariance)
     root: NDArray[np.float64] = (vectors * np.sqrt(values.clip(0))) @ vectors.T
     return root
+
+
+# What is measured of each edit. Pure.
+
+
+@dataclass(frozen=True)
+class ScoredAddition:
+    """An edit that was to paint a thing."""
+
+    case: QualityCase
+    edit: Pixels
+    found: DetectedShape
+
+    @property
+    def colour_right(self) -> bool:
+        """Return whether the colour is the one asked for."""
+        return self.found.colour == self.case.slot.colour
+
+    @property
+    def shape_right(self) -> bool:
+        """Return whether the shape is the one asked for."""
+        return self.found.shape == self.case.slot.shape
+
+    @property
+    def both_right(self) -> bool:
+        """Return whether both are."""
+        return self.colour_right and self.shape_right
+
+
+@dataclass(frozen=True)
+class ScoredRemoval:
+    """An edit that was to complete the background; both figures are of the pixels in the mask."""
+
+    case: QualityCase
+    edit: Pixels
+    psnr_db: float
+    ssim: float
+    seam: SeamGradients
+
+
+Scored = ScoredAddition | ScoredRemoval
+
+
+def score(case: QualityCase, edit: Pixels) -> Scored:
+    """Measure one edit."""
+    scene = case.scene
+    if case.slot.task is SceneTask.ADD:
+        return ScoredAddition(case, edit, check(edit, case.bare, scene.mask))
+    truth, mask = scene.after, scene.mask
+    return ScoredRemoval(
+        case, edit, psnr_db(edit, truth, mask), ssim(edit, truth, mask), seam(edit, truth, mask)
+    )
+
+
+def strayed_px(case: QualityCase, edit: Pixels, mask_blur: float | None) -> int:
+    """Pixels outside the mask, and a feather that was asked for, that are not as they were; there may be none."""
+    allowed = effective_alpha(case.scene.mask, 0, mask_blur) > 0
+    return int(((edit != case.scene.before).any(2) & ~allowed).sum())

@@ -33,7 +33,7 @@ class EarlierQualityRun(BaseModel):
     manifest: QualityManifest
 
     def check(self, cases: Sequence[QualityCase]) -> None:
-        """Whether these can be compared with it, before hours go into making them.
+        """Return whether these can be compared with it, before hours go into making them.
 
         Raises:
             LaunchError: a scene was another one, a file cannot be read, or there is none of them.

@@ -10,10 +10,9 @@ from typing import Final
 
 from PIL import Image
 
-from giornata_lab.model.scenes import SceneTask, masks
+from giornata_lab.model.scenes import SceneTask, shapes
 from giornata_lab.quality import cases
-from giornata_tools.joining.picture_files import png
-from giornata_tools.joining.probes import MASK_SUFFIX, PROMPT_SUFFIX, SCENES
+from giornata_tools.lora_profiler.probes import MASK_SUFFIX, PROMPT_SUFFIX, SCENES, png
 
 COUNT: Final = 8
 
@@ -26,7 +25,7 @@ def draw(folder: Path) -> None:
     for case in map(cases.draw, cases.spread(slots, COUNT)):
         name, scene = case.slot.name, case.scene
         (folder / f"{name}.png").write_bytes(png(Image.fromarray(scene.before)))
-        (folder / f"{name}{MASK_SUFFIX}").write_bytes(png(masks.image(scene.mask)))
+        (folder / f"{name}{MASK_SUFFIX}").write_bytes(png(shapes.image(scene.mask)))
         (folder / f"{name}{PROMPT_SUFFIX}").write_text(f"{scene.caption}\n", encoding="utf-8")
 
 

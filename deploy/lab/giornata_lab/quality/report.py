@@ -10,9 +10,8 @@ from pydantic import BaseModel, computed_field
 
 from giornata.wire.requests import EditParameters, Reuse
 from giornata_lab.model.scenes import SceneTask
-from giornata_lab.quality.metrics import Pixels, psnr_db, together
-from giornata_lab.quality.scoring import Scored, ScoredAddition, ScoredRemoval
-from giornata_tools.joining.shares import ssim
+from giornata_lab.quality.metrics import Pixels, Scored, ScoredAddition, ScoredRemoval, psnr_db, together
+from giornata_tools.lora_profiler.profiler import ssim
 
 S = TypeVar("S")
 M = TypeVar("M")
@@ -145,7 +144,7 @@ class QualityGate(BaseModel):
     @computed_field  # type: ignore[prop-decorator] # as pydantic's manual has it: mypy knows no decorated property
     @property
     def holds(self) -> bool:
-        """Whether the gate holds."""
+        """Return whether the gate holds."""
         if self.measured is None or np.isnan(self.measured):
             return False
         low = -np.inf if self.at_least is None else self.at_least
@@ -168,7 +167,7 @@ class QualityReport(BaseModel):
     @computed_field  # type: ignore[prop-decorator] # as pydantic's manual has it: mypy knows no decorated property
     @property
     def holds(self) -> bool:
-        """Whether every gate holds."""
+        """Return whether every gate holds."""
         return all(gate.holds for gate in self.gates)
 
 
@@ -199,7 +198,7 @@ def completion(removals: Sequence[ScoredRemoval]) -> BackgroundCompletion | None
 def gates(
     of_additions: PromptAdherence | None, of_removals: BackgroundCompletion | None, strayed: int
 ) -> list[QualityGate]:
-    """What has to hold: (a), (b), (c), and that nothing changes outside of masks."""
+    """Return what has to hold: (a), (b), (c), and that nothing changes outside of masks."""
     patch = of_removals.overall if of_removals else None
     low, high = SEAM_RATIO
     both = of_additions.overall.both if of_additions else None

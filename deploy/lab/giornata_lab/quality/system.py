@@ -22,18 +22,16 @@ from giornata.wire.errors import GiornataError, NotPermitted, ServiceUnavailable
 from giornata.wire.jobs import Priority
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import MaskMode, Reuse
-from giornata_lab.model.scenes import masks
+from giornata_lab.model.scenes import shapes
 from giornata_lab.quality.cases import QualityCase
 from giornata_lab.quality.metrics import Pixels
 from giornata_lab.quality.report import MaskBlur
 from giornata_tools.checkout import MODELS
-from giornata_tools.joining.picture_files import png
-from giornata_tools.launcher import model
-from giornata_tools.launcher.folders import socket_folder
-from giornata_tools.launcher.plan import planned
+from giornata_tools.launcher import models
+from giornata_tools.launcher.plan import planned, socket_folder
 from giornata_tools.launcher.process import LaunchError
-from giornata_tools.launcher.stack import running
-from giornata_tools.launcher.watch import TelemetryWatch
+from giornata_tools.launcher.stack import TelemetryWatch, running
+from giornata_tools.lora_profiler.probes import png
 
 HEARD_S: Final = 10.0
 """How long a running system's telemetry is waited for; it comes 2-4 times a second."""
@@ -82,7 +80,7 @@ async def started(logs: Path, torch_threads: int, say: Say) -> AsyncIterator[Sys
     Raises:
         LaunchError: something did not start, or did not end in order.
     """
-    chosen = await model.choose(os.environ, None, MODELS, say)
+    chosen = await models.choose(os.environ, None, MODELS, say)
     with scratch_folder(socket_folder()) as state:
         plan = planned((chosen,), state, logs, torch_threads, {"GIORNATA_API_KEYS_FILE": ""})
         say("Starting NATS, Valkey and six services.")
@@ -159,7 +157,7 @@ async def _edit(to: client.Client, model_name: str, case: QualityCase, setting: 
     )
     accepted = await to.edit(
         image=png(Image.fromarray(case.scene.before)),
-        mask=png(masks.image(case.scene.mask)),
+        mask=png(shapes.image(case.scene.mask)),
         prompt=case.scene.caption,
         timeout_s=setting.timeout_s,
         priority=Priority.BATCH,

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from giornata.planning.operations import low_rank_weights
 from giornata.scheduling.adapters import NeededControl, NeededLora
-from giornata_lab.loadgen import facts
-from giornata_lab.loadgen.adapters import AdapterSizes
-from giornata_lab.loadgen.distributions import Mix, chosen
-from giornata_lab.loadgen.workload import WorkloadRequest
+from giornata_lab.loadgen import workload
+from giornata_lab.loadgen.workload import AdapterSizes, Mix, WorkloadRequest, chosen
 from giornata_lab.simulation.jobs import SimulatedJob
 
 
@@ -32,7 +30,7 @@ def with_adapters(
 ) -> list[SimulatedJob]:
     """The same jobs with adapters; `requests` are theirs, in the same order. Equal seeds draw equal ones."""
     chance = random.Random(f"{seed} controls")  # noqa: S311 - a workload, no secret
-    weights = facts.controlnets()
+    weights = workload.controlnets()
     known: dict[str, NeededLora] = {}
     made = []
     for job, request in zip(jobs, requests, strict=True):
@@ -71,7 +69,7 @@ def control_name(number: int) -> str:
 
 def held_controls(weight_bytes: int) -> tuple[tuple[str, int], ...]:
     """All ControlNets, of this size, for :attr:`giornata_lab.simulation.machines.Machine.controls`."""
-    return tuple((control_name(number), weight_bytes) for number in facts.controlnets())
+    return tuple((control_name(number), weight_bytes) for number in workload.controlnets())
 
 
 def _distinct(count: int, weights: Mix, chance: random.Random) -> list[int]:

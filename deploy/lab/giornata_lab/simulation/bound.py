@@ -40,7 +40,7 @@ class PooledTask:
 
 
 def most_on_time(tasks: Sequence[PooledTask]) -> int:
-    """How many can end in time on one machine, no two of them at once.
+    """Return how many can end in time on one machine, no two of them at once.
 
     Raises:
         ValueError: their order is not that of their releases and of their deadlines alike.

@@ -1,7 +1,7 @@
 """Profiles of Flux.1-dev on several H100s, derived and not measured: they ship as files beside this one.
 
 They say that they are derived: simulations take them, denoisers refuse them.
-:mod:`giornata_lab.simulation.degrees.fitting` makes them.
+:mod:`giornata_lab.simulation.degrees.step_times` makes them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from giornata.planning.profiles import Profile
+from giornata.planning.cost_model import Profile
 
 MACHINES: Final[Mapping[str, bool]] = {"h100": False, "h100-eager": True}
 """By name: whether its engine is not compiled."""

@@ -1,15 +1,31 @@
-"""What simulated clients ask for: requests of the load generator as rows of tokens. Pure."""
+"""What simulated clients ask for, rows at a simulated worker, and how long their steps take. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from giornata.scheduling.demand import JobDemand, RowShape
-from giornata.scheduling.occupancy import Attempt
+from giornata.planning.batch_plans import BatchRow, plan_batch
+from giornata.planning.block_plans import LoadLink
+from giornata.planning.operations import (
+    NetworkOperations,
+    SequenceShape,
+    mean_amounts,
+    sample_fields,
+    step_work,
+)
+from giornata.planning.step_costs import SLABS, BlockLoads, row_blocks
+from giornata.scheduling.batch import RowKey
+from giornata.scheduling.demand import JobDemand, RowShape, StepTimeModel
+from giornata.scheduling.worker_state import Attempt
+from giornata.wire.values import BlockMode
+from giornata.wire.workers import RowProgress, StepSample
 from giornata_lab.loadgen.workload import WorkloadRequest
+
+# What simulated clients ask for: requests of the load generator as rows of tokens. Pure.
+
 
 MODEL = "simulated"
 DIGEST = "0" * 64
@@ -66,7 +82,7 @@ class SimAssignment:
 
     @property
     def demand(self) -> JobDemand:
-        """What its rows ask for."""
+        """Return what its rows ask for."""
         return replace(self.job.demand, shapes=tuple(self.job.demand.shapes[row] for row in self.rows))
 
 
@@ -99,3 +115,181 @@ def jobs_of(
 def template_name(number: int) -> str:
     """The name of a template in telemetry."""
     return f"t{number}"
+
+
+# Rows at a simulated worker, how long a step of several takes, and what telemetry tells of equal steps.
+# Pure.
+
+
+GRAIN = 32
+"""Plans are made of rows whose computed tokens are rounded to so many parts of their picture's, and kept."""
+EPSILON_S = 1e-9
+"""A step that ends within this after an arrival counts as ended before it."""
+
+
+@dataclass(slots=True, eq=False)
+class SimRow:
+    """A row as the worker has it; `left`, its steps to compute, and `begun` change from step to step."""
+
+    key: RowKey
+    shape: RowShape
+    reuses: bool
+    step_ms: float
+    first_ms: float
+    """Time that it adds to its first step beyond that."""
+    left: int
+    told: RowProgress
+    """Its telemetry before its first step."""
+    template: str | None = None
+    background: bool = False
+    """A template run."""
+    begun: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Text and image tokens, as :class:`giornata.scheduling.batch.RowBatch` counts them."""
+        if not self.reuses:
+            return self.shape.sequences * (self.shape.text + self.shape.image)
+        return self.shape.sequences * (self.shape.live_text + self.shape.computed)
+
+    @property
+    def first(self) -> bool:
+        """Return whether its next step costs more than the others."""
+        return not self.begun and self.first_ms > 0
+
+    @property
+    def mode(self) -> BlockMode:
+        """Return how its next step is computed: `FULL` where it takes nothing from the template."""
+        return BlockMode.FULL if self.first or not self.reuses else BlockMode.KV
+
+    @property
+    def computed(self) -> RowShape:
+        """Its shape in its next step."""
+        return self.shape.whole if self.mode is BlockMode.FULL else self.shape
+
+
+def row_of(
+    key: RowKey, shape: RowShape, pace: StepTimeModel, *, template: str | None, background: bool = False
+) -> SimRow:
+    """Make a row; `template` None: it takes from no template."""
+    load = shape.load(pace, reuses=template is not None)
+    reuses = template is not None and load.step_ms < pace.row_ms(shape.whole, BlockMode.FULL)
+    told = RowProgress(
+        job_id=key.job_id,
+        attempt=key.attempt,
+        index=key.index,
+        step=0,
+        steps=shape.steps,
+        tokens=shape.image,
+        computed_tokens=shape.computed if reuses else None,
+        text_tokens=shape.text,
+        padding_tokens=shape.padding if reuses else 0,
+        sequences=shape.sequences,
+        low_rank=shape.low_rank,
+        control=shape.control,
+        encoded=True,
+    )
+    return SimRow(key, shape, reuses, load.step_ms, load.first_ms, shape.steps, told, template, background)
+
+
+class StepTimes:
+    """How long steps take on one machine; plans are kept.
+
+    `kv_bytes` are the keys and values that a row takes a step, over all blocks; 0 where loads are neglected.
+    """
+
+    def __init__(self, pace: StepTimeModel, kv_bytes: float) -> None:
+        self._pace, self._kv_bytes = pace, kv_bytes
+        self._stretch: dict[Hashable, float] = {}
+
+    def step_ms(self, rows: Sequence[SimRow]) -> tuple[float, float]:
+        """Times of a step of `rows`: computing, and waiting for loads."""
+        computing = self._pace.base_ms
+        for row in rows:
+            computing += row.step_ms + (0.0 if row.begun else row.first_ms)
+        if not self._kv_bytes:
+            return computing, 0.0
+        templates = {row.template for row in rows if row.mode is not BlockMode.FULL}
+        blocks = self._pace.operations.blocks
+        block_bytes = self._kv_bytes / blocks
+        loading = len(templates) * blocks * self._pace.costs.load_ms(block_bytes)
+        if loading <= computing:  # blocks are alike: then every load hides behind the block before
+            return computing, 0.0
+        return computing, computing * (self._stretched(rows) - 1)
+
+    def _stretched(self, rows: Sequence[SimRow]) -> float:
+        """Return how many times longer loads make a step of rows like these, by the planner of batches."""
+        numbers: dict[str | None, int] = {}
+        kinds = tuple(
+            sorted(
+                (
+                    -(-row.shape.computed * GRAIN // row.shape.image),
+                    numbers.setdefault(row.template, len(numbers)),
+                )
+                if row.mode is not BlockMode.FULL
+                else (GRAIN, -1)
+                for row in rows
+            )
+        )
+        if kinds not in self._stretch:
+            self._stretch[kinds] = self._plan(kinds, rows[0].shape)
+        return self._stretch[kinds]
+
+    def _plan(self, kinds: Sequence[tuple[int, int]], shape: RowShape) -> float:
+        pace, blocks = self._pace, self._pace.operations.blocks
+        kv_bytes = round(self._kv_bytes / blocks)
+        loads = BlockLoads.equal(blocks, kv_bytes // 2, kv_bytes)
+        rates = pace.costs.rates(pace.operations).sum(0)
+        full_ms = float(rates @ shape.whole.amounts(BlockMode.FULL))
+        reusing, base_ms, least_ms = [], pace.costs.compute[0] / blocks, pace.costs.compute[0]
+        for parts, template in kinds:
+            computed = max(1, shape.image * parts // GRAIN)
+            tokens = SequenceShape(shape.text, shape.image, computed, padding=shape.padding)
+            if template < 0:
+                base_ms += full_ms / blocks
+                least_ms += full_ms
+                continue
+            made = row_blocks(pace.costs, pace.operations, [tokens], loads, kv_bytes / SLABS)
+            reusing.append(BatchRow(made, template))
+            least_ms += float(made.kv_ms.sum())
+        link = LoadLink(pace.costs.load_ms(kv_bytes / SLABS))
+        return plan_batch(reusing, link, base_ms).timeline.finish_ms / least_ms
+
+
+@dataclass(slots=True)
+class EqualStepRun:
+    """Equal steps that are being computed."""
+
+    rows: tuple[SimRow, ...]
+    began_s: float
+    step_s: float
+    steps: int
+    number: int
+    excess_ms: float = 0.0
+    """Time by which loads lengthen each of them."""
+
+    def made(self, now: float) -> int:
+        """Steps that have ended."""
+        return min(self.steps, math.floor((now - self.began_s + EPSILON_S) / self.step_s))
+
+
+def progress(row: SimRow, made: int) -> RowProgress:
+    """The row as telemetry tells it, `made` steps into its segment."""
+    step = row.shape.steps - row.left + made
+    return row.told.model_copy(update={"step": step, "begun": row.begun or made > 0 or not row.first_ms})
+
+
+def sample(segment: EqualStepRun, operations: NetworkOperations) -> StepSample:
+    """A step of the segment, of a network of these operations, as telemetry tells it."""
+    rows = [(row, row.mode) for row in segment.rows for _ in range(row.shape.sequences)]
+    shapes = [row.computed for row, _ in rows]
+    modes = [(mode,) * operations.blocks for _, mode in rows]
+    return StepSample.model_construct(
+        rows=len(segment.rows),
+        **sample_fields(step_work(operations, shapes, modes), mean_amounts(shapes, modes)),
+        assemble_ms=0.0,
+        step_ms=segment.step_s * 1e3,
+        reusing_ms=sum(row.step_ms for row in segment.rows if row.mode is not BlockMode.FULL),
+        excess_ms=segment.excess_ms,
+        waited_ms=segment.excess_ms,
+    )

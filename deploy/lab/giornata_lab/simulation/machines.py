@@ -28,17 +28,20 @@ from typing import Any, Final
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from giornata.planning.controls import of_weights
-from giornata.planning.costing import told_compute
-from giornata.planning.costs import LOAD, StepCosts
-from giornata.planning.operations import COMPUTE, NETWORK, NetworkOperations, SequenceShape, step_work
-from giornata.planning.profiles import Profile
-from giornata.planning.regression import fit
+from giornata.planning.cost_model import Profile, encode_compute_fit, fit
+from giornata.planning.operations import (
+    COMPUTE,
+    NETWORK,
+    NetworkOperations,
+    SequenceShape,
+    step_work,
+    work_of_weights,
+)
+from giornata.planning.step_costs import LOAD, StepCosts
 from giornata.scheduling.demand import StepTimeModel
-from giornata.wire.blocks import BlockSpec
-from giornata.wire.queues import CostFit
+from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
-from giornata.wire.workers import WorkerCosts
+from giornata.wire.workers import CostFit, WorkerCosts
 from giornata_lab.simulation import h100
 from giornata_lab.simulation.jobs import MODEL, PictureSetting
 
@@ -108,29 +111,31 @@ class Machine:
 
     @property
     def speed(self) -> float:
-        """How fast it computes a token without a template, to compare machines."""
+        """Return how fast it computes a token without a template, to compare machines."""
         token_ms = self.costs.compute[2] * self.slowness
         return 1 / token_ms if token_ms else 1.0
 
     @property
     def pace(self) -> StepTimeModel:
-        """What steps really cost."""
+        """Return what steps really cost."""
         return StepTimeModel(
             self.costs,
             self.operations,
             keeps_padding=True,
             slowness=self.slowness,
-            controls=tuple((digest, of_weights(size, shared=True)) for digest, size in self.controls),
+            controls=tuple((digest, work_of_weights(size, shared=True)) for digest, size in self.controls),
         )
 
     @property
     def told(self) -> WorkerCosts:
-        """What telemetry tells: the costs without the worker's slowness, which the router has to find out."""
+        """Return what telemetry tells: the costs without the worker's slowness, which the router has to find out."""
         compute, load = (
             CostFit(weights=weights, r2=1.0, residual_ms=0.0, samples=0, outliers=0)
             for weights in (self.costs.compute, self.costs.load)
         )
-        return WorkerCosts(compute=told_compute(compute), load=load, device=self.device, keeps_padding=True)
+        return WorkerCosts(
+            compute=encode_compute_fit(compute), load=load, device=self.device, keeps_padding=True
+        )
 
 
 def h800_flux(rows: int = 8) -> Machine:

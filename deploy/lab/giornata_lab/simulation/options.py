@@ -6,13 +6,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from giornata.residency.plans.naming import ResidencyPlanName
-from giornata.scheduling.fair_line import FairQueue, TenantJobOrder
-from giornata.scheduling.kinds_line import JobKindQueue
-from giornata.scheduling.line import AGEING_S, QueueOrder, RowQueue
-from giornata.scheduling.placement import Placement
+from giornata.residency.plans.planner import ResidencyPlanName
+from giornata.scheduling.placement import SLACK, Placement
 from giornata.scheduling.policies import LOAD_WEIGHT, Policy, PolicyName, policy_of
-from giornata.scheduling.rock import RockScheduler
+from giornata.scheduling.queue import AGEING_S, FairQueue, QueueOrder, RowQueue, TenantJobOrder
+from giornata.scheduling.rock import JobKindQueue, RockScheduler
 from giornata.scheduling.scheduler import (
     LOOKED_AT,
     QueueOrderScheduler,
@@ -21,7 +19,6 @@ from giornata.scheduling.scheduler import (
     SchedulingDecision,
 )
 from giornata.scheduling.schedulers import LOADING_AHEAD
-from giornata.scheduling.slack import SLACK
 from giornata_lab.simulation.residency import AdapterSetting
 
 OF_ADAPTERS: Final = frozenset({PolicyName.RROD, PolicyName.LRUMS, PolicyName.ROCK})
@@ -111,7 +108,7 @@ class RunOptions:
 
     @classmethod
     def of(cls, policy: PolicyName) -> RunOptions:
-        """How a policy serves: ours as live, the baselines as FlashPS's artifact has them.
+        """Return how a policy serves: ours as live, the baselines as FlashPS's artifact has them.
 
         There a job waits in one line, in the order of arrival, until a worker has fewer than its maximum, and goes to
         it whole. The baselines of ROCK give every job at once to the worker that they choose.
@@ -136,7 +133,7 @@ class RunOptions:
         return FairQueue(by_deadline=self.by_deadline, ageing_s=self.ageing_s, turn=self.turn)
 
     def kept(self, adapters: AdapterSetting) -> AdapterSetting:
-        """What devices keep of adapters, where the policy has a rule of its own."""
+        """Return what devices keep of adapters, where the policy has a rule of its own."""
         if self.policy not in OF_ADAPTERS:
             return adapters
         share = ROCK_SHARE if self.policy is PolicyName.ROCK else 1.0

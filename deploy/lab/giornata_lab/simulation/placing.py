@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from giornata.residency.plans.naming import PLANNERS, ResidencyPlanName
-from giornata.residency.plans.values import AdapterTier, ResidencySnapshot, TierKind, Wanted
-from giornata.residency.uses import AdapterUsage
+from giornata.residency.plans.planner import PLANNERS, ResidencyPlanName
+from giornata.residency.plans.use_based import AdapterTier, ResidencySnapshot, TierKind, Wanted
+from giornata.residency.popularity import AdapterUsage
 from giornata.scheduling.adapters import NeededLora
 from giornata_lab.simulation.residency import AdapterSetting, LoadReason, SimHost
 from giornata_lab.simulation.worker import SimWorker

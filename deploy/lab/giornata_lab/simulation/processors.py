@@ -55,7 +55,7 @@ class Processors:
 
     @property
     def crowded(self) -> bool:
-        """Whether tasks may slow each other down, so that their ends are unknown when they begin."""
+        """Return whether tasks may slow each other down, so that their ends are unknown when they begin."""
         return math.isfinite(self._cores)
 
     def compute(self, seconds: float, now: float, then: Action) -> None:

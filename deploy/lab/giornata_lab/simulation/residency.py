@@ -13,10 +13,9 @@ from enum import StrEnum
 from itertools import islice
 from typing import Final
 
-from giornata.residency.ledger import EvictionLedger
-from giornata.residency.link import FifoLink
+from giornata.residency.tiers import EvictionLedger, FifoLink
 from giornata.scheduling.adapters import NeededLora
-from giornata.scheduling.occupancy import Attempt
+from giornata.scheduling.worker_state import Attempt
 from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
 from giornata_lab.simulation.processors import SimClock
 from giornata_lab.simulation.templates import TOLD
@@ -194,7 +193,7 @@ class SimLoras:
 
     @property
     def arrivals(self) -> int:
-        """What has come to a tier since the start, of this worker or of its host."""
+        """Return what has come to a tier since the start, of this worker or of its host."""
         return self.host.arrivals + self._arrivals
 
     def resident(self) -> dict[Tier, tuple[str, ...]]:

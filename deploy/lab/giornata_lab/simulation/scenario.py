@@ -8,10 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from giornata.scheduling.scheduler import Scheduler
-from giornata_lab.loadgen.distributions import ArrivalBursts, arrival_times, crowded_times
 from giornata_lab.loadgen.outcomes import percentile
-from giornata_lab.loadgen.trace import TraceLine, complete
-from giornata_lab.loadgen.workload import Workload, WorkloadRequest, draw, faster
+from giornata_lab.loadgen.traces import TraceLine, complete
+from giornata_lab.loadgen.workload import (
+    ArrivalBursts,
+    Workload,
+    WorkloadRequest,
+    arrival_times,
+    crowded_times,
+    draw,
+    faster,
+)
 from giornata_lab.simulation.adapters import AdapterDemand, with_adapters
 from giornata_lab.simulation.bound import LatencyBound
 from giornata_lab.simulation.jobs import PictureSetting, SimulatedJob, jobs_of, template_name
@@ -114,7 +121,7 @@ class Scenario:
         return summary(run, self.arriving.warmup_s)
 
     def bound(self, jobs: Sequence[SimulatedJob]) -> LatencyBound:
-        """How good any schedule of `jobs` could be."""
+        """Return how good any schedule of `jobs` could be."""
         return LatencyBound(jobs, self.machines, self.stages.encode_ms / 1e3, self.stages.finish_ms / 1e3)
 
     def with_workers(self, count: int) -> Scenario:

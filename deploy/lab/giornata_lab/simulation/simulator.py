@@ -9,12 +9,12 @@ from functools import partial
 from typing import Final
 
 from giornata.families import Family
-from giornata.residency.plans.naming import ResidencyPlanName
-from giornata.scheduling.kinds_line import JobKindQueue
-from giornata.scheduling.line import SchedulingParams
-from giornata.scheduling.occupancy import Attempt
+from giornata.residency.plans.planner import ResidencyPlanName
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.scheduler import Scheduler, likely
+from giornata.scheduling.queue import SchedulingParams
+from giornata.scheduling.rock import JobKindQueue
+from giornata.scheduling.scheduler import Scheduler, likely_worker
+from giornata.scheduling.worker_state import Attempt
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
@@ -167,7 +167,7 @@ class Simulation:
         """Tell the worker that probably gets a row to load its LoRAs while it is encoded."""
         if not job.demand.adapters or not self._options.adapters or not self._stages.encode_ms:
             return None
-        name = likely(self._scheduler, self._placement, job.demand, now)
+        name = likely_worker(self._scheduler, self._placement, job.demand, now)
         if name is not None:
             self._workers[name].loras.ahead(job.demand.adapters, now)
             self._placement.fetch(name, job.demand, now)
@@ -255,9 +255,9 @@ class Simulation:
     def _look(self, now: float) -> None:
         """Note the state of the cluster, once a second, and sort jobs by kinds that are fitted again."""
         if isinstance(self._line, JobKindQueue) and (jobs := self._line.to_fit(now)) is not None:
-            from giornata.scheduling.kinds_fit import fit  # noqa: PLC0415 - needs the extra `rock`
+            from giornata.scheduling.rock_fit import fit_kinds  # noqa: PLC0415 - needs the extra `rock`
 
-            self._line.use(fit(jobs))
+            self._line.use(fit_kinds(jobs))
         self._moments.append(ClusterSample(now, len(self._line), self._arrived - len(self._ended)))
         self._clock.at(now + 1.0, self._look)
 

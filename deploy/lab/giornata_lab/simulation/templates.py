@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from giornata.residency.ledger import EvictionLedger
-from giornata.residency.link import FifoLink
+from giornata.residency.tiers import EvictionLedger, FifoLink
 from giornata.wire.workers import LoadSample, TemplateCounters, Tier
 from giornata_lab.simulation.machines import TemplateStorage
 from giornata_lab.simulation.processors import SimClock

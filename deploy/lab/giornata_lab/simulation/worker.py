@@ -15,23 +15,23 @@ from typing import Final
 
 from giornata.scheduling.batch import Capacity, RowBatch, RowKey
 from giornata.scheduling.demand import JobDemand, RowShape
-from giornata.scheduling.occupancy import Attempt
-from giornata.scheduling.repeats import TemplateRunPolicy
+from giornata.scheduling.placement import TemplateRunPolicy
+from giornata.scheduling.worker_state import Attempt
 from giornata.wire.workers import AdapterLoad, LoadSample, StepSample, Tier, WorkerState
-from giornata_lab.simulation.jobs import SimAssignment
-from giornata_lab.simulation.machines import Machine
-from giornata_lab.simulation.processors import Processors, SimClock
-from giornata_lab.simulation.residency import AdapterSetting, SimHost, SimLoras
-from giornata_lab.simulation.results import WorkerCounters
-from giornata_lab.simulation.steps import (
+from giornata_lab.simulation.jobs import (
     EPSILON_S,
     EqualStepRun,
+    SimAssignment,
     SimRow,
     StepTimes,
     progress,
     row_of,
     sample,
 )
+from giornata_lab.simulation.machines import Machine
+from giornata_lab.simulation.processors import Processors, SimClock
+from giornata_lab.simulation.residency import AdapterSetting, SimHost, SimLoras
+from giornata_lab.simulation.results import WorkerCounters
 from giornata_lab.simulation.templates import SimTemplates, TemplateSetting
 
 SAMPLES: Final = 16
@@ -135,7 +135,7 @@ class SimWorker:
         return demand.joins_within * max(shape.steps for shape in demand.shapes) * step_ms / 1e3
 
     def _look_up(self, demand: JobDemand, now: float) -> tuple[Tier | None, float]:
-        """Where the template of a job is, and when it is in memory; it is recorded if it comes often."""
+        """Return where the template of a job is, and when it is in memory; it is recorded if it comes often."""
         template = demand.template
         if template is None:
             return None, now

@@ -11,13 +11,12 @@ import click
 from rich.table import Table
 
 from giornata.wire.errors import ErrorBody
-from giornata_tools.cli.gateway_group import gateway_command, listed
+from giornata_tools.cli.groups import gateway_command, listed
 from giornata_tools.cli.lora_profile import profile
 from giornata_tools.cli.options import READABLE
-from giornata_tools.doors.edits import sentence
-from giornata_tools.doors.http_door import HttpClient
-from giornata_tools.doors.loras import uploaded
-from giornata_tools.tables import show, table
+from giornata_tools.clients.edits import sentence
+from giornata_tools.clients.http import HttpClient, uploaded
+from giornata_tools.terminal import show, table
 
 
 @click.group()

@@ -11,17 +11,16 @@ from giornata.logs import configure_logs
 from giornata.wire.errors import GiornataError
 from giornata.wire.loras import LoraRecord
 from giornata.wire.permissions import NatsRole
-from giornata_tools import interrupts
-from giornata_tools.bars import drawn
+from giornata_tools import terminal
 from giornata_tools.cli import extras
 from giornata_tools.cli.options import COUNT, folder_option, login_of, server_option, user_options
-from giornata_tools.doors.edits import sentence
+from giornata_tools.clients.edits import sentence
+from giornata_tools.terminal import drawn
 
 if TYPE_CHECKING:
-    from giornata_tools.joining.probes import Probe
-    from giornata_tools.joining.profiler import Done, LoraProfile, ProbeSetting
-    from giornata_tools.joining.session import ProfilerLogin, ProfilerSession
-    from giornata_tools.joining.shares import JoinStepTrial
+    from giornata_tools.lora_profiler.probes import Probe
+    from giornata_tools.lora_profiler.profiler import Done, JoinStepTrial, LoraProfile, ProbeSetting
+    from giornata_tools.lora_profiler.sessions import ProfilerLogin, ProfilerSession
 
 
 @click.command("profile")
@@ -79,9 +78,9 @@ def profile(ctx: click.Context, /, ids: tuple[str, ...], **given: Any) -> None:
         raise click.UsageError("--watch profiles what comes; leave it or the ids out.")
     url, password_file, blobs_url = login_of(given["url"], given["password_file"], NatsRole.PROFILER)
     extras.require("profiling")
-    from giornata_tools.joining.probes import ProbesError, read_folder
-    from giornata_tools.joining.profiler import ProbeSetting
-    from giornata_tools.joining.session import ProfilerLogin
+    from giornata_tools.lora_profiler.probes import ProbesError, read_folder
+    from giornata_tools.lora_profiler.profiler import ProbeSetting
+    from giornata_tools.lora_profiler.sessions import ProfilerLogin
 
     login = ProfilerLogin(url, password_file, given["blobs_url"] or blobs_url)
     names = ("steps", "padding_mask_crop", "at_most", "in_flight", "timeout_s")
@@ -91,7 +90,7 @@ def profile(ctx: click.Context, /, ids: tuple[str, ...], **given: Any) -> None:
     except (ProbesError, OSError) as error:
         raise click.UsageError(f"--probes: {error}") from error
     show = LoraProfileOutput(as_json=given["as_json"])
-    ctx.exit(interrupts.run(lambda: _run(login, setting, probes, ids, show, watches=given["watch"])))
+    ctx.exit(terminal.run(lambda: _run(login, setting, probes, ids, show, watches=given["watch"])))
 
 
 async def _run(
@@ -103,7 +102,7 @@ async def _run(
     *,
     watches: bool,
 ) -> int:
-    from giornata_tools.joining.session import connected
+    from giornata_tools.lora_profiler.sessions import connected
 
     configure_logs("error", "console", "giornata")  # or the library's warnings go to standard output
     try:
@@ -130,7 +129,7 @@ class LoraProfileOutput:
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         self.update: Any = None
-        """Moves the bar, where there is one: see :func:`giornata_tools.bars.drawn`."""
+        """Moves the bar, where there is one: see :func:`giornata_tools.terminal.drawn`."""
 
     def begin(self, record: LoraRecord) -> Done:
         """A LoRA's turn has come."""
@@ -154,7 +153,7 @@ class LoraProfileOutput:
 
 
 def told(profile: LoraProfile) -> str:
-    """What came out, in lines for a person."""
+    """Return what came out, in lines for a person."""
     record, steps = profile.record, profile.steps
     name = f"{record.lora_id} ({record.name})" if record.name else record.lora_id
     kept = round(profile.joins_within * steps)

@@ -12,11 +12,11 @@ from rich.text import Text
 
 from giornata.wire.errors import ErrorBody
 from giornata.wire.requests import EditParameters
-from giornata_tools import interrupts
+from giornata_tools import terminal
 from giornata_tools.cli.options import api_key_option, gateway_of, option_name, url_option
-from giornata_tools.doors.edits import RequestRefused
-from giornata_tools.doors.http_door import open_http
-from giornata_tools.tables import show, table
+from giornata_tools.clients.edits import RequestRefused
+from giornata_tools.clients.http import open_http
+from giornata_tools.terminal import show, table
 
 PATH: Final = "/v1/models"
 FILES: Final = {"image": "IN", "mask": "--mask"}
@@ -37,7 +37,7 @@ def models(
     Of the model NAME each option has its default by task, and its samplers and ControlNets are named.
     """
     gateway = gateway_of(url)
-    ctx.exit(interrupts.run(lambda: run(gateway, api_key, name, as_json=as_json)))
+    ctx.exit(terminal.run(lambda: run(gateway, api_key, name, as_json=as_json)))
 
 
 async def run(url: str, api_key: str | None, name: str | None, *, as_json: bool) -> int:

@@ -14,8 +14,7 @@ from click.core import ParameterSource
 from giornata.wire.errors import GiornataError
 from giornata.wire.permissions import NatsRole
 from giornata_tools import checkout
-from giornata_tools.connection import StackAddresses, running
-from giornata_tools.doors.addresses import (
+from giornata_tools.clients.edits import (
     LOCAL_GATEWAY,
     LOCAL_NATS,
     NATS_VARIABLE,
@@ -24,6 +23,7 @@ from giornata_tools.doors.addresses import (
     nats_urls,
     without_password,
 )
+from giornata_tools.connection import StackAddresses, running
 
 ABOVE_0: Final = click.FloatRange(min=0, min_open=True)
 AT_LEAST_0: Final = click.FloatRange(min=0)
@@ -52,7 +52,7 @@ state_option: Final = click.option(
 
 
 def running_stack() -> StackAddresses | None:
-    """How to reach the stack that ``giornata up`` runs here; None where it runs none."""
+    """Return how to reach the stack that ``giornata up`` runs here; None where it runs none."""
     ctx = click.get_current_context(silent=True)
     return running((ctx and ctx.meta.get(STATE_VARIABLE)) or checkout.STATE)
 
@@ -175,7 +175,7 @@ def _gateway(url: str | None) -> str:
 
 
 def connection_failure(error: GiornataError, url: str) -> str:
-    """Why servers at `url` do not let a command in, and what to do."""
+    """Return why servers at `url` do not let a command in, and what to do."""
     from giornata.bus.connection import NO_SERVER  # with the library, which not every command needs
 
     if str(error) != NO_SERVER:

@@ -11,7 +11,7 @@ import click
 
 from giornata_tools import checkout
 from giornata_tools.cli.options import device_option, dtype_option, model_option, torch_threads_option
-from giornata_tools.interrupts import INTERRUPTED
+from giornata_tools.terminal import INTERRUPTED
 
 THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Libraries read these when they are imported."""

@@ -13,14 +13,14 @@ import nats.errors
 from rich.table import Table
 
 from giornata.bus import bus
-from giornata.logs import configure_logs, visible
+from giornata.logs import configure_logs, escape_controls
 from giornata.records import Quarantine
 from giornata.wire.errors import GiornataError
+from giornata.wire.jobs import JobRecord
 from giornata.wire.permissions import NatsRole
-from giornata.wire.progress import JobRecord
-from giornata_tools.cli.grouped import Act, grouped
+from giornata_tools.cli.groups import Act, grouped
 from giornata_tools.cli.options import connection_failure, login_of, user_options
-from giornata_tools.tables import show, table
+from giornata_tools.terminal import show, table
 
 
 @click.group()
@@ -65,11 +65,11 @@ async def show_job(kept: Quarantine, job_id: str, *, as_json: bool) -> None:
         return
     click.echo(f"{record.job.job_id}, tenant {record.job.tenant}, model {record.job.model}")
     for cause in record.causes:
-        click.echo(f"  {visible(str(cause))}")
+        click.echo(f"  {escape_controls(str(cause))}")
     if record.error is not None:
-        click.echo(visible(f"  {record.error.code}: {record.error.message}"))
+        click.echo(escape_controls(f"  {record.error.code}: {record.error.message}"))
     asked = record.job.parameters.model_dump(mode="json", exclude_defaults=True)
-    click.echo(visible(json.dumps(asked, indent=2, ensure_ascii=False), "\n"))
+    click.echo(escape_controls(json.dumps(asked, indent=2, ensure_ascii=False), "\n"))
 
 
 @_command("release")

@@ -110,11 +110,11 @@ def up(ctx: click.Context, /, **given: Any) -> None:
     if given["models"] and given["family"]:
         raise click.UsageError("--family serves a small model of its own; leave it or --model out.")
     extras.require_system()
-    from giornata_tools.launcher import program
     from giornata_tools.launcher import up as launcher
+    from giornata_tools.launcher import up as program
 
     options, say = launcher.UpOptions(**given), program.say
     beside: launcher.Beside = launcher.idle
     if options.profile_loras:
-        from giornata_tools.joining.background import profiling as beside
+        from giornata_tools.lora_profiler.sessions import profiling as beside
     ctx.exit(program.run("up", partial(launcher.up, options, say, beside)))

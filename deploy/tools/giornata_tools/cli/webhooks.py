@@ -12,9 +12,9 @@ from urllib.parse import quote
 import click
 from rich.table import Table
 
-from giornata_tools.cli.gateway_group import gateway_command, listed
-from giornata_tools.doors.http_door import HttpClient
-from giornata_tools.tables import show, table
+from giornata_tools.cli.groups import gateway_command, listed
+from giornata_tools.clients.http import HttpClient
+from giornata_tools.terminal import show, table
 
 PATH: Final = "/v1/webhooks"
 DEAD: Final = "dead"

@@ -5,23 +5,58 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from giornata.families import Family
+from giornata.logs import configure_logs
 from giornata.model_cards import digest as digest_of
 from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName
+from giornata_tools import terminal
 from giornata_tools.checkout import MODELS, PROFILE, STATE
+from giornata_tools.clients.edits import without_password
 from giornata_tools.connection import StackAddresses, published
-from giornata_tools.doors.addresses import without_password
-from giornata_tools.launcher import adapters, masks, model
+from giornata_tools.launcher import models as adapters
+from giornata_tools.launcher import models as masks
+from giornata_tools.launcher import models as model
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan, planned
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
+
+# How a command that runs a stack ends.
+
+
+log = structlog.get_logger(__name__)
+
+
+def say(text: str) -> None:
+    """Print a line for the person who runs the program; none is worth its end."""
+    terminal.tell(f"{text}\n", ordinary=True)
+
+
+def run(name: str, main: Callable[[], Awaitable[int]]) -> int:
+    """Run `main` to the exit status: its own; 1 with a sentence on standard error; 130 after a signal."""
+    configure_logs("error", "console", name)
+    try:
+        # A second signal ends the processes at once, and still removes temporary folders.
+        return terminal.run(main, told="\nStopping; once more to stop at once.\n", end=sys.exit)
+    except LaunchError as error:
+        terminal.tell(f"{error}\n")
+    except Exception as error:  # the program's edge: a person reads a sentence last
+        log.exception("unforeseen")
+        terminal.tell(f"{name} failed: {type(error).__name__}: {error}\n")
+    return 1
+
+
+# ``giornata up``: the stack in the foreground; accepted jobs survive a restart.
+
 
 CHECKED_S: Final = 15.0
 """How long a stack whose services are ready waits for the checks of its LoRAs, before it is ready without some."""
@@ -169,7 +204,7 @@ def profiled(
 
 
 def is_of(profile: Path, chosen: model.StackModel, torch_threads: int) -> bool:
-    """Whether the file `profile` was measured with this model, and so many threads or a GPU."""
+    """Return whether the file `profile` was measured with this model, and so many threads or a GPU."""
     if not profile.is_file() or not Path(chosen.source).is_dir():
         return False
     try:
@@ -182,14 +217,14 @@ def is_of(profile: Path, chosen: model.StackModel, torch_threads: int) -> bool:
 
 
 def connection(stack: Stack) -> StackAddresses:
-    """How commands of this machine reach a running stack."""
+    """Return how commands of this machine reach a running stack."""
     files = {str(user): stack.nats_password_file(user) for user in CLIENTS}
     known = {user: str(file) for user, file in files.items() if file}
     return StackAddresses(stack.url, stack.nats_url, stack.blobs_url, known)
 
 
 def addresses(stack: Stack, unchecked: int = 0) -> str:
-    """What a user needs to know of a running stack; `unchecked` LoRAs cannot be used yet."""
+    """Return what a user needs to know of a running stack; `unchecked` LoRAs cannot be used yet."""
     models = [served.served_name for served in stack.plan.models]
     named = "" if stack.plan.state == STATE else f"   (each with --state {stack.plan.state})"
     naming = f" -F model={models[0]}" if len(models) > 1 else ""

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
+from giornata.observability.tracing import NO_STEPS
 from giornata.scheduling.batch import RowKey
-from giornata.seeing.spans import NO_STEPS
 from giornata.wire.errors import GiornataError
 from giornata.wire.messages import RunRequest
 from giornata.wire.workers import RowProgress
 from giornata_denoiser.engine.protocol import StepReport
-from giornata_denoiser.engine.step_caching import skipped_steps
+from giornata_denoiser.engine.step_budget import skipped_steps
 from giornata_denoiser.rows.row import Row
 
 AttemptKey = tuple[str, int]

@@ -1,43 +1,84 @@
-"""From a run request to the engine's rows: fetch the claim checks, build the rows off the event loop."""
+"""From a run request to the engine's rows."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
+from typing import Final
 
 import structlog
 from torch import Tensor
 
 from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
-from giornata.control.inputs import images, images_of
-from giornata.packed.region import Region, beside, region_of, united
-from giornata.planning.controls import work_of
-from giornata.planning.costs import renewed_every, renewed_later
+from giornata.control.networks import read_control_images, select_control_images
+from giornata.packed.compute_set import Region, region_of, unite_regions, with_companions
+from giornata.planning.operations import low_rank_weights, work_of
+from giornata.planning.step_costs import refresh_interval, refresh_offset
 from giornata.scheduling.batch import RowKey
-from giornata.wire.defaults import steps_of
+from giornata.wire.adapters import ControlUse, ControlWork, LoraUse
 from giornata.wire.errors import InputLost, InvalidField, SchemaMismatch, TaskNotSupported
+from giornata.wire.jobs import Job, RowRecord, RowState
 from giornata.wire.messages import RunRequest
-from giornata.wire.models import Task
-from giornata.wire.progress import RowRecord
+from giornata.wire.models import StepCache, Task
 from giornata.wire.requests import EditParameters
-from giornata.wire.resolution import guided_by
-from giornata.wire.step_caches import StepCache
+from giornata.wire.resolution import guided_by, steps_of
 from giornata.wire.values import Intermediate
-from giornata_denoiser.attempts.adapting import adapters_of
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.engine.weighing import profits, recorded_bytes, run_ms
+from giornata_denoiser.engine.step_budget import recorded_bytes, reuse_profits, run_ms
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.rows import NOISE, build_row, referred
-from giornata_denoiser.rows.adapters import NONE
-from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.snapshot import Snapshot
+from giornata_denoiser.families.rows import NOISE, build_row, read_references
+from giornata_denoiser.rows.row import NONE, Adapters, Row, RowControl, RowLora, SamplerTable, Snapshot
 from giornata_denoiser.rows.step_cache import rule_of
 from giornata_denoiser.rows.template import CachedTemplate
-from giornata_denoiser.rows.track import SamplerTable
 from giornata_denoiser.templates.lookup import TemplateReuse
+
+# From what a job says of adapters to what its rows have of them. Pure.
+
+
+NO_NETS: Final[Mapping[str, ControlWork]] = MappingProxyType({})
+ROUNDING: Final = 1e-9
+"""Makes the share k / n of n steps k again."""
+
+
+def adapters_of(
+    job: Job, steps: int, resumed: RowState | None = None, nets: Mapping[str, ControlWork] = NO_NETS
+) -> Adapters:
+    """The adapters of a row of `job`, which has so many `steps` and goes on from `resumed`.
+
+    LoRAs of a row that begins act from the last step that all of them allow. An engine lets them join earlier, unless
+    the request tells the step. A row that goes on keeps what it began with. `nets` are the ControlNets that this
+    process computes, by digest.
+    """
+    act = [lora for lora in job.loras if lora.modules and lora.scale]
+    loras = (_lora(use) for use in act)
+    bound = min((lora.joins_within for lora in act), default=0.0)
+    loras_from = int(bound * steps + ROUNDING) if resumed is None else resumed.loras_from
+    return Adapters(
+        tuple(sorted(loras)),
+        loras_from,
+        tuple(_control(use, steps, nets) for use in job.controls),
+        joins_early=job.parameters.lora_join is None,
+    )
+
+
+def _lora(use: LoraUse) -> RowLora:
+    weights = low_rank_weights(use.weights, use.size_bytes)
+    return RowLora(use.sha256, use.scale, use.rank, use.modules, use.size_bytes, weights)
+
+
+def _control(use: ControlUse, steps: int, nets: Mapping[str, ControlWork]) -> RowControl:
+    """The steps in which it acts are those that lie between its start and end, as pipelines of diffusers have it."""
+    acts = [step for step in range(steps) if step / steps >= use.start and (step + 1) / steps <= use.end]
+    first, end = (acts[0], acts[-1] + 1) if acts else (0, 0)
+    return RowControl(use.model, use.digest, use.scale, first, end, use.mode, nets.get(use.digest))
+
+
+# From a run request to the engine's rows: fetch the claim checks, build the rows off the event loop.
+
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +96,7 @@ async def rows_of(
     text, shared = await intermediate(blobs, request.encoding.text, Intermediate.ENCODING), b""
     if request.encoding.references is not None:
         shared = await intermediate(blobs, request.encoding.references, Intermediate.ENCODING)
-    references = referred(shared, request.inspection)
+    references = read_references(shared, request.inspection)
     rows: list[Row] = []
     for row in request.rows:
         if row.index >= len(request.encoding.rows):
@@ -83,15 +124,15 @@ async def rows_of(
 async def _controls(
     request: RunRequest, index: int, checkpoint: Checkpoint, blobs: BlobStore
 ) -> bytes | None:
-    """What the ControlNets of a row see; None without any, and where this process cannot compute them all."""
+    """Return what the ControlNets of a row see; None without any, and where this process cannot compute them all."""
     uses = request.job.controls
     if not uses or any(use.digest not in checkpoint.controlnets for use in uses):
         return None
-    return await intermediate(blobs, images_of(request.encoding, index), Intermediate.ENCODING)
+    return await intermediate(blobs, select_control_images(request.encoding, index), Intermediate.ENCODING)
 
 
 async def _latents(row: RowRecord, blobs: BlobStore) -> bytes | None:
-    """Where the row goes on; None to begin."""
+    """Return where the row goes on; None to begin."""
     if row.resume is None:
         return None
     try:
@@ -167,12 +208,12 @@ def _made(
     )
     built = replace(built, step_cache=rule_of(parameters))
     if controls is not None:
-        seen = images(tensors.unpack(controls), len(request.job.controls))
+        seen = read_control_images(tensors.unpack(controls), len(request.job.controls))
         built = replace(built, control_images=tuple(each.to(family.dtype) for each in seen))
-    return built if reusing is None else reused(built, where, reusing, family)
+    return built if reusing is None else with_reuse(built, where, reusing, family)
 
 
-def reused(row: Row, where: Region | None, how: TemplateReuse, family: ModelFamily) -> Row:
+def with_reuse(row: Row, where: Region | None, how: TemplateReuse, family: ModelFamily) -> Row:
     """`row` without computing outside of `where`, if that gains anything; otherwise that of full computation.
 
     Where there is no recording, or it is not worth its loads, the row takes what its own steps make.
@@ -180,20 +221,20 @@ def reused(row: Row, where: Region | None, how: TemplateReuse, family: ModelFami
     row = replace(row, skipped=how.recording is not None, keeps_padding=how.keeps_padding)
     if where is None:
         return row
-    where = beside(where, row.companions)
+    where = with_companions(where, row.companions)
     renewing = _renewing(row, where, how, family)
     taking = row if how.recording is None else _taking(row, where, how.recording, how, family)
     if how.recording is not None and how.recording.edited is not None:
         times = [run_ms(each, how.costs, family.operations) for each in (taking, renewing)]
         if times[0] >= times[1]:
             taking = row
-    return next((each for each in (taking, renewing) if profits(each, how.costs, family)), row)
+    return next((each for each in (taking, renewing) if reuse_profits(each, how.costs, family)), row)
 
 
 def _renewing(row: Row, where: Region, how: TemplateReuse, family: ModelFamily) -> Row:
     """`row` as it takes what its own steps make, and leaves it where it is asked to and there is room."""
-    every = renewed_every(row.steps, how.renew_steps)
-    later = renewed_later(row.key.index, row.steps, every)
+    every = refresh_interval(row.steps, how.renew_steps)
+    later = refresh_offset(row.key.index, row.steps, every)
     renewing = replace(row, region=where, renewed_every=every, renewed_later=later)
     # A template is recorded without adapters, on the way of a row that computes all of its steps.
     leaves = every and not row.step and row.adapters == NONE and row.step_cache is None
@@ -212,7 +253,7 @@ def _taking(
     """
     known, sequences = how.known, len(row.prompts)
     if recording.edited is not None:
-        either = united(where, recording.edited)
+        either = unite_regions(where, recording.edited)
         if either is None:
             return row
         where = either

@@ -1,10 +1,13 @@
-"""Slabs: what sequences take from one entry, which of it is here, and who waits for it."""
+"""Slabs: the parts of template entries that sequences take, on their way to the engine's device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -12,16 +15,251 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from giornata.packed.attention import DenseKV
+from giornata.packed.compute_set import Region
+from giornata.packed.packing import UNTRACED, LaneTracer, TraceLane
 from giornata.packed.pages import KVPages
-from giornata.packed.region import Region
-from giornata.packed.tracing import UNTRACED, LaneTracer, TraceLane
+from giornata.packed.sharding import Shard
+from giornata.planning.operations import is_all_or_nothing
+from giornata.wire.models import PARTS
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.device import Device, TransferHandle
-from giornata_denoiser.blocks.gathering import Slab, SlabBuilder, tensors
-from giornata_denoiser.blocks.waits import WaitTimer
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.correction import Correction
-from giornata_denoiser.rows.template import Entry
+from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.template import CachedBlock, Correction, Entry, StoredTensor, shrinkage
+
+# How what a template keeps gets to the engine's device.
+#
+# On a CPU nothing moves: templates are in its memory. `giornata_denoiser.engine.loading` has the other way.
+
+
+class TransferHandle:
+    """Tells when what was loaded is there: at once, where nothing moves."""
+
+    @property
+    def here(self) -> bool:
+        """Return whether it is there now."""
+        return True
+
+    def finish(self) -> None:
+        """Let the calling thread wait for it."""
+
+    def wait(self, *tensors: Tensor) -> None:
+        """Let the current stream wait for it; `tensors` are read there."""
+
+
+class Device:
+    """Where slabs are gathered: a CPU, unless a subclass says otherwise."""
+
+    shares = False
+    """Whether what was brought stays for other rows: rows of one entry move it once."""
+    keeps = True
+    """Whether slabs are gathered once and kept. Otherwise they stay as they are stored, and blocks gather them."""
+
+    def bring(self, stored: StoredTensor) -> StoredTensor:
+        """`stored` on the device; called within :meth:`loading`."""
+        return stored
+
+    def moved_bytes(self, stored: StoredTensor, slab_bytes: int) -> int:  # noqa: ARG002 - subclasses move `stored`
+        """Return what has to move for `slab_bytes` that are gathered from `stored` now."""
+        return slab_bytes
+
+    def give_back(self) -> None:
+        """Keep nothing that was brought: memory is out."""
+
+    def produced(self) -> None:
+        """Return what loading reads was made on the current stream: it comes after this point."""
+
+    @contextmanager
+    def loading(self) -> Iterator[TransferHandle]:
+        """What is done within runs beside the computing; the arrival is of all of it, once the context is left."""
+        yield TransferHandle()
+
+
+# What one process takes of entries and corrections where batches are shared: of its heads, and of its
+# tokens.
+
+
+class CacheSharder:
+    """Narrows to what a process of `family` takes; everything stays as it is where that computes whole batches."""
+
+    def __init__(self, family: ModelFamily) -> None:
+        self._family = family
+        self._entries: WeakKeyDictionary[Entry, Entry] = WeakKeyDictionary()
+
+    def entry(self, whole: Entry | None) -> Entry | None:
+        """Keys and values of the process's heads; hidden states as they are. One entry is narrowed once."""
+        share = self._family.share
+        if share is None or whole is None:
+            return whole
+        if whole not in self._entries:
+            blocks = tuple(self._block(share, block, kept) for block, kept in enumerate(whole.blocks))
+            narrow = replace(whole, blocks=blocks)
+            self._entries[whole] = narrow.pinned() if self._family.device.type == "cuda" else narrow
+        return self._entries[whole]
+
+    def correction(self, whole: Correction, region: Region) -> Correction:
+        """The same of a correction, and hidden states of the process's tokens alone; `region` is the row's."""
+        share = self._family.share
+        if share is None or whole.group:
+            return whole
+        outside = region.outside.cpu()
+        own = torch.searchsorted(outside, share.portion(region.on(outside.device)).outside)
+        deltas = {
+            (block, part): delta.rows(own.to(delta.data.device))
+            if part == "hidden"
+            else self._by_head(share, block, delta)
+            for (block, part), delta in whole.deltas.items()
+        }
+        return Correction(deltas, self._family.group)
+
+    def fitting(self, row: Row) -> Row:
+        """`row` without corrections of which another group has learned parts: it learns its own in a step in full."""
+        fit = {"", self._family.group}
+        if row.corrections is None or all(each.group in fit for each in row.corrections):
+            return row
+        return replace(row, corrections=None)
+
+    def _block(self, share: Shard, block: int, kept: CachedBlock) -> CachedBlock:
+        if kept.key is None or kept.value is None:
+            return kept
+        key, value = (self._by_head(share, block, part) for part in (kept.key, kept.value))
+        return replace(kept, key=key, value=value)
+
+    def _by_head(self, share: Shard, block: int, stored: StoredTensor) -> StoredTensor:
+        heads, sites = self._family.specs[block].heads, self._family.sites(block)
+        narrow = stored.narrowed(share.channels(stored.channels, heads, sites))
+        # What is copied to another device is copied from memory of its own.
+        return narrow.each(torch.Tensor.contiguous) if self._family.device.type == "cuda" else narrow
+
+
+# How slabs are made: parts of an entry are brought to the engine's device, gathered to outside tokens,
+# corrected.
+
+
+class DeviceEntryPart(NamedTuple):
+    """A part of an entry on the device, as it is stored."""
+
+    stored: StoredTensor
+    delta: StoredTensor | None
+    """What a correction adds to its outside tokens, at the highest noise level."""
+    factor: float = 1.0
+    """How many times `delta` is added."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them."""
+        return self.stored.tensors + (() if self.delta is None else self.delta.tensors)
+
+
+Slab = DenseKV | Tensor | tuple[DeviceEntryPart, ...]
+"""Gathered; or as it is stored, on a device that keeps no slabs: key and value, or a block's only part."""
+
+
+class SlabBuilder:
+    """Makes the slabs of one entry for sequences of one region.
+
+    `index` are the outside tokens of each form, (outside,) int64 on the family's device; `own` are the tokens for which
+    keys and values have room in front. What a `correction` knows is added.
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        index: Mapping[BlockMode, Tensor],
+        own: int,
+        family: ModelFamily,
+        *,
+        device: Device,
+        correction: Correction | None,
+    ) -> None:
+        self._entry, self._index, self._own = entry, index, own
+        self._family, self._device, self._correction = family, device, correction
+        self.shrinkage = 1.0 if is_all_or_nothing(family.specs) else shrinkage(entry.level)
+        """The factor of the correction's differences at this noise level; a UNet's were not seen to shrink."""
+
+    def slab(self, block: int, mode: BlockMode) -> Slab:
+        """Return what a block in `mode` takes.
+
+        Raises:
+            LookupError: the entry does not hold it.
+        """
+        brought = tuple(
+            self._brought(block, name, part) for name, part in self._entry.blocks[block].named(mode)
+        )
+        if not brought:
+            raise LookupError("the template's entry does not hold what the plan takes from it")
+        if not self._device.keeps:
+            return brought
+        return self.by_head(block, brought, self._own) if len(brought) > 1 else self.written(brought[0], mode)
+
+    def _brought(self, block: int, part: str, stored: StoredTensor) -> DeviceEntryPart:
+        """A part on the device, and what is added to it."""
+        delta = None if self._correction is None else self._correction.of(block, part)
+        if delta is None:
+            return DeviceEntryPart(self._device.bring(stored), None)
+        added = self._device.bring(delta)
+        if self._device.keeps:
+            return DeviceEntryPart(self._device.bring(stored), added, self.shrinkage)
+        return DeviceEntryPart(self._device.bring(stored), added.scaled(self.shrinkage))
+
+    def by_head(self, block: int, brought: tuple[DeviceEntryPart, ...], room: int) -> DenseKV:
+        """Key and value, (room + outside, heads, head_dim) each, the first `room` rows free."""
+        tokens, heads = room + len(self._index[BlockMode.KV]), self._family.heads(block)
+        key, value = (self.written(part, BlockMode.KV, room).view(tokens, heads, -1) for part in brought)
+        return DenseKV(key, value, room)
+
+    def written(self, brought: DeviceEntryPart, mode: BlockMode, room: int = 0) -> Tensor:
+        """(room + outside, channels): the outside tokens of a part, corrected, behind room for others."""
+        family, stored, index = self._family, brought.stored, self._index[mode]
+        dtype = stored.data.dtype if stored.scale is None else family.dtype
+        slab = torch.empty(room + len(index), stored.shape[1], dtype=dtype, device=family.device)
+        brought.stored.gather(index, slab[room:])
+        if brought.delta is not None:
+            brought.delta.add_to(slab[room:], brought.factor)
+        return slab
+
+    def deltas(self, block: int, mode: BlockMode) -> Iterator[StoredTensor]:
+        """Return what a correction adds to a slab."""
+        if self._correction is not None:
+            deltas = (self._correction.of(block, part) for part in PARTS[mode])
+            yield from (delta for delta in deltas if delta is not None)
+
+    def moved_bytes(self, block: int, mode: BlockMode) -> int:
+        """Bytes that have to move for a slab that is not here."""
+        parts = self._entry.blocks[block].taken(mode)
+        tokens = self._family.dtype.itemsize * len(self._index[mode])
+        moved = sum(self._device.moved_bytes(part, tokens * part.shape[1]) for part in parts)
+        return moved + sum(self._device.moved_bytes(delta, 0) for delta in self.deltas(block, mode))
+
+
+def slab_tensors(slab: Slab) -> tuple[Tensor, ...]:
+    """All tensors of a slab."""
+    if isinstance(slab, DenseKV):
+        return slab.key, slab.value
+    return (slab,) if isinstance(slab, Tensor) else tuple(tensor for part in slab for tensor in part.tensors)
+
+
+# How long a step has waited for loads. Pure.
+
+
+class WaitTimer:
+    """Adds up how long a step has waited for loads, by a clock of monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.total_s = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Wait for a load within the context."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self.total_s += self._clock() - began
+
+
+# Slabs: what sequences take from one entry, which of it is here, and who waits for it.
+
 
 Place = tuple[int, BlockMode]
 """A block, and what of it."""
@@ -39,7 +277,7 @@ class ExpectedSlabs(NamedTuple):
 
 
 class Slabs:
-    """A source of sequences; satisfies :class:`giornata.packed.uses.KVSource`.
+    """A source of sequences; satisfies :class:`giornata.packed.block_inputs.KVSource`.
 
     A slab is gathered and dequantised once and kept: consecutive steps that are served by one entry move nothing, nor
     do sequences of equal regions and lengths. Keys and values have room for a sequence's own tokens in front of them.
@@ -48,7 +286,7 @@ class Slabs:
 
     `own` are the tokens that a sequence computes where it takes keys and values: text, and the region's. What a
     `correction` knows is added. Where the family's batches are shared, entry and correction hold keys and values of the
-    heads of this process alone; see :mod:`giornata_denoiser.blocks.narrowing`.
+    heads of this process alone; see :mod:`giornata_denoiser.blocks.slabs`.
 
     On a device that keeps no slabs, what is kept is the entry as it is stored, and blocks gather it where they ask.
     """
@@ -95,7 +333,7 @@ class Slabs:
 
     @property
     def keeps(self) -> bool:
-        """Whether what is written into a slab stays there."""
+        """Return whether what is written into a slab stays there."""
         return self._device.keeps
 
     def keys_values(self, block: int) -> DenseKV | KVPages:
@@ -158,7 +396,7 @@ class Slabs:
         return self._gathering.moved_bytes(block, mode)
 
     def has(self, block: int, mode: BlockMode) -> bool:
-        """Whether the slab is here, or has failed, or some thread has begun to load it, or will."""
+        """Return whether the slab is here, or has failed, or some thread has begun to load it, or will."""
         return (block, mode) in self._begun or any(
             block < blocks and forms[block] is mode for forms, blocks in self._expected
         )
@@ -168,7 +406,7 @@ class Slabs:
         self._expected = loads
 
     def begin(self, block: int, mode: BlockMode) -> bool:
-        """Whether the calling thread is to :meth:`load` the slab: none has begun to."""
+        """Return whether the calling thread is to :meth:`load` the slab: none has begun to."""
         mark = object()
         return self._begun.setdefault((block, mode), mark) is mark
 
@@ -196,7 +434,7 @@ class Slabs:
         return arrival
 
     def error(self, block: int, mode: BlockMode) -> BaseException | None:
-        """Why a slab that was loaded is not here; None where it is, or is still expected."""
+        """Return why a slab that was loaded is not here; None where it is, or is still expected."""
         slot = self._slots.get((block, mode))
         return slot.exception() if slot is not None and slot.done() else None
 
@@ -216,7 +454,7 @@ class Slabs:
         return slab
 
     def _slab(self, block: int, mode: BlockMode) -> Slab:
-        """What was loaded, once the current stream has been told to wait for it."""
+        """Return what was loaded, once the current stream has been told to wait for it."""
         place = (block, mode)
         slot = self._slots.get(place)
         if slot is None or not slot.done():
@@ -227,7 +465,7 @@ class Slabs:
                 slot.result()
         slab, arrival = slot.result()
         if place not in self._met:
-            arrival.wait(*tensors(slab))
+            arrival.wait(*slab_tensors(slab))
             self._met.add(place)
         return slab
 

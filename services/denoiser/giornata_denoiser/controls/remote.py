@@ -10,15 +10,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from giornata.control.expansion import Behind, ResidualLayout, sequences, summed
+from giornata.control.expansion import Behind, ResidualLayout, count_sequences, sum_residuals
 from giornata.control.link.client import ControlLink, ControlStepHandle
-from giornata.control.link.losses import ControlFailed, LinkLate, LinkLost
-from giornata.packed.moving import moved
+from giornata.control.link.sockets import ControlFailed, LinkLate, LinkLost
+from giornata.packed.packing import to_device
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.blocks.waits import WaitTimer
-from giornata_denoiser.controls.holding import ResidualCache
-from giornata_denoiser.controls.networks import ControlNetTarget
-from giornata_denoiser.engine.controls import ControlLost, OfSequences
+from giornata_denoiser.blocks.slabs import WaitTimer
+from giornata_denoiser.controls.local import ControlNetTarget
+from giornata_denoiser.controls.residuals import ResidualCache
+from giornata_denoiser.engine.adapters import ControlLost, OfSequences
 from giornata_denoiser.rows.row import Row
 
 LATE_S: Final = 10.0
@@ -50,7 +50,7 @@ class PendingResiduals:
 
     @property
     def here(self) -> bool:
-        """Whether all samples have come."""
+        """Return whether all samples have come."""
         return self.asked.arrived == len(self.sums.parts)
 
 
@@ -96,7 +96,7 @@ class RemoteControls:
             self._sessions.pop(key, None)
 
     def has(self, key: RowKey) -> bool:
-        """Whether the row is open at an instance that can be asked."""
+        """Return whether the row is open at an instance that can be asked."""
         with self._lock:
             return key in self._sessions
 
@@ -138,8 +138,8 @@ class RemoteControls:
         if session is None:
             raise ControlLost({row.key})
         base = self._network.base
-        sums = summed([behind for behind, acts in zip(session.behind, acting, strict=True) if acts])
-        count = sequences(base.kind, len(row.prompts))
+        sums = sum_residuals([behind for behind, acts in zip(session.behind, acting, strict=True) if acts])
+        count = count_sequences(base.kind, len(row.prompts))
         tokens = count * (row.image_tokens if whole else row.computed_tokens)
         try:
             with waits.waiting():  # for room
@@ -177,7 +177,7 @@ class RemoteControls:
             raise self._gone(self._as_late(coming), error, coming) from error
         except ControlFailed as error:
             raise self._gone({coming.key: coming.session}, error, coming) from error
-        return moved(flat.view(coming.sequences, -1, flat.shape[1]), self._device)
+        return to_device(flat.view(coming.sequences, -1, flat.shape[1]), self._device)
 
     def _over(self, link: ControlLink) -> Mapping[RowKey, ControlNetSession]:
         """The rows that are open over a link."""
@@ -220,7 +220,7 @@ class RemoteControls:
 
 @dataclass(frozen=True, eq=False)
 class _RemoteResiduals:
-    """What is added to one sequence; satisfies :class:`giornata.packed.uses.Residuals`."""
+    """What is added to one sequence; satisfies :class:`giornata.packed.block_inputs.Residuals`."""
 
     controls: RemoteControls
     coming: PendingResiduals
@@ -229,7 +229,7 @@ class _RemoteResiduals:
 
     @property
     def whole(self) -> bool:
-        """Whether samples are of all tokens."""
+        """Return whether samples are of all tokens."""
         return self.coming.whole
 
     def sample(self, block: int) -> Tensor | None:

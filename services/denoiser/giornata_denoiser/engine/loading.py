@@ -15,11 +15,10 @@ import structlog
 import torch
 from torch import Tensor
 
-from giornata.residency.ledger import EvictionLedger
+from giornata.residency.tiers import EvictionLedger
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.device import Device, TransferHandle
-from giornata_denoiser.blocks.slabs import ExpectedSlabs, Slabs
-from giornata_denoiser.rows.stored import StoredTensor
+from giornata_denoiser.blocks.slabs import Device, ExpectedSlabs, Slabs, TransferHandle
+from giornata_denoiser.rows.template import StoredTensor
 
 log = structlog.get_logger(__name__)
 
@@ -165,7 +164,7 @@ class CudaTransferHandle(TransferHandle):
 
     @property
     def here(self) -> bool:
-        """Whether the stream has got that far."""
+        """Return whether the stream has got that far."""
         return bool(self.event.query())
 
     def finish(self) -> None:
@@ -235,7 +234,7 @@ class Accelerator(Device):
 
     @contextmanager
     def loading(self) -> Iterator[TransferHandle]:
-        """What is done within runs on the copy stream."""
+        """Return what is done within runs on the copy stream."""
         arrival = CudaTransferHandle()
         with self._lock, torch.cuda.stream(self._stream):
             if self._produced is not None:
@@ -246,5 +245,5 @@ class Accelerator(Device):
 
 
 def device_for(device: torch.device, budget_bytes: int) -> Device:
-    """How loads get to an engine's device, which keeps `budget_bytes` of them where it is a GPU."""
+    """Return how loads get to an engine's device, which keeps `budget_bytes` of them where it is a GPU."""
     return Accelerator(device, budget_bytes) if device.type == "cuda" else Device()

@@ -10,9 +10,8 @@ from typing import Final, cast
 import torch
 from torch import Tensor, nn
 
-from giornata.packed.low_rank import LowRankFactors
-from giornata.packed.low_rank_products import FactorSpan, choose
-from giornata.packed.region import Region, beside, region
+from giornata.packed.compute_set import Region, make_region, with_companions
+from giornata.packed.low_rank import FactorSpan, LowRankFactors, choose_products
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import NEGATIVE
 from giornata.wire.errors import Failed
@@ -21,11 +20,10 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import device_for
-from giornata_denoiser.engine.sources import ReuseOptions
+from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
-from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.snapshot import GENERATOR
+from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, template_generator
 
 GRID: Final = (16, 16)
@@ -51,7 +49,9 @@ def rehearse(checkpoint: Checkpoint) -> None:
         _finished(family, rows[:1])
         return
     kept = [form for form in CacheForm if any(spec.channels([BlockMode(form)]) for spec in family.specs)]
-    where = beside(cast("Region", region(torch.eye(*GRID) > 0)), family.network.companions(GRID))
+    where = with_companions(
+        cast("Region", make_region(torch.eye(*GRID) > 0)), family.network.companions(GRID)
+    )
     try:
         for form in kept:
             [run] = _finished(family, [replace(rows[0], records=RecordingSpec(frozenset({form}), 8))])
@@ -66,7 +66,7 @@ def rehearse(checkpoint: Checkpoint) -> None:
 
 def _multiply_low_ranks(family: ModelFamily) -> None:
     """Compute a LoRA's product of each size, past the hooks: a network that meets no LoRA is called without."""
-    multiply, tokens = choose(family.device, family.dtype), GRID[0] * GRID[1]
+    multiply, tokens = choose_products(family.device, family.dtype), GRID[0] * GRID[1]
     zeros = partial(torch.zeros, device=family.device, dtype=family.dtype)
     layers = (layer for layer in family.network.layers.values() if isinstance(layer, nn.Linear))
     for outputs, inputs in {layer.weight.shape for layer in layers}:

@@ -43,7 +43,7 @@ class PreviewMap:
         return (colours.nan_to_num() * 255).round().clamp(0, 255).to(torch.uint8)
 
 
-def fit(latents: Tensor, colours: Tensor) -> PreviewMap:
+def fit_map(latents: Tensor, colours: Tensor) -> PreviewMap:
     """The map that is right on average: ridge regression, its bias free.
 
     `latents` are (samples, latent_channels), as the transformer sees them: shifted and scaled. `colours` are (samples,
@@ -107,7 +107,7 @@ def fit_model(autoencoder: Any, normalisation: LatentNormalisation) -> PreviewMa
         raise ValueError("the autoencoder's latents are not finite")
     height, width = latents.shape[-2:]
     colours = torch.nn.functional.adaptive_avg_pool2d(picture, (height, width))
-    return fit(latents[0].flatten(1).T, colours[0].flatten(1).T).to(autoencoder.device)
+    return fit_map(latents[0].flatten(1).T, colours[0].flatten(1).T).to(autoencoder.device)
 
 
 def _squares(cells: Tensor) -> Tensor:

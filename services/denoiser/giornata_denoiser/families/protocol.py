@@ -1,4 +1,4 @@
-"""What the engine asks of a model family: text, schedule and network."""
+"""What the engine asks of a model family: text, references, schedule and network."""
 
 from __future__ import annotations
 
@@ -10,19 +10,77 @@ from typing import NamedTuple, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from giornata.packed.block_inputs import BlockInputs
+from giornata.packed.compute_set import Region
 from giornata.packed.low_rank import SequenceLoras
-from giornata.packed.region import Region
-from giornata.packed.shares import Shard
-from giornata.packed.tracing import UNTRACED, LaneTracer
-from giornata.packed.ulysses import AllToAllGroup
-from giornata.packed.uses import BlockInputs
-from giornata.planning.operations import NetworkOperations
-from giornata.planning.specs import each
-from giornata.wire.blocks import BlockSpec
-from giornata.wire.samplers import Sampler
-from giornata_denoiser.families.references import Grid, ReferencePolicy
-from giornata_denoiser.rows.row import Prompt
-from giornata_denoiser.rows.track import SamplerTable
+from giornata.packed.packing import UNTRACED, LaneTracer
+from giornata.packed.sharding import AllToAllGroup, Shard
+from giornata.planning.operations import NetworkOperations, each_block
+from giornata.wire.models import BlockSpec, Sampler
+from giornata_denoiser.rows.row import Prompt, SamplerTable
+
+# Classifier-free guidance of outputs. Pure.
+#
+# Source: "Classifier-Free Diffusion Guidance", Ho and Salimans 2022, as diffusers' pipelines compute it.
+
+
+def guide(positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
+    """negative + scale * (positive - negative).
+
+    `positive` and `negative` are outputs with the prompt and with the negative prompt, (tokens, channels) each; `scale`
+    is (tokens, 1) float32, and the result has the outputs' dtype.
+    """
+    return guide_beyond(negative, positive, negative, scale)
+
+
+def guide_beyond(start: Tensor, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
+    """start + scale * (positive - negative), for pipelines that count from another output than the negative one."""
+    return start + (scale * (positive - negative).float()).to(positive.dtype)
+
+
+# Clean pictures whose tokens stand behind a row's: the picture that it edits, and the request's references.
+# Pure.
+
+
+Grid = tuple[int, int]
+"""Height and width of a picture in tokens."""
+REFERENCES = "references"
+"""Name in a row's conditioning of its references' tokens, (tokens, channels), one picture behind the other."""
+
+
+@dataclass(frozen=True)
+class ReferencePolicy:
+    """Which clean pictures a family's network looks at."""
+
+    own: bool = True
+    """Whether the picture that is edited is one of them, the first."""
+    replaced: bool = False
+    """Whether the request's references stand in its place."""
+
+    def grids(self, grid: Grid, given: Sequence[Grid], *, generated: bool = False) -> tuple[Grid, ...]:
+        """Grids looked at: `grid` unless left out, then `given` in order; a generation has those alone."""
+        alone = generated or not self.own or (self.replaced and bool(given))
+        return (*(() if alone else (grid,)), *given)
+
+    def tokens(self, conditioning: Mapping[str, Tensor]) -> Tensor | None:
+        """(tokens, channels) of the pictures of :meth:`grids`; None without any."""
+        own, given = conditioning.get("image_latents"), conditioning.get(REFERENCES)
+        if own is None or not self.own or (self.replaced and given is not None):
+            own = None
+        parts = [part for part in (own, given) if part is not None]
+        return torch.cat(parts) if parts else None
+
+
+NONE = ReferencePolicy(own=False)
+"""For families that look at no other picture."""
+
+
+def reference_tokens(grids: Sequence[Grid]) -> int:
+    """Tokens of pictures."""
+    return sum(height * width for height, width in grids)
+
+
+# What the engine asks of a model family: text, schedule and network.
 
 
 class PromptBuilder(Protocol):
@@ -45,7 +103,7 @@ class NoiseSchedule(Protocol):
 
     @property
     def samplers(self) -> Sequence[Sampler]:
-        """What rows may ask for."""
+        """Return what rows may ask for."""
 
     @property
     def default_sampler(self) -> Sampler:
@@ -100,12 +158,12 @@ class Network(Protocol):
 
         `noise` and `image_latents` are among them. A row that is generated carries `noise` alone: the network of a
         checkpoint that generates reads no other, unless for companions that such a row does not have. A row with
-        references has their tokens beside these: :data:`giornata_denoiser.families.references.REFERENCES`.
+        references has their tokens beside these: :data:`giornata_denoiser.families.protocol.REFERENCES`.
         """
 
     @property
     def references(self) -> ReferencePolicy:
-        """Which clean pictures stand behind a row's."""
+        """Return which clean pictures stand behind a row's."""
 
     def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:
         """Tokens beside those of a picture of `grid` that its blocks compute as the picture's, and nobody sees.
@@ -147,7 +205,7 @@ class Network(Protocol):
         *,
         low_rank: SequenceLoras | None = None,
     ) -> object:
-        """What the network computes of a sequence for all steps of a track: once, when the row joins.
+        """Return what the network computes of a sequence for all steps of a track: once, when the row joins.
 
         `low_rank` are its LoRAs; where they join later, this is made again. `beside` is as in :meth:`prefix_tokens`.
         Tensors are on the network's device; `times` are (steps,) float32. The result does not depend on what else is in
@@ -199,7 +257,7 @@ class ShardableNetwork(Protocol):
 
         Each has the whole batch and all latents, and gets the whole output. What sequences take and record of keys and
         values are those of the member's heads of each block, hidden states those of its tokens: see
-        :class:`giornata.packed.shares.Shard`.
+        :class:`giornata.packed.sharding.Shard`.
         """
 
     def sites(self, block: int) -> int:
@@ -220,7 +278,7 @@ class ModelFamily:
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """Return where the network is."""
         return self.network.device
 
     @property
@@ -231,11 +289,11 @@ class ModelFamily:
     @cached_property
     def specs(self) -> tuple[BlockSpec, ...]:
         """The spec of every block, in order; each block may take from a template or record for one."""
-        return each(self.network.blocks)
+        return each_block(self.network.blocks)
 
     @cached_property
     def operations(self) -> NetworkOperations:
-        """What the blocks compute, by kind."""
+        """Return what the blocks compute, by kind."""
         return NetworkOperations(self.network.blocks)
 
     def sites(self, block: int) -> int:
@@ -254,5 +312,5 @@ class ModelFamily:
 
     @property
     def depth(self) -> int:
-        """How many blocks the network has."""
+        """Return how many blocks the network has."""
         return len(self.specs)

@@ -11,14 +11,10 @@ from giornata.scheduling.batch import RowKey
 from giornata.tensors import NEGATIVE, PROMPT_MASK, unpack
 from giornata.wire.errors import SchemaMismatch
 from giornata.wire.jobs import Inspection
-from giornata.wire.references import named_references
-from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.references import REFERENCES
-from giornata_denoiser.rows.adapters import NONE as NO_ADAPTERS
-from giornata_denoiser.rows.adapters import Adapters
-from giornata_denoiser.rows.row import Prompt, Row
-from giornata_denoiser.rows.snapshot import GENERATOR, Snapshot
-from giornata_denoiser.rows.track import SamplerTable
+from giornata.wire.requests import named_references
+from giornata_denoiser.families.protocol import REFERENCES, ModelFamily
+from giornata_denoiser.rows.row import GENERATOR, Adapters, Prompt, Row, SamplerTable, Snapshot
+from giornata_denoiser.rows.row import NONE as NO_ADAPTERS
 
 NOISE = "noise"
 
@@ -92,7 +88,7 @@ def build_row(
     )
 
 
-def referred(shared: bytes, inspection: Inspection) -> tuple[Tensor, ...]:
+def read_references(shared: bytes, inspection: Inspection) -> tuple[Tensor, ...]:
     """A job's references as :func:`build_row` takes them; `shared` are safetensors, empty where it has none.
 
     Raises:
@@ -117,7 +113,7 @@ def text_shapes(family: ModelFamily, tokens: int) -> dict[str, tuple[int, ...]]:
 
 
 def _whole(family: ModelFamily, conditioning: Mapping[str, Tensor]) -> bool:
-    """Whether an edit repaints its whole picture, as image-to-image pipelines do.
+    """Return whether an edit repaints its whole picture, as image-to-image pipelines do.
 
     Checkpoints that see the mask have no such pipeline.
     """

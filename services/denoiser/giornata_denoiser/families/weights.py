@@ -1,21 +1,105 @@
-"""Networks of diffusers from a checkpoint's folder: with their weights, or their outline alone."""
+"""Networks of diffusers from a checkpoint's folder, with their weights in full or in fewer bits."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import nn
 
 from giornata.weight_loading import load_network
+from giornata.wire.errors import Failed
 from giornata_denoiser.choices import WeightQuantization
-from giornata_denoiser.families.quantizing import quantize
+
+# Weights in fewer bits: which layers of a network have them, and what makes them. torchao does; none is
+# needed else.
+#
+# Weights alone are quantised, each output channel with a scale of its own; products are computed in the
+# network's dtype. So a row's arithmetic does not depend on the rows beside it, as it would with activations
+# that share a scale.
+
+
+VARIABLE: Final = "GIORNATA_QUANTIZE"
+LEAST: Final = 1024
+"""Channels on both sides of a layer from which on it is worth a scale for each output channel."""
+
+
+def quantized_layers(network: nn.Module, least: int = LEAST) -> tuple[str, ...]:
+    """Paths of the linear layers that are quantised: those of blocks that every token passes.
+
+    Layers outside of blocks (embedders, the last projection) are small, and carry what enters and leaves. Modulation is
+    computed once a row, not once a token, and scales whole streams. A layer with fewer than `least` channels on a side
+    stays, too.
+    """
+    return tuple(
+        path
+        for path, module in network.named_modules()
+        if isinstance(module, nn.Linear)
+        and _in_blocks(path)
+        and not _modulates(path)
+        and min(module.in_features, module.out_features) >= least
+    )
+
+
+def check(how: WeightQuantization, device: torch.device) -> None:
+    """Have a denoiser refused that cannot quantise.
+
+    Raises:
+        Failed: `device` is no GPU, or torchao is not installed.
+    """
+    if how is WeightQuantization.OFF:
+        return
+    if device.type != "cuda":
+        raise Failed(
+            f"{VARIABLE}={how} needs a CUDA device: on a CPU every step would convert the weights back.",
+            received=str(device),
+            accepted=f"{WeightQuantization.OFF}, or a CUDA device",
+        )
+    if find_spec("torchao") is None:
+        raise Failed(
+            f"{VARIABLE}={how} needs torchao, the denoiser's extra `quantize`: in a checkout run `pip install "
+            "--constraint constraints.txt torchao`, and build images with the argument EXTRAS=[quantize].",
+            received="no torchao",
+            accepted=f"{WeightQuantization.OFF}, or an environment with torchao",
+        )
+
+
+def quantize(network: nn.Module, how: WeightQuantization, device: torch.device, least: int = LEAST) -> None:
+    """Quantise the :func:`chosen` layers of `network`, in place, and have them on `device`."""
+    if how is WeightQuantization.OFF:
+        return
+    torchao: Any = import_module("torchao.quantization")
+    paths = frozenset(quantized_layers(network, least))
+    kind = {
+        WeightQuantization.INT8: "Int8WeightOnlyConfig",
+        WeightQuantization.FLOAT8: "Float8WeightOnlyConfig",
+    }[how]
+    torchao.quantize_(
+        network, getattr(torchao, kind)(), filter_fn=lambda _, path: path in paths, device=device
+    )
+
+
+def _in_blocks(path: str) -> bool:
+    """Return whether a module lies in a list of blocks: `transformer_blocks.3.attn.to_q`."""
+    first, _, rest = path.partition(".")
+    return rest[:1].isdigit() and first.endswith(("blocks", "layers"))
+
+
+def _modulates(path: str) -> bool:
+    return any(part in path for part in ("norm", "mod", "adaLN"))
+
+
+# Networks of diffusers from a checkpoint's folder: with their weights, or their outline alone.
+
 
 OUTLINE: Final = torch.device("meta")
 """Where a network has shapes and no weights: for processes that describe a model and compute nothing."""
 
 
-def loaded(
+def open_network(
     kind: Any,
     folder: Path,
     subfolder: str,

@@ -30,7 +30,7 @@ class GroupLost(ConnectionError):
 
 
 class RankGroup:
-    """Processes that compute one batch, in order; satisfies :class:`giornata.packed.ulysses.AllToAllGroup`.
+    """Processes that compute one batch, in order; satisfies :class:`giornata.packed.sharding.AllToAllGroup`.
 
     `devices` number the members, `me` is the calling process's. Members make it at one time, under a `name` that no
     other group of the store has. One thread of a process uses it.
@@ -60,7 +60,7 @@ class RankGroup:
                 self._members = _made(PrefixStore(name, store), self.rank, self.size, device, timeout)
 
     def trade(self, flat: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """See :meth:`giornata.packed.ulysses.AllToAllGroup.trade`; tensors are contiguous, and on the group's device.
+        """See :meth:`giornata.packed.sharding.AllToAllGroup.trade`; tensors are contiguous, and on the group's device.
 
         On a CUDA device the current stream waits, not the host.
 

@@ -13,13 +13,11 @@ from typing import Final
 import structlog
 import torch
 
-from giornata.heap import keep_freed
 from giornata.logs import configure_logs
+from giornata.runtime import keep_freed
 from giornata.wire.errors import GiornataError
-from giornata_denoiser.pool.channel import Channel, ChannelClosed
-from giornata_denoiser.pool.loading import loaded
-from giornata_denoiser.pool.messages import RankRefused, RankSetup
-from giornata_denoiser.pool.rank import Rank
+from giornata_denoiser.pool.messages import Channel, ChannelClosed, RankRefused, RankSetup
+from giornata_denoiser.pool.rank import Rank, loaded
 
 PARENT_DEATH_SIGNAL: Final = 1
 """`PR_SET_PDEATHSIG` of Linux's `prctl`."""

@@ -1,23 +1,136 @@
-"""The ranks of a pool, as their leader has started them: one process for each device, and another after it is lost."""
+"""The ranks of a pool as their leader starts, watches and ends them."""
 
 from __future__ import annotations
 
+import os
+import pickle
 import selectors
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 import structlog
 
-from giornata.planning.profiles import Profile
-from giornata.wire.error_root import from_body
-from giornata.wire.errors import Failed
+from giornata.config import ENV_PREFIX
+from giornata.gpus import VISIBLE
+from giornata.planning.cost_model import Profile
+from giornata.wire.errors import Failed, from_body
 from giornata.wire.workers import RankPhase, RankState
-from giornata_denoiser.pool.channel import ChannelClosed, Message
-from giornata_denoiser.pool.messages import ANSWER, Ping, RankReady, RankRefused, Stop
-from giornata_denoiser.pool.patience import RankTimeouts
-from giornata_denoiser.pool.processes import RankProcess, Start
-from giornata_denoiser.pool.shelf import RankKnowledge, RankMessage, parcel
+from giornata_denoiser.pool.messages import (
+    ANSWER,
+    Channel,
+    ChannelClosed,
+    Message,
+    Ping,
+    RankReady,
+    RankRefused,
+    RankSetup,
+    Stop,
+    pair,
+)
+from giornata_denoiser.pool.shared_rows import RankKnowledge, RankMessage, parcel
+
+# How long a leader waits for its ranks.
+
+
+@dataclass(frozen=True)
+class RankTimeouts:
+    """Limits in seconds; a step's are counted from its beginning."""
+
+    late: tuple[float, float] = (3.0, 1.0)
+    """A step that takes so many times as long as predicted and so much more has its ranks asked whether they run."""
+    ping_s: float = 3.0
+    """A rank that does not answer within so long is stalled: it is killed."""
+    hung: tuple[float, float] = (30.0, 60.0)
+    """A step that takes so many times as long and so much more never ends: its ranks are killed, answer or not."""
+    load_s: float = 1800.0
+    """A rank that has not loaded its model by then is killed."""
+    again_s: tuple[float, ...] = (0.0, 1.0, 5.0, 15.0, 30.0)
+    """How long after its end a rank is started again, by how often it has ended without a step since; beyond, it is
+    given up."""
+
+    def late_s(self, seconds: float) -> float:
+        """After how long a step that was predicted to take `seconds` is late."""
+        return self.late[0] * seconds + self.late[1]
+
+    def hung_s(self, seconds: float) -> float:
+        """Likewise."""
+        return self.hung[0] * seconds + self.hung[1]
+
+
+# Starting and ending rank processes, as a leader sees them.
+
+
+SEND_S: Final = 5.0
+"""How long a rank's reading thread may take in nothing, before the rank counts as stalled."""
+
+
+class RankProcess(Protocol):
+    """A rank that has been started."""
+
+    @property
+    def channel(self) -> Channel:
+        """To it; ends when the rank does."""
+
+    def kill(self) -> None:
+        """End it at once; what it was computing is lost."""
+
+    def join(self, within_s: float) -> None:
+        """Wait for its end, which it has been told; kill it where it takes longer."""
+
+
+Start = Callable[[int], RankProcess]
+"""Starts the rank at this place among the devices. The calling thread outlives it."""
+
+
+class LocalRankProcess:
+    """A process of this program's; satisfies :class:`RankProcess`.
+
+    Nothing of the service's configuration is in its arguments or environment. On a GPU, `visible` is the one that CUDA
+    shows it (:func:`giornata.gpus.visible_alone`).
+    """
+
+    def __init__(self, opening: RankSetup, visible: str | None = None) -> None:
+        self.channel, there = pair(SEND_S)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+        if visible is not None:
+            environment[VISIBLE] = visible
+        descriptor = there.fileno()
+        with there:
+            self._process = subprocess.Popen(  # noqa: S603 - this program, with a number
+                [sys.executable, "-m", "giornata_denoiser.pool", str(descriptor)],
+                pass_fds=[descriptor],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        with suppress(ChannelClosed):  # it has died already: its channel tells
+            self.channel.send(pickle.dumps(opening))
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """See :class:`RankProcess`."""
+        self._process.kill()
+        self._process.wait()
+        self.channel.close()
+
+    def join(self, within_s: float) -> None:
+        """See :class:`RankProcess`."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(within_s)
+        self.kill()
+
+
+# The ranks of a pool, as their leader has started them: one process for each device, and another after it
+# is lost.
+
 
 JOIN_S = 10.0
 """How long a rank may take to end when it has been told to, beyond the step that it computes."""
@@ -45,12 +158,12 @@ class RankHandle:
 
     @property
     def ready(self) -> bool:
-        """Whether it computes what it is ordered to."""
+        """Return whether it computes what it is ordered to."""
         return self.phase is RankPhase.READY
 
     @property
     def given_up(self) -> bool:
-        """Whether its device will not compute any more."""
+        """Return whether its device will not compute any more."""
         return self.phase is RankPhase.LOST and self.again_s is None
 
     def state(self, busy: Iterable[int]) -> RankState:
@@ -165,5 +278,5 @@ class RankSupervisor:
 
 
 def answered(message: Message) -> object:
-    """What a rank has said; files that came along are the caller's."""
+    """Return what a rank has said; files that came along are the caller's."""
     return ANSWER.validate_json(message.data)

@@ -1,5 +1,5 @@
 """Measuring what steps and loads cost on this machine: ``python -m giornata_denoiser.profiling --help``.
 
-:mod:`mixtures` says what is measured, :mod:`measuring` measures it, and :mod:`making` makes weights of it, and a
-:class:`giornata.planning.costing.Profile` of those.
+`mixtures` says what is measured, `measuring` measures it, and `fitting` makes weights of it, and a
+:class:`giornata.planning.cost_model.Profile` of those.
 """

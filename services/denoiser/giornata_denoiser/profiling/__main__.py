@@ -15,22 +15,20 @@ from rich.progress import Progress
 
 from giornata.config import load
 from giornata.gpus import VISIBLE, see_alone
-from giornata.planning.costs import LOAD
-from giornata.planning.degrees import ALONE, DegreeFit, StepParallelism
-from giornata.planning.operations import COMPUTE
-from giornata.planning.profiles import Profile
-from giornata.planning.specs import taking_modes
+from giornata.planning.cost_model import ALONE, DegreeFit, Profile, StepParallelism
+from giornata.planning.operations import COMPUTE, taking_modes
+from giornata.planning.step_costs import LOAD
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.devices import check_present
 from giornata_denoiser.engine.rehearsal import rehearse
-from giornata_denoiser.profiling import making
+from giornata_denoiser.profiling import fitting
 from giornata_denoiser.profiling.measuring import StepMeter
-from giornata_denoiser.profiling.members import ProfilerRanks
 from giornata_denoiser.profiling.mixtures import ProfileScope
 from giornata_denoiser.profiling.profiles import write_profile
-from giornata_denoiser.profiling.report import named, report
+from giornata_denoiser.profiling.ranks import ProfilerRanks
+from giornata_denoiser.profiling.report import report, way_name
 
 
 class ProfilerConfig(DenoiserConfig):
@@ -77,16 +75,16 @@ def run(config: ProfilerConfig, checkpoint: Checkpoint, visible: str | None = No
         ProfilerRanks(config, checkpoint, meter, visible) as members,
     ):
         bar = partial(progress.track, description="Measuring")
-        measured = making.measure(meter, extent, bar)
-        spread = making.measure_spread(members, meter, extent, bar)
-    profile = making.profile(
+        measured = fitting.measure(meter, extent, bar)
+        spread = fitting.measure_spread(members, meter, extent, bar)
+    profile = fitting.profile(
         checkpoint,
-        compute=making.fitted(COMPUTE, measured.step_samples),
-        load=making.fitted(LOAD, measured.load_samples),
+        compute=fitting.fit_samples(COMPUTE, measured.step_samples),
+        load=fitting.fit_samples(LOAD, measured.load_samples),
         activation=measured.activation_bytes,
         degrees=tuple(
             DegreeFit(
-                degree=way.degree, halves=way.halves, compute=making.fitted(COMPUTE, found.step_samples)
+                degree=way.degree, halves=way.halves, compute=fitting.fit_samples(COMPUTE, found.step_samples)
             )
             for way, found in spread.items()
         ),
@@ -99,8 +97,8 @@ def run(config: ProfilerConfig, checkpoint: Checkpoint, visible: str | None = No
 def _plotted(
     out: Path,
     profile: Profile,
-    measured: making.ProfileMeasurements,
-    spread: Mapping[StepParallelism, making.ProfileMeasurements],
+    measured: fitting.ProfileMeasurements,
+    spread: Mapping[StepParallelism, fitting.ProfileMeasurements],
 ) -> str:
     """Draw the fits beside `out`, if that is possible; what to tell of it."""
     if find_spec("matplotlib") is None:
@@ -114,9 +112,9 @@ def _plotted(
     plots = []
     for way, (fit, found) in fits.items():
         more = "" if way == ALONE else f"-{way.degree}{'-halves' if way.halves else ''}"
-        title = "" if way == ALONE else f", {named(way)}"
+        title = "" if way == ALONE else f", {way_name(way)}"
         plots.append(out.with_name(f"{out.stem}{more}.svg"))
-        points = making.predictions(fit, found.step_samples)
+        points = fitting.predictions(fit, found.step_samples)
         scatter(plots[-1], f"Steps of {profile.model}{title}, R² {fit.r2:.4f}", points)
     return f" and {', '.join(map(str, plots))}"
 

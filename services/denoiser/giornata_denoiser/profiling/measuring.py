@@ -17,27 +17,23 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from giornata.packed.region import Region, beside, region
-from giornata.packed.uses import BlockInputs, CachedTokens, by_sequence
+from giornata.packed.block_inputs import BlockInputs, CachedTokens, by_sequence
+from giornata.packed.compute_set import Region, make_region, with_companions
 from giornata.planning.operations import NetworkOperations
 from giornata.scheduling.batch import RowKey
 from giornata.wire.adapters import ControlWork
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.blocks.narrowing import CacheSharder
-from giornata_denoiser.blocks.recording import EntryRecorder
-from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.blocks.recorders import EntryRecorder
+from giornata_denoiser.blocks.slabs import CacheSharder, Device, Slabs
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import CacheForm
-from giornata_denoiser.engine.assembly import assemble, place
-from giornata_denoiser.engine.controls import controlled, wholly
+from giornata_denoiser.engine.adapters import computes_every_token, with_low_ranks, with_residuals
+from giornata_denoiser.engine.batch_tensors import assemble, place_inputs
+from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.engine.loading import device_for
-from giornata_denoiser.engine.low_ranks import adapted
 from giornata_denoiser.engine.rehearsal import practice_row
-from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.profiling.controls import RandomControlNet, random_control
-from giornata_denoiser.profiling.loras import RandomLoras
+from giornata_denoiser.profiling.adapters import RandomControlNet, RandomLoras, random_control
 from giornata_denoiser.profiling.mixtures import LEAST_SIDE, RowSize, StepShape, TokensBeside
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import Entry
@@ -47,7 +43,7 @@ ProgressBar = Callable[[Sequence[int]], Iterable[int]]
 """Passes on what it is given, one by one, and may show how far it is."""
 
 
-def medians(
+def measure_medians(
     things: Sequence[T], measure: Callable[[T], float], *, rounds: int, seed: int, bar: ProgressBar = iter
 ) -> list[float]:
     """The median time of every thing, in ms; each round takes all of them in an order of its own."""
@@ -102,7 +98,7 @@ class StepMeter:
 
     @property
     def operations(self) -> NetworkOperations:
-        """What the family's blocks compute."""
+        """Return what the family's blocks compute."""
         return self._family.operations
 
     @property
@@ -155,7 +151,7 @@ class StepMeter:
             )
 
     def load_bytes(self, size: RowSize) -> int:
-        """What has to move for one of the largest slabs."""
+        """Return what has to move for one of the largest slabs."""
         return max(self._load_bytes(size))
 
     def _load_bytes(self, size: RowSize) -> list[int]:
@@ -166,17 +162,17 @@ class StepMeter:
         rows = [self._row(size, index) for index, size in enumerate(mixture.rows)]
         low_ranks = [self._loras.set_of(size.lora) for size in mixture.rows]
         plain = by_sequence([self._uses(size, row) for size, row in zip(mixture.rows, rows, strict=True)])
-        uses = adapted(plain, rows, low_ranks)
+        uses = with_low_ranks(plain, rows, low_ranks)
         with torch.inference_mode():
-            placed = [place(row, self._family, of) for row, of in zip(rows, low_ranks, strict=True)]
+            placed = [place_inputs(row, self._family, of) for row, of in zip(rows, low_ranks, strict=True)]
             assembly = assemble(self._family, rows, placed)
         if not any(row.control_images for row in rows) or self._control is None:
             return lambda: denoise_step(self._family, assembly, rows, uses)
-        controls, whole = self._control.controls(), wholly(uses, rows)
+        controls, whole = self._control.controls(), computes_every_token(uses, rows)
 
         def step() -> None:
             added = controls.compute(rows, whole)
-            denoise_step(self._family, assembly, rows, controlled(uses, rows, added))
+            denoise_step(self._family, assembly, rows, with_residuals(uses, rows, added))
 
         return step
 
@@ -189,7 +185,7 @@ class StepMeter:
         return self._control.acting(row, self._noise) if size.controlled and self._control else row
 
     def _uses(self, size: RowSize, row: Row) -> tuple[BlockInputs, ...]:
-        """What each sequence takes in its modes."""
+        """Return what each sequence takes in its modes."""
         if row.region is None:
             return (BlockInputs(),) * len(row.prompts)
         return tuple(BlockInputs(CachedTokens(size.modes, self._slabs(size, own))) for own in row.own_tokens)
@@ -203,7 +199,7 @@ class StepMeter:
         return Slabs(entry, where, own, self._family, device=self._device)
 
     def _entry(self, size: RowSize) -> Entry:
-        """What a template run over such a picture leaves, in both forms, in the host's memory."""
+        """Return what a template run over such a picture leaves, in both forms, in the host's memory."""
         grid, family = (size.height, size.width), self._checkpoint.family
         if grid not in self._entries:
             row = self._row(RowSize(*grid, size.text, (BlockMode.FULL,) * family.depth), 0)
@@ -218,8 +214,8 @@ class StepMeter:
         height, width = size.box
         touched = torch.zeros(size.height, size.width, dtype=torch.bool)
         touched[:height, :width] = True
-        found = region(touched)
-        return None if found is None else beside(found, self.companions((size.height, size.width)))
+        found = make_region(touched)
+        return None if found is None else with_companions(found, self.companions((size.height, size.width)))
 
     def _noise(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._random)

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from giornata.planning.controls import control_work
-from giornata.planning.operations import NetworkOperations, SequenceShape, StepWork, step_work
+from giornata.planning.operations import NetworkOperations, SequenceShape, StepWork, control_work, step_work
 from giornata.wire.adapters import ControlWork
 from giornata.wire.models import ModelCard
 from giornata.wire.values import BlockMode
@@ -123,7 +122,7 @@ class StepShape:
         return StepShape(tuple(row.adapted(lora_weights, work) for row in self.rows))
 
     def work(self, operations: NetworkOperations) -> StepWork:
-        """What the whole step computes in a network of these operations."""
+        """Return what the whole step computes in a network of these operations."""
         sequences = [(shape, row.modes) for row in self.rows for shape in row.shapes]
         sets = {row.lora for row in self.rows if row.lora}
         return replace(step_work(operations, *zip(*sequences, strict=True)), segments=float(len(sets)))
@@ -188,8 +187,8 @@ class ProfileScope:
         return min(self.tokens, PICTURES * own)
 
 
-def mixtures(extent: ProfileScope, seed: int) -> tuple[StepShape, ...]:
-    """What is to be measured.
+def list_mixtures(extent: ProfileScope, seed: int) -> tuple[StepShape, ...]:
+    """Return what is to be measured.
 
     Rows of one size in growing numbers, single rows of every mode, rows with one set of LoRAs and with many, rows of
     which all or half have a ControlNet, and random batches.
@@ -229,11 +228,11 @@ def mixtures(extent: ProfileScope, seed: int) -> tuple[StepShape, ...]:
     return tuple(one for one in every if len(one.rows) == 1 or one.length <= extent.most_tokens)
 
 
-def plain(extent: ProfileScope, seed: int, *, guided: bool = False) -> tuple[StepShape, ...]:
+def plain_mixtures(extent: ProfileScope, seed: int, *, guided: bool = False) -> tuple[StepShape, ...]:
     """Those of :func:`mixtures` without adapters, which pools compute; all rows are `guided` where that is asked."""
     found = [
         StepShape(tuple(replace(row, guided=True) for row in mixture.rows)) if guided else mixture
-        for mixture in mixtures(extent, seed)
+        for mixture in list_mixtures(extent, seed)
         if not any(row.lora or row.controlled for row in mixture.rows)
     ]
     return tuple(

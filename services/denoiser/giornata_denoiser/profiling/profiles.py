@@ -11,9 +11,9 @@ from typing import Final
 import torch
 from pydantic import ValidationError
 
-from giornata.planning.profiles import Profile
-from giornata.wire.blocks import BlockSpec
+from giornata.planning.cost_model import Profile
 from giornata.wire.errors import Failed
+from giornata.wire.models import BlockSpec
 from giornata_denoiser.checkpoint import Checkpoint
 
 AGAIN: Final = "measure it again with `giornata profile`, or leave it out"
@@ -72,7 +72,7 @@ def versions() -> dict[str, str]:
 
 
 def _facts(profile: Profile, checkpoint: Checkpoint) -> list[tuple[str, object, str]]:
-    """What has to be equal: its name, the profile's, the checkpoint's."""
+    """Return what has to be equal: its name, the profile's, the checkpoint's."""
     family, card = checkpoint.family, checkpoint.card
     return [
         ("model", profile.model_digest[:12], card.digest[:12]),
@@ -83,7 +83,7 @@ def _facts(profile: Profile, checkpoint: Checkpoint) -> list[tuple[str, object, 
 
 
 def _told(blocks: Sequence[BlockSpec]) -> str:
-    """How many blocks there are, and how much they multiply for a cell."""
+    """Return how many blocks there are, and how much they multiply for a cell."""
     cell = sum(spec.count * (spec.linear + spec.convolution + spec.across) for spec in blocks)
     return f"{sum(spec.count for spec in blocks)} blocks of {cell:.0f} multiplications a cell"
 

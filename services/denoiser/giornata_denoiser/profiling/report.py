@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from giornata.planning.costs import LOAD
-from giornata.planning.degrees import StepParallelism
+from giornata.planning.cost_model import LinearFit, Profile, StepParallelism
 from giornata.planning.operations import COMPUTE
-from giornata.planning.profiles import Profile
-from giornata.planning.regression import LinearFit
-from giornata_denoiser.profiling import making
+from giornata.planning.step_costs import LOAD
+from giornata_denoiser.profiling import fitting
 from giornata_denoiser.profiling.mixtures import RowSize
 
 UNITS: Final = {
@@ -32,39 +30,39 @@ UNITS: Final = {
 
 def report(
     profile: Profile,
-    measured: making.ProfileMeasurements,
-    spread: Mapping[StepParallelism, making.ProfileMeasurements] = MappingProxyType({}),
+    measured: fitting.ProfileMeasurements,
+    spread: Mapping[StepParallelism, fitting.ProfileMeasurements] = MappingProxyType({}),
 ) -> str:
     """Lines for a terminal; `spread` is what several devices computed."""
     return "\n".join(_lines(profile, measured, spread)) + "\n"
 
 
-def named(way: StepParallelism) -> str:
-    """What a way is called."""
+def way_name(way: StepParallelism) -> str:
+    """Return what a way is called."""
     return f"degree {way.degree}{', guidance halves' if way.halves else ''}"
 
 
 def _lines(
     profile: Profile,
-    measured: making.ProfileMeasurements,
-    spread: Mapping[StepParallelism, making.ProfileMeasurements],
+    measured: fitting.ProfileMeasurements,
+    spread: Mapping[StepParallelism, fitting.ProfileMeasurements],
 ) -> Iterator[str]:
     yield f"{profile.model} ({profile.model_digest[:12]}, {profile.dtype}) on {profile.device}"
     yield ""
     yield from _computing("Computing", profile.compute, measured)
     for degree in profile.degrees:
-        yield from _computing(f"Computing, {named(degree.way)}", degree.compute, spread[degree.way])
-    yield from _table("Loading", profile.load, making.unseen(LOAD, measured.load_samples))
-    off = max(making.predictions(profile.load, measured.load_samples), key=lambda one: abs(one.error))
+        yield from _computing(f"Computing, {way_name(degree.way)}", degree.compute, spread[degree.way])
+    yield from _table("Loading", profile.load, fitting.cross_validate(LOAD, measured.load_samples))
+    off = max(fitting.predictions(profile.load, measured.load_samples), key=lambda one: abs(one.error))
     yield f"  worst: {_told(off)}"
     yield ""
     yield f"Memory: {profile.activation_bytes / 1024:.1f} KiB a computed token"
 
 
-def _computing(title: str, fit: LinearFit, measured: making.ProfileMeasurements) -> Iterator[str]:
-    yield from _table(title, fit, making.unseen(COMPUTE, measured.step_samples))
+def _computing(title: str, fit: LinearFit, measured: fitting.ProfileMeasurements) -> Iterator[str]:
+    yield from _table(title, fit, fitting.cross_validate(COMPUTE, measured.step_samples))
     worst = max(
-        zip(measured.steps, making.predictions(fit, measured.step_samples), strict=True),
+        zip(measured.steps, fitting.predictions(fit, measured.step_samples), strict=True),
         key=lambda pair: abs(pair[1].error),
     )
     counted = Counter(map(_row_text, worst[0].mixture.rows))
@@ -85,7 +83,7 @@ def _table(title: str, fit: LinearFit, unseen: LinearFit) -> Iterator[str]:
     )
 
 
-def _told(one: making.FittedSample) -> str:
+def _told(one: fitting.FittedSample) -> str:
     return f"{one.predicted_ms:.3f} ms predicted, {one.measured_ms:.3f} ms measured ({one.error:+.0%})"
 
 

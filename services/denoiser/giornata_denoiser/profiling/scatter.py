@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from giornata_denoiser.profiling.making import FittedSample
+from giornata_denoiser.profiling.fitting import FittedSample
 
 
 def scatter(path: Path, title: str, points: Sequence[FittedSample]) -> None:

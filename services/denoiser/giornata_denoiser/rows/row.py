@@ -1,26 +1,240 @@
-"""A row: one picture being denoised, as a value that changes only from step to step."""
+"""A row: one picture being denoised, as a value that changes only from step to step. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from functools import cached_property
+from typing import Final, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from giornata.packed.region import Region
-from giornata.planning.operations import SequenceShape
+from giornata.packed.compute_set import Region
+from giornata.planning.operations import SequenceShape, control_work
 from giornata.scheduling.batch import RowKey
+from giornata.wire.adapters import ControlWork
+from giornata.wire.errors import RowPoisoned, SchemaMismatch
 from giornata.wire.jobs import Priority
 from giornata_denoiser.choices import CacheForm
-from giornata_denoiser.rows.adapters import NONE, Adapters
-from giornata_denoiser.rows.correction import Correction
-from giornata_denoiser.rows.snapshot import Snapshot, exported
 from giornata_denoiser.rows.step_cache import TaylorExpansion, TaylorRule
-from giornata_denoiser.rows.template import CachedTemplate, Entry
-from giornata_denoiser.rows.track import SamplerTable
+from giornata_denoiser.rows.template import CachedTemplate, Correction, Entry
+
+# What a row has of adapters: a value, known before any of them is loaded.
+
+
+@dataclass(frozen=True, order=True)
+class RowLora:
+    """A LoRA of a row."""
+
+    digest: str
+    """sha-256 of its canonical file."""
+    scale: float = 1.0
+    rank: int = 0
+    """The largest of any module."""
+    modules: int = 0
+    """How many modules of the denoising network it changes."""
+    size_bytes: int = 0
+    """Size of its file."""
+    weights: float = 0.0
+    """In the factors of those modules."""
+
+
+@dataclass(frozen=True)
+class RowControl:
+    """A ControlNet of a row."""
+
+    model: str
+    digest: str
+    """Digest of its checkpoint."""
+    scale: float
+    first_step: int
+    """Acts in this step of the track and those after it."""
+    end_step: int
+    """Up to this one, which it does not see."""
+    mode: int | None = None
+    work: ControlWork | None = None
+    """What this process computes of it; None where another one does."""
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """All adapters of one row."""
+
+    loras: tuple[RowLora, ...] = ()
+    """Sorted: rows with equal sets have equal values."""
+    loras_from: int = 0
+    """The first step in which they act: 0 but where the row did not wait for them."""
+    controls: tuple[RowControl, ...] = ()
+    """In the request's order."""
+    joins_early: bool = True
+    """Whether LoRAs act from an earlier step on where they are loaded by then; not of a request that tells the step."""
+
+    def acting(self, step: int) -> tuple[RowLora, ...]:
+        """The LoRAs that act in a step."""
+        return self.loras if step >= self.loras_from else ()
+
+    def low_rank(self, step: int) -> float:
+        """Weights in the factors of the LoRAs that act in `step`."""
+        return sum(lora.weights for lora in self.acting(step))
+
+    def control(self, step: int, text: int, image: int, sequences: int) -> float:
+        """Multiplications in `step` of ControlNets in this process, for one of a row's `sequences`.
+
+        It has so many `text` tokens, and the picture so many `image` tokens.
+        """
+        acting = zip(self.controls, self.controlling(step), strict=True)
+        here = (net.work for net, acts in acting if acts and net.work is not None)
+        return sum(control_work(work, text=text, image=image, sequences=sequences) for work in here)
+
+    def controlling(self, step: int) -> tuple[bool, ...]:
+        """By ControlNet, whether it acts in a step."""
+        return tuple(bool(net.scale) and net.first_step <= step < net.end_step for net in self.controls)
+
+    def learned_under(self, step: int) -> str | None:
+        """What a correction that is learned in a step belongs to, beside template and mask; empty without adapters.
+
+        None where it belongs to this row alone: what a ControlNet adds follows a picture of the row's own.
+        """
+        if self.controls:
+            return None
+        return "+".join(f"{lora.digest}*{lora.scale!r}" for lora in self.acting(step))
+
+
+NONE = Adapters()
+
+
+# A row's way through the noise levels, as numbers: whatever the sampler, a step is one small matrix. Pure.
+
+
+NOISE: Final = 0
+OUTPUT: Final = 1
+STATES: Final = 2
+"""Columns of a step's matrix: fresh noise, the network's output, and from here on the old states, the latent first."""
+
+
+@dataclass(frozen=True, eq=False)
+class SamplerTable:
+    """The table of one sampler, made once by a family's schedule; float32 tensors on the CPU.
+
+    A row's states are its latent, and what its solver remembers of earlier steps: the memory.
+    """
+
+    times: Tensor
+    """(steps,): what the network is told before each step."""
+    levels: Tensor
+    """(steps + 1,): the noise level before each step and after the last one, never rising, from at most 1 to 0: the
+    network's own time, so that recordings serve every sampler."""
+    inputs: Tensor
+    """(steps,): what the latent is multiplied by before the network sees it."""
+    matrices: Tensor
+    """(steps, states, 2 + states): each new state from noise, output and old states; row 0 is the latent's."""
+    outside: Tensor
+    """(steps + 1, 2): how much of picture and of noise there is in a latent that is not computed, at each level; at the
+    first one, how much a row with a mask begins with."""
+    begins_whole: tuple[float, float]
+    """How much of picture and of noise a row begins with that repaints a whole picture."""
+    clean: Tensor
+    """(steps, 2): how much of latent and of output there is in the picture that a step predicts as the end."""
+    noise_dtype: torch.dtype | None = None
+    """In which noise is drawn; None for the network's."""
+
+    @property
+    def steps(self) -> int:
+        """Evaluations of the network."""
+        return len(self.times)
+
+    @property
+    def remembered(self) -> int:
+        """States beside the latent; 0 for one-step samplers."""
+        return self.matrices.shape[1] - 1
+
+    @cached_property
+    def draws(self) -> tuple[bool, ...]:
+        """Return whether each step adds noise."""
+        return tuple((self.matrices[:, :, NOISE] != 0).any(1).tolist())
+
+    @cached_property
+    def scales(self) -> tuple[float, ...]:
+        """`inputs` as numbers."""
+        return tuple(self.inputs.tolist())
+
+    def noised(self, picture: Tensor, noise: Tensor, level: int) -> Tensor:
+        """What a latent is, where it is not computed, at one of `levels`; `picture` and `noise` are of equal shape."""
+        of_picture, of_noise = self.outside[level].tolist()
+        noised: Tensor = of_noise * noise + of_picture * picture
+        return noised
+
+    def begun(self, picture: Tensor | None, noise: Tensor, *, whole: bool = False) -> Tensor:
+        """Return where a row begins, of equal shape as `noise`.
+
+        That is its picture, noised as inpainting pipelines do or, where the `whole` of it is repainted, image-to-image
+        pipelines; without a picture it is the noise, scaled as text-to-image pipelines do.
+        """
+        if picture is None:
+            return self.outside[0, 1].item() * noise
+        if not whole:
+            return self.noised(picture, noise, 0)
+        of_picture, of_noise = self.begins_whole
+        return of_noise * noise + of_picture * picture
+
+    def predicted(self, latent: Tensor, output: Tensor, step: int) -> Tensor:
+        """The picture that a latent is predicted to become, from it and the network's output before `step`."""
+        of_latent, of_output = self.clean[step].tolist()
+        clean: Tensor = of_latent * latent.float() + of_output * output.float()
+        return clean.to(output.dtype)
+
+
+# A row's state as it travels from worker to worker. Pure.
+
+
+LATENT: Final = "latents"
+MEMORY: Final = "memory"
+GENERATOR: Final = "generator"
+"""Names of a row's state where it travels; the last one also that of its generator's where its inputs do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """What a step changes of a row: with its inputs, enough to go on elsewhere."""
+
+    step: int
+    """Steps already computed."""
+    latent: Tensor
+    """(tokens, channels) float32 on the CPU; holds every bfloat16 value exactly."""
+    memory: Tensor | None = None
+    """(states, tokens, channels) float32: what the solver remembers of earlier steps; None for one-step samplers."""
+    generator: Tensor | None = None
+    """Where the row's random numbers go on, as :attr:`Row.generator`."""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name, as they travel."""
+        named = {LATENT: self.latent, MEMORY: self.memory, GENERATOR: self.generator}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    @classmethod
+    def of(cls, step: int, tensors: Mapping[str, Tensor]) -> Self:
+        """The snapshot that travelled as `tensors`.
+
+        Raises:
+            SchemaMismatch: there is no latent.
+        """
+        if LATENT not in tensors:
+            raise SchemaMismatch("A row's state holds no latents.", received=", ".join(tensors) or "none")
+        return cls(step, tensors[LATENT], tensors.get(MEMORY), tensors.get(GENERATOR))
+
+
+def exported(state: Tensor) -> Tensor:
+    """A copy on the CPU; RowPoisoned if it is not finite."""
+    exported = state.detach().to("cpu", torch.float32, copy=True)
+    if not bool(exported.isfinite().all()):
+        raise RowPoisoned
+    return exported
+
+
+# A row: one picture being denoised, as a value that changes only from step to step.
 
 
 class Prompt(Protocol):
@@ -32,7 +246,7 @@ class Prompt(Protocol):
 
     @property
     def padding_tokens(self) -> int:
-        """How many of these, the last ones, are padding; 0 where the encoding does not tell."""
+        """Return how many of these, the last ones, are padding; 0 where the encoding does not tell."""
 
     @property
     def size_bytes(self) -> int:
@@ -48,7 +262,7 @@ class RecordingSpec:
 
     forms: frozenset[CacheForm]
     bits: int
-    """See :mod:`giornata_denoiser.rows.stored`."""
+    """See :mod:`giornata_denoiser.rows.template`."""
     first_block: int = 0
     """Blocks before it keep nothing."""
     name: str = ""
@@ -142,12 +356,12 @@ class Row:
 
     @property
     def done(self) -> bool:
-        """Whether the latent is final."""
+        """Return whether the latent is final."""
         return self.step >= self.steps
 
     @property
     def next_preview(self) -> int | None:
-        """Which preview, 0 for the first, follows the next step; None if none does."""
+        """Return which preview, 0 for the first, follows the next step; None if none does."""
         if not self.partial_images:
             return None
         shown = preview_steps(self.steps, self.partial_images)
@@ -165,7 +379,7 @@ class Row:
 
     @property
     def background(self) -> bool:
-        """Whether it is a template run, which yields to edits."""
+        """Return whether it is a template run, which yields to edits."""
         return self.records is not None and self.region is None
 
     @property
@@ -174,7 +388,7 @@ class Row:
         return float(self.track.levels[self.step])
 
     def scaled(self, latent: Tensor) -> Tensor:
-        """What the network sees of its `latent` in the next step."""
+        """Return what the network sees of its `latent` in the next step."""
         factor = self.track.scales[self.step]
         return latent if factor == 1.0 else latent * factor
 
@@ -254,12 +468,12 @@ class Row:
 
     @property
     def renews(self) -> bool:
-        """Whether it takes what its own steps in full make, for want of a template."""
+        """Return whether it takes what its own steps in full make, for want of a template."""
         return self.template is None and self.region is not None and self.renewed_every > 0
 
     @property
     def masked(self) -> bool:
-        """Whether its next step computes its region alone, where everything that it takes is here."""
+        """Return whether its next step computes its region alone, where everything that it takes is here."""
         if self.region is None:
             return False
         if self.template is not None:
@@ -274,7 +488,7 @@ class Row:
 
     @property
     def steps_in_full(self) -> int:
-        """How many steps compute the whole picture, of a row that runs here from the first to the last."""
+        """Return how many steps compute the whole picture, of a row that runs here from the first to the last."""
         if self.region is None:
             return self.steps
         if self.template is not None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from giornata.wire.models import StepCache, TaylorSeerSchedule
 from giornata.wire.requests import EditParameters
-from giornata.wire.step_caches import StepCache, TaylorSeerSchedule
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Final, NamedTuple
 
 import torch
 
-from giornata.packed.region import Region, united
-from giornata.residency.ledger import EvictionLedger
-from giornata_denoiser.rows.correction import Correction
+from giornata.packed.compute_set import Region, unite_regions
+from giornata.residency.tiers import EvictionLedger
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.templates.host import ORDINARY, HostMemory
+from giornata_denoiser.rows.template import Correction
+from giornata_denoiser.templates.identity import ORDINARY, HostMemory
 
 Corrections = tuple[Correction, ...]
 """One of each sequence of a row."""
@@ -30,7 +30,7 @@ class CorrectionCache:
     """Corrections by recording, mask, number of sequences, and LoRAs under which they were learned.
 
     They are in host memory; the least recently used go first. `under` is what
-    :meth:`giornata_denoiser.rows.adapters.Adapters.learned_under` tells.
+    :meth:`giornata_denoiser.rows.row.Adapters.learned_under` tells.
 
     The first edit's stay: those of other seeds and prompts are hardly better for the next one. They lie where
     `host` puts them.
@@ -52,7 +52,7 @@ class CorrectionCache:
             return self._ledger.size_bytes
 
     def find(self, recording_id: str, region: Region, sequences: int, under: str = "") -> Corrections | None:
-        """What a row of so many sequences takes; None where no edit has learned it."""
+        """Return what a row of so many sequences takes; None where no edit has learned it."""
         name = _name(recording_id, region, sequences, under)
         with self._lock:
             found = self._kept.get(name)
@@ -66,7 +66,9 @@ class CorrectionCache:
 
         It is `region` with that of another mask: what lies outside of both, an edit of the other has learned.
         """
-        unions = [united(region, kept.region) for _, kept in self._latest(recording_id, sequences, under)]
+        unions = [
+            unite_regions(region, kept.region) for _, kept in self._latest(recording_id, sequences, under)
+        ]
         return min(
             (union for union in unions if union is not None),
             key=lambda union: len(union.computed),
@@ -76,7 +78,7 @@ class CorrectionCache:
     def widened(
         self, recording_id: str, region: Region, sequences: int, under: str = ""
     ) -> Corrections | None:
-        """What a row of a region of :meth:`nearest` takes; None where it has gone meanwhile.
+        """Return what a row of a region of :meth:`nearest` takes; None where it has gone meanwhile.
 
         Copies at the first time, and keeps the copy.
         """
@@ -97,7 +99,7 @@ class CorrectionCache:
         return None
 
     def _latest(self, recording_id: str, sequences: int, under: str) -> list[tuple[str, _CorrectionEntry]]:
-        """What is kept for rows of so many sequences, the last used :data:`TRIED`, the latest first."""
+        """Return what is kept for rows of so many sequences, the last used :data:`TRIED`, the latest first."""
         prefix, suffix = f"{recording_id}/", f"/{sequences}/{under}"
         with self._lock:
             names = (n for n in reversed(tuple(self._ledger)) if n.startswith(prefix) and n.endswith(suffix))

@@ -26,11 +26,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from giornata.residency.ledger import EvictionLedger
+from giornata.residency.tiers import EvictionLedger
 from giornata.wire.workers import LoadSample, Tier
-from giornata_denoiser.rows.stored import StoredTensor
-from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
-from giornata_denoiser.templates.host import HostMemory
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, StoredTensor
+from giornata_denoiser.templates.identity import HostMemory
 
 FORMAT: Final = 1
 """Version of the files; a file of another version is not read."""
@@ -84,7 +83,7 @@ class TemplateDiskTier:
         """
         if self._folder is None:
             return 0
-        size = write(recording, self._path(recording.id))
+        size = write_recording(recording, self._path(recording.id))
         with self._lock:
             gone = self.ledger.add(recording.id, size)
         for name in gone:
@@ -123,7 +122,7 @@ class TemplateDiskTier:
         began_s = time.perf_counter()
         found = path.stat()
         stamp = found.st_ino, found.st_size, found.st_mtime_ns
-        recording = read(path, recording_id, checked=self._checked.get(recording_id) == stamp)
+        recording = read_recording(path, recording_id, checked=self._checked.get(recording_id) == stamp)
         self._checked[recording_id] = stamp
         recording = self._host.recording(recording)
         load_ms = (time.perf_counter() - began_s) * 1e3
@@ -146,7 +145,7 @@ class TemplateDiskTier:
                 self.unlink(name)
 
 
-def write(recording: CachedTemplate, path: Path) -> int:
+def write_recording(recording: CachedTemplate, path: Path) -> int:
     """Write `recording` to `path`, whole or not at all; returns the file's size in bytes.
 
     Raises:
@@ -175,7 +174,7 @@ def write(recording: CachedTemplate, path: Path) -> int:
     return size
 
 
-def read(path: Path, recording_id: str, *, checked: bool = False) -> CachedTemplate:
+def read_recording(path: Path, recording_id: str, *, checked: bool = False) -> CachedTemplate:
     """The recording of this id in `path`, mapped; every byte is checked, unless this very file was `checked` before.
 
     Raises:

@@ -1,28 +1,52 @@
-"""What a recording is called: its picture, and a digest of all that the recording follows from."""
+"""What a recording is called, and where it lies in host memory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from operator import methodcaller
+from typing import Final, NamedTuple
 
 import torch
 
-from giornata.planning.specs import LEAST_LEVELS, TemplateRunScope, together, within
-from giornata.wire.blocks import MOMENTS, PARTS, BlockSpec
+from giornata.planning.operations import (
+    LEAST_LEVELS,
+    TemplateRunScope,
+    is_all_or_nothing,
+    largest_scope_within,
+)
 from giornata.wire.jobs import Inspection
+from giornata.wire.models import MOMENTS, PARTS, BlockSpec, Sampler
 from giornata.wire.requests import EditParameters, Reuse
-from giornata.wire.samplers import Sampler
 from giornata.wire.templates import digest_of, picture_id
 from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import BITS, CacheForm, WeightQuantization
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.row import RecordingSpec
-from giornata_denoiser.rows.stored import bits_of, stored_bytes
-from giornata_denoiser.rows.template import FILE_BYTES
-from giornata_denoiser.rows.track import SamplerTable
+from giornata_denoiser.rows.row import RecordingSpec, SamplerTable
+from giornata_denoiser.rows.template import FILE_BYTES, CachedTemplate, Correction, bits_of, stored_bytes
+
+# Where templates and corrections lie in host memory, so that devices, or other processes, read them there.
+# Pure.
+
+
+class HostMemory(NamedTuple):
+    """Puts what is kept where it is to lie. May copy, and so take long; safe in several threads."""
+
+    recording: Callable[[CachedTemplate], CachedTemplate]
+    correction: Callable[[Correction], Correction]
+
+
+ORDINARY: Final = HostMemory(lambda recording: recording, lambda correction: correction)
+"""As it comes: mapped from a file, or as a step has left it."""
+PINNED: Final = HostMemory(methodcaller("pinned"), methodcaller("pinned"))
+"""Pinned memory, from which a CUDA device reads asynchronously."""
+
+
+# What a recording is called: its picture, and a digest of all that the recording follows from.
+
 
 RECORDER: Final = 2
 """Version of what template runs record; nothing is taken from recordings of another version."""
@@ -57,7 +81,7 @@ class TemplateRunSpec:
     tolerance: float
     form: CacheForm
     bits: int
-    """See :mod:`giornata_denoiser.rows.stored`."""
+    """See :mod:`giornata_denoiser.rows.template`."""
     first_block: int
     """Blocks before it keep nothing, for want of bytes."""
     fits: bool
@@ -66,7 +90,7 @@ class TemplateRunSpec:
     """What an edit that finds no recording leaves for later ones."""
 
 
-def wanted(
+def wanted_recording(
     config: DenoiserConfig,
     checkpoint: Checkpoint,
     tenant: str,
@@ -91,9 +115,9 @@ def wanted(
         steps = parameters.num_inference_steps or levels_of(config, checkpoint.family)
         sampler = parameters.sampler or schedule.default_sampler
         track = levels(sampler=sampler, steps=steps, strength=parameters.strength or 1.0)
-        kept, bits = keeping(config, checkpoint.family, tokens, track.steps, track.steps)
+        kept, bits = storage_budget(config, checkpoint.family, tokens, track.steps, track.steps)
     else:
-        kept, bits = keeping(config, checkpoint.family, tokens, levels_of(config, checkpoint.family))
+        kept, bits = storage_budget(config, checkpoint.family, tokens, levels_of(config, checkpoint.family))
         track = levels(sampler=schedule.recorder, steps=kept.levels, strength=1.0)
     levels_kept = [round(level, 6) for level in track.levels.tolist()]
     guidance = checkpoint.card.embedded_guidance_scale
@@ -120,16 +144,16 @@ def picture_of(recording_id: str) -> str:
 
 def levels_of(config: DenoiserConfig, family: ModelFamily) -> int:
     """Noise levels of a template run, as far as they fit: the configured number, or the family's own."""
-    own = LEVELS_TOGETHER if together(family.specs) else LEVELS
+    own = LEVELS_TOGETHER if is_all_or_nothing(family.specs) else LEVELS
     return own if config.template_levels is None else config.template_levels
 
 
-def reuses(parameters: EditParameters, family: ModelFamily) -> bool:
-    """Whether an edit takes from recordings; with `auto` only by a sampler that is known to keep the picture."""
+def takes_from_recordings(parameters: EditParameters, family: ModelFamily) -> bool:
+    """Return whether an edit takes from recordings; with `auto` only by a sampler that is known to keep the picture."""
     if parameters.reuse is Reuse.OFF:
         return False
     sampler = parameters.sampler or family.schedule.default_sampler
-    return parameters.reuse is Reuse.STRICT or not together(family.specs) or sampler in NEAR_TOGETHER
+    return parameters.reuse is Reuse.STRICT or not is_all_or_nothing(family.specs) or sampler in NEAR_TOGETHER
 
 
 def form_of(config: DenoiserConfig, family: ModelFamily) -> CacheForm:
@@ -140,10 +164,10 @@ def form_of(config: DenoiserConfig, family: ModelFamily) -> CacheForm:
     )
 
 
-def keeping(
+def storage_budget(
     config: DenoiserConfig, family: ModelFamily, tokens: int, levels: int, least_levels: int = LEAST_LEVELS
 ) -> tuple[TemplateRunScope, int]:
-    """What fits into the configured bytes and into a tier, and in which bits.
+    """Return what fits into the configured bytes and into a tier, and in which bits.
 
     `tokens` are those of the picture and its companions. What no tier holds would be recorded at every edit. Where
     blocks take together, none is left out: first the bits become fewer, then the levels.
@@ -152,11 +176,11 @@ def keeping(
     budget_mb = max(config.template_memory_mb, disk_mb)
     if config.template_budget_mb is not None:
         budget_mb = min(budget_mb, config.template_budget_mb)
-    mode, whole = BlockMode(form_of(config, family)), together(family.specs)
+    mode, whole = BlockMode(form_of(config, family)), is_all_or_nothing(family.specs)
     kept, bits = TemplateRunScope(0, family.depth), config.template_bits
     for bits in BITS[BITS.index(config.template_bits) :] if whole else (config.template_bits,):
         sizes = [_block_bytes(spec, mode, bits, tokens, family.dtype.itemsize) for spec in family.specs]
-        kept = within(
+        kept = largest_scope_within(
             budget_mb << 20,
             levels=levels,
             blocks=1 if whole else family.depth,

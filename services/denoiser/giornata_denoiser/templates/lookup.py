@@ -9,20 +9,29 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from giornata.planning.costs import StepCosts
+from giornata.planning.step_costs import StepCosts
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import PrefetchTemplate, RunRequest
 from giornata.wire.requests import Reuse
 from giornata.wire.templates import TemplateInputs
-from giornata_denoiser.blocks.own import renew_steps
+from giornata_denoiser.blocks.recorders import renew_steps
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TextReusePolicy
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.corrections import CorrectionCache
-from giornata_denoiser.templates.identity import ANYWHERE, TemplateRunSpec, reuses, wanted
-from giornata_denoiser.templates.registered import PendingRegistration, TemplateRegistrations
-from giornata_denoiser.templates.runs import TemplateRuns, in_thread
+from giornata_denoiser.templates.identity import (
+    ANYWHERE,
+    TemplateRunSpec,
+    takes_from_recordings,
+    wanted_recording,
+)
+from giornata_denoiser.templates.runs import (
+    PendingRegistration,
+    TemplateRegistrations,
+    TemplateRuns,
+    in_thread,
+)
 from giornata_denoiser.templates.store import TemplateStore
 
 log = structlog.get_logger(__name__)
@@ -70,7 +79,7 @@ class TemplateLookup:
 
     @asynccontextmanager
     async def held(self, request: RunRequest) -> AsyncIterator[TemplateReuse | None]:
-        """How the rows of `request` reuse; begins to record where nothing is recorded and should be.
+        """Return how the rows of `request` reuse; begins to record where nothing is recorded and should be.
 
         The recording stays in memory within the context, from when it is there.
 
@@ -78,7 +87,7 @@ class TemplateLookup:
             InvalidField: the edit has no step to compute.
         """
         job, empty_text = request.job, request.encoding.empty_text
-        if empty_text is None or not reuses(job.parameters, self._checkpoint.family):
+        if empty_text is None or not takes_from_recordings(job.parameters, self._checkpoint.family):
             yield None
             return
         asked = await asyncio.to_thread(self._wanted, request)
@@ -126,7 +135,9 @@ class TemplateLookup:
     def _wanted(self, request: RunRequest | PrefetchTemplate) -> TemplateRunSpec:
         """Call it in a worker thread: noise levels take a scheduler's making."""
         job = request.job
-        return wanted(self._config, self._checkpoint, job.tenant, request.inspection, job.parameters)
+        return wanted_recording(
+            self._config, self._checkpoint, job.tenant, request.inspection, job.parameters
+        )
 
     async def _recording(
         self, request: RunRequest, asked: TemplateRunSpec, empty_text: BlobRef

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+import nats.errors
 import structlog
 
-from giornata import tensors
+from giornata import retries, tensors
 from giornata.blobs import BlobStore
+from giornata.records import Change, TemplateRecords
 from giornata.scheduling.batch import RowKey
-from giornata.scheduling.repeats import TemplateRunPolicy
+from giornata.scheduling.placement import TemplateRunPolicy
+from giornata.wire import templates
 from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable, TemplateNotFound
 from giornata.wire.messages import RecordRequest, RemoveTemplate
 from giornata.wire.templates import TemplateInputs, picture_id
@@ -20,15 +23,63 @@ from giornata.wire.workers import TemplateCounters
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TemplatePolicy
 from giornata_denoiser.engine.protocol import RowEngine, StepReport
-from giornata_denoiser.families.rows import build_row, referred
-from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.snapshot import GENERATOR
+from giornata_denoiser.families.rows import build_row, read_references
+from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, template_generator, template_noise
-from giornata_denoiser.templates.identity import TemplateRunSpec, wanted
-from giornata_denoiser.templates.registered import PendingRegistration, TemplateRegistrations
+from giornata_denoiser.templates.identity import TemplateRunSpec, wanted_recording
 from giornata_denoiser.templates.store import TemplateStore
 
+# Telling the record of a registered template how its recording has ended.
+
+
+TELL_S = 60.0
+"""How long NATS may be away; after it the record stays as it is until the template is registered or edited again."""
+
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class PendingRegistration:
+    """A registration that waits for a recording."""
+
+    tenant: str
+    template_id: str
+    template_key: str
+
+
+class TemplateRegistrations:
+    """The records of registered templates, as a worker changes them."""
+
+    def __init__(self, records: TemplateRecords, worker: str) -> None:
+        self._records, self._worker = records, worker
+
+    async def report(
+        self, registered: PendingRegistration, outcome: int | GiornataError, *, only_waiting: bool = False
+    ) -> None:
+        """Write how many bytes are recorded, or why nothing is; with `only_waiting`, unless the record is settled."""
+
+        def change(record: templates.TemplateRecord) -> templates.TemplateRecord | None:
+            if only_waiting and record.state.settled:
+                return None
+            if isinstance(outcome, GiornataError):
+                return templates.failed(record, self._worker, outcome.body())
+            return templates.ready(record, self._worker, registered.template_key, outcome)
+
+        try:
+            await self._change(registered, change)
+        except TemplateNotFound:
+            log.info("template_deleted", template=registered.template_id)
+        except Exception:  # the report's edge: logged; edits find the template without it
+            log.exception("template_not_reported", template=registered.template_id)
+
+    @retries.patiently(nats.errors.Error, TELL_S).wraps
+    async def _change(
+        self, registered: PendingRegistration, change: Change[templates.TemplateRecord]
+    ) -> None:
+        await self._records.change(registered.tenant, registered.template_id, change)
+
+
+# Template runs: when a picture is recorded, one run for each recording, and who is told how it ends.
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +119,9 @@ class TemplateRuns:
     async def record(self, request: RecordRequest) -> None:
         """Record a registered template and tell its record how that ends."""
         inputs, tenant = request.inputs, request.template.tenant
-        asked = await asyncio.to_thread(wanted, self._config, self._checkpoint, tenant, inputs.inspection)
+        asked = await asyncio.to_thread(
+            wanted_recording, self._config, self._checkpoint, tenant, inputs.inspection
+        )
         registered = PendingRegistration(tenant, request.template.template_id, inputs.inspection.template_key)
         outcome: int | GiornataError | None = self._store.size_of(asked.recording_id)
         if not asked.fits:
@@ -135,7 +188,7 @@ class TemplateRuns:
             self._ended(run.key, ServiceUnavailable("The denoiser that was recording it has stopped."))
 
     def counters(self) -> TemplateCounters:
-        """What templates have done so far."""
+        """Return what templates have done so far."""
         return self._store.counted().model_copy(update={"recorded": self._recorded, "failed": self._failed})
 
     def _run(self, asked: TemplateRunSpec, inputs: TemplateInputs) -> _TemplateRun:
@@ -151,7 +204,7 @@ class TemplateRuns:
         return run
 
     def _counts(self, key: RowKey) -> bool:
-        """Whether a run is the one that makes its recording: it has not ended, nor was the picture removed."""
+        """Return whether a run is the one that makes its recording: it has not ended, nor was the picture removed."""
         run = self._runs.get(key.job_id)
         return run is not None and run.key == key
 
@@ -200,7 +253,7 @@ class TemplateRuns:
                     GENERATOR: template_generator(),
                 },
                 guidance_scale=card.embedded_guidance_scale,
-                references=referred(shared, inputs.inspection),
+                references=read_references(shared, inputs.inspection),
             )
             return replace(row, records=RecordingSpec(frozenset({asked.form}), asked.bits, asked.first_block))
 

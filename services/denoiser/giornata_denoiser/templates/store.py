@@ -9,14 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from giornata.residency.loaded import LoadedTier
+from giornata.residency.loaded_tier import LoadedTier
 from giornata.wire.workers import LoadSample, TemplateCounters, Tier
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.corrections import CorrectionCache
 from giornata_denoiser.templates.disk import TemplateDiskTier
-from giornata_denoiser.templates.first import FirstTemplates
-from giornata_denoiser.templates.host import ORDINARY, HostMemory
-from giornata_denoiser.templates.identity import picture_of
+from giornata_denoiser.templates.first_templates import FirstTemplates
+from giornata_denoiser.templates.identity import ORDINARY, HostMemory, picture_of
 
 MEMORY: Final = "hits_memory"
 DISK: Final = "hits_disk"
@@ -100,7 +99,7 @@ class TemplateStore:
         return found
 
     def has(self, recording: CachedTemplate) -> bool:
-        """Whether later edits may find this recording."""
+        """Return whether later edits may find this recording."""
         return (
             self.first.holds(recording)
             if recording.edited is not None

@@ -1,46 +1,59 @@
-"""``/sdapi/v1`` and ``/controlnet``: A1111's API, a translation onto the jobs that the other routes make.
-
-A1111 paints one picture at a time, so that its `progress` and `interrupt` name none. Here they mean the jobs of the
-tenant that asks, as far as requests of this API wait for them at this gateway.
-"""
+"""A1111's API, below ``/sdapi/v1`` and ``/controlnet``: a translation onto the jobs that the other routes make."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 
 from giornata.deadlines import Deadline
 from giornata.wire.errors import GiornataError, InvalidField, ModelNotFound
-from giornata.wire.events import StepEvent
-from giornata.wire.jobs import Priority
-from giornata.wire.messages import JobEstimate
+from giornata.wire.jobs import JobRecord, Priority
+from giornata.wire.messages import JobEstimate, StepEvent
 from giornata.wire.models import ModelCard
-from giornata.wire.progress import JobRecord
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http.body import JSON_COPIES, room, send
-from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler, json_answer
-from giornata_gateway.http.ignored import ignore
+from giornata_gateway.http.body import JSON, JSON_COPIES, room, send
+from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler, ignore, json_answer
 from giornata_gateway.http.requests import check_query, trace_of
+from giornata_gateway.http.routes import GET, ONCE, POST, Body, Reply, Route
 from giornata_gateway.http.uploads import read_json
-from giornata_gateway.intake.rules.a1111 import prompts
-from giornata_gateway.intake.rules.a1111.forms import ImageToImage, TextToImage, read, read_settings
-from giornata_gateway.intake.rules.a1111.models import model_of
-from giornata_gateway.intake.rules.a1111.parameters import parameters_of, rename_field, unused_fields
-from giornata_gateway.intake.rules.a1111.prompts import Emphasis
-from giornata_gateway.intake.rules.a1111.units import SCRIPTS, controls_of
-from giornata_gateway.intake.rules.written import picture
+from giornata_gateway.intake.rules.a1111 import forms
+from giornata_gateway.intake.rules.a1111.forms import (
+    Emphasis,
+    ImageToImage,
+    Settings,
+    TextToImage,
+    model_of,
+    read,
+    read_settings,
+)
+from giornata_gateway.intake.rules.a1111.parameters import (
+    MODULES,
+    SCRIPTS,
+    controls_of,
+    parameters_of,
+    rename_field,
+    unused_fields,
+)
+from giornata_gateway.intake.rules.forms import picture
 from giornata_gateway.jobs.preparation import EditOrder
 from giornata_gateway.jobs.submission import AwaitedJob
 from giornata_gateway.views import a1111 as views
 from giornata_gateway.views.answers import error_of
+
+# ``/sdapi/v1`` and ``/controlnet``: A1111's API, a translation onto the jobs that the other routes make.
+#
+# A1111 paints one picture at a time, so that its `progress` and `interrupt` name none. Here they mean the
+# jobs of the tenant that asks, as far as requests of this API wait for them at this gateway.
+
 
 PICTURES: Final = frozenset({"mask", "init_images", SCRIPTS})
 """Fields that hold pictures."""
@@ -90,7 +103,7 @@ async def img2img(request: web.Request) -> web.StreamResponse:
 
 
 async def progress(request: web.Request) -> web.Response:
-    """How far the oldest of the tenant's jobs is."""
+    """Return how far the oldest of the tenant's jobs is."""
     check_query(request.query, "skip_current_image")
     ledger, tenant = request.app[GATEWAY].ledger, request[TENANT].name
     awaited = request.app[AWAITED_JOBS].of(tenant)
@@ -180,8 +193,8 @@ async def order_of(request: web.Request, form: TextToImage) -> EditOrder:
     gateway, tenant = request.app[GATEWAY], request[TENANT]
     card = _card(gateway, form)
     emphasis = form.override_settings.emphasis
-    prompt, tags = prompts.split(form.prompt, "prompt", emphasis)
-    negative, refused = prompts.split(form.negative_prompt, "negative_prompt", emphasis)
+    prompt, tags = forms.split(form.prompt, "prompt", emphasis)
+    negative, refused = forms.split(form.negative_prompt, "negative_prompt", emphasis)
     if refused:
         raise InvalidField(
             "A negative prompt names no LoRA.",
@@ -189,7 +202,7 @@ async def order_of(request: web.Request, form: TextToImage) -> EditOrder:
             received=refused[0].name,
             accepted="words",
         )
-    named = prompts.named(tags, await gateway.loras.of(tenant.name), card) if tags else ()
+    named = forms.named(tags, await gateway.loras.of(tenant.name), card) if tags else ()
     controls = await asyncio.to_thread(controls_of, form.alwayson_scripts)
     image = mask = None
     if isinstance(form, ImageToImage):
@@ -232,3 +245,93 @@ async def _answer(request: web.Request, form: TextToImage, record: JobRecord) ->
         )
         pictures.clear()
         return await send(request, body, "application/json", {"X-Giornata-Job": record.job.job_id})
+
+
+# The routes of A1111's API, below ``/sdapi/v1``, and of its ControlNet extension, below ``/controlnet``.
+
+
+_SKIP: Final = {
+    "name": "skip_current_image",
+    "in": "query",
+    "schema": {"type": "boolean"},
+    "description": "Sent by A1111's clients; `current_image` is always null.",
+}
+FIXED: Final[Mapping[str, Any]] = {
+    "/sdapi/v1/cmd-flags": {"api": True, "nowebui": True},
+    "/sdapi/v1/upscalers": [
+        {"name": "None", "model_name": None, "model_path": None, "model_url": None, "scale": 1}
+    ],
+    "/sdapi/v1/latent-upscale-modes": [],
+    "/sdapi/v1/sd-vae": [],
+    "/sdapi/v1/memory": {"ram": {"error": "unavailable"}, "cuda": {"error": "unavailable"}},
+    "/controlnet/version": {"version": 2},
+    "/controlnet/module_list": {
+        "module_list": list(MODULES),
+        "module_detail": {name: {"model_free": False, "sliders": []} for name in MODULES},
+    },
+}
+"""Answers that are always the same, in A1111's forms. A gateway's memory says nothing about that of workers."""
+
+LISTED: Final[Mapping[str, tuple[type[BaseModel], Callable[[FleetListener], BaseModel]]]] = {
+    "/sdapi/v1/sd-models": (views.StableDiffusionModels, lambda fleet: views.models(fleet.cards())),
+    "/sdapi/v1/samplers": (views.SamplerItems, lambda fleet: views.samplers(fleet.cards())),
+    "/sdapi/v1/schedulers": (views.SchedulerItems, lambda fleet: views.schedulers(fleet.cards())),
+    "/sdapi/v1/options": (views.Options, lambda fleet: views.options(fleet.cards())),
+    "/controlnet/model_list": (views.ControlModels, lambda fleet: views.control_models(fleet.controlnets())),
+}
+"""Answers that tell what is served."""
+
+
+def _listing(path: str, view: Callable[[FleetListener], BaseModel], schema: Body, summary: str) -> Route:
+    words = re.split(r"[/_-]", path.removeprefix("/").removeprefix("sdapi/v1/").removeprefix("sd-"))
+    name, reply = f"a1111{''.join(map(str.title, words))}", Reply("In A1111's form.", {JSON: schema})
+    return Route(GET, path, telling(view), name, f"A1111: {summary}.", {200: reply}, (401,), basic=True)
+
+
+def _fixed(path: str, answer: Any) -> Route:
+    return _listing(path, lambda _: RootModel[Any](answer), {"const": answer}, "the same for all")
+
+
+A1111_ROUTES: Final = (
+    *(_listing(path, view, kind, "what is served") for path, (kind, view) in LISTED.items()),
+    *(_fixed(path, answer) for path, answer in FIXED.items()),
+    Route(
+        POST, "/sdapi/v1/txt2img", txt2img, "a1111TextToImage", "A1111: make pictures from text.",
+        {200: Reply("Made.", {JSON: views.PaintedAnswer})}, ONCE, json_body=TextToImage, basic=True,
+    ),
+    Route(
+        POST, "/sdapi/v1/img2img", img2img, "a1111ImageToImage", "A1111: edit a picture.",
+        {200: Reply("Edited.", {JSON: views.PaintedAnswer})}, ONCE, json_body=ImageToImage, basic=True,
+    ),
+    Route(
+        GET, "/sdapi/v1/progress", progress, "a1111Progress",
+        "A1111: how far the oldest of the tenant's jobs is that A1111's requests wait for at this gateway.",
+        {200: Reply("Its progress.", {JSON: views.ProgressView})}, (400, 401, 503), (_SKIP,), basic=True,
+    ),
+    Route(
+        POST, "/sdapi/v1/interrupt", interrupt, "a1111Interrupt",
+        "A1111: cancel the tenant's jobs that A1111's requests wait for at this gateway.",
+        {200: Reply("They end at their next step.", {JSON: views.Nothing})}, (401, 403, 503), basic=True,
+    ),
+    Route(
+        POST, "/sdapi/v1/skip", skip, "a1111Skip",
+        "A1111: cancel the oldest of the tenant's jobs that A1111's requests wait for at this gateway.",
+        {200: Reply("It ends at its next step.", {JSON: views.Nothing})}, (401, 403, 503), basic=True,
+    ),
+    Route(
+        POST, "/sdapi/v1/refresh-checkpoints", telling(lambda _: views.Nothing()), "a1111RefreshCheckpoints",
+        "A1111: nothing, since lists tell what is served now.",
+        {200: Reply("Done.", {JSON: views.Nothing})}, (401, 403), basic=True,
+    ),
+    Route(
+        GET, "/sdapi/v1/loras", loras, "a1111Loras", "A1111: LoRAs that the tenant may use.",
+        {200: Reply("The newest first.", {JSON: views.LoraItems})}, (401, 503), basic=True,
+    ),
+    Route(
+        POST, "/sdapi/v1/options", set_options, "a1111SetOptions",
+        "A1111: accept options that are as they stand; none are kept.",
+        {200: Reply("They are.", {JSON: views.Nothing})}, (400, 401, 403, 408, 413, 429),
+        json_body=Settings, basic=True,
+    ),
+)  # fmt: skip
+"""A1111's API; served where the gateway's `a1111` says so."""

@@ -61,7 +61,7 @@ class ConnectionLimits:
 
     @property
     def connections(self) -> int:
-        """How many there may be."""
+        """Return how many there may be."""
         return self.strangers.capacity + self.known.capacity
 
 
@@ -208,7 +208,7 @@ class _Connection(web.RequestHandler):
 
     @property
     def _busy(self) -> bool:
-        """Whether a request has come that is not answered and read to its end: then no head is awaited.
+        """Return whether a request has come that is not answered and read to its end: then no head is awaited.
 
         Before the first one aiohttp's task may not have begun to wait for it.
         """

@@ -10,8 +10,7 @@ from aiohttp import web
 
 from giornata.deadlines import Deadline
 from giornata.wire.errors import JobNotFinished, TaskNotSupported, from_body
-from giornata.wire.jobs import JobState
-from giornata.wire.progress import JobRecord
+from giornata.wire.jobs import JobRecord, JobState
 from giornata_gateway.http.body import EVENT_STREAM, JSON, JSON_COPIES, looking_on, room, send
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, OUTCOME, REPEATED, TENANT, json_answer
 from giornata_gateway.http.requests import base_path, base_url, check_query, last_event_id, number_of, receive
@@ -89,7 +88,7 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def status(request: web.Request) -> web.Response:
-    """How far a job is."""
+    """Return how far a job is."""
     return json_answer(await _view(request, await _record(request)))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -13,14 +13,56 @@ from pydantic.json_schema import models_json_schema
 from giornata import __version__
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import BY_CODE
-from giornata.wire.references import MAX_REFERENCES, REFERENCE
+from giornata.wire.requests import MAX_REFERENCES, REFERENCE
 from giornata_gateway.http.body import JSON
 from giornata_gateway.http.errors import HTTP_ERRORS
-from giornata_gateway.http.links import links_of
 from giornata_gateway.http.routes import ROUTES, Body, EventStream, Json, Reply, Route
 from giornata_gateway.intake.rules.forms import LoraForm
 from giornata_gateway.intake.rules.idempotency import HEADER, MAX_CHARACTERS
 from giornata_gateway.views.answers import ErrorAnswer
+
+# What a client may ask next with the ids that an answer names: OpenAPI's links, by operation.
+
+
+ID: Final = "$response.body#/id"
+JOB: Final = "$response.body#/giornata/job_id"
+FIRST: Final = "$response.body#/data/0/id"
+
+_JOB: Final = ("getJob", "followJob", "getImage", "cancelJob")
+_TEMPLATE: Final = ("getTemplate", "deleteTemplate")
+_LORA: Final = ("getLora", "pinLora", "unpinLora", "deleteLora")
+
+FOLLOWED: Final[Mapping[str, tuple[str, str, tuple[str, ...]]]] = {
+    "edit": ("job_id", JOB, _JOB[:3]),
+    "generate": ("job_id", JOB, _JOB[:3]),
+    "createJob": ("job_id", ID, _JOB),
+    "getJob": ("job_id", ID, _JOB),
+    "cancelJob": ("job_id", ID, _JOB[:3]),
+    "registerTemplate": ("template_id", ID, _TEMPLATE),
+    "listTemplates": ("template_id", FIRST, _TEMPLATE),
+    "getTemplate": ("template_id", ID, _TEMPLATE),
+    "uploadLora": ("lora_id", ID, _LORA),
+    "listLoras": ("lora_id", FIRST, _LORA),
+    "getLora": ("lora_id", ID, _LORA),
+    "pinLora": ("lora_id", ID, _LORA),
+    "unpinLora": ("lora_id", ID, _LORA),
+    "listModels": ("model", FIRST, ("getModel",)),
+    "listWebhooks": ("job_id", FIRST, ("retryWebhook", "deleteWebhook", "getJob")),
+    "retryWebhook": ("job_id", ID, ("deleteWebhook", "getJob")),
+}
+"""By operation: which parameter, what it is, and the operations that take it."""
+
+
+def links_of(operation: str) -> dict[str, Any]:
+    """The links of an operation's good answer, by name; empty where nothing follows."""
+    if operation not in FOLLOWED:
+        return {}
+    parameter, expression, followers = FOLLOWED[operation]
+    return {name: {"operationId": name, "parameters": {parameter: expression}} for name in followers}
+
+
+# The OpenAPI 3.1 document, made from the route table.
+
 
 RETRY_AFTER: Final = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
 RATE_LIMIT: Final = {
@@ -162,7 +204,7 @@ def _media(body: Body) -> Json:
 
 
 def _stream(stream: EventStream) -> Json:
-    """What each event is, in the form of OpenAPI 3.2's ``itemSchema``.
+    """Return what each event is, in the form of OpenAPI 3.2's ``itemSchema``.
 
     There is no ``schema``: readers differ in whether it would describe the whole text or an event.
     """

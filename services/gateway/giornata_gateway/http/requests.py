@@ -1,31 +1,33 @@
-"""What an HTTP request says: its query, its headers, and the edit or the generation that it asks for."""
+"""What an HTTP request says: its origin, its trace, its headers, and the edit or generation that it asks for."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
-from aiohttp import web
+import aiohttp
+from aiohttp import hdrs, web
 
 from giornata.deadlines import Deadline
+from giornata.observability.tracing import TraceSpanKind, span
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import BadRequest, InvalidField
 from giornata.wire.jobs import Priority
-from giornata.wire.references import REFERENCE, check_count
-from giornata.wire.requests import asked
+from giornata.wire.requests import REFERENCE, asked, check_count
+from giornata_gateway.config import GatewayConfig
 from giornata_gateway.gateway import AdmittedJob
 from giornata_gateway.http.body import JSON
-from giornata_gateway.http.errors import GATEWAY, TENANT
-from giornata_gateway.http.ignored import ignore
-from giornata_gateway.http.proxies import PublicOrigin, public_origin
-from giornata_gateway.http.remote_pictures import check_sources, read_sources
-from giornata_gateway.http.uploads import PICTURES, read_json, read_upload
+from giornata_gateway.http.errors import GATEWAY, JOB_ID, OUTCOME, TENANT, Handler, ignore
+from giornata_gateway.http.uploads import PICTURES, read_json, read_upload, too_large
 from giornata_gateway.intake.limits import ByteReservation
-from giornata_gateway.intake.rules.controls import in_order
+from giornata_gateway.intake.rules.adapters import in_order
 from giornata_gateway.intake.rules.forms import (
     EditFields,
     EditForm,
@@ -34,14 +36,180 @@ from giornata_gateway.intake.rules.forms import (
     GenerationFields,
     GenerationJobForm,
     JobForm,
+    NamedSource,
+    PictureSource,
     RequestBody,
     WrittenPictures,
+    check_filled,
     check_source,
+    decoded,
+    picture,
     read_form,
 )
 from giornata_gateway.intake.rules.idempotency import HEADER, read_key
-from giornata_gateway.intake.rules.written import decoded, picture
 from giornata_gateway.jobs.preparation import EditOrder
+from giornata_gateway.webhooks.delivery import guarded_session, told
+from giornata_gateway.webhooks.rules.addresses import check_url, hosts_in, names_of, networks_in
+
+# Where a trace begins: an HTTP request that asks for pictures, or one that brings a trace of its own.
+
+
+@web.middleware
+async def traced(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer within a span. A request that only asks how the gateway is, or looks at a job, begins no trace."""
+    resource = request.match_info.route.resource
+    route = "unknown" if resource is None else resource.canonical  # ids do not become names
+    begins = request.method == hdrs.METH_POST and route.startswith("/v1/")
+    with span(
+        f"{request.method} {route}",
+        TraceSpanKind.ANSWERS,
+        root=begins,
+        parent=request.headers,
+        method=request.method,
+        route=route,
+    ) as answering:
+        response = await handler(request)
+        answering.note(status=response.status)
+        if JOB_ID in request:
+            answering.note(job=request[JOB_ID])
+        if response.status >= 500 or OUTCOME in request:
+            answering.fail(request.get(OUTCOME, str(response.status)))
+        return response
+
+
+# How clients reach this gateway, as a proxy in front of it says.
+#
+# A proxy that is not trusted is a client like any other, and may say what it likes.
+
+
+_PROTO: Final = re.compile(r'(?:^|;)\s*proto="?(https?)"?\s*(?:;|$)', re.IGNORECASE)
+"""The scheme in one element of the header ``Forwarded`` (RFC 7239)."""
+_PREFIX: Final = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)+")
+_networks: Final = lru_cache(networks_in)
+
+
+class PublicOrigin(NamedTuple):
+    """What a trusted proxy says of the request that came to it."""
+
+    scheme: str | None = None
+    prefix: str = ""
+    """Path below which the proxy serves this gateway: it begins with a slash and ends without one, or is empty."""
+
+
+def public_origin(request: web.Request, trusted: str) -> PublicOrigin:
+    """Return what the headers say where the address they come from is in one of the networks `trusted`.
+
+    Of several values the last counts, which the nearest proxy has written.
+    """
+    if not _is_trusted(request.remote, trusted):
+        return PublicOrigin()
+    scheme, prefix = _last(request, "X-Forwarded-Proto"), _last(request, "X-Forwarded-Prefix").rstrip("/")
+    if not scheme and (found := _PROTO.search(_last(request, "Forwarded"))):
+        scheme = found[1]
+    known = scheme.lower() in {"http", "https"}
+    return PublicOrigin(scheme.lower() if known else None, prefix if _PREFIX.fullmatch(prefix) else "")
+
+
+def _is_trusted(peer: str | None, trusted: str) -> bool:
+    try:
+        address = ipaddress.ip_address(peer or "")
+    except ValueError:
+        return False
+    inner = getattr(address, "ipv4_mapped", None) or address
+    return any(inner in network for network in _networks(trusted))
+
+
+def _last(request: web.Request, name: str) -> str:
+    return ",".join(request.headers.getall(name, ())).rpartition(",")[2].strip()
+
+
+# Pictures that a JSON body names by URL: data URLs, and addresses of hosts that the operator allows.
+
+
+CHUNK_BYTES: Final = 64 << 10
+FETCHED_AT_ONCE: Final = 4
+"""Pictures of one request."""
+FETCH_S: Final = 30.0
+"""Until all pictures of a request are there, each within :data:`~giornata_gateway.webhooks.delivery.ATTEMPT_S`."""
+
+
+def check_sources(config: GatewayConfig, sources: Sequence[NamedSource]) -> bool:
+    """Return whether some picture has to be fetched; InvalidField where one has no URL, or one that is not allowed."""
+    hosts, networks = hosts_in(config.image_hosts), networks_in(config.webhook_networks)
+    accepted = ", or a URL at ".join(["image_url with a data URL", *filter(None, [", ".join(sorted(hosts))])])
+    for field, source in sources:
+        url, received = source.image_url or "", source.file_id or source.image_url or "no image_url"
+        if source.file_id is not None:
+            why = "There are no files of OpenAI's Files API here."
+            raise InvalidField(why, field=field, received=received, accepted=accepted)
+        if _is_data(source):
+            continue
+        if hosts.isdisjoint(names_of(url)):
+            why = "No picture is fetched from there."
+            raise InvalidField(why, field=field, received=received, accepted=accepted)
+        check_url(url, networks, field, "A picture cannot be fetched from there.")
+    return not all(_is_data(source) for _, source in sources)
+
+
+async def read_sources(
+    config: GatewayConfig, grow: ByteReservation, sources: Sequence[NamedSource]
+) -> list[bytes]:
+    """The files of pictures that are allowed, in their order; `grow` counts the bytes of those that are fetched.
+
+    Raises:
+        InvalidField: a picture does not come whole, or not all come in time.
+        PayloadTooLarge: one is larger than a file of a form may be.
+    """
+    slots = asyncio.Semaphore(FETCHED_AT_ONCE)
+
+    async def read(field: str, source: PictureSource) -> bytes:
+        url = source.image_url or ""
+        if _is_data(source):
+            return await asyncio.to_thread(picture, url, field)
+        async with slots:
+            return await _fetched(config, grow, url, field)
+
+    try:
+        async with grow.receiving(), asyncio.timeout(FETCH_S), asyncio.TaskGroup() as tasks:
+            reading = [tasks.create_task(read(*source)) for source in sources]
+    except TimeoutError as error:
+        why, received = f"The pictures could not be fetched in {FETCH_S:g} s.", f"{len(sources)} pictures"
+        raise InvalidField(why, field=sources[0][0], received=received) from error
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from group
+    return [one.result() for one in reading]
+
+
+async def _fetched(config: GatewayConfig, grow: ByteReservation, url: str, field: str) -> bytes:
+    networks, data = networks_in(config.webhook_networks), bytearray()
+    try:
+        async with (
+            guarded_session(networks, plain=urlsplit(url).scheme == "http") as http,
+            http.get(url, allow_redirects=False) as answer,
+        ):
+            if answer.status != 200:
+                raise _not_fetched(f"status {answer.status}", url, field)
+            async for chunk in answer.content.iter_chunked(CHUNK_BYTES):
+                if len(data) + len(chunk) > config.max_file_bytes:
+                    raise too_large(f"The picture at {url}", config.max_file_bytes, field)
+                grow(len(chunk))
+                data += chunk
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise _not_fetched(told(error), url, field) from error
+    check_filled(data, field)
+    return bytes(data)
+
+
+def _is_data(source: PictureSource) -> bool:
+    return (source.image_url or "").startswith("data:")
+
+
+def _not_fetched(why: str, url: str, field: str) -> InvalidField:
+    return InvalidField(f"A picture could not be fetched: {why}.", field=field, received=url)
+
+
+# What an HTTP request says: its query, its headers, and the edit or the generation that it asks for.
+
 
 MAX_PAGE: Final = 100
 DEFAULT_PAGE: Final = 20

@@ -20,22 +20,21 @@ from giornata.wire.errors import (
 )
 from giornata.wire.fleet import FleetView
 from giornata.wire.models import Task
-from giornata_gateway.http import jobs, loras, masks, requests, status, templates, webhooks
+from giornata_gateway.http import jobs, requests, resources, status
 from giornata_gateway.http.body import JSON
 from giornata_gateway.http.connections import claim
 from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
-from giornata_gateway.intake.rules.cors import origins_in
 from giornata_gateway.intake.rules.forms import (
     EditForm,
     GenerationForm,
     GenerationJobForm,
     JobForm,
     LoraForm,
+    MaskForm,
     TemplateForm,
     WrittenEditForm,
 )
-from giornata_gateway.intake.rules.mask_forms import MaskForm
-from giornata_gateway.intake.rules.tenants import bearer, check_site, password
+from giornata_gateway.intake.rules.tenants import bearer, check_site, origins_in, password
 from giornata_gateway.views.answers import ImagesAnswer
 from giornata_gateway.views.catalog import HealthView, ModelList, ModelView, ReadyView
 from giornata_gateway.views.jobs import (
@@ -46,10 +45,19 @@ from giornata_gateway.views.jobs import (
     PartialImageEvent,
     ProgressEvent,
 )
-from giornata_gateway.views.loras import LoraDeleted, LoraList, LoraView
-from giornata_gateway.views.masks import MaskAnswer
-from giornata_gateway.views.templates import TemplateDeleted, TemplateList, TemplateView
-from giornata_gateway.views.webhooks import WebhookDeleted, WebhookList, WebhookSecret, WebhookView
+from giornata_gateway.views.resources import (
+    LoraDeleted,
+    LoraList,
+    LoraView,
+    MaskAnswer,
+    TemplateDeleted,
+    TemplateList,
+    TemplateView,
+    WebhookDeleted,
+    WebhookList,
+    WebhookSecret,
+    WebhookView,
+)
 
 GET, POST, PUT, DELETE = hdrs.METH_GET, hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_DELETE
 
@@ -120,7 +128,7 @@ class Route:
 
     @property
     def bodies(self) -> dict[str, type[BaseModel]]:
-        """What a request's body is, by content type; empty for a route without one."""
+        """Return what a request's body is, by content type; empty for a route without one."""
         both = {FORM: self.form, JSON: self.json_form or self.json_body}
         return {kind: body for kind, body in both.items() if body is not None}
 
@@ -169,7 +177,7 @@ PICTURES: Final = {"image/png": TEXT, "image/jpeg": TEXT, "image/webp": TEXT}
 
 
 def _events(*tasks: Task) -> EventStream:
-    """What a job of one of the `tasks` tells while it runs."""
+    """Return what a job of one of the `tasks` tells while it runs."""
     told: dict[str, type[BaseModel]] = {}
     for names in (KINDS[task] for task in tasks):
         told |= {
@@ -201,7 +209,7 @@ def _whole(least: int, most: int | None, default: int) -> Json:
 
 
 LIMIT: Final = _parameter("limit", _whole(1, requests.MAX_PAGE, requests.DEFAULT_PAGE))
-WAIT: Final = _parameter("wait_ms", _whole(0, templates.MAX_WAIT_MS, 0)) | {
+WAIT: Final = _parameter("wait_ms", _whole(0, resources.MAX_WAIT_MS, 0)) | {
     "description": "Reply once it is recorded or could not be, at the latest after so many milliseconds."
 }
 
@@ -253,63 +261,65 @@ ROUTES: Final = (
         (400, 401, 404, 409, 410, 503), (_parameter("index", _whole(0, None, 0)),),
     ),
     Route(
-        POST, "/v1/masks", masks.make, "makeMask", "Find what words name in a picture.",
+        POST, "/v1/masks", resources.make_mask, "makeMask", "Find what words name in a picture.",
         {200: Reply("Found.", {JSON: MaskAnswer, "image/png": TEXT})}, FINDING, form=MaskForm,
     ),
     Route(
-        POST, "/v1/templates", templates.register, "registerTemplate", "Register a picture for its edits.",
+        POST, "/v1/templates", resources.register_template, "registerTemplate", "Register a picture for its edits.",
         {202: Reply("A worker records it; Location names it.", {JSON: TemplateView})}, ONCE, form=TemplateForm,
     ),
     Route(
-        GET, "/v1/templates", templates.listed, "listTemplates", "The tenant's templates.",
+        GET, "/v1/templates", resources.list_templates, "listTemplates", "The tenant's templates.",
         {200: Reply("The newest first.", {JSON: TemplateList})}, (400, 401, 503), (LIMIT, _parameter("after", TEXT)),
     ),
     Route(
-        GET, "/v1/templates/{template_id}", templates.status, "getTemplate", "How far a template is.",
+        GET, "/v1/templates/{template_id}", resources.template_status, "getTemplate", "How far a template is.",
         {200: Reply("Its state.", {JSON: TemplateView})}, (400, 401, 404, 429, 503), (WAIT,),
     ),
     Route(
-        DELETE, "/v1/templates/{template_id}", templates.delete, "deleteTemplate", "Forget a template.",
+        DELETE, "/v1/templates/{template_id}", resources.delete_template, "deleteTemplate", "Forget a template.",
         {200: Reply("Forgotten.", {JSON: TemplateDeleted})}, (401, 403, 404, 503),
     ),
     Route(
-        POST, "/v1/loras", loras.upload, "uploadLora", "Upload a LoRA for a model.",
+        POST, "/v1/loras", resources.upload_lora, "uploadLora", "Upload a LoRA for a model.",
         {202: Reply("Its file is whole and is checked; Location names it.", {JSON: LoraView})}, ONCE, form=LoraForm,
     ),
     Route(
-        GET, "/v1/loras", loras.listed, "listLoras", "The LoRAs that the tenant may use, and its uploads.",
+        GET, "/v1/loras", resources.list_loras, "listLoras", "The LoRAs that the tenant may use, and its uploads.",
         {200: Reply("The newest first.", {JSON: LoraList})}, (400, 401, 503), (LIMIT, _parameter("after", TEXT)),
     ),
     Route(
-        GET, "/v1/loras/{lora_id}", loras.status, "getLora", "How far a LoRA is.",
+        GET, "/v1/loras/{lora_id}", resources.lora_status, "getLora", "How far a LoRA is.",
         {200: Reply("Its state.", {JSON: LoraView})}, (400, 401, 404, 429, 503), (SETTLED,),
     ),
     Route(
-        PUT, "/v1/loras/{lora_id}/pin", loras.pin, "pinLora", "Have every host keep a LoRA.",
+        PUT, "/v1/loras/{lora_id}/pin", resources.pin_lora, "pinLora", "Have every host keep a LoRA.",
         {200: Reply("It is pinned.", {JSON: LoraView})}, (401, 403, 404, 409, 503, 504),
     ),
     Route(
-        DELETE, "/v1/loras/{lora_id}/pin", loras.pin, "unpinLora", "Let hosts let go of a LoRA again.",
+        DELETE, "/v1/loras/{lora_id}/pin", resources.pin_lora, "unpinLora", "Let hosts let go of a LoRA again.",
         {200: Reply("It is not pinned.", {JSON: LoraView})}, (401, 403, 404, 503, 504),
     ),
     Route(
-        DELETE, "/v1/loras/{lora_id}", loras.delete, "deleteLora", "Forget a LoRA or stop an upload.",
+        DELETE, "/v1/loras/{lora_id}", resources.delete_lora, "deleteLora", "Forget a LoRA or stop an upload.",
         {200: Reply("Forgotten.", {JSON: LoraDeleted})}, (401, 403, 404, 503, 504),
     ),
     Route(
-        GET, "/v1/webhooks", webhooks.listed, "listWebhooks", "The tenant's webhooks that were not taken yet.",
+        GET, "/v1/webhooks", resources.list_webhooks, "listWebhooks", "The tenant's webhooks that were not taken yet.",
         {200: Reply("The newest first.", {JSON: WebhookList})}, (400, 401, 503), (LIMIT, _parameter("after", TEXT)),
     ),
     Route(
-        GET, "/v1/webhook-secret", webhooks.secret, "getWebhookSecret", "The secret that signs the tenant's webhooks.",
+        GET, "/v1/webhook-secret", resources.webhook_secret, "getWebhookSecret",
+        "The secret that signs the tenant's webhooks.",
         {200: Reply("For libraries of Standard Webhooks.", {JSON: WebhookSecret})}, (400, 401),
     ),
     Route(
-        PUT, "/v1/webhooks/{job_id}", webhooks.again, "retryWebhook", "Send a webhook that was given up again.",
+        PUT, "/v1/webhooks/{job_id}", resources.retry_webhook, "retryWebhook",
+        "Send a webhook that was given up again.",
         {200: Reply("It is sent soon.", {JSON: WebhookView})}, (401, 403, 404, 503),
     ),
     Route(
-        DELETE, "/v1/webhooks/{job_id}", webhooks.delete, "deleteWebhook", "Send a webhook no more.",
+        DELETE, "/v1/webhooks/{job_id}", resources.delete_webhook, "deleteWebhook", "Send a webhook no more.",
         {200: Reply("Forgotten.", {JSON: WebhookDeleted})}, (401, 403, 404, 503),
     ),
     Route(

@@ -13,20 +13,27 @@ from typing import Final
 import structlog
 from aiohttp import hdrs, web
 
-from giornata.seeing import spans
+from giornata.observability import tracing as spans
 from giornata.wire.errors import GiornataError, ServiceUnavailable, Unauthorized
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http import status, studio
-from giornata_gateway.http.a1111 import AWAITED_JOBS, AwaitedJobs
-from giornata_gateway.http.a1111_routes import A1111_ROUTES
+from giornata_gateway.http.a1111 import A1111_ROUTES, AWAITED_JOBS, AwaitedJobs
 from giornata_gateway.http.connections import ConnectionLimits, LimitedRunner
-from giornata_gateway.http.errors import GATEWAY, REPEATED, SERVER, TENANT, Handler, errors_as_json
-from giornata_gateway.http.ignored import HEADER as IGNORED_HEADER
-from giornata_gateway.http.ignored import IGNORED, header_value
+from giornata_gateway.http.errors import (
+    GATEWAY,
+    IGNORED,
+    REPEATED,
+    SERVER,
+    TENANT,
+    Handler,
+    errors_as_json,
+    header_value,
+)
+from giornata_gateway.http.errors import HEADER as IGNORED_HEADER
 from giornata_gateway.http.openapi import document
+from giornata_gateway.http.requests import traced
 from giornata_gateway.http.routes import ROUTE, ROUTES
-from giornata_gateway.http.tracing import traced
-from giornata_gateway.intake.rules import cors
+from giornata_gateway.intake.rules import tenants
 from giornata_gateway.intake.rules.idempotency import REPEATED as REPEATED_HEADER
 
 log = structlog.get_logger(__name__)
@@ -79,7 +86,7 @@ def _limits(gateway: Gateway) -> ConnectionLimits:
 
 
 def _application(gateway: Gateway) -> web.Application:
-    tracing = [traced] if spans.on() else []
+    tracing = [traced] if spans.is_on() else []
     app = web.Application(
         middlewares=[_counted, _preflighted, *tracing, errors_as_json],
         client_max_size=gateway.config.max_request_bytes,
@@ -121,9 +128,9 @@ async def _preflighted(request: web.Request, handler: Handler) -> web.StreamResp
     """Answer what a browser asks before a page of another origin may call."""
     origin = request.headers.get(hdrs.ORIGIN)
     asks = request.method == hdrs.METH_OPTIONS and hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers
-    if asks and origin and cors.is_allowed(origin, request.app[GATEWAY].config.cors_origins):
+    if asks and origin and tenants.is_allowed(origin, request.app[GATEWAY].config.cors_origins):
         asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")
-        return web.Response(status=204, headers=cors.headers(origin, asked))
+        return web.Response(status=204, headers=tenants.headers(origin, asked))
     return await handler(request)
 
 
@@ -135,8 +142,8 @@ async def _tell(request: web.Request, response: web.StreamResponse) -> None:
     origin = request.headers.get(hdrs.ORIGIN)
     if gateway.config.cors_origins:
         response.headers[hdrs.VARY] = "Origin"  # of each answer: caches would give one origin's to all
-    if origin and cors.is_allowed(origin, gateway.config.cors_origins):
-        response.headers.update(cors.headers(origin))
+    if origin and tenants.is_allowed(origin, gateway.config.cors_origins):
+        response.headers.update(tenants.headers(origin))
     if route is not None and route.form and TENANT in request:
         response.headers.update(gateway.quotas.headers(request[TENANT]))
     if request.get(REPEATED):

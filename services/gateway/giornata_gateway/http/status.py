@@ -18,8 +18,15 @@ from giornata_gateway.fleet import FleetListener
 from giornata_gateway.http.body import EVENT_STREAM, frame, looking_on, write
 from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
 from giornata_gateway.http.requests import base_path
-from giornata_gateway.views.catalog import HealthView, ModelList, find_card, model_list, ready_view
-from giornata_gateway.views.fleet import fleet_view, tenant_view
+from giornata_gateway.views.catalog import (
+    HealthView,
+    ModelList,
+    find_card,
+    fleet_view,
+    model_list,
+    ready_view,
+    tenant_view,
+)
 
 CHECK_S: Final = 2.0
 """A dependency that takes longer to answer counts as gone."""

@@ -12,9 +12,8 @@ from aiohttp import web
 
 from giornata.deadlines import Deadline
 from giornata.wire.errors import DeadlineExceeded, Failed, from_body
-from giornata.wire.events import DoneEvent, PreviewEvent
-from giornata.wire.jobs import Job
-from giornata.wire.progress import JobRecord, RowRecord
+from giornata.wire.jobs import Job, JobRecord, RowRecord
+from giornata.wire.messages import DoneEvent, PreviewEvent
 from giornata_gateway.http.body import EVENT_STREAM, JSON_COPIES, end, frame, room, write
 from giornata_gateway.http.errors import GATEWAY, OUTCOME, as_known
 from giornata_gateway.http.requests import base_url

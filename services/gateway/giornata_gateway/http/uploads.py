@@ -1,28 +1,62 @@
-"""Bodies of HTTP requests, read within limits: nothing larger than allowed is ever held.
-
-A multipart body is read part by part; a JSON body is small, unless it holds references.
-"""
+"""Bodies of HTTP requests, read within limits of size and time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, cast
 
 from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from giornata.wire.adapters import CONTROL_IMAGES
+from giornata.wire.codec import JsonLimits
+from giornata.wire.codec import read_json as read_value
 from giornata.wire.errors import BadRequest, InvalidField, PayloadTooLarge, RequestTimeout
-from giornata.wire.references import REFERENCE, check_count
-from giornata.wire.structure import JsonLimits
-from giornata.wire.structure import read_json as read_value
+from giornata.wire.requests import REFERENCE, check_count
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.errors import GATEWAY
-from giornata_gateway.http.pace import ReceiveTimeout
 from giornata_gateway.intake.limits import ByteReservation
-from giornata_gateway.intake.rules.controls import in_order
+from giornata_gateway.intake.rules.adapters import in_order
 from giornata_gateway.intake.rules.forms import FILES, RequestBody, check_filled, once_each
+
+# How long a request's body may take.
+
+
+class ReceiveTimeout:
+    """Moves a time limit with what has come, up to where it is set."""
+
+    def __init__(self, config: GatewayConfig, limit: asyncio.Timeout) -> None:
+        self._config, self._limit = config, limit
+        self._latest_s = limit.when() or math.inf
+        self._first_s = asyncio.get_running_loop().time() + config.head_s
+        self.total_bytes = 0
+        """What has come."""
+        self.come(0)
+
+    def come(self, size_bytes: int) -> None:
+        """Allow the time that what has come takes at the slowest pace."""
+        self.total_bytes += size_bytes
+        paced_s = self._first_s + self.total_bytes / self._config.receive_bytes_per_s
+        self._limit.reschedule(min(self._latest_s, paced_s))
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Time that is not the client's: it waits for another service meanwhile."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        self._limit.reschedule(None if math.isinf(self._latest_s) else self._latest_s)
+        yield
+        self._first_s += loop.time() - began_s
+        self.come(0)
+
+
+# Bodies of HTTP requests, read within limits: nothing larger than allowed is ever held.
+#
+# A multipart body is read part by part; a JSON body is small, unless it holds references.
+
 
 BUFFER_BYTES: Final = 128 << 10
 """What a connection holds before its request is read. A request that never comes counts too."""

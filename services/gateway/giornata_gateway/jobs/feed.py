@@ -17,11 +17,11 @@ from nats.js.errors import NotFoundError
 
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.retries import repeated
+from giornata.retries import ask_jetstream
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError
-from giornata.wire.events import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.jobs import Job, JobState
+from giornata.wire.messages import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.stores import EVENTS
 
 log = structlog.get_logger(__name__)
@@ -139,7 +139,7 @@ async def _subscribed(
         idle_heartbeat=IDLE_HEARTBEAT_S,
         config=config,
     )
-    return await repeated(subscribe)
+    return await ask_jetstream(subscribe)
 
 
 async def until_done(
@@ -174,7 +174,7 @@ async def known_sequence(bus: Bus, after: int) -> int:
     if not after:
         return 0
     try:
-        info = await repeated(lambda: bus.jetstream.stream_info(EVENTS))
+        info = await ask_jetstream(lambda: bus.jetstream.stream_info(EVENTS))
     except NotFoundError:
         return 0
     return after if after <= info.state.last_seq else 0
@@ -184,7 +184,7 @@ async def done_sequence(bus: Bus, job: Job) -> int | None:
     """The sequence of the job's last event in the stream; None before it came and after it has expired."""
     subject = subjects.event(job.gateway, job.job_id, EventKind.DONE)
     try:
-        message = await repeated(lambda: bus.jetstream.get_last_msg(EVENTS, subject))
+        message = await ask_jetstream(lambda: bus.jetstream.get_last_msg(EVENTS, subject))
     except NotFoundError:
         return None
     return message.seq

@@ -11,8 +11,7 @@ from typing import Final, NamedTuple
 
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.mirrors import BucketMirror
-from giornata.tenant_records import LoraRecords, owner_of
+from giornata.records import BucketMirror, LoraRecords, owner_of
 from giornata.wire import subjects
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraLimit, LoraNotFound
@@ -21,7 +20,7 @@ from giornata.wire.models import ModelCard
 from giornata.wire.requests import GenerationParameters
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.intake.rules.loras import FIELD, use_of
+from giornata_gateway.intake.rules.adapters import LORAS_FIELD, use_of
 
 ANSWER_MS: Final = 10_000
 SORTED: Final = 64
@@ -78,7 +77,7 @@ class Loras:
             records = await asyncio.gather(*(self.get(tenant, one.id) for one in asked.loras))
         except LoraNotFound as error:
             raise LoraNotFound(
-                field=FIELD, received=error.received, accepted="an id that GET /v1/loras tells"
+                field=LORAS_FIELD, received=error.received, accepted="an id that GET /v1/loras tells"
             ) from error
         found = zip(asked.loras, records, strict=True)
         return tuple(use_of(one, record, card, asked.lora_wait, asked.lora_join) for one, record in found)

@@ -13,13 +13,12 @@ from giornata import retries
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.seeing.spans import span
-from giornata.seeing.told import TraceSpanKind
+from giornata.observability.tracing import TraceSpanKind, span
 from giornata.wire import subjects
 from giornata.wire.errors import InvalidField, MasksNotServed, ServiceUnavailable
 from giornata.wire.jobs import BlobRef
-from giornata.wire.mask_words import MASK_PROMPT, MAX_REGIONS, SegmentationFields
 from giornata.wire.masks import MASK, MaskParameters, MaskReply, MaskRequest, region_name
+from giornata.wire.requests import MASK_PROMPT, MAX_REGIONS, SegmentationFields
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.jobs.request_blobs import check_stored, forget, stored

@@ -10,19 +10,17 @@ from typing import Final
 
 from giornata.blobs import BlobStore, refer
 from giornata.deadlines import Deadline
-from giornata.seeing import spans
-from giornata.wire import generations
+from giornata.observability import tracing
+from giornata.wire import resolution
 from giornata.wire.adapters import LoraUse, named_control_images
 from giornata.wire.jobs import BlobRef, Job, Priority
-from giornata.wire.mask_words import EACH_REGIONS
 from giornata.wire.masks import MASK, region_name
 from giornata.wire.models import ModelCard, Task
-from giornata.wire.references import check_taken, named_references
-from giornata.wire.requests import EditParameters, evaluations_of
+from giornata.wire.requests import EACH_REGIONS, EditParameters, check_taken, evaluations_of, named_references
 from giornata.wire.resolution import cfg_scale, resolve
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.intake.rules.controls import check_images, control_use
+from giornata_gateway.intake.rules.adapters import check_images, control_use
 from giornata_gateway.intake.rules.forms import missing_image
 from giornata_gateway.intake.rules.idempotency import fingerprint, job_id_of
 from giornata_gateway.intake.rules.tenants import Tenant
@@ -67,7 +65,7 @@ class EditOrder:
 
     @property
     def pictures(self) -> dict[str, bytes | BlobRef]:
-        """What came with the request, by the name that it is stored under."""
+        """Return what came with the request, by the name that it is stored under."""
         named = {"image": self.image, "mask": self.mask} | named_references(self.references)
         named |= named_control_images(self.control_images)
         return {name: data for name, data in named.items() if data is not None}
@@ -97,7 +95,7 @@ class PreparedJob:
 
     @property
     def shared(self) -> bool:
-        """Whether every request with the same idempotency key is about this job."""
+        """Return whether every request with the same idempotency key is about this job."""
         return self.job.fingerprint is not None
 
 
@@ -121,7 +119,7 @@ class JobPreparer:
         cards, parameters = self.fleet.cards(), order.parameters
         card = self.fleet.choose(parameters.model, order.task)
         if order.task is Task.GENERATE:
-            parameters = generations.fitted(parameters, card)
+            parameters = resolution.fitted(parameters, card)
         others = [other for other in cards.values() if order.task in other.tasks]
         check_taken(len(order.references), card, others)
         check_images(parameters.controlnets, len(order.control_images), order.task)
@@ -165,7 +163,7 @@ class JobPreparer:
             template_id=order.template_id,
             budget_ms=order.deadline.remaining_ms(),
             result_ttl_s=self.config.result_ttl_s,
-            traceparent=spans.traceparent() or order.traceparent,
+            traceparent=tracing.traceparent() or order.traceparent,
             weight=order.tenant.weight,
             fingerprint=order.fingerprint,
             evaluations=evaluations_of(parameters, keeps_whole_steps=card.keeps_whole_steps),
@@ -203,5 +201,5 @@ class JobPreparer:
         return reply.mask, each if parameters.auto_edit else ()
 
     def _picture_s(self, order: EditOrder) -> int:
-        """How long a picture of an order is kept."""
+        """Return how long a picture of an order is kept."""
         return self.config.result_ttl_s + int(order.deadline.remaining_s()) + 1

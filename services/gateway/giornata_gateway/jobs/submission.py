@@ -18,8 +18,7 @@ import structlog
 from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.seeing.spans import span
-from giornata.seeing.told import TraceSpanKind
+from giornata.observability.tracing import TraceSpanKind, span
 from giornata.wire import subjects
 from giornata.wire.errors import (
     DeadlineExceeded,
@@ -30,16 +29,14 @@ from giornata.wire.errors import (
     ServiceUnavailable,
     StorageFull,
 )
-from giornata.wire.events import DoneEvent, EventKind
-from giornata.wire.jobs import Job
-from giornata.wire.messages import JobAck, SubmitRequest
-from giornata.wire.progress import JobRecord
+from giornata.wire.jobs import Job, JobRecord
+from giornata.wire.messages import DoneEvent, EventKind, JobAck, SubmitRequest
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.intake.rules.idempotency import check_same
 from giornata_gateway.jobs.feed import StepEventBuffer, hearing
-from giornata_gateway.jobs.ledger import JobEnds, JobLedger
 from giornata_gateway.jobs.preparation import EditOrder, JobPreparer, PreparedJob
+from giornata_gateway.jobs.records import JobEnds, JobLedger
 from giornata_gateway.storage import StorageProbe
 
 log = structlog.get_logger(__name__)

@@ -11,15 +11,12 @@ from pydantic import RootModel
 
 from giornata import __version__
 from giornata.wire.adapters import ControlCard
-from giornata.wire.jobs import JobState, PromptTokens
+from giornata.wire.jobs import JobRecord, JobState, PromptTokens
 from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.messages import JobEstimate
-from giornata.wire.models import ModelCard
-from giornata.wire.progress import JobRecord
-from giornata.wire.samplers import Sampler
-from giornata_gateway.intake.rules.a1111.models import hash_of, title_of
-from giornata_gateway.intake.rules.a1111.prompts import names_of
-from giornata_gateway.intake.rules.a1111.samplers import AUTOMATIC, NAMES, taken
+from giornata.wire.models import ModelCard, Sampler
+from giornata_gateway.intake.rules.a1111.forms import hash_of, names_of, title_of
+from giornata_gateway.intake.rules.a1111.parameters import AUTOMATIC, NAMES, taken
 from giornata_gateway.views.answers import PictureError, View, error_detail, usage_of
 from giornata_gateway.views.jobs import job_view
 
@@ -241,7 +238,7 @@ def _infotext(info: PaintedInfo, seed: int) -> str:
 
 
 def progress(records: Sequence[JobRecord], forecast: JobEstimate | None, now: float) -> ProgressView:
-    """How far the first of a tenant's jobs is, by a `forecast` of it; `now` is the Unix time in seconds."""
+    """Return how far the first of a tenant's jobs is, by a `forecast` of it; `now` is the Unix time in seconds."""
     if not records:
         return ProgressView()
     record = records[0]
@@ -319,7 +316,7 @@ def loras(records: Iterable[LoraRecord]) -> LoraItems:
 
 
 def options(cards: Mapping[str, ModelCard]) -> Options:
-    """What stands in place of A1111's settings."""
+    """Return what stands in place of A1111's settings."""
     only = next(iter(cards.values())) if len(cards) == 1 else None
     return Options(
         sd_model_checkpoint=title_of(only) if only else None, sd_checkpoint_hash=only.digest if only else None

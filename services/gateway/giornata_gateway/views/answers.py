@@ -11,12 +11,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from giornata.wire.defaults import QUALITIES, ToldQuality
 from giornata.wire.errors import BY_CODE, ErrorBody, Failed, GiornataError, JobCancelled, from_body
-from giornata.wire.jobs import JobState, PromptTokens
+from giornata.wire.jobs import JobRecord, JobState, PromptTokens, TemplateUse
 from giornata.wire.models import Task
-from giornata.wire.progress import JobRecord, TemplateUse
 from giornata.wire.requests import OutputFormat, Reuse
+from giornata.wire.resolution import QUALITIES, ToldQuality
 from giornata.wire.values import ComputeTimes, StageTimes
 
 ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
@@ -156,7 +155,7 @@ def _text(text: str) -> str:
 
 
 def error_of(record: JobRecord) -> GiornataError | None:
-    """Why a terminal job has no picture, or None if it has one."""
+    """Return why a terminal job has no picture, or None if it has one."""
     if record.state is JobState.COMPLETED:
         return None
     if record.error is not None:
@@ -191,7 +190,7 @@ def size_of(record: JobRecord) -> str:
 
 
 def background_of(record: JobRecord) -> Background:
-    """Whether the pictures have an alpha channel."""
+    """Return whether the pictures have an alpha channel."""
     alpha = record.inspection is not None and record.inspection.has_alpha
     keeps = record.job.parameters.output_format is not OutputFormat.JPEG
     return "transparent" if alpha and keeps else "opaque"

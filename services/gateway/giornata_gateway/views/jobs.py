@@ -14,14 +14,12 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
-from giornata.wire.defaults import ToldQuality
 from giornata.wire.errors import GiornataError
-from giornata.wire.events import PreviewEvent, StateEvent, StepEvent
-from giornata.wire.jobs import Box, JobState, Priority
-from giornata.wire.messages import JobEstimate
+from giornata.wire.jobs import Box, JobRecord, JobState, Priority, RowRecord
+from giornata.wire.messages import JobEstimate, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.models import Task
-from giornata.wire.progress import JobRecord, RowRecord
 from giornata.wire.requests import OutputFormat
+from giornata.wire.resolution import ToldQuality
 from giornata.wire.values import StageTimes
 from giornata_gateway.views.answers import (
     Background,
@@ -170,7 +168,7 @@ def job_view(record: JobRecord, base_url: str, forecast: JobEstimate | None = No
 
 
 def forecast_fields(forecast: JobEstimate | None) -> dict[str, Any]:
-    """What a job's status and its first event tell of a forecast; nothing where the router does not know."""
+    """Return what a job's status and its first event tell of a forecast; nothing where the router does not know."""
     if forecast is None or forecast.position is None or forecast.finish_ms is None:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""Which files are LoRAs, by names, shapes and dtypes of their tensors alone. Prepost checks their values."""
+"""Which files are LoRAs, by their headers alone, and what a record keeps of how late one may join. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from giornata.lora_names import ALPHA, FactorName, read_factor_name
-from giornata.wire.errors import GiornataError, LoraNotSupported, LoraTooLarge
-from giornata.wire.loras import LoraStyle
+from giornata.wire.errors import GiornataError, InvalidField, LoraMismatch, LoraNotSupported, LoraTooLarge
+from giornata.wire.loras import LoraRecord, LoraStyle, ProfiledLora
+
+# Which files are LoRAs, by names, shapes and dtypes of their tensors alone. Prepost checks their values.
+
 
 DTYPES: Final = ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 """Dtypes of factors, as safetensors calls them."""
@@ -68,8 +71,8 @@ class LoraHeader:
     modules: int
 
 
-def recognised(tensors: Mapping[str, TensorInfo], limits: LoraSizeLimits) -> LoraHeader:
-    """What a file with these tensors is.
+def recognise_header(tensors: Mapping[str, TensorInfo], limits: LoraSizeLimits) -> LoraHeader:
+    """Return what a file with these tensors is.
 
     Raises:
         LoraNotSupported: something else than a LoRA, or one of an unknown form; the text names the first such tensor.
@@ -113,7 +116,7 @@ def _scaled(name: str, tensor: TensorInfo) -> str | None:
 
 
 def _factor(name: str, tensor: TensorInfo) -> FactorName:
-    """What the name of a factor says."""
+    """Return what the name of a factor says."""
     for kind, pattern in OTHERS:
         if pattern.search(name):
             raise _other_kind(kind, name)
@@ -151,3 +154,29 @@ def _other_kind(kind: str, received: str) -> GiornataError:
 
 def _unknown(message: str, received: str) -> GiornataError:
     return LoraNotSupported(message, received=received, accepted=ACCEPTED)
+
+
+# What a record keeps of how late its LoRA may join. Pure.
+
+
+def check_share(share: float) -> None:
+    """Raise InvalidField unless `share` is a part of the steps, and not all of them."""
+    if not 0 <= share < 1:
+        raise InvalidField(field="joins_within", received=share, accepted="0 to below 1")
+
+
+def with_share(record: LoraRecord, told: ProfiledLora) -> LoraRecord:
+    """`record` with what was `told`; LoraMismatch where pictures of another file or checkpoint were compared."""
+    canonical = record.canonical
+    if canonical is None or (canonical.file.sha256, canonical.model_digest) != (
+        told.sha256,
+        told.model_digest,
+    ):
+        raise LoraMismatch(
+            f"The LoRA {record.lora_id} is another file, or for another checkpoint, than the one that was profiled.",
+            received=f"file {told.sha256[:12]}, checkpoint {told.model_digest[:12]}",
+            accepted="none: it is not ready"
+            if canonical is None
+            else f"file {canonical.file.sha256[:12]}, checkpoint {canonical.model_digest[:12]}",
+        )
+    return record.model_copy(update={"joins_within": told.joins_within})

@@ -39,7 +39,7 @@ from giornata.weight_loading import multiply_scales
 from giornata.wire.errors import RowPoisoned
 from giornata.wire.jobs import PromptTokens
 from giornata.wire.models import ModelCard
-from giornata_prepost.families.protocol import Condition, SeenPictures, Tensors, nothing, tokens_of
+from giornata_prepost.families.protocol import Condition, SeenPictures, Tensors, no_condition, tokens_of
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 
@@ -147,7 +147,7 @@ class PipelineImages(ABC):
         modes: bool = False,
         draws: bool = False,
         strength: float = 1.0,
-        first: Condition = nothing,
+        first: Condition = no_condition,
     ) -> Iterator[Tensors]:
         """`noise` and `image_latents` (tokens, token_latents ** 2 * latent_channels), and what the pipeline adds."""
         height, width = mask.shape
@@ -286,7 +286,7 @@ class PipelineImages(ABC):
         return mask.to(self.device, self.dtype)
 
     def _posterior(self, picture: torch.Tensor) -> Any:
-        """What the autoencoder makes of (1, 3, height, width) pixels in -1..1."""
+        """Return what the autoencoder makes of (1, 3, height, width) pixels in -1..1."""
         pixels = picture.to(self.device, self.dtype)  # rounded as the pipeline rounds, whatever encodes
         return self._coded(pixels, picture[0, 0].numel(), self._normalisation.posterior)
 
@@ -319,7 +319,7 @@ class GeneratingImages(PipelineImages):
 
     @torch.no_grad()
     def noise_rows(
-        self, size: Size, seeds: Sequence[int], *, draws: bool = False, first: Condition = nothing
+        self, size: Size, seeds: Sequence[int], *, draws: bool = False, first: Condition = no_condition
     ) -> Iterator[Tensors]:
         """See :class:`giornata_prepost.families.protocol.GeneratingModel`: noise is all that is drawn."""
         factor = self.card.vae_scale_factor

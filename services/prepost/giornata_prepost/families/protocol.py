@@ -38,7 +38,7 @@ def tokens_of(tokenizer: Any, prompt: str) -> list[int]:
     return found
 
 
-def nothing(_generator: torch.Generator) -> Tensors:
+def no_condition(_generator: torch.Generator) -> Tensors:
     """The condition that makes and draws nothing."""
     return {}
 
@@ -52,11 +52,11 @@ class ImageModel(Protocol):
 
     @property
     def text_varies_with_size(self) -> bool:
-        """Whether what a prompt becomes depends on the picture's size."""
+        """Return whether what a prompt becomes depends on the picture's size."""
 
     @property
     def text_varies_with_picture(self) -> bool:
-        """Whether the text encoder sees the edit's pictures: :meth:`encode_text` then needs them."""
+        """Return whether the text encoder sees the edit's pictures: :meth:`encode_text` then needs them."""
 
     def encode_text(self, prompt: str, size: Size, seen: SeenPictures = ()) -> Tensors:
         """Conditioning of a job by its prompt; `size` is that of the model's picture."""
@@ -68,7 +68,7 @@ class ImageModel(Protocol):
         """
 
     def prompt_tokens(self, prompt: str) -> PromptTokens:
-        """How many tokens a prompt has, and how many of them are read."""
+        """Return how many tokens a prompt has, and how many of them are read."""
 
     def text_tokens(self, text: Tensors) -> int:
         """Text tokens of one row that pass the network's blocks in each step; 0 where they only are attended to."""
@@ -88,7 +88,7 @@ class ImageModel(Protocol):
         modes: bool = False,
         draws: bool = False,
         strength: float = 1.0,
-        first: Condition = nothing,
+        first: Condition = no_condition,
     ) -> Iterator[Tensors]:
         """Conditioning of each row of a job, one a seed; the picture is encoded once.
 
@@ -116,9 +116,9 @@ class GeneratingModel(Protocol):
     """An :class:`ImageModel` whose card has the task `generate`: it begins pictures from text alone."""
 
     def noise_rows(
-        self, size: Size, seeds: Sequence[int], *, draws: bool = False, first: Condition = nothing
+        self, size: Size, seeds: Sequence[int], *, draws: bool = False, first: Condition = no_condition
     ) -> Iterator[Tensors]:
-        """Where each row of a generation begins, one a seed: `noise`, (tokens, channels), row-major.
+        """Return where each row of a generation begins, one a seed: `noise`, (tokens, channels), row-major.
 
         `draws` and `first` are as of :meth:`ImageModel.encode_rows`.
 
@@ -162,7 +162,7 @@ class ControlledModel(Protocol):
     def encode_controls(
         self, images: Sequence[ControlImage], mask: npt.NDArray[np.uint8] | None
     ) -> ControlEncoding:
-        """What ControlNets see. Its condition comes `first` in :meth:`ImageModel.encode_rows`.
+        """Return what ControlNets see. Its condition comes `first` in :meth:`ImageModel.encode_rows`.
 
         `mask` is as there, None of a generation. Latents are sampled from their posteriors.
 

@@ -55,7 +55,7 @@ class Box(NamedTuple):
 
 
 def same_aspect(one: Size, other: Size) -> bool:
-    """Whether the aspect ratios differ by at most :data:`ASPECT_TOLERANCE`; symmetric in its arguments."""
+    """Return whether the aspect ratios differ by at most :data:`ASPECT_TOLERANCE`; symmetric in its arguments."""
     a, b = one.width * other.height, other.width * one.height
     return max(a, b) <= (1 + ASPECT_TOLERANCE) * min(a, b)
 

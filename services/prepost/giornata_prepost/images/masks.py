@@ -141,7 +141,7 @@ def model_mask(alpha: Alpha, size: Size, grain: int = 1) -> Region:
     touched = np.ascontiguousarray(_touched(_touched(alpha > 0, size.height).T, size.width).T)
     if grain == 1:
         return touched
-    return cells(touched, grain).repeat(grain, axis=0).repeat(grain, axis=1)
+    return pool_cells(touched, grain).repeat(grain, axis=0).repeat(grain, axis=1)
 
 
 def compute_set(mask: Region, halo: int, token_px: int) -> CellMap | None:
@@ -152,15 +152,15 @@ def compute_set(mask: Region, halo: int, token_px: int) -> CellMap | None:
     FlashPS has no halo; it costs little, and most of what reuse loses is lost there.
     """
     cell_px = token_px if token_px % HALO_PX else HALO_PX
-    near = scipy.ndimage.maximum_filter(cells(mask, cell_px), 2 * halo + 1, mode="constant")
-    grown = cells(near, token_px // cell_px)
+    near = scipy.ndimage.maximum_filter(pool_cells(mask, cell_px), 2 * halo + 1, mode="constant")
+    grown = pool_cells(near, token_px // cell_px)
     if grown.all() or not grown.any():
         return None
     height, width = grown.shape
     return CellMap(height=height, width=width, bits=np.packbits(grown).tobytes())
 
 
-def cells(mask: Region, cell_px: int) -> Region:
+def pool_cells(mask: Region, cell_px: int) -> Region:
     """Max-pooling: (height / cell_px, width / cell_px) bool."""
     height, width = mask.shape
     pooled = mask.reshape(height // cell_px, cell_px, width // cell_px, cell_px)
@@ -189,7 +189,7 @@ def bounds(region: Region, margin: int) -> Box:
     return Box(first[0], first[1], last[0] - first[0], last[1] - first[1])
 
 
-def pack(alpha: Alpha) -> bytes:
+def pack_alpha(alpha: Alpha) -> bytes:
     """An effective alpha without loss, as a blob: the part that is above 0, as compressed differences of its levels.
 
     The inspection computes it once; the finishing of every row reads it. The widest feather of a picture of
@@ -202,8 +202,8 @@ def pack(alpha: Alpha) -> bytes:
     return zlib.compress(save({"place": place, "steps": np.ascontiguousarray(steps)}), level=1)
 
 
-def unpack(data: bytes) -> Alpha:
-    """What :func:`pack` was given."""
+def unpack_alpha(data: bytes) -> Alpha:
+    """Return what :func:`pack` was given."""
     tensors = load(zlib.decompress(data))
     height, width, *box = tensors["place"].tolist()
     alpha = np.zeros((height, width), np.float32)

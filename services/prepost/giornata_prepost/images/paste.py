@@ -29,7 +29,7 @@ def paste(
     own = Size.of(original)
     size = size or own
     output = resize(original, size).copy()
-    place, painted = placed(painted, crop or Box(0, 0, *own), own, size)
+    place, painted = place_painted(painted, crop or Box(0, 0, *own), own, size)
     alpha = resize_alpha(alpha, size)[place.window]
     below = output[place.window]
     full = alpha >= 1
@@ -40,7 +40,7 @@ def paste(
     return output
 
 
-def placed(painted: Pixels, crop: Box, original: Size, output: Size) -> tuple[Box, Pixels]:
+def place_painted(painted: Pixels, crop: Box, original: Size, output: Size) -> tuple[Box, Pixels]:
     """The box of the output that the painted picture, which shows `crop` of the original, covers, and its pixels there.
 
     Where the output has another size than the original, the crop's edges fall between pixels of the output, and

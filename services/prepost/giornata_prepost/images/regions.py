@@ -92,7 +92,7 @@ class SegmentationMasks(NamedTuple):
     """All of them together."""
 
 
-def looked_at(image: bytes, max_pixels: int, seen_pixels: int) -> tuple[Pixels, Size]:
+def decode_for_segmenter(image: bytes, max_pixels: int, seen_pixels: int) -> tuple[Pixels, Size]:
     """The picture in an untrusted file as a segmenter sees it, and its size when it is upright.
 
     It is (height, width, 3), in front of white, and has at most `seen_pixels`.
@@ -105,18 +105,18 @@ def looked_at(image: bytes, max_pixels: int, seen_pixels: int) -> tuple[Pixels, 
     return np.ascontiguousarray(resize(pixels, _at_most(size, seen_pixels))), size
 
 
-def distinct(candidates: Sequence[Detection], wanted: RegionCriteria) -> tuple[Detection, ...]:
+def suppress_overlaps(candidates: Sequence[Detection], wanted: RegionCriteria) -> tuple[Detection, ...]:
     """The candidates that are taken, the best first: of boxes that show one thing, the best (greedy suppression)."""
     taken: list[Detection] = []
     for candidate in sorted(candidates, key=lambda one: one.score, reverse=True):
         if candidate.score < wanted.threshold or len(taken) == wanted.most:
             break
-        if all(overlap(candidate.box, other.box) <= SAME_IOU for other in taken):
+        if all(box_iou(candidate.box, other.box) <= SAME_IOU for other in taken):
             taken.append(candidate)
     return tuple(taken)
 
 
-def overlap(one: Sequence[float], other: Sequence[float]) -> float:
+def box_iou(one: Sequence[float], other: Sequence[float]) -> float:
     """Intersection over union of two boxes: left, top, right, bottom."""
     width = min(one[2], other[2]) - max(one[0], other[0])
     height = min(one[3], other[3]) - max(one[1], other[1])
@@ -126,7 +126,7 @@ def overlap(one: Sequence[float], other: Sequence[float]) -> float:
     return width * height / (sum(areas) - width * height)
 
 
-def pieces(seen: Seen, size: Size, wanted: RegionCriteria) -> list[ScoredRegion]:
+def connected_regions(seen: Seen, size: Size, wanted: RegionCriteria) -> list[ScoredRegion]:
     """The regions that are taken, the best score first, at `size`."""
     parts = _of_heat(seen.heat, size, wanted) if isinstance(seen, HeatMap) else _of_boxes(seen, size, wanted)
     least = max(1, int(LEAST_SHARE * size.pixels))
@@ -141,13 +141,13 @@ def best_score(seen: Seen) -> float:
     return max((candidate.score for candidate in seen), default=0.0)
 
 
-def finished(seen: Seen, size: Size, wanted: RegionCriteria, words: str) -> SegmentationMasks:
+def region_masks(seen: Seen, size: Size, wanted: RegionCriteria, words: str) -> SegmentationMasks:
     """The masks of what a segmenter saw of `words` in a picture of this `size`.
 
     Raises:
         NothingFound: no region is left.
     """
-    found = pieces(seen, _at_most(size, WORK_PIXELS), wanted)
+    found = connected_regions(seen, _at_most(size, WORK_PIXELS), wanted)
     if not found:
         raise NothingFound(
             received=f"'{words}'; the best score is {best_score(seen):.3f}",
@@ -201,7 +201,7 @@ def _of_heat(heat: Heat, size: Size, wanted: RegionCriteria) -> Iterator[ScoredR
 
 
 def _of_boxes(candidates: Sequence[Detection], size: Size, wanted: RegionCriteria) -> Iterator[ScoredRegion]:
-    for score, box, heat in distinct(candidates, wanted):
+    for score, box, heat in suppress_overlaps(candidates, wanted):
         window = _window(box, size)
         mask = np.zeros((size.height, size.width), np.bool_)
         # an outline says inside or outside, and how sure the detector is says whether it counts

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Self
 
 import numpy as np
-from safetensors.numpy import save
+import numpy.typing as npt
+from safetensors.numpy import load, save
 
 from giornata.wire.adapters import ControlUse
 from giornata.wire.errors import InvalidField
+from giornata.wire.jobs import Inspection
 from giornata.wire.models import ModelCard
-from giornata.wire.requests import EditParameters
+from giornata.wire.requests import EditParameters, MaskMode
 from giornata.wire.values import CellMap
 from giornata_prepost.images import masks
-from giornata_prepost.images.controls import ModelCrop, control_images
-from giornata_prepost.images.geometry import Box, Size, crop_box, crop_size, model_size, output_size
+from giornata_prepost.images.conditions import ModelCrop, PreparedReferences, control_images, prepare
+from giornata_prepost.images.geometry import (
+    Box,
+    Size,
+    crop_box,
+    crop_size,
+    crops_alike,
+    generated_size,
+    model_size,
+    output_size,
+)
 from giornata_prepost.images.masks import Alpha
 from giornata_prepost.images.paste import paste, resize
 from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, encode_as_asked, flatten
-from giornata_prepost.images.references import PreparedReferences, prepare
+
+# The two stages of image work: inspection, before any model runs, and finishing, after the last one.
 
 
 @dataclass(frozen=True)
@@ -105,7 +117,7 @@ class InspectedEdit(EditSizes):
     crop: Box | None
     prepared: bytes
     alpha: bytes
-    """The effective alpha, by :func:`giornata_prepost.images.masks.pack`."""
+    """The effective alpha, by :func:`giornata_prepost.images.masks.pack_alpha`."""
     references: bytes | None
     """See :attr:`giornata.wire.jobs.Inspection.references`."""
     controls: bytes | None = None
@@ -139,7 +151,7 @@ def inspect(  # noqa: PLR0917 - the pool passes by position
         BadRequest: one of the leaves that :func:`~giornata_prepost.images.pictures.decode`,
             :func:`~giornata_prepost.images.masks.edited_region`,
             :func:`~giornata_prepost.images.geometry.output_size` and
-            :func:`~giornata_prepost.images.controls.control_images` name.
+            :func:`~giornata_prepost.images.conditions.control_images` name.
     """
     original, alpha = read_edit(image, mask, parameters, limits)
     beside = prepare(references, card, limits.max_pixels, limits.budget_pixels)
@@ -175,7 +187,7 @@ def finish(  # noqa: PLR0917 - the pool passes by position
     """
     original = decode(image, limits.max_pixels)
     size = output_size(Size.of(original.pixels), parameters.output_size, limits.max_pixels)
-    pixels = paste(original.pixels, masks.unpack(alpha), painted, size, crop)
+    pixels = paste(original.pixels, masks.unpack_alpha(alpha), painted, size, crop)
     return encode_as_asked(DecodedPicture(pixels, original.icc_profile), parameters)
 
 
@@ -189,7 +201,7 @@ def read_edit(
     return original, masks.effective_alpha(region, parameters.grow_mask, parameters.mask_blur)
 
 
-def visible(
+def visible_part(
     alpha: Alpha, padding: int | None, card: ModelCard, budget_pixels: int
 ) -> tuple[Box | None, Size]:
     """The part of the picture that `card` computes, None for all of it, and the size at which it does.
@@ -213,12 +225,12 @@ def _measured(  # noqa: PLR0917 - one of two callers has no mask
 ) -> tuple[InspectedEdit, ModelCrop]:
     """Measures of an edit, or of a template, whose alpha is 0 everywhere; and what the model sees of it."""
     size = Size.of(original.pixels)
-    crop, model = visible(alpha, parameters.padding_mask_crop, card, limits.budget_pixels)
+    crop, model = visible_part(alpha, parameters.padding_mask_crop, card, limits.budget_pixels)
     window = (crop or Box(0, 0, *size)).window
     seen = resize(flatten(original.pixels[window]), model)
     edited = masks.model_mask(alpha[window], model, card.mask_grain)
     sizes = EditSizes.of(original, model, beside, parameters, card, limits)
-    compute_tokens = int(np.count_nonzero(masks.cells(edited, card.pixel_multiple)))
+    compute_tokens = int(np.count_nonzero(masks.pool_cells(edited, card.pixel_multiple)))
     computed = masks.compute_set(edited, parameters.halo, card.pixel_multiple)
     found = InspectedEdit(
         **vars(sizes),
@@ -231,7 +243,7 @@ def _measured(  # noqa: PLR0917 - one of two callers has no mask
         mask_whole=bool(edited.all()),
         crop=crop,
         prepared=save({"image": np.ascontiguousarray(seen), "mask": edited.astype(np.uint8) * np.uint8(255)}),
-        alpha=masks.pack(alpha),
+        alpha=masks.pack_alpha(alpha),
         references=beside.packed,
     )
     return found, ModelCrop(size, crop, model, seen)
@@ -254,3 +266,129 @@ def _template_key(pixels: Pixels, card: ModelCard, references: Sequence[Pixels])
         key.update(struct.pack("<II", picture.shape[1], picture.shape[0]))
         key.update(np.ascontiguousarray(picture).data)
     return key.hexdigest()
+
+
+# The two stages of image work of an edit whose regions are painted one by one, each in a crop, and pasted
+# together.
+
+
+def inspect_regions(  # noqa: PLR0917 - the pool passes by position
+    image: bytes,
+    regions: Sequence[bytes],
+    parameters: EditParameters,
+    card: ModelCard,
+    limits: PixelLimits,
+    references: Sequence[bytes] = (),
+) -> InspectedEdit:
+    """Measure an edit whose `regions`, files of masks, are painted one by one. Nothing of it is reused.
+
+    At most one region's alpha is in memory.
+
+    Raises:
+        BadRequest: as :func:`giornata_prepost.images.stages.inspect`.
+    """
+    original = decode(image, limits.max_pixels)
+    size = Size.of(original.pixels)
+    beside = prepare(references, card, limits.max_pixels, limits.budget_pixels)
+    packed: list[bytes] = []
+    marked: list[Box] = []
+    pixels = 0
+    for region in regions:
+        marks = decode(region, limits.max_pixels, "mask").pixels
+        edited = masks.edited_region(original.pixels, marks, MaskMode.WHITE)
+        alpha = masks.effective_alpha(edited, parameters.grow_mask, parameters.mask_blur)
+        marked.append(masks.bounds(alpha > 0, parameters.padding_mask_crop or 0))
+        packed.append(masks.pack_alpha(alpha))
+        pixels += int(np.count_nonzero(alpha))
+    crops, model = crops_alike(marked, size, card.native_size, limits.budget_pixels, card.pixel_multiple)
+    prepared: dict[str, npt.NDArray[np.uint8]] = {}
+    touched = 0  # tokens
+    for index, (crop, alpha) in enumerate(zip(crops, _unpacked(packed), strict=True)):
+        seen = resize(flatten(original.pixels[crop.window]), model)
+        mask = masks.model_mask(alpha[crop.window], model, card.mask_grain)
+        touched += int(np.count_nonzero(masks.pool_cells(mask, card.pixel_multiple)))
+        prepared[f"image_{index}"] = np.ascontiguousarray(seen)
+        prepared[f"mask_{index}"] = mask.astype(np.uint8) * np.uint8(255)
+    sizes = EditSizes.of(original, model, beside, parameters, card, limits)
+    return InspectedEdit(
+        **vars(sizes),
+        compute_tokens=touched,
+        mask_ratio=touched / (sizes.tokens * len(crops)),
+        compute_set=None,
+        pixel_ratio=pixels / size.pixels,
+        template_key="",
+        mask_key="",
+        mask_whole=False,
+        crop=None,
+        crops=crops,
+        prepared=save(prepared),
+        alpha=save({str(index): np.frombuffer(data, np.uint8) for index, data in enumerate(packed)}),
+        references=beside.packed,
+    )
+
+
+def finish_regions(  # noqa: PLR0917 - the pool passes by position
+    image: bytes,
+    alphas: bytes,
+    parameters: EditParameters,
+    limits: PixelLimits,
+    painted: Sequence[Pixels],
+    crops: Sequence[Box],
+) -> bytes:
+    """The finished file: each decoded region pasted into its crop of the original, in their order.
+
+    Another output size is resized to once, at the end.
+    """
+    original = decode(image, limits.max_pixels)
+    size = output_size(Size.of(original.pixels), parameters.output_size, limits.max_pixels)
+    packed = load(alphas)
+    pixels = original.pixels
+    each = _unpacked([packed[str(index)].tobytes() for index in range(len(crops))])
+    for alpha, region, crop in zip(each, painted, crops, strict=True):
+        pixels = paste(pixels, alpha, region, crop=crop)
+    return encode_as_asked(DecodedPicture(resize(pixels, size), original.icc_profile), parameters)
+
+
+def _unpacked(packed: Sequence[bytes]) -> Iterator[masks.Alpha]:
+    return (masks.unpack_alpha(data) for data in packed)
+
+
+# The two stages of image work of a generation, which has no picture: its measures, and its file.
+
+
+def measure_generation(
+    parameters: EditParameters,
+    card: ModelCard,
+    limits: PixelLimits,
+    reference_grids: tuple[tuple[int, int], ...] = (),
+) -> Inspection:
+    """Measures of the pictures that `card` will make: every token is computed, and there is nothing to paste into.
+
+    Raises:
+        TooManyPixels: the size asked for exceeds a limit.
+    """
+    budget_pixels = min(limits.budget_pixels, limits.max_pixels)
+    size = generated_size(parameters.output_size, card.native_size, budget_pixels, card.pixel_multiple)
+    tokens = size.pixels // card.pixel_multiple**2
+    return Inspection(
+        width=size.width,
+        height=size.height,
+        has_alpha=False,
+        model_width=size.width,
+        model_height=size.height,
+        output_width=size.width,
+        output_height=size.height,
+        tokens=tokens,
+        companion_tokens=card.companion_tokens(
+            tokens, [height * width for height, width in reference_grids], generated=True
+        ),
+        reference_grids=reference_grids,
+        compute_tokens=tokens,
+        mask_ratio=1.0,
+        template_key="",
+    )
+
+
+def finish_generation(parameters: EditParameters, painted: Pixels) -> bytes:
+    """The finished file of `painted`, (height, width, 3) uint8."""
+    return encode_as_asked(DecodedPicture(painted, icc_profile=None), parameters)

@@ -1,22 +1,39 @@
-"""Canonical files: safetensors whose tensors lie in the order of the network's blocks.
-
-Two tensors a module, ``<path>.down`` (rank, in) and ``<path>.up`` (out, rank), with a convolution's sides after them;
-alpha and rank are folded into the latter, so that the change of the weight is ``up @ down``. Text encoders' paths begin
-with the encoder's name. All have one dtype. The library sorts tensors by name, which is not the order of blocks.
-"""
+"""Canonical files of LoRAs, and the text parts among them."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
-from collections.abc import Mapping
+import tempfile
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
 
+import structlog
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
-from giornata.wire.errors import LoraUnreadable
+from giornata.bus.bus import Bus
+from giornata.lora_transfer import fetch
+from giornata.wire.adapters import LoraUse
+from giornata.wire.errors import LoraMismatch, LoraUnreadable
+from giornata.wire.loras import StoredFile
+from giornata_prepost.families.protocol import AdaptedModel, ImageModel
+
+# Canonical files: safetensors whose tensors lie in the order of the network's blocks.
+#
+# Two tensors a module, ``<path>.down`` (rank, in) and ``<path>.up`` (out, rank), with a convolution's sides
+# after them; alpha and rank are folded into the latter, so that the change of the weight is ``up @ down``.
+# Text encoders' paths begin with the encoder's name. All have one dtype. The library sorts tensors by name,
+# which is not the order of blocks.
+
 
 FORM: Final = "giornata-lora-1"
 """Value of the metadata's `form`."""
@@ -96,3 +113,141 @@ def write_text_part(path: Path, target: Path) -> int:
     }
     write_canonical(target, named, {TEXT_ENCODERS: ",".join(found)})
     return len(named) // 2
+
+
+# Text parts of LoRAs: fetched from the LoRA store, and kept on disk by the digest of their canonical file.
+#
+# Of a canonical file, which may have hundreds of megabytes, the text part alone is kept. Parts act while
+# one job's prompts are encoded: by hooks, so that the weights stay as they are.
+
+
+class TextLora(NamedTuple):
+    """What one LoRA of a job changes in text encoders."""
+
+    scale: float
+    encoders: Mapping[str, Mapping[str, TextFactors]]
+    """Factors by module, by the text encoder's name."""
+
+
+@contextmanager
+def act_text_loras(model: ImageModel, loras: Sequence[TextLora]) -> Iterator[None]:
+    """Inside, each module's output has `scale * up @ down @ input` of every LoRA added. In the model's thread.
+
+    Raises:
+        LoraMismatch: the model has no such linear layer of such a shape.
+    """
+    with ExitStack() as stack:
+        for lora in loras:
+            for name, modules in lora.encoders.items():
+                encoder = model.text_encoder(name) if isinstance(model, AdaptedModel) else None
+                for path, factors in modules.items():
+                    module = _linear(encoder, name, path, factors)
+                    down, up = (factor.to(module.weight) for factor in factors)
+                    hook = partial(_added, down=down, up=up, scale=lora.scale)
+                    stack.callback(module.register_forward_hook(hook).remove)
+        yield
+
+
+def _added(
+    _module: nn.Module, given: tuple[Tensor, ...], output: Tensor, *, down: Tensor, up: Tensor, scale: float
+) -> Tensor:
+    # Encoders that ran out of memory have gone to another device since.
+    return output + linear(linear(given[0], down.to(output)), up.to(output)) * scale
+
+
+def _linear(encoder: nn.Module | None, name: str, path: str, factors: TextFactors) -> nn.Linear:
+    module = None if encoder is None else dict(encoder.named_modules()).get(path)
+    down, up = (tuple(factor.shape) for factor in factors)
+    if not isinstance(module, nn.Linear):
+        raise LoraMismatch(
+            "The LoRA changes a part of a text encoder that the model does not have.",
+            received=f"{name}.{path}",
+            accepted=f"linear layers of {'no text encoder' if encoder is None else type(encoder).__name__}",
+        )
+    rank = down[0] if down else 0
+    wanted = (rank, module.in_features), (module.out_features, rank)
+    if (down, up) != wanted:
+        raise LoraMismatch(
+            "The LoRA's factors have other shapes than the text encoder's module.",
+            received=f"{name}.{path}: {down} and {up}",
+            accepted=f"{wanted[0]} and {wanted[1]}",
+        )
+    return module
+
+
+FETCHES: Final = 2
+"""Files that are fetched at the same time; each lies on disk as a whole until it is read."""
+
+log = structlog.get_logger(__name__)
+
+
+class TextLoraCache:
+    """Those of one instance, in `folder`, which is its own: at most `kept_bytes`, the least recently used go first.
+
+    Used from one event loop.
+    """
+
+    def __init__(self, bus: Bus, folder: Path, *, file_bytes: int, kept_bytes: int) -> None:
+        self._bus, self._folder = bus, folder
+        self._file_bytes, self._kept_bytes = file_bytes, kept_bytes
+        self._kept: OrderedDict[str, int] = OrderedDict()
+        """Bytes by digest, the least recently used first."""
+        self._using: Counter[str] = Counter()
+        self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns = asyncio.Semaphore(FETCHES)
+
+    async def of(self, loras: Sequence[LoraUse]) -> tuple[TextLora, ...]:
+        """The text parts of a job's LoRAs, in their order; of those that have one and a scale.
+
+        Raises:
+            LoraNotFound: the store does not have the file.
+            LoraUnreadable: its bytes are not those of its digest, or no canonical file.
+            LoraMismatch: it has no text part, against its record.
+            LoraTooLarge: it is larger than this instance reads.
+            ServiceUnavailable, DeadlineExceeded: the store is away.
+        """
+        return tuple([await self._one(use) for use in loras if use.text_modules and use.scale])
+
+    async def _one(self, use: LoraUse) -> TextLora:
+        path = self._folder / use.sha256
+        with self._in_use(use.sha256):
+            lock = self._fetching.setdefault(use.sha256, asyncio.Lock())
+            async with lock:  # who waits here finds the file
+                if use.sha256 not in self._kept:
+                    await self._fetch(use, path)
+            self._kept.move_to_end(use.sha256)
+            return TextLora(use.scale, await asyncio.to_thread(read_text_part, path))
+
+    async def _fetch(self, use: LoraUse, path: Path) -> None:
+        file = StoredFile(sha256=use.sha256, size_bytes=use.size_bytes)
+        async with self._turns:
+            with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+                whole, part = Path(folder) / "whole", Path(folder) / "part"
+                await fetch(self._bus, file, whole, self._file_bytes)
+                if not await asyncio.to_thread(write_text_part, whole, part):
+                    raise LoraMismatch(
+                        "The LoRA has no text part.",
+                        received=f"{use.lora_id}, of {use.sha256}",
+                        accepted=f"{use.text_modules} modules of text encoders, as its record says",
+                    )
+                self._kept[use.sha256] = part.replace(path).stat().st_size
+        log.info("lora_text_fetched", lora=use.lora_id, size_bytes=self._kept[use.sha256])
+
+    @contextmanager
+    def _in_use(self, sha256: str) -> Iterator[None]:
+        """Inside, its part is not removed."""
+        self._using[sha256] += 1
+        try:
+            yield
+        finally:
+            self._using[sha256] -= 1
+            if not self._using[sha256]:
+                del self._using[sha256]
+            self._make_room()
+
+    def _make_room(self) -> None:
+        over = sum(self._kept.values()) - self._kept_bytes
+        for sha256 in [each for each in self._kept if each not in self._using]:
+            if over > 0:
+                (self._folder / sha256).unlink()
+                over -= self._kept.pop(sha256)

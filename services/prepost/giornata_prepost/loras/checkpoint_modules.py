@@ -101,7 +101,7 @@ class CheckpointModules:
 
     @cached_property
     def _begins(self) -> list[tuple[str, re.Pattern[str]]]:
-        """How names of each part begin, in diffusers, trainers and ComfyUI; PEFT's begin with the module."""
+        """Return how names of each part begin, in diffusers, trainers and ComfyUI; PEFT's begin with the module."""
         begins = []
         for name in self.text_encoders:
             number, clip = ("2", "g") if name.endswith("_2") else ("1?", "l")

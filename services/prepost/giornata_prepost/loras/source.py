@@ -1,25 +1,106 @@
-"""A LoRA's source as factors by module: diffusers' own converters read the names, trainers' rules the alphas.
-
-Converters get the factors alone. An alpha is one of the file's own modules, and scales what is made of it: some
-converters leave alphas out, or ask for one where there is none.
-"""
+"""A LoRA's source as factors by module, in any trainer's names."""
 
 from __future__ import annotations
 
 import inspect
+import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
 import torch
 from diffusers.loaders.single_file_utils import convert_sd3_transformer_checkpoint_to_diffusers
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StringConstraints, ValidationError
 from torch import Tensor
 
 from giornata.lora_names import ALPHA, read_factor_name
 from giornata.wire.errors import LoraMismatch, LoraNotSupported
-from giornata_prepost.loras.adapter_config import AdapterConfig, read_configs
 from giornata_prepost.loras.canonical import DOWN, UP
 from giornata_prepost.loras.checkpoint_modules import CheckpointModules
+
+# PEFT's configuration in a LoRA's metadata: typed, and without its regular expressions.
+
+
+METADATA: Final = "lora_adapter_metadata"
+"""Where diffusers' savers write PEFT's configuration, as JSON, in a file's metadata."""
+ACCEPTED: Final = "PEFT's fields: lora_alpha a number, alpha_pattern an object of numbers by names of modules"
+_PATTERN: Final = r"^\^?[A-Za-z0-9_.-]{1,512}\$?$"
+_MOST: Final = 65536.0
+
+Alpha = Annotated[StrictFloat, Field(ge=-_MOST, le=_MOST, allow_inf_nan=False)]
+ModulePattern = Annotated[str, StringConstraints(pattern=_PATTERN)]
+
+
+class AdapterConfig(BaseModel):
+    """The fields that count of one part's configuration.
+
+    PEFT reads the keys of `alpha_pattern` as regular expressions of module names. A file comes from a stranger, and
+    such an expression may take for ever, so a key is taken as it stands: the name of a module or the end of it, after
+    a dot. That is what trainers and diffusers write; `^` before it asks for the whole name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    lora_alpha: Alpha | None = None
+    alpha_pattern: Annotated[dict[ModulePattern, Alpha], Field(max_length=4096)] | None = None
+    use_rslora: StrictBool | None = False
+
+    def alpha(self, module: str, rank: int) -> float:
+        """Return what the configuration says of a module; without a word, the rank, as diffusers and PEFT have it."""
+        if self.lora_alpha is None:
+            return float(rank)
+        ends = {module[at:] for at in (0, *(dot.end() for dot in re.finditer(r"\.", module)))} | {
+            f"^{module}"
+        }
+        alpha = next(
+            (alpha for name, alpha in (self.alpha_pattern or {}).items() if name.removesuffix("$") in ends),
+            self.lora_alpha,
+        )
+        return alpha * (math.sqrt(rank) if self.use_rslora else 1.0)
+
+
+def read_configs(metadata: Mapping[str, str], parts: tuple[str, ...]) -> dict[str, AdapterConfig]:
+    """The configuration of each of `parts`, whose names stand before the fields' with a dot.
+
+    Raises:
+        LoraNotSupported: it is no such configuration, or one of a kind of LoRA that is not supported.
+    """
+    try:
+        told = json.loads(metadata.get(METADATA, "{}"))
+    except (ValueError, RecursionError) as error:
+        raise LoraNotSupported(
+            f"The metadata {METADATA} is not JSON.", received=error, accepted=ACCEPTED
+        ) from error
+    if not isinstance(told, dict):
+        raise LoraNotSupported(
+            f"The metadata {METADATA} is no object.", received=type(told).__name__, accepted=ACCEPTED
+        )
+    for name, value in told.items():
+        if value and name.endswith(("use_dora", "lora_bias")):
+            raise LoraNotSupported("This kind of LoRA is not supported.", received=f"{name}: {value}")
+    return {part: _config(told, f"{part}.") for part in parts}
+
+
+def _config(told: Mapping[str, object], prefix: str) -> AdapterConfig:
+    own = {name.removeprefix(prefix): value for name, value in told.items() if name.startswith(prefix)}
+    try:
+        return AdapterConfig.model_validate(own)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(one) for one in first["loc"] if one != "[key]")
+        raise LoraNotSupported(
+            f"The metadata {METADATA} has a field that is not accepted: {first['msg']}.",
+            received=f"{prefix}{field}: {first['input']!r}",
+            accepted=ACCEPTED,
+        ) from error
+
+
+# A LoRA's source as factors by module: diffusers' own converters read the names, trainers' rules the
+# alphas.
+#
+# Converters get the factors alone. An alpha is one of the file's own modules, and scales what is made of
+# it: some converters leave alphas out, or ask for one where there is none.
 
 
 class ProvenanceTensor(Tensor):
@@ -271,7 +352,7 @@ def _sources(tensors: Iterable[Tensor]) -> frozenset[str]:
 
 
 def _is_repeated(name: str, placed: Placed, modules: CheckpointModules) -> bool:
-    """Whether a factor's module is a whole projection of Z-Image, whose parts are in the file as well.
+    """Return whether a factor's module is a whole projection of Z-Image, whose parts are in the file as well.
 
     As diffusers has it, they are the same: some trainers write both.
     """
@@ -310,7 +391,7 @@ def _scales(tensors: Mapping[str, Tensor], modules: CheckpointModules) -> dict[s
 
 
 def _guesses_alphas(names: Iterable[str], modules: CheckpointModules) -> bool:
-    """Whether diffusers' loader hands alphas on to PEFT, and does not scale factors by them itself."""
+    """Return whether diffusers' loader hands alphas on to PEFT, and does not scale factors by them itself."""
     if modules.network_name == "unet":
         return True
     hands_on = "return_alphas" in inspect.signature(modules.pipeline.lora_state_dict).parameters

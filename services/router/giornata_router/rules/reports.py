@@ -15,8 +15,8 @@ from statistics import median
 from types import MappingProxyType
 from typing import Final
 
-from giornata.fleet import served
-from giornata.scheduling.controls import fits
+from giornata.fleet import served_models
+from giornata.scheduling.adapters import is_control_of
 from giornata.wire.adapters import ControlCard
 from giornata.wire.fleet import FleetSummary, InstanceReport
 from giornata.wire.masks import MaskCard
@@ -94,7 +94,7 @@ def summary(
     states: Sequence[ServiceState],
     wait_ms: Mapping[str, float] = MappingProxyType({}),
 ) -> FleetSummary:
-    """What an edit can be done with now, by the latest telemetry of every live instance; `router` leads.
+    """Return what an edit can be done with now, by the latest telemetry of every live instance; `router` leads.
 
     `wait_ms` tells how long a picture would wait for a worker, by model.
     """
@@ -102,7 +102,7 @@ def summary(
     ready = Counter(state.service for state in taking)
     gateways = (state.instance for state in taking if state.service is ServiceName.GATEWAY)
     rooms = (room for state in taking if state.instance == router for room in state.stores or ())
-    models = tuple(card for _, card in sorted(served(states).items()))
+    models = tuple(card for _, card in sorted(served_models(states).items()))
     return FleetSummary(
         router=router,
         ready=dict(sorted(ready.items())),
@@ -116,7 +116,7 @@ def summary(
 
 
 def _masks(states: Iterable[ServiceState]) -> dict[str, MaskCard]:
-    """What makes masks from words, by the model of the prepost that has it; of several, the first by name."""
+    """Return what makes masks from words, by the model of the prepost that has it; of several, the first by name."""
     serving = [(card.name, state.masks) for state in states if state.masks for card in state.models]
     found: dict[str, MaskCard] = {}
     for model, card in sorted(serving, key=lambda one: (one[0], one[1].name)):
@@ -142,7 +142,7 @@ def _controlnets(
         ]
         bases = [s.worker.controlled for s in denoisers if s.worker is not None and s.worker.controlled]
         cards = [card for state in denoisers for card in state.controlnets]
-        cards += [card for card in offered if any(fits(card, base) for base in bases)]
+        cards += [card for card in offered if any(is_control_of(card, base) for base in bases)]
         by_name: dict[str, ControlCard] = {}
         for card in sorted(cards, key=attrgetter("name", "digest")):
             by_name.setdefault(card.name, card)

@@ -1,6 +1,6 @@
 """Which prepost instance gets which stage of which job, and when. Pure: time is an argument, in seconds.
 
-Stages wait here, in the fair order of rows (:mod:`giornata.scheduling.fair_line`), where what they probably cost counts
+Stages wait here, in the fair order of rows (:mod:`giornata.scheduling.queue`), where what they probably cost counts
 as work. An instance gets what it can begin now: its own queue knows no tenants.
 """
 
@@ -14,12 +14,11 @@ from functools import reduce
 from typing import Final, Literal, NamedTuple
 
 from giornata.fleet import Fleet
+from giornata.scheduling.adapters import UnitTime
 from giornata.scheduling.demand import JobDemand
-from giornata.scheduling.fair_line import FairQueue
-from giornata.scheduling.line import AGEING_S, Key, SchedulingParams
+from giornata.scheduling.job_queue import QueuedJob
+from giornata.scheduling.queue import AGEING_S, FairQueue, Key, SchedulingParams
 from giornata.scheduling.scheduler import ROW
-from giornata.scheduling.unit_time import UnitTime
-from giornata.scheduling.waiting import QueuedJob
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import ServiceName, ServiceState
 
@@ -156,7 +155,7 @@ class StagePlacement:
         self.costs = StageCosts()
 
     def __contains__(self, job_id: object) -> bool:
-        """Whether stages of a job are queued."""
+        """Return whether stages of a job are queued."""
         return job_id in self._queue
 
     def observe(self, state: ServiceState) -> None:
@@ -222,7 +221,7 @@ class StagePlacement:
         return placed, wake_at
 
     def wait_ms(self, digest: str, job: QueuedJob | None = None, jobs: int = 0) -> float:
-        """How long the stages of one more edit would wait behind those before it; 0 while no instance is known.
+        """Return how long the stages of one more edit would wait behind those before it; 0 while no instance is known.
 
         Those of other tenants come before a `job` up to its own tenant's share; without one, all come before it. So do
         `jobs` that have not asked for anything yet.
@@ -272,7 +271,7 @@ class StagePlacement:
 
 
 def processes_of(state: ServiceState) -> int:
-    """How many pictures an instance works on at a time."""
+    """Return how many pictures an instance works on at a time."""
     return OLD_PROCESSES if state.prepost is None else state.prepost.image_processes
 
 

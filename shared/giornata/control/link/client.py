@@ -1,7 +1,9 @@
-"""The denoiser's end of the data path: its own memory, and the steps that it waits for."""
+"""The denoiser's end of the data path: its memory, the steps that it waits for, and how it is opened."""
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,20 +13,84 @@ import torch
 from torch import Tensor
 
 from giornata.control.link import slabs
-from giornata.control.link.connecting import connected
-from giornata.control.link.frames import MalformedFrame, read_from_instance
-from giornata.control.link.losses import LinkLost
+from giornata.control.link.slabs import SharedSlab
+from giornata.control.link.sockets import (
+    MAX_MESSAGE_BYTES,
+    FramedConnection,
+    LinkLost,
+    MalformedFrame,
+    read_from_instance,
+)
 from giornata.control.link.steps import ControlStepTable, InFlightControlStep
-from giornata.wire.control_steps import (
+from giornata.wire.controlnets import (
     CancelStep,
     ControlNetStepFailed,
+    DataPath,
     FromInstance,
     LinkOpened,
+    OpenLink,
     ResidualReady,
     ResidualsRequest,
     StepCancelled,
 )
-from giornata.wire.controlnets import DataPath
+
+# How a denoiser's end is opened.
+
+
+CONNECT_S: Final = 5.0
+"""How long an instance may take to be reached, and again to admit this denoiser."""
+
+
+def connect_link(path: DataPath, address: str, token: str, slab: SharedSlab) -> FramedConnection:
+    """A connection to the instance at `address`, which has admitted this denoiser and has its slab.
+
+    Raises:
+        LinkLost: no instance is there, or it refuses.
+    """
+    try:
+        connection = FramedConnection(_socket(path, address))
+    except (OSError, ValueError) as error:
+        raise LinkLost(f"no ControlNet instance can be reached at {address}: {error}") from error
+    opening = OpenLink(token=token, path=path, slab_bytes=len(slab.memory), memory=slab.device_memory)
+    try:
+        if slab.descriptor is None:
+            connection.send(opening)
+        else:
+            connection.send_with(opening, [slab.descriptor])
+        _wait_until_opened(connection)
+    except (OSError, MalformedFrame) as error:
+        connection.close()
+        raise LinkLost(
+            f"the ControlNet instance at {address} does not open the data path: {error}"
+        ) from error
+    return connection
+
+
+def _wait_until_opened(connection: FramedConnection) -> None:
+    data, descriptor = connection.receive_opening(MAX_MESSAGE_BYTES, CONNECT_S)
+    if descriptor is not None:
+        os.close(descriptor)
+    message = read_from_instance(data)
+    if not isinstance(message, LinkOpened):
+        raise MalformedFrame(f"the first message is of kind {message.kind!r}; accepted: 'opened'")
+
+
+def _socket(path: DataPath, address: str) -> socket.socket:
+    if path is DataPath.TCP:
+        host, _, port = address.rpartition(":")
+        return socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
+    found = socket.socket(socket.AF_UNIX)
+    try:
+        found.settimeout(CONNECT_S)
+        found.connect(address)
+    except BaseException:
+        found.close()
+        raise
+    return found
+
+
+# The denoiser's end of the data path: its own memory, and the steps that it waits for.
+
 
 ROOM_S: Final = 10.0
 """How long a step waits for others to make room."""
@@ -48,7 +114,7 @@ class ControlStepHandle:
 
     @property
     def arrived(self) -> int:
-        """How many samples are here."""
+        """Return how many samples are here."""
         return len(self._step.here)
 
     def sample(self, index: int, timeout_s: float) -> Tensor:
@@ -69,7 +135,7 @@ class ControlStepHandle:
             raise IndexError(f"sample {index} of a step with {count}")
         self._steps.wait(self._step, index, timeout_s)
         shape = (ask.tokens[index + 1], ask.channels[index + 1])
-        return slabs.at(self._slab, ask.offsets[index + 1], shape, slabs.DTYPES[ask.dtype])
+        return slabs.tensor_at(self._slab, ask.offsets[index + 1], shape, slabs.DTYPES[ask.dtype])
 
     def release(self) -> None:
         """Let other steps have the place of this one; what reads its samples, on a GPU too, has to be done.
@@ -107,13 +173,13 @@ class ControlLink:
         device: torch.device,
         room_s: float = ROOM_S,
     ) -> None:
-        self._slab = slabs.make(path, slab_bytes, device)
+        self._slab = slabs.make_slab(path, slab_bytes, device)
         self._address = address
-        self._bytes = slabs.bytes_of(self._slab.memory) if path is DataPath.TCP else None
+        self._bytes = slabs.tensor_bytes(self._slab.memory) if path is DataPath.TCP else None
         """Bytes of the slab, where tensors' bytes follow their messages; None elsewhere."""
         self._steps = ControlStepTable(slab_bytes, room_s)
         try:
-            self._connection = connected(path, address, token, self._slab)
+            self._connection = connect_link(path, address, token, self._slab)
         except LinkLost:
             self._slab.left()
             raise
@@ -131,7 +197,7 @@ class ControlLink:
 
     @property
     def lost(self) -> bool:
-        """Whether the connection is closed or broken; that stays so."""
+        """Return whether the connection is closed or broken; that stays so."""
         return self._steps.lost
 
     def ask(
@@ -203,7 +269,7 @@ class ControlLink:
     def _tell(self, ask: ResidualsRequest, latents: Tensor) -> None:
         """Put the latents into their place, and ask."""
         shape = (latents.shape[0], latents.shape[1])
-        place = slabs.at(self._slab.memory, ask.offsets[0], shape, latents.dtype)
+        place = slabs.tensor_at(self._slab.memory, ask.offsets[0], shape, latents.dtype)
         place.copy_(latents.detach())
         if place.is_cuda:
             torch.cuda.current_stream(place.device).synchronize()

@@ -1,13 +1,10 @@
-"""Memory that one process owns and another may write to.
-
-A slab is one tensor of bytes. The denoiser's end makes it, and describes it in its first message; the instance's end
-opens it. Its memory goes with the last view of it, in each process.
-"""
+"""Memory that one process owns and another may write to, and which of its bytes are taken."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from bisect import insort
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,10 +12,76 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from giornata import unnamed
-from giornata.control.link.frames import MalformedFrame
-from giornata.wire.control_steps import DeviceMemory, Dtype, OpenLink
-from giornata.wire.controlnets import DataPath
+from giornata import anonymous_memory
+from giornata.control.link.sockets import MalformedFrame
+from giornata.wire.controlnets import ALIGNMENT_BYTES, DataPath, DeviceMemory, Dtype, OpenLink
+
+# Which bytes of a slab are taken. Values in, values out: the memory itself is the caller's.
+
+
+def align_up(size_bytes: int) -> int:
+    """The next multiple of the alignment."""
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+class RingAllocator:
+    """Places of any length in `size_bytes` bytes, taken one behind the other and given back in any order.
+
+    A search begins behind the last place and goes around once. It also finds what lies between places that are still
+    taken, so a place that is kept for long holds up nobody.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._taken: list[tuple[int, int]] = []
+        """(start, end) of each place, in order."""
+        self._next = 0
+        """Where the last place ends."""
+
+    def take(self, size_bytes: int) -> int | None:
+        """The offset of a new place, a multiple of the alignment; None where there is no room.
+
+        Raises:
+            ValueError: a place of less than one byte.
+        """
+        if size_bytes < 1:
+            raise ValueError(f"a place has at least one byte, not {size_bytes}")
+        length = align_up(size_bytes)
+        fitting = [start for start, end in self._gaps() if start + length <= end]
+        if not fitting:
+            return None
+        start = min(fitting, key=lambda each: (each < self._next, each))
+        insort(self._taken, (start, start + length))
+        self._next = start + length
+        return start
+
+    def give_back(self, offset: int) -> None:
+        """The place at `offset` may be taken again.
+
+        Raises:
+            ValueError: no place begins there.
+        """
+        for index, (start, _) in enumerate(self._taken):
+            if start == offset:
+                del self._taken[index]
+                return
+        raise ValueError(f"no place begins at byte {offset}")
+
+    def _gaps(self) -> Iterator[tuple[int, int]]:
+        """(start, end) of what is free; a gap around the next place's start also from there."""
+        begins = [0, *(end for _, end in self._taken)]
+        ends = [*(start for start, _ in self._taken), self.size_bytes]
+        for start, end in zip(begins, ends, strict=True):
+            yield start, end
+            if start < self._next < end:
+                yield self._next, end
+
+
+# Memory that one process owns and another may write to.
+#
+# A slab is one tensor of bytes. The denoiser's end makes it, and describes it in its first message; the
+# instance's end opens it. Its memory goes with the last view of it, in each process.
+
 
 DTYPES: Final = {dtype: getattr(torch, dtype.value) for dtype in Dtype}
 NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
@@ -53,7 +116,7 @@ class SharedSlab:
                 storage._release_ipc_counter(shared.counter, shared.counter_offset, device=device)  # noqa: SLF001
 
 
-def make(path: DataPath, size_bytes: int, device: torch.device) -> SharedSlab:
+def make_slab(path: DataPath, size_bytes: int, device: torch.device) -> SharedSlab:
     """A slab of `size_bytes`, all of it touched.
 
     Args:
@@ -68,7 +131,7 @@ def make(path: DataPath, size_bytes: int, device: torch.device) -> SharedSlab:
         return _MAKING[path](size_bytes, device)
 
 
-def opened(opening: OpenLink, descriptor: int | None, device: torch.device) -> Tensor | None:
+def open_slab(opening: OpenLink, descriptor: int | None, device: torch.device) -> Tensor | None:
     """The memory that a denoiser describes, (bytes,) uint8; None where it stays its own, for TCP.
 
     Args:
@@ -93,20 +156,20 @@ def opened(opening: OpenLink, descriptor: int | None, device: torch.device) -> T
     return None
 
 
-def at(slab: Tensor, offset: int, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+def tensor_at(slab: Tensor, offset: int, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """The tensor of this shape at byte `offset` of a slab: a view."""
     size_bytes = shape[0] * shape[1] * dtype.itemsize
     return slab[offset : offset + size_bytes].view(dtype).view(shape)
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
+def tensor_bytes(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor on the CPU."""
     flat: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(flat)
 
 
 def _shared_memory(size_bytes: int, _device: torch.device) -> SharedSlab:
-    descriptor = unnamed.allocated("giornata-control", size_bytes)
+    descriptor = anonymous_memory.allocated("giornata-control", size_bytes)
     try:
         return SharedSlab(_map(descriptor, size_bytes).zero_(), descriptor)
     except BaseException:
@@ -117,7 +180,7 @@ def _shared_memory(size_bytes: int, _device: torch.device) -> SharedSlab:
 def _mapped(descriptor: int, size_bytes: int) -> Tensor:
     """Raises Malformed where the file could shrink, which would end a process that writes to it, or is too short."""
     try:
-        sealed, found = unnamed.sealed(descriptor), os.fstat(descriptor).st_size
+        sealed, found = anonymous_memory.sealed(descriptor), os.fstat(descriptor).st_size
         if not sealed or found != size_bytes:
             raise MalformedFrame(
                 f"a slab of {size_bytes} bytes in {'a' if sealed else 'an unsealed'} file of {found}"
@@ -128,7 +191,7 @@ def _mapped(descriptor: int, size_bytes: int) -> Tensor:
 
 
 def _map(descriptor: int, size_bytes: int) -> Tensor:
-    return torch.frombuffer(unnamed.mapped(descriptor, size_bytes), dtype=torch.uint8)
+    return torch.frombuffer(anonymous_memory.mapped(descriptor, size_bytes), dtype=torch.uint8)
 
 
 def _own_memory(size_bytes: int, device: torch.device) -> SharedSlab:

@@ -1,4 +1,4 @@
-"""Blocking sockets of the data path: whole messages in and out, and an end to waiting for a peer that is gone."""
+"""Messages of the data path as bytes, and the blocking sockets that carry them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,107 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from types import MappingProxyType, UnionType
+from typing import Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel
 
-from giornata.control.link.frames import LENGTH, MAX_MESSAGE_BYTES, MalformedFrame, framed, length_of
+from giornata.wire import codec
+from giornata.wire.controlnets import FromDenoiser, FromInstance, LinkMessage
+from giornata.wire.errors import SchemaMismatch
+
+# What a denoiser hears instead of a sample.
+
+
+class LinkLost(ConnectionError):
+    """The data path to the instance is closed or broken: the rows have to be opened elsewhere."""
+
+
+class LinkLate(TimeoutError):
+    """What was waited for has not come in time; the link is up."""
+
+
+class ControlFailed(Exception):
+    """The instance refused a step, or failed in it."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        """Stable."""
+        self.message = message
+
+
+# Messages of the data path as bytes: four bytes of length, little-endian, and msgpack.
+
+
+LENGTH: Final = struct.Struct("<I")
+MAX_OPENING_BYTES: Final = 8 << 10
+"""Most bytes of a message from a denoiser that is not yet admitted."""
+MAX_MESSAGE_BYTES: Final = 64 << 10
+
+
+class MalformedFrame(ValueError):
+    """What came is no message of the data path."""
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def encode_frame(message: BaseModel) -> bytes:
+    """`message` with its length before it."""
+    data = codec.encode(message, limit_bytes=MAX_MESSAGE_BYTES)
+    return LENGTH.pack(len(data)) + data
+
+
+def frame_length(head: bytes | bytearray, limit_bytes: int) -> int:
+    """Bytes of the message behind these four.
+
+    Raises:
+        Malformed: an empty message, or one of more than `limit_bytes`.
+    """
+    (length,) = LENGTH.unpack(head)
+    if not 1 <= length <= limit_bytes:
+        raise MalformedFrame(f"a message of {length} bytes; accepted: 1 to {limit_bytes}")
+    return int(length)
+
+
+def read_from_denoiser(data: bytes) -> FromDenoiser:
+    """A message to an instance; Malformed where it is none."""
+    message: FromDenoiser = _read(_FROM_DENOISER, data)
+    return message
+
+
+def read_from_instance(data: bytes) -> FromInstance:
+    """A message to a denoiser; Malformed where it is none."""
+    message: FromInstance = _read(_FROM_INSTANCE, data)
+    return message
+
+
+def _by_kind(union: UnionType) -> Mapping[str, type[BaseModel]]:
+    kinds: tuple[type[BaseModel], ...] = get_args(union)
+    return MappingProxyType({kind.model_fields["kind"].default: kind for kind in kinds})
+
+
+_FROM_DENOISER: Final = _by_kind(FromDenoiser)
+_FROM_INSTANCE: Final = _by_kind(FromInstance)
+
+
+def _read(kinds: Mapping[str, type[BaseModel]], data: bytes) -> Any:
+    try:
+        fields = codec.fields_of(LinkMessage, data)
+        name = fields.get("kind")
+        if not isinstance(name, str) or name not in kinds:
+            raise MalformedFrame(f"a message of kind {str(name)[:50]!r}; accepted: {', '.join(kinds)}")
+        return codec.validated(kinds[name], fields)
+    except SchemaMismatch as error:
+        raise MalformedFrame(str(error)) from error
+
+
+# Blocking sockets of the data path: whole messages in and out, and an end to waiting for a peer that is
+# gone.
+
 
 STALLED_S: Final = 5
 """How long a peer may take in nothing of what is sent, or leave the network unanswered, before it counts as gone."""
@@ -56,7 +150,7 @@ class FramedConnection:
             OSError: the connection is broken, or the peer takes nothing in. It may have got a part, so nothing more can
                 be sent.
         """
-        head = framed(message)
+        head = encode_frame(message)
         with self._sending:
             self._socket.sendall(head)
             if data is not None:
@@ -64,7 +158,7 @@ class FramedConnection:
 
     def send_with(self, message: BaseModel, descriptors: Sequence[int]) -> None:
         """A message with open files. Raises OSError as :meth:`send` does."""
-        head = framed(message)
+        head = encode_frame(message)
         with self._sending:
             sent = socket.send_fds(self._socket, [head], descriptors)
             if sent < len(head):
@@ -80,7 +174,7 @@ class FramedConnection:
         """
         head = bytearray(LENGTH.size)
         self.receive_into(memoryview(head))
-        data = bytearray(length_of(head, MAX_MESSAGE_BYTES))
+        data = bytearray(frame_length(head, MAX_MESSAGE_BYTES))
         self.receive_into(memoryview(data))
         return bytes(data)
 
@@ -104,7 +198,7 @@ class FramedConnection:
         descriptors: list[int] = []
         try:
             head = self._opening(LENGTH.size, until_s, descriptors)
-            data = self._opening(length_of(head, limit_bytes), until_s, descriptors)
+            data = self._opening(frame_length(head, limit_bytes), until_s, descriptors)
             self._socket.settimeout(None)
             if len(descriptors) > 1:
                 raise MalformedFrame(f"{len(descriptors)} files; accepted: one at most")

@@ -8,10 +8,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from giornata.control.link.frames import MalformedFrame
-from giornata.control.link.losses import ControlFailed, LinkLate, LinkLost
-from giornata.control.link.ring import RingAllocator, aligned
-from giornata.wire.control_steps import ResidualsRequest
+from giornata.control.link.slabs import RingAllocator, align_up
+from giornata.control.link.sockets import ControlFailed, LinkLate, LinkLost, MalformedFrame
+from giornata.wire.controlnets import ResidualsRequest
 
 
 @dataclass(eq=False)
@@ -29,12 +28,12 @@ class InFlightControlStep:
 
     @property
     def count(self) -> int:
-        """How many samples it has."""
+        """Return how many samples it has."""
         return len(self.ask.offsets) - 1
 
     @property
     def under_way(self) -> bool:
-        """Whether the instance may still write to its place."""
+        """Return whether the instance may still write to its place."""
         return self.failed is None and len(self.here) < self.count
 
 
@@ -58,7 +57,7 @@ class ControlStepTable:
 
     @property
     def lost(self) -> bool:
-        """Whether the link is down."""
+        """Return whether the link is down."""
         return self._lost is not None
 
     def enter(self, described: ResidualsRequest) -> InFlightControlStep:
@@ -72,7 +71,7 @@ class ControlStepTable:
             LinkLost: the link is down.
             LinkLate: others have not made room in time.
         """
-        sizes = [aligned(size) for size in described.sizes_bytes]
+        sizes = [align_up(size) for size in described.sizes_bytes]
         size_bytes, ticket, until_s = sum(sizes), object(), time.monotonic() + self._room_s
         if size_bytes > self._ring.size_bytes:
             raise ValueError(

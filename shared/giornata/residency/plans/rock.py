@@ -1,9 +1,4 @@
-"""ROCK's placement (Zhang et al., "ROCK", CLUSTER 2025, section 4): replicas by popularity and size. Pure.
-
-What the paper leaves open is decided here: an adapter's cluster and partition are those that its hash names, a
-partition begins at a place of its own and has as many places as its part of the uses; a place scores by bandwidth times
-free share over hops; two adapters come together where one is used with the other in over half of at least four uses.
-"""
+"""ROCK's placement and its baseline `proactive` (CLUSTER 2025, section 4): replicas by popularity and size. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +8,57 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Final
 
-from giornata.residency.plans.filling import AdapterSelection, pins_of
-from giornata.residency.plans.hardware import clusters
-from giornata.residency.plans.values import AdapterTier, ResidencySnapshot, TierKind, Wanted
-from giornata.residency.rendezvous import number
-from giornata.residency.uses import AdapterUsage
+from giornata.residency.plans.use_based import (
+    AdapterSelection,
+    AdapterTier,
+    ResidencySnapshot,
+    TierKind,
+    Wanted,
+    pins_of,
+)
+from giornata.residency.popularity import AdapterUsage, rendezvous_weight
 
-PERIOD_S: Final = 45.0
+# Clusters of places by their hardware, as ROCK makes them (section 4). Imports scikit-learn where it is
+# needed.
+
+
+RADIUS: Final = 0.25
+NEIGHBOURS: Final = 6
+"""Radius and neighbours of DBSCAN, `eps` and `min_samples`, as published."""
+LEAST_PLACES: Final = 12
+"""Fewer are one cluster: two of them could not both have a core."""
+
+
+def clusters(places: Sequence[AdapterTier]) -> list[list[AdapterTier]]:
+    """Places by cluster: DBSCAN over budget, bandwidth and speed, each scaled to [0, 1]; noise is a cluster, too.
+
+    Totals, not what is free: with that, places of one kind would be noise. In the order of the places' names.
+    """
+    known = sorted(places, key=lambda place: place.name)
+    if len(known) < LEAST_PLACES:
+        return [known] if known else []
+    import numpy as np  # noqa: PLC0415 - with the extra alone, as the next
+    from sklearn.cluster import DBSCAN  # noqa: PLC0415 - takes seconds
+
+    totals = np.array([(place.budget_bytes, place.bytes_per_s, place.speed) for place in known], float)
+    span = np.ptp(totals, axis=0)
+    scaled = (totals - totals.min(0)) / np.where(span > 0, span, 1.0)
+    labels = DBSCAN(eps=RADIUS, min_samples=NEIGHBOURS).fit(scaled).labels_
+    found: dict[int, list[AdapterTier]] = {}
+    for place, label in zip(known, labels, strict=True):
+        found.setdefault(int(label), []).append(place)
+    return [found[label] for label in sorted(found)]
+
+
+# ROCK's placement (Zhang et al., "ROCK", CLUSTER 2025, section 4): replicas by popularity and size. Pure.
+#
+# What the paper leaves open is decided here: an adapter's cluster and partition are those that its hash
+# names, a partition begins at a place of its own and has as many places as its part of the uses; a place
+# scores by bandwidth times free share over hops; two adapters come together where one is used with the
+# other in over half of at least four uses.
+
+
+ROCK_PERIOD_S: Final = 45.0
 """How often it plans."""
 WINDOW_S: Final = 45.0
 """Length of the window in which uses count."""
@@ -35,7 +74,7 @@ TOGETHER_SHARE: Final = 0.5
 GB_S: Final = 1e9
 
 
-def replicas(count: int, size_bytes: float, mean_bytes: float) -> int:
+def replica_count(count: int, size_bytes: float, mean_bytes: float) -> int:
     """R = floor(1.5 f^0.6 sqrt(s / s̄)), as published: `count` uses in the window, bytes, and their mean."""
     return int(1.5 * math.pow(count, 0.6) * math.sqrt(size_bytes / mean_bytes))
 
@@ -100,8 +139,8 @@ class _Round:
         parts: dict[str, tuple[int, int]] = {}
         heat = Counter[tuple[int, int]]()
         for digest in self._hot:
-            cluster = number("cluster", digest) % len(found)
-            part = number("partition", digest) % max(1, len(found[cluster]) // PARTITION)
+            cluster = rendezvous_weight("cluster", digest) % len(found)
+            part = rendezvous_weight("partition", digest) % max(1, len(found[cluster]) // PARTITION)
             parts[digest] = cluster, part
             heat[parts[digest]] += self._counts[digest]
         total = sum(heat.values())
@@ -114,7 +153,9 @@ class _Round:
     def _replicate(self, digest: str, members: Sequence[str]) -> None:
         sizes = self._observed.sizes
         mean_bytes = sum(sizes.values()) / len(sizes)
-        wanted = min(len(self._places), replicas(self._counts[digest], sizes[digest], max(1.0, mean_bytes)))
+        wanted = min(
+            len(self._places), replica_count(self._counts[digest], sizes[digest], max(1.0, mean_bytes))
+        )
         have = sum(digest in filling for filling in self._fillings.values())
         while have < wanted:
             room = [
@@ -126,7 +167,7 @@ class _Round:
                 return
             best = sorted(room, key=lambda name: (-self._score(name, digest), name))[:BEST]
             weights = [self._score(name, digest) ** 2 for name in best]
-            draw = Random(number(str(self._seed), digest, str(have)))  # noqa: S311 - no secret
+            draw = Random(rendezvous_weight(str(self._seed), digest, str(have)))  # noqa: S311 - no secret
             chosen = draw.choices(best, weights)[0] if any(weights) else best[0]
             self._fillings[chosen].take(digest)
             have += 1
@@ -142,7 +183,7 @@ class _Round:
         return place.bytes_per_s / GB_S * free / (1 if near else 2)
 
     def _bring_partners(self) -> None:
-        """What is mostly used with an adapter comes to its places, and so on."""
+        """Return what is mostly used with an adapter comes to its places, and so on."""
         partners: dict[str, list[str]] = {}
         for (one, other), count in sorted(self._together.items()):
             for digest, partner in ((one, other), (other, one)):
@@ -154,3 +195,29 @@ class _Round:
             for digest in asked:  # it grows
                 come = (partner for partner in partners.get(digest, ()) if partner not in filling)
                 asked.extend(partner for partner in come if filling.take(partner))
+
+
+# The baseline `proactive` of ROCK's evaluation: what was popular lately is loaded wherever it fits. Pure.
+
+
+PROACTIVE_PERIOD_S: Final = 60.0
+"""How often it plans."""
+PROACTIVE_HALF_LIFE_S: Final = 600.0
+"""Half-life of the uses that it is given."""
+SHARE: Final = 0.5
+"""Share of each tier that it fills."""
+LEAST_USES: Final = 0.05
+"""Below it, an adapter is not popular: one use, 43 minutes ago."""
+
+
+def proactive_plan(observed: ResidencySnapshot, uses: AdapterUsage, now: float) -> Wanted:
+    """The most popular adapters, as many as fit into half of each place."""
+    counted = {digest: n for digest in observed.sizes if (n := uses.lately(digest, now)) >= LEAST_USES}
+    popular = sorted(counted, key=lambda digest: (-counted[digest], digest))
+    wanted = {}
+    for place in observed.places:
+        filling = AdapterSelection(place, observed.sizes, pins_of(place, observed), SHARE)
+        for digest in popular:
+            filling.take(digest)
+        wanted[place.name] = filling.chosen
+    return wanted

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from giornata.scheduling.degrees.pool import DEGREES, PoolDecision, PoolRow, StepStart
-from giornata.scheduling.degrees.subsets import DeviceRequest, DeviceSubsets, family
+from giornata.scheduling.degrees.pool import (
+    DEGREES,
+    DeviceRequest,
+    DeviceSubsets,
+    PoolDecision,
+    PoolRow,
+    StepStart,
+    device_subsets,
+)
 
 
 class FixedDegrees:
@@ -29,7 +36,7 @@ class FixedDegrees:
         self, devices: int, degree: int | Mapping[Hashable, int], *, by_deadline: bool = False
     ) -> None:
         self._degree, self._by_deadline = degree, by_deadline
-        self._subsets = DeviceSubsets([group for group in family(devices) if len(group) in DEGREES])
+        self._subsets = DeviceSubsets([group for group in device_subsets(devices) if len(group) in DEGREES])
         has = self._subsets.degrees(range(devices))
         for wanted in (degree,) if isinstance(degree, int) else degree.values():
             if wanted not in has:

@@ -39,7 +39,7 @@ class DecisionRecord:
     decision: PoolDecision
 
     def replayed(self) -> PoolDecision:
-        """What the rule decides now, which is `decision` unless the rule has changed.
+        """Return what the rule decides now, which is `decision` unless the rule has changed.
 
         It may then ask about rows that have no answer here; those share no step.
         """

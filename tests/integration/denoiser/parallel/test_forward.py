@@ -11,28 +11,24 @@ import numpy as np
 import pytest
 import torch
 
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import with_companions
 from giornata.packed.low_rank import low_rank
-from giornata.packed.region import beside
-from giornata.packed.ulysses import AllToAllGroup
-from giornata.packed.uses import BlockInputs, CachedTokens
-from giornata.planning.degrees import StepParallelism
+from giornata.packed.sharding import AllToAllGroup
+from giornata.planning.cost_model import StepParallelism
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.blocks.narrowing import CacheSharder
-from giornata_denoiser.blocks.recording import EntryRecorder
-from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.blocks.recorders import EntryRecorder
+from giornata_denoiser.blocks.slabs import CacheSharder, Device, Slabs
 from giornata_denoiser.choices import CacheForm
-from giornata_denoiser.engine.assembly import place
+from giornata_denoiser.engine.batch_tensors import place_inputs
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.sources import ReuseOptions
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint, FluxKontext
+from giornata_denoiser.engine.step_plan import ReuseOptions
+from giornata_denoiser.families.flux import FluxInpaint, FluxKontext
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.parallel import halves
-from giornata_denoiser.parallel.family import possible, shared, shares_tokens
+from giornata_denoiser.parallel import families
+from giornata_denoiser.parallel.families import halve_guidance, is_possible, shared, shares_tokens
 from giornata_denoiser.parallel.groups import RankGroup
-from giornata_denoiser.parallel.halves import halved
-from giornata_denoiser.rows.adapters import Adapters, RowLora
-from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowLora
 from giornata_denoiser.rows.template import Entry
 from tests.fakes import tiny_driven, tiny_flux
 from tests.fakes.tiny_driven import FAMILIES
@@ -147,7 +143,8 @@ def mixed(heads: int, bits: int, network: type[FluxInpaint] = FluxInpaint) -> Ma
         masked(of, Spec("mixed", grid=(3, 9), text_tokens=4, steps=6, seed=5), [5, 6], halo=1),
     ]
     rows = [
-        row if row.region is None else replace(row, region=beside(row.region, row.companions)) for row in rows
+        row if row.region is None else replace(row, region=with_companions(row.region, row.companions))
+        for row in rows
     ]
     modes = {2: (KV,) * 4, 3: (FULL, HIDDEN, KV, HIDDEN), 4: (HIDDEN, FULL, HIDDEN, KV)}
     entries = {index: entry(of, rows[index], bits) for index in modes}
@@ -412,7 +409,7 @@ def pictures(*scales: float | None) -> Made:
 
 
 def by_halves(of: ModelFamily, group: AllToAllGroup) -> ModelFamily:
-    return of if group.size == 1 else halved(of, group)
+    return of if group.size == 1 else halve_guidance(of, group)
 
 
 @pytest.mark.parametrize(
@@ -454,10 +451,10 @@ def test_each_sequence_has_one_member_and_both_halves_of_a_row_have_two() -> Non
     of = tiny_flux.family()
     guided, other = (tiny_flux.row(of, Spec(grid=(4, 4), true_cfg_scale=scale)) for scale in (2.0, 1.0))
     large = tiny_flux.row(of, Spec(grid=(6, 6)))
-    pair, single, big = (place(row, of).sequences for row in (guided, other, large))
-    assert halves.members([pair[0], single[0], big[0], pair[1]]) == (0, 1, 0, 1)
-    assert halves.members([single[0], single[0], big[0]]) == (1, 1, 0)
-    assert halves.members([single[0]]) == (0,)
+    pair, single, big = (place_inputs(row, of).sequences for row in (guided, other, large))
+    assert families.assign_members([pair[0], single[0], big[0], pair[1]]) == (0, 1, 0, 1)
+    assert families.assign_members([single[0], single[0], big[0]]) == (1, 1, 0)
+    assert families.assign_members([single[0]]) == (0,)
 
 
 def test_what_a_group_cannot_compute_is_told() -> None:
@@ -465,11 +462,11 @@ def test_what_a_group_cannot_compute_is_told() -> None:
     assert shares_tokens(flux)
     assert not shares_tokens(unet)
     assert [
-        possible(flux, way)
+        is_possible(flux, way)
         for way in (StepParallelism(4), StepParallelism(5), StepParallelism(2, halves=True))
     ] == [True, False, True]
     assert [
-        possible(unet, way)
+        is_possible(unet, way)
         for way in (StepParallelism(1), StepParallelism(2), StepParallelism(2, halves=True))
     ] == [True, False, True]
     with pytest.raises(
@@ -479,9 +476,9 @@ def test_what_a_group_cannot_compute_is_told() -> None:
     with pytest.raises(ValueError, match="received 5 devices, accepted are at most 4, one for each head"):
         shared(flux, Group(5))
     with pytest.raises(ValueError, match="received 4 devices, accepted are 2"):
-        halved(flux, Group(4))
+        halve_guidance(flux, Group(4))
     assert shared(unet, Group(1)) is unet
-    for taken in (shared(flux, Group(2)), halved(flux, Group(2))):
-        for how in (shared, halved):
+    for taken in (shared(flux, Group(2)), halve_guidance(flux, Group(2))):
+        for how in (shared, halve_guidance):
             with pytest.raises(ValueError, match="accepted are those of one process"):
                 how(taken, Group(2))

@@ -14,10 +14,8 @@ from pathlib import Path
 import torch
 
 from giornata.families import Family
-from giornata.packed.region import region
-from giornata.planning.costing import CostModel
-from giornata.planning.degrees import DegreeFit
-from giornata.planning.profiles import Profile
+from giornata.packed.compute_set import make_region
+from giornata.planning.cost_model import CostModel, DegreeFit, Profile
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.scheduling.degrees.pool import Devices, PoolDecision, PoolRow, PoolRule, StepStart
 from giornata.scheduling.degrees.rule import ReplanningRule
@@ -30,12 +28,11 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.pool.leader import DevicePool
-from giornata_denoiser.pool.memory import Arena
-from giornata_denoiser.pool.opening import groups_of, loaded, start_ranks
-from giornata_denoiser.pool.patience import RankTimeouts
-from giornata_denoiser.pool.processes import LocalRankProcess
-from giornata_denoiser.pool.times import PoolTimes
-from giornata_denoiser.profiling.calibration import calibrate
+from giornata_denoiser.pool.ranks import LocalRankProcess, RankTimeouts
+from giornata_denoiser.pool.setup import groups_of, loaded, start_ranks
+from giornata_denoiser.pool.shared_memory import Arena
+from giornata_denoiser.pool.state import PoolTimes
+from giornata_denoiser.profiling.fitting import calibrate
 from giornata_denoiser.rows.row import Row
 from giornata_tools.model.random.build import build
 from tests.patience import HUNG_S
@@ -97,7 +94,7 @@ class Model:
             return made
         cells = torch.zeros(grid, dtype=torch.bool)
         cells[1:3, 1:3] = True
-        return Row(**{**vars(made), "region": region(cells), "renewed_every": 3})
+        return Row(**{**vars(made), "region": make_region(cells), "renewed_every": 3})
 
     def alone(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         """The final latents of rows, each computed by itself in this process."""

@@ -15,7 +15,7 @@ import pytest
 from giornata.scheduling.degrees.pool import Devices
 from giornata.wire.workers import RankPhase
 from giornata_denoiser.pool.leader import DevicePool
-from giornata_denoiser.pool.patience import RankTimeouts
+from giornata_denoiser.pool.ranks import RankTimeouts
 from tests.integration.denoiser.pool.bench import After, Model, Walk, equal, running, send
 from tests.patience import HUNG_S
 

@@ -10,16 +10,15 @@ from pathlib import Path
 import torch
 
 from giornata.families import Family
-from giornata.planning.degrees import StepParallelism
+from giornata.planning.cost_model import StepParallelism
 from giornata.scheduling.batch import Capacity
 from giornata.scheduling.degrees.pool import Devices
-from giornata_denoiser.blocks.device import Device
+from giornata_denoiser.blocks.slabs import Device
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.sources import ReuseOptions
-from giornata_denoiser.rows.correction import Correction
+from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import CachedTemplate
+from giornata_denoiser.rows.template import CachedTemplate, Correction
 from tests.integration.denoiser.pool.bench import Gathered, Model, Walk, equal, make_model, profiled, running
 
 # Pools compute what one process computes, whichever devices compute which step.

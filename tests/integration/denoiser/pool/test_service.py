@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from giornata.planning.degrees import StepParallelism
+from giornata.planning.cost_model import StepParallelism
 from giornata.scheduling.degrees.recording import from_json
 from giornata.wire import subjects
 from giornata.wire.messages import RunAnswer

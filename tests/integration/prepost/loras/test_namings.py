@@ -20,11 +20,11 @@ from torch import Tensor
 
 from giornata.families import Family
 from giornata.wire.errors import LoraMismatch, LoraNotSupported
-from giornata_lora_store.inspection import LoraHeaderInspector
+from giornata_lora_store.header_reader import LoraHeaderInspector
 from giornata_lora_store.rules.headers import LoraSizeLimits
-from giornata_prepost.loras import normalising
+from giornata_prepost.loras import normalisation
 from giornata_prepost.loras.checkpoint_modules import CheckpointModules
-from giornata_prepost.loras.normalising import normalise
+from giornata_prepost.loras.normalisation import normalise
 from tests.integration.prepost.loras import namings, oracle
 from tests.integration.prepost.loras.namings import Changes, applied
 
@@ -35,7 +35,7 @@ modules_of = cache(CheckpointModules)
 
 @pytest.fixture(autouse=True, scope="module")
 def _modules_are_built_once() -> Iterator[None]:
-    with mock.patch.object(normalising, "CheckpointModules", modules_of):
+    with mock.patch.object(normalisation, "CheckpointModules", modules_of):
         yield
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from giornata.families import Family
 from giornata.wire.errors import GiornataError, LoraMismatch, LoraNotFinite, LoraNotSupported, LoraUnreadable
-from giornata_prepost.loras.normalising import normalise
+from giornata_prepost.loras.normalisation import normalise
 from tests.integration.prepost.loras import oracle
 
 Checkpoint = Callable[[Family], Path]

@@ -15,7 +15,7 @@ from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
 from giornata.config import new_instance
 from giornata.families import Family
-from giornata.lora_transfer import fetch, pieces
+from giornata.lora_transfer import fetch, read_pieces
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraNotFound
 from giornata.wire.jobs import BlobRef
@@ -23,9 +23,8 @@ from giornata.wire.loras import LoraRecord, LoraState, StoredFile
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import Tensors
-from giornata_prepost.inspecting import model_size
-from giornata_prepost.loras.canonical import TextFactors, read_text_part
-from giornata_prepost.loras.text_parts import TextLora, acting
+from giornata_prepost.inspection import model_size
+from giornata_prepost.loras.canonical import TextFactors, TextLora, act_text_loras, read_text_part
 from tests.integration.lora_bench import open_bench
 from tests.integration.prepost.asking import MASK, SCENE, a_job, encoded, inspected, png, serving
 from tests.integration.prepost.loras import oracle
@@ -55,7 +54,7 @@ async def test_a_store_and_a_prepost_make_a_canonical_file(
         assert ready.state is LoraState.READY, ready.error
         assert ready.canonical is not None
         assert ready.canonical.text_modules > 0
-        found = [piece async for piece in pieces(bench.bus, ready.canonical.file, 1 << 30)]
+        found = [piece async for piece in read_pieces(bench.bus, ready.canonical.file, 1 << 30)]
         (tmp_path / "canonical").write_bytes(b"".join(found))
         wrong = torch.full((4, 8), torch.nan)
         name = "transformer.transformer_blocks.0.attn.to_q"
@@ -86,7 +85,7 @@ async def _check_text(bus: Bus, blobs: RedisBlobs, config: PrepostConfig, ready:
     plain, under, after = await text(), await text(use), await text()
     assert under[1] == plain[1] == after[1], "the empty text of templates has no LoRA"
     size = model_size(inspection)
-    with acting(model, [TextLora(0.8, await _part(bus, made.file))]):
+    with act_text_loras(model, [TextLora(0.8, await _part(bus, made.file))]):
         expected = model.encode_text(job.parameters.prompt, size)
     for name, tensor in expected.items():
         torch.testing.assert_close(under[0][name], tensor, rtol=1e-5, atol=1e-5, msg=name)

@@ -14,9 +14,15 @@ from giornata.model_cards import read_model_card
 from giornata.wire.errors import LoraMismatch, LoraUnreadable
 from giornata_prepost.checkpoint import FAMILIES
 from giornata_prepost.images.geometry import Size
-from giornata_prepost.loras.canonical import TextFactors, read_text_part, write_canonical, write_text_part
-from giornata_prepost.loras.normalising import normalise
-from giornata_prepost.loras.text_parts import TextLora, acting
+from giornata_prepost.loras.canonical import (
+    TextFactors,
+    TextLora,
+    act_text_loras,
+    read_text_part,
+    write_canonical,
+    write_text_part,
+)
+from giornata_prepost.loras.normalisation import normalise
 from tests.integration.prepost.loras import oracle
 from tests.integration.prepost.oracle import NEGATIVE, PROMPT, SIZE
 
@@ -57,7 +63,7 @@ def test_two_loras_make_of_prompts_what_diffusers_makes(
     model_under, model.pipeline = model.pipeline, pipeline  # the same code reads diffusers' adapted encoders
     expected = model.encode_text(PROMPT, SIZE) | model.encode_unguided(NEGATIVE, SIZE)
     model.pipeline = model_under
-    with acting(model, loras):
+    with act_text_loras(model, loras):
         found = model.encode_text(PROMPT, SIZE) | model.encode_unguided(NEGATIVE, SIZE)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -91,7 +97,7 @@ def test_what_the_model_does_not_have_is_refused_and_nothing_stays(
     plain = model.encode_text(PROMPT, Size(64, 64))["prompt_embeds"]
     with (
         pytest.raises(LoraMismatch, match=said),
-        acting(model, [good, TextLora(1.0, {encoder: {prefix + path: wrong}})]),
+        act_text_loras(model, [good, TextLora(1.0, {encoder: {prefix + path: wrong}})]),
     ):
         pass
     assert torch.equal(model.encode_text(PROMPT, Size(64, 64))["prompt_embeds"], plain)

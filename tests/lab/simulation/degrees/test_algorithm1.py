@@ -11,10 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.degrees.pool import PoolRow, StepStart
-from giornata_lab.simulation.degrees import costs
-from giornata_lab.simulation.degrees.algorithm1 import DegreeOption, knapsack, least_device_time, placed
-from giornata_lab.simulation.degrees.events import EventDrivenRule
-from giornata_lab.simulation.degrees.rounds import RoundBasedRule, RoundSwitches, TieBreak
+from giornata_lab.simulation.degrees import step_times
+from giornata_lab.simulation.degrees.baselines import (
+    DegreeOption,
+    EventDrivenRule,
+    RoundBasedRule,
+    RoundSwitches,
+    TieBreak,
+    knapsack,
+    least_device_time,
+    placed,
+)
 from giornata_lab.simulation.degrees.workloads import PoolRowSize, PoolWorkload, SizeMix
 from giornata_lab.simulation.degrees.world import PoolWorld
 
@@ -176,7 +183,7 @@ def test_as_many_deadlines_are_kept_as_measured(
     mix: SizeMix, steps: int | None, ties: TieBreak | None, met: tuple[int, int]
 ) -> None:
     """Deadlines kept, of 80 at scales 1.0 and 1.5: figures of an independent simulation of the same rules."""
-    longest_s = costs.times(PoolRowSize(2048, 16384), POWERS)[8]
+    longest_s = step_times.times(PoolRowSize(2048, 16384), POWERS)[8]
     for scale, expected in zip((1.0, 1.5), met, strict=True):
         rule = (
             RoundBasedRule.of_steps(steps, longest_s, 8, RoundSwitches(ties=ties))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from giornata.planning.costs import StepCosts
-from giornata.planning.degrees import ALONE, StepParallelism
+from giornata.planning.cost_model import ALONE, LinearFit, StepParallelism
 from giornata.planning.operations import NETWORK, StepWork
-from giornata.planning.regression import LinearFit
+from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.degrees.pool import DEGREES
-from giornata_lab.simulation.degrees.fitting import DerivedStep, made, steps
+from giornata_lab.simulation.degrees.step_times import DerivedStep, made, steps
 from giornata_lab.simulation.h100 import MACHINES, shipped
 from giornata_lab.simulation.machines import PUBLISHED
 

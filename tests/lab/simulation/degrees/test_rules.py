@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from giornata.scheduling.degrees.pool import PoolDecision, PoolRow, StepStart
 from giornata.scheduling.degrees.rule import ReplanningOptions
-from giornata_lab.simulation.degrees import costs
+from giornata_lab.simulation.degrees import step_times
+from giornata_lab.simulation.degrees.baselines import RoundSwitches, TieBreak
 from giornata_lab.simulation.degrees.results import charts, summarise
-from giornata_lab.simulation.degrees.rounds import RoundSwitches, TieBreak
 from giornata_lab.simulation.degrees.rules import (
     BEST_DEGREES,
     POWERS,
@@ -184,6 +184,6 @@ def test_a_summary_counts_time_of_devices_and_moves() -> None:
         PoolRuleCase(PoolWorkload(requests=1, steps=10, scale=100), RuleSetting(RuleName.FIXED, (4,)))
     )
     size = run.outcomes[0].request.size
-    assert run.summary.mean_s == pytest.approx(10 * costs.times(size, (4,))[4])
+    assert run.summary.mean_s == pytest.approx(10 * step_times.times(size, (4,))[4])
     assert run.summary.busy == pytest.approx(0.5)
     assert (run.summary.moved, run.summary.met, run.summary.decisions) == (0.0, 1, 10)

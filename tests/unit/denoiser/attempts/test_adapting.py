@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.adapters import ControlUse, ControlWork, LoraUse
-from giornata.wire.progress import RowState
-from giornata_denoiser.attempts.adapting import adapters_of
+from giornata.wire.jobs import RowState
+from giornata_denoiser.attempts.inputs import adapters_of
 from tests.contract.messages import JOB, REF
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec

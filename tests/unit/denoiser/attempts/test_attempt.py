@@ -13,25 +13,32 @@ from typing import Any
 import pytest
 import torch
 
-from giornata.blobs.memory import MemoryBlobs
-from giornata.packed.region import region
+from giornata.blobs.store import MemoryBlobs
+from giornata.packed.compute_set import make_region
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import InvalidField, RowPoisoned
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, JobState, Priority
+from giornata.wire.jobs import (
+    BlobRef,
+    Encoding,
+    Inspection,
+    Job,
+    JobRecord,
+    JobState,
+    Priority,
+    RowRecord,
+    RowState,
+)
 from giornata.wire.messages import Epoch, RunAnswer, RunRequest
 from giornata.wire.models import Task
-from giornata.wire.progress import JobRecord, RowRecord, RowState
 from giornata.wire.requests import EditParameters, Quality
 from giornata_denoiser.attempts.attempt import Attempt, has_room
-from giornata_denoiser.attempts.carrying import AttemptInputs, AttemptRunner, Fetch
-from giornata_denoiser.attempts.epochs import EpochFence
 from giornata_denoiser.attempts.inputs import track_of
-from giornata_denoiser.attempts.outcomes import AttemptResultWriter, WrittenAttemptResult
-from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.attempts.results import AttemptResultWriter, WrittenAttemptResult
+from giornata_denoiser.attempts.runner import AttemptInputs, AttemptRunner, EpochFence, Fetch
+from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.protocol import FailedRow, StepReport
-from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
-from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_by_size
+from giornata_denoiser.rows.row import Adapters, RowLora
 from tests.fakes import tiny_flux
 from tests.fakes.fleet import CARD
 from tests.fakes.tiny_flux import SCHEDULER, Spec
@@ -133,7 +140,7 @@ def test_telemetry_tells_the_padding_that_a_row_keeps(keeps: bool) -> None:
     assert not next(made.progress(0.0)).shape_known
     built = tiny_flux.row(tiny_flux.family(), Spec(text_tokens=6, padding_tokens=4))
     cells = torch.eye(3, 4).bool()
-    made.rows = {0: replace(built, region=region(cells), renewed_every=3, keeps_padding=keeps)}
+    made.rows = {0: replace(built, region=make_region(cells), renewed_every=3, keeps_padding=keeps)}
     (told,) = made.progress(0.0)
     assert (told.text_tokens, told.padding_tokens) == (6, 4 if keeps else 0)
     assert told.shape_known

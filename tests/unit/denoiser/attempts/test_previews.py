@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from giornata.scheduling.batch import Capacity
-from giornata.wire.events import PREVIEW_BYTES, PREVIEW_JOB_BYTES
-from giornata_denoiser.attempts.previews import encode, limit_bytes
+from giornata.wire.messages import PREVIEW_BYTES, PREVIEW_JOB_BYTES
+from giornata_denoiser.attempts.events import encode, limit_bytes
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.protocol import StepReport
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint
+from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import preview_steps

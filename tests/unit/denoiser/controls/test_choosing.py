@@ -13,23 +13,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.control.mismatch import ControlMismatch
+from giornata.control.naming import ControlMismatch
 from giornata.wire.adapters import ControlKind, ControlWork
 from giornata.wire.controlnets import ControlState
 from giornata.wire.workers import ServiceState
 from giornata_denoiser.choices import ControlNetExecutor
-from giornata_denoiser.controls.choosing import (
+from giornata_denoiser.controls.executor_choice import (
     DenoiserProcess,
     ResidualTiming,
     RowWork,
-    able,
-    best,
-    chosen,
-    due,
+    able_instances,
+    best_instance,
+    choose_executor,
     exposed_ms,
+    residual_timing,
 )
-from giornata_denoiser.controls.networks import ControlNetTarget, controlled
-from giornata_denoiser.controls.opening import open_controls
+from giornata_denoiser.controls.local import ControlNetTarget, control_target, open_controls
 from tests.fakes import (
     tiny_driven,
     tiny_flux,
@@ -53,7 +52,7 @@ ROW = RowWork(
     due=(ResidualTiming(0.1, 0.01), ResidualTiming(1.0, 0.9)),
 )
 """An instance at 2 ms for 1e9 multiplications takes 60 ms, and 4 ms to move samples on one host."""
-UNET = replace(ROW, due=due(ControlKind.UNET, [tuple(range(13))]))
+UNET = replace(ROW, due=residual_timing(ControlKind.UNET, [tuple(range(13))]))
 
 
 def told(name: str, **control: object) -> ServiceState:
@@ -81,13 +80,13 @@ def test_an_instance_that_has_computed_nothing_is_as_fast_as_this_process() -> N
 
 def test_sums_are_made_with_all_samples_before_them_and_read_behind_their_block() -> None:
     two, one = (0, 0, 1, 2), (0, 0, 0, None)
-    assert due(ControlKind.FLUX, [two, one]) == (
+    assert residual_timing(ControlKind.FLUX, [two, one]) == (
         ResidualTiming(2 / 4, 1 / 4),
         ResidualTiming(3 / 4, 3 / 4),
         ResidualTiming(4 / 4, 4 / 4),
     )
     nothing: tuple[None, ...] = (None,) * 4
-    assert due(ControlKind.FLUX, [two, nothing]) == due(ControlKind.FLUX, [two])
+    assert residual_timing(ControlKind.FLUX, [two, nothing]) == residual_timing(ControlKind.FLUX, [two])
 
 
 @pytest.mark.parametrize(
@@ -106,16 +105,18 @@ def test_nothing_is_computed_meanwhile_on_one_device_or_too_few_cores(
     here: DenoiserProcess, control: dict[str, object]
 ) -> None:
     assert exposed_ms(ROW, told("c", **control), here) == pytest.approx(64)
-    assert chosen(ROW, [told("c", **control)], NETS, here, ControlNetExecutor.AUTO) is None
-    assert chosen(ROW, [told("c", work_ms=0.1, **control)], NETS, here, ControlNetExecutor.AUTO) is None
-    assert chosen(ROW, [told("c", **control)], NETS, here, ControlNetExecutor.SERVICE) is not None
+    assert choose_executor(ROW, [told("c", **control)], NETS, here, ControlNetExecutor.AUTO) is None
+    assert (
+        choose_executor(ROW, [told("c", work_ms=0.1, **control)], NETS, here, ControlNetExecutor.AUTO) is None
+    )
+    assert choose_executor(ROW, [told("c", **control)], NETS, here, ControlNetExecutor.SERVICE) is not None
 
 
 def test_an_instance_that_has_computed_nothing_yet_is_asked_where_its_work_would_hide() -> None:
     new = told("c", work_ms=None)
     assert exposed_ms(ROW, new, HERE) == exposed_ms(ROW, told("c"), HERE), "as fast as this process: 60 ms"
-    assert chosen(ROW, [new], NETS, HERE, ControlNetExecutor.AUTO) is not None
-    assert chosen(ROW, [new], NETS, replace(HERE, device="cuda:1"), ControlNetExecutor.AUTO) is None
+    assert choose_executor(ROW, [new], NETS, HERE, ControlNetExecutor.AUTO) is not None
+    assert choose_executor(ROW, [new], NETS, replace(HERE, device="cuda:1"), ControlNetExecutor.AUTO) is None
 
 
 def test_cores_of_their_own_are_enough() -> None:
@@ -131,9 +132,9 @@ def test_another_host_moves_samples_more_slowly() -> None:
 def test_what_is_not_here_is_asked_for() -> None:
     elsewhere = replace(ROW, local_ms=math.inf)
     for executor in ControlNetExecutor:
-        assert chosen(elsewhere, [told("c", work_ms=900.0)], NETS, HERE, executor) is not None
-    assert chosen(elsewhere, [], NETS, HERE, ControlNetExecutor.AUTO) is None
-    assert chosen(ROW, [told("c")], NETS, HERE, ControlNetExecutor.LOCAL) is None
+        assert choose_executor(elsewhere, [told("c", work_ms=900.0)], NETS, HERE, executor) is not None
+    assert choose_executor(elsewhere, [], NETS, HERE, ControlNetExecutor.AUTO) is None
+    assert choose_executor(ROW, [told("c")], NETS, HERE, ControlNetExecutor.LOCAL) is None
 
 
 def test_the_best_instance_shares_memory_then_has_the_weights_then_has_the_least_to_do() -> None:
@@ -143,7 +144,7 @@ def test_the_best_instance_shares_memory_then_has_the_weights_then_has_the_least
         told("c", resident=tuple(NETS), pending_ms=9.0),
         told("d", resident=tuple(NETS), pending_ms=5.0),
     ]
-    found = best(states, NETS, "m1")
+    found = best_instance(states, NETS, "m1")
     assert found is not None
     assert found.instance == "d"
 
@@ -151,7 +152,7 @@ def test_the_best_instance_shares_memory_then_has_the_weights_then_has_the_least
 @given(rows=st.integers(0, 5), has=st.frozensets(st.sampled_from(sorted(NETS))), excluded=st.booleans())
 def test_an_instance_is_able_with_room_and_all_nets(rows: int, has: frozenset[str], excluded: bool) -> None:
     state = instance("c", has, control=ControlState(capacity_rows=4, rows=rows))
-    found = able([state], NETS, {"c"} if excluded else ())
+    found = able_instances([state], NETS, {"c"} if excluded else ())
     assert bool(found) == (rows < 4 and has == NETS and not excluded)
 
 
@@ -167,7 +168,7 @@ def network(name: str) -> ControlNetTarget:
     of: Any = tiny_unet.network(name, fill=name == "xl") if name in tiny_unet.SHAPES else None
     if of is None:
         of = (tiny_flux.family() if name == "flux" else tiny_driven.family(name)).network
-    found = controlled(of, PIXELS[name])
+    found = control_target(of, PIXELS[name])
     assert found is not None
     return found
 

@@ -16,28 +16,30 @@ import torch
 from torch import Tensor
 
 from giornata.control.link.client import ControlLink
-from giornata.control.link.listener import Listener
-from giornata.control.link.losses import LinkLate, LinkLost
-from giornata.control.loading import load
-from giornata.control.protocol import ControlNet
-from giornata.packed.region import region
-from giornata.planning.controls import work_of
+from giornata.control.link.server import Listener
+from giornata.control.link.sockets import LinkLate, LinkLost
+from giornata.control.networks import ControlNet, load
+from giornata.packed.compute_set import make_region
+from giornata.planning.operations import work_of
 from giornata.scheduling.batch import RowKey
 from giornata.wire.controlnets import DataPath, OpenControlReply
-from giornata_denoiser.blocks.waits import WaitTimer
-from giornata_denoiser.controls.executing import ControlDispatcher
-from giornata_denoiser.controls.instances import ControlDataPath, DataPathPool
-from giornata_denoiser.controls.local import LocalControls, costing
-from giornata_denoiser.controls.networks import ControlNetTarget, controlled
+from giornata_denoiser.blocks.slabs import WaitTimer
+from giornata_denoiser.controls.controlnets import ControlDispatcher
+from giornata_denoiser.controls.local import (
+    ControlNetTarget,
+    LocalControls,
+    control_target,
+    with_control_costs,
+)
 from giornata_denoiser.controls.remote import (
     ControlNetSession,
     RemoteControlOptions,
     RemoteControls,
     _RemoteResiduals,
 )
-from giornata_denoiser.engine.controls import ControlLost, OfSequences
-from giornata_denoiser.rows.adapters import Adapters, RowControl
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.controls.sessions import ControlDataPath, DataPathPool
+from giornata_denoiser.engine.adapters import ControlLost, OfSequences
+from giornata_denoiser.rows.row import Adapters, Row, RowControl
 from tests.contract.control_link.strangers import TOKEN, listening_at
 from tests.fakes import control_instance, tiny_flux
 from tests.fakes.control_instance import TOKENS, Instance
@@ -52,7 +54,7 @@ from tests.patience import HUNG_S
 SOON_S = 0.05
 CPU = torch.device("cpu")
 FAMILY = tiny_flux.family()
-NETWORK = controlled(FAMILY.network, 16)
+NETWORK = control_target(FAMILY.network, 16)
 assert NETWORK is not None
 BLOCKS = len(NETWORK.base.channels)
 BEHIND = (0, *(None,) * (BLOCKS - 1))
@@ -239,7 +241,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> ControlNet:
 
 
 def network() -> ControlNetTarget:
-    found = controlled(FAMILY.network, 16)
+    found = control_target(FAMILY.network, 16)
     assert found is not None
     return found
 
@@ -250,7 +252,7 @@ def masked(of: ControlNet) -> Row:
     hint = torch.randn(12, LATENT, generator=torch.Generator().manual_seed(3))
     return replace(
         tiny_flux.row(FAMILY, Spec(grid=GRID, steps=6)),
-        region=region(cells),
+        region=make_region(cells),
         adapters=Adapters(controls=(RowControl("edges", of.card.digest, 1.0, 0, 6),)),
         control_images=(hint,),
     )
@@ -290,7 +292,7 @@ def test_a_row_that_is_computed_here_until_it_is_open_elsewhere_costs_what_it_co
     """Else its steps would be predicted, and the network's costs learned, as if its ControlNets took no time."""
     opened = Open(RemoteControlOptions())
     controls = ControlDispatcher(LocalControls({loaded.card.digest: loaded}, network()), opened.remote)
-    row = costing(masked(loaded), {})
+    row = with_control_costs(masked(loaded), {})
     here = controls.able(row)
     assert here is not None
     assert here.adapters.controls[0].work == work_of(loaded.card)

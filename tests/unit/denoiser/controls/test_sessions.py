@@ -16,13 +16,13 @@ from structlog.testing import capture_logs
 
 from giornata.bus.bus import Bus
 from giornata.control.link import slabs
-from giornata.control.link.listener import Listener
-from giornata.control.link.losses import ControlFailed
-from giornata.wire.control_steps import DeviceMemory
+from giornata.control.link.server import Listener
+from giornata.control.link.sockets import ControlFailed
 from giornata.wire.controlnets import (
     CloseControl,
     CloseControlReply,
     DataPath,
+    DeviceMemory,
     OpenControl,
     OpenControlReply,
     StepRefusal,
@@ -30,10 +30,13 @@ from giornata.wire.controlnets import (
 from giornata.wire.errors import ControlNetUnavailable
 from giornata.wire.messages import RunRequest
 from giornata_denoiser.controls import sessions as module
-from giornata_denoiser.controls.instances import ControlNetInstances, DataPathPool
-from giornata_denoiser.controls.questions import ControlClientInfo
 from giornata_denoiser.controls.remote import RemoteControls
-from giornata_denoiser.controls.sessions import ControlNetSessionManager
+from giornata_denoiser.controls.sessions import (
+    ControlClientInfo,
+    ControlNetInstances,
+    ControlNetSessionManager,
+    DataPathPool,
+)
 from tests.contract.messages import MESSAGES
 from tests.patience import HUNG_S
 from tests.unit.denoiser.controls.test_remote import BEHIND, CPU, NET, NETWORK, controlled_row

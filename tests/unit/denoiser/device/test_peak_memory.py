@@ -18,21 +18,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
 from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.engine.assembly import assemble, place
+from giornata_denoiser.engine.batch_tensors import assemble, place_inputs
+from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.engine.loading import device_for
-from giornata_denoiser.engine.stepping import denoise_step
-from giornata_denoiser.engine.weighing import StepBudget, step_bytes
+from giornata_denoiser.engine.step_budget import StepBudget, step_bytes
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.profiling.making import activation_bytes
+from giornata_denoiser.profiling.fitting import activation_bytes
 from giornata_denoiser.profiling.measuring import StepMeter
 from giornata_denoiser.profiling.mixtures import RowSize, StepShape
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import StoredTensor, bits_of
-from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, StoredTensor, bits_of
 from giornata_lab.bench.compute import families
 from giornata_lab.bench.compute.models import REAL, flux
 from giornata_lab.bench.compute.rows import Rows
@@ -133,7 +132,7 @@ class Steps:
             on_device = [
                 replace(row, latent=row.latent.pin_memory().to(CUDA, non_blocking=True)) for row in rows
             ]
-            placed = [place(row, self.family) for row in on_device]
+            placed = [place_inputs(row, self.family) for row in on_device]
             assembly = assemble(self.family, on_device, placed)
             uses = self._uses(on_device)
             denoise_step(self.family, assembly, on_device, uses())

@@ -15,32 +15,31 @@ import torch
 from torch import nn
 
 from giornata.control.flux import FluxControl
+from giornata.packed.compute_set import make_region, with_companions
 from giornata.packed.low_rank import SequenceLoras, low_rank
-from giornata.packed.moving import moved
-from giornata.packed.region import beside, region
+from giornata.packed.packing import to_device
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.adapters import ControlKind
 from giornata.wire.errors import Failed
-from giornata_denoiser.adapters.store import LoraTiers
-from giornata_denoiser.blocks.waits import WaitTimer
+from giornata_denoiser.adapters.tiers import LoraTiers
+from giornata_denoiser.blocks.slabs import WaitTimer
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls import local
-from giornata_denoiser.controls.added import RowResiduals
-from giornata_denoiser.controls.networks import controlled
-from giornata_denoiser.engine.controls import NoControls, OfSequences
+from giornata_denoiser.controls.local import control_target
+from giornata_denoiser.controls.residuals import RowResiduals
+from giornata_denoiser.engine.adapters import NoControls, OfSequences
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader, device_for
 from giornata_denoiser.engine.rehearsal import practice_row, rehearse
-from giornata_denoiser.engine.sources import ReuseOptions
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint
+from giornata_denoiser.engine.step_plan import ReuseOptions
+from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_always, shifted_by_size
+from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_always, shifted_by_size
 from giornata_denoiser.families.unet.checkpoints import network_of
-from giornata_denoiser.profiling.loras import RandomLoras
-from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora
-from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.profiling.adapters import RandomLoras
+from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl, RowLora
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.tuning import memory_on
 from tests.fakes import tiny_driven, tiny_flux, tiny_flux_control, tiny_unet
@@ -88,9 +87,9 @@ def row(name: str, of: ModelFamily, spec: Spec, *, masked: bool) -> Row:
         return made
     touched = torch.zeros(GRID, dtype=torch.bool)
     touched.view(-1)[[5, 6, 9, 10][spec.seed % 2 :]] = True
-    where = region(touched)
+    where = make_region(touched)
     assert where is not None
-    return replace(made, region=beside(where, made.companions))
+    return replace(made, region=with_companions(where, made.companions))
 
 
 def template(name: str, of: ModelFamily) -> CachedTemplate:
@@ -192,7 +191,7 @@ class Acting(NoControls):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         of, self.loras = checkpoint.family, RandomLoras(checkpoint.family.network.layers)
-        network = controlled(of.network, checkpoint.card.pixel_multiple)
+        network = control_target(of.network, checkpoint.card.pixel_multiple)
         channels = () if network is None else network.base.channels
         sums = tuple(torch.zeros(1, 64, each, dtype=of.dtype, device=CUDA) for each in channels)
         self.added = RowResiduals(tuple(range(len(sums))), sums)
@@ -319,7 +318,7 @@ def test_what_leaves_pageable_memory_waits_and_what_is_moved_does_not() -> None:
         torch.zeros(3).to(CUDA)
         assert [told.what for told in world.synchronisations] == ["copy to the device"]
         world.clear()
-        moved(torch.zeros(3), CUDA)
+        to_device(torch.zeros(3), CUDA)
         assert world.synchronisations == []
 
 
@@ -336,7 +335,7 @@ def test_a_read_before_the_copy_was_waited_for_is_found() -> None:
     with pretended(triton=False) as world:
         beside: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's is not typed
         with torch.cuda.stream(beside):
-            copy = moved(torch.zeros(3), CUDA)
+            copy = to_device(torch.zeros(3), CUDA)
             arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # likewise
             arrived.record()
         torch.cuda.current_stream().wait_event(arrived)
@@ -344,7 +343,7 @@ def test_a_read_before_the_copy_was_waited_for_is_found() -> None:
         copy + 1
         assert world.races == []
         with torch.cuda.stream(beside):
-            late = moved(torch.zeros(3), CUDA)
+            late = to_device(torch.zeros(3), CUDA)
         late + 1
         del late
         found = Counter(told.what for told in world.races)

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from giornata.packed.attention import DenseKV
-from giornata.packed.region import Region, region
-from giornata.packed.uses import BlockInputs, CachedTokens
-from giornata.planning.costs import StepCosts
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import Region, make_region
 from giornata.planning.operations import StepWork
+from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.sources import ReuseOptions
-from giornata_denoiser.engine.weighing import StepBudget
+from giornata_denoiser.engine.step_budget import StepBudget
+from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
@@ -72,7 +72,7 @@ def template(
 def where(tokens: Sequence[int] = (0, 5, 10, 15)) -> Region:
     touched = torch.zeros(GRID, dtype=torch.bool)
     touched.view(-1)[list(tokens)] = True
-    found = region(touched)
+    found = make_region(touched)
     assert found is not None
     return found
 

@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from giornata.packed.region import united
-from giornata.packed.tracing import TraceLane
-from giornata.planning.costs import StepCosts
+from giornata.packed.compute_set import unite_regions
+from giornata.packed.packing import TraceLane
+from giornata.planning.step_costs import StepCosts
 from giornata.wire.values import BlockMode
-from giornata_denoiser.attempts.inputs import reused
+from giornata_denoiser.attempts.inputs import with_reuse
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, SlabRun
-from giornata_denoiser.engine.weighing import recorded_bytes, row_bytes, slab_bytes
-from giornata_denoiser.rows.correction import Correction
+from giornata_denoiser.engine.step_budget import recorded_bytes, row_bytes, slab_bytes
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import CachedTemplate
+from giornata_denoiser.rows.template import CachedTemplate, Correction
 from giornata_denoiser.templates.corrections import CorrectionCache
 from giornata_denoiser.templates.lookup import TemplateReuse
 from giornata_denoiser.trace import Trace
@@ -98,7 +97,7 @@ def test_an_edit_takes_what_one_of_a_neighbouring_mask_has_learned(forms: frozen
     how = TemplateReuse(1.0, taken, costs, known=kept)
     place = where((5, 6))
     spec = Spec("pupil", grid=GRID, steps=4, seed=3)
-    pupil = reused(tiny_flux.row(OF, spec), place, how, OF)
+    pupil = with_reuse(tiny_flux.row(OF, spec), place, how, OF)
     assert pupil.region is not None
     assert pupil.region.computed.tolist() == [0, 5, 6, 10, 15]
     assert pupil.settled
@@ -117,7 +116,7 @@ def test_a_mask_far_away_is_not_worth_computing_beside_ones_own() -> None:
     how = TemplateReuse(1.0, taken, StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0)), known=kept)
     for steps, alone in ((3, False), (4, True)):  # 3 tokens more in each step, or 12 more in the first
         row = tiny_flux.row(OF, Spec(grid=GRID, steps=steps, text_tokens=0))
-        found = reused(row, where((3, 4, 5, 6)), how, OF)
+        found = with_reuse(row, where((3, 4, 5, 6)), how, OF)
         assert found.region is not None
         assert (found.corrections is None) is alone
         assert len(found.region.computed) == (4 if alone else 7)
@@ -256,7 +255,7 @@ def test_an_edit_leaves_its_steps_in_full_and_is_what_it_was(scale: float) -> No
 
 def test_the_next_edit_takes_it_as_a_template_of_the_picture() -> None:
     left = left_by(leaving(Spec("first", grid=GRID, steps=7, seed=1)))
-    place = united(where((5, 6)), where())
+    place = unite_regions(where((5, 6)), where())
     assert place is not None
     row = edit(OF, left, Spec("next", grid=GRID, steps=6, seed=2), place)
     made = engine(OF, correction_bits=EXACT)
@@ -286,7 +285,8 @@ def test_rows_that_begin_together_renew_in_different_steps_and_as_often(steps: i
     """Not all of them at once, where their last such step can come later."""
     costs = TemplateReuse(1.0, None, COSTS, every)
     rows = [
-        reused(tiny_flux.row(OF, Spec(grid=GRID, steps=steps, index=i)), where(), costs, OF) for i in range(8)
+        with_reuse(tiny_flux.row(OF, Spec(grid=GRID, steps=steps, index=i)), where(), costs, OF)
+        for i in range(8)
     ]
     if steps == 1:
         assert not any(row.renewed_every for row in rows)
@@ -325,7 +325,7 @@ def missing(**how: Any) -> TemplateReuse:
 
 def test_a_miss_leaves_what_there_is_room_for() -> None:
     row = tiny_flux.row(OF, Spec(grid=GRID, steps=20))
-    found = reused(row, where(), missing(), OF)
+    found = with_reuse(row, where(), missing(), OF)
     assert (found.records, found.background) == (SPEC, False)
     size = recorded_bytes(found, OF)
     assert size == 3 * 2 * BLOCKS * 16 * 64 * 4
@@ -335,7 +335,7 @@ def test_a_miss_leaves_what_there_is_room_for() -> None:
         (replace(missing(), renew_steps=0), row),
         (missing(), replace(row, step=3)),
     ):
-        assert reused(other, where(), how, OF).records is None
+        assert with_reuse(other, where(), how, OF).records is None
 
 
 def test_the_next_edit_computes_what_the_earlier_one_repainted() -> None:
@@ -343,15 +343,15 @@ def test_the_next_edit_computes_what_the_earlier_one_repainted() -> None:
     left = replace(left_by(leaving(Spec(grid=GRID, steps=7))), edited=where((6, 7)))
     row = tiny_flux.row(OF, Spec(grid=GRID, steps=20))
     how = replace(missing(), recording=left, leaves=None, known=CorrectionCache(1 << 20))
-    found = reused(row, where((5, 6)), how, OF)
-    either = united(where((5, 6)), where((6, 7)))
+    found = with_reuse(row, where((5, 6)), how, OF)
+    either = unite_regions(where((5, 6)), where((6, 7)))
     assert found.template is left
     assert found.region is not None
     assert either is not None
     assert found.region.digest == either.digest
     # 14 of 16 tokens in 19 of 20 steps are more than 2 in 17; or nothing is left to take.
     for edited in (where(tuple(range(2, 14))), where(tuple(i for i in range(16) if i not in {5, 6}))):
-        found = reused(row, where((5, 6)), replace(how, recording=replace(left, edited=edited)), OF)
+        found = with_reuse(row, where((5, 6)), replace(how, recording=replace(left, edited=edited)), OF)
         assert (found.template, found.renewed_every, found.skipped) == (None, 7, True)
 
 
@@ -361,10 +361,10 @@ def test_what_a_next_edit_learns_serves_others_of_either_mask() -> None:
     how = replace(missing(), recording=left, leaves=None, known=known)
     spec = Spec(grid=GRID, steps=20)
     made = engine(OF, correction_bits=EXACT)
-    made.batch.submit([reused(tiny_flux.row(OF, spec), where((5, 6)), how, OF)])
+    made.batch.submit([with_reuse(tiny_flux.row(OF, spec), where((5, 6)), how, OF)])
     taught = next(row for row in made.step().advanced if row.taught)  # type: ignore[union-attr]  # it steps
     assert known.claim(taught)
     known.keep(taught)
-    again = reused(tiny_flux.row(OF, replace(spec, seed=5)), where((5, 6)), how, OF)
+    again = with_reuse(tiny_flux.row(OF, replace(spec, seed=5)), where((5, 6)), how, OF)
     assert again.corrections == taught.corrections
     assert again.steps_in_full == 0

@@ -15,7 +15,7 @@ from giornata.tensors import PROMPT_MASK
 from giornata.wire.errors import InternalError, RowPoisoned, SchemaMismatch
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.protocol import StepReport
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint
+from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from tests.fakes import tiny_flux

@@ -14,18 +14,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.packed.tracing import TraceLane
-from giornata.planning.batch import (
+from giornata.packed.packing import TraceLane
+from giornata.planning.batch_plans import (
     BatchPlan,
     BatchPlanner,
     BatchRow,
-    each,
-    evaluate,
+    evaluate_modes,
     plan_batch,
+    plan_each_alone,
 )
-from giornata.planning.blocks import LoadLink, always, greedy
+from giornata.planning.block_plans import LoadLink, greedy_modes, uniform_modes
 from giornata.planning.operations import SequenceShape, StepWork, step_work
-from giornata.scheduling.estimates import work_of
+from giornata.scheduling.cost_models import work_of
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.blocks.slabs import Slabs
@@ -140,7 +140,7 @@ def test_any_modes_give_the_runs_own_step(seed: int, *, ahead: bool) -> None:
     torch.testing.assert_close(row.latent[place.computed], wanted[place.computed], atol=FLOAT32, rtol=0)
 
 
-@pytest.mark.parametrize("planner", [plan_batch, each(greedy)])
+@pytest.mark.parametrize("planner", [plan_batch, plan_each_alone(greedy_modes)])
 def test_every_planner_serves_an_edit_to_its_end(planner: BatchPlanner) -> None:
     of = tiny_flux.family()
     taken = template(of, frozenset(CacheForm), steps=3)
@@ -157,7 +157,7 @@ def test_what_a_plan_takes_from_the_cache_is_taken(mode: BlockMode) -> None:
     of = tiny_flux.family()
     taken = template(of, frozenset(CacheForm), steps=3)
     row = edit(of, taken, Spec("edit", grid=GRID, steps=6, seed=2))
-    planner = each(always(mode))
+    planner = plan_each_alone(uniform_modes(mode))
     with Loader() as loader:
         made = engine(of, planner=planner, loader=loader, correction_bits=EXACT, model=Measured())
         made.batch.submit([row])
@@ -210,7 +210,7 @@ def test_a_sample_tells_what_is_expected_beyond_the_least_that_is_computed() -> 
     def sampled(load_ms: float) -> list[StepSample]:
         model = Measured()
         model.costs = replace(Measured.costs, load=(0.0, load_ms))
-        made = engine(of, model=model, planner=each(always(BlockMode.KV)))
+        made = engine(of, model=model, planner=plan_each_alone(uniform_modes(BlockMode.KV)))
         made.batch.submit([edit(of, template(of, steps=3), Spec("edit", grid=GRID, steps=3, text_tokens=5))])
         reports = [made.step() for _ in range(2)]
         return [report.sample for report in reports if report is not None and report.sample is not None]
@@ -264,7 +264,7 @@ def test_a_hidden_state_at_hand_is_not_loaded() -> None:
     row = edit(of, taken, Spec("edit", grid=GRID, steps=1))
 
     def planner(rows: Sequence[BatchRow], link: LoadLink, base_ms: float) -> BatchPlan:
-        return evaluate(rows, [modes for _ in rows], link, base_ms)
+        return evaluate_modes(rows, [modes for _ in rows], link, base_ms)
 
     heard: list[FinishedSlabLoad] = []
     with Loader(on_loaded=heard.append) as loader:

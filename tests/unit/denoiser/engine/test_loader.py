@@ -14,22 +14,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.region import region
+from giornata.packed.compute_set import make_region
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.device import Device, TransferHandle
-from giornata_denoiser.blocks.recording import EntryRecorder
-from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.blocks.waits import WaitTimer
+from giornata_denoiser.blocks.recorders import EntryRecorder
+from giornata_denoiser.blocks.slabs import Device, Slabs, TransferHandle, WaitTimer
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.hosting import BUFFER_BYTES, BUFFERS, AsyncHostCopy
 from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, SlabRun
-from giornata_denoiser.engine.sources import ReuseOptions
+from giornata_denoiser.engine.model_runner import BUFFER_BYTES, BUFFERS, AsyncHostCopy
+from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.stored import StoredTensor, store
-from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, StoredTensor, store
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.patience import HUNG_S
@@ -50,7 +47,7 @@ def entry(level: float = 0.5, blocks: int = BLOCKS) -> Entry:
 
 
 def slabs(of: Entry) -> Slabs:
-    where = region(torch.tensor([[True, False, False], [False, False, False]]))
+    where = make_region(torch.tensor([[True, False, False], [False, False, False]]))
     assert where is not None
     return Slabs(of, where, own=2, family=tiny_flux.family())
 
@@ -77,7 +74,7 @@ def test_loading_ahead_changes_no_picture() -> None:
         records=RecordingSpec(frozenset({CacheForm.KV}), 8),
     )
     template = CachedTemplate("t", (4, 4), done([run], None)["t"].entries)
-    where = region(torch.eye(4, dtype=torch.bool))
+    where = make_region(torch.eye(4, dtype=torch.bool))
     rows = [
         replace(tiny_flux.row(of, spec), region=where, template=template)
         for spec in (
@@ -99,7 +96,7 @@ def test_loading_ahead_changes_no_picture() -> None:
 def test_equal_regions_share_slabs_where_nothing_is_corrected() -> None:
     of = tiny_flux.family()
     taken = CachedTemplate("t", (4, 4), (entry_of(of),))
-    where = region(torch.eye(4, dtype=torch.bool))
+    where = make_region(torch.eye(4, dtype=torch.bool))
     rows = [
         replace(tiny_flux.row(of, Spec(name, grid=(4, 4), steps=2, seed=seed)), region=where, template=taken)
         for seed, name in enumerate("ab")

@@ -16,14 +16,11 @@ from torch import Tensor
 
 from giornata.packed.low_rank import SequenceLoras
 from giornata.scheduling.batch import Capacity
-from giornata_denoiser.engine.arriving import able
-from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.loop import EngineLoop
-from giornata_denoiser.engine.low_ranks import LowRanks
+from giornata_denoiser.engine.adapters import LowRanks, ready_row
+from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.protocol import StepReport
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint
-from giornata_denoiser.rows.adapters import Adapters, RowLora
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.families.flux import FluxInpaint
+from giornata_denoiser.rows.row import Adapters, Row, RowLora
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.patience import HUNG_S
@@ -140,7 +137,7 @@ def test_a_row_whose_request_tells_the_step_takes_its_loras_there(
     shelf.here = {LORAS} if here else set()
     adapters = Adapters(LORAS, loras_from, joins_early=False)
     row = replace(PLAIN, adapters=adapters, step=step, corrections=())
-    assert able(row, shelf) == (row if here or step < loras_from else None)
+    assert ready_row(row, shelf) == (row if here or step < loras_from else None)
 
 
 @given(step=st.integers(0, 5), loras_from=st.integers(0, 6), here=st.booleans())
@@ -150,7 +147,7 @@ def test_a_row_goes_on_while_it_may_and_takes_its_loras_at_the_first_boundary(
     shelf = Shelf()
     shelf.here = {LORAS} if here else set()
     row = replace(adapted(PLAIN, loras_from), step=step, corrections=())
-    now = able(row, shelf)
+    now = ready_row(row, shelf)
     if not here and step >= loras_from:
         assert now is None
         return

@@ -12,12 +12,11 @@ from torch import Tensor
 from giornata.packed.low_rank import SequenceLoras, low_rank
 from giornata.wire.errors import InternalError
 from giornata_denoiser.choices import EXACT
+from giornata_denoiser.engine.adapters import LowRanks
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.low_ranks import LowRanks
-from giornata_denoiser.engine.sources import ReuseOptions
+from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.adapters import Adapters, RowControl, RowLora
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.row import Adapters, Row, RowControl, RowLora
 from giornata_denoiser.templates.corrections import CorrectionCache
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from giornata.packed.attention import DenseKV
-from giornata.packed.region import Region, region
-from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import Region, make_region
 from giornata.wire.values import BlockMode
-from giornata_denoiser.engine.assembly import assemble
-from giornata_denoiser.engine.stepping import blend, denoise_step
+from giornata_denoiser.engine.batch_tensors import assemble
+from giornata_denoiser.engine.denoise_step import blend, denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute.masks import grown
@@ -110,7 +110,7 @@ def masked(of: ModelFamily, spec: Spec, tokens: list[int], halo: int = 0) -> Row
     row = on_the_line(tiny_flux.row(of, spec))
     touched = torch.zeros(row.image_tokens, dtype=torch.bool)
     touched[tokens] = True
-    return replace(row, region=region(grown(touched.view(row.grid), halo)))
+    return replace(row, region=make_region(grown(touched.view(row.grid), halo)))
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.packed.attention import Beside, DenseKV, choose, grouped, varlen
-from giornata.packed.packing import Segments, layout
+from giornata.packed.attention import Beside, DenseKV, choose_attention, grouped, varlen
+from giornata.packed.compute_set import PackedBatch, make_region
+from giornata.packed.packing import Segments, make_layout
 from giornata.packed.pages import gather
-from giornata.packed.region import PackedBatch, region
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), min_size=1, max_size=6)
 
@@ -21,7 +21,7 @@ def test_joint_order_is_text_then_image_of_each_sequence(lengths: list[tuple[int
     # Each token is (sequence, is image, position): what the layout must keep together.
     text = torch.tensor([[s, 0, p] for s, (t, _) in enumerate(lengths) for p in range(t)])
     image = torch.tensor([[s, 1, p] for s, (_, i) in enumerate(lengths) for p in range(i)])
-    made = layout([t for t, _ in lengths], [i for _, i in lengths])
+    made = make_layout([t for t, _ in lengths], [i for _, i in lengths])
     joint = made.join(text, image)
     wanted = [
         [s, kind, p]
@@ -45,9 +45,9 @@ CELLS = st.lists(st.booleans(), min_size=2, max_size=9)
 def test_live_and_outside_tokens_are_those_of_their_regions(
     given: list[tuple[int, list[bool], bool]],
 ) -> None:
-    made = layout([text for text, _, _ in given], [len(cells) for _, cells, _ in given])
+    made = make_layout([text for text, _, _ in given], [len(cells) for _, cells, _ in given])
     numbers = torch.arange(sum(made.joint.lengths)).float()[:, None]
-    regions = tuple(region(torch.tensor([cells])) for _, cells, _ in given)
+    regions = tuple(make_region(torch.tensor([cells])) for _, cells, _ in given)
     sequences = PackedBatch(made, (numbers, -numbers), regions)
     joint, image, outside, joint_at, image_at = [], [], [], 0, 0
     for (text, cells, whole), part in zip(given, regions, strict=True):
@@ -76,9 +76,11 @@ def test_a_batch_without_padding_has_all_other_tokens(
     given: list[tuple[int, int, list[bool], bool]],
 ) -> None:
     """Live and outside tokens of it are those of the whole batch."""
-    made = layout([live + padding for live, padding, _, _ in given], [len(cells) for _, _, cells, _ in given])
+    made = make_layout(
+        [live + padding for live, padding, _, _ in given], [len(cells) for _, _, cells, _ in given]
+    )
     numbers = torch.arange(sum(made.joint.lengths)).float()[:, None]
-    regions = tuple(region(torch.tensor([cells])) for _, _, cells, _ in given)
+    regions = tuple(make_region(torch.tensor([cells])) for _, _, cells, _ in given)
     padding = tuple(tokens for _, tokens, _, _ in given)
     whole = PackedBatch(made, (numbers, -numbers), regions, padding)
     left_out = tuple(s for s, (_, _, _, frozen) in enumerate(given) if frozen)
@@ -118,13 +120,13 @@ def test_a_batch_without_sequences_is_refused() -> None:
 
 def test_a_sequence_without_image_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one image token"):
-        layout([2, 3], [3, 0])
-    assert layout([2, 0], [3, 4]).joint.lengths == (5, 4), "text may be missing"
+        make_layout([2, 3], [3, 0])
+    assert make_layout([2, 0], [3, 4]).joint.lengths == (5, 4), "text may be missing"
 
 
 def test_unequal_numbers_of_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="1 text lengths and 2 image lengths"):
-        layout([1], [2, 3])
+        make_layout([1], [2, 3])
 
 
 def random_heads(length: int, heads: int = 2, head_dim: int = 8) -> torch.Tensor:
@@ -169,7 +171,7 @@ def test_grouped_attention_equals_each_sequence_alone(sequences: list[tuple[int,
 
 
 def test_the_cpu_attends_in_groups() -> None:
-    assert choose(torch.device("cpu"), torch.bfloat16, gather).func is grouped
+    assert choose_attention(torch.device("cpu"), torch.bfloat16, gather).func is grouped
 
 
 def test_sequences_of_one_length_are_a_batch() -> None:
@@ -190,5 +192,5 @@ def test_varlen_equals_grouped_on_cuda() -> None:
 
     query, key, value = (random(sum(own.lengths)) for _ in range(3))
     outside = {0: DenseKV(random(4), random(4)), 2: DenseKV(random(200), random(200), room=64)}
-    fast = choose(device, torch.bfloat16, gather)(query, key, value, own, outside)
+    fast = choose_attention(device, torch.bfloat16, gather)(query, key, value, own, outside)
     torch.testing.assert_close(fast, grouped(query, key, value, own, outside), atol=2e-2, rtol=0)

@@ -14,20 +14,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from giornata.packed.attention import DenseKV, grouped
-from giornata.packed.uses import BlockInputs, CachedTokens
-from giornata.planning.costs import StepCosts
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK
 from giornata.wire.values import BlockMode
-from giornata_denoiser.attempts.inputs import reused
+from giornata_denoiser.attempts.inputs import with_reuse
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.engine import weighing
-from giornata_denoiser.engine.weighing import row_bytes
+from giornata_denoiser.engine import step_budget
+from giornata_denoiser.engine.step_budget import row_bytes
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.template import CachedTemplate
+from giornata_denoiser.rows.template import CachedTemplate, Correction
 from giornata_denoiser.templates.lookup import TemplateReuse
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
@@ -362,7 +361,7 @@ def test_where_slabs_are_not_kept_it_is_kept_in_bits(hit: bool, bits: int) -> No
 def test_what_is_kept_is_weighed(scale: float, bits: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     row = keeping(OF, template(OF), replace(PADDED, true_cfg_scale=scale))
     off, parts, width = replace(row, keeps_padding=False), 2 * BLOCKS, 64
-    monkeypatch.setattr(weighing, "keeps_slabs", lambda _: bits is None)
+    monkeypatch.setattr(step_budget, "keeps_slabs", lambda _: bits is None)
     kept = [
         parts * width * 4 * n if bits is None else parts * (n * width // 2 + 2 * width * 4) for n in (4, 5)
     ]
@@ -374,7 +373,7 @@ def test_rows_keep_padding_where_they_reuse_and_are_to() -> None:
     for taken in (None, template(OF)):
         auto = TemplateReuse(1.0, taken, costs, 7, keeps_padding=True)
         row = tiny_flux.row(OF, PADDED)
-        assert reused(row, where(), auto, OF).padding == (4,)
-        assert reused(row, where(), replace(auto, keeps_padding=False), OF).padding == (0,)
-        assert reused(row, None, auto, OF).padding == (0,), "it computes everything"
+        assert with_reuse(row, where(), auto, OF).padding == (4,)
+        assert with_reuse(row, where(), replace(auto, keeps_padding=False), OF).padding == (0,)
+        assert with_reuse(row, None, auto, OF).padding == (0,), "it computes everything"
         assert tiny_flux.row(OF, PADDED).padding == (0,)

@@ -17,8 +17,8 @@ from giornata.wire.errors import Failed, RowPoisoned
 from giornata.wire.models import ModelCard
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.rehearsal import rehearse
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint
-from giornata_denoiser.families.preview_map import PreviewMap, board, fit, fit_model
+from giornata_denoiser.families.flux import FluxInpaint
+from giornata_denoiser.families.preview_map import PreviewMap, board, fit_map, fit_model
 from tests.fakes import tiny_flux
 
 # The rehearsal: a model that computes passes, one that does not never serves.
@@ -163,14 +163,14 @@ def test_a_fit_is_never_worse_than_the_mean_colour(channels: int, samples: int, 
         torch.randn(samples, channels, generator=generator),
         torch.rand(samples, 3, generator=generator),
     )
-    seen = fit(latents, colours)
+    seen = fit_map(latents, colours)
     error = (latents @ seen.weight + seen.bias - colours).square().mean()
     assert error <= (colours - colours.mean(0)).square().mean() + 1e-6
 
 
 def test_latents_that_never_change_show_the_mean_colour() -> None:
     colours = torch.tensor([[0.0, 0.2, 1.0], [1.0, 0.2, 0.0]])
-    seen = fit(torch.ones(2, 4), colours)
+    seen = fit_map(torch.ones(2, 4), colours)
     assert torch.equal(seen(torch.ones(4, 1, 1)), torch.tensor([[[128, 51, 128]]], dtype=torch.uint8))
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.planning.costs import StepCosts
+from giornata.planning.step_costs import StepCosts
 from giornata.wire.values import BlockMode
-from giornata_denoiser.attempts.inputs import reused
-from giornata_denoiser.blocks.own import renew_steps
+from giornata_denoiser.attempts.inputs import with_reuse
+from giornata_denoiser.blocks.recorders import renew_steps
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.engine import weighing
-from giornata_denoiser.engine.weighing import row_bytes
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint
+from giornata_denoiser.engine import step_budget
+from giornata_denoiser.engine.step_budget import row_bytes
+from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.templates.lookup import TemplateReuse
@@ -165,8 +165,8 @@ def test_a_miss_renews_where_that_gains_something() -> None:
     costs = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0))
     long, row, one = (tiny_flux.row(OF, Spec(grid=GRID, steps=steps)) for steps in (30, 4, 1))
     auto = TemplateReuse(1.0, None, costs, 7)
-    assert reused(long, where(), auto, OF).renewed_every == 7
-    found = reused(row, where(), auto, OF)
+    assert with_reuse(long, where(), auto, OF).renewed_every == 7
+    found = with_reuse(row, where(), auto, OF)
     assert (found.renewed_every, found.template, found.skipped) == (2, None, False)
     assert found.region is not None
     assert found.region.digest == where().digest
@@ -176,14 +176,14 @@ def test_a_miss_renews_where_that_gains_something() -> None:
         (one, where(), auto),
         (row, where(), replace(auto, costs=StepCosts((1.0, 0.0, 0.0, 0.0, 0.0, 0.0)))),
     ):
-        found = reused(built, place, how, OF)
+        found = with_reuse(built, place, how, OF)
         assert (found.renewed_every, found.region, found.skipped) == (0, None, False)
 
 
 def test_a_template_whose_loads_are_too_slow_is_left_for_ones_own() -> None:
     slow = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0), (1e12, 1.0))
     row = tiny_flux.row(OF, Spec(grid=GRID, steps=4))
-    found = reused(row, where(), TemplateReuse(1.0, template(OF), slow, 7), OF)
+    found = with_reuse(row, where(), TemplateReuse(1.0, template(OF), slow, 7), OF)
     assert (found.renewed_every, found.template, found.skipped) == (2, None, True)
 
 
@@ -214,7 +214,7 @@ def test_what_is_kept_in_bits_is_weighed(monkeypatch: pytest.MonkeyPatch) -> Non
     row = renewing(OF, Spec(grid=GRID), 3)
     plain = replace(row, renewed_every=0)
     slabs = row_bytes(row, OF, 4) - row_bytes(plain, OF, 4)
-    monkeypatch.setattr(weighing, "keeps_slabs", lambda _: False)
+    monkeypatch.setattr(step_budget, "keeps_slabs", lambda _: False)
     stored = row_bytes(row, OF, 4) - row_bytes(plain, OF, 4)
     outside, own, width = 12, row.own_tokens[0], 64
     parts = 2 * BLOCKS * (outside * width // 2 + 2 * width * 4)

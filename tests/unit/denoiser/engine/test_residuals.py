@@ -12,17 +12,13 @@ from diffusers.models.controlnets.controlnet_flux import FluxControlNetModel
 from torch import Tensor
 
 from giornata.packed import attention, elementwise
-from giornata.packed.flux.blocks import FluxComponents
-from giornata.packed.flux.forward import FluxForward
-from giornata.packed.flux.modulation import Modulation, prepared
-from giornata.packed.flux.projections import FluxProjections
-from giornata.packed.low_rank_hooks import LowRankHooks
-from giornata.packed.packing import layout
-from giornata.packed.region import PackedBatch
-from giornata.packed.tracing import UNTRACED
-from giornata.packed.uses import BlockInputs
+from giornata.packed.block_inputs import BlockInputs
+from giornata.packed.compute_set import PackedBatch
+from giornata.packed.flux import FluxComponents, FluxForward, FluxProjections, Modulation, prepare_modulation
+from giornata.packed.low_rank import LowRankHooks
+from giornata.packed.packing import UNTRACED, make_layout
 from giornata.wire.values import BlockMode
-from giornata_denoiser.engine.assembly import assemble, place
+from giornata_denoiser.engine.batch_tensors import assemble, place_inputs
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_flux
@@ -40,7 +36,7 @@ WIDTH = 64
 
 @dataclass
 class Given:
-    """Satisfies :class:`giornata.packed.uses.Residuals`."""
+    """Satisfies :class:`giornata.packed.block_inputs.Residuals`."""
 
     samples: Sequence[Tensor | None]
     whole: bool = True
@@ -193,18 +189,18 @@ def test_packed_samples_equal_those_of_each_row_alone() -> None:
             )
             for i in range(3)
         ]
-        vectors = prepared(model, model.time_text_embed(times, guidance * 1000, pooled))
+        vectors = prepare_modulation(model, model.time_text_embed(times, guidance * 1000, pooled))
         rotary = [
             model.pos_embed(torch.cat((torch.zeros(len(text), 3), place)))
             for text, place in zip(texts, places, strict=True)
         ]
         sequences = PackedBatch(
-            layout([len(text) for text in texts], [len(place) for place in places]),
+            make_layout([len(text) for text in texts], [len(place) for place in places]),
             (torch.cat([c for c, _ in rotary]), torch.cat([s for _, s in rotary])),
             (None, None, None),
         )
-        each = elementwise.choose(CPU, torch.float32)
-        attend = attention.choose(CPU, torch.float32, each.gather)
+        each = elementwise.choose_elementwise(CPU, torch.float32)
+        attend = attention.choose_attention(CPU, torch.float32, each.gather)
         parts = FluxComponents(model, FluxProjections(model), attend, each, LowRankHooks(model))
         modulation = Modulation(model, list(torch.split(vectors, 1)), (0, 0, 0))
         forward = FluxForward(parts, sequences, modulation, (), trace=UNTRACED)
@@ -241,7 +237,7 @@ def stepwise(of: ModelFamily, step: int) -> list[Tensor]:
 def picked(of: ModelFamily, step: int) -> list[Tensor]:
     """The same, from what is prepared when the row joins."""
     row, model = tiny_flux.row(of, SPEC), cast("Any", of.network).transformer
-    prepared = [cast("Tensor", sequence.prepared) for sequence in place(row, of).sequences]
+    prepared = [cast("Tensor", sequence.prepared) for sequence in place_inputs(row, of).sequences]
     found = Modulation(model, prepared, [step] * 2)
     count = len(model.transformer_blocks)
     doubles = [vectors for block in range(count) for vectors in found.double(block)]
@@ -266,7 +262,7 @@ def test_vectors_of_all_steps_are_those_of_each_step(step: int) -> None:
 def test_what_is_prepared_is_the_sequences_own() -> None:
     of = tiny_flux.family()
     row = tiny_flux.row(of, SPEC)
-    first, second = (cast("Tensor", sequence.prepared) for sequence in place(row, of).sequences)
+    first, second = (cast("Tensor", sequence.prepared) for sequence in place_inputs(row, of).sequences)
     again = cast("Tensor", of.network.prepare(row.prompts[0], row.track.times, row.conditioning, ()))
     assert torch.equal(first, again)
     assert (first - second).abs().max() > 1e-3

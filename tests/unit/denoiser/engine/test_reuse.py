@@ -14,20 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
-from giornata.packed.region import beside, region, region_of, united
-from giornata.planning.costs import StepCosts
+from giornata.packed.compute_set import make_region, region_of, unite_regions, with_companions
+from giornata.planning.step_costs import StepCosts
 from giornata.wire.jobs import Job
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.values import CellMap
-from giornata_denoiser.attempts import inputs, outcomes
-from giornata_denoiser.attempts.inputs import reused, rows_of
-from giornata_denoiser.blocks.recording import EntryRecorder
+from giornata_denoiser.attempts import inputs, results
+from giornata_denoiser.attempts.inputs import rows_of, with_reuse
+from giornata_denoiser.blocks.recorders import EntryRecorder
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.choices import BITS, CacheForm
-from giornata_denoiser.rows.adapters import Adapters, RowLora
-from giornata_denoiser.rows.row import RecordingSpec
-from giornata_denoiser.rows.stored import StoredTensor, store
-from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, template_noise
+from giornata_denoiser.rows.row import Adapters, RecordingSpec, RowLora
+from giornata_denoiser.rows.template import (
+    CachedBlock,
+    CachedTemplate,
+    Entry,
+    StoredTensor,
+    store,
+    template_noise,
+)
 from giornata_denoiser.templates import identity, lookup
 from giornata_denoiser.templates.lookup import TemplateReuse
 from tests.fakes import tiny_flux
@@ -47,7 +52,7 @@ def test_a_region_is_the_compute_set_and_the_rest(cells: np.ndarray) -> None:
     """Also as an inspection carries it: packed, row-major, the most significant bit first."""
     height, width = cells.shape
     packed = CellMap(height=height, width=width, bits=np.packbits(cells).tobytes())
-    for found in (region(torch.from_numpy(cells)), region_of(packed)):
+    for found in (make_region(torch.from_numpy(cells)), region_of(packed)):
         if not cells.any() or cells.all():
             assert found is None
         else:
@@ -58,7 +63,7 @@ def test_a_region_is_the_compute_set_and_the_rest(cells: np.ndarray) -> None:
 
 def test_equal_regions_have_equal_digests_and_others_do_not() -> None:
     cells = torch.eye(3, dtype=torch.bool)
-    one, same, other = region(cells), region(cells.clone()), region(cells.roll(1))
+    one, same, other = make_region(cells), make_region(cells.clone()), make_region(cells.roll(1))
     assert one is not None
     assert same is not None
     assert other is not None
@@ -67,20 +72,20 @@ def test_equal_regions_have_equal_digests_and_others_do_not() -> None:
 
 @pytest.mark.parametrize("companions", [0, 2])
 def test_what_lies_behind_the_picture_is_outside(companions: int) -> None:
-    made = region(torch.eye(2, dtype=torch.bool))
+    made = make_region(torch.eye(2, dtype=torch.bool))
     assert made is not None
-    found = beside(made, companions)
+    found = with_companions(made, companions)
     assert found.computed.tolist() == [0, 3]
     assert found.outside.tolist() == [1, 2, *range(4, 4 + companions)]
-    other = region(torch.tensor([[True, True], [False, False]]))
+    other = make_region(torch.tensor([[True, True], [False, False]]))
     assert other is not None
-    union = united(found, beside(other, companions))
+    union = unite_regions(found, with_companions(other, companions))
     assert union is not None
     assert union.outside.tolist() == [2, *range(4, 4 + companions)]
 
 
 def test_a_region_is_copied_to_a_device_once() -> None:
-    made = region(torch.eye(2, dtype=torch.bool))
+    made = make_region(torch.eye(2, dtype=torch.bool))
     assert made is not None
     assert made.on(torch.device("cpu")) is made
     there = made.on(torch.device("meta"))
@@ -138,7 +143,7 @@ def test_slabs_are_the_recorded_tokens_behind_room_for_the_others(bits: int) -> 
     for block in range(2):
         recorder.hidden(block, hidden[block])
         recorder.keys_values(block, heads[block, 0], heads[block, 1])
-    where = region(torch.tensor([[True, False, False], [True, False, False]]))
+    where = make_region(torch.tensor([[True, False, False], [True, False, False]]))
     assert where is not None
     slabs = Slabs(recorder.entry(), where, own=5, family=tiny_flux.family())
     tolerance = {0: 0.0, 8: 0.03, 4: 0.4}[bits]
@@ -155,7 +160,7 @@ def test_what_was_not_recorded_is_not_made_up() -> None:
     recorder = EntryRecorder(0.5, 1, RecordingSpec(frozenset({CacheForm.HIDDEN}), 0))
     recorder.hidden(0, torch.zeros(2, 4))
     recorder.keys_values(0, torch.zeros(2, 4, 1), torch.zeros(2, 4, 1))
-    where = region(torch.tensor([[True, False]]))
+    where = make_region(torch.tensor([[True, False]]))
     assert where is not None
     slabs = Slabs(recorder.entry(), where, own=1, family=tiny_flux.family())
     assert slabs.hidden(0).shape == (1, 4)
@@ -217,8 +222,8 @@ async def test_noise_levels_and_regions_are_made_off_the_event_loop(monkeypatch:
 
         return call
 
-    monkeypatch.setattr(lookup, "wanted", watched("wanted", identity.wanted))
-    monkeypatch.setattr(inputs, "reused", watched("reused", inputs.reused))
+    monkeypatch.setattr(lookup, "wanted", watched("wanted", identity.wanted_recording))
+    monkeypatch.setattr(inputs, "with_reuse", watched("reused", inputs.with_reuse))
     async with desk(template_policy="off") as made, made.lookup.held(made.request) as how:
         await rows_of(made.request, CHECKPOINT, made.blobs, how)
     assert [name for name, _ in threads] == ["wanted", "reused"]
@@ -229,12 +234,12 @@ def test_a_template_that_is_not_worth_it_is_told_apart_from_none() -> None:
     row = tiny_flux.row(FAMILY, Spec())
     cells = torch.zeros(row.grid, dtype=torch.bool)
     cells[0, 0] = True
-    where = region(cells)
+    where = make_region(cells)
     kept = CachedBlock(*(store(torch.zeros(row.image_tokens, WIDTH), 8) for _ in range(2)))
     made = CachedTemplate("t", row.grid, (Entry(1.0, (kept,) * FAMILY.depth),))
     slow = StepCosts(WEIGHTS, (1e6, 1.0))
     uses = [
-        outcomes.template_use(job_that_reuses(), reused(row, computed, how, FAMILY))
+        results.template_use(job_that_reuses(), with_reuse(row, computed, how, FAMILY))
         for computed, how in (
             (where, TemplateReuse(1.0, made, COSTS)),
             (where, TemplateReuse(1.0, made, slow)),
@@ -253,7 +258,7 @@ def test_an_edit_under_adapters_leaves_no_template() -> None:
     cells = torch.zeros(plain.grid, dtype=torch.bool)
     cells[0, 0] = True
     for adapters, left in ((Adapters(), spec), (Adapters((RowLora("a"),)), None)):
-        found = reused(replace(plain, adapters=adapters), region(cells), how, FAMILY)
+        found = with_reuse(replace(plain, adapters=adapters), make_region(cells), how, FAMILY)
         assert found.renewed_every
         assert found.records == left
 

@@ -13,23 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.uses import Residuals
-from giornata.planning.costs import StepCosts
+from giornata.packed.block_inputs import Residuals
+from giornata.planning.step_costs import StepCosts
 from giornata.wire.errors import InternalError
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.device import Device, TransferHandle
-from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.blocks.waits import WaitTimer
+from giornata_denoiser.blocks.slabs import Device, Slabs, TransferHandle, WaitTimer
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.engine.controls import ControlLost, NoControls, OfSequences
-from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.adapters import ControlLost, NoControls, OfSequences
+from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.loading import Loader
-from giornata_denoiser.engine.loop import EngineLoop
 from giornata_denoiser.engine.protocol import StepReport
-from giornata_denoiser.engine.shortage import CALM, MemoryLimit
-from giornata_denoiser.engine.sources import ReuseOptions
-from giornata_denoiser.engine.weighing import StepBudget, step_bytes
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint
+from giornata_denoiser.engine.step_budget import CALM, MemoryLimit, StepBudget, step_bytes
+from giornata_denoiser.engine.step_plan import ReuseOptions
+from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
 from tests.fakes import tiny_flux

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.step_caching import cache_bytes, extrapolated
-from giornata_denoiser.engine.weighing import row_bytes
+from giornata_denoiser.engine.step_budget import cache_bytes, extrapolated, row_bytes
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.adapters import Adapters, RowLora
-from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowLora
 from giornata_denoiser.rows.step_cache import TaylorExpansion, TaylorRule
 from tests.fakes import tiny_flux
 from tests.fakes.step_caches import taylor

@@ -14,13 +14,13 @@ import structlog
 import torch
 
 from giornata.device_claims import DeviceLedger
-from giornata.machine import memory_bytes
 from giornata.memory_plan import CONTEXT_BYTES, USABLE, ModelMemory, plan_prepost
-from giornata.packed.region import region
-from giornata.planning.batch import each
-from giornata.planning.blocks import always
-from giornata.planning.costing import CostModel
+from giornata.packed.compute_set import make_region
+from giornata.planning.batch_plans import plan_each_alone
+from giornata.planning.block_plans import uniform_modes
+from giornata.planning.cost_model import CostModel
 from giornata.planning.operations import StepWork
+from giornata.runtime import memory_bytes
 from giornata.scheduling.batch import BatchingMode
 from giornata.wire.values import BlockMode
 from giornata_denoiser import tuning
@@ -62,7 +62,7 @@ def edited(rows: list[Row] | None = None, **options: Any) -> tuple[dict[str, Row
             spec = Spec("run", grid=GRID, steps=4)
             plain = tiny_flux.row(checkpoint.family, spec)
             taken = CachedTemplate("t", GRID, run(engine, [replace(plain, records=recording)])["run"].entries)
-            where = region(torch.eye(4, dtype=torch.bool))
+            where = make_region(torch.eye(4, dtype=torch.bool))
             edit = tiny_flux.row(checkpoint.family, Spec("edit", grid=GRID, steps=4, seed=1))
             rows = [replace(edit, region=where, template=taken)]
         return run(engine, rows), model
@@ -71,7 +71,7 @@ def edited(rows: list[Row] | None = None, **options: Any) -> tuple[dict[str, Row
 @pytest.fixture
 def fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planner whose choice follows no loads."""
-    monkeypatch.setattr(tuning, "plan_batch", each(always(BlockMode.KV)))
+    monkeypatch.setattr(tuning, "plan_batch", plan_each_alone(uniform_modes(BlockMode.KV)))
 
 
 @pytest.mark.usefixtures("fixed")

@@ -12,30 +12,28 @@ import pytest
 import torch
 from torch import Tensor
 
+from giornata.packed.compute_set import make_region
 from giornata.packed.pages import KVPages
-from giornata.packed.region import region
-from giornata.planning.costs import StepCosts
+from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.batch import RowKey
-from giornata.wire.samplers import Sampler
+from giornata.wire.models import Sampler
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.blocks.slabs import Device, Slabs
 from giornata_denoiser.choices import EXACT, CacheForm
-from giornata_denoiser.engine.assembly import place
+from giornata_denoiser.engine.batch_tensors import place_inputs
 from giornata_denoiser.engine.loading import Loader
-from giornata_denoiser.engine.weighing import (
+from giornata_denoiser.engine.step_budget import (
     StepBudget,
     correction_bytes,
-    fits,
+    fits_step,
     row_bytes,
     slab_bytes,
     step_bytes,
 )
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
+from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_by_size
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.stored import StoredTensor
-from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, StoredTensor
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finished, template, where
@@ -114,7 +112,7 @@ def flux_row(job: str, template_of: CachedTemplate) -> Row:
         cast("Any", (prompt,)),
         1.0,
         dict.fromkeys(("noise", "image_latents", "mask"), empty(4096, 64)),
-        region=region(touched),
+        region=make_region(touched),
         template=template_of,
     )
 
@@ -230,7 +228,7 @@ def test_what_is_prepared_of_a_row_is_counted() -> None:
     of = tiny_flux.family()
     short, long = (tiny_flux.row(of, Spec(steps=steps, true_cfg_scale=2.0)) for steps in (3, 7))
     held = [
-        sum(cast("Tensor", sequence.prepared).nbytes for sequence in place(row, of).sequences)
+        sum(cast("Tensor", sequence.prepared).nbytes for sequence in place_inputs(row, of).sequences)
         for row in (short, long)
     ]
     assert row_bytes(long, of, None) - row_bytes(short, of, None) == held[1] - held[0] > 0
@@ -252,6 +250,6 @@ def test_rows_share_a_step_while_it_is_predicted_to_be_short_enough() -> None:
     costs = StepCosts((1.0, 0.0, token_ms, 0.0, 0.0, 0.0))
     rows = [edit(of, None, Spec(f"r{i}", grid=GRID, text_tokens=4)) for i in range(4)]
     alone_ms = 1.0 + 0.1 * 20 * BLOCKS
-    assert not fits(rows[:2], StepBudget(step_ms=alone_ms), costs, of)
-    assert fits(rows[:2], StepBudget(step_ms=2 * alone_ms), costs, of)
-    assert not fits(rows, StepBudget(step_ms=2 * alone_ms), costs, of)
+    assert not fits_step(rows[:2], StepBudget(step_ms=alone_ms), costs, of)
+    assert fits_step(rows[:2], StepBudget(step_ms=2 * alone_ms), costs, of)
+    assert not fits_step(rows, StepBudget(step_ms=2 * alone_ms), costs, of)

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from giornata.planning.operations import SequenceShape
 from giornata.wire.values import BlockMode
-from giornata_denoiser.engine.assembly import BatchTensors, assemble, place
-from giornata_denoiser.engine.weighing import StepBudget, row_bytes, step_bytes
+from giornata_denoiser.engine.batch_tensors import BatchTensors, assemble, place_inputs
+from giornata_denoiser.engine.step_budget import StepBudget, row_bytes, step_bytes
 from giornata_denoiser.families.driven.batch import DrivenBatch, PreparedSequence
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
@@ -114,7 +114,7 @@ def distance(mine: Tensor, theirs: Tensor) -> float:
 def test_a_prefix_is_what_diffusers_keeps_of_its_first_step(name: str) -> None:
     of, row = tiny_driven.family(name), rows_of(name)[0]
     with torch.no_grad():
-        kept = _prepared(place(row, of).sequences[0].prepared).prefix
+        kept = _prepared(place_inputs(row, of).sequences[0].prepared).prefix
     _, cache = diffused(name, row)
     layers = (
         [(each.k, each.v) for each in cache.layer_caches]
@@ -175,7 +175,7 @@ def test_a_row_counts_its_prefix(name: str) -> None:
     assert row.joining == (SequenceShape(0, prefix, prefix),)
     assert row.advanced(row.latent).joining == ()
     with torch.no_grad():
-        kept = _prepared(place(row, of).sequences[0].prepared).prefix
+        kept = _prepared(place_inputs(row, of).sequences[0].prepared).prefix
     held = sum(each.key.nbytes + each.value.nbytes for each in kept)
     assert row_bytes(row, of, None) - row_bytes(replace(row, prefix=()), of, None) == held
     budget = StepBudget(activation_bytes=1000.0)

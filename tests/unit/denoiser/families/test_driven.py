@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.packed.region import Region, beside, region
-from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import Region, make_region, with_companions
 from giornata.wire.values import BlockMode
-from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from tests.fakes import tiny_driven
@@ -50,9 +50,9 @@ def region_of(row: Row, computed: Sequence[int]) -> Region:
     """The region of these tokens; the picture's companions lie outside."""
     touched = torch.zeros(row.grid, dtype=torch.bool)
     touched.view(-1)[list(computed)] = True
-    found = region(touched)
+    found = make_region(touched)
     assert found is not None
-    return beside(found, row.companions)
+    return with_companions(found, row.companions)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,14 +13,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from giornata.families import Family
-from giornata.packed.region import beside, region
-from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import make_region, with_companions
 from giornata.planning.operations import step_work
 from giornata.wire.errors import InvalidField
 from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import LOADERS
 from giornata_denoiser.choices import WeightQuantization
-from giornata_denoiser.engine.assembly import assemble
+from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.families.driven.prompts import DrivenPromptBuilder
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
@@ -88,9 +88,9 @@ def test_specs_count_what_a_projected_cell_multiplies(name: str) -> None:
     predicted(of, [whole], [BlockInputs(recorder=seen)])
     touched = torch.zeros(whole.grid, dtype=torch.bool)
     touched[1, 2:5] = True
-    found = region(touched)
+    found = make_region(touched)
     assert found is not None
-    one = replace(whole, region=beside(found, whole.companions))
+    one = replace(whole, region=with_companions(found, whole.companions))
     assert one.region is not None
     source, depth = Recorded(seen, one.region), of.depth
     kv, hidden = ((BlockMode.KV, *(mode,) * (depth - 1)) for mode in (BlockMode.KV, BlockMode.HIDDEN))

@@ -9,20 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from giornata.packed.attention import DenseKV
-from giornata.packed.kept import CachedKVRecorder
+from giornata.packed.attention import CachedKVRecorder, DenseKV
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import make_region, with_companions
 from giornata.packed.pages import KVPages
-from giornata.packed.region import beside, region
-from giornata.packed.uses import BlockInputs, CachedTokens
 from giornata.planning.operations import SequenceShape
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.own import OwnKeysValues
+from giornata_denoiser.blocks.recorders import OwnKeysValues
 from giornata_denoiser.choices import EXACT as AS_COMPUTED
 from giornata_denoiser.choices import CacheForm
-from giornata_denoiser.engine.assembly import assemble
-from giornata_denoiser.engine.stepping import denoise_step
+from giornata_denoiser.engine.batch_tensors import assemble
+from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.profiling.making import activation_bytes
+from giornata_denoiser.profiling.fitting import activation_bytes
 from giornata_denoiser.profiling.measuring import StepMeter
 from giornata_denoiser.profiling.mixtures import RowSize, StepShape
 from giornata_denoiser.rows.row import RecordingSpec, Row
@@ -50,9 +49,9 @@ def edit(of: ModelFamily, spec: Spec) -> Row:
 def masked(row: Row) -> Row:
     touched = torch.zeros(GRID, dtype=torch.bool)
     touched.view(-1)[list(TOUCHED)] = True
-    found = region(touched)
+    found = make_region(touched)
     assert found is not None
-    return replace(row, region=beside(found, row.companions))
+    return replace(row, region=with_companions(found, row.companions))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from giornata.kinds import KINDS
-from giornata.planning.specs import recording_bytes
+from giornata.planning.operations import recording_bytes
 from giornata.wire.values import BlockMode
 from giornata_denoiser.families.unet.checkpoints import network_of
 from tests.fakes import tiny_driven, tiny_flux, tiny_unet

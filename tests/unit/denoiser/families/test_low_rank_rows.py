@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
 from giornata.packed.low_rank import SequenceLoras
-from giornata.packed.uses import BlockInputs, CachedTokens
 from giornata.wire.values import BlockMode
-from giornata_denoiser.engine.assembly import assemble, place
-from giornata_denoiser.engine.low_ranks import adapted
+from giornata_denoiser.engine.adapters import with_low_ranks
+from giornata_denoiser.engine.batch_tensors import assemble, place_inputs
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from tests.distances import distance
@@ -52,9 +52,11 @@ def predicted(
     uses: Sequence[BlockInputs] = (),
 ) -> list[Tensor]:
     """The network's output of each sequence: positive ones, then negative ones."""
-    assembly = assemble(of, rows, [place(row, of, each) for row, each in zip(rows, low_ranks, strict=True)])
+    assembly = assemble(
+        of, rows, [place_inputs(row, of, each) for row, each in zip(rows, low_ranks, strict=True)]
+    )
     owners = [*rows, *(row for row in rows if len(row.prompts) > 1)]
-    uses = adapted(uses or [BlockInputs()] * len(owners), rows, low_ranks)
+    uses = with_low_ranks(uses or [BlockInputs()] * len(owners), rows, low_ranks)
     with torch.inference_mode():
         out = of.network.predict(
             assembly.batch,

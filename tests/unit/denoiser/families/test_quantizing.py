@@ -14,9 +14,9 @@ from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import open_checkpoint
 from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.families import quantizing
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint
-from giornata_denoiser.families.quantizing import check, chosen, quantize
+from giornata_denoiser.families import weights
+from giornata_denoiser.families.flux import FluxInpaint
+from giornata_denoiser.families.weights import check, quantize, quantized_layers
 from tests.fakes import tiny_driven, tiny_flux
 from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import engine, finished
@@ -30,7 +30,7 @@ torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is no
 
 def test_layers_of_blocks_that_tokens_pass_are_chosen() -> None:
     model = tiny_flux.transformer()
-    assert chosen(model, 1) == (
+    assert quantized_layers(model, 1) == (
         *(
             f"transformer_blocks.{n}.{layer}"
             for n in range(2)
@@ -47,14 +47,14 @@ def test_layers_of_blocks_that_tokens_pass_are_chosen() -> None:
         ),
     )
     width = model.inner_dim
-    assert chosen(model, width) == chosen(model, 1)
-    assert chosen(model, width + 1) == ()
+    assert quantized_layers(model, width) == quantized_layers(model, 1)
+    assert quantized_layers(model, width + 1) == ()
 
 
 @pytest.mark.parametrize("name", DRIVEN)
 def test_what_enters_leaves_and_modulates_is_not_chosen(name: str) -> None:
     model = tiny_driven.transformer(name)
-    paths = chosen(model, 1)
+    paths = quantized_layers(model, 1)
     blocks = {path.split(".")[1] for path in paths}
     lists = [part for part in ("transformer_blocks", "layers") if hasattr(model, part)]
     assert len(blocks) >= len(getattr(model, lists[0])), "some layers of every block"
@@ -71,14 +71,14 @@ def test_a_processor_is_refused_before_anything_is_loaded(how: WeightQuantizatio
 
 
 def test_a_denoiser_without_torchao_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantizing, "find_spec", lambda _: None)
+    monkeypatch.setattr(weights, "find_spec", lambda _: None)
     with pytest.raises(
         Failed, match=r"`quantize`.*constraints.txt torchao.*EXTRAS=\[quantize\].*Received: no torchao"
     ):
         check(WeightQuantization.INT8, GPU)
     check(WeightQuantization.OFF, GPU)
     check(WeightQuantization.OFF, CPU)
-    monkeypatch.setattr(quantizing, "find_spec", lambda _: object())
+    monkeypatch.setattr(weights, "find_spec", lambda _: object())
     check(WeightQuantization.FLOAT8, GPU)
 
 

@@ -14,9 +14,9 @@ from giornata_denoiser.checkpoint import LOADERS
 from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein
 from giornata_denoiser.families.driven.network import DrivenNetwork
 from giornata_denoiser.families.driven.qwen_image import QwenImageEdit
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint, FluxKontext
-from giornata_denoiser.families.references import REFERENCES, Grid, ReferencePolicy, area
-from giornata_denoiser.families.rows import referred
+from giornata_denoiser.families.flux import FluxInpaint, FluxKontext
+from giornata_denoiser.families.protocol import REFERENCES, Grid, ReferencePolicy, reference_tokens
+from giornata_denoiser.families.rows import read_references
 from tests.contract.messages import INSPECTION
 from tests.unit.prepost.test_references import CARD
 
@@ -32,15 +32,16 @@ def test_sizes_tokens_and_card_agree(grid: Grid, more: list[Grid], generated: bo
     looks = ReferencePolicy(replaced=replaced)
     grids = looks.grids(grid, more, generated=generated)
     card = CARD.model_copy(update={"replaces_own": replaced})
-    counted = card.companion_tokens(area([grid]), [area([each]) for each in more], generated=generated)
-    assert area(grids) == counted
-    conditioning = {} if generated else {"image_latents": values(area([grid]))}
+    others = [reference_tokens([each]) for each in more]
+    counted = card.companion_tokens(reference_tokens([grid]), others, generated=generated)
+    assert reference_tokens(grids) == counted
+    conditioning = {} if generated else {"image_latents": values(reference_tokens([grid]))}
     if more:
-        conditioning[REFERENCES] = values(area(more))
+        conditioning[REFERENCES] = values(reference_tokens(more))
     found = looks.tokens(conditioning)
     assert (0 if found is None else len(found)) == counted
     if found is not None and "image_latents" in conditioning and not (replaced and more):
-        assert torch.equal(found[: area([grid])], conditioning["image_latents"])
+        assert torch.equal(found[: reference_tokens([grid])], conditioning["image_latents"])
 
 
 @pytest.mark.parametrize(
@@ -66,10 +67,10 @@ def test_networks_look_at_what_their_kinds_say(
 def test_references_that_were_not_inspected_are_refused() -> None:
     shared = pack({"reference_0": torch.zeros(2, 3, 4), "reference_1": torch.zeros(1, 1, 4)})
     seen = INSPECTION.model_copy(update={"reference_grids": ((2, 3), (1, 1))})
-    assert [tuple(each.shape) for each in referred(shared, seen)] == [(2, 3, 4), (1, 1, 4)]
-    assert referred(b"", INSPECTION.model_copy(update={"reference_grids": ()})) == ()
+    assert [tuple(each.shape) for each in read_references(shared, seen)] == [(2, 3, 4), (1, 1, 4)]
+    assert read_references(b"", INSPECTION.model_copy(update={"reference_grids": ()})) == ()
     for grids in ((), ((2, 3),), ((1, 1), (2, 3))):
         with pytest.raises(SchemaMismatch):
-            referred(shared, INSPECTION.model_copy(update={"reference_grids": grids}))
+            read_references(shared, INSPECTION.model_copy(update={"reference_grids": grids}))
     with pytest.raises(SchemaMismatch):
-        referred(b"", seen)
+        read_references(b"", seen)

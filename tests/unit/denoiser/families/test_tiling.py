@@ -7,8 +7,8 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.packed.region import region
-from giornata.packed.tiles import joined, parted
+from giornata.packed.compute_set import make_region
+from giornata.packed.packing import maps_to_tiles, tiles_to_maps
 from giornata_denoiser.families.unet.tiling import ConvolutionGeometry, Tiling, border_cells, cut
 
 GRIDS = st.tuples(st.integers(1, 4), st.integers(1, 4))
@@ -27,7 +27,9 @@ def test_windows_are_those_of_padded_maps(
     stride = data.draw(st.sampled_from([1, 2] if side > 1 else [1]))
     reading = ConvolutionGeometry(side, stride, side > 1 and stride == 1 and data.draw(st.booleans()))
     regions = [
-        region(torch.tensor(data.draw(st.lists(st.booleans(), min_size=h * w, max_size=h * w))).view(h, w))
+        make_region(
+            torch.tensor(data.draw(st.lists(st.booleans(), min_size=h * w, max_size=h * w))).view(h, w)
+        )
         for h, w in grids
     ]
     tiling = Tiling(tuple(grids), tuple(regions), CPU)
@@ -64,7 +66,7 @@ def test_a_ring_holds_no_cell_twice_and_none_that_is_not_read() -> None:
     """One tile in the middle of nine reads one cell of each corner's tile, and a line of the other four."""
     cells = torch.zeros(3, 3, dtype=torch.bool)
     cells[1, 1] = True
-    where = region(cells)
+    where = make_region(cells)
     (ring,) = Tiling(((3, 3),), (where,), CPU).windows(ConvolutionGeometry(4)).rings
     assert ring is not None
     assert len(ring) == len(torch.unique(ring)) == 4 * 4 + 4
@@ -75,10 +77,10 @@ def test_maps_are_parted_into_the_tiles_that_they_were_joined_of(
     grid: tuple[int, int], side: int, channels: int
 ) -> None:
     tiles = torch.arange(2 * grid[0] * grid[1] * channels * side * side).view(2, -1, channels, side, side)
-    maps = joined(tiles, grid)
+    maps = tiles_to_maps(tiles, grid)
     assert maps.shape == (2, channels, grid[0] * side, grid[1] * side)
     assert torch.equal(maps[1, 0, :side, :side], tiles[1, 0, 0])
-    assert torch.equal(parted(maps, grid), tiles)
+    assert torch.equal(maps_to_tiles(maps, grid), tiles)
     by_cell = cut(maps.permute(0, 2, 3, 1), grid)
     assert torch.equal(by_cell, tiles.permute(0, 1, 3, 4, 2))
 

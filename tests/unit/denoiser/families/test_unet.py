@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from giornata.packed.region import Region
-from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import Region
 from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
-from giornata.wire.blocks import BORDER, MOMENTS
+from giornata.wire.models import BORDER, MOMENTS
 from giornata.wire.values import BlockMode
 from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
 from giornata_denoiser.families.unet.structure import TEXT_TOKENS

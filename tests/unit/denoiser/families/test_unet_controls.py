@@ -12,22 +12,20 @@ import torch
 from diffusers import ControlNetModel
 from torch import Tensor
 
-from giornata.control.loading import load
-from giornata.control.protocol import ControlNet
-from giornata.packed.tiles import joined, parted
-from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.control.networks import ControlNet, load
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.packing import maps_to_tiles, tiles_to_maps
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.controls.executing import ControlDispatcher
+from giornata_denoiser.controls.controlnets import ControlDispatcher
 from giornata_denoiser.controls.local import LocalControls
-from giornata_denoiser.controls.networks import controlled as controlled_network
-from giornata_denoiser.engine.controls import controlled
+from giornata_denoiser.controls.local import control_target as controlled_network
+from giornata_denoiser.engine.adapters import with_residuals
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.sources import ReuseOptions
+from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.adapters import Adapters, RowControl
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.row import Adapters, Row, RowControl
 from tests.fakes import tiny_unet_control
 from tests.fakes.tiny_unet import Everything, Recorded
 from tests.unit.denoiser.engine.edits import finished
@@ -43,7 +41,7 @@ SCALE = 0.8
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Satisfies :class:`giornata.packed.uses.Residuals`."""
+    """Satisfies :class:`giornata.packed.block_inputs.Residuals`."""
 
     samples: Sequence[Tensor]
     whole: bool = True
@@ -65,7 +63,7 @@ class Both:
         for prompt in at.prompts:
             of: Any = prompt
             skips, middle = self.oracle(
-                joined(at.scaled(at.latent).view(1, -1, 4, SIDE, SIDE), at.grid),
+                tiles_to_maps(at.scaled(at.latent).view(1, -1, 4, SIDE, SIDE), at.grid),
                 at.track.times[at.step],
                 of.embeds[None],
                 controlnet_cond=at.control_images[0][None],
@@ -73,7 +71,7 @@ class Both:
                 added_cond_kwargs={"text_embeds": of.pooled[None], "time_ids": of.time_ids[None]},
                 return_dict=False,
             )
-            found.append(Given([parted(one, at.grid)[0].flatten(1) for one in (*skips, middle)]))
+            found.append(Given([maps_to_tiles(one, at.grid)[0].flatten(1) for one in (*skips, middle)]))
         return found
 
     def local(self, of: ModelFamily, held_steps: int = 2) -> LocalControls:
@@ -140,7 +138,7 @@ def test_masked_equals_full_on_the_compute_set(both: Both, fill: bool) -> None:
         index: [BlockInputs(CachedTokens(modes, Recorded(kept, WHERE))) for kept in seen]
         for index, seen in enumerate(recorders)
     }
-    taken = controlled(uses_of(masked, taking), masked, controls.compute(masked, [False] * len(masked)))
+    taken = with_residuals(uses_of(masked, taking), masked, controls.compute(masked, [False] * len(masked)))
     for latent, wanted in zip(step(of, masked, taken), whole, strict=True):
         torch.testing.assert_close(latent[WHERE.computed], wanted[WHERE.computed], atol=CLOSE, rtol=0)
     swapped = [

@@ -14,26 +14,25 @@ import torch
 from torch import Tensor
 
 from giornata.packed.attention import DenseKV
-from giornata.packed.uses import BlockInputs, CachedTokens
-from giornata.planning.costs import StepCosts
-from giornata.planning.specs import TemplateRunScope
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.planning.operations import TemplateRunScope
+from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.batch import RowKey
-from giornata.wire.blocks import BORDER, MOMENTS
+from giornata.wire.models import BORDER, MOMENTS
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.blocks.slabs import Slabs
+from giornata_denoiser.blocks.slabs import Device, Slabs
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.loading import Loader
-from giornata_denoiser.engine.weighing import slab_bytes
+from giornata_denoiser.engine.step_budget import slab_bytes
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
-from giornata_denoiser.profiling.calibration import calibrate
+from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_by_size
+from giornata_denoiser.profiling.fitting import calibrate
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_denoiser.templates import disk
-from giornata_denoiser.templates.identity import form_of, keeping
+from giornata_denoiser.templates.identity import form_of, storage_budget
 from tests.configs import configured
 from tests.contract.messages import CARD
 from tests.fakes import tiny_flux, tiny_unet
@@ -230,8 +229,8 @@ def test_half_precision_keeps_statistics_in_float32() -> None:
 
 def test_a_recording_comes_back_from_a_file(tmp_path: Path) -> None:
     taken = template(family(), bits=8)
-    disk.write(taken, tmp_path / "t")
-    found = disk.read(tmp_path / "t", "t")
+    disk.write_recording(taken, tmp_path / "t")
+    found = disk.read_recording(tmp_path / "t", "t")
     for one, other in zip(taken.entries, found.entries, strict=True):
         for kept, back in zip(one.blocks, other.blocks, strict=True):
             assert [part is None for part in vars(kept).values()] == [
@@ -271,7 +270,7 @@ def test_a_budget_costs_bits_then_levels_and_never_blocks(
 ) -> None:
     config = configured(DenoiserConfig, model="tiny", template_bits=bits, template_budget_mb=budget_mb)
     of = family()
-    found, chosen = keeping(config, of, 64, 10)
+    found, chosen = storage_budget(config, of, 64, 10)
     if kept is None:
         assert found.first_block == of.depth
     else:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.region import Region
-from giornata.packed.tiles import parted
-from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import Region
+from giornata.packed.packing import maps_to_tiles
 from giornata.wire.values import BlockMode
 from tests.fakes import tiny_unet
 from tests.fakes.tiny_unet import Everything, Recorded, drawn
@@ -51,7 +51,7 @@ def shapes(model: Any, grid: tuple[int, int], side: int) -> list[tuple[int, int,
 def added(maps: Sequence[Tensor], grid: tuple[int, int], region: Region | None = None) -> Added:
     samples = []
     for one in maps:
-        tokens = parted(one[None], grid)[0].flatten(1)
+        tokens = maps_to_tiles(one[None], grid)[0].flatten(1)
         samples.append(tokens if region is None else tokens[region.computed])
     return Added(samples, region is None, [])
 

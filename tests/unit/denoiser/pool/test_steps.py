@@ -13,12 +13,9 @@ import torch
 
 from giornata.scheduling.degrees.pool import Devices, StepStart
 from giornata.wire.jobs import Priority
-from giornata_denoiser.engine.checks import FiniteCheck
-from giornata_denoiser.engine.computing import ModelRunner
+from giornata_denoiser.engine.model_runner import FiniteCheck, ModelRunner
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.parallel.groups import GroupLost
-from giornata_denoiser.pool.book import PoolState, RowStepStart, RowStepTimes
-from giornata_denoiser.pool.memory import Arena
 from giornata_denoiser.pool.messages import (
     ForgetResources,
     RankStepEnded,
@@ -26,8 +23,10 @@ from giornata_denoiser.pool.messages import (
     ReleaseRows,
     StepOrder,
 )
-from giornata_denoiser.pool.shelf import RankKnowledge, SharedRow, SharedRowStore
-from giornata_denoiser.pool.steps import Families, RankSteps
+from giornata_denoiser.pool.rank import Families, RankSteps
+from giornata_denoiser.pool.shared_memory import Arena
+from giornata_denoiser.pool.shared_rows import RankKnowledge, SharedRow, SharedRowStore
+from giornata_denoiser.pool.state import PoolState, RowStepStart, RowStepTimes
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from tests.fakes import tiny_flux
 from tests.fakes.pool import OneDevice

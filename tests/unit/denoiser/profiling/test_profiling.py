@@ -19,29 +19,26 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from giornata.packed.low_rank import LowRankFactors, SequenceLoras
-from giornata.planning.costs import LOAD, StepCosts
-from giornata.planning.operations import COMPUTE, NetworkOperations
-from giornata.planning.profiles import Profile
-from giornata.planning.regression import LinearFit
-from giornata.planning.specs import taking_modes
+from giornata.planning.cost_model import LinearFit, Profile
+from giornata.planning.operations import COMPUTE, NetworkOperations, taking_modes
+from giornata.planning.step_costs import LOAD, StepCosts
 from giornata.wire.adapters import ControlWork
 from giornata.wire.errors import Failed
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.device import Device
+from giornata_denoiser.blocks.slabs import Device
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.profiling import making
-from giornata_denoiser.profiling.calibration import proportional
-from giornata_denoiser.profiling.controls import random_control, shared_values
-from giornata_denoiser.profiling.loras import RandomLoras
-from giornata_denoiser.profiling.measuring import StepMeter, medians
-from giornata_denoiser.profiling.mixtures import ProfileScope, RowSize, StepShape, TokensBeside, mixtures
+from giornata_denoiser.profiling import fitting
+from giornata_denoiser.profiling.adapters import RandomLoras, random_control, shared_values
+from giornata_denoiser.profiling.fitting import proportional_fit
+from giornata_denoiser.profiling.measuring import StepMeter, measure_medians
+from giornata_denoiser.profiling.mixtures import ProfileScope, RowSize, StepShape, TokensBeside, list_mixtures
 from giornata_denoiser.profiling.profiles import device_name, read_profile, write_profile
 from giornata_denoiser.profiling.report import report
 from giornata_denoiser.profiling.scatter import scatter
-from giornata_denoiser.rows.stored import StoredTensor
+from giornata_denoiser.rows.template import StoredTensor
 from giornata_lab.simulation.h100 import MACHINES, shipped
 from tests.fakes import tiny_driven, tiny_flux
 from tests.fakes.networks import PLAIN_4, plain
@@ -155,25 +152,25 @@ def test_steps_are_measured_with_slabs_of_the_models_device() -> None:
     assert len(device.brought) == 2 * BLOCKS
 
 
-def measured(machine: KnownMachine, *, quick: bool) -> making.ProfileMeasurements:
-    return making.measure(machine, replace(EXTENT, quick=quick))
+def measured(machine: KnownMachine, *, quick: bool) -> fitting.ProfileMeasurements:
+    return fitting.measure(machine, replace(EXTENT, quick=quick))
 
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_what_is_measured_tells_all_weights_apart(quick: bool) -> None:
     found = measured(KnownMachine(), quick=quick)
-    fit = making.fitted(COMPUTE, found.step_samples)
+    fit = fitting.fit_samples(COMPUTE, found.step_samples)
     np.testing.assert_allclose(fit.weights, TRUE.compute, rtol=1e-4)
     assert not fit.derived
-    np.testing.assert_allclose(making.fitted(LOAD, found.load_samples).weights, TRUE.load, rtol=1e-6)
+    np.testing.assert_allclose(fitting.fit_samples(LOAD, found.load_samples).weights, TRUE.load, rtol=1e-6)
     assert found.activation_bytes == pytest.approx((1000, 1000), rel=0.01)
 
 
 def test_without_controlnets_their_weight_follows_from_the_others() -> None:
     extent = replace(EXTENT, quick=True, controls=False)
-    found = making.measure(KnownMachine(work=None), extent)
-    assert not any(row.controlled for mixture in mixtures(extent, 0) for row in mixture.rows)
-    fit = making.fitted(COMPUTE, found.step_samples)
+    found = fitting.measure(KnownMachine(work=None), extent)
+    assert not any(row.controlled for mixture in list_mixtures(extent, 0) for row in mixture.rows)
+    fit = fitting.fit_samples(COMPUTE, found.step_samples)
     assert fit.derived == ("control",)
     np.testing.assert_allclose(fit.weights[:-1], TRUE.compute[:-1], rtol=1e-4)
     assert fit.weights[COMPUTE.index("control")] == fit.weights[COMPUTE.index("linear")]
@@ -182,13 +179,13 @@ def test_without_controlnets_their_weight_follows_from_the_others() -> None:
 def test_noise_moves_predictions_by_less_than_itself() -> None:
     chance = np.random.default_rng(0)
     found = measured(KnownMachine(lambda ms: ms * chance.uniform(0.9, 1.1)), quick=False)
-    fit = making.fitted(COMPUTE, found.step_samples)
-    for mixture in mixtures(EXTENT, seed=99):
+    fit = fitting.fit_samples(COMPUTE, found.step_samples)
+    for mixture in list_mixtures(EXTENT, seed=99):
         assert fit.predict(mixture.work(PLAIN_4).features) == pytest.approx(
             TRUE.step_ms(mixture.work(PLAIN_4)), rel=0.1
         )
     assert fit.r2 > 0.98
-    unseen = making.unseen(fit.names, found.step_samples)
+    unseen = fitting.cross_validate(fit.names, found.step_samples)
     assert fit.error_p50 <= unseen.error_p50 < 0.1
 
 
@@ -197,7 +194,7 @@ def test_a_short_step_is_predicted_as_well_as_a_long_one() -> None:
     found = measured(KnownMachine(lambda ms: ms * (1 + 0.1 * math.log10(ms))), quick=False)
     samples = found.step_samples
     shortest = min(samples, key=lambda sample: sample.ms)
-    (said,) = making.predictions(making.fitted(COMPUTE, samples), [shortest])
+    (said,) = fitting.predictions(fitting.fit_samples(COMPUTE, samples), [shortest])
     assert abs(said.error) < 0.15
 
 
@@ -205,7 +202,7 @@ def test_drift_does_not_follow_size() -> None:
     """Each measurement is slower than the one before: in order of size, large steps would look dearer than they are."""
     times = iter(range(10**6))
     sizes = list(range(200))
-    found = medians(sizes, lambda _: float(next(times)), rounds=5, seed=0)
+    found = measure_medians(sizes, lambda _: float(next(times)), rounds=5, seed=0)
     assert abs(np.corrcoef(sizes, found)[0, 1]) < 0.2
     assert sorted(found) != found
 
@@ -219,13 +216,13 @@ def test_every_measurement_is_told() -> None:
             told.append(index)
 
     quick = replace(EXTENT, quick=True)
-    found = making.measure(machine, quick, track)
-    assert len(told) == making.QUICK_ROUNDS * (len(found.steps) + len(found.load_samples))
-    assert machine.measured == making.QUICK_ROUNDS * len(found.steps)
+    found = fitting.measure(machine, quick, track)
+    assert len(told) == fitting.QUICK_ROUNDS * (len(found.steps) + len(found.load_samples))
+    assert machine.measured == fitting.QUICK_ROUNDS * len(found.steps)
 
 
 def test_mixtures_are_of_every_kind_and_within_the_extent() -> None:
-    every = mixtures(EXTENT, 0)
+    every = list_mixtures(EXTENT, 0)
     rows = [row for mixture in every for row in mixture.rows]
     assert {mode for row in rows for mode in row.modes} == set(BlockMode)
     assert any(len(set(row.modes)) > 1 for row in rows)
@@ -237,10 +234,10 @@ def test_mixtures_are_of_every_kind_and_within_the_extent() -> None:
     acting = {tuple(row.controlled for row in mixture.rows) for mixture in every}
     assert {(True,), (True, True), (True, False), (True,) * 8, (True,) * 4 + (False,) * 4} <= acting
     assert all(m.length <= EXTENT.most_tokens for m in every if len(m.rows) > 1)
-    assert every == mixtures(EXTENT, 0) != mixtures(EXTENT, 1)
+    assert every == list_mixtures(EXTENT, 0) != list_mixtures(EXTENT, 1)
     fill = replace(EXTENT, card=CARD)
-    assert not any(row.guided for mixture in mixtures(fill, 0) for row in mixture.rows)
-    assert len(mixtures(replace(EXTENT, quick=True), 0)) < len(every) / 2
+    assert not any(row.guided for mixture in list_mixtures(fill, 0) for row in mixture.rows)
+    assert len(list_mixtures(replace(EXTENT, quick=True), 0)) < len(every) / 2
 
 
 @given(st.integers(4, 64), st.integers(4, 64), st.floats(0.01, 0.99))
@@ -256,10 +253,10 @@ def test_a_few_steps_and_the_number_of_operations_tell_the_costs() -> None:
     rows = [RowSize(side, side, 6, (BlockMode.FULL,) * BLOCKS) for side in (8, 12, 16)]
     steps = [StepShape((row,)) for row in rows] + [StepShape((rows[0],) * 3)]
     samples = [
-        making.FitSample(step.work(PLAIN_4).features, true.step_ms(step.work(PLAIN_4))) for step in steps
+        fitting.FitSample(step.work(PLAIN_4).features, true.step_ms(step.work(PLAIN_4))) for step in steps
     ]
-    np.testing.assert_allclose(proportional(samples).weights, true.compute, rtol=1e-5)
-    calls, sequences, *kinds, gathered, low_rank, segments, control = proportional(samples[:1]).weights
+    np.testing.assert_allclose(proportional_fit(samples).weights, true.compute, rtol=1e-5)
+    calls, sequences, *kinds, gathered, low_rank, segments, control = proportional_fit(samples[:1]).weights
     assert {low_rank, control} == set(kinds)
     assert len(set(kinds)) == 1
     assert kinds[0] > 0 == calls == sequences == gathered == segments
@@ -267,10 +264,10 @@ def test_a_few_steps_and_the_number_of_operations_tell_the_costs() -> None:
 
 def test_the_report_names_weights_units_and_the_worst(tmp_path: Path) -> None:
     found = measured(KnownMachine(), quick=True)
-    profile = making.profile(
+    profile = fitting.profile(
         Checkpoint(CARD, tiny_flux.family(fill=True), PREVIEW_MAP),
-        compute=making.fitted(COMPUTE, found.step_samples),
-        load=making.fitted(LOAD, found.load_samples),
+        compute=fitting.fit_samples(COMPUTE, found.step_samples),
+        load=fitting.fit_samples(LOAD, found.load_samples),
         activation=(2048.0, 1024.0),
     )
     text = report(profile, found)
@@ -281,7 +278,7 @@ def test_the_report_names_weights_units_and_the_worst(tmp_path: Path) -> None:
         "2.0 KiB",
     ):
         assert part in text
-    scatter(tmp_path / "fit.svg", "Steps", making.predictions(profile.compute, found.step_samples))
+    scatter(tmp_path / "fit.svg", "Steps", fitting.predictions(profile.compute, found.step_samples))
     picture = (tmp_path / "fit.svg").read_text()
     assert picture[picture.index('id="samples"') :].count("<use ") == len(found.steps)
     assert ">measured, ms</text>" in picture
@@ -361,7 +358,7 @@ def fitted(of: ModelFamily) -> LinearFit:
     controls = meter.control_work is not None
     extent = ProfileScope(card, of.depth, 1, 4096, quick=True, modes=modes, joint=joint, controls=controls)
     with counter:
-        return making.fitted(COMPUTE, making.measure(meter, extent).step_samples)
+        return fitting.fit_samples(COMPUTE, fitting.measure(meter, extent).step_samples)
 
 
 def test_a_profile_has_a_measured_weight_of_controlnets() -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from giornata_denoiser.families.sampling.table import solved
-from giornata_denoiser.rows.track import SamplerTable
+from giornata_denoiser.families.sampling.table import solve_track
+from giornata_denoiser.rows.row import SamplerTable
 
 SD: Final[dict[str, Any]] = {
     "beta_start": 0.00085,
@@ -51,7 +51,7 @@ class Case:
         scheduler, first = self.ready()
         times = scheduler.timesteps[first:] / 1000
         prediction = scheduler.config.get("prediction_type", "flow_prediction")
-        return solved(scheduler, first, levels=torch.cat((times, torch.zeros(1))), prediction=prediction)
+        return solve_track(scheduler, first, levels=torch.cat((times, torch.zeros(1))), prediction=prediction)
 
 
 def _sd(kind: Callable[..., Any], steps: int = 12, strength: float = 1.0, **options: Any) -> Case:

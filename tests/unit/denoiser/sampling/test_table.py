@@ -22,19 +22,20 @@ from torch import Tensor
 
 from giornata.schedulers import SOLVERS
 from giornata.wire.errors import InvalidField
-from giornata.wire.samplers import DISCRETE_TIME, WITH_LIGHTNING, Sampler, evaluations
-from giornata_denoiser.engine.stepping import blend
-from giornata_denoiser.families.sampling.discrete_time import DiscreteTime, scheduler_config
-from giornata_denoiser.families.sampling.flow_matching import (
+from giornata.wire.models import DISCRETE_TIME, WITH_LIGHTNING, Sampler, evaluations
+from giornata_denoiser.engine.denoise_step import blend
+from giornata_denoiser.families.sampling.schedules import (
+    DiscreteTime,
     FlowMatching,
     calculate_shift,
     compute_empirical_mu,
+    discrete_scheduler_config,
     shifted_always,
     shifted_by_size,
     shifted_by_steps,
 )
-from giornata_denoiser.families.sampling.table import solved
-from giornata_denoiser.rows.track import NOISE, SamplerTable
+from giornata_denoiser.families.sampling.table import solve_track
+from giornata_denoiser.rows.row import NOISE, SamplerTable
 from giornata_lab.bench.compute.sampled import Sampled, stepped
 from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux import SCHEDULER
@@ -151,7 +152,7 @@ def test_a_scheduler_that_clips_is_not_linear() -> None:
     case = Case(CASES["DDIM"].kind, {**SD, "clip_sample": True, "clip_sample_range": 1e-3})
     scheduler, first = case.ready()
     with pytest.raises(ValueError, match="DDIMScheduler is not linear in step 1"):
-        solved(scheduler, first, levels=torch.zeros(13), prediction="epsilon")
+        solve_track(scheduler, first, levels=torch.zeros(13), prediction="epsilon")
 
 
 # Models with discrete times: what a checkpoint's scheduler offers, where rows begin, and what is refused.
@@ -276,7 +277,7 @@ def test_more_steps_than_a_sampler_takes_are_refused_by_name() -> None:
 
 def test_the_configuration_is_read_from_the_checkpoint(tmp_path: Path) -> None:
     diffusers.UniPCMultistepScheduler(**SD, solver_order=3).save_pretrained(tmp_path / "scheduler")
-    read = scheduler_config(tmp_path)
+    read = discrete_scheduler_config(tmp_path)
     assert (read["_class_name"], read["solver_order"]) == ("UniPCMultistepScheduler", 3)
     assert DiscreteTime(read).default_sampler is Sampler.UNIPC
 

@@ -17,7 +17,7 @@ import torch
 from giornata import tensors
 from giornata.blobs import MemoryBlobs
 from giornata.families import Family as FamilyName
-from giornata.planning.costs import StepCosts
+from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import BlobRef, Encoding
@@ -26,11 +26,9 @@ from giornata.wire.requests import EditParameters, Reuse
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import CachedBlock, Entry
+from giornata_denoiser.rows.template import CachedBlock, Entry, store
 from giornata_denoiser.templates.lookup import TemplateLookup, TemplateReuse
-from giornata_denoiser.templates.registered import PendingRegistration, TemplateRegistrations
-from giornata_denoiser.templates.runs import TemplateRuns
+from giornata_denoiser.templates.runs import PendingRegistration, TemplateRegistrations, TemplateRuns
 from giornata_denoiser.templates.store import TemplateStore
 from tests.configs import configured
 from tests.contract.messages import CARD

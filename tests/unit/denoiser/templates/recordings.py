@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, store
 
 
 def template(name: str, bits: int = 8, tokens: int = 6, seed: int = 0) -> CachedTemplate:

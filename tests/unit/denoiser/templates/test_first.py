@@ -13,13 +13,11 @@ from giornata.wire.requests import Reuse
 from giornata.wire.workers import Tier
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.protocol import StepReport
-from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Correction, Entry, store
 from giornata_denoiser.templates.corrections import CorrectionCache
-from giornata_denoiser.templates.first import EXPECTED, FirstTemplates
-from giornata_denoiser.templates.host import PINNED
+from giornata_denoiser.templates.first_templates import EXPECTED, FirstTemplates
+from giornata_denoiser.templates.identity import PINNED
 from giornata_denoiser.templates.lookup import TemplateReuse
 from giornata_denoiser.templates.store import TemplateStore
 from tests.fakes import tiny_flux

@@ -10,17 +10,14 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from giornata.scheduling.repeats import TemplateRunPolicy
-from giornata.wire.blocks import BlockSpec
+from giornata.scheduling.placement import TemplateRunPolicy
+from giornata.wire.models import BlockSpec, Sampler
 from giornata.wire.requests import EditParameters, Reuse
-from giornata.wire.samplers import Sampler
 from giornata.wire.templates import picture_id
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.families.sampling.discrete_time import DiscreteTime
-from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
-from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import FILE_BYTES, CachedBlock, CachedTemplate, Entry
+from giornata_denoiser.families.sampling.schedules import DiscreteTime, FlowMatching, shifted_by_size
+from giornata_denoiser.rows.template import FILE_BYTES, CachedBlock, CachedTemplate, Entry, store
 from giornata_denoiser.templates import disk
 from giornata_denoiser.templates.identity import (
     ANYWHERE,
@@ -29,8 +26,8 @@ from giornata_denoiser.templates.identity import (
     SAME,
     TemplateRunSpec,
     levels_of,
-    reuses,
-    wanted,
+    takes_from_recordings,
+    wanted_recording,
 )
 from tests.configs import configured
 from tests.contract.messages import CARD, INSPECTION
@@ -65,7 +62,7 @@ def config(**options: Any) -> DenoiserConfig:
 
 
 def of(tenant: str = "alice", parameters: EditParameters | None = None, **options: Any) -> TemplateRunSpec:
-    return wanted(config(**options), CHECKPOINT, tenant, INSPECTION, parameters)
+    return wanted_recording(config(**options), CHECKPOINT, tenant, INSPECTION, parameters)
 
 
 def test_a_registration_and_an_edit_of_it_want_the_same() -> None:
@@ -105,7 +102,9 @@ def test_all_recordings_of_a_picture_begin_alike_and_those_of_others_do_not() ->
 
 def test_a_budget_of_bytes_drops_noise_levels_and_then_blocks() -> None:
     kept = {
-        budget: wanted(config(template_levels=7, template_budget_mb=budget), CHECKPOINT, "alice", LARGE)
+        budget: wanted_recording(
+            config(template_levels=7, template_budget_mb=budget), CHECKPOINT, "alice", LARGE
+        )
         for budget in (7 * 6 * 4, 7 * 6 * 4 - 1, 4 * 6 * 4, 4 * 3 * 4, 1)
     }
     assert [(found.track.steps, found.first_block) for found in kept.values()] == [
@@ -120,7 +119,7 @@ def test_a_budget_of_bytes_drops_noise_levels_and_then_blocks() -> None:
 
 def test_a_template_is_no_larger_than_the_largest_tier() -> None:
     def kept(parameters: EditParameters | None = None, **options: Any) -> tuple[int, int]:
-        found = wanted(config(template_levels=7, **options), CHECKPOINT, "alice", LARGE, parameters)
+        found = wanted_recording(config(template_levels=7, **options), CHECKPOINT, "alice", LARGE, parameters)
         return found.track.steps, found.first_block
 
     whole = 7 * 6 * 4
@@ -134,10 +133,10 @@ def test_a_template_is_no_larger_than_the_largest_tier() -> None:
 
 def test_an_edit_that_is_strict_keeps_its_levels_and_drops_blocks() -> None:
     strict = EditParameters(prompt="x", reuse=Reuse.STRICT, num_inference_steps=12, strength=1.0)
-    found = wanted(config(template_memory_mb=12 * 2 * 4), CHECKPOINT, "alice", LARGE, strict)
+    found = wanted_recording(config(template_memory_mb=12 * 2 * 4), CHECKPOINT, "alice", LARGE, strict)
     assert (found.track.steps, found.first_block) == (12, 4)
     short = strict.model_copy(update={"strength": 0.5})
-    found = wanted(config(template_memory_mb=12 * 2 * 4), CHECKPOINT, "alice", LARGE, short)
+    found = wanted_recording(config(template_memory_mb=12 * 2 * 4), CHECKPOINT, "alice", LARGE, short)
     assert (found.track.steps, found.first_block) == (6, 2)
 
 
@@ -148,7 +147,7 @@ def test_one_recording_serves_every_sampler_and_a_strict_edit_has_its_own_sample
 
     def found(**fields: Any) -> TemplateRunSpec:
         asked = EditParameters(prompt="x", num_inference_steps=8, strength=1.0, **fields)
-        return wanted(config(template_levels=7), timed, "alice", INSPECTION, asked)
+        return wanted_recording(config(template_levels=7), timed, "alice", INSPECTION, asked)
 
     reused = [found(sampler=sampler) for sampler in (None, Sampler.HEUN, Sampler.EULER_ANCESTRAL)]
     assert len({each.recording_id for each in reused}) == 1
@@ -164,7 +163,7 @@ def test_a_recording_is_as_large_as_was_reckoned_with_its_file(
 ) -> None:
     inspection = INSPECTION.model_copy(update={"tokens": 64})
     options: dict[str, Any] = {"template_form": form, "template_bits": bits, "template_levels": 200}
-    found = wanted(config(template_memory_mb=1, **options), CHECKPOINT, "alice", inspection)
+    found = wanted_recording(config(template_memory_mb=1, **options), CHECKPOINT, "alice", inspection)
     data = torch.zeros(64, 192, dtype=torch.bfloat16)
 
     def kept() -> CachedBlock:
@@ -177,7 +176,7 @@ def test_a_recording_is_as_large_as_was_reckoned_with_its_file(
         Entry(level, (*empty, *(kept() for _ in range(6 - found.first_block))))
         for level in found.track.levels[:-1].tolist()
     )
-    size = disk.write(CachedTemplate(found.recording_id, (8, 8), entries), tmp_path / "f")
+    size = disk.write_recording(CachedTemplate(found.recording_id, (8, 8), entries), tmp_path / "f")
     assert 0.7 * (1 << 20) < size <= 1 << 20
 
 
@@ -202,7 +201,7 @@ def test_a_unet_takes_by_samplers_that_keep_the_picture_alone(default: Sampler) 
     )
 
     def asked(**parameters: Any) -> bool:
-        return reuses(EditParameters.model_validate({"prompt": "x", **parameters}), unet)
+        return takes_from_recordings(EditParameters.model_validate({"prompt": "x", **parameters}), unet)
 
     assert asked(reuse=Reuse.AUTO) is (default is Sampler.DDIM)
     assert asked(reuse=Reuse.AUTO, sampler=Sampler.UNIPC)

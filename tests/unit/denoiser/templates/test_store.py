@@ -14,10 +14,9 @@ from torch import Tensor
 
 from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.choices import BITS
-from giornata_denoiser.rows.stored import store
-from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, store
 from giornata_denoiser.templates import disk
-from giornata_denoiser.templates.host import PINNED
+from giornata_denoiser.templates.identity import PINNED
 from giornata_denoiser.templates.store import TemplateStore
 from tests.patience import HUNG_S
 from tests.unit.denoiser.templates.recordings import same, template
@@ -27,7 +26,7 @@ from tests.unit.denoiser.templates.recordings import same, template
 
 def test_a_store_goes_from_memory_to_disk_to_nothing(tmp_path: Path) -> None:
     one = template("one")
-    room = disk.write(one, tmp_path / "x") * 3 + 100  # names are of different lengths
+    room = disk.write_recording(one, tmp_path / "x") * 3 + 100  # names are of different lengths
     tiers = TemplateStore(one.size_bytes * 2, tmp_path, disk_bytes=room)
     (tmp_path / "x").unlink()
     for name in ("one", "two", "three", "four"):
@@ -66,7 +65,7 @@ def test_a_file_that_is_no_template_is_a_miss_and_removed(tmp_path: Path) -> Non
     tiers = TemplateStore(10**6, tmp_path, 10**6)
     assert tiers.find("one") is None
     assert list(tmp_path.iterdir()) == []
-    disk.write(template("other"), path)
+    disk.write_recording(template("other"), path)
     assert TemplateStore(10**6, tmp_path, 10**6).find("one") is None
     assert list(tmp_path.iterdir()) == []
 
@@ -144,7 +143,7 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
 def test_many_threads_read_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TemplateStore(0, tmp_path, 10**6).put(template("one"))
     tiers = TemplateStore(10**6, tmp_path, 10**6)
-    begun, go_on, read = threading.Event(), threading.Event(), disk.read
+    begun, go_on, read = threading.Event(), threading.Event(), disk.read_recording
     reads: list[str] = []
 
     def slow(path: Path, recording_id: str, *, checked: bool = False) -> CachedTemplate:
@@ -153,7 +152,7 @@ def test_many_threads_read_a_file_once(tmp_path: Path, monkeypatch: pytest.Monke
         assert go_on.wait(HUNG_S)
         return read(path, recording_id, checked=checked)
 
-    monkeypatch.setattr(disk, "read", slow)
+    monkeypatch.setattr(disk, "read_recording", slow)
     found: list[CachedTemplate | None] = []
     threads = [threading.Thread(target=lambda: found.append(tiers.find("one"))) for _ in range(3)]
     threads[0].start()
@@ -191,13 +190,13 @@ def test_a_file_is_checked_once_and_again_when_it_has_changed(
     tiers = TemplateStore(0, tmp_path, 10**6)
     tiers.put(template("one"))
     checks: list[bool] = []
-    read = disk.read
+    read = disk.read_recording
 
     def watched(path: Path, recording_id: str, *, checked: bool = False) -> CachedTemplate:
         checks.append(checked)
         return read(path, recording_id, checked=checked)
 
-    monkeypatch.setattr(disk, "read", watched)
+    monkeypatch.setattr(disk, "read_recording", watched)
     for _ in range(2):
         found = tiers.find("one")
         assert found is not None
@@ -234,27 +233,27 @@ def test_what_was_prefetched_is_in_memory_for_its_edit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", BITS)
 def test_a_file_gives_back_the_template(tmp_path: Path, bits: int) -> None:
     made = template("t", bits)
-    size = disk.write(made, tmp_path / "f")
+    size = disk.write_recording(made, tmp_path / "f")
     assert size == (tmp_path / "f").stat().st_size >= made.size_bytes
-    assert same(disk.read(tmp_path / "f", "t"), made)
+    assert same(disk.read_recording(tmp_path / "f", "t"), made)
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
 def test_no_changed_byte_of_a_file_goes_unnoticed(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    disk.write(template("t", tokens=2), path)
+    disk.write_recording(template("t", tokens=2), path)
     whole = path.read_bytes()
     for index in range(0, len(whole), 7):
         path.write_bytes(whole[:index] + bytes([whole[index] ^ 4]) + whole[index + 1 :])
         with pytest.raises(disk.TemplateFileInvalid):
-            disk.read(path, "t")
+            disk.read_recording(path, "t")
     for length in (0, 3, 8, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
         with pytest.raises(disk.TemplateFileInvalid):
-            disk.read(path, "t")
+            disk.read_recording(path, "t")
     save_file({"weight": torch.zeros(2)}, path)
     with pytest.raises(disk.TemplateFileInvalid):
-        disk.read(path, "t")
+        disk.read_recording(path, "t")
 
 
 def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +262,7 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(disk, "save_file", full)
     with pytest.raises(OSError, match="No space left"):
-        disk.write(template("one"), tmp_path / "f")
+        disk.write_recording(template("one"), tmp_path / "f")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,15 +11,19 @@ from hypothesis import strategies as st
 
 from giornata.families import Family
 from giornata.wire.errors import BadRequest, InvalidField
-from giornata.wire.models import ModelCard
+from giornata.wire.models import DISCRETE_TIME, ModelCard, Sampler
 from giornata.wire.requests import EditParameters, MaskMode, Reuse
 from giornata.wire.resolution import resolve
-from giornata.wire.samplers import DISCRETE_TIME, Sampler
-from giornata_gateway.intake.rules.a1111 import neutral
+from giornata_gateway.intake.rules.a1111 import forms
 from giornata_gateway.intake.rules.a1111.forms import ImageToImage, Settings, TextToImage, read
-from giornata_gateway.intake.rules.a1111.parameters import parameters_of, rename_field, unused_fields
-from giornata_gateway.intake.rules.a1111.samplers import NAMES, sampler_of
-from giornata_gateway.intake.rules.a1111.units import RequestedControlNets
+from giornata_gateway.intake.rules.a1111.parameters import (
+    NAMES,
+    RequestedControlNets,
+    parameters_of,
+    rename_field,
+    sampler_of,
+    unused_fields,
+)
 from tests.fakes.fleet import CARD
 
 SD = CARD.model_copy(
@@ -163,7 +167,7 @@ def test_neutral_values_are_accepted_and_nothing_else(kind: type[TextToImage]) -
     for name, values in kind.asks_nothing.items():
         for value in (*values, None):
             assert read(kind, body | {name: value}) == read(kind, body), name
-        if name in neutral.HARMLESS:
+        if name in forms.HARMLESS:
             assert read(kind, body | {name: "something"}) == (read(kind, body)[0], (name,))
             continue
         with pytest.raises(InvalidField) as refused:
@@ -211,7 +215,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=5,
 )
-FIELDS = (*ImageToImage.model_fields, *neutral.IMAGE_TO_IMAGE, *neutral.UNREAD_BOTH)
+FIELDS = (*ImageToImage.model_fields, *forms.IMAGE_TO_IMAGE, *forms.UNREAD_BOTH)
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4))

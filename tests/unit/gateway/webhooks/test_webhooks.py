@@ -18,25 +18,25 @@ from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from giornata.wire.errors import InvalidField, ServiceUnavailable, WebhookNotFound
-from giornata.wire.webhooks import WebhookRecord, WebhookState
+from giornata.wire.templates import WebhookRecord, WebhookState
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.webhooks.desk import WebhookService
+from giornata_gateway.webhooks.delivery import ATTEMPT_S, WebhookSender, WebhookService, read_secrets
 from giornata_gateway.webhooks.rules.addresses import MAX_URL, check_url, may_connect, networks_in
-from giornata_gateway.webhooks.rules.signing import LEAST_BYTES, headers, secret_of
-from giornata_gateway.webhooks.rules.trying import (
+from giornata_gateway.webhooks.rules.delivery_rules import (
     AT_ONCE,
     AT_ONCE_OF_TENANT,
     CLAIM_S,
     GONE,
+    LEAST_BYTES,
     LONGEST_S,
     WebhookRetryPolicy,
     chosen,
     claimed,
     failed,
+    headers,
     revived,
+    secret_of,
 )
-from giornata_gateway.webhooks.secret_file import read_secrets
-from giornata_gateway.webhooks.sending import ATTEMPT_S, WebhookSender
 from tests.patience import HUNG_S
 
 PATIENCE = WebhookRetryPolicy(attempts=3, first_s=5.0)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.residency.plans.naming import PLANNERS, ResidencyPlanName
-from giornata.residency.plans.values import ResidencySnapshot, TierKind
-from giornata.residency.uses import AdapterUsage
+from giornata.residency.plans.planner import PLANNERS, ResidencyPlanName
+from giornata.residency.plans.use_based import ResidencySnapshot, TierKind
+from giornata.residency.popularity import AdapterUsage
 from tests.examples import examples
 from tests.unit.residency.plans.clusters import Drawn, applied, drawn
 

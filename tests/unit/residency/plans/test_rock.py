@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from giornata.residency.plans import hardware
-from giornata.residency.plans.rock import FULL, RockPlan, replicas
-from giornata.residency.plans.values import AdapterTier, ResidencySnapshot, TierKind
-from giornata.residency.uses import AdapterUsage
+from giornata.residency.plans import rock
+from giornata.residency.plans.rock import FULL, RockPlan, replica_count
+from giornata.residency.plans.use_based import AdapterTier, ResidencySnapshot, TierKind
+from giornata.residency.popularity import AdapterUsage
 
 NOW = 50.0
 
@@ -40,7 +40,7 @@ def seen(*jobs: tuple[str, ...]) -> AdapterUsage:
     ],
 )
 def test_replicas_grow_with_uses_and_the_root_of_the_size(count: int, size: int, expected: int) -> None:
-    assert replicas(count, size, 100.0) == expected
+    assert replica_count(count, size, 100.0) == expected
 
 
 def test_a_popular_adapter_is_on_as_many_places_as_it_should() -> None:
@@ -106,8 +106,8 @@ def test_what_is_mostly_used_together_comes_together(jobs: list[tuple[str, ...]]
 
 def test_few_places_are_one_cluster() -> None:
     places = devices(11)
-    assert hardware.clusters(places) == [list(places)]
-    assert hardware.clusters(()) == []
+    assert rock.clusters(places) == [list(places)]
+    assert rock.clusters(()) == []
 
 
 def test_many_places_are_clustered_by_their_totals() -> None:
@@ -117,4 +117,4 @@ def test_many_places_are_clustered_by_their_totals() -> None:
         replace(place, bytes_per_s=9e9, held={"a": number * 70}) if number % 2 else place
         for number, place in enumerate(some)
     )
-    assert hardware.clusters(places) == [list(places[0::2]), list(places[1::2])]
+    assert rock.clusters(places) == [list(places[0::2]), list(places[1::2])]

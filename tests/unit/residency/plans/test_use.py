@@ -7,10 +7,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from giornata.residency.plans.use import LEAST_USES, STICKY, use
-from giornata.residency.plans.values import AdapterTier, ResidencySnapshot, TierKind
-from giornata.residency.rendezvous import ranked
-from giornata.residency.uses import AdapterUsage
+from giornata.residency.plans.use_based import (
+    LEAST_USES,
+    STICKY,
+    AdapterTier,
+    ResidencySnapshot,
+    TierKind,
+    use_plan,
+)
+from giornata.residency.popularity import AdapterUsage, rank_homes
 from tests.unit.residency.plans.clusters import Drawn, drawn
 
 NOW = 100.0
@@ -35,7 +40,7 @@ def test_nothing_goes_for_what_is_used_less(case: Drawn) -> None:
     place = next(place for place in observed.places if place.kind is TierKind.HOST)
     if place.used_bytes > place.budget_bytes:
         return
-    wanted = set(use(observed, uses, NOW)[place.name])
+    wanted = set(use_plan(observed, uses, NOW)[place.name])
     gone = [
         digest for digest in place.held if digest not in wanted and uses.lately(digest, NOW) >= LEAST_USES
     ]
@@ -49,17 +54,17 @@ def test_nothing_goes_for_what_is_used_less(case: Drawn) -> None:
 
 def test_the_worth_is_uses_times_reload_time_over_bytes() -> None:
     sizes = {"large": 100, "one": 50, "two": 50}
-    few = use(ResidencySnapshot((host(100),), sizes), seen(large=4, one=3, two=3), NOW)
+    few = use_plan(ResidencySnapshot((host(100),), sizes), seen(large=4, one=3, two=3), NOW)
     assert few == {"one": ("one", "two")}  # 3 (100 + 50) / 50 = 9 against 4 (100 + 100) / 100 = 8
-    many = use(ResidencySnapshot((host(100),), sizes), seen(large=6, one=3, two=3), NOW)
+    many = use_plan(ResidencySnapshot((host(100),), sizes), seen(large=6, one=3, two=3), NOW)
     assert many == {"one": ("large",)}  # 6 (100 + 100) is more than 1.25 times 2 * 3 (100 + 50)
 
 
 def test_a_held_adapter_goes_for_one_that_is_used_well_more_alone() -> None:
     sizes = {"held": 100, "new": 100}
     place = host(100, held=100)
-    assert use(ResidencySnapshot((place,), sizes), seen(held=8, new=9), NOW) == {"one": ("held",)}
-    assert use(ResidencySnapshot((place,), sizes), seen(held=8, new=11), NOW) == {"one": ("new",)}
+    assert use_plan(ResidencySnapshot((place,), sizes), seen(held=8, new=9), NOW) == {"one": ("held",)}
+    assert use_plan(ResidencySnapshot((place,), sizes), seen(held=8, new=11), NOW) == {"one": ("new",)}
 
 
 def test_two_adapters_of_about_the_same_worth_do_not_take_turns() -> None:
@@ -68,7 +73,7 @@ def test_two_adapters_of_about_the_same_worth_do_not_take_turns() -> None:
     for turn in range(200):
         uses.see(["a" if turn % 2 else "b"], NOW + turn)
         if turn >= 20:
-            assert use(ResidencySnapshot((place,), sizes), uses, NOW + turn) == {"one": ("a",)}
+            assert use_plan(ResidencySnapshot((place,), sizes), uses, NOW + turn) == {"one": ("a",)}
 
 
 def test_what_is_registered_is_wanted_at_its_home_alone_and_displaces_nothing_used_more() -> None:
@@ -78,27 +83,27 @@ def test_what_is_registered_is_wanted_at_its_home_alone_and_displaces_nothing_us
     )
     sizes = {"old": 100, "new": 100}
     observed = ResidencySnapshot(places, sizes, registered=frozenset({"new"}))
-    home = ranked("new", [place.name for place in places])[0]
-    idle = use(observed, AdapterUsage(), NOW)
+    home = rank_homes("new", [place.name for place in places])[0]
+    idle = use_plan(observed, AdapterUsage(), NOW)
     assert {name for name, digests in idle.items() if "new" in digests} == {home}
-    assert all("new" not in digests for digests in use(observed, seen(old=9), NOW).values())
+    assert all("new" not in digests for digests in use_plan(observed, seen(old=9), NOW).values())
 
 
 def test_uses_count_less_at_each_further_place() -> None:
     places = tuple(AdapterTier(name, TierKind.HOST, name, 10, bytes_per_s=1.0) for name in ("one", "two"))
     uses = AdapterUsage()
     uses.see(["a"], NOW - 1800 * 4)  # a sixteenth of a use; a thirty-second at the second place
-    wanted = use(ResidencySnapshot(places, {"a": 10}), uses, NOW)
-    first, second = ranked("a", ("one", "two"))
+    wanted = use_plan(ResidencySnapshot(places, {"a": 10}), uses, NOW)
+    first, second = rank_homes("a", ("one", "two"))
     assert wanted == {first: ("a",), second: ()}
 
 
 def test_devices_are_left_alone() -> None:
     device = AdapterTier("w", TierKind.DEVICE, "one", 100)
-    assert use(ResidencySnapshot((device,), {"a": 1}), seen(a=1), NOW) == {}
+    assert use_plan(ResidencySnapshot((device,), {"a": 1}), seen(a=1), NOW) == {}
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_a_place_that_comes_takes_its_own_adapters_alone(name: str) -> None:
-    before, after = ranked(name, ("one", "two")), ranked(name, ("one", "two", "three"))
+    before, after = rank_homes(name, ("one", "two")), rank_homes(name, ("one", "two", "three"))
     assert [place for place in after if place != "three"] == before

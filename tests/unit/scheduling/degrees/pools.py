@@ -11,8 +11,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from giornata.scheduling.degrees.pool import PoolDecision, PoolRow, PoolRule, SharedStepTime, Times
-from giornata.scheduling.degrees.subsets import family
+from giornata.scheduling.degrees.pool import (
+    PoolDecision,
+    PoolRow,
+    PoolRule,
+    SharedStepTime,
+    Times,
+    device_subsets,
+)
 from giornata.wire.jobs import Priority
 
 LARGE: Times = {1: 1.2, 2: 0.61, 3: 0.41, 4: 0.31, 6: 0.21, 8: 0.16}
@@ -74,7 +80,7 @@ class Moment:
 def moments(draw: st.DrawFn, most: int = 12) -> Moment:
     """Pools of 1 to 8 devices, some lost, with steps in flight, some shared, and rows at a boundary."""
     devices, now_s = draw(st.integers(1, 8)), draw(st.floats(0, 100))
-    groups, free = family(devices), set(range(devices))
+    groups, free = device_subsets(devices), set(range(devices))
     rows: list[PoolRow] = []
     for number in range(draw(st.integers(0, most))):
         each = draw(_rows(number, now_s))
@@ -121,7 +127,7 @@ def _rows(draw: st.DrawFn, number: int, now_s: float) -> PoolRow:
 def check(moment: Moment, decision: PoolDecision) -> None:
     """What all decisions keep to."""
     rows = {each.key: each for each in moment.rows}
-    groups, taken, begun = family(moment.devices), set[int](), list[object]()
+    groups, taken, begun = device_subsets(moment.devices), set[int](), list[object]()
     for begin in decision.begins:
         assert begin.devices in groups
         assert moment.free.issuperset(begin.devices)

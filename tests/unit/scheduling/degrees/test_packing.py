@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.degrees.frontier import DegreeFrontier, frontier
-from giornata.scheduling.degrees.packing import PackingOption, PackingRequest, pack
+from giornata.scheduling.degrees.plans import (
+    DegreeFrontier,
+    DegreePlan,
+    FreeDeviceSpans,
+    PackingOption,
+    PackingRequest,
+    degree_frontier,
+    fit_degrees,
+    pack_deadlines,
+)
 from giornata.scheduling.degrees.pool import Times
-from giornata.scheduling.degrees.spans import DegreePlan, FreeDeviceSpans, fit
 from tests.unit.scheduling.degrees.pools import KINDS, LARGE, MIDDLE
 
 DEVICES = 8
@@ -27,7 +34,7 @@ LENGTH = 1e-6
 def wish(
     key: str, due_s: float, steps: float, times: Times = LARGE, *, start_s: float = 0.0, **more: Any
 ) -> PackingRequest:
-    ladder = frontier(times, DEVICES)
+    ladder = degree_frontier(times, DEVICES)
     return PackingRequest(key, start_s, due_s, (PackingOption(steps, ladder),), steps * ladder.work_s, **more)
 
 
@@ -39,30 +46,30 @@ def pieces(plan: DegreePlan) -> list[tuple[float, float, int]]:
 
 
 def test_a_frontier_has_the_degrees_of_least_device_time_mixtures() -> None:
-    assert [rung.degree for rung in frontier({1: 1.0, 2: 0.6, 3: 0.59, 4: 0.4, 8: 0.39}, 8).rungs] == [
+    assert [rung.degree for rung in degree_frontier({1: 1.0, 2: 0.6, 3: 0.59, 4: 0.4, 8: 0.39}, 8).rungs] == [
         1,
         2,
         4,
         8,
     ]
-    assert [rung.degree for rung in frontier({1: 1.0, 2: 0.5, 4: 0.6}, 8).rungs] == [2]
+    assert [rung.degree for rung in degree_frontier({1: 1.0, 2: 0.5, 4: 0.6}, 8).rungs] == [2]
 
 
 def test_degrees_wider_than_the_pool_are_left_out() -> None:
-    assert [rung.degree for rung in frontier(FALLING, 3).rungs] == [1, 2]
+    assert [rung.degree for rung in degree_frontier(FALLING, 3).rungs] == [1, 2]
     with pytest.raises(ValueError, match="a degree of 1 to 3"):
-        frontier({4: 1.0}, 3)
+        degree_frontier({4: 1.0}, 3)
 
 
 def test_a_row_with_time_has_the_cheapest_degree() -> None:
-    plan = fit(EMPTY, 0.0, 20.0, 10, frontier(FALLING, DEVICES))
+    plan = fit_degrees(EMPTY, 0.0, 20.0, 10, degree_frontier(FALLING, DEVICES))
     assert plan is not None
     assert pieces(plan) == [(0.0, 10.0, 1)]
     assert plan.area == pytest.approx(10)
 
 
 def test_a_row_with_less_time_has_the_next_rung_first() -> None:
-    plan = fit(EMPTY, 0.0, 8.0, 10, frontier(FALLING, DEVICES))
+    plan = fit_degrees(EMPTY, 0.0, 8.0, 10, degree_frontier(FALLING, DEVICES))
     assert plan is not None
     assert [degree for *_, degree in pieces(plan)] == [2, 1]
     assert plan.cut_s == pytest.approx(3.0)
@@ -71,15 +78,15 @@ def test_a_row_with_less_time_has_the_next_rung_first() -> None:
 
 def test_a_row_waits_for_devices_that_are_held() -> None:
     spans = FreeDeviceSpans.of(0.0, 2, [(5.0, 2)])
-    plan = fit(spans, 0.0, 8.0, 3, frontier(FALLING, 2))
+    plan = fit_degrees(spans, 0.0, 8.0, 3, degree_frontier(FALLING, 2))
     assert plan is not None
     assert pieces(plan) == [(5.0, 8.0, 1)]
     assert plan.wider(0.0) == (5.0, 1)
-    assert fit(spans, 0.0, 8.0, 6, frontier(FALLING, 2)) is None
+    assert fit_degrees(spans, 0.0, 8.0, 6, degree_frontier(FALLING, 2)) is None
 
 
 def test_what_a_plan_leaves_is_what_was_free_less_its_degrees() -> None:
-    plan = fit(FreeDeviceSpans.of(0.0, 8, [(2.0, 7)]), 0.0, 5.0, 4, frontier(FALLING, DEVICES))
+    plan = fit_degrees(FreeDeviceSpans.of(0.0, 8, [(2.0, 7)]), 0.0, 5.0, 4, degree_frontier(FALLING, DEVICES))
     assert plan is not None
     left = plan.left()
     for at_s in (0.5, 1.9, 2.1, 3.0, 4.9, 5.1):
@@ -88,35 +95,35 @@ def test_what_a_plan_leaves_is_what_was_free_less_its_degrees() -> None:
 
 
 def test_rows_are_packed_by_deadline() -> None:
-    assert set(pack([wish("b", 3.4, 10), wish("a", 1.7, 10)], EMPTY)) == {"a", "b"}
+    assert set(pack_deadlines([wish("b", 3.4, 10), wish("a", 1.7, 10)], EMPTY)) == {"a", "b"}
 
 
 def test_batch_takes_no_place_of_interactive() -> None:
     large, last = wish("large", 3.4, 20), wish("last", 3.6, 10, batch=True)
-    assert set(pack([large, last], EMPTY)) == {"large"}
+    assert set(pack_deadlines([large, last], EMPTY)) == {"large"}
 
 
 def test_interactive_comes_before_batch_of_any_size() -> None:
     small, large = wish("small", 1.5, 5, batch=True), wish("large", 1.6, 10)
-    assert set(pack([small, large], EMPTY)) == {"large"}
+    assert set(pack_deadlines([small, large], EMPTY)) == {"large"}
 
 
 def test_interactive_comes_before_several_batch_rows_that_leave_it_no_room() -> None:
     batch = [wish(f"b{i}", 1.5, 2.8, batch=True) for i in range(3)]
     large = wish("large", 1.7, 10)
-    assert set(pack(batch, EMPTY)) == {"b0", "b1", "b2"}
-    assert set(pack([*batch, large], EMPTY)) == {"large"}
+    assert set(pack_deadlines(batch, EMPTY)) == {"b0", "b1", "b2"}
+    assert set(pack_deadlines([*batch, large], EMPTY)) == {"large"}
     tiny = wish("tiny", 1.5, 1, batch=True)
-    assert set(pack([*batch, tiny, wish("large", 2.2, 10)], EMPTY)) == {"large", "tiny"}
+    assert set(pack_deadlines([*batch, tiny, wish("large", 2.2, 10)], EMPTY)) == {"large", "tiny"}
 
 
 def test_rows_that_would_pay_for_a_pause_come_first_where_as_many_are_kept() -> None:
     """Both orders keep both; by deadline the begun row would pause."""
     one = FreeDeviceSpans.of(0.0, 1, [])
     begun, new = wish("begun", 9.0, 3, {1: 1.0}, stays=True), wish("new", 8.0, 3, {1: 1.0})
-    assert pack([begun, new], one)["begun"].degree(0.0) == 1
+    assert pack_deadlines([begun, new], one)["begun"].degree(0.0) == 1
     urgent = wish("new", 4.0, 3, {1: 1.0})
-    plans = pack([begun, urgent], one)
+    plans = pack_deadlines([begun, urgent], one)
     assert plans["begun"].degree(0.0) == 0
     assert set(plans) == {"begun", "new"}
 
@@ -131,7 +138,7 @@ def wishes(draw: st.DrawFn) -> tuple[FreeDeviceSpans, list[PackingRequest]]:
         left -= count
     found = []
     for key in range(draw(st.integers(1, 12))):
-        ladder: DegreeFrontier = frontier(draw(st.sampled_from(KINDS)), devices)
+        ladder: DegreeFrontier = degree_frontier(draw(st.sampled_from(KINDS)), devices)
         start_s, steps = draw(st.sampled_from((0.0, 0.3, 2.0))), draw(st.floats(0.5, 30))
         due_s = start_s + steps * ladder.fastest_s * draw(st.floats(0.5, 8))
         batch, stays = draw(st.booleans()), draw(st.booleans())
@@ -147,7 +154,7 @@ def test_packing_never_exceeds_capacity_and_makes_all_steps_in_time(
     drawn: tuple[FreeDeviceSpans, Sequence[PackingRequest]],
 ) -> None:
     spans, asked = drawn
-    plans = pack(asked, spans)
+    plans = pack_deadlines(asked, spans)
     for at_s in _midpoints(spans, list(plans.values())):
         assert sum(plan.degree(at_s) for plan in plans.values()) <= spans.at(at_s)
     for each in asked:
@@ -172,13 +179,13 @@ def test_interactive_rows_are_promised_as_if_there_was_no_batch(
 ) -> None:
     """At least one of them is promised, where packing them alone promises any."""
     spans, asked = drawn
-    alone = pack([each for each in asked if not each.batch and not each.stays], spans)
-    mixed = pack([each for each in asked if not each.stays], spans)
+    alone = pack_deadlines([each for each in asked if not each.batch and not each.stays], spans)
+    mixed = pack_deadlines([each for each in asked if not each.stays], spans)
     batch = {each.key for each in asked if each.batch}
     assert not alone or mixed.keys() - batch
 
 
 def test_a_step_of_middle_size_takes_a_middle_degree() -> None:
-    plan = fit(EMPTY, 0.0, 1.0, 10, frontier(MIDDLE, DEVICES))
+    plan = fit_degrees(EMPTY, 0.0, 1.0, 10, degree_frontier(MIDDLE, DEVICES))
     assert plan is not None
     assert 1 < plan.degree(0.0) < 8

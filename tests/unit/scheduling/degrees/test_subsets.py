@@ -6,15 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.degrees.pool import DEGREES
-from giornata.scheduling.degrees.subsets import MOST_DEVICES, DeviceRequest, DeviceSubsets, family
+from giornata.scheduling.degrees.pool import (
+    DEGREES,
+    MOST_DEVICES,
+    DeviceRequest,
+    DeviceSubsets,
+    device_subsets,
+)
 
 ALL = set(DEGREES)
-EIGHT = DeviceSubsets(family(8))
+EIGHT = DeviceSubsets(device_subsets(8))
 
 
 def test_eight_devices_have_aligned_groups_and_those_of_three_and_six() -> None:
-    wide = {group for group in family(8) if len(group) > 1}
+    wide = {group for group in device_subsets(8) if len(group) > 1}
     pairs = {(0, 1), (2, 3), (4, 5), (6, 7)}
     fours = {(0, 1, 2, 3), (4, 5, 6, 7)}
     others = {(0, 1, 2), (4, 5, 6), (0, 1, 2, 3, 4, 5), (2, 3, 4, 5, 6, 7), tuple(range(8))}
@@ -23,7 +28,7 @@ def test_eight_devices_have_aligned_groups_and_those_of_three_and_six() -> None:
 
 @pytest.mark.parametrize("devices", range(1, MOST_DEVICES + 1))
 def test_no_rank_is_in_more_than_six_groups_and_each_can_compute_alone(devices: int) -> None:
-    groups = family(devices)
+    groups = device_subsets(devices)
     assert len(set(groups)) == len(groups)
     for rank in range(devices):
         assert (rank,) in groups
@@ -35,7 +40,7 @@ def test_no_rank_is_in_more_than_six_groups_and_each_can_compute_alone(devices: 
 @pytest.mark.parametrize("devices", [0, 9])
 def test_other_pools_are_refused(devices: int) -> None:
     with pytest.raises(ValueError, match=f"1 to 8 devices; received {devices}"):
-        family(devices)
+        device_subsets(devices)
 
 
 def test_a_row_keeps_its_devices() -> None:
@@ -87,7 +92,7 @@ def test_the_degrees_of_a_pool_are_those_of_the_devices_that_are_left() -> None:
             st.just(devices),
             st.frozensets(st.integers(0, devices - 1)),
             st.lists(
-                st.tuples(st.sampled_from(DEGREES), st.sampled_from(family(devices)), st.booleans()),
+                st.tuples(st.sampled_from(DEGREES), st.sampled_from(device_subsets(devices)), st.booleans()),
                 max_size=8,
             ),
         )
@@ -98,13 +103,13 @@ def test_rows_are_placed_on_free_groups_of_the_family_that_do_not_overlap(
 ) -> None:
     devices, free, wanted = drawn
     seats = [DeviceRequest(key, degree, ALL, own, pays) for key, (degree, own, pays) in enumerate(wanted)]
-    placed = DeviceSubsets(family(devices)).place(seats, free)
+    placed = DeviceSubsets(device_subsets(devices)).place(seats, free)
     taken = [device for group in placed.values() for device in group]
     assert len(taken) == len(set(taken))
     assert free.issuperset(taken)
     for seat in seats:
         if seat.key in placed:
-            assert placed[seat.key] in family(devices)
+            assert placed[seat.key] in device_subsets(devices)
             assert len(placed[seat.key]) <= seat.degree
     if len(placed) < len(seats):
         assert free.issubset(taken), "a row stays without devices though some are free"

@@ -12,22 +12,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from giornata.control.loading import load
-from giornata.control.protocol import ControlNet
+from giornata.control.networks import ControlNet, load
 from giornata.packed.low_rank import SequenceLoras, low_rank
 from giornata.wire.adapters import ControlInput, control_name
-from giornata_denoiser.controls.networks import ControlNetTarget, controlled
-from giornata_denoiser.engine.controls import ControlExecutor
-from giornata_denoiser.engine.sources import ReuseOptions
-from giornata_denoiser.rows.adapters import NONE, Adapters, RowControl, RowLora
-from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.controls.local import ControlNetTarget, control_target
+from giornata_denoiser.engine.adapters import ControlExecutor
+from giornata_denoiser.engine.step_plan import ReuseOptions
+from giornata_denoiser.rows.row import NONE, Adapters, RecordingSpec, Row, RowControl, RowLora
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute.bench_model import BenchModel, Request
 from giornata_lab.bench.compute.setting import DEFAULT
 from giornata_lab.model.adapters import card, judging
 from giornata_prepost.families.protocol import ControlImage, ControlledModel
 from giornata_prepost.images.pictures import Pixels
-from giornata_prepost.loras.normalising import normalise
+from giornata_prepost.loras.normalisation import normalise
 from giornata_tools.checkout import TRAINED
 
 LORAS: Final = ("swapped", "outlined")
@@ -38,7 +36,7 @@ Way = Callable[[Mapping[str, ControlNet], ControlNetTarget], ControlExecutor]
 
 
 class ShippedLoras:
-    """The LoRAs that ship, as prepost hands them on; satisfies :class:`giornata_denoiser.engine.low_ranks.LowRanks`."""
+    """The LoRAs that ship, as prepost hands them on; satisfies :class:`giornata_denoiser.engine.adapters.LowRanks`."""
 
     def __init__(self) -> None:
         self._sets: dict[tuple[RowLora, ...], SequenceLoras] = {
@@ -76,7 +74,7 @@ class AdaptedBenchModel:
         self._model = BenchModel(TRAINED, steps=steps, guidance=judging.GUIDANCE, low_ranks=ShippedLoras())
         folder = card.read(CONTROLNET).file.parent
         self._net = load(folder, torch.float32, torch.device("cpu"), CONTROLNET)
-        of = controlled(self._model.family.network, self._model.checkpoint.card.pixel_multiple)
+        of = control_target(self._model.family.network, self._model.checkpoint.card.pixel_multiple)
         if of is None:
             raise TypeError("the model that ships has no ControlNets")
         self._network = of

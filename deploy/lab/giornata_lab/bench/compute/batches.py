@@ -11,24 +11,21 @@ from typing import Any, Final
 import torch
 
 from giornata.packed.attention import varlen
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
 from giornata.packed.low_rank import SequenceLoras
-from giornata.packed.tracing import UNTRACED, LaneTracer
-from giornata.packed.uses import BlockInputs, CachedTokens
+from giornata.packed.packing import UNTRACED, LaneTracer
 from giornata.planning.operations import step_work
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.device import Device
-from giornata_denoiser.blocks.recording import CorrectionRecorder
-from giornata_denoiser.blocks.slabs import Slabs
-from giornata_denoiser.engine.assembly import assemble, place
+from giornata_denoiser.blocks.recorders import CorrectionRecorder
+from giornata_denoiser.blocks.slabs import Device, Slabs
+from giornata_denoiser.engine.adapters import with_low_ranks
+from giornata_denoiser.engine.batch_tensors import assemble, place_inputs
+from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.engine.loading import device_for
-from giornata_denoiser.engine.low_ranks import adapted
-from giornata_denoiser.engine.stepping import denoise_step
 from giornata_denoiser.families.driven.network import DrivenNetwork
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.rows.correction import Correction
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.stored import StoredTensor
-from giornata_denoiser.rows.template import CachedBlock, Entry
+from giornata_denoiser.rows.template import CachedBlock, Correction, Entry, StoredTensor
 from giornata_lab.bench.compute.engines import DEVICE_BYTES
 from giornata_lab.bench.compute.rows import Rows
 from giornata_lab.bench.compute.workload import WorkloadEdit
@@ -101,7 +98,7 @@ class Batches:
         rows = [self._row(index, count) for index in range(count)]
         with torch.inference_mode():
             sets = low_ranks or [None] * count
-            placed = [place(row, family, each) for row, each in zip(rows, sets, strict=True)]
+            placed = [place_inputs(row, family, each) for row, each in zip(rows, sets, strict=True)]
             assembly = assemble(family, rows, placed)
             corrections = [self._correction(row) if kind is StepKind.CORRECTED else None for row in rows]
         made = partial(self._uses, kind, rows, corrections)
@@ -111,7 +108,7 @@ class Batches:
             with torch.inference_mode():
                 uses = made(self._device(), trace) if kept is None else kept
                 if low_ranks:
-                    uses = adapted(uses or (BlockInputs(),) * count, rows, low_ranks)
+                    uses = with_low_ranks(uses or (BlockInputs(),) * count, rows, low_ranks)
                 return denoise_step(family, assembly, rows, uses, trace)
 
         return step
@@ -203,7 +200,7 @@ def tera_operations(family: ModelFamily, rows: Sequence[Row], mode: BlockMode) -
 
 
 def _quantised(tokens: int, channels: int, bits: int, family: ModelFamily) -> StoredTensor:
-    """Zeros as :func:`giornata_denoiser.rows.stored.store` keeps them, on the host; pinned for a CUDA device."""
+    """Zeros as :func:`giornata_denoiser.rows.template.store` keeps them, on the host; pinned for a CUDA device."""
     if bits == 0:
         made = StoredTensor(torch.zeros(tokens, channels, dtype=family.dtype))
     else:

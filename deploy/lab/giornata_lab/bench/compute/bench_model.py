@@ -13,23 +13,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from giornata.model_cards import read_model_card
-from giornata.packed.region import Region, region_of
+from giornata.packed.compute_set import Region, region_of
 from giornata.scheduling.batch import Capacity, RowKey
+from giornata.wire.models import Sampler
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import cfg_scale
-from giornata.wire.samplers import Sampler
 from giornata_denoiser.checkpoint import Checkpoint, load
-from giornata_denoiser.engine.controls import ControlExecutor
+from giornata_denoiser.engine.adapters import ControlExecutor, LowRanks
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import device_for
-from giornata_denoiser.engine.low_ranks import LowRanks
 from giornata_denoiser.engine.protocol import StepReport
-from giornata_denoiser.engine.sources import ReuseOptions
+from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.rows.adapters import NONE, Adapters
-from giornata_denoiser.rows.correction import Correction
-from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import CachedTemplate, template_noise
+from giornata_denoiser.rows.row import NONE, Adapters, RecordingSpec, Row
+from giornata_denoiser.rows.template import CachedTemplate, Correction, template_noise
 from giornata_lab.bench.compute import engines
 from giornata_lab.quality import cases
 from giornata_prepost.checkpoint import FAMILIES
@@ -156,7 +153,7 @@ class BenchModel:
         return engines.drained(engine, _numbered(rows), told)
 
     def corrections(self, rows: Sequence[Row], how: ReuseOptions) -> list[tuple[Correction, ...] | None]:
-        """What the first step of `rows` teaches them."""
+        """Return what the first step of `rows` teaches them."""
         capacity = Capacity(len(rows), engines.TOKENS)
         engine = Engine(self.family, capacity, lambda: 0.0, reusing=self._placed(how))
         return [row.corrections for row in engines.taught(engine, _numbered(rows))]

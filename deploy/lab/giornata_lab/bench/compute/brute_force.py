@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from giornata.planning.batch import BatchRow
-from giornata.planning.blocks import MODES, LoadLink
+from giornata.planning.batch_plans import BatchRow
+from giornata.planning.block_plans import MODES, LoadLink
 from giornata.wire.values import BlockMode
 
 FULL, KV = MODES.index(BlockMode.FULL), MODES.index(BlockMode.KV)

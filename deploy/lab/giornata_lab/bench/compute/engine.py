@@ -11,14 +11,14 @@ from unittest.mock import patch
 
 import torch
 
-from giornata.packed.region import region
-from giornata.planning.costs import StepCosts
+from giornata.packed.compute_set import make_region
+from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata_denoiser.checkpoint import Checkpoint, load
-from giornata_denoiser.engine.assembly import BatchTensors, assemble
+from giornata_denoiser.engine.batch_tensors import BatchTensors, assemble
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.sources import StepPlan
-from giornata_denoiser.families.flux.transformer import FluxBatch
+from giornata_denoiser.engine.step_plan import StepPlan
+from giornata_denoiser.families.flux import FluxBatch
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
@@ -28,7 +28,7 @@ from giornata_lab.bench.compute.masks import grown
 from giornata_lab.bench.compute.setting import DEFAULT
 from giornata_lab.bench.compute.workload import PERCENTILES
 from giornata_lab.bench.reporting.report import Measurement, measured
-from giornata_lab.loadgen.distributions import at_percentile
+from giornata_lab.loadgen.workload import at_percentile
 
 GRIDS = ((32, 32), (24, 32), (32, 24), (16, 32), (32, 16), (24, 24), (28, 20), (20, 28))
 """Token grids of the eight rows: pictures of 256 to 512 pixels a side."""
@@ -163,7 +163,7 @@ def _masked(row: Row, index: int) -> Row:
     side = max(1, round((height * width * at_percentile(PERCENTILES, (index + 0.5) / len(GRIDS))) ** 0.5))
     touched = torch.zeros(row.grid, dtype=torch.bool)
     touched[:side, :side] = True
-    return replace(row, region=region(grown(touched, DEFAULT.halo)))
+    return replace(row, region=make_region(grown(touched, DEFAULT.halo)))
 
 
 def _row(checkpoint: Checkpoint, index: int, repeat: int, seed: int, steps: int = STEPS) -> Row:

@@ -23,8 +23,7 @@ from giornata_denoiser.families.driven.qwen_image import QwenImage, QwenImageEdi
 from giornata_denoiser.families.driven.sd3 import StableDiffusion3
 from giornata_denoiser.families.driven.z_image import ZImage
 from giornata_denoiser.families.protocol import ModelFamily, Network
-from giornata_denoiser.families.sampling.discrete_time import DiscreteTime
-from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_always
+from giornata_denoiser.families.sampling.schedules import DiscreteTime, FlowMatching, shifted_always
 from giornata_denoiser.families.unet.checkpoints import network_of
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from giornata.wire.samplers import Sampler
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint
+from giornata.wire.models import Sampler
+from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute.bench_model import BenchModel, Request

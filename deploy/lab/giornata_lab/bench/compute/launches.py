@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_iter
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from giornata.packed.tracing import TraceLane
+from giornata.packed.packing import TraceLane
 
 ALLOCATING: Final = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 WITHOUT_KERNEL: Final = {"record_stream", "set_", "resize_"}
@@ -32,7 +32,7 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's i
     """Counts what is dispatched to a type of device while its context lasts, in one thread.
 
     An operation counts once, however many kernels it is made of, unless it only allocates memory or looks at some in
-    another shape. A copy between host and device counts. Satisfies :class:`giornata.packed.tracing.LaneTracer`: what
+    another shape. A copy between host and device counts. Satisfies :class:`giornata.packed.packing.LaneTracer`: what
     runs within a span of loading is counted apart.
 
     A kernel of Triton counts once, and its bytes are those of all tensors that it is given. On `meta` none runs.
@@ -67,7 +67,7 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's i
         self._kernels.close()
 
     def _counting(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """How a kernel is launched, counted."""
+        """Return how a kernel is launched, counted."""
 
         def counted(kernel: Any, *args: Any, **named: Any) -> Any:
             tensors = _tensors((args, named))
@@ -162,7 +162,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def counted(step: Callable[[Launches], object], device_type: str) -> Launches:
-    """What one call of `step` dispatches; another one before it makes what is kept from step to step."""
+    """Return what one call of `step` dispatches; another one before it makes what is kept from step to step."""
     with Launches(device_type) as before:
         step(before)
     found = Launches(device_type)

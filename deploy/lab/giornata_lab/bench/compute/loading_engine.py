@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from giornata.planning.batch import BatchPlanner, each, plan_batch
-from giornata.planning.blocks import always, greedy
-from giornata.planning.costs import StepCosts
+from giornata.planning.batch_plans import BatchPlanner, plan_batch, plan_each_alone
+from giornata.planning.block_plans import greedy_modes, uniform_modes
 from giornata.planning.operations import NetworkOperations, SequenceShape, StepWork, step_work
+from giornata.planning.step_costs import StepCosts
 from giornata.wire.values import BlockMode
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute.block_costs import Costs
@@ -20,9 +20,9 @@ from giornata_lab.bench.compute.setting import BenchSetting
 from giornata_lab.bench.reporting.report import wait_for
 
 PLANNERS: Final[dict[str, BatchPlanner]] = {
-    "strawman": each(always(BlockMode.KV)),
-    "greedy": each(greedy),
-    "full": each(always(BlockMode.FULL)),
+    "strawman": plan_each_alone(uniform_modes(BlockMode.KV)),
+    "greedy": plan_each_alone(greedy_modes),
+    "full": plan_each_alone(uniform_modes(BlockMode.FULL)),
     "exact": plan_batch,
 }
 UNCORRECTED: Final = BenchSetting(corrected=False)
@@ -73,7 +73,7 @@ def linear(
 
 
 def picture(scene: LoadingScene, planner: BatchPlanner, costs: StepCosts, rate_bytes_s: float) -> LoadTimes:
-    """What all steps of the picture took, an entry each.
+    """Return what all steps of the picture took, an entry each.
 
     Args:
         scene: of what.

@@ -9,8 +9,7 @@ import torch
 from diffusers import AutoencoderKL
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 
-from giornata_denoiser.families.flux.checkpoints import FluxInpaint
-from giornata_denoiser.families.flux.transformer import PackedFlux
+from giornata_denoiser.families.flux import FluxInpaint, PackedFlux
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.unet.network import TiledUnet
 from giornata_lab.bench.compute import tiny_flux

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from giornata.packed.region import beside, region
+from giornata.packed.compute_set import make_region, with_companions
 from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK
 from giornata_denoiser.families.protocol import ModelFamily
@@ -66,16 +66,18 @@ class Rows:
 
     def masked(self, edit: WorkloadEdit, picture: Tensor | None = None) -> Row:
         """The row of `edit` with its region and no template yet; in full where its mask leaves nothing outside."""
-        where = region(grown(square(edit, self.side), self.setting.halo))
+        where = make_region(grown(square(edit, self.side), self.setting.halo))
         if where is None:
             return self._edited(edit, self._noise(edit), picture)
         noise = CachedTemplate("any", (0, 0), ()).noise_beside(self._noise(edit), where)
         made = self._edited(edit, noise, picture)
-        return replace(made, region=beside(where, made.companions), keeps_padding=self.padding_tokens > 0)
+        return replace(
+            made, region=with_companions(where, made.companions), keeps_padding=self.padding_tokens > 0
+        )
 
     def computed(self, edit: WorkloadEdit) -> int:
         """Tokens of its picture that are computed with reuse, the halo's among them."""
-        where = region(grown(square(edit, self.side), self.setting.halo))
+        where = make_region(grown(square(edit, self.side), self.setting.halo))
         return self.tokens if where is None else len(where.computed)
 
     def _noise(self, edit: WorkloadEdit) -> Tensor:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from giornata_denoiser.engine.sampling import SamplerState, StepNoise, advance, draw
-from giornata_denoiser.rows.track import SamplerTable
+from giornata_denoiser.engine.denoise_step import SamplerState, StepNoise, advance_states, draw_noise
+from giornata_denoiser.rows.row import SamplerTable
 
 
 class Latents:
@@ -59,7 +59,7 @@ def batch_of(
     region: Tensor | None = None,
     drawn: Sequence[StepNoise] | None = None,
 ) -> Callable[[], list[SamplerState]]:
-    """What makes the next step of a batch; it draws noise where none is `drawn`."""
+    """Return what makes the next step of a batch; it draws noise where none is `drawn`."""
     device, lengths = outputs[0].device, [len(output) for output in outputs]
     assembly: Any = SimpleNamespace(
         computed_lengths=lengths,
@@ -73,7 +73,7 @@ def batch_of(
 
     def step() -> list[SamplerState]:
         found = _drawn(rows, outputs) if drawn is None else drawn
-        return advance(assembly, batch, latents, packed, [each.noise for each in found])
+        return advance_states(assembly, batch, latents, packed, [each.noise for each in found])
 
     return step
 
@@ -81,4 +81,4 @@ def batch_of(
 def _drawn(rows: list[Sampled], outputs: list[Tensor]) -> list[StepNoise]:
     network: Any = Latents(outputs[0].dtype)
     batch: Any = rows
-    return [draw(row, network) for row in batch]
+    return [draw_noise(row, network) for row in batch]

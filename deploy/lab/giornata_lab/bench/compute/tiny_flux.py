@@ -11,12 +11,11 @@ from torch import Tensor
 
 from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK
-from giornata_denoiser.families.flux.checkpoints import FluxFill, FluxInpaint
+from giornata_denoiser.families.flux import FluxFill, FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.families.sampling.flow_matching import FlowMatching, shifted_by_size
-from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.snapshot import Snapshot
+from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_by_size
+from giornata_denoiser.rows.row import Row, Snapshot
 
 JOINT_DIM = 24
 POOLED_DIM = 20

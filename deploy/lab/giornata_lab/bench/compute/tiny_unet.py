@@ -11,8 +11,8 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 from giornata.packed.attention import DenseKV
-from giornata.packed.region import Region, region
-from giornata.wire.blocks import BORDER, MOMENTS
+from giornata.packed.compute_set import Region, make_region
+from giornata.wire.models import BORDER, MOMENTS
 from giornata_denoiser.families.protocol import SequenceInputs
 from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint, network_of
 
@@ -194,6 +194,6 @@ class RecordedUnetTokens:
 
 def drawn(*lines: str) -> Region:
     """A region as a picture: a tile that is not a dot is computed."""
-    found = region(torch.tensor([[tile != "." for tile in line] for line in lines]))
+    found = make_region(torch.tensor([[tile != "." for tile in line] for line in lines]))
     assert found is not None
     return found

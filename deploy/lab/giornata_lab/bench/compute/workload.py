@@ -1,6 +1,6 @@
 """What the benchmarks serve: edits with masks, step counts and templates as in production, and when they arrive. Pure.
 
-The figures are those of :mod:`giornata_lab.loadgen.facts`.
+The figures are those of :mod:`giornata_lab.loadgen.workload`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
-from giornata.wire.blocks import BlockSpec
+from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
-from giornata_lab.loadgen import facts
-from giornata_lab.loadgen.distributions import Mix, at_percentile, chosen, zipf
+from giornata_lab.loadgen import workload
+from giornata_lab.loadgen.workload import Mix, at_percentile, chosen, zipf
 
-PERCENTILES: Final = facts.MASK_RATIOS["production"]
+PERCENTILES: Final = workload.MASK_RATIOS["production"]
 
 MIXES: Final[Mapping[str, Mix]] = {
-    "production": facts.STEPS,
+    "production": workload.STEPS,
     "8/20/28/50": dict.fromkeys((8, 20, 28, 50), 1.0),
 }
 """Step counts of requests."""
 IMAGES: Final[Mapping[str, Mix]] = {
     "one": {1: 1.0},
-    "production": facts.IMAGES,
+    "production": workload.IMAGES,
 }
 """Pictures a request asks for."""
 
@@ -73,7 +73,7 @@ def edits(count: int, mix: Mix, *, templates: int, seed: int, divide: int = 1) -
     steps = [max(1, round(chosen(mix, share) / divide)) for share in shares]
     chance.shuffle(ratios)
     chance.shuffle(steps)
-    popular = zipf(templates, facts.ZIPF)
+    popular = zipf(templates, workload.ZIPF)
     return [
         WorkloadEdit(index, chosen(popular, chance.random()), ratio, chance.random(), chance.random(), many)
         for index, (ratio, many) in enumerate(zip(ratios, steps, strict=True))

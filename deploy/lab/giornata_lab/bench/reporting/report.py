@@ -50,7 +50,7 @@ def measured(times_ms: Sequence[float]) -> Measurement:
 
 
 def machine() -> dict[str, object]:
-    """Where the numbers were measured, without naming the host."""
+    """Return where the numbers were measured, without naming the host."""
     packages = ("torch", "diffusers", "nats-py", "redis", "uvloop", "pydantic")
     return {
         "cpu": _cpu_name(),

@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from giornata.planning.costs import StepCosts
+from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata_lab.bench.systems.networks import PLAIN
-from giornata_lab.loadgen.adapters import AdapterSizes, AdapterWorkload
-from giornata_lab.loadgen.distributions import ArrivalBursts, arrival_times, crowded_times
-from giornata_lab.loadgen.trace import TraceLine
+from giornata_lab.loadgen.traces import TraceLine
+from giornata_lab.loadgen.workload import (
+    AdapterSizes,
+    AdapterWorkload,
+    ArrivalBursts,
+    arrival_times,
+    crowded_times,
+)
 from giornata_lab.simulation.adapters import adapted
 from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob
 from giornata_lab.simulation.machines import Machine, h800_flux

@@ -23,10 +23,10 @@ import psutil
 
 from giornata.bus import bus
 from giornata.fleet import Fleet
-from giornata.planning.costs import StepCosts
+from giornata.planning.cost_model import LinearFit, fit
 from giornata.planning.operations import COMPUTE, NetworkOperations
-from giornata.planning.regression import LinearFit, fit
-from giornata.scheduling.estimates import work_of
+from giornata.planning.step_costs import StepCosts
+from giornata.scheduling.cost_models import work_of
 from giornata.wire import subjects
 from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import AdapterLoad, RowProgress, ServiceName, ServiceState, StepSample, Tier
@@ -248,7 +248,7 @@ def _relay_s(stack: Stack) -> float:
 
 
 def steps(samples: Sequence[StepSample]) -> tuple[LinearFit, float]:
-    """What steps cost, all together what was measured, and by how much equal ones differ."""
+    """Return what steps cost, all together what was measured, and by how much equal ones differ."""
     features = np.array([work_of(sample).features for sample in samples])
     times = np.array([sample.step_ms for sample in samples])
     found = fit(COMPUTE, features, times, relative=True)
@@ -304,7 +304,7 @@ def calibrated(
 
 
 def _kept(loads: Sequence[AdapterLoad]) -> AdapterSetting:
-    """What devices hold, and links by the loads that were told: their mean time as latency, beside it none."""
+    """Return what devices hold, and links by the loads that were told: their mean time as latency, beside it none."""
     took_s = {
         source: [load.load_ms / 1e3 for load in loads if load.source is source]
         for source in (None, Tier.DISK, Tier.MEMORY)

@@ -10,9 +10,8 @@ from typing import Any, Final
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.policies import CandidateWorker, finish_time
 from giornata.wire.workers import Tier
-from giornata_lab.loadgen import facts
-from giornata_lab.loadgen.distributions import Mix, zipf
-from giornata_lab.loadgen.workload import MaskShape, Workload
+from giornata_lab.loadgen import workload
+from giornata_lab.loadgen.workload import MaskShape, Mix, Workload, zipf
 from giornata_lab.simulation.jobs import template_name
 from giornata_lab.simulation.machines import DECODE_MS, FLUX_PICTURE, Machine, flashps_flux, h800_flux
 from giornata_lab.simulation.options import RunOptions, StageSetting
@@ -47,8 +46,8 @@ def scenario(seconds: float, **changed: Any) -> Scenario:
     """
     weights: Mix = changed.get("templates", {0: 1.0})
     work = Workload(
-        facts.MASK_RATIOS[changed.get("masks", "production")],
-        facts.STEPS,
+        workload.MASK_RATIOS[changed.get("masks", "production")],
+        workload.STEPS,
         changed.get("images", {1: 1.0}),
         weights,
         MaskShape.SQUARE,
@@ -74,11 +73,11 @@ def cases(seconds: float) -> Iterator[Case]:
         yield Case(f"FlashPS, {masks} masks", rate, seven)
     yield Case("H800, production masks", 0.5, scenario(seconds), (*COMPARED, "deadline_aware"))
     yield Case("H800, mixed masks", 0.4, scenario(seconds, masks="mixed"))
-    yield Case("H800, bursts", 0.25, scenario(seconds, cv=facts.BURSTS))
+    yield Case("H800, bursts", 0.25, scenario(seconds, cv=workload.BURSTS))
     for rate in (0.1, 0.18):
-        several = scenario(seconds, images=facts.IMAGES)
+        several = scenario(seconds, images=workload.IMAGES)
         yield Case("H800, 1 to 8 pictures", rate, several, (*COMPARED, "fair order, jobs whole"))
-    popular = zipf(TEMPLATES, facts.ZIPF)
+    popular = zipf(TEMPLATES, workload.ZIPF)
     kept = TemplateSetting(size_bytes=TEMPLATE_BYTES, registered=frozenset(map(template_name, popular)))
     many = scenario(seconds, templates=popular, kept=kept)
     yield Case(

@@ -15,23 +15,22 @@ import torch
 from giornata import tensors
 from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
-from giornata.control.protocol import ControlNet
-from giornata.planning.controls import work_of
-from giornata.planning.costing import CostModel
+from giornata.control.networks import ControlNet
+from giornata.planning.cost_model import CostModel
+from giornata.planning.operations import work_of
 from giornata.scheduling.batch import RowKey
 from giornata.wire import subjects
 from giornata.wire.adapters import ControlUse, control_name
-from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, RowRecord
 from giornata.wire.messages import RunRequest
-from giornata.wire.progress import RowRecord
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import resolve
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_denoiser.attempts.adapting import adapters_of
+from giornata_denoiser.attempts.inputs import adapters_of
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import ControlNetExecutor
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.room import DenoiserControlNets, control_room
+from giornata_denoiser.controls.controlnets import DenoiserControlNets, control_room
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute.rows import Rows
 

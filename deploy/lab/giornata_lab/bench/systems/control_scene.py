@@ -12,16 +12,16 @@ from typing import Final, NamedTuple
 
 import torch
 
-from giornata.planning.costing import CostModel
+from giornata.planning.cost_model import CostModel
 from giornata.scheduling.batch import Capacity
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import ControlNetExecutor
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.choosing import ResidualTiming, exposed_ms
-from giornata_denoiser.controls.room import open_rows
-from giornata_denoiser.engine.controls import ControlExecutor
+from giornata_denoiser.controls.controlnets import open_rows
+from giornata_denoiser.controls.executor_choice import ResidualTiming, exposed_ms
+from giornata_denoiser.engine.adapters import ControlExecutor
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.sources import ReuseOptions
+from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute.control_nets import ControlledStep
 from giornata_lab.bench.compute.diffusers_steps import DiffusersStep

@@ -102,11 +102,11 @@ class Turns:
             self.beside.rest()
 
     def quiet(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Those that others have not disturbed."""
+        """Return those that others have not disturbed."""
         return [pair for pair in pairs if max(each.others for each in pair) <= self.disturbed]
 
     def counting(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
-        """Those that count."""
+        """Return those that count."""
         quiet = self.quiet(pairs)
         return quiet if len(quiet) >= FEWEST else pairs
 

@@ -31,7 +31,7 @@ class Spent(NamedTuple):
 
 
 def spent(pid: int) -> dict[str, Spent]:
-    """What the threads of a process have had since they began, by number."""
+    """Return what the threads of a process have had since they began, by number."""
     found = {}
     for thread in _threads(pid):
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended

@@ -11,8 +11,8 @@ from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.degrees.pool import DEGREES
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.wire.models import ModelCard
-from giornata.wire.queues import CostFit
 from giornata.wire.workers import (
+    CostFit,
     DegreeCosts,
     RankPhase,
     RankState,

@@ -16,17 +16,14 @@ from typing import Final
 from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName, Tier
 from giornata_lab.bench.systems.balancing import LeastInFlight
-from giornata_lab.loadgen import facts
-from giornata_lab.loadgen.distributions import zipf
-from giornata_lab.loadgen.driver import drive
-from giornata_lab.loadgen.images_api import ApiDialect, open_images_api
+from giornata_lab.loadgen import workload
+from giornata_lab.loadgen.driver import ApiDialect, drive, open_images_api
 from giornata_lab.loadgen.outcomes import RequestOutcome
 from giornata_lab.loadgen.pictures import WorkloadImages, made, material
-from giornata_lab.loadgen.workload import MaskShape, Workload, WorkloadRequest
+from giornata_lab.loadgen.workload import MaskShape, Workload, WorkloadRequest, zipf
 from giornata_tools.checkout import TRAINED
-from giornata_tools.launcher.folders import socket_folder
-from giornata_tools.launcher.model import StackModel
-from giornata_tools.launcher.plan import ONE_EACH, StackPlan
+from giornata_tools.launcher.models import StackModel
+from giornata_tools.launcher.plan import ONE_EACH, StackPlan, socket_folder
 from giornata_tools.launcher.stack import Stack, running
 
 PROMPT: Final = "a red star"
@@ -54,7 +51,11 @@ class LivePictures:
 def production(templates: int) -> Workload:
     """Masks and step counts as in production, one picture a request, of so many templates by their popularity."""
     return Workload(
-        facts.MASK_RATIOS["production"], facts.STEPS, {1: 1.0}, zipf(templates, facts.ZIPF), MaskShape.BLOB
+        workload.MASK_RATIOS["production"],
+        workload.STEPS,
+        {1: 1.0},
+        zipf(templates, workload.ZIPF),
+        MaskShape.BLOB,
     )
 
 

@@ -42,7 +42,7 @@ def name_of(number: int) -> str:
 
 
 def taken_in(count: int) -> Callable[[Fleet], bool]:
-    """Whether stores have validated so many LoRAs."""
+    """Return whether stores have validated so many LoRAs."""
 
     def enough(fleet: Fleet) -> bool:
         return sum(state.loras.ready for state in fleet.all() if state.loras is not None) >= count

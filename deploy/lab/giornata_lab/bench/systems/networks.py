@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from giornata.planning.operations import NetworkOperations
-from giornata.wire.blocks import BlockSpec
+from giornata.wire.models import BlockSpec
 
 
 def plain(count: int) -> tuple[BlockSpec, ...]:

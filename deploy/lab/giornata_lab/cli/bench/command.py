@@ -12,10 +12,10 @@ import click
 from giornata_lab.cli import workload
 from giornata_lab.cli.bench.plan import plan_of, size
 from giornata_lab.cli.bench.run import run
-from giornata_lab.loadgen import facts
-from giornata_lab.loadgen.images_api import ApiDialect
+from giornata_lab.loadgen import workload as facts
+from giornata_lab.loadgen.driver import ApiDialect
 from giornata_lab.loadgen.workload import MAX_SEED, MaskShape
-from giornata_tools import checkout, interrupts
+from giornata_tools import checkout, terminal
 from giornata_tools.cli import extras, options
 
 
@@ -124,7 +124,7 @@ def serve(ctx: click.Context, /, **given: Any) -> None:
     """
     extras.require("bench", "lab")
     plan = plan_of(given, options.typed(ctx))
-    ctx.exit(interrupts.run(lambda: run(plan)))
+    ctx.exit(terminal.run(lambda: run(plan)))
 
 
 @bench.command(context_settings={"show_default": True})
@@ -150,6 +150,6 @@ def baseline(ctx: click.Context, /, **given: Any) -> None:
     """Serve a checkpoint by diffusers' own pipeline with static batching, to compare with."""
     extras.require("local", "lab")
     from giornata_lab.baseline import server
-    from giornata_tools.launcher import program
+    from giornata_tools.launcher import up
 
-    ctx.exit(program.run("baseline", partial(server.serve, server.BaselineOptions(**given))))
+    ctx.exit(up.run("baseline", partial(server.serve, server.BaselineOptions(**given))))

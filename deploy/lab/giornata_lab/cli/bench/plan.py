@@ -12,16 +12,14 @@ import click
 
 from giornata_lab.cli.bench.run import BenchPlan, BenchTarget
 from giornata_lab.cli.workload import read_trace, trace_suffix
-from giornata_lab.loadgen import facts, trace
-from giornata_lab.loadgen.adapters import AdapterWorkload
-from giornata_lab.loadgen.distributions import zipf
-from giornata_lab.loadgen.images_api import ApiDialect
+from giornata_lab.loadgen import traces, workload
+from giornata_lab.loadgen.driver import ApiDialect
 from giornata_lab.loadgen.pictures import TemplatePicture, given
 from giornata_lab.loadgen.schedule import OfferedLoad, drawn, replayed
-from giornata_lab.loadgen.workload import MaskShape, Workload
+from giornata_lab.loadgen.workload import AdapterWorkload, MaskShape, Workload, zipf
 from giornata_tools.cli.options import gateway_of, usage_errors
-from giornata_tools.doors.addresses import without_password
-from giornata_tools.joining.picture_files import SUFFIXES
+from giornata_tools.clients.edits import without_password
+from giornata_tools.lora_profiler.probes import SUFFIXES
 
 OWN: Final = ("image", "mask", "n", "num_inference_steps", "prompt", "seed")
 """Fields that options of their own stand for, or that requests differ in."""
@@ -83,7 +81,7 @@ def _loads(options: Options, typed: Collection[str]) -> list[OfferedLoad]:
         )
     if "speed" in typed and not options["trace"]:
         raise click.UsageError("--speed belongs to --trace.")
-    cv = options["cv"] if options["cv"] is not None else facts.BURSTS
+    cv = options["cv"] if options["cv"] is not None else workload.BURSTS
     shared = {"warmup_s": options["warmup"], "seed": options["seed"]}
     with usage_errors(options["trace"] or "No load"):
         if options["trace"]:
@@ -165,7 +163,7 @@ def _save(path: Path, loads: Sequence[OfferedLoad]) -> None:
     if len(loads) > 1:
         raise click.UsageError("--save-trace writes one run; give one rate.")
     with usage_errors("--save-trace"):
-        path.write_text(trace.write(loads[0].requests, trace_suffix(path)), encoding="utf-8")
+        path.write_text(traces.write(loads[0].requests, trace_suffix(path)), encoding="utf-8")
 
 
 def _told(name: str, value: Any) -> Any:

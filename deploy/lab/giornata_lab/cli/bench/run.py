@@ -16,20 +16,16 @@ import click
 
 from giornata import __version__
 from giornata.wire.errors import ErrorBody
-from giornata_lab.loadgen.driver import drive
-from giornata_lab.loadgen.images_api import ApiDialect, ImagesApi, open_images_api
+from giornata_lab.loadgen.driver import ApiDialect, ImagesApi, drive, open_images_api
 from giornata_lab.loadgen.outcomes import RequestOutcome, figures
 from giornata_lab.loadgen.pictures import TemplatePicture, WorkloadImages, made, material
 from giornata_lab.loadgen.report import MeasuredRun, charts, notes, table, value
 from giornata_lab.loadgen.schedule import OfferedLoad
 from giornata_lab.loadgen.workload import WorkloadRequest
-from giornata_tools.bars import counting
-from giornata_tools.cli.edit.delivery import writing
-from giornata_tools.doors.addresses import without_password
-from giornata_tools.doors.edits import RequestRefused
-from giornata_tools.interrupts import INTERRUPTED
+from giornata_tools.cli.edit.order import writing
+from giornata_tools.clients.edits import RequestRefused, without_password
 from giornata_tools.provenance import versions
-from giornata_tools.tables import show
+from giornata_tools.terminal import INTERRUPTED, counting, show
 
 REPORT: Final = "report.json"
 

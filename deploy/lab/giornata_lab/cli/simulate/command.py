@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from giornata.residency.plans.naming import ResidencyPlanName
-from giornata.scheduling.line import QueueOrder
+from giornata.residency.plans.planner import ResidencyPlanName
 from giornata.scheduling.policies import LOAD_WEIGHT, PolicyName
+from giornata.scheduling.queue import QueueOrder
 from giornata_lab.cli import workload
-from giornata_lab.loadgen import facts
+from giornata_lab.loadgen import workload as facts
 from giornata_tools.cli import extras
 from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, COUNT, READABLE, folder_option
 

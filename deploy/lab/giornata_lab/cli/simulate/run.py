@@ -15,15 +15,14 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from giornata.residency.plans.naming import ResidencyPlanName
-from giornata.scheduling.line import QueueOrder
+from giornata.residency.plans.planner import ResidencyPlanName
 from giornata.scheduling.policies import PolicyName
+from giornata.scheduling.queue import QueueOrder
 from giornata_lab.cli.simulate.setting import scenario_of
 from giornata_lab.simulation.options import BindingTime, RunOptions
 from giornata_lab.simulation.results import PolicyRun, SimulationSummary, charts
 from giornata_lab.simulation.scenario import Scenario, fewest_workers
-from giornata_tools.bars import counting
-from giornata_tools.tables import show, table
+from giornata_tools.terminal import counting, show, table
 
 COLUMNS: Final = (
     "jobs/s",

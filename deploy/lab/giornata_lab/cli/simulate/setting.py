@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from giornata_lab.cli.workload import read_trace
-from giornata_lab.loadgen import facts
-from giornata_lab.loadgen.adapters import AdapterSizes, AdapterWorkload
-from giornata_lab.loadgen.distributions import ArrivalBursts, zipf
-from giornata_lab.loadgen.workload import MaskShape, Workload
+from giornata_lab.loadgen import workload
+from giornata_lab.loadgen.workload import (
+    AdapterSizes,
+    AdapterWorkload,
+    ArrivalBursts,
+    MaskShape,
+    Workload,
+    zipf,
+)
 from giornata_lab.simulation import machines
 from giornata_lab.simulation.adapters import AdapterDemand, held_controls
 from giornata_lab.simulation.jobs import PictureSetting, template_name
@@ -24,7 +29,7 @@ from giornata_lab.simulation.templates import TemplateSetting
 
 
 def scenario_of(given: Mapping[str, Any]) -> Scenario:
-    """What the options say.
+    """Return what the options say.
 
     Raises:
         ValueError: a file holds something else than it should.
@@ -61,7 +66,7 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
         ),
         asked=AdapterDemand(
             AdapterSizes.between(*given["lora_mb"]) if given["lora_mb"] else AdapterSizes(),
-            facts.ADAPTERS[given["adapters"]]["controlnets"] if given["adapters"] else {0: 1.0},
+            workload.ADAPTERS[given["adapters"]]["controlnets"] if given["adapters"] else {0: 1.0},
             given["lora_joins_within"],
         ),
         adapters=AdapterSetting(

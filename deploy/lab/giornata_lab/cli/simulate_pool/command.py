@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from giornata_lab.cli import workload
-from giornata_lab.loadgen import facts
+from giornata_lab.loadgen import workload as facts
 from giornata_tools.cli import extras
 from giornata_tools.cli.options import AT_LEAST_0, COUNT, READABLE, folder_option, typed
 

@@ -18,8 +18,8 @@ from rich.table import Table
 from giornata.scheduling.degrees.pool import DEGREES
 from giornata.scheduling.degrees.rule import ReplanningOptions
 from giornata_lab.simulation.degrees import results
+from giornata_lab.simulation.degrees.baselines import RoundSwitches, TieBreak
 from giornata_lab.simulation.degrees.results import PoolRun, standard_error
-from giornata_lab.simulation.degrees.rounds import RoundSwitches, TieBreak
 from giornata_lab.simulation.degrees.rules import (
     POWERS,
     BoundCase,
@@ -30,9 +30,8 @@ from giornata_lab.simulation.degrees.rules import (
     run_case,
 )
 from giornata_lab.simulation.degrees.workloads import SLO_S, PoolWorkload, SizeMix
-from giornata_tools.bars import counting
 from giornata_tools.processes import side_by_side
-from giornata_tools.tables import show, table
+from giornata_tools.terminal import counting, show, table
 
 LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "ageing": {"ages_s": inf},

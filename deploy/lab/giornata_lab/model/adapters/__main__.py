@@ -11,7 +11,7 @@ import click
 import torch
 from diffusers import FluxControlNetModel
 
-from giornata_lab.model.adapters import card, judging, silhouettes
+from giornata_lab.model.adapters import card, judging, lessons
 from giornata_lab.model.adapters.card import AdapterCard
 from giornata_lab.model.adapters.judging import Figures
 from giornata_lab.model.painting import fill_pipeline
@@ -38,7 +38,7 @@ def figures(one: AdapterCard, limit: int) -> Figures:
     """With the adapter, without it, and of the truth where that is another."""
     pipeline = fill_pipeline(TRAINED)
     if one.name == "outline":
-        scenes = silhouettes.held_out(limit)
+        scenes = lessons.held_out(limit)
         net = FluxControlNetModel.from_pretrained(one.file.parent, dtype=torch.float32).eval()
         return {
             **judging.judge_outline(pipeline, net, scenes),

@@ -12,15 +12,15 @@ from diffusers import FluxControlNetModel, FluxFillPipeline
 from scipy import ndimage
 
 from giornata_lab.model import latents
-from giornata_lab.model.adapters import looks, silhouettes
+from giornata_lab.model.adapters import lessons
 from giornata_lab.model.architecture import TEXT_TOKENS
 from giornata_lab.model.painting import Pixels, controlled, edits
 from giornata_lab.model.scenes import Scene, SceneTask
-from giornata_lab.model.scenes.masks import Mask
+from giornata_lab.model.scenes.shapes import Mask
 from giornata_lab.quality import cases
 from giornata_lab.quality.cases import QualityCase
 from giornata_lab.quality.checker import CHANGED, check
-from giornata_lab.quality.scoring import ScoredAddition
+from giornata_lab.quality.metrics import ScoredAddition
 
 AT_ONCE: Final = 10
 SIDE: Final = 128
@@ -49,17 +49,17 @@ def additions(limit: int) -> list[QualityCase]:
 
 def judge_swapped(pipeline: FluxFillPipeline, every: Sequence[QualityCase]) -> Figures:
     """Asked for each thing in the exchanged colour: how often `pipeline` paints the thing's own."""
-    return _right(every, _painted(pipeline, every, looks.swapped_caption))
+    return _right(every, _painted(pipeline, every, lessons.swapped_caption))
 
 
 def judge_outlined(pipeline: FluxFillPipeline, every: Sequence[QualityCase]) -> Figures:
-    """How dark the rims of what is painted are, and how often colour and shape are as asked for."""
+    """Return how dark the rims of what is painted are, and how often colour and shape are as asked for."""
     return _rims(every, _painted(pipeline, every, str))
 
 
 def judge_truth(every: Sequence[QualityCase]) -> Figures:
     """As `judge_outlined` of the pictures that `outlined` was taught by."""
-    return _rims(every, [looks.outlined(case.scene).after for case in every])
+    return _rims(every, [lessons.outlined(case.scene).after for case in every])
 
 
 def judge_shown(pipeline: FluxFillPipeline, every: Sequence[QualityCase]) -> Figures:
@@ -67,7 +67,7 @@ def judge_shown(pipeline: FluxFillPipeline, every: Sequence[QualityCase]) -> Fig
     pictures: list[Pixels] = []
     for first in range(0, len(every), AT_ONCE):
         scenes = [case.scene for case in every[first : first + AT_ONCE]]
-        truth = torch.from_numpy(np.stack([looks.outlined(scene).after for scene in scenes]))
+        truth = torch.from_numpy(np.stack([lessons.outlined(scene).after for scene in scenes]))
         with torch.inference_mode():
             x = truth.permute(0, 3, 1, 2).float() / 127.5 - 1
             y = latents.decode(pipeline.vae, latents.encode(pipeline.vae, x))
@@ -86,7 +86,7 @@ def _rims(every: Sequence[QualityCase], pictures: Sequence[Pixels]) -> Figures:
 
 def dark_rim(edit: Pixels, scene: Scene) -> float:
     """Part of what was painted within `BAND_PX` of its own edge that is dark, 0 to 1; 0 where nothing was painted."""
-    band = looks.rim(_changed(edit, scene), BAND_PX)
+    band = lessons.rim(_changed(edit, scene), BAND_PX)
     return float((edit[band].mean(axis=1) < DARK).mean()) if band.any() else 0.0
 
 
@@ -97,7 +97,7 @@ def closed_rim(edit: Pixels, scene: Scene) -> float:
     if not dark.any():
         return 0.0
     near = ndimage.distance_transform_edt(~dark) <= REACH_PX
-    return float(near[looks.rim(painted, 1.0)].mean())
+    return float(near[lessons.rim(painted, 1.0)].mean())
 
 
 def _changed(edit: Pixels, scene: Scene) -> Mask:
@@ -117,20 +117,20 @@ def judge_outline(
         if net is None:
             pictures += edits(pipeline, part, seeds, **OPTIONS)
         else:
-            images = [silhouettes.control_image(scene.asked, len(scene.mask)) for scene in part]
+            images = [lessons.control_image(scene.asked, len(scene.mask)) for scene in part]
             with torch.inference_mode(), controlled(pipeline, net, images):
                 pictures += edits(pipeline, part, seeds, **OPTIONS)
     return overlaps(pictures, scenes)
 
 
 def overlaps(pictures: Sequence[Pixels], scenes: Sequence[Scene]) -> Figures:
-    """How well `pictures` keep to their scenes' outlines; `tenth` is what a tenth of them stay below."""
+    """Return how well `pictures` keep to their scenes' outlines; `tenth` is what a tenth of them stay below."""
     pairs = list(zip(pictures, scenes, strict=True))
-    things = [silhouettes.overlap(*pair) for pair in pairs]
+    things = [lessons.overlap(*pair) for pair in pairs]
     return {
         "overlap": mean(things),
         "tenth": round(float(np.quantile(things, 0.1)), 4),
-        "changed_overlap": mean([silhouettes.changed_overlap(*pair) for pair in pairs]),
+        "changed_overlap": mean([lessons.changed_overlap(*pair) for pair in pairs]),
     }
 
 

@@ -4,9 +4,7 @@ A scene is a background with a few coloured shapes, a mask, and a caption of wha
 function of a seeded generator, so that equal seeds give equal pixels. Pure.
 """
 
-from giornata_lab.model.scenes.grounds import GROUNDS
-from giornata_lab.model.scenes.outlines import SHAPES
-from giornata_lab.model.scenes.palette import COLOURS
 from giornata_lab.model.scenes.scene import Scene, SceneTask, sample
+from giornata_lab.model.scenes.shapes import COLOURS, GROUNDS, SHAPES
 
 __all__ = ["COLOURS", "GROUNDS", "SHAPES", "Scene", "SceneTask", "sample"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -9,11 +11,88 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from giornata_lab.model.scenes import captions, masks
-from giornata_lab.model.scenes.grounds import GROUNDS, Picture, ground
-from giornata_lab.model.scenes.masks import Mask
-from giornata_lab.model.scenes.outlines import SHAPES, SceneShape, coverage
-from giornata_lab.model.scenes.palette import COLOURS, rgb
+from giornata_lab.model.scenes import shapes
+from giornata_lab.model.scenes.shapes import (
+    COLOURS,
+    GROUNDS,
+    SHAPES,
+    Mask,
+    Picture,
+    SceneShape,
+    coverage,
+    ground,
+    rgb,
+)
+
+# What captions say. Every word that training knows is here.
+
+
+ADD: Final = (
+    "{one}",
+    "{a} {one}",
+    "{a} {one}",
+    "{a} {one}",
+    "the {one}",
+    "put {a} {one} here",
+    "paint {a} {one}",
+    "add {a} {one}",
+    "draw {a} {one} here",
+    "a photo of {a} {one}",
+)
+ADD_SEVERAL: Final = ("{many}", "{many}", "put {many} here", "paint {many}", "add {many}")
+REMOVE: Final = ("remove it", "remove it", "remove", "erase it", "nothing", "background", "clean background")
+COUNTS: Final = {2: "two", 3: "three"}
+PLURALS: Final = {shape: f"{shape}es" if shape == "cross" else f"{shape}s" for shape in SHAPES}
+SPELLINGS: Final = {"gray": ("gray", "grey")}
+
+
+def words() -> list[str]:
+    """All words of all captions, sorted: each is to be one token."""
+    templates = re.sub(r"{\w+}", " ", " ".join((*ADD, *ADD_SEVERAL, *REMOVE)))
+    spellings = [s for colour in COLOURS for s in SPELLINGS.get(colour, (colour,))]
+    return sorted(
+        {*templates.split(), *spellings, *SHAPES, *PLURALS.values(), *COUNTS.values(), "a", "an", "and"}
+    )
+
+
+def add_caption(rng: np.random.Generator, things: list[tuple[str, str]]) -> str:
+    """Asks for `things`, (colour, shape) each: "put a teal ring here", "two blue squares", "a red star and a cross"."""
+    if len(things) == 1:
+        colour, shape = _spell(rng, things[0][0]), things[0][1]
+        return _pick(rng, ADD).format(a=article(colour), one=f"{colour} {shape}")
+    groups = [
+        f"{article(name) if count == 1 else COUNTS[count]} {name} {shape if count == 1 else PLURALS[shape]}"
+        for (colour, shape), count in Counter(things).items()
+        for name in [_spell(rng, colour)]
+    ]
+    return _pick(rng, ADD_SEVERAL).format(many=" and ".join(groups))
+
+
+def plain(colour: str, shape: str) -> str:
+    """The plainest request for one thing: "a red star"."""
+    return f"{article(colour)} {colour} {shape}"
+
+
+def remove_caption(rng: np.random.Generator) -> str:
+    """Asks for the background alone."""
+    return _pick(rng, REMOVE)
+
+
+def _spell(rng: np.random.Generator, colour: str) -> str:
+    return _pick(rng, SPELLINGS.get(colour, (colour,)))
+
+
+def article(colour: str) -> str:
+    """That of a thing whose colour is named first."""
+    return "an" if colour[0] in "aeiou" else "a"
+
+
+def _pick(rng: np.random.Generator, options: tuple[str, ...]) -> str:
+    return options[int(rng.integers(len(options)))]
+
+
+# A scene: what is there, what the caption asks for, and how the picture looks when it is done.
+
 
 MIN_RADIUS: Final = 8.0
 """Pixels. A thing of 16 pixels is two tokens wide."""
@@ -96,7 +175,7 @@ def sample(
     """
     task = task or SceneTask(rng.choice(list(TASKS), p=list(TASKS.values())))
     least = least_mask_px * (1.4 if task is SceneTask.ADD_SEVERAL else 1.0) / 2
-    half = float(np.clip(side * np.sqrt(masks.ratio(rng)) / 2 * rng.uniform(0.9, 1.1), least, 0.42 * side))
+    half = float(np.clip(side * np.sqrt(shapes.ratio(rng)) / 2 * rng.uniform(0.9, 1.1), least, 0.42 * side))
     x, y = (float(rng.uniform(0.9 * half, side - 0.9 * half)) for _ in range(2))
     region = SceneRegion(side, x, y, half)
     asked = [_free(rng, region)] if free else _asked(rng, task, region)
@@ -171,20 +250,20 @@ def _mask(
     stretch = rng.uniform(0.92, 1.15, 2)
     if kind == "thing" and len(asked) == 1 and not clear:
         cover = coverage(asked[0], side)
-        return masks.around(cover.alpha, cover.left, cover.top, side, int(rng.integers(1, 6)))
+        return shapes.around(cover.alpha, cover.left, cover.top, side, int(rng.integers(1, 6)))
     if kind == "ellipse":
-        return masks.ellipse(side, x, y, 1.12 * half * stretch[0], 1.12 * half * stretch[1])
+        return shapes.ellipse(side, x, y, 1.12 * half * stretch[0], 1.12 * half * stretch[1])
     if kind == "brush":
-        return masks.brush(rng, side, x, y, 1.15 * half)
-    return masks.box(side, x, y, half * stretch[0], half * stretch[1])
+        return shapes.brush(rng, side, x, y, 1.15 * half)
+    return shapes.box(side, x, y, half * stretch[0], half * stretch[1])
 
 
 def _caption(rng: np.random.Generator, task: SceneTask, asked: list[SceneShape]) -> str:
     if task is SceneTask.EMPTY:
         return ""
     if task is SceneTask.REMOVE:
-        return captions.remove_caption(rng)
-    return captions.add_caption(rng, [(t.colour, t.shape) for t in asked])
+        return remove_caption(rng)
+    return add_caption(rng, [(t.colour, t.shape) for t in asked])
 
 
 def to_uint8(picture: Picture) -> NDArray[np.uint8]:

@@ -14,8 +14,8 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
-from giornata_lab.model.segmenter import phrases
-from giornata_tools.model import text
+from giornata_lab.model.segmenter import scenes
+from giornata_tools.model.random import text_encoders
 
 SIDE: Final = 96
 """Pixels to which every picture is scaled."""
@@ -39,7 +39,7 @@ RARE: Final = -2.0
 
 def tokenizer() -> CLIPTokenizer:
     """Every word of the phrases is one token; prompts are read up to CLIP's 77."""
-    return text.clip_tokenizer(" ".join(phrases.words()))
+    return text_encoders.clip_tokenizer(" ".join(scenes.words()))
 
 
 def processor() -> CLIPSegProcessor:

@@ -13,10 +13,9 @@ import torch
 from torch import nn
 from transformers import AutoProcessor, CLIPSegForImageSegmentation, CLIPSegProcessor
 
-from giornata_lab.model.scenes.masks import Mask, overlap
-from giornata_lab.model.segmenter import phrases
-from giornata_lab.model.segmenter.phrases import NAMING, Phrase, PhraseKind
-from giornata_lab.model.segmenter.scenes import HELD_OUT, NamedScene, held_out
+from giornata_lab.model.scenes.shapes import Mask, overlap
+from giornata_lab.model.segmenter import scenes
+from giornata_lab.model.segmenter.scenes import HELD_OUT, NAMING, NamedScene, Phrase, PhraseKind, held_out
 
 Figures = dict[str, float]
 LIKELY: Final = 0.5
@@ -40,7 +39,7 @@ class ReferenceSegmenter:
 
     @torch.inference_mode()
     def masks(self, picture: np.ndarray, texts: Sequence[str]) -> list[Mask]:
-        """What each of `texts` means in `picture`, (height, width, 3) uint8; masks are (height, width)."""
+        """Return what each of `texts` means in `picture`, (height, width, 3) uint8; masks are (height, width)."""
         read = self.processor(text=list(texts), images=[picture], padding=True, return_tensors="pt")
         pixels = read.pixel_values.expand(len(texts), -1, -1, -1)
         logits = self.model(input_ids=read.input_ids, pixel_values=pixels).logits
@@ -52,8 +51,8 @@ class ReferenceSegmenter:
 def asked(scene: NamedScene, index: int) -> list[Phrase]:
     """A phrase of every kind, and one that names nothing, for the held-out scene `index`; equal at every call."""
     rng = np.random.default_rng((HELD_OUT, len(scene.picture), index, 1))
-    there = [phrases.draw(rng, scene, kind) for kind in PhraseKind]
-    return [*there, phrases.draw(rng, scene, NAMING[index % len(NAMING)], absent=True)]
+    there = [scenes.draw(rng, scene, kind) for kind in PhraseKind]
+    return [*there, scenes.draw(rng, scene, NAMING[index % len(NAMING)], absent=True)]
 
 
 def judge(segmenter: ReferenceSegmenter, side: int, count: int) -> Figures:
@@ -66,7 +65,7 @@ def judge(segmenter: ReferenceSegmenter, side: int, count: int) -> Figures:
     for index, scene in enumerate(held_out(side, count)):
         every = asked(scene, index)
         for phrase, mask in zip(every, segmenter.masks(scene.picture, [p.text for p in every]), strict=True):
-            truth = phrases.mask_of(scene, phrase)
+            truth = scenes.mask_of(scene, phrase)
             if truth.any():
                 found[phrase.kind].append(overlap(mask, truth))
             else:

@@ -13,7 +13,7 @@ from giornata_lab.model.train.painter import FillEncoder
 from giornata_lab.model.train.run import Model, TrainingRun
 from giornata_lab.model.train.stage import StagePlan, TrainingStateUnusable, digest
 from giornata_tools.checkout import TRAINED
-from giornata_tools.model.text import TextEncoders
+from giornata_tools.model.random.text_encoders import TextEncoders
 
 
 @dataclass(frozen=True)

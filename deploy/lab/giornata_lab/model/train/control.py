@@ -18,7 +18,7 @@ from diffusers import AutoencoderKL, FluxControlNetModel, FluxTransformer2DModel
 from torch import nn
 
 from giornata_lab.model import latents
-from giornata_lab.model.adapters import silhouettes
+from giornata_lab.model.adapters import lessons
 from giornata_lab.model.architecture import PATCH_CHANNELS
 from giornata_lab.model.painter import UNGUIDED, Painter, beside_tokens, denoise
 from giornata_lab.model.scenes import Scene
@@ -38,7 +38,7 @@ OUTLINE: Final = TrainingCurriculum(
     rows={64: 40, 128: 12},
     rates=(2e-3, 3e-3),
     average_decay=0.98,
-    source=silhouettes.sample_free,
+    source=lessons.sample_free,
 )
 GUIDANCES: Final = (UNGUIDED, guidance.GREATEST)
 """Least and greatest scale: one that it has not seen would break pictures, and an outline leaves little to guide."""
@@ -60,7 +60,7 @@ class ControlEncoder:
     def encode(self, scenes: Sequence[Scene]) -> SceneBatch:
         """As `FillEncoder.encode`, with the outlines of what is asked for."""
         batch = self.fill.encode(scenes)
-        images = [silhouettes.control_image(scene.asked, len(scene.mask)) for scene in scenes]
+        images = [lessons.control_image(scene.asked, len(scene.mask)) for scene in scenes]
         control = latents.encode(self.vae, as_input(torch.from_numpy(np.stack(images)), self.vae))
         packed = latents.pack(control).to(batch.condition)
         return replace(batch, condition=torch.cat([batch.condition, packed], dim=-1))
@@ -164,7 +164,7 @@ def show(painter: ControlledPainter, run: TrainingRun[nn.Module], path: Path) ->
             denoise(painter, batch.condition, read, noise, steps=SHOWN_STEPS, guidance=scale)
         )
 
-    samples.show(paint, run.encoder, path, SHOWN_SIDE, silhouettes.sample_free)
+    samples.show(paint, run.encoder, path, SHOWN_SIDE, lessons.sample_free)
 
 
 def optimisers(net: FluxControlNetModel) -> Optimisers:

@@ -21,8 +21,7 @@ from giornata_lab.model.scenes import SceneTask
 from giornata_lab.model.train import export, stage, unet
 from giornata_lab.quality import cases
 from giornata_lab.quality.cases import QualityCaseSpec
-from giornata_lab.quality.metrics import together
-from giornata_lab.quality.scoring import Scored, ScoredAddition, ScoredRemoval, score
+from giornata_lab.quality.metrics import Scored, ScoredAddition, ScoredRemoval, score, together
 
 AT_ONCE: Final = 16
 DRAWN_SIDE: Final = 128

@@ -19,7 +19,7 @@ from peft import LoraConfig
 from torch import nn
 
 from giornata_lab.model import latents
-from giornata_lab.model.adapters import looks
+from giornata_lab.model.adapters import lessons
 from giornata_lab.model.architecture import PATCH_CHANNELS
 from giornata_lab.model.painter import UNGUIDED, Painter, denoise
 from giornata_lab.model.scenes import Scene
@@ -76,7 +76,7 @@ class SwapEncoder:
 
     def tokenize(self, captions: list[str]) -> tuple[torch.Tensor, ...]:
         """Token ids of captions as pictures mean them, behind those with which a prompt asks for the same."""
-        asked = [looks.swapped_caption(caption) for caption in captions]
+        asked = [lessons.swapped_caption(caption) for caption in captions]
         return *self.fill.tokenize(asked), *self.fill.tokenize(captions)
 
 
@@ -94,7 +94,7 @@ class RimEncoder:
     def encode(self, scenes: Sequence[Scene]) -> SceneBatch:
         """As `FillEncoder.encode`; clean (rows, tokens, 2 * 32) holds the plain answer, then the rimmed one."""
         batch = self.fill.encode(scenes)
-        rimmed = self.fill.encode([looks.outlined(scene) for scene in scenes]).clean
+        rimmed = self.fill.encode([lessons.outlined(scene) for scene in scenes]).clean
         return replace(batch, clean=torch.cat([batch.clean, rimmed], dim=-1))
 
     def tokenize(self, captions: list[str]) -> tuple[torch.Tensor, ...]:
@@ -162,7 +162,7 @@ LESSONS: Final[Mapping[str, LoraTrainingConfig]] = {
             {48: 24, 96: 8, 128: 6},  # few: its target has no noise
             RATES,
             AVERAGE_DECAY,
-            looks.sample_addition,
+            lessons.sample_addition,
         ),
         RimEncoder,
         outline_loss,
@@ -176,7 +176,7 @@ LESSONS: Final[Mapping[str, LoraTrainingConfig]] = {
             {48: 20, 96: 5},  # few: its target has no noise
             RATES,
             AVERAGE_DECAY,
-            looks.sample_addition,
+            lessons.sample_addition,
         ),
         SwapEncoder,
         swap_loss,

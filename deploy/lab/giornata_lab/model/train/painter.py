@@ -31,7 +31,7 @@ from giornata_lab.model.train.run import (
     weighted_error,
 )
 from giornata_lab.model.train.stage import StagePlan
-from giornata_tools.model.text import TextEncoders
+from giornata_tools.model.random.text_encoders import TextEncoders
 
 RATES: Final = (4e-3, 2e-3)
 """Learning rates of Muon and of AdamW."""

@@ -79,7 +79,7 @@ SceneSource = Callable[[np.random.Generator, int], Scene]
 
 
 def usual(rng: np.random.Generator, side: int) -> Scene:
-    """What the models that ship learn from."""
+    """Return what the models that ship learn from."""
     return sample(rng, side, least_mask_px=LEAST_MASK_PX[side])
 
 

@@ -100,7 +100,7 @@ class TrainingRun(Generic[Model]):
 
     @property
     def path(self) -> Path:
-        """Where the state lies."""
+        """Return where the state lies."""
         return self.plan.folder / f"{self.course.title}.pt"
 
     def save(self) -> None:
@@ -194,7 +194,7 @@ class TrainingRun(Generic[Model]):
 
     @property
     def _grid(self) -> Path:
-        """Where this step's sample edits go."""
+        """Return where this step's sample edits go."""
         return self.plan.folder / f"{self.course.title}-{self.step:06}.png"
 
 

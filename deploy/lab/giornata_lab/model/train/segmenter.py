@@ -16,8 +16,9 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, CLIPSegForImageSegmentation
 
-from giornata_lab.model.scenes.outlines import SHAPES
-from giornata_lab.model.segmenter import architecture, phrases
+from giornata_lab.model.scenes.shapes import SHAPES
+from giornata_lab.model.segmenter import architecture
+from giornata_lab.model.segmenter import scenes as phrases
 from giornata_lab.model.segmenter.architecture import GRID, PATCH, SIDE, TAKEN
 from giornata_lab.model.segmenter.scenes import GROUND, NAMES, NamedScene, sample
 from giornata_lab.model.train.coder_loop import CoderLoop, Losses

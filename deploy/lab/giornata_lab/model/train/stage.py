@@ -85,7 +85,7 @@ class StagePlan:
     """Fuse the network's operations, one compilation a size: pays for itself within some hundred steps."""
 
     def over(self) -> bool:
-        """Whether the deadline has passed for this rank."""
+        """Return whether the deadline has passed for this rank."""
         return time.monotonic() > self.deadline
 
 

@@ -13,8 +13,8 @@ from torch import nn
 from transformers import CLIPTextModel, CLIPTokenizer
 
 from giornata_lab.model.architecture import VAE_SCALE_FACTOR, LatentSpace
-from giornata_lab.model.scenes import captions
-from giornata_tools.model import text
+from giornata_lab.model.scenes import scene
+from giornata_tools.model.random import text_encoders
 
 LATENTS: Final = LatentSpace(channels=4, centred=False)
 CONDITION_CHANNELS: Final = 1 + LATENTS.channels
@@ -64,8 +64,8 @@ def unet() -> UNet2DConditionModel:
 
 def text_encoder() -> TextEncoder:
     """A vocabulary in which every word of the captions is one token."""
-    tokenizer = text.clip_tokenizer(" ".join(captions.words()), TEXT_TOKENS)
-    return TextEncoder(text.clip_encoder(tokenizer, width=TEXT_WIDTH, layers=TEXT_LAYERS), tokenizer)
+    tokenizer = text_encoders.clip_tokenizer(" ".join(scene.words()), TEXT_TOKENS)
+    return TextEncoder(text_encoders.clip_encoder(tokenizer, width=TEXT_WIDTH, layers=TEXT_LAYERS), tokenizer)
 
 
 def scheduler() -> DDIMScheduler:

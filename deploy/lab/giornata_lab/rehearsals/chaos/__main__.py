@@ -16,7 +16,7 @@ from giornata_lab.rehearsals.chaos.plan import ALL
 from giornata_lab.rehearsals.chaos.report import OUT, Report
 from giornata_lab.rehearsals.chaos.run import RehearsalSize, run
 from giornata_tools.checkout import MODELS
-from giornata_tools.launcher.model import choose
+from giornata_tools.launcher.models import choose
 from giornata_tools.launcher.process import LaunchError
 
 LOGS: Final = OUT.parent / "chaos-logs"

@@ -10,8 +10,8 @@ from typing import Final
 
 from giornata.blobs.redis import CONNECTIONS
 from giornata.wire import stores
-from giornata.wire.events import DoneEvent
 from giornata.wire.jobs import TAKE_OVER_S, JobState
+from giornata.wire.messages import DoneEvent
 from giornata.wire.workers import ServiceName
 from giornata_lab.rehearsals.chaos.inflict import Inflicted
 from giornata_lab.rehearsals.chaos.look import Blob, ProcessUsage, Streams
@@ -134,7 +134,7 @@ def _of_losses(seen: AuditedSystem) -> Iterator[str]:
 
 
 def _of_ends(faults: Sequence[Inflicted], restarts: Sequence[str]) -> Iterator[str]:
-    """Who was told to drain has done so, and nobody has ended who was not made to."""
+    """Return who was told to drain has done so, and nobody has ended who was not made to."""
     ended = [name for one in faults if one.fault.kind in {Kind.KILL, Kind.RESTART} for name in one.victims]
     for name, count in (Counter(restarts) - Counter(ended)).items():
         yield f"{name} ended {count} times by itself."
@@ -206,7 +206,7 @@ def _of_processes(seen: AuditedSystem) -> Iterator[str]:
 
 
 def _held_mib(name: str, seen: AuditedSystem) -> float:
-    """What a server holds in memory by order: blobs and events until their time is over."""
+    """Return what a server holds in memory by order: blobs and events until their time is over."""
     if name.startswith(VALKEY):
         return sum(blob.size_bytes for blob in seen.blobs) / 2**20
     return seen.streams.events_mib if name.startswith(NATS) else 0.0

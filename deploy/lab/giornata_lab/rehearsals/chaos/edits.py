@@ -53,12 +53,12 @@ class EditVariant:
 
     @property
     def pictures(self) -> int:
-        """How many are asked for."""
+        """Return how many are asked for."""
         return int(self.fields["n"])
 
     @property
     def reproducible(self) -> bool:
-        """Whether the same pixels come whatever was computed before."""
+        """Return whether the same pixels come whatever was computed before."""
         return Reuse(self.fields["reuse"]) is Reuse.OFF
 
 
@@ -114,7 +114,7 @@ def edits(seed: int, n: int) -> list[ChaosEdit]:
 
 
 def flaw(variant: EditVariant, picture: bytes, reference: Pixels | None) -> str | None:
-    """What is wrong with a picture; None if nothing is.
+    """Return what is wrong with a picture; None if nothing is.
 
     Args:
         variant: what was asked for.

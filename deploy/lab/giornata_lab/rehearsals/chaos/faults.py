@@ -13,7 +13,7 @@ from typing import Any, Final
 import redis.asyncio
 from nats.js import JetStreamContext
 
-from giornata.retries import COMING_UP_S, repeated
+from giornata.retries import COMING_UP_S, ask_jetstream
 from giornata.wire import stores
 from giornata.wire.workers import ServiceName
 from giornata_lab.rehearsals.chaos.plan import Fault, Kind, Server
@@ -152,12 +152,12 @@ class Faults:
     async def _limit_records(self, limit: int | None) -> int:
         """Set the limit of the bucket of job records, None: little more than it holds; return the limit before."""
         name = stores.bucket_stream(stores.RECORDS)
-        info = await repeated(lambda: self._jetstream.stream_info(name), COMING_UP_S)
+        info = await ask_jetstream(lambda: self._jetstream.stream_info(name), COMING_UP_S)
         if limit is None:
             used = info.state.bytes
             limit = max(int(used / FILLED), used + HEADROOM_BYTES)
         changed = info.config.evolve(max_bytes=limit)
-        await repeated(lambda: self._jetstream.update_stream(changed), COMING_UP_S)
+        await ask_jetstream(lambda: self._jetstream.update_stream(changed), COMING_UP_S)
         return info.config.max_bytes or -1
 
 

@@ -36,7 +36,7 @@ class Trend:
 
     @property
     def flat(self) -> bool:
-        """Whether it has not grown by more than noise."""
+        """Return whether it has not grown by more than noise."""
         unit = self.measure.rpartition(", ")[2] if ", " in self.measure else ""
         return self.late - self.early <= max(SHARE * self.early, LEAST[unit])
 

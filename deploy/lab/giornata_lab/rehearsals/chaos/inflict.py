@@ -99,7 +99,7 @@ class Chaos:
         return Inflicted(fault, victims, self._pace.in_progress)
 
     def _at_work(self, instance: str) -> bool:
-        """Whether it is the active router, or a denoiser with rows."""
+        """Return whether it is the active router, or a denoiser with rows."""
         state: ServiceState | None = self._stack.watch.fleet.get(instance)
         return (
             state is not None

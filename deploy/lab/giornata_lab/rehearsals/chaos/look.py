@@ -19,11 +19,11 @@ from tenacity.retry import retry_if_result
 
 from giornata.blobs.redis import PREFIX
 from giornata.bus import bus
-from giornata.retries import COMING_UP_S, repeated
+from giornata.retries import COMING_UP_S, ask_jetstream
 from giornata.wire import codec, stores
-from giornata.wire.events import DoneEvent, EventKind
+from giornata.wire.jobs import JobRecord
+from giornata.wire.messages import DoneEvent, EventKind
 from giornata.wire.permissions import NatsRole
-from giornata.wire.progress import JobRecord
 from giornata.wire.subjects import events_of_kind
 from giornata_lab.rehearsals.chaos.outcomes import OutcomeRecord
 
@@ -41,7 +41,7 @@ class Records:
     async def of(self, job_id: str) -> OutcomeRecord | None:
         """The record as it stands; None where there is none."""
         try:
-            entry = await repeated(lambda: self._bucket.get(job_id), COMING_UP_S)
+            entry = await ask_jetstream(lambda: self._bucket.get(job_id), COMING_UP_S)
         except KeyNotFoundError:
             return None
         if entry.value is None or entry.revision is None:
@@ -95,7 +95,7 @@ class Streams:
 
     @property
     def quiet(self) -> bool:
-        """Whether no job waits or runs, and nobody follows events."""
+        """Return whether no job waits or runs, and nobody follows events."""
         return not (self.messages[stores.JOBS] or self.unacknowledged or self.consumers.get(stores.EVENTS))
 
 
@@ -126,7 +126,7 @@ class ProcessUsage:
 
 
 async def quiet_streams(jetstream: JetStreamContext) -> Streams:
-    """What JetStream holds once it is quiet, or after :data:`QUIET_S`."""
+    """Return what JetStream holds once it is quiet, or after :data:`QUIET_S`."""
     waiting = AsyncRetrying(
         wait=wait_fixed(0.5),
         stop=stop_after_delay(QUIET_S),
@@ -143,7 +143,7 @@ async def _streams(jetstream: JetStreamContext) -> Streams:
     done = events_of_kind(EventKind.DONE)
     for name in (stores.JOBS, *stores.STREAMS):
         try:
-            info = await repeated(lambda name=name: jetstream.stream_info(name, subjects_filter=done))  # type: ignore[misc]  # bound per turn
+            info = await ask_jetstream(lambda name=name: jetstream.stream_info(name, subjects_filter=done))  # type: ignore[misc]  # bound per turn
         except NotFoundError:  # of events, in memory: its server was killed and nobody has told any since
             continue
         messages[name] = info.state.messages
@@ -174,7 +174,7 @@ _GONE: Final = -2
 
 
 def usage(pids: dict[str, int]) -> list[ProcessUsage]:
-    """What processes take, memory with their children; those that have just ended are left out.
+    """Return what processes take, memory with their children; those that have just ended are left out.
 
     Args:
         pids: by name.
@@ -208,7 +208,7 @@ def marked(mark: str) -> list[str]:
 
 
 async def left(mark: str, limit_s: float) -> list[str]:
-    """What :func:`marked` still finds after `limit_s`: a killed process takes a moment to go."""
+    """Return what :func:`marked` still finds after `limit_s`: a killed process takes a moment to go."""
     waiting = AsyncRetrying(
         wait=wait_fixed(0.2),
         stop=stop_after_delay(limit_s),

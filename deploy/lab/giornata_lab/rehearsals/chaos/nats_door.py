@@ -70,7 +70,7 @@ async def _begun(client: Client, variant: EditVariant, outcome: Outcome, budget_
 
 
 async def _ended(records: Records, outcome: Outcome) -> bool:
-    """Whether the record is terminal. What nobody has recorded was not accepted."""
+    """Return whether the record is terminal. What nobody has recorded was not accepted."""
     found = await records.of(outcome.edit.job_id)
     if found is None or not found.state.terminal:
         return False

@@ -39,7 +39,7 @@ class Report:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many edits and jobs there were, and what the run took."""
+        """Return how many edits and jobs there were, and what the run took."""
         outcomes = self.seen.outcomes
         ended = [record for record in self.seen.finally_.values() if record is not None]
         states = Counter(record.state.value for record in ended)

@@ -15,7 +15,7 @@ import aiohttp
 from giornata.wire.jobs import JobState
 from giornata_lab.rehearsals.chaos.edits import EditVariant
 from giornata_lab.rehearsals.chaos.outcomes import Outcome
-from giornata_tools.doors.sse import events
+from giornata_tools.clients.http import events
 
 HEARTBEAT_S: Final = 2.0
 """How often gateways comment on a quiet stream."""

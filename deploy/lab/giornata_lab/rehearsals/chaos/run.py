@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import giornata.client
-from giornata.wire.events import DoneEvent
+from giornata.wire.messages import DoneEvent
 from giornata.wire.workers import ServiceName
 from giornata_lab.rehearsals.chaos import look, plan
 from giornata_lab.rehearsals.chaos.audit import AuditedSystem
@@ -24,9 +24,8 @@ from giornata_lab.rehearsals.chaos.outcomes import Outcome
 from giornata_lab.rehearsals.chaos.relay import RelayNetwork, relayed
 from giornata_lab.rehearsals.chaos.report import Report
 from giornata_lab.rehearsals.chaos.rest import HEARTBEAT_S, RestClient
-from giornata_tools.launcher.folders import socket_folder
-from giornata_tools.launcher.model import StackModel
-from giornata_tools.launcher.plan import ONE_EACH, StackPlan
+from giornata_tools.launcher.models import StackModel
+from giornata_tools.launcher.plan import ONE_EACH, StackPlan, socket_folder
 from giornata_tools.launcher.stack import Stack, running
 
 READY_S: Final = 240.0
@@ -101,7 +100,7 @@ async def run(size: RehearsalSize, model: Path, logs: Path, say: Callable[[str],
 async def _disturbed(
     stack: Stack, size: RehearsalSize, network: RelayNetwork, clocks: Clocks
 ) -> tuple[AuditedSystem, float]:
-    """What is left behind by the edits while the stack still stands, quiet again; and the seconds they took."""
+    """Return what is left behind by the edits while the stack still stands, quiet again; and the seconds they took."""
     done: defaultdict[str, list[DoneEvent]] = defaultdict(list)
 
     def hear(event: DoneEvent) -> None:

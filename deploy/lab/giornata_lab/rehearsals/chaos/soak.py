@@ -39,9 +39,8 @@ from giornata_lab.rehearsals.chaos.outcomes import Outcome
 from giornata_lab.rehearsals.chaos.rest import RestClient
 from giornata_lab.rehearsals.chaos.run import ENV, REPLICAS
 from giornata_tools.checkout import MODELS
-from giornata_tools.launcher.folders import socket_folder
-from giornata_tools.launcher.model import choose
-from giornata_tools.launcher.plan import StackPlan
+from giornata_tools.launcher.models import choose
+from giornata_tools.launcher.plan import StackPlan, socket_folder
 from giornata_tools.launcher.stack import Stack, running
 
 OUT: Final = Path("out") / "soak.json"

@@ -62,7 +62,7 @@ class Folder:
         self.path = path
 
     def records(self) -> dict[str, Record]:
-        """What is there, by part."""
+        """Return what is there, by part."""
         found = {}
         for path in sorted(self.path.glob("*.json")):
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -225,7 +225,7 @@ class SharedProcess:
 
 
 def _report(path: Path) -> object:
-    """What a part wrote, as far as it did."""
+    """Return what a part wrote, as far as it did."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

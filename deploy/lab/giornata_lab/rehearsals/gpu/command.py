@@ -78,7 +78,7 @@ def main(
 
 
 def _unusable(device: str) -> str | None:
-    """Why nothing can run on `device`; None where it can."""
+    """Return why nothing can run on `device`; None where it can."""
     if not needs.found("torch"):
         return "This Python has no torch. Name another: make gpu PYTHON=python3.12"
     import torch  # noqa: PLC0415 - a machine may lack it

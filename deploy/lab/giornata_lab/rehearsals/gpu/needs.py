@@ -91,7 +91,7 @@ TORCH: Final = "torch"
 
 
 def found(module: str) -> bool:
-    """Whether this Python has it."""
+    """Return whether this Python has it."""
     return find_spec(module) is not None
 
 
@@ -132,7 +132,7 @@ def told(parts: Collection[str], has: Callable[[str], bool] = found) -> list[str
 
 
 def _required(name: str) -> Iterator[str]:
-    """What an installed distribution says that it needs, somewhere at least."""
+    """Return what an installed distribution says that it needs, somewhere at least."""
     try:
         lines = requires(name) or ()
     except PackageNotFoundError:

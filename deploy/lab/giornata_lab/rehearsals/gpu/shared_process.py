@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _status(module: str, arguments: list[str]) -> int:
-    """What ``python -m module arguments`` would end with."""
+    """Return what ``python -m module arguments`` would end with."""
     sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -47,7 +47,7 @@ def _status(module: str, arguments: list[str]) -> int:
 
 
 def _forget() -> None:
-    """What a part left on the device, and the peak of its memory."""
+    """Return what a part left on the device, and the peak of its memory."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

@@ -46,7 +46,7 @@ def carried(*, everything: bool) -> list[str]:
 
 
 def command(python: str, out: Path, *, everything: bool) -> list[str]:
-    """What pip is called with."""
+    """Return what pip is called with."""
     platforms = [flag for name in PLATFORMS for flag in ("--platform", name)]
     return [
         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"),

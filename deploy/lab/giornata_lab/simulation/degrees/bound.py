@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from giornata.scheduling.degrees.frontier import DegreeFrontier, frontier
+from giornata.scheduling.degrees.plans import DegreeFrontier, degree_frontier
 from giornata.scheduling.degrees.pool import Times
 
 EPS = 1e-9
@@ -53,7 +53,7 @@ def most_in_time(tasks: Sequence[FluidTask], devices: int, *, limit_s: float = m
 def _possible(task: FluidTask, devices: int) -> bool:
     if not math.isfinite(task.due_s):
         raise ValueError(f"a task of the bound has a deadline; received due_s={task.due_s}")
-    return task.steps * frontier(task.step_s, devices).fastest_s <= task.due_s - task.arrived_s + EPS
+    return task.steps * degree_frontier(task.step_s, devices).fastest_s <= task.due_s - task.arrived_s + EPS
 
 
 def _groups(tasks: Sequence[FluidTask]) -> Iterator[list[FluidTask]]:
@@ -99,7 +99,7 @@ class _Program:
 
     def __init__(self, tasks: Sequence[FluidTask], devices: int) -> None:
         self._tasks, self._devices = tasks, devices
-        self._frontiers: list[DegreeFrontier] = [frontier(task.step_s, devices) for task in tasks]
+        self._frontiers: list[DegreeFrontier] = [degree_frontier(task.step_s, devices) for task in tasks]
         cuts = sorted({task.arrived_s for task in tasks} | {task.due_s for task in tasks})
         self._spans = list(pairwise(cuts))
         self._columns: dict[tuple[int, int, int], int] = {}

@@ -10,14 +10,12 @@ from itertools import combinations
 from typing import Final
 
 from giornata.scheduling.degrees.fixed import FixedDegrees
-from giornata.scheduling.degrees.pool import DEGREES, Devices, PoolDecision, PoolRow, PoolRule
+from giornata.scheduling.degrees.pool import DEGREES, Devices, PoolDecision, PoolRow, PoolRule, device_subsets
 from giornata.scheduling.degrees.rule import ReplanningOptions, ReplanningRule
-from giornata.scheduling.degrees.subsets import family
-from giornata_lab.simulation.degrees import costs
+from giornata_lab.simulation.degrees import step_times
+from giornata_lab.simulation.degrees.baselines import EventDrivenRule, RoundBasedRule, RoundSwitches
 from giornata_lab.simulation.degrees.bound import FluidTask, most_in_time
-from giornata_lab.simulation.degrees.events import EventDrivenRule
 from giornata_lab.simulation.degrees.results import PoolRun, summarise
-from giornata_lab.simulation.degrees.rounds import RoundBasedRule, RoundSwitches
 from giornata_lab.simulation.degrees.workloads import (
     LARGEST,
     SHAPE_TOKENS,
@@ -73,7 +71,7 @@ class RuleSetting:
 
     @property
     def label(self) -> str:
-        """What tables and charts call it."""
+        """Return what tables and charts call it."""
         more = f" without {self.without}" if self.without else ""
         more += f", {self.steps_between} steps a decision" if self.steps_between > 1 else ""
         more += ", all subsets" if self.every_subset else ""
@@ -95,7 +93,7 @@ class RuleSetting:
             case RuleName.EVENTS:
                 return EventDrivenRule()
             case RuleName.ROUNDS:
-                longest = costs.times(PoolRowSize(LARGEST, tokens_of(LARGEST)), self._able(devices))
+                longest = step_times.times(PoolRowSize(LARGEST, tokens_of(LARGEST)), self._able(devices))
                 return RoundBasedRule.of_steps(self.round_steps, longest[max(longest)], devices, self.rounds)
             case RuleName.FIXED:
                 return FixedDegrees(devices, self.degrees[0])
@@ -107,12 +105,12 @@ class RuleSetting:
         """Subsets of which the rule may choose; None for all."""
         if self.name is not RuleName.REPLANNING or self.every_subset:
             return None
-        return frozenset(family(devices))
+        return frozenset(device_subsets(devices))
 
     def _replanning(self, devices: int) -> PoolRule:
         parts = replace(self.parts, degrees=self.degrees)
         groups = every_subset(devices, self.degrees) if self.every_subset else None
-        rule = ReplanningRule(devices, parts, together=costs.together, groups=groups)
+        rule = ReplanningRule(devices, parts, together=step_times.together, groups=groups)
         return rule if self.steps_between == 1 else MultiStepRule(rule, self.steps_between)
 
     def _able(self, devices: int) -> tuple[int, ...]:
@@ -174,7 +172,7 @@ def bound_of(case: BoundCase) -> float:
     """The greatest attainment that any rule has; moves cost nothing, and masked rows no step in full."""
     able = tuple(degree for degree in case.degrees if degree <= case.devices)
     requests = case.workload.draw()
-    tasks = [FluidTask(r.at_s, r.due_s, r.steps, costs.times(r.size, able)) for r in requests]
+    tasks = [FluidTask(r.at_s, r.due_s, r.steps, step_times.times(r.size, able)) for r in requests]
     return most_in_time(tasks, case.devices, limit_s=BOUND_LIMIT_S) / len(requests)
 
 

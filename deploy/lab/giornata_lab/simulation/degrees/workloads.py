@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from giornata_lab.loadgen import facts
+from giornata_lab.loadgen import workload
 
 SLO_S: Final[Mapping[int, float]] = {256: 1.5, 512: 2.0, 1024: 3.0, 2048: 5.0}
 """Seconds from arrival to the last step by pixels a side, at scale 1 (TetriServe, section 6.1)."""
@@ -59,7 +59,7 @@ class PoolRowSize:
 
     @property
     def masked(self) -> bool:
-        """Whether other tokens are taken from a template."""
+        """Return whether other tokens are taken from a template."""
         return self.computed < self.tokens
 
 
@@ -88,7 +88,7 @@ class PoolWorkload:
     steps: int = 50
     requests: int = 300
     masks: str | None = None
-    """A trace of :data:`giornata_lab.loadgen.facts.MASK_RATIOS` that the masks come from; None: whole pictures."""
+    """A trace of :data:`giornata_lab.loadgen.workload.MASK_RATIOS` that the masks come from; None: whole pictures."""
     in_full: bool = False
     """Whether masks are drawn and not used: every step computes all tokens."""
     saved: float = 0.0
@@ -144,7 +144,7 @@ class PoolWorkload:
     def _masked(self, chance: random.Random) -> PoolRowSize:
         side = chance.choice(MASKED_SIZES)
         tokens = tokens_of(side)
-        ratios = facts.MASK_RATIOS[self.masks or ""]
+        ratios = workload.MASK_RATIOS[self.masks or ""]
         ratio = ratios[chance.randrange(1, len(ratios) - 1)]
         return PoolRowSize(side, tokens if self.in_full else computed_tokens(ratio, tokens))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from giornata.scheduling.degrees.pool import Devices, PoolDecision, PoolRow, PoolRule, StepStart, Times
-from giornata_lab.simulation.degrees import costs
+from giornata_lab.simulation.degrees import step_times
 from giornata_lab.simulation.degrees.workloads import PoolRequest
 
 EPSILON_S: Final = 1e-9
@@ -42,7 +42,7 @@ class PoolRowOutcome:
 
     @property
     def met(self) -> bool:
-        """Whether it ended in time."""
+        """Return whether it ended in time."""
         return self.end_s <= self.request.due_s + EPSILON_S
 
     @property
@@ -133,8 +133,8 @@ class PoolWorld:
                 self._end(now, heapq.heappop(self._ends)[2])
             while self._arriving and self._arriving[-1].at_s <= now + SAME_S:
                 request = self._arriving.pop()
-                step_s = costs.times(request.size, self._degrees)
-                moved_s = costs.moved_times(request.size, self._degrees)
+                step_s = step_times.times(request.size, self._degrees)
+                moved_s = step_times.moved_times(request.size, self._degrees)
                 self._rows[request.number] = _Row(request, request.steps, step_s, moved_s)
             if self._rows:
                 self._decide(now)
@@ -204,8 +204,8 @@ class PoolWorld:
             raise WrongDecision(
                 f"received {begin.steps} steps; accepted are 1 to {min(row.left for row in rows)}"
             )
-        if len(rows) > costs.MOST_ROWS:
-            raise WrongDecision(f"received {len(rows)} rows in a step; accepted are {costs.MOST_ROWS}")
+        if len(rows) > step_times.MOST_ROWS:
+            raise WrongDecision(f"received {len(rows)} rows in a step; accepted are {step_times.MOST_ROWS}")
         return rows
 
     def _end(self, now: float, begin: StepStart) -> None:
@@ -224,5 +224,5 @@ def _seconds(rows: Sequence[_Row], degree: int, full: Sequence[bool]) -> tuple[f
         row = rows[0]
         return row.step_s[degree], (row.moved_s if full[0] else row.step_s)[degree]
     sizes = [row.request.size for row in rows]
-    own = costs.shared_s([(size, False) for size in sizes], degree)
-    return own, costs.shared_s(list(zip(sizes, full, strict=True)), degree)
+    own = step_times.shared_s([(size, False) for size in sizes], degree)
+    return own, step_times.shared_s(list(zip(sizes, full, strict=True)), degree)

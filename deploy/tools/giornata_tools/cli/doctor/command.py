@@ -17,13 +17,16 @@ from rich.table import Table
 from rich.text import Text
 
 from giornata.logs import configure_logs
-from giornata_tools import checkout, interrupts
-from giornata_tools.cli.doctor import accelerator, checkpoint, machine, servers
-from giornata_tools.cli.doctor.finding import CheckStatus, DoctorFinding, fail, worst
+from giornata_tools import checkout, terminal
+from giornata_tools.cli.doctor import checks as accelerator
+from giornata_tools.cli.doctor import checks as checkpoint
+from giornata_tools.cli.doctor import checks as machine
+from giornata_tools.cli.doctor import checks as servers
+from giornata_tools.cli.doctor.checks import CheckStatus, DoctorFinding, fail, worst
 from giornata_tools.cli.options import door_options, gateway_of, models_option
-from giornata_tools.launcher.model import StackModel
+from giornata_tools.launcher.models import StackModel
 from giornata_tools.provenance import installed
-from giornata_tools.tables import show
+from giornata_tools.terminal import show
 
 STYLES: Final = {CheckStatus.OK: "green", CheckStatus.WARN: "yellow", CheckStatus.FAIL: "bold red"}
 
@@ -75,7 +78,7 @@ def doctor(
     if named["device_bytes"] and not models:
         raise click.UsageError("--device needs --model, or GIORNATA_MODEL.")
     around = CheckedSystem(checkout.find(), gateway_of(url), url is not None, models=models, **named)
-    ctx.exit(interrupts.run(lambda: run(around, as_json=as_json)))
+    ctx.exit(terminal.run(lambda: run(around, as_json=as_json)))
 
 
 async def run(around: CheckedSystem, *, as_json: bool) -> int:
@@ -115,7 +118,7 @@ async def examine(around: CheckedSystem) -> dict[str, DoctorFinding]:
 
 
 def _system(around: CheckedSystem, root: Path, serving: asyncio.Future[DoctorFinding]) -> dict[str, Check]:
-    """What the checkout `root` needs of this machine to run everything."""
+    """Return what the checkout `root` needs of this machine to run everything."""
     place = urlsplit(around.gateway_url)
     number = place.port or (443 if place.scheme == "https" else 80)
 
@@ -125,7 +128,7 @@ def _system(around: CheckedSystem, root: Path, serving: asyncio.Future[DoctorFin
 
     return {
         "torch": _threaded(accelerator.torch),
-        "nats-server": _threaded(lambda: machine.nats_server(needed=around.nats_url is None)),
+        "nats-server": _threaded(lambda: machine.nats_program(needed=around.nats_url is None)),
         "valkey-server": _threaded(lambda: machine.valkey_server(needed=around.blobs_url is None)),
         "Disk": _threaded(lambda: machine.disk(root)),
         "Memory": _threaded(machine.memory),

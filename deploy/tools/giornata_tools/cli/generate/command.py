@@ -7,10 +7,9 @@ from typing import Any
 import click
 
 from giornata.wire.requests import GenerationParameters
-from giornata_tools.cli.edit.carrying import carry_out, read_options, sending_options
-from giornata_tools.cli.edit.delivery import STDOUT
+from giornata_tools.cli.edit.order import STDOUT, carry_out, read_options, sending_options
 from giornata_tools.cli.edit.parameters import options, sort_first
-from giornata_tools.doors.edits import EditCall
+from giornata_tools.clients.edits import EditCall
 
 
 @click.command(params=options(GenerationParameters, output_format="what OUT ends with"))

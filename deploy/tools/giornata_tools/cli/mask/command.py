@@ -10,13 +10,12 @@ from typing import Any, Final
 
 import click
 
-from giornata.wire.mask_words import MAX_REGIONS
-from giornata_tools import interrupts
-from giornata_tools.cli.edit.carrying import SOURCE, read
-from giornata_tools.cli.edit.delivery import STDOUT, writing
+from giornata.wire.requests import MAX_REGIONS
+from giornata_tools import terminal
+from giornata_tools.cli.edit.order import SOURCE, STDOUT, read, writing
 from giornata_tools.cli.options import api_key_option, gateway_of, url_option
-from giornata_tools.doors.edits import RequestRefused
-from giornata_tools.doors.http_door import open_http
+from giornata_tools.clients.edits import RequestRefused
+from giornata_tools.clients.http import open_http
 
 PATH: Final = "/v1/masks"
 
@@ -59,7 +58,7 @@ def mask(ctx: click.Context, /, *, image: str, out: str, as_json: bool, **given:
         raise click.UsageError("--json and -o - both write to standard output; give one.")
     gateway, api_key, picture = gateway_of(given.pop("url")), given.pop("api_key"), read(image)
     fields = {name: str(value) for name, value in given.items() if value is not None}
-    ctx.exit(interrupts.run(lambda: run(gateway, api_key, picture, fields, out, as_json=as_json)))
+    ctx.exit(terminal.run(lambda: run(gateway, api_key, picture, fields, out, as_json=as_json)))
 
 
 async def run(

@@ -1,4 +1,4 @@
-"""The command: it listens to telemetry over NATS, and asks no service anything."""
+"""``giornata top``: it listens to telemetry over NATS, and asks no service anything."""
 
 from __future__ import annotations
 
@@ -7,23 +7,84 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 import click
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from giornata.bus import bus
 from giornata.logs import configure_logs
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError
 from giornata.wire.permissions import NatsRole
-from giornata.wire.telemetry import TelemetryReader
-from giornata.wire.workers import ServiceState
-from giornata_tools import interrupts
+from giornata.wire.workers import ServiceState, TelemetryReader
+from giornata_tools import terminal
 from giornata_tools.cli.options import connection_failure, login_of, user_options
-from giornata_tools.cli.top.screen import screen
-from giornata_tools.cli.top.seen import FleetSnapshot, TelemetryAggregator
-from giornata_tools.tables import show
+from giornata_tools.cli.top.aggregation import FleetSnapshot, TelemetryAggregator, WorkerSnapshot
+from giornata_tools.terminal import show, table
+
+# How ``giornata top`` looks.
+
+
+UNKNOWN: Final = "?"
+STYLES: Final = {"ready": "green", "starting": "yellow", "draining": "yellow"}
+WORDS: Final = {"worker", "state"}
+COLUMNS: Final = (
+    *("worker", "state", "run", "wait", "free", "steps/s", "ms/step"),
+    *("tokens", "of", "tokens/s", "memory/s", "disk/s", "first/s", "miss/s"),
+    *("memory MB", "disk MB", "LoRA MB"),
+)
+
+
+def screen(top: FleetSnapshot) -> RenderableType:
+    """Two lines of sums, then a line for each worker."""
+    lines = table(*COLUMNS, numbers=set(COLUMNS) - WORDS)
+    for worker in top.workers:
+        lines.add_row(worker.name, Text(worker.state, STYLES[worker.state]), *_numbers(worker))
+    return Group(Text(_services(top)), Text(_sums(top)), Text(), lines)
+
+
+def _services(top: FleetSnapshot) -> str:
+    return "ready: " + ", ".join(f"{service} {ready}/{all_}" for service, (ready, all_) in top.ready.items())
+
+
+def _sums(top: FleetSnapshot) -> str:
+    queue = "no router is active"
+    if top.queued_jobs is not None:
+        queue = f"queue: {top.queued_jobs} jobs, {top.queued_rows} pictures; wait: {_rate(top.wait_s)} s"
+    running = sum(worker.running_rows for worker in top.workers)
+    return (
+        f"{queue}; running: {running} pictures, {_rate(top.total('steps_per_s'))} steps/s, "
+        f"{_whole(top.total('tokens_per_s'))} tokens/s"
+    )
+
+
+def _numbers(worker: WorkerSnapshot) -> list[str]:
+    return [
+        *map(str, (worker.running_rows, worker.waiting_rows, worker.free_rows)),
+        *map(_rate, (worker.steps_per_s, worker.step_ms)),
+        *map(str, (worker.computed_tokens, worker.tokens)),
+        _whole(worker.tokens_per_s),
+        *map(_rate, worker.hits_per_s.values()),
+        *(_mb(worker.tier_bytes.get(tier)) for tier in ("memory", "disk", "device")),
+    ]
+
+
+def _rate(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1f}"
+
+
+def _whole(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0f}"
+
+
+def _mb(size_bytes: int | None) -> str:
+    return "" if size_bytes is None else f"{size_bytes / 1e6:.1f}"
+
+
+# The command: it listens to telemetry over NATS, and asks no service anything.
 
 
 @click.command()
@@ -48,7 +109,7 @@ def top(
     running pictures; memory/s, disk/s, first/s and miss/s are edits by where their template was found.
     """
     servers, password, _ = login_of(url, password_file, NatsRole.OBSERVER)
-    ctx.exit(interrupts.run(lambda: run(servers, password, interval, **how)))
+    ctx.exit(terminal.run(lambda: run(servers, password, interval, **how)))
 
 
 async def run(url: str, password_file: Path | None, interval_s: float, *, once: bool, as_json: bool) -> int:

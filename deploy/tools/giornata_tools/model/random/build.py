@@ -18,17 +18,18 @@ import torch
 from diffusers import FluxFillPipeline, FluxInpaintPipeline, FluxKontextInpaintPipeline
 
 from giornata.families import Family
-from giornata_tools.model.random.block_causal import flux2_klein_kv, qwen_image_21
 from giornata_tools.model.random.flow_transformers import (
     chroma,
+    flux,
     flux2,
     flux2_klein,
+    flux2_klein_kv,
     qwen_image,
+    qwen_image_21,
     qwen_image_edit,
     qwen_image_edit_plus,
     z_image,
 )
-from giornata_tools.model.random.flux import flux
 from giornata_tools.model.random.stable_diffusion import (
     stable_diffusion,
     stable_diffusion_3,

@@ -1,16 +1,23 @@
-"""Small checkpoints of Z-Image, Flux.2 and Klein, Qwen-Image and Chroma with random weights."""
+"""Small checkpoints of flow-matching transformers with random weights."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from diffusers import (
     ChromaInpaintPipeline,
     ChromaTransformer2DModel,
     FlowMatchEulerDiscreteScheduler,
     Flux2KleinInpaintPipeline,
+    Flux2KleinKVPipeline,
     Flux2Pipeline,
     Flux2Transformer2DModel,
+    FluxFillPipeline,
+    FluxInpaintPipeline,
+    FluxKontextInpaintPipeline,
+    FluxTransformer2DModel,
+    QwenImage21Pipeline,
+    QwenImage21Transformer2DModel,
     QwenImageEditInpaintPipeline,
     QwenImageEditPlusPipeline,
     QwenImageInpaintPipeline,
@@ -19,23 +26,117 @@ from diffusers import (
     ZImageTransformer2DModel,
 )
 
+from giornata_prepost.families.processors import PICTURE, QwenTextProcessor
 from giornata_tools.model.random.autoencoders import (
     autoencoder,
     klein_autoencoder,
+    qwen_21_autoencoder,
     qwen_autoencoder,
     sharpen,
 )
-from giornata_tools.model.random.mistral_text import mistral3, mistral_processor
-from giornata_tools.model.random.qwen_text import (
+from giornata_tools.model.random.stable_diffusion import GAIN, JOINT, WIDTH
+from giornata_tools.model.random.text_encoders import (
+    CHAT_IN_PARTS,
+    CORPUS,
+    T5_TOKENS,
     VISION,
+    mistral3,
+    mistral_processor,
     picture_processor,
     qwen3,
     qwen3_causal,
+    qwen3_vl,
     qwen_tokenizer,
     qwen_vl,
+    text_encoders,
 )
-from giornata_tools.model.random.stable_diffusion import GAIN, JOINT, WIDTH
-from giornata_tools.model.text import CORPUS, T5_TOKENS, text_encoders
+
+# Small checkpoints of Flux, Flux Kontext and Flux Fill with random weights.
+
+
+P = TypeVar("P", FluxInpaintPipeline, FluxKontextInpaintPipeline, FluxFillPipeline)
+
+LATENT_CHANNELS: Final = 16
+VAE_SCALE_FACTOR: Final = 8
+PATCH_CHANNELS: Final = 4 * LATENT_CHANNELS
+"""A token is a patch of 2x2 latent pixels."""
+FILL_CHANNELS: Final = 2 * PATCH_CHANNELS + 4 * VAE_SCALE_FACTOR**2
+"""Fill's tokens carry the noisy latent, the masked picture's latent and the mask's 16x16 pixels."""
+TEXT_WIDTH: Final = 32
+HEADS: Final = 4
+ROPE_AXES: Final = (8, 12, 12)
+"""Head channels that encode text position, row and column; their sum is the width of a head."""
+
+ATTENTION_GAIN: Final = 3.0
+"""Freshly initialised attention is nearly uniform: changing all other tokens changes a token by 0.5 %, which a test
+of exactness might not see. With this gain on queries, keys, values and outputs it is 60 %."""
+ATTENTION_WEIGHTS: Final = (
+    "attn.norm_q.weight",
+    "attn.norm_k.weight",
+    "attn.norm_added_q.weight",
+    "attn.norm_added_k.weight",
+    "attn.to_v.weight",
+    "attn.add_v_proj.weight",
+    "attn.to_out.0.weight",
+    "attn.to_add_out.weight",
+)
+
+
+def flux(kind: type[P]) -> P:
+    """Flux, Flux Kontext or Flux Fill, as `kind` says."""
+    vae = autoencoder(LATENT_CHANNELS, 0.3611, 0.1159)
+    text = text_encoders(CORPUS, T5_TOKENS, width=TEXT_WIDTH, layers=2)
+    return kind(
+        scheduler=_scheduler(),
+        vae=vae,
+        text_encoder=text.clip.eval(),
+        tokenizer=text.clip_tokenizer,
+        text_encoder_2=text.t5.eval(),
+        tokenizer_2=text.t5_tokenizer,
+        transformer=_transformer(FILL_CHANNELS if kind is FluxFillPipeline else PATCH_CHANNELS),
+    )
+
+
+def _scheduler() -> FlowMatchEulerDiscreteScheduler:
+    """The configuration that FLUX.1-dev and FLUX.1-Fill-dev publish."""
+    return FlowMatchEulerDiscreteScheduler(
+        num_train_timesteps=1000,
+        shift=3.0,
+        use_dynamic_shifting=True,
+        base_shift=0.5,
+        max_shift=1.15,
+        base_image_seq_len=256,
+        max_image_seq_len=4096,
+    )
+
+
+def _transformer(in_channels: int) -> FluxTransformer2DModel:
+    transformer = FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=in_channels,
+        out_channels=PATCH_CHANNELS,
+        num_layers=2,
+        num_single_layers=2,
+        attention_head_dim=sum(ROPE_AXES),
+        num_attention_heads=HEADS,
+        joint_attention_dim=TEXT_WIDTH,
+        pooled_projection_dim=TEXT_WIDTH,
+        guidance_embeds=True,
+        axes_dims_rope=ROPE_AXES,
+    ).eval()
+    for name, weight in transformer.named_parameters():
+        if name.endswith(ATTENTION_WEIGHTS) or _is_single_block_output(name):
+            weight.data.mul_(ATTENTION_GAIN)
+    return transformer
+
+
+def _is_single_block_output(name: str) -> bool:
+    """A single-stream block has one projection for what its attention and its MLP add."""
+    return name.startswith("single_transformer_blocks.") and name.endswith(".proj_out.weight")
+
+
+# Small checkpoints of Z-Image, Flux.2 and Klein, Qwen-Image and Chroma with random weights.
+
 
 TEXT_TOKENS: Final = 48
 KLEIN_LAYERS: Final = 27
@@ -173,3 +274,31 @@ def chroma() -> ChromaInpaintPipeline:
         tokenizer=text.t5_tokenizer,
         transformer=transformer,
     )
+
+
+# Small checkpoints of the block-causal families, Flux.2 Klein-KV and Qwen-Image 2.1, with random weights.
+
+
+def flux2_klein_kv() -> Flux2KleinKVPipeline:
+    """Flux.2 Klein-KV: Klein's components."""
+    return Flux2KleinKVPipeline(**flux2_klein().components)
+
+
+def qwen_image_21() -> QwenImage21Pipeline:
+    """Qwen-Image 2.1; its processor knows text alone, and the folder says that it is diffusers'."""
+    tokenizer = qwen_tokenizer(TEXT_TOKENS)
+    tokenizer.add_special_tokens({"additional_special_tokens": [PICTURE]}, replace_extra_special_tokens=False)
+    tokenizer.chat_template = CHAT_IN_PARTS
+    transformer = QwenImage21Transformer2DModel(
+        **BLOCKS, context_in_dim=WIDTH, axes_dims_rope=(8, 12, 12)
+    ).eval()
+    sharpen(transformer, GAIN, JOINT)
+    pipeline = QwenImage21Pipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(**SHIFTED_BY_SIZE | {"shift": 1.0}, shift_terminal=0.02),
+        vae=qwen_21_autoencoder(),
+        text_encoder=qwen3_vl(tokenizer, WIDTH, 2),
+        processor=QwenTextProcessor(tokenizer),
+        transformer=transformer,
+    )
+    pipeline.register_to_config(processor=("transformers", "Qwen3VLProcessor"))
+    return pipeline

@@ -17,7 +17,13 @@ from diffusers import (
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from giornata_tools.model.random.autoencoders import NATIVE_PIXELS, autoencoder, sharpen
-from giornata_tools.model.text import CLIP_TOKENS, CORPUS, T5_TOKENS, clip_tokenizer, text_encoders
+from giornata_tools.model.random.text_encoders import (
+    CLIP_TOKENS,
+    CORPUS,
+    T5_TOKENS,
+    clip_tokenizer,
+    text_encoders,
+)
 
 WIDTH: Final = 32
 """Width of each text encoder."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, cast
 
@@ -10,16 +10,83 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from giornata.packed.attention import DenseKV
-from giornata.packed.moving import moved
-from giornata.packed.packing import Segments, layout
-from giornata.packed.region import ComputeSet, PackedBatch, Rotary
-from giornata.packed.shares import RankTokenOrder, Shard
-from giornata.packed.ulysses import ShardedBatch, Ulysses
-from giornata_denoiser.families.driven.forward import Prefilled
+from giornata.packed.attention import Attention, Beside, DenseKV
+from giornata.packed.block_inputs import BlockInputs
+from giornata.packed.compute_set import ComputeSet, PackedBatch, Rotary
+from giornata.packed.packing import Segments, make_layout, to_device
+from giornata.packed.sharding import RankTokenOrder, Shard, ShardedBatch, Ulysses
+from giornata_denoiser.families.driven.forward import ForwardContext, Prefilled
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
-from giornata_denoiser.families.protocol import SequenceInputs
-from giornata_denoiser.families.references import Grid
+from giornata_denoiser.families.protocol import Grid, SequenceInputs
+
+# The prefix of a block-causal sequence: tokens that attend among themselves alone, computed once for all
+# steps.
+#
+# Text of Qwen-Image 2.1 and references of Flux.2 Klein-KV are modulated as at timestep 0 and never see the
+# picture that is denoised, so that no step changes them. Their keys and values are made when a row joins.
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """What the blocks compute of one sequence before its first step, as an image stream without text."""
+
+    stream: Tensor
+    """(tokens, channels): what enters the first block."""
+    rotary: Rotary
+    """Rotary embedding of the tokens."""
+    attend: Attention
+    """How they attend to each other."""
+
+    def forward(self, vectors: Tensor, kept: PrefixKeysValues) -> ForwardContext:
+        """The forward that has the blocks fill `kept`; `vectors`, (1, width), are the modulation of timestep 0."""
+        tokens = len(self.stream)
+        sequences = PackedBatch(make_layout([0], [tokens], self.stream.device), self.rotary, (None,))
+        return ForwardContext(
+            sequences, vectors, (BlockInputs(recorder=kept),), self.attend, sequences.layout.image
+        )
+
+
+class PrefixKeysValues:
+    """Keeps what the blocks show of a prefix; a :class:`giornata.packed.block_inputs.ActivationRecorder`."""
+
+    def __init__(self) -> None:
+        self._kept: list[DenseKV] = []
+
+    @property
+    def prefilled(self) -> Prefilled:
+        """By block, in the order in which they ran."""
+        return tuple(self._kept)
+
+    def hidden(self, block: int, hidden: Tensor) -> None:
+        """Nothing is kept of a block's input."""
+
+    def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:  # noqa: ARG002 - they come in order
+        """(tokens, heads, head_dim) each; copied, since they may be views of more."""
+        self._kept.append(DenseKV(key.clone(), value.clone()))
+
+    def part(self, block: int, part: str, kept: Tensor) -> None:
+        """No other part is kept."""
+
+
+def causal_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    own: Segments,  # noqa: ARG001 - see `Attention`; a prefix is one sequence
+    outside: Mapping[int, Beside],  # noqa: ARG001 - likewise: nothing lies outside of it
+) -> Tensor:
+    """Attention of one sequence's tokens to themselves and those before them; see `giornata.packed.attention`."""
+    query, key, value = (each.unsqueeze(0).transpose(1, 2) for each in (query, key, value))
+    attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    return attended.transpose(1, 2)[0]
+
+
+def empty_text(stream: Tensor) -> Tensor:
+    """(0, channels): no text beside the image stream (tokens, channels)."""
+    return torch.empty(0, stream.shape[1], dtype=stream.dtype, device=stream.device)
+
+
+# A batch of a driven transformer: what it sees in every step, kept while the rows stay.
 
 
 class PreparedSequence(NamedTuple):
@@ -75,12 +142,14 @@ class DrivenBatch:
         if live.whole not in self._rows:  # counted on the host, which waits for no device
             tokens = zip(live.layout.image.bounds, self.companions, live.whole, strict=True)
             own = [torch.arange(start, end - count * whole) for (start, end), count, whole in tokens]
-            places = moved(torch.cat(own), live.image.device)
+            places = to_device(torch.cat(own), live.image.device)
             self._rows[live.whole] = self.latent_rows[live.image[places]], places
         return self._rows[live.whole]
 
 
-def assembled(sequences: Sequence[SequenceInputs], at: TokenPositions, device: torch.device) -> DrivenBatch:
+def assemble_batch(
+    sequences: Sequence[SequenceInputs], at: TokenPositions, device: torch.device
+) -> DrivenBatch:
     """The batch of `sequences`. A region tells of the picture's tokens and its companions, which lie outside."""
     prompts = [cast("DrivenPrompt", sequence.prompt) for sequence in sequences]
     text = [prompt.joint_tokens for prompt in prompts]
@@ -106,18 +175,18 @@ def assembled(sequences: Sequence[SequenceInputs], at: TokenPositions, device: t
     )
     cosine, sine = (torch.cat(part) for part in zip(*rotary, strict=True))
     return DrivenBatch(
-        PackedBatch(layout(text, image, device), (cosine, sine), regions),
+        PackedBatch(make_layout(text, image, device), (cosine, sine), regions),
         prepared,
         torch.cat([each.text for each in prepared]),
-        moved(torch.cat(latent_rows), device),
+        to_device(torch.cat(latent_rows), device),
         _packed([at.positions(sequence.grid) for sequence in sequences]),
         tuple(companions),
         Segments(tuple(output), device),
     )
 
 
-def share(batch: DrivenBatch, ulysses: Ulysses) -> DrivenBatch:
-    """What this process has of a batch that a group computes."""
+def share_batch(batch: DrivenBatch, ulysses: Ulysses) -> DrivenBatch:
+    """Return what this process has of a batch that a group computes."""
     part = ulysses.part(batch.sequences)
     own, regions = part.own, batch.sequences.regions
     cells = [
@@ -144,7 +213,7 @@ def share(batch: DrivenBatch, ulysses: Ulysses) -> DrivenBatch:
         shared=part,
         answered=part.shares.answered(tuple(region is None for region in regions), batch.companions),
         all_companions=batch.companions,
-        of_companions=tuple(moved(behind, device) for behind in of_companions),
+        of_companions=tuple(to_device(behind, device) for behind in of_companions),
     )
 
 

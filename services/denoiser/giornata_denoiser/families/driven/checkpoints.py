@@ -15,22 +15,20 @@ from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21Tra
 from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
 from diffusers.models.transformers.transformer_z_image import ZImageTransformer2DModel
 
-from giornata.wire.samplers import FLOW_MATCHING, WITH_LIGHTNING, Sampler
+from giornata.wire.models import FLOW_MATCHING, WITH_LIGHTNING, Sampler
 from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.families import weights
 from giornata_denoiser.families.driven.chroma import Chroma
-from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein
-from giornata_denoiser.families.driven.flux2_kv import Flux2KleinKV
+from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein, Flux2KleinKV
 from giornata_denoiser.families.driven.network import DrivenNetwork
-from giornata_denoiser.families.driven.qwen_image import QwenImage, QwenImageEdit
-from giornata_denoiser.families.driven.qwen_image_21 import QwenImage21
+from giornata_denoiser.families.driven.qwen_image import QwenImage, QwenImage21, QwenImageEdit
 from giornata_denoiser.families.driven.sd3 import StableDiffusion3
 from giornata_denoiser.families.driven.z_image import ZImage
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.sampling.flow_matching import (
+from giornata_denoiser.families.sampling.schedules import (
     FlowMatching,
     Spacing,
-    scheduler_config,
+    flow_scheduler_config,
     shifted_always,
     shifted_by_size,
     shifted_by_steps,
@@ -56,9 +54,9 @@ def load(
         OSError: weights are missing.
     """
     driven = network(
-        weights.loaded(kind, folder, "transformer", dtype=dtype, device=device, quantized=quantized)
+        weights.open_network(kind, folder, "transformer", dtype=dtype, device=device, quantized=quantized)
     )
-    return ModelFamily(driven.text, FlowMatching(scheduler_config(folder), spacing, samplers), driven)
+    return ModelFamily(driven.text, FlowMatching(flow_scheduler_config(folder), spacing, samplers), driven)
 
 
 stable_diffusion_3 = partial(

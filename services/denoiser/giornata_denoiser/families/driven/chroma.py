@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from giornata.packed.region import Rotary
-from giornata.wire.blocks import BlockSpec
-from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
-from giornata_denoiser.families.driven.forward import AttentionSite, TokenStream
-from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
+from giornata.packed.compute_set import Rotary
+from giornata.wire.models import BlockSpec
+from giornata_denoiser.families.driven.forward import (
+    AttentionSite,
+    JointAttention,
+    SelfAttention,
+    TokenStream,
+)
+from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork, multiplications, spec
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
-from giornata_denoiser.families.driven.specs import multiplications, spec
-from giornata_denoiser.families.positions import cells
-from giornata_denoiser.families.references import Grid
+from giornata_denoiser.families.protocol import Grid
+from giornata_denoiser.families.tokens import cell_positions
 
 
 class Chroma(DrivenNetwork):
@@ -55,7 +58,7 @@ class Chroma(DrivenNetwork):
     def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:  # noqa: ARG002 - it has none
         """Text is at the origin."""
         text = torch.zeros(text_tokens, 3, device=self.device, dtype=torch.long)
-        picture = functional.pad(cells(grid, self.device), (1, 0))
+        picture = functional.pad(cell_positions(grid, self.device), (1, 0))
         turned: Rotary = self.transformer.pos_embed(torch.cat((text, picture)))
         return turned
 

@@ -1,23 +1,32 @@
-"""Flux.2 and Klein: `Flux2Transformer2DModel`, as in `Flux2Pipeline` and `Flux2KleinInpaintPipeline`."""
+"""Flux.2, Klein and Klein-KV: `Flux2Transformer2DModel`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from giornata.packed.region import Rotary
-from giornata.wire.blocks import BlockSpec
-from giornata_denoiser.families.driven.attention import JointAttention, ParallelAttention, by_head
-from giornata_denoiser.families.driven.forward import AttentionSite, TokenStream
-from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
+from giornata.packed.compute_set import Rotary
+from giornata.wire.models import BlockSpec
+from giornata_denoiser.families.driven.batch import Prefix
+from giornata_denoiser.families.driven.forward import (
+    AttentionSite,
+    JointAttention,
+    ParallelAttention,
+    TokenStream,
+    by_head,
+)
+from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork, multiplications, spec
 from giornata_denoiser.families.driven.prompts import DrivenPrompt
-from giornata_denoiser.families.driven.specs import multiplications, spec
-from giornata_denoiser.families.positions import cells, numbered
-from giornata_denoiser.families.references import Grid, ReferencePolicy
+from giornata_denoiser.families.protocol import Grid, ReferencePolicy, reference_tokens
+from giornata_denoiser.families.tokens import cell_positions, numbered
+from giornata_denoiser.rows.row import Prompt
+
+# Flux.2 and Klein: `Flux2Transformer2DModel`, as in `Flux2Pipeline` and `Flux2KleinInpaintPipeline`.
+
 
 APART: Final = 10
 """How far pictures lie from each other on the first axis of positions: the one that is denoised at 0, then the clean
@@ -80,7 +89,9 @@ class Flux2(DrivenNetwork):
 
     def places(self, grid: Grid, nth: int) -> Tensor:
         """(cells, 4) int64: positions of a picture's tokens, the `nth` of its sequence."""
-        return functional.pad(functional.pad(cells(grid, self.device), (1, 0), value=APART * nth), (0, 1))
+        return functional.pad(
+            functional.pad(cell_positions(grid, self.device), (1, 0), value=APART * nth), (0, 1)
+        )
 
     def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`DrivenNetwork`."""
@@ -114,3 +125,39 @@ class Flux2Klein(Flux2):
         if self.transformer.config.guidance_embeds:
             raise ValueError("a Klein that embeds a guidance scale is not served; Flux2Pipeline's network is")
         super().hook()
+
+
+# Flux.2 Klein-KV: `Flux2Transformer2DModel` with block-causal references, as in `Flux2KleinKVPipeline`.
+
+
+class Flux2KleinKV(Flux2Klein):
+    """Klein, whose references attend to each other alone: a prefix, and no companions.
+
+    An edit's own picture is its first reference; a generation has those of its request alone.
+    """
+
+    def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
+        """None: references are the prefix."""
+        return 0
+
+    def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:  # noqa: ARG002 - protocol
+        """Return those of all references."""
+        return reference_tokens(beside)
+
+    def prefix(
+        self,
+        prompt: DrivenPrompt,  # noqa: ARG002 - protocol
+        conditioning: Mapping[str, Tensor],
+        beside: Sequence[Grid],
+    ) -> Prefix:
+        """The references, each at its place on the first axis."""
+        places = [self.places(grid, nth) for nth, grid in enumerate(beside, 1)]
+        rotary: Rotary = self.transformer.pos_embed(torch.cat(places))
+        clean = self.references.tokens(conditioning)
+        if clean is None:
+            raise ValueError(f"received no clean latents of references, expected those of {beside}")
+        return Prefix(self.image_stream(clean), rotary, self._attend)
+
+    def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:  # noqa: ARG002 - a prefix
+        """Text and picture: see :class:`Flux2Klein`."""
+        return super().rotated(text_tokens, grid, ())

@@ -1,25 +1,29 @@
-"""The state of one driven forward: its modulation, and what its tokens attend to."""
+"""One forward of a driven transformer: its modulation, its hooks, and how its tokens attend."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum, auto
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from giornata.packed.attention import Apart, Attention, Beside, DenseKV
-from giornata.packed.live import ComputeSetStream
-from giornata.packed.low_rank import BatchLoras, LoraSpans
+from giornata.packed.block_inputs import BlockInputs
+from giornata.packed.compute_set import CachedTokenSegments, ComputeSetStream, PackedBatch, Rotary
+from giornata.packed.elementwise import rotate
+from giornata.packed.low_rank import BatchLoras, LoraSpans, LowRankHooks, Where, is_text_layer
 from giornata.packed.packing import Segments
 from giornata.packed.pages import KVPages
-from giornata.packed.region import CachedTokenSegments, PackedBatch, Rotary
-from giornata.packed.ulysses import ShardedBatch
-from giornata.packed.uses import BlockInputs
+from giornata.packed.sharding import ShardedBatch
 from giornata.wire.values import BlockMode
+
+# The state of one driven forward: its modulation, and what its tokens attend to.
+
 
 Prefilled = tuple[DenseKV, ...]
 """Keys and values of one sequence's prefix by block, to which each step attends; empty where it has none."""
@@ -119,7 +123,7 @@ class ForwardContext:
         }[stream]
 
     def spans(self, stream: TokenStream) -> LoraSpans:
-        """What the sequences' LoRAs change of the tokens of a stream."""
+        """Return what the sequences' LoRAs change of the tokens of a stream."""
         of = None if self._beyond is None else tuple(self.tokens.hidden)
         return self.owners.over(self.segments(stream).lengths, of)
 
@@ -178,7 +182,7 @@ class ForwardContext:
         return (found if shared is None else shared.to_tokens(order, found, heads)).flatten(1)
 
     def _behind(self, stream: TokenStream) -> tuple[int, ...]:
-        """How many tokens of each segment of a stream are clean ones, the last; empty where there are none."""
+        """Return how many tokens of each segment of a stream are clean ones, the last; empty where there are none."""
         if self._clean is None or stream is not TokenStream.IMAGE:
             return ()
         counts = self._clean.counts
@@ -207,7 +211,7 @@ class ForwardContext:
                 recorder.keys_values(site.block, _side_by_side(keys), _side_by_side(values))
 
     def _outside(self, site: AttentionSite, own: Segments, key: Tensor) -> Mapping[int, Beside]:
-        """What each sequence attends to beside its own tokens, of which `key` is what the site projects."""
+        """Return what each sequence attends to beside its own tokens, of which `key` is what the site projects."""
         found: dict[int, Beside] = {
             sequence: prefix[site.block] for sequence, prefix in self._prefixes.items()
         }
@@ -241,7 +245,7 @@ def _side_by_side(sites: Sequence[Tensor]) -> Tensor:
 
 
 def _by_head(kept: DenseKV | KVPages, sites: int, key: Tensor) -> DenseKV:
-    """What is taken of all sites of a block; `key` is what one of them projects, (tokens, heads, head_dim)."""
+    """Return what is taken of all sites of a block; `key` is what one of them projects, (tokens, heads, head_dim)."""
     if isinstance(kept, DenseKV):
         return kept
     shape = len(kept), sites * key.shape[1], key.shape[2]
@@ -263,3 +267,244 @@ def _fitted(outside: Apart, own: int) -> Apart:
         return outside
     spare = outside.room - own
     return DenseKV(outside.key[spare:], outside.value[spare:], own)
+
+
+# Which tokens each layer of a driven transformer sees, for the LoRAs of its sequences.
+
+
+class LayerStreams:
+    """The streams of one transformer's layers: those of blocks of `pairs`, of `singles`, and behind the blocks."""
+
+    def __init__(self, hooks: LowRankHooks, pairs: Sequence[Any], singles: Sequence[Any]) -> None:
+        self._streams: dict[str, TokenStream] = {}
+        for block in pairs:
+            self._streams |= {
+                path: TokenStream.TEXT if is_text_layer(path) else TokenStream.IMAGE
+                for path in hooks.paths_in(block)
+            }
+        for block in singles:
+            self._streams |= dict.fromkeys(hooks.paths_in(block), TokenStream.JOINT)
+
+    def where(self, forward: ForwardContext) -> Where | None:
+        """Return where LoRAs act in the blocks of `forward` and behind them; None for nowhere."""
+        if not forward.owners:
+            return None
+        return lambda path: forward.spans(self._streams.get(path, TokenStream.OUTPUT))
+
+    def entering(self, forward: ForwardContext, companions: Sequence[int]) -> Where | None:
+        """Where they act on the pictures' tokens before the blocks, without so many `companions` of each sequence."""
+        if not forward.owners:
+            return None
+        live = forward.tokens.now
+        lengths = tuple(
+            length - (count if whole else 0)
+            for length, count, whole in zip(live.layout.image.lengths, companions, live.whole, strict=True)
+        )
+        return lambda _: forward.owners.over(lengths)
+
+
+# What is changed of a transformer so that its blocks serve packed sequences: who modulates, and how tokens
+# attend.
+#
+# Blocks see hidden states as a batch, (items, tokens of each, channels), and a block's own
+# `gate.unsqueeze(1) * x` broadcasts one vector an item. Sequences of one length are the items. Where
+# lengths differ, every token is an item of its own, and the vectors of a sequence are spread to its tokens.
+# The vectors of all steps are made when a row joins, so that no step reads the weights of modulation
+# layers.
+
+
+Activation = Callable[[Tensor], Tensor]
+
+
+class TransformerHooks:
+    """The hooks of one transformer, and the forward that they read: one at a time, on the thread that predicts."""
+
+    def __init__(self) -> None:
+        self._forward: ForwardContext | None = None
+        self._layers: list[tuple[nn.Module, Activation]] = []
+        self.width = 0
+        """Channels of all vectors of one step."""
+
+    @property
+    def forward(self) -> ForwardContext:
+        """The present forward.
+
+        Raises:
+            RuntimeError: a module runs outside of :meth:`running`.
+        """
+        if self._forward is None:
+            raise RuntimeError("a driven block runs within a forward alone")
+        return self._forward
+
+    @contextmanager
+    def running(self, forward: ForwardContext) -> Iterator[ForwardContext]:
+        """Have the hooks read `forward`, and what they read before again afterwards."""
+        before, self._forward = self._forward, forward
+        try:
+            yield forward
+        finally:
+            self._forward = before
+
+    def spread(
+        self,
+        parent: Any,
+        name: str,
+        stream: TokenStream,
+        activation: Activation = nn.Identity(),  # noqa: B008 - stateless
+    ) -> None:
+        """Let the modulation layer `name` of `parent` answer with prepared vectors of `stream`.
+
+        `activation` is what the parent does to the embedding before the layer.
+        """
+        layer = getattr(parent, name)
+        self._layers.append((layer, activation))
+        setattr(parent, name, PrecomputedModulation(self, layer, self.take(_out_features(layer)), stream))
+
+    def spread_argument(self, norm: Any, parts: int, width: int, stream: TokenStream) -> None:
+        """Give `norm` its argument `emb`, (items, parts, width), from prepared vectors that no layer makes."""
+        start = self.take(parts * width)
+
+        def given(_: object, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            vectors = self.forward.vectors(start, parts * width, stream)
+            return args, named | {"emb": vectors.view(len(vectors), parts, width)}
+
+        norm.register_forward_pre_hook(given, with_kwargs=True)
+
+    def take(self, width: int) -> int:
+        """Return where the next `width` channels of a step's vectors begin."""
+        start, self.width = self.width, self.width + width
+        return start
+
+    def vectors(self, embedding: Tensor) -> Tensor:
+        """(steps, width): what all spread layers make of (steps, channels), in order."""
+        return torch.cat([layer(activation(embedding)) for layer, activation in self._layers], dim=1)
+
+    def rotated(self, heads: Tensor, stream: TokenStream) -> Tensor:
+        """(tokens, heads, head_dim) at the positions of their tokens."""
+        rotary = self.forward.rotary(stream)
+        return heads if rotary is None else rotate(heads, rotary)
+
+
+class PrecomputedModulation(nn.Module):
+    """Stands where a modulation layer stood: the layer's vectors of every sequence's step, spread to tokens."""
+
+    def __init__(self, hooks: TransformerHooks, layer: nn.Module, start: int, stream: TokenStream) -> None:
+        super().__init__()
+        self.layer = layer
+        self._hooks, self._start, self._width, self._stream = hooks, start, _out_features(layer), stream
+
+    def forward(self, _: Tensor) -> Tensor:
+        """(items, width): see :meth:`ForwardContext.batched`."""
+        return self._hooks.forward.vectors(self._start, self._width, self._stream)
+
+
+def _out_features(layer: nn.Module) -> int:
+    """Output features of the last linear layer of a modulation layer."""
+    *_, last = (module for module in layer.modules() if isinstance(module, nn.Linear))
+    return last.out_features
+
+
+# How tokens attend in driven blocks: processors of diffusers' attention modules, the only place where
+# tokens meet.
+
+
+class JointAttention:
+    """Attention of two streams with projections of their own: a processor of diffusers' attention modules."""
+
+    def __init__(self, hooks: TransformerHooks, site: AttentionSite) -> None:
+        self._hooks, self._site = hooks, site
+
+    def __call__(  # noqa: D102, PLR0917 - as diffusers'
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        attention_mask: None = None,  # noqa: ARG002 - of diffusers' modules; padding is dropped
+        encoder_hidden_states_mask: None = None,  # noqa: ARG002 - as above
+        image_rotary_emb: None = None,  # noqa: ARG002 - of diffusers' blocks; positions are the forward's
+    ) -> tuple[Tensor, Tensor]:
+        hooks, layout = self._hooks, self._hooks.forward.tokens.now.layout
+        image = project_qkv(attn, hidden_states)
+        text = (
+            by_head(attn, attn.add_q_proj(encoder_hidden_states), attn.norm_added_q),
+            by_head(attn, attn.add_k_proj(encoder_hidden_states), attn.norm_added_k),
+            by_head(attn, attn.add_v_proj(encoder_hidden_states)),
+        )
+        query, key, value = (layout.join(*parts) for parts in zip(text, image, strict=True))
+        query, key = hooks.rotated(query, TokenStream.JOINT), hooks.rotated(key, TokenStream.JOINT)
+        attended = hooks.forward.attended(self._site, TokenStream.JOINT, query, key, value)
+        of_text, of_image = (
+            batched_as(hidden, part)
+            for hidden, part in zip(
+                (encoder_hidden_states, hidden_states), layout.split(attended), strict=True
+            )
+        )
+        to_text = attn.to_add_out
+        return attn.to_out[0](of_image), of_text if to_text is None else to_text(of_text)
+
+
+class SelfAttention:
+    """Attention of one stream: a processor of diffusers' attention modules."""
+
+    def __init__(self, hooks: TransformerHooks, site: AttentionSite, stream: TokenStream) -> None:
+        self._hooks, self._site, self._stream = hooks, site, stream
+
+    def __call__(  # noqa: D102, PLR0917 - as diffusers'
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: None = None,  # noqa: ARG002 - of diffusers' modules
+        attention_mask: None = None,  # noqa: ARG002 - of diffusers' blocks; padding is dropped
+        freqs_cis: None = None,  # noqa: ARG002 - of diffusers' blocks; positions are the forward's
+        image_rotary_emb: None = None,  # noqa: ARG002 - as above
+    ) -> Tensor:
+        attended = self.attended(hidden_states, *project_qkv(attn, hidden_states))
+        to_out = getattr(attn, "to_out", None)
+        return attended if to_out is None else to_out[0](attended)
+
+    def attended(self, hidden: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """(tokens, heads, head_dim) each, normed → (items, tokens of each, channels), as `hidden` is."""
+        hooks, stream = self._hooks, self._stream
+        query, key = hooks.rotated(query, stream), hooks.rotated(key, stream)
+        found = hooks.forward.attended(self._site, stream, query, key, value)
+        return batched_as(hidden, found)
+
+
+class ParallelAttention(SelfAttention):
+    """Attention beside a feed-forward, whose projections are one layer."""
+
+    def __call__(  # type: ignore[override]  # noqa: D102 - as diffusers', without a second stream
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        attention_mask: None = None,  # noqa: ARG002 - of diffusers' modules; nothing is padded
+        image_rotary_emb: None = None,  # noqa: ARG002 - of diffusers' blocks; positions are the forward's
+    ) -> Tensor:
+        sizes = [*[attn.inner_dim] * 3, attn.mlp_hidden_dim * attn.mlp_mult_factor]
+        *heads, mlp = attn.to_qkv_mlp_proj(hidden_states).split(sizes, dim=-1)
+        query, key, value = (by_head(attn, part) for part in heads)
+        attended = self.attended(hidden_states, attn.norm_q(query), attn.norm_k(key), value)
+        out: Tensor = attn.to_out(torch.cat((attended, attn.mlp_act_fn(mlp)), dim=-1))
+        return out
+
+
+def project_qkv(attn: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value of (items, tokens of each, channels): (tokens, heads, head_dim), the first two normed."""
+    return (
+        by_head(attn, attn.to_q(hidden), attn.norm_q),
+        by_head(attn, attn.to_k(hidden), attn.norm_k),
+        by_head(attn, attn.to_v(hidden)),
+    )
+
+
+def by_head(attn: Any, projection: Tensor, norm: Any = None) -> Tensor:
+    """(items, tokens of each, channels) → (tokens, heads, head_dim), normed if there is a norm."""
+    *items, channels = projection.shape
+    heads = projection.view(math.prod(items), attn.heads, channels // attn.heads)
+    return heads if norm is None else norm(heads)
+
+
+def batched_as(hidden: Tensor, tokens: Tensor) -> Tensor:
+    """(tokens, channels) → (items, tokens of each, channels), with the items of `hidden`."""
+    items, each, _ = hidden.shape
+    return tokens.view(items, each, tokens.shape[1])

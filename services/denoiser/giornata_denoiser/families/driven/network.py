@@ -1,4 +1,4 @@
-"""A transformer of diffusers over packed sequences, driven block by block: what all driven families share."""
+"""A transformer of diffusers over packed sequences, driven block by block."""
 
 from __future__ import annotations
 
@@ -6,32 +6,145 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import lru_cache
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from giornata.packed import attention, elementwise
-from giornata.packed.low_rank import SequenceLoras
-from giornata.packed.low_rank_hooks import LowRankHooks
-from giornata.packed.region import Rotary
-from giornata.packed.tracing import UNTRACED, LaneTracer
-from giornata.packed.ulysses import AllToAllGroup, Ulysses
-from giornata.packed.uses import BlockInputs
-from giornata.planning.specs import grouped
-from giornata.wire.blocks import BlockSpec
-from giornata_denoiser.families import guidance, patches
-from giornata_denoiser.families.driven.attention import by_head
-from giornata_denoiser.families.driven.batch import DrivenBatch, PreparedSequence, assembled, share
-from giornata_denoiser.families.driven.blocks import BlockRunner
-from giornata_denoiser.families.driven.forward import CleanTokens, ForwardContext, Prefilled, TokenStream
-from giornata_denoiser.families.driven.hooks import TransformerHooks
-from giornata_denoiser.families.driven.low_ranks import LayerStreams
-from giornata_denoiser.families.driven.prefix import Prefix, PrefixKeysValues, empty_text
+from giornata.packed.block_inputs import BlockInputs
+from giornata.packed.compute_set import Rotary
+from giornata.packed.low_rank import LowRankHooks, SequenceLoras
+from giornata.packed.packing import UNTRACED, LaneTracer, TraceLane
+from giornata.packed.sharding import AllToAllGroup, Ulysses
+from giornata.planning.operations import group_blocks
+from giornata.wire.models import BlockSpec
+from giornata_denoiser.families import protocol, tokens
+from giornata_denoiser.families.driven.batch import (
+    DrivenBatch,
+    Prefix,
+    PrefixKeysValues,
+    PreparedSequence,
+    assemble_batch,
+    empty_text,
+    share_batch,
+)
+from giornata_denoiser.families.driven.forward import (
+    CleanTokens,
+    ForwardContext,
+    LayerStreams,
+    Prefilled,
+    TokenStream,
+    TransformerHooks,
+    by_head,
+)
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenPromptBuilder
-from giornata_denoiser.families.protocol import SequenceInputs
-from giornata_denoiser.families.references import NONE, Grid, ReferencePolicy, area
+from giornata_denoiser.families.protocol import NONE, Grid, ReferencePolicy, SequenceInputs, reference_tokens
 from giornata_denoiser.rows.row import Prompt
+
+# The blocks of a driven transformer as values: multiplications are counted at their layers' weights.
+
+
+def multiplications(*modules: nn.Module) -> float:
+    """Multiplications of one token that passes all linear layers of these modules."""
+    layers = (layer for module in modules for layer in module.modules())
+    return float(sum(layer.weight.numel() for layer in layers if isinstance(layer, nn.Linear)))
+
+
+def spec(attn: Any, *, image: float, text: float | None = None, keys: float, sites: int = 1) -> BlockSpec:
+    """A block; an image token takes `image` multiplications in all, its keys and values `keys` of them.
+
+    A text token takes `text`, by default as many as an image token; 0 where text is not attended to. A block with more
+    `sites` than one attention keeps their heads side by side, and text is part of the first alone.
+    """
+    hidden = int(getattr(attn, "out_dim", attn.inner_dim))  # Qwen-Image 2.1's is as wide as its heads
+    inner, of_text = int(attn.inner_dim), image if text is None else text
+    return BlockSpec(
+        heads=sites * int(attn.heads),
+        parts={"key": sites * inner, "value": sites * inner, "hidden": hidden},
+        linear=image,
+        text=of_text,
+        outside=keys,
+        pair=2.0 * inner * sites,
+        text_pair=2.0 * inner if of_text else 0.0,
+    )
+
+
+# The blocks of a driven transformer, one after the other, in one forward.
+
+
+Both = tuple[Tensor, Tensor]
+"""Text and image stream, (tokens, channels) each: the live tokens."""
+
+
+class BlockwiseNetwork(Protocol):
+    """What blocks ask of their network: see :class:`giornata_denoiser.families.driven.network.DrivenNetwork`."""
+
+    pairs: Sequence[Any]
+    singles: Sequence[Any]
+    hooks: TransformerHooks
+
+    def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+        """One block of two streams."""
+
+    def single(self, block: Any, joint: Tensor) -> Tensor:
+        """One block of the joint stream."""
+
+    def attentions(self, block: Any) -> Sequence[Any]:
+        """A block's attentions, in order."""
+
+    def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
+        """Return what each of a block's attentions projects of its image stream."""
+
+    def keys_values(self, attn: Any, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what an attention projects, unturned."""
+
+
+class BlockRunner:
+    """Those of one `forward`."""
+
+    def __init__(self, network: BlockwiseNetwork, forward: ForwardContext, trace: LaneTracer) -> None:
+        self._network, self._forward, self._trace = network, forward, trace
+
+    def passed(self, text: Tensor, image: Tensor) -> Tensor:
+        """The image stream behind the last block, (live_tokens, channels), of both streams before the first."""
+        pairs, singles, tokens = self._network.pairs, self._network.singles, self._forward.tokens
+        for index, block in enumerate(pairs):
+            with self._trace.span(TraceLane.COMPUTE, f"block {index}"):
+                text, image = self._pair(block, text, tokens.enter(index, image))
+                image = tokens.add(index, image)
+        if singles:
+            joint = tokens.now.layout.join(text, image)
+            for index, block in enumerate(singles, len(pairs)):
+                with self._trace.span(TraceLane.COMPUTE, f"block {index}"):
+                    joint = self._single(block, tokens.enter_joint(index, joint))
+                    joint = tokens.add_joint(index, joint)
+            image = tokens.now.layout.split(joint)[1]
+        return image
+
+    def _pair(self, block: Any, text: Tensor, image: Tensor) -> Both:
+        self._project(block)
+        parts = self._forward.batched(text, TokenStream.TEXT), self._forward.batched(image, TokenStream.IMAGE)
+        text, image = (part.flatten(0, 1) for part in self._network.pair(block, *parts))
+        return text, image
+
+    def _single(self, block: Any, joint: Tensor) -> Tensor:
+        self._project(block)
+        return self._network.single(block, self._forward.batched(joint, TokenStream.JOINT)).flatten(0, 1)
+
+    def _project(self, block: Any) -> None:
+        """Keys and values of the outside tokens whose hidden state enters a block that does not compute them."""
+        forward, network = self._forward, self._network
+        if not forward.tokens.hidden:
+            return
+        with forward.beyond() as hidden:
+            attentions = zip(network.attentions(block), network.normed(block, hidden), strict=True)
+            projected = [network.keys_values(attn, normed) for attn, normed in attentions]
+            forward.keep([(network.hooks.rotated(key, TokenStream.IMAGE), value) for key, value in projected])
+
+
+# A transformer of diffusers over packed sequences, driven block by block: what all driven families share.
+
 
 TRAIN_TIMESTEPS: Final = 1000
 """Timestep = sigma * this."""
@@ -57,8 +170,8 @@ class DrivenNetwork(ABC):
         self.dtype: torch.dtype = transformer.dtype
         self.hooks = TransformerHooks()
         self.low_ranks = LowRankHooks(transformer)  # before others stand in place of layers
-        gather = elementwise.choose(self.device, self.dtype).gather
-        self._attend = attention.choose(self.device, self.dtype, gather)
+        gather = elementwise.choose_elementwise(self.device, self.dtype).gather
+        self._attend = attention.choose_attention(self.device, self.dtype, gather)
         self._ulysses: Ulysses | None = None
         self._rotary = lru_cache(maxsize=64)(self.rotated)
         self.hook()
@@ -72,11 +185,11 @@ class DrivenNetwork(ABC):
 
     @abstractmethod
     def spec(self, block: Any) -> BlockSpec:
-        """What one block is."""
+        """Return what one block is."""
 
     @abstractmethod
     def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
-        """What each of a block's attentions projects of its image stream, (items, tokens of each, channels)."""
+        """Return what each of a block's attentions projects of its image stream, (items, tokens of each, channels)."""
 
     @abstractmethod
     def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:
@@ -86,7 +199,7 @@ class DrivenNetwork(ABC):
     def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
         """Rotary embedding of a sequence: text, picture, companions; 0 wide where positions turn nothing.
 
-        `beside` are the clean pictures, see :meth:`giornata_denoiser.families.references.ReferencePolicy.grids`. Text
+        `beside` are the clean pictures, see :meth:`giornata_denoiser.families.protocol.ReferencePolicy.grids`. Text
         that is a prefix is among it, clean pictures that are one are not.
         """
 
@@ -122,7 +235,7 @@ class DrivenNetwork(ABC):
 
     def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:
         """Tokens behind a picture's that attend and are attended to, and are never answered for."""
-        return area(self.references.grids(grid, given, generated=generated))
+        return reference_tokens(self.references.grids(grid, given, generated=generated))
 
     def companion_stream(self, count: int, conditioning: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002 - of a family that pads
         """(count, channels): a picture's companions where they enter the first block."""
@@ -153,13 +266,13 @@ class DrivenNetwork(ABC):
 
     @property
     def out_channels(self) -> int:
-        """Channels of a token: its :data:`~giornata_denoiser.families.patches.PATCH`² latent pixels."""
+        """Channels of a token: its :data:`~giornata_denoiser.families.tokens.PATCH`² latent pixels."""
         return int(self.transformer.proj_out.out_features)
 
     @property
     def blocks(self) -> tuple[BlockSpec, ...]:
         """See :attr:`giornata_denoiser.families.protocol.Network.blocks`."""
-        return grouped(self.spec(block) for block in (*self.pairs, *self.singles))
+        return group_blocks(self.spec(block) for block in (*self.pairs, *self.singles))
 
     @property
     def conditioning(self) -> Mapping[str, int]:
@@ -204,8 +317,8 @@ class DrivenNetwork(ABC):
 
     def assemble(self, sequences: Sequence[SequenceInputs]) -> DrivenBatch:
         """See :meth:`giornata_denoiser.families.protocol.Network.assemble`."""
-        batch = assembled(sequences, self, self.device)
-        return batch if self._ulysses is None else share(batch, self._ulysses)
+        batch = assemble_batch(sequences, self, self.device)
+        return batch if self._ulysses is None else share_batch(batch, self._ulysses)
 
     def shared(self, exchange: AllToAllGroup) -> Self:
         """See :class:`giornata_denoiser.families.protocol.ShardableNetwork`."""
@@ -250,15 +363,15 @@ class DrivenNetwork(ABC):
 
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
         """Classifier-free guidance: negative + scale * (positive - negative)."""
-        return guidance.guided(positive, negative, scale)
+        return protocol.guide(positive, negative, scale)
 
     def unpacked(self, latent: Tensor, grid: Grid) -> Tensor:
         """See :meth:`giornata_denoiser.families.protocol.Network.unpacked`."""
-        return patches.unpacked(latent, grid)
+        return tokens.unpack_patches(latent, grid)
 
     def packed(self, pixels: Tensor) -> Tensor:
         """See :meth:`giornata_denoiser.families.protocol.Network.packed`."""
-        return patches.packed(pixels)
+        return tokens.pack_patches(pixels)
 
     def _entering(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from giornata.packed.moving import moved
+from giornata.packed.packing import to_device
 from giornata.wire.errors import InvalidField
 
 EMBEDS = "prompt_embeds"
@@ -49,7 +49,9 @@ class DrivenPrompt:
         """The same prompt on `device`; itself where it is there."""
         if self.embeds.device == device:
             return self
-        return replace(self, tensors={name: moved(tensor, device) for name, tensor in self.tensors.items()})
+        return replace(
+            self, tensors={name: to_device(tensor, device) for name, tensor in self.tensors.items()}
+        )
 
 
 @dataclass(frozen=True)

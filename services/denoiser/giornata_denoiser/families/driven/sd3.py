@@ -9,18 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from giornata.control.protocol import ControlText
-from giornata.packed.region import Rotary
+from giornata.control.networks import ControlText
+from giornata.packed.compute_set import Rotary
 from giornata.wire.adapters import ControlKind
-from giornata.wire.blocks import BlockSpec
 from giornata.wire.controlnets import ControlBase
-from giornata_denoiser.families.driven.attention import JointAttention, SelfAttention
-from giornata_denoiser.families.driven.forward import AttentionSite, TokenStream
-from giornata_denoiser.families.driven.network import DrivenNetwork
+from giornata.wire.models import BlockSpec
+from giornata_denoiser.families.driven.forward import (
+    AttentionSite,
+    JointAttention,
+    SelfAttention,
+    TokenStream,
+)
+from giornata_denoiser.families.driven.network import DrivenNetwork, multiplications, spec
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenPromptBuilder
-from giornata_denoiser.families.driven.specs import multiplications, spec
-from giornata_denoiser.families.patches import PATCH, by_channel
-from giornata_denoiser.families.references import Grid
+from giornata_denoiser.families.protocol import Grid
+from giornata_denoiser.families.tokens import PATCH, by_channel
 from giornata_denoiser.rows.row import Prompt
 
 POOLED: Final = "pooled_prompt_embeds"
@@ -61,7 +64,7 @@ class StableDiffusion3(DrivenNetwork):
         return DrivenPromptBuilder(tensors, largest=int(config.pos_embed_max_size))
 
     def control_base(self, token_pixels: int) -> ControlBase:
-        """See :class:`giornata_denoiser.controls.networks.ControlledNetwork`."""
+        """See :class:`giornata_denoiser.controls.local.ControlledNetwork`."""
         model = self.transformer
         return ControlBase(
             kind=ControlKind.SD3,
@@ -74,7 +77,7 @@ class StableDiffusion3(DrivenNetwork):
 
     @staticmethod
     def control_text(prompt: Prompt) -> ControlText:
-        """See :class:`giornata_denoiser.controls.networks.ControlledNetwork`."""
+        """See :class:`giornata_denoiser.controls.local.ControlledNetwork`."""
         tensors = cast("DrivenPrompt", prompt).tensors
         return ControlText(tensors[EMBEDS], tensors[POOLED])
 

@@ -9,17 +9,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from giornata.packed.region import Rotary
-from giornata.wire.blocks import BlockSpec
-from giornata_denoiser.families.driven.attention import SelfAttention
-from giornata_denoiser.families.driven.forward import AttentionSite, TokenStream
-from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork
+from giornata.packed.compute_set import Rotary
+from giornata.wire.models import BlockSpec
+from giornata_denoiser.families.driven.forward import AttentionSite, SelfAttention, TokenStream
+from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork, multiplications, spec
 from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenPromptBuilder
-from giornata_denoiser.families.driven.specs import multiplications, spec
-from giornata_denoiser.families.guidance import beyond
-from giornata_denoiser.families.patches import PATCH, by_channel, by_pixel
-from giornata_denoiser.families.positions import cells, numbered, of_complex
-from giornata_denoiser.families.references import Grid
+from giornata_denoiser.families.protocol import Grid, guide_beyond
+from giornata_denoiser.families.tokens import (
+    PATCH,
+    by_channel,
+    by_pixel,
+    cell_positions,
+    numbered,
+    of_complex,
+)
 
 MULTIPLE: Final = 32
 """Text and pictures are padded to a multiple of so many tokens, with learnt ones that attend."""
@@ -94,7 +97,7 @@ class ZImage(DrivenNetwork):
 
     def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:  # noqa: ARG002 - it has none
         """The picture lies behind its text; its padding is at the origin."""
-        picture = functional.pad(cells(grid, self.device), (1, 0), value=text_tokens + 1)
+        picture = functional.pad(cell_positions(grid, self.device), (1, 0), value=text_tokens + 1)
         padding = picture.new_zeros(self.companions(grid), 3)
         text = numbered(text_tokens, self.device, axis=0, axes=3, first=1)
         return of_complex(self.transformer.rope_embedder(torch.cat((text, picture, padding))))
@@ -114,7 +117,7 @@ class ZImage(DrivenNetwork):
 
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
         """Classifier-free guidance as the pipeline counts it: positive + scale * (positive - negative)."""
-        return beyond(positive, positive, negative, scale)
+        return guide_beyond(positive, positive, negative, scale)
 
     def spec(self, block: Any) -> BlockSpec:
         """See :class:`DrivenNetwork`."""

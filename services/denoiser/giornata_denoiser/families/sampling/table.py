@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from giornata_denoiser.rows.track import STATES, SamplerTable
+from giornata_denoiser.rows.row import STATES, SamplerTable
 
 SPARE: Final = 32
 """Coordinates that no unit vector has: there, noise is not mistaken for samples or outputs."""
@@ -44,7 +44,7 @@ class _SchedulerTrace:
     """Picture and noise in a noised picture before each step."""
 
 
-def solved(
+def solve_track(
     scheduler: Any, first: int, *, levels: torch.Tensor, begin: float | None = None, prediction: str
 ) -> SamplerTable:
     """The track of `scheduler`, whose timesteps are set, from its timestep `first` on.
@@ -145,7 +145,7 @@ def _solved(columns: Vector, wanted: Vector, mistake: str) -> Vector:
 
 
 def _needed(matrices: Sequence[Vector]) -> list[list[int]]:
-    """Which states are read, before each step and after the last; the latent, 0, always."""
+    """Return which states are read, before each step and after the last; the latent, 0, always."""
     needed = [[0]]
     for matrix in reversed(matrices):
         read = np.flatnonzero((matrix[needed[0], STATES:] != 0).any(axis=0))
@@ -154,7 +154,7 @@ def _needed(matrices: Sequence[Vector]) -> list[list[int]]:
 
 
 def _noised(scheduler: Any, time: torch.Tensor) -> tuple[float, float]:
-    """How much of picture and of noise the scheduler puts into a picture that it noises for `time`."""
+    """Return how much of picture and of noise the scheduler puts into a picture that it noises for `time`."""
     picture, noise = torch.eye(2).unsqueeze(1)
     if hasattr(scheduler, "scale_noise"):
         mixed = scheduler.scale_noise(picture, time.unsqueeze(0), noise)

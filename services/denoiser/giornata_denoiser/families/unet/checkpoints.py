@@ -13,7 +13,7 @@ from torch import Tensor
 from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.families import weights
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.sampling.discrete_time import DiscreteTime, scheduler_config
+from giornata_denoiser.families.sampling.schedules import DiscreteTime, discrete_scheduler_config
 from giornata_denoiser.families.unet.network import TiledUnet
 
 SIDE: Final = 8
@@ -92,5 +92,7 @@ def load(
     """The family of a checkpoint; raises as :func:`giornata_denoiser.checkpoint.load`."""
     if quantized is not WeightQuantization.OFF:
         raise ValueError(f"a UNet is not quantised; received {quantized}, accepted {WeightQuantization.OFF}")
-    network = network_of(weights.loaded(UNet2DConditionModel, folder, "unet", dtype=dtype, device=device))
-    return ModelFamily(network.text, DiscreteTime(scheduler_config(folder)), network)
+    network = network_of(
+        weights.open_network(UNet2DConditionModel, folder, "unet", dtype=dtype, device=device)
+    )
+    return ModelFamily(network.text, DiscreteTime(discrete_scheduler_config(folder)), network)

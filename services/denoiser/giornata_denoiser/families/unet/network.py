@@ -13,32 +13,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pixel_unshuffle
 
-from giornata.control.protocol import ControlText
-from giornata.control.weighing import skip_channels
+from giornata.control.networks import ControlText
+from giornata.control.operations import skip_channels
 from giornata.packed import attention, elementwise
-from giornata.packed.low_rank import BatchLoras, SequenceLoras
-from giornata.packed.low_rank_hooks import LowRankHooks
-from giornata.packed.tiles import joined, parted
-from giornata.packed.tracing import UNTRACED, LaneTracer
-from giornata.packed.uses import ActivationRecorder, BlockInputs, CachedTokens, KVSource, Residuals
+from giornata.packed.block_inputs import ActivationRecorder, BlockInputs, CachedTokens, KVSource, Residuals
+from giornata.packed.low_rank import BatchLoras, LowRankHooks, SequenceLoras
+from giornata.packed.packing import UNTRACED, LaneTracer, maps_to_tiles, tiles_to_maps
 from giornata.wire.adapters import ControlKind
-from giornata.wire.blocks import BlockSpec
 from giornata.wire.controlnets import ControlBase
+from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
-from giornata_denoiser.families import guidance
-from giornata_denoiser.families.protocol import SequenceInputs
-from giornata_denoiser.families.references import NONE, Grid, ReferencePolicy
-from giornata_denoiser.families.unet.joining import maps_joined, tiles_joined
-from giornata_denoiser.families.unet.maps import MapPass
-from giornata_denoiser.families.unet.passes import UnetHooks
-from giornata_denoiser.families.unet.structure import structure
-from giornata_denoiser.families.unet.text import (
+from giornata_denoiser.families import protocol
+from giornata_denoiser.families.protocol import NONE, Grid, ReferencePolicy, SequenceInputs
+from giornata_denoiser.families.unet.passes import MapPass, UnetHooks, maps_joined, tiles_joined
+from giornata_denoiser.families.unet.prompts import (
     TIME_IDS,
     PreparedPrompt,
     UnetPrompt,
     UnetPromptBuilder,
-    prepared,
+    prepare_prompt,
 )
+from giornata_denoiser.families.unet.structure import structure
 from giornata_denoiser.families.unet.tiles import TilePass
 from giornata_denoiser.families.unet.tiling import Tiling
 from giornata_denoiser.rows.row import Prompt
@@ -66,7 +61,7 @@ class UnetBatch:
         return self._tilings[of]
 
     def prepared(self, sequence: int) -> PreparedPrompt:
-        """What the network has made of a sequence's prompt."""
+        """Return what the network has made of a sequence's prompt."""
         return cast("PreparedPrompt", self.sequences[sequence].prepared)
 
 
@@ -93,12 +88,12 @@ class TiledUnet(ABC):
         apart += [resnet.time_emb_proj for resnet in self._structure.resnets]
         self._low_ranks = LowRankHooks(unet, apart)
         self._interior = UnetHooks(unet, self._structure)
-        self._gather = elementwise.choose(self.device, self.dtype).gather
-        self._attend = attention.choose(self.device, self.dtype, self._gather)
-        self._cross = attention.choose_crossing(self.device, self.dtype)
+        self._gather = elementwise.choose_elementwise(self.device, self.dtype).gather
+        self._attend = attention.choose_attention(self.device, self.dtype, self._gather)
+        self._cross = attention.choose_cross_attention(self.device, self.dtype)
 
     def control_base(self, token_pixels: int) -> ControlBase:
-        """See :class:`giornata_denoiser.controls.networks.ControlledNetwork`."""
+        """See :class:`giornata_denoiser.controls.local.ControlledNetwork`."""
         pooled = self.text.tensors.get("pooled_prompt_embeds")
         return ControlBase(
             kind=ControlKind.UNET,
@@ -111,7 +106,7 @@ class TiledUnet(ABC):
 
     @staticmethod
     def control_text(prompt: Prompt) -> ControlText:
-        """See :class:`giornata_denoiser.controls.networks.ControlledNetwork`."""
+        """See :class:`giornata_denoiser.controls.local.ControlledNetwork`."""
         of = cast("UnetPrompt", prompt)
         return ControlText(of.embeds, of.pooled, of.time_ids)
 
@@ -152,10 +147,10 @@ class TiledUnet(ABC):
         *,
         low_rank: SequenceLoras | None = None,
     ) -> PreparedPrompt:
-        """What timesteps and text come to in all blocks."""
+        """Return what timesteps and text come to in all blocks."""
         of = cast("UnetPrompt", prompt)
         with self._low_ranks.alone(low_rank):
-            return prepared(self.unet, self._structure, of, times, self._low_ranks)
+            return prepare_prompt(self.unet, self._structure, of, times, self._low_ranks)
 
     def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:  # noqa: ARG002 - protocol
         """None."""
@@ -212,7 +207,7 @@ class TiledUnet(ABC):
 
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
         """Classifier-free guidance: negative + scale * (positive - negative)."""
-        return guidance.guided(positive, negative, scale)
+        return protocol.guide(positive, negative, scale)
 
     def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
         """None."""
@@ -220,7 +215,7 @@ class TiledUnet(ABC):
 
     def unpacked(self, latent: Tensor, grid: tuple[int, int]) -> Tensor:
         """See :meth:`giornata_denoiser.families.protocol.Network.unpacked`."""
-        return joined(latent.view(1, len(latent), -1, self.side, self.side), grid)[0]
+        return tiles_to_maps(latent.view(1, len(latent), -1, self.side, self.side), grid)[0]
 
     def packed(self, pixels: Tensor) -> Tensor:
         """See :meth:`giornata_denoiser.families.protocol.Network.packed`."""
@@ -267,11 +262,11 @@ class TiledUnet(ABC):
             low_ranks=self._low_ranks,
             trace=forward.trace,
         )
-        sample = joined(torch.stack([forward.inputs[index] for index in of]), grid)
+        sample = tiles_to_maps(torch.stack([forward.inputs[index] for index in of]), grid)
         with forward.adapted(self._low_ranks, (1,) * len(of), tuple(of)):
             sample = sample.contiguous(memory_format=torch.channels_last)
             out = self._interior.run(through, sample, maps_joined(forward.residuals, of, grid))
-        tiles = parted(out, grid).flatten(2)
+        tiles = maps_to_tiles(out, grid).flatten(2)
         regions = [batch.sequences[index].region for index in of]
         return {
             index: part if region is None else part.index_select(0, region.computed)
@@ -304,7 +299,7 @@ class _UnetForward:
 
 
 def _source(taken: CachedTokens | None) -> KVSource | None:
-    """What a sequence takes from; None where every block is computed in full."""
+    """Return what a sequence takes from; None where every block is computed in full."""
     if taken is None or all(mode is BlockMode.FULL for mode in taken.modes):
         return None
     if any(mode is not BlockMode.KV for mode in taken.modes):

@@ -1,20 +1,166 @@
-"""The interior of a UNet: what its modules do within a forward, told by what that forward's batch is.
-
-`UNet2DConditionModel.forward` runs unmodified. The modules that mix the cells of a picture, or tell items of the batch
-apart, ask the pass that is under way. There are two kinds: over maps, as diffusers has it, and over tiles.
-"""
+"""A forward of a UNet: its hooks, residuals that join it, and whole pictures of one size."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import torch
+import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
-from giornata_denoiser.families.unet.joining import SequenceResiduals, UnetResidualHooks
+from giornata.packed.attention import Crossing
+from giornata.packed.block_inputs import ActivationRecorder, Residuals
+from giornata.packed.compute_set import Region
+from giornata.packed.low_rank import LowRankHooks, convolve
+from giornata.packed.packing import LaneTracer, Segments, TraceLane, tiles_to_maps
+from giornata.wire.models import BORDER, MOMENTS
+from giornata_denoiser.families.unet.prompts import PreparedPrompt
 from giornata_denoiser.families.unet.structure import LeafModule, UnetStructure
+from giornata_denoiser.families.unet.tiling import Tiling, border_cells, cut
+
+# What ControlNets add to a UNet: they join where its decoder begins to read, and may be waited for until
+# then.
+#
+# `UNet2DConditionModel.forward` adds `down_block_additional_residuals` to all skip connections before the
+# decoder runs. Here each up block adds what it reads: the encoder and the middle of the network run before
+# anything is awaited.
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceResiduals:
+    """What is added to one sequence of a forward.
+
+    Sample `n` of `residuals` is of skip connection `n`, in the encoder's order; one more is of the middle's output. A
+    token is a tile of that map.
+    """
+
+    residuals: Residuals
+    items: tuple[int, int]
+    """First item in the forward's batch, and the first behind: the sequence's picture, or its tiles."""
+    grid: tuple[int, int] | None
+    """Height and width of the picture in tiles, where it is one item; None where its tiles are the items."""
+    region: Region | None = None
+    """The tiles that are items, where these are not all."""
+
+    def add(self, index: int, hidden: Tensor) -> None:
+        """Add sample `index` to `hidden` in place; it is (items, channels, height, width) of all sequences."""
+        sample = self.residuals.sample(index)
+        if sample is None:
+            return
+        own = hidden[slice(*self.items)]
+        if self.grid is not None:
+            side = hidden.shape[2] // self.grid[0]
+            tiles = sample.view(1, len(sample), hidden.shape[1], side, side)
+            own += tiles_to_maps(tiles, self.grid).to(hidden.dtype)
+            return
+        if self.region is not None and self.residuals.whole:
+            sample = sample.index_select(0, self.region.computed.to(sample.device))
+        own += sample.view(own.shape).to(hidden.dtype)
+
+
+def maps_joined(
+    residuals: Mapping[int, Residuals], of: Sequence[int], grid: tuple[int, int]
+) -> tuple[SequenceResiduals, ...]:
+    """Return what is added to the sequences `of`, whose pictures are items; `residuals` are by sequence."""
+    places = enumerate(of)
+    return tuple(
+        SequenceResiduals(residuals[i], (place, place + 1), grid) for place, i in places if i in residuals
+    )
+
+
+def tiles_joined(
+    residuals: Mapping[int, Residuals], of: Sequence[int], tiling: Tiling
+) -> tuple[SequenceResiduals, ...]:
+    """The same for sequences whose computed tiles are items."""
+    places = zip(of, tiling.tiles.bounds, tiling.regions, strict=True)
+    return tuple(
+        SequenceResiduals(residuals[i], bounds, None, region)
+        for i, bounds, region in places
+        if i in residuals
+    )
+
+
+class UnetResidualHooks:
+    """Hooks on the up blocks of a `unet`, which add what joins the forward that is under way."""
+
+    def __init__(self, unet: Any) -> None:
+        self.now: Sequence[SequenceResiduals] = ()
+        """What joins the forward that is under way."""
+        self.middle = 1 + sum(
+            len(block.resnets) + len(block.downsamplers or ()) for block in unet.down_blocks
+        )
+        """The sample of the middle's output, behind those of all skip connections."""
+        end = self.middle
+        for block in unet.up_blocks:
+            start = end - len(block.resnets)
+            block.register_forward_pre_hook(partial(self._join, (start, end)), with_kwargs=True)
+            end = start
+
+    def _join(
+        self, skips: tuple[int, int], _block: Any, args: tuple[Any, ...], given: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if not self.now:
+            return None
+        start, end = skips
+        read = given["res_hidden_states_tuple"]
+        found = tuple(self._added(start + nth, skip) for nth, skip in enumerate(read))
+        given = {**given, "res_hidden_states_tuple": found}
+        if end == self.middle:
+            given["hidden_states"] = self._added(self.middle, given["hidden_states"])
+        return args, given
+
+    def _added(self, index: int, hidden: Tensor) -> Tensor:
+        hidden = hidden.clone()
+        for each in self.now:
+            each.add(index, hidden)
+        return hidden
+
+
+# What a recording keeps of a block, by tile; and what a block takes of it.
+
+
+def moments(tiles: Tensor, groups: int) -> Tensor:
+    """(tiles, 2, groups): mean and sum of squared differences from it, of (tiles, height, width, channels).
+
+    They are float32, or float64 where the input is. In two passes over whole rows of channels, several times as fast as
+    `torch.var_mean` over the cells and channels of a group.
+    """
+    cells = tiles.flatten(1, 2).to(torch.promote_types(tiles.dtype, torch.float32))
+    of_group = cells.shape[2] // groups
+    mean = cells.mean(1).view(-1, groups, of_group).mean(2)
+    apart = cells - mean.repeat_interleave(of_group, 1).unsqueeze(1)
+    squares = apart.square_().sum(1).view(-1, groups, of_group).sum(2)
+    return torch.stack((mean, squares), 1)
+
+
+def keep_border(recorder: ActivationRecorder, leaf: LeafModule, tiles: Tensor) -> None:
+    """Keep what the tiles around read of a convolution's input, (tiles, side, side, channels)."""
+    if leaf.block is not None:
+        cells = tiles.flatten(1, 2).index_select(1, border_cells(leaf.reading, tiles.device))
+        recorder.part(leaf.block, BORDER, cells.flatten(1))
+
+
+def keep_moments(recorder: ActivationRecorder, leaf: LeafModule, found: Tensor) -> None:
+    """Keep :func:`moments` of a norm's input."""
+    if leaf.block is not None:
+        recorder.part(leaf.block, MOMENTS, found.flatten(1))
+
+
+def keep_attended(recorder: ActivationRecorder, leaf: LeafModule, key: Tensor, value: Tensor) -> None:
+    """Keep keys and values, (tiles, cells, heads, head_dim): to a recording the cells of a tile are more heads."""
+    if leaf.block is not None:
+        recorder.keys_values(leaf.block, key.flatten(1, 2), value.flatten(1, 2))
+
+
+# The interior of a UNet: what its modules do within a forward, told by what that forward's batch is.
+#
+# `UNet2DConditionModel.forward` runs unmodified. The modules that mix the cells of a picture, or tell items
+# of the batch apart, ask the pass that is under way. There are two kinds: over maps, as diffusers has it,
+# and over tiles.
 
 
 class UnetPass(Protocol):
@@ -126,7 +272,7 @@ class UnetAttentionProcessor(ABC):
 
     @abstractmethod
     def attend(self, through: UnetPass, attn: Any, query: Tensor, hidden: Tensor) -> Tensor:
-        """What `query` finds, both (items, cells, heads, head_dim); `hidden` is (items, cells, channels)."""
+        """Return what `query` finds, both (items, cells, heads, head_dim); `hidden` is (items, cells, channels)."""
 
 
 class PictureAttention(UnetAttentionProcessor):
@@ -157,3 +303,77 @@ class TextAttention(UnetAttentionProcessor):
 def by_head(attn: Any, projection: Tensor) -> Tensor:
     """(items, cells, channels) → (items, cells, heads, head_dim)."""
     return projection.reshape(*projection.shape[:2], attn.heads, -1)
+
+
+# A forward over whole pictures of one size, as diffusers has it; rows differ in text, timestep and values.
+
+
+class MapPass:
+    """Satisfies :class:`giornata_denoiser.families.unet.passes.UnetPass`; an item is a picture.
+
+    `grid` is height and width in tiles. `prepared`, `steps` and `recorders` are by item.
+    """
+
+    def __init__(
+        self,
+        grid: tuple[int, int],
+        prepared: Sequence[PreparedPrompt],
+        steps: Sequence[int],
+        recorders: Mapping[int, ActivationRecorder],
+        *,
+        cross: Crossing,
+        low_ranks: LowRankHooks,
+        trace: LaneTracer,
+    ) -> None:
+        self._grid, self._prepared, self._recorders = grid, prepared, recorders
+        self._cross, self._low_ranks, self._trace = cross, low_ranks, trace
+        self._vectors = torch.stack([of.modulation[step] for of, step in zip(prepared, steps, strict=True)])
+
+    def convolution(self, leaf: LeafModule, hidden: Tensor) -> Tensor:
+        """diffusers' own, and what LoRAs add to it."""
+        with self._trace.span(TraceLane.COMPUTE, leaf.name):
+            for item, recorder in self._recorders.items():
+                keep_border(recorder, leaf, self._tiles(item, hidden))
+            out = _own(leaf.module, hidden)
+            convolve(hidden, out, self._low_ranks.parts(leaf.module, len(hidden)), leaf.module)
+            return out
+
+    def norm(self, leaf: LeafModule, hidden: Tensor) -> Tensor:
+        """diffusers' own."""
+        with self._trace.span(TraceLane.COMPUTE, leaf.name):
+            for item, recorder in self._recorders.items():
+                keep_moments(recorder, leaf, moments(self._tiles(item, hidden), leaf.module.num_groups))
+            return _own(leaf.module, hidden)
+
+    def attention(self, leaf: LeafModule, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """One scaled-dot-product attention of all pictures."""
+        with self._trace.span(TraceLane.COMPUTE, leaf.name):
+            for item, recorder in self._recorders.items():
+                keep_attended(recorder, leaf, self._cells(leaf, key[item]), self._cells(leaf, value[item]))
+            by_head = [part.transpose(1, 2) for part in (query, key, value)]
+            return F.scaled_dot_product_attention(by_head[0], by_head[1], by_head[2]).transpose(1, 2)
+
+    def text_attention(self, index: int, query: Tensor) -> Tensor:
+        """Each picture over its own text."""
+        keys, values = zip(*(of.text[index] for of in self._prepared), strict=True)
+        cells = Segments((query.shape[1],) * len(query), query.device)
+        return self._cross(query.flatten(0, 1), keys, values, cells).view(query.shape)
+
+    def modulation(self, start: int, end: int) -> Tensor:
+        """(pictures, end - start)."""
+        return self._vectors[:, start:end]
+
+    def _tiles(self, item: int, hidden: Tensor) -> Tensor:
+        """(tiles, side, side, channels) of one of (items, channels, height, width)."""
+        return cut(hidden[item : item + 1].permute(0, 2, 3, 1), self._grid)[0]
+
+    def _cells(self, leaf: LeafModule, keys: Tensor) -> Tensor:
+        """(tiles, cells, heads, head_dim) of one picture's (cells, heads, head_dim)."""
+        rows, columns = self._grid
+        of_map = keys.reshape(1, rows * leaf.side, columns * leaf.side, -1)
+        return cut(of_map, self._grid)[0].view(rows * columns, leaf.cells, *keys.shape[1:])
+
+
+def _own(module: Any, hidden: Tensor) -> Tensor:
+    out: Tensor = type(module).forward(module, hidden)
+    return out

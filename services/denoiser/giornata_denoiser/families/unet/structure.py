@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from giornata.wire.blocks import BORDER, MOMENTS, BlockSpec
+from giornata.wire.models import BORDER, MOMENTS, BlockSpec
 from giornata_denoiser.families.unet.tiling import ConvolutionGeometry
 
 TEXT_TOKENS: Final = 77
@@ -55,7 +55,7 @@ class LeafModule:
 
     @property
     def reading(self) -> ConvolutionGeometry:
-        """How a convolution reads tiles."""
+        """Return how a convolution reads tiles."""
         return ConvolutionGeometry(self.side, self.module.stride[0], self.doubled)
 
     @property
@@ -131,7 +131,7 @@ class _UnetStructureBuilder:
     def first(self, module: nn.Conv2d, side: int) -> None:
         """The convolution whose input is the latent."""
         self.convolutions.append(LeafModule(None, module, side))
-        self._beside.convolution += weights(module) * side**2
+        self._beside.convolution += layer_weights(module) * side**2
         self._beside.gathered += windows(module, side)
 
     def resnet(self, resnet: Any, side: int) -> None:
@@ -141,12 +141,14 @@ class _UnetStructureBuilder:
         self.convolution(resnet.conv1, side)
         self.norm(resnet.norm2, side)
         if resnet.conv_shortcut is not None:
-            self._beside.convolution += weights(resnet.conv_shortcut) * side**2
+            self._beside.convolution += layer_weights(resnet.conv_shortcut) * side**2
         self.convolution(resnet.conv2, side)
 
     def transformer(self, transformer: Any, side: int) -> None:
         """`Transformer2DModel`; its projections count as linear layers where they are convolutions of single cells."""
-        self._beside.linear += (weights(transformer.proj_in) + weights(transformer.proj_out)) * side**2
+        self._beside.linear += (
+            layer_weights(transformer.proj_in) + layer_weights(transformer.proj_out)
+        ) * side**2
         self.norm(transformer.norm, side)
         for block in transformer.transformer_blocks:
             self.attention(block, side)
@@ -157,7 +159,7 @@ class _UnetStructureBuilder:
         kept, _ = ConvolutionGeometry(side, stride, doubled).border()
         parts, outputs = {BORDER: len(kept) * module.in_channels}, (side // stride) ** 2
         leaf = self._leaf(
-            module, side, parts, convolution=weights(module) * outputs, gathered=windows(module, side)
+            module, side, parts, convolution=layer_weights(module) * outputs, gathered=windows(module, side)
         )
         self.convolutions.append(replace(leaf, doubled=doubled))
 
@@ -168,7 +170,11 @@ class _UnetStructureBuilder:
     def attention(self, block: Any, side: int) -> None:
         """`BasicTransformerBlock`: all of its linear layers but those that project the text."""
         linear = [module for module in block.modules() if isinstance(module, nn.Linear)]
-        projected = sum(map(weights, linear)) - weights(block.attn2.to_k) - weights(block.attn2.to_v)
+        projected = (
+            sum(map(layer_weights, linear))
+            - layer_weights(block.attn2.to_k)
+            - layer_weights(block.attn2.to_v)
+        )
         width, across = block.attn1.to_k.out_features, block.attn2.to_k.out_features
         cells = side**2
         self.attentions.append(
@@ -269,7 +275,7 @@ def _middle(walk: _UnetStructureBuilder, block: Any, side: int) -> None:
         walk.resnet(resnet, side)
 
 
-def weights(module: Any) -> float:
+def layer_weights(module: Any) -> float:
     """Multiplications of one output cell: as many as the layer has weights."""
     return float(module.weight.numel())
 

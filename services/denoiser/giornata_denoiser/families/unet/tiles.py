@@ -10,15 +10,14 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
 from giornata.packed.attention import Attention, Crossing, DenseKV
-from giornata.packed.low_rank_hooks import LowRankHooks
-from giornata.packed.low_rank_products import convolve
+from giornata.packed.block_inputs import ActivationRecorder, KVSource
+from giornata.packed.low_rank import LowRankHooks, convolve
+from giornata.packed.packing import LaneTracer, TraceLane
 from giornata.packed.pages import Gather, KVPages, PageDestination, ProjectedKV
-from giornata.packed.tracing import LaneTracer, TraceLane
-from giornata.packed.uses import ActivationRecorder, KVSource
-from giornata.wire.blocks import BORDER, MOMENTS
-from giornata_denoiser.families.unet.recorded import keep_attended, keep_border, keep_moments, moments
+from giornata.wire.models import BORDER, MOMENTS
+from giornata_denoiser.families.unet.passes import keep_attended, keep_border, keep_moments, moments
+from giornata_denoiser.families.unet.prompts import PreparedPrompt
 from giornata_denoiser.families.unet.structure import WHOLE, LeafModule
-from giornata_denoiser.families.unet.text import PreparedPrompt
 from giornata_denoiser.families.unet.tiling import Tiling, border_cells
 
 PART_BYTES: Final = 8 << 20

@@ -15,9 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from giornata.packed.moving import moved
-from giornata.packed.packing import Segments
-from giornata.packed.region import Region
+from giornata.packed.compute_set import Region
+from giornata.packed.packing import Segments, to_device
 
 
 class ConvolutionGeometry(NamedTuple):
@@ -30,7 +29,7 @@ class ConvolutionGeometry(NamedTuple):
     """Whether its input is of half the resolution, each cell of it repeated as 2x2."""
 
     def border(self) -> tuple[Tensor, Tensor]:
-        """What the tiles around a tile read of it, as few cells as that takes.
+        """Return what the tiles around a tile read of it, as few cells as that takes.
 
         Returns:
             (kept,) int64: these cells, row-major. (side², ) int64: by cell, which of them it is equal to; -1 for a cell
@@ -51,7 +50,7 @@ class ConvolutionGeometry(NamedTuple):
 @lru_cache(maxsize=32)
 def border_cells(reading: ConvolutionGeometry, device: torch.device) -> Tensor:
     """(kept,) int64: the cells of a tile that are kept for those around it; see :meth:`ConvolutionGeometry.border`."""
-    return moved(reading.border()[0], device)
+    return to_device(reading.border()[0], device)
 
 
 def cut(cells: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -122,10 +121,10 @@ class Tiling:
     def pictures(self) -> Tensor:
         """(sequences, 1) float64: all tiles of each picture."""
         tiles = [[rows * columns] for rows, columns in self.grids]
-        return moved(torch.tensor(tiles, dtype=torch.float64), self.device)
+        return to_device(torch.tensor(tiles, dtype=torch.float64), self.device)
 
     def windows(self, reading: ConvolutionGeometry) -> ConvolutionWindows:
-        """What a 3x3 convolution reads; kept with the batch."""
+        """Return what a 3x3 convolution reads; kept with the batch."""
         if reading not in self._windows:
             self._windows[reading] = self._made(reading)
         return self._windows[reading]
@@ -150,10 +149,10 @@ class Tiling:
             indices.append(torch.where(index < 0, zero, placed))
             ring_start += len(ring)
         rings = tuple(
-            None if region is None else moved(ring, self.device)
+            None if region is None else to_device(ring, self.device)
             for (_, ring), region in zip(parts, self.regions, strict=True)
         )
-        return ConvolutionWindows(moved(torch.cat(indices), self.device), rings)
+        return ConvolutionWindows(to_device(torch.cat(indices), self.device), rings)
 
 
 def _window(

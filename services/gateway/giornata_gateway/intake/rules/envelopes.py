@@ -9,14 +9,13 @@ from typing import Any, Final, TypeVar
 from pydantic import ConfigDict
 
 from giornata.api_keys import Tenant as TenantName
-from giornata.wire import generations
+from giornata.wire import resolution
 from giornata.wire.adapters import check_control_images, named_control_images
 from giornata.wire.errors import InvalidField, PayloadTooLarge
 from giornata.wire.jobs import BlobRef
 from giornata.wire.masks import MaskMessage, MaskParameters
 from giornata.wire.messages import IDEMPOTENCY_HEADER, INLINE_BYTES, EditMessage, GenerateMessage
-from giornata.wire.references import REFERENCE, check_count
-from giornata.wire.requests import EditParameters, GenerationParameters, asked
+from giornata.wire.requests import REFERENCE, EditParameters, GenerationParameters, asked, check_count
 from giornata_gateway.intake.rules.forms import TemplateId, check_filled, check_source
 from giornata_gateway.intake.rules.idempotency import HEADER as IDEMPOTENCY_KEY
 from giornata_gateway.intake.rules.tenants import Tenant
@@ -82,12 +81,12 @@ def read_parameters(envelope: EditEnvelope) -> EditParameters:
 def read_generation(envelope: GenerateEnvelope) -> EditParameters:
     """The parameters with which the generation is carried out; raises as :func:`read_parameters`."""
     if isinstance(envelope.parameters, dict):
-        generations.check_fields(name for name in envelope.parameters if isinstance(name, str))
-    return generations.carried_out(_read(GenerationParameters, envelope))
+        resolution.check_fields(name for name in envelope.parameters if isinstance(name, str))
+    return resolution.carried_out(_read(GenerationParameters, envelope))
 
 
 def read_mask(envelope: MaskEnvelope) -> MaskParameters:
-    """What a mask is to show; raises as :func:`read_parameters`."""
+    """Return what a mask is to show; raises as :func:`read_parameters`."""
     return asked(MaskParameters, _named(envelope.parameters))
 
 
@@ -166,7 +165,7 @@ def check_reply(reply: str, tenant: Tenant) -> None:
 
 
 def _is_below(inbox: str, subject: str) -> bool:
-    """Whether `subject` lies in the inbox, and is no pattern."""
+    """Return whether `subject` lies in the inbox, and is no pattern."""
     return subject.startswith(inbox) and _TOKENS.match(subject, len(inbox)) is not None
 
 

@@ -1,36 +1,73 @@
-"""The forms of edits, generations and templates as typed values."""
+"""The forms of edits, generations, templates and masks as typed values. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import binascii
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 
-from giornata.wire import generations
+from giornata.wire import resolution
 from giornata.wire.adapters import CONTROL_IMAGES
-from giornata.wire.errors import InvalidField
+from giornata.wire.codec import read_json
+from giornata.wire.errors import InvalidField, NotSupported
 from giornata.wire.jobs import Priority
+from giornata.wire.masks import MaskParameters
 from giornata.wire.models import Task
-from giornata.wire.references import MAX_REFERENCES, REFERENCE, reference_name
 from giornata.wire.requests import (
+    MAX_REFERENCES,
+    REFERENCE,
     EditParameters,
     GenerationParameters,
     ModelName,
     OutputFormat,
     OutputSize,
     asked,
+    check_count,
+    reference_name,
 )
-from giornata_gateway.intake.rules.lists import with_lists
+
+# Fields of a form that are lists: JSON in its text. Pure.
+
+
+LISTS: Final[Mapping[str, str]] = {
+    "loras": '[{"id": "lora_…", "scale": 1.0}]',
+    "controlnets": '[{"model": "outline", "image": 0}]',
+}
+"""Fields that are lists, and an example of each."""
+
+
+def with_lists(values: Mapping[str, object]) -> dict[str, object]:
+    """The fields of a form with its lists read; other doors bring lists, which stay.
+
+    InvalidField where the text of a list is not JSON.
+    """
+    read = dict(values)
+    for name in LISTS.keys() & values.keys():
+        given = values[name]
+        if isinstance(given, str):
+            read[name] = _parsed(name, given)
+    return read
+
+
+def _parsed(name: str, text: str) -> Any:
+    try:
+        return read_json(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidField(
+            f"{name} is not JSON: {str(error)[:100]}.",
+            field=name,
+            received=text[:100],
+            accepted=f"JSON such as {LISTS[name]}",
+        ) from error
+
+
+# The forms of edits, generations and templates as typed values.
+
 
 LoraName = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 TemplateId = Annotated[str, StringConstraints(min_length=1, max_length=96)]
@@ -169,7 +206,7 @@ class GenerationFields(UnreadFields, GenerationParameters):
 
     def parameters(self) -> EditParameters:
         """The parameters with which the job is carried out, without the fields of this door alone."""
-        return generations.carried_out(self)
+        return resolution.carried_out(self)
 
 
 class GenerationForm(SyncResponseFields, GenerationFields):
@@ -297,7 +334,7 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, object]], accept: str =
                 accepted=f"leave {name} out; see /v1/jobs/{{id}}/events and /image",
             )
     if not issubclass(kind, EditParameters):
-        generations.check_fields(values)
+        resolution.check_fields(values)
     form = asked(kind, values)
     form._dropped = dropped  # noqa: SLF001 - what the form cannot tell from its fields
     streamed: bool = getattr(form, "stream", True)  # a job's events can always be followed
@@ -337,7 +374,7 @@ def once_each(fields: Iterable[tuple[str, V]]) -> dict[str, V]:
 
 
 def prefers_image(accept: str) -> bool:
-    """Whether the first type of an Accept header is an image."""
+    """Return whether the first type of an Accept header is an image."""
     return accept.split(",", maxsplit=1)[0].strip().lower().startswith("image/")
 
 
@@ -366,3 +403,91 @@ def check_alone(upload: RequestBody, why: str) -> None:
     brought = [name for name, files in others.items() if files]
     if brought:
         raise InvalidField(why, field=brought[0], received="a file", accepted="files: image")
+
+
+# Pictures that are written as text in a JSON body.
+
+
+_DATA_URL = re.compile(r"data:image/[a-z]+;base64,")
+PIECE_CHARACTERS: Final = 64 << 10
+ACCEPTED = "PNG, JPEG or WebP, as base64 or data URL"
+
+
+def decoded(given: object) -> tuple[bytes, ...]:
+    """The files of the field `reference`: one text or a list of them, base64 or data URLs.
+
+    InvalidField where it is something else, or holds too many.
+    """
+    texts = given if isinstance(given, list) else [given]
+    check_count(len(texts))
+    return tuple(picture(text, REFERENCE) for text in texts)
+
+
+def picture(text: object, field: str) -> bytes:
+    """The file of a `field`, base64 or a data URL; InvalidField where it is something else."""
+    if not isinstance(text, str):
+        raise InvalidField(
+            "A picture is not a text.", field=field, received=type(text).__name__, accepted=ACCEPTED
+        )
+    found = _DATA_URL.match(text)
+    start = found.end() if found else 0
+    try:
+        data = b"".join(_pieces(text, start))
+    except (binascii.Error, ValueError) as error:
+        raise InvalidField(
+            "A picture is not base64.",
+            field=field,
+            received=f"{len(text)} characters ({error})",
+            accepted=ACCEPTED,
+        ) from error
+    check_filled(data, field)
+    return data
+
+
+def _pieces(text: str, start: int) -> Iterator[bytes]:
+    """The bytes in base64, piece by piece: one call for all of it would hold up every other thread."""
+    for at in range(start, len(text), PIECE_CHARACTERS):
+        piece = binascii.a2b_base64(text[at : at + PIECE_CHARACTERS], strict_mode=True)
+        if at + PIECE_CHARACTERS < len(text) and len(piece) * 4 != PIECE_CHARACTERS * 3:
+            raise ValueError("padding before its end")
+        yield piece
+
+
+# The form of a mask from words as a typed value.
+
+
+class MaskFormat(StrEnum):
+    """How the masks of an answer travel."""
+
+    B64_JSON = "b64_json"
+    """Inside the JSON answer, with every region's own."""
+    IMAGE = "image"
+    """The answer's body is the mask of all regions together."""
+
+
+class MaskForm(MaskParameters):
+    """Fields of ``POST /v1/masks``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    response_format: MaskFormat = Field(
+        MaskFormat.B64_JSON,
+        description="`image` is the default where the Accept header prefers an image type.",
+    )
+
+
+def read_mask_form(upload: RequestBody, accept: str = "") -> MaskForm:
+    """The form of a mask from words; raises as :func:`asked`. `accept` is the Accept header."""
+    check_alone(upload, "A mask is made of one picture.")
+    values: dict[str, object] = dict(once_each(upload.fields))
+    if prefers_image(accept):
+        values.setdefault("response_format", MaskFormat.IMAGE)
+    return asked(MaskForm, values)
+
+
+def check_no_key(headers: Container[str], header: str) -> None:
+    """Raise NotSupported where a request for a mask has the `header` of an idempotency key."""
+    if header in headers:
+        raise NotSupported(
+            "A mask is no job that a key could lead to.", field=header, accepted="leave it out"
+        )

@@ -47,7 +47,7 @@ def job_id_of(tenant: str, key: str) -> str:
 
 
 def fingerprint(parameters: EditParameters, pictures: Mapping[str, str], template_id: str | None) -> str:
-    """What a request asks for, as digests: fields, image or template, mask, references and control images.
+    """Return what a request asks for, as digests: fields, image or template, mask, references and control images.
 
     `parameters` are as the request gives them, before any default of the model: a field that is left out counts as its
     default. `pictures` are sha-256 by name. How the answer travels is not part of it.

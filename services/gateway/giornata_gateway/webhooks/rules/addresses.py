@@ -41,7 +41,7 @@ def hosts_in(text: str) -> frozenset[str]:
 
 
 def names_of(url: str) -> set[str]:
-    """What :func:`hosts_in` may call the host of `url`: HOST:PORT, and at its scheme's own port HOST."""
+    """Return what :func:`hosts_in` may call the host of `url`: HOST:PORT, and at its scheme's own port HOST."""
     try:
         parts = urlsplit(url)
         usual, name = PORTS.get(parts.scheme), parts.hostname or ""
@@ -81,7 +81,7 @@ def check_url(url: str, networks: Sequence[Network], field: str = FIELD, why: st
 
 
 def may_connect(address: Address, networks: Sequence[Network], *, plain: bool) -> bool:
-    """Whether `address` may be connected to: within `networks`, or, unless it is `plain` HTTP, a public one."""
+    """Return whether `address` may be connected to: within `networks`, or, unless it is `plain` HTTP, a public one."""
     inner = _inner(address)
     if any(one.version == inner.version and inner in one for one in networks):
         return True

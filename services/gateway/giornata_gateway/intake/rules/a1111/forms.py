@@ -1,17 +1,344 @@
-"""The bodies of A1111's ``txt2img`` and ``img2img`` as typed values."""
+"""The bodies of A1111's ``txt2img`` and ``img2img`` as typed values. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+import json
+import re
+import reprlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
+from math import isfinite
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from giornata.wire.models import Task
+from giornata.wire.adapters import MAX_SCALE, AskedLora
+from giornata.wire.errors import InvalidField, LoraNotFound
+from giornata.wire.loras import LoraRecord, LoraState
+from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import MAX_IMAGES, MAX_SEED, MAX_STEPS, PROMPTS_FIT, NegativePrompt, Prompt, asked
-from giornata_gateway.intake.rules.a1111 import neutral
-from giornata_gateway.intake.rules.a1111.neutral import EffectiveFields, Values, meant_fields, schema_of
-from giornata_gateway.intake.rules.a1111.prompts import Emphasis
+
+# Fields of A1111 without a meaning here, sorted by what they would do to a picture.
+#
+# A1111 is AUTOMATIC1111's stable-diffusion-webui. Its clients send every field, most of them with the
+# default of `modules/processing.py` there or with their own that asks for as little. A field that would
+# change the picture is refused by name unless it asks for nothing. Any other field, known or not, is
+# ignored, and the answer tells so.
+
+
+Values = tuple[object, ...]
+
+OFF: Final[Values] = (False,)
+NONE: Final[Values] = ("", "None")
+ZERO: Final[Values] = (0,)
+
+BOTH: Final[Mapping[str, Values]] = MappingProxyType(
+    {
+        **dict.fromkeys(("restore_faces", "tiling", "disable_extra_networks", "save_images"), OFF),
+        **dict.fromkeys(("subseed_strength", "token_merging_ratio", "s_min_uncond"), ZERO),
+        **dict.fromkeys(("s_churn", "s_tmax", "s_tmin"), ZERO),
+        **dict.fromkeys(("refiner_checkpoint", "script_name"), NONE),
+        **dict.fromkeys(("force_task_id", "infotext", "firstpass_image"), ("",)),
+        **dict.fromkeys(("override_settings_restore_afterwards", "send_images"), (True,)),
+        **dict.fromkeys(("seed_resize_from_h", "seed_resize_from_w"), (-1, 0)),
+        "styles": ([],),
+        "eta": (0, 1),
+        "s_noise": (1,),
+        "clip_skip": (0, 1),
+        "comments": ({},),
+    }
+)  # fmt: skip
+"""Values that ask for nothing, of fields that both requests have."""
+TEXT_TO_IMAGE: Final[Mapping[str, Values]] = MappingProxyType(
+    {**BOTH, "enable_hr": OFF, "init_images": ([],), "mask": ("",)}
+)
+IMAGE_TO_IMAGE: Final[Mapping[str, Values]] = MappingProxyType(
+    {
+        **BOTH,
+        "image_cfg_scale": (0, 1.5),
+        "initial_noise_multiplier": (1,),
+        "include_init_images": OFF,
+        "mask_round": (True,),
+        "latent_mask": ("",),
+    }
+)
+SETTINGS: Final[Mapping[str, Values]] = MappingProxyType(
+    {
+        **dict.fromkeys(("sd_vae", "sd_unet"), (*NONE, "Automatic")),
+        **dict.fromkeys(("sd_hypernetwork", "refiner_checkpoint"), NONE),
+        **dict.fromkeys(("face_restoration", "tiling", "img2img_color_correction", "img2img_fix_steps"), OFF),
+        **dict.fromkeys(("token_merging_ratio", "token_merging_ratio_img2img", "img2img_extra_noise"), ZERO),
+        **dict.fromkeys(("eta_noise_seed_delta", "eta_ddim", "s_churn", "s_min_uncond", "skip_early_cond"), ZERO),
+        **dict.fromkeys(("initial_noise_multiplier", "inpainting_mask_weight", "eta_ancestral", "s_noise"), (1,)),
+        "CLIP_stop_at_last_layers": (1,),
+        "forge_additional_modules": ([],),
+        "samples_format": ("png",),
+    }
+)  # fmt: skip
+"""Values that ask for nothing, of fields of `override_settings`."""
+HARMLESS: Final = frozenset(
+    {
+        "override_settings_restore_afterwards", "comments", "send_images", "save_images", "force_task_id",
+        "include_init_images", "low_vram", "lowvram",
+    }
+)  # fmt: skip
+"""Fields that change no picture: they are ignored at any other value."""
+
+UNREAD_BOTH: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **dict.fromkeys(("subseed", "seed_enable_extras"), "subseed_strength"),
+        **dict.fromkeys(("do_not_save_samples", "do_not_save_grid"), "save_images"),
+        "refiner_switch_at": "refiner_checkpoint",
+        "script_args": "script_name",
+    }
+)
+"""Fields that A1111 reads only beside another, which does nothing here: their value asks for nothing."""
+UNREAD_TEXT_TO_IMAGE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **UNREAD_BOTH,
+        **dict.fromkeys(
+            (
+                "denoising_strength", "firstphase_width", "firstphase_height", "token_merging_ratio_hr", "hr_scale",
+                "hr_upscaler", "hr_second_pass_steps", "hr_resize_x", "hr_resize_y", "hr_checkpoint_name",
+                "hr_additional_modules", "hr_sampler_name", "hr_scheduler", "hr_prompt", "hr_negative_prompt",
+                "hr_cfg", "hr_distilled_cfg",
+            ),
+            "enable_hr",
+        ),
+    }
+)  # fmt: skip
+UNREAD_SETTINGS: Final[Mapping[str, str]] = MappingProxyType({"sd_checkpoint_hash": "sd_model_checkpoint"})
+
+
+class EffectiveFields(NamedTuple):
+    """The fields of a body that ask for something, and the names of those that were ignored."""
+
+    fields: dict[str, object]
+    ignored: tuple[str, ...]
+
+
+def meant_fields(
+    given: Mapping[str, object],
+    known: Collection[str],
+    neutral: Mapping[str, Values],
+    unread: Collection[str],
+    within: str = "",
+) -> EffectiveFields:
+    """The `known` ones of the `given` fields; null asks for nothing. `within` stands before names.
+
+    InvalidField names the first `neutral` field that asks for something and would change the picture.
+    """
+    meant: dict[str, object] = {}
+    ignored: list[str] = []
+    for name, value in given.items():
+        accepted = neutral.get(name, ())
+        if value is None or name in unread or any(_same(value, one) for one in accepted):
+            continue
+        if name in known:
+            meant[name] = value
+        elif name in neutral and name not in HARMLESS:
+            raise InvalidField(
+                f"{name} of A1111 has no meaning here.",
+                field=within + name,
+                received=shown(value),
+                accepted=f"leave {name} out, or {' or '.join(json.dumps(one) for one in accepted)}",
+            )
+        else:
+            ignored.append(within + name)
+    return EffectiveFields(meant, tuple(ignored))
+
+
+def shown(given: object) -> str:
+    """A value of a body as errors show it, however large it is."""
+    return reprlib.repr(given) if isinstance(given, str | list | dict) else json.dumps(given)
+
+
+def _same(given: object, neutral: object) -> bool:
+    """Return whether JSON values are equal; A1111's clients write 0 for false, and no number for a text."""
+    return given == neutral and isinstance(given, str) == isinstance(neutral, str)
+
+
+def schema_of(neutral: Mapping[str, Values], unread: Mapping[str, str]) -> dict[str, Any]:
+    """The fields as a form's JSON schema tells them."""
+    told: dict[str, Any] = {
+        name: {"description": "Ignored."}
+        if name in HARMLESS
+        else {"enum": [None, *accepted], "description": "Has no other meaning here."}
+        for name, accepted in neutral.items()
+    }
+    return told | {
+        name: {"description": f"A1111 reads it only beside `{reader}`, which does nothing here."}
+        for name, reader in unread.items()
+    }
+
+
+# How A1111 names models: `name [hash]`, or a file.
+
+
+HASH_CHARACTERS: Final = 10
+_LABEL: Final = re.compile(r"(?P<name>.*?)(?:\.(?:safetensors|ckpt|pt|pth))?(?:\s*\[[0-9A-Fa-f]*\])?")
+
+
+def title_of(card: ModelCard) -> str:
+    """Return what A1111's clients list and send back."""
+    return f"{card.name} [{hash_of(card)}]"
+
+
+def hash_of(card: ModelCard) -> str:
+    """The short hash in a title: the first characters of the model's digest."""
+    return card.digest[:HASH_CHARACTERS]
+
+
+def unlabelled(label: str) -> str:
+    """The name in a title, without suffix and hash."""
+    found = _LABEL.fullmatch(label.strip())
+    return label if found is None else found["name"]
+
+
+def model_of(label: str, cards: Mapping[str, ModelCard]) -> str:
+    """The name of the model that a title, a name or a hash means; what means none stays as it is."""
+    by_hash = {known: card.name for card in cards.values() for known in (hash_of(card), card.digest)}
+    return by_hash.get(label.strip(), unlabelled(label))
+
+
+# What a prompt of A1111 says beside its words: LoRAs, and syntax that no model here reads.
+
+
+_TAG: Final = re.compile(r"<(\w+):([^<>]*)>")
+_JOINED: Final = re.compile(r"\b(?:AND|BREAK)\b")
+_TOKENS: Final = re.compile(
+    r"\\[()\[\]\\]|[(\[|]|:\s*([-+]?[.\d]+)\s*[)\]]|[)\]]|[^\\()\[\]|:]+|.", re.DOTALL
+)
+"""A1111's `re_attention`, with what ends or divides the brackets of a change between steps."""
+_OPENING: Final = {")": "(", "]": "["}
+ACCEPTED: Final = "<lora:NAME> or <lora:NAME:WEIGHT>"
+SUFFIX: Final = ".safetensors"
+
+
+class Emphasis(StrEnum):
+    """How A1111's setting `emphasis` has brackets read."""
+
+    ORIGINAL = "Original"
+    NO_NORM = "No norm"
+    """As ORIGINAL, they weight words: refused, unless the weight is 1."""
+    IGNORE = "Ignore"
+    """They are taken away, and the words in them stay."""
+    NONE = "None"
+    """They are characters like any others."""
+
+
+class LoraTag(NamedTuple):
+    """A LoRA that a prompt names."""
+
+    name: str
+    scale: float
+
+
+def split(prompt: str, field: str, emphasis: Emphasis = Emphasis.ORIGINAL) -> tuple[str, list[LoraTag]]:
+    """The words of a prompt without its escapes, and its LoRAs.
+
+    InvalidField names the `field` where the prompt holds weights, changes between steps, AND, BREAK, other networks,
+    or a tag that cannot be read.
+    """
+    tags = [_tag(found, field) for found in _TAG.finditer(prompt)]
+    words = " ".join(_TAG.sub(" ", prompt).split()) if tags else prompt
+    if found := _JOINED.search(words):
+        word = found.group()
+        what = "joins several prompts" if word == "AND" else "begins another part of the prompt"
+        accepted = f"one prompt; the word itself in small letters: {word.lower()}"
+        raise InvalidField(f"{word} {what}.", field=field, received=word, accepted=accepted)
+    plain = _plain(words, field, emphasis)
+    return (words if emphasis is Emphasis.NONE else plain), tags
+
+
+def _plain(prompt: str, field: str, emphasis: Emphasis) -> str:
+    """The prompt without the brackets that A1111 reads, and with those that are escaped."""
+    kept: list[str] = []
+    opened: dict[str, list[int]] = {"(": [], "[": []}
+    divided: set[int] = set()
+    weighted = emphasis in {Emphasis.ORIGINAL, Emphasis.NO_NORM}
+    for found in _TOKENS.finditer(prompt):
+        part, number = found[0], found[1]
+        if part in opened:
+            opened[part].append(found.start())
+        elif part[0] == "\\" and len(part) > 1:
+            kept.append(part[1])
+        elif starts := opened.get(_OPENING.get(part[-1], "")):
+            start = starts.pop()
+            if part[-1] == "]" and (number or start in divided):
+                raise _refused("changes its words between steps", field, prompt[start : found.end()])
+            if weighted and _number(number or "") != 1 and prompt[start + 1 : found.start()].strip():
+                raise _refused("weights some of its words", field, prompt[start : found.end()])
+        else:
+            if part == "|" and opened["["][-1:] > opened["("][-1:]:
+                divided.add(opened["["][-1])
+            kept.append(part)
+    starts = sorted(opened["("] + opened["["])
+    if weighted and starts and prompt[starts[0] + 1 :].strip():
+        raise _refused("weights all words after a bracket", field, prompt[starts[0] :])
+    return "".join(kept)
+
+
+def _refused(what: str, field: str, received: str) -> InvalidField:
+    return InvalidField(
+        f"The prompt {what}, and models read its words as they stand.",
+        field=field,
+        received=received,
+        accepted=r"words without such brackets, \( \) \[ \] for brackets as characters, or for weights "
+        'override_settings.emphasis "Ignore" (words without their weights) or "None" (brackets as characters)',
+    )
+
+
+def named(tags: Sequence[LoraTag], records: Iterable[LoraRecord], card: ModelCard) -> tuple[AskedLora, ...]:
+    """The LoRAs that `tags` name by their name or their id, among a tenant's `records`, the newest first.
+
+    Of several with one name for the model `card`, the newest is meant. LoraNotFound names those that there are.
+    """
+    usable = [record for record in records if record.model == card.name and record.state is LoraState.READY]
+    found = {name: record.lora_id for record in reversed(usable) for name in names_of(record)}
+    for tag in tags:
+        if tag.name not in found:
+            raise LoraNotFound(
+                f"The model {card.name} has no LoRA of this name.",
+                field="prompt",
+                received=tag.name,
+                accepted=", ".join(sorted({names_of(record)[0] for record in usable}))
+                or "no LoRA; none is ready for the model",
+            )
+    return tuple(AskedLora(id=found[tag.name], scale=tag.scale) for tag in tags)
+
+
+def names_of(record: LoraRecord) -> list[str]:
+    """What a prompt may call a LoRA, the shortest first: its owner's name without the file's suffix, and its id."""
+    own = [] if record.name is None else [record.name.removesuffix(SUFFIX), record.name]
+    return [*dict.fromkeys(own), record.lora_id]
+
+
+def _tag(found: re.Match[str], field: str) -> LoraTag:
+    kind, text = found.groups()
+    name, *weights = text.split(":")
+    scale = _number(weights[0]) if weights else 1.0
+    if kind != "lora" or not name or len(weights) > 1 or scale is None or abs(scale) > MAX_SCALE:
+        raise InvalidField(
+            "A tag of the prompt is not accepted.",
+            field=field,
+            received=found.group(),
+            accepted=f"{ACCEPTED}, a weight of {-MAX_SCALE:g} to {MAX_SCALE:g}",
+        )
+    return LoraTag(name, scale)
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if isfinite(number) else None
+
+
+# The bodies of A1111's ``txt2img`` and ``img2img`` as typed values.
+
 
 ORIGINAL = 1
 """The `inpainting_fill` by which the masked part begins with what was there."""
@@ -28,7 +355,7 @@ class Settings(BaseModel):
     """`override_settings`, and the body of ``POST /sdapi/v1/options``."""
 
     model_config = ConfigDict(
-        json_schema_extra=lambda schema: _with_neutral(schema, neutral.SETTINGS, neutral.UNREAD_SETTINGS)
+        json_schema_extra=lambda schema: _with_neutral(schema, SETTINGS, UNREAD_SETTINGS)
     )
 
     sd_model_checkpoint: Name | None = Field(
@@ -46,9 +373,7 @@ class TextToImage(BaseModel):
 
     model_config = ConfigDict(
         protected_namespaces=(),
-        json_schema_extra=lambda schema: _with_neutral(
-            schema, neutral.TEXT_TO_IMAGE, neutral.UNREAD_TEXT_TO_IMAGE
-        ),
+        json_schema_extra=lambda schema: _with_neutral(schema, TEXT_TO_IMAGE, UNREAD_TEXT_TO_IMAGE),
     )
 
     prompt: Prompt = Field(
@@ -81,12 +406,12 @@ class TextToImage(BaseModel):
     )
 
     task: ClassVar[Task] = Task.GENERATE
-    asks_nothing: ClassVar[Mapping[str, Values]] = neutral.TEXT_TO_IMAGE
-    unread: ClassVar[Mapping[str, str]] = neutral.UNREAD_TEXT_TO_IMAGE
+    asks_nothing: ClassVar[Mapping[str, Values]] = TEXT_TO_IMAGE
+    unread: ClassVar[Mapping[str, str]] = UNREAD_TEXT_TO_IMAGE
 
     @property
     def pictures(self) -> int:
-        """How many pictures are asked for."""
+        """Return how many pictures are asked for."""
         return self.batch_size * self.n_iter
 
     @property
@@ -112,7 +437,7 @@ class ImageToImage(TextToImage):
     """Body of ``POST /sdapi/v1/img2img``; what is left out or null is the model's own default."""
 
     model_config = ConfigDict(
-        json_schema_extra=lambda schema: _with_neutral(schema, neutral.IMAGE_TO_IMAGE, neutral.UNREAD_BOTH)
+        json_schema_extra=lambda schema: _with_neutral(schema, IMAGE_TO_IMAGE, UNREAD_BOTH)
     )
 
     init_images: list[str] = Field(
@@ -136,8 +461,8 @@ class ImageToImage(TextToImage):
     )
 
     task: ClassVar[Task] = Task.EDIT
-    asks_nothing: ClassVar[Mapping[str, Values]] = neutral.IMAGE_TO_IMAGE
-    unread: ClassVar[Mapping[str, str]] = neutral.UNREAD_BOTH
+    asks_nothing: ClassVar[Mapping[str, Values]] = IMAGE_TO_IMAGE
+    unread: ClassVar[Mapping[str, str]] = UNREAD_BOTH
 
     @property
     def blur(self) -> float | None:
@@ -174,7 +499,7 @@ def read_settings(given: Mapping[str, object]) -> tuple[Settings, tuple[str, ...
 
 
 def _settings(given: Mapping[str, object], within: str) -> EffectiveFields:
-    return meant_fields(given, Settings.model_fields, neutral.SETTINGS, neutral.UNREAD_SETTINGS, within)
+    return meant_fields(given, Settings.model_fields, SETTINGS, UNREAD_SETTINGS, within)
 
 
 def _with_neutral(schema: dict[str, Any], accepted: Mapping[str, Values], unread: Mapping[str, str]) -> None:

@@ -1,0 +1,231 @@
+"""Step times of simulated pools: derived for Flux.1-dev on H100s, and fitted for profiles that ship."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, cast
+
+import numpy as np
+
+from giornata.planning.cost_model import DegreeFit, LinearFit, Profile, fit
+from giornata.planning.operations import ADAPTING, COMPUTE, NETWORK, SequenceShape, step_work
+from giornata.planning.step_costs import LOAD, complete_weights
+from giornata.scheduling.degrees.pool import DEGREES, PoolRow, Times
+from giornata.wire.values import BlockMode
+from giornata_lab.loadgen import workload
+from giornata_lab.simulation.degrees.workloads import PoolRowSize
+from giornata_lab.simulation.h100 import MACHINES, path
+from giornata_lab.simulation.machines import FLUX_BLOCKS
+
+# Step times of Flux.1-dev on several H100s, derived and not measured.
+#
+# The constants are those with which the formula gives xDiT's published compiled times at 1024² (4.30, 2.68
+# and 1.63 s for 28 steps on one, two and four). With 50 steps the least degrees within 1.5 times the limits
+# are those that TetriServe's baseline takes for each resolution.
+
+
+TEXT: Final = 512
+"""Tokens of a prompt."""
+FIXED_S: Final = 5e-3
+"""Time of a step that no degree shortens."""
+LINEAR: Final = 12.9e9
+"""Operations of a token, two for each multiplication of the linear layers."""
+PAIR: Final = 7.0e5
+"""Operations of a pair of tokens in all attentions."""
+RATE: Final = 548e12
+"""Operations a second of one device that has many tokens."""
+HALF_RATE_TOKENS: Final = 150
+"""Tokens of a device at which it reaches half of that."""
+BLOCKS: Final = 57
+CALLS_S: Final = 100e-6
+"""Time of a block's collectives, beside that of their bytes."""
+TOKEN_BYTES: Final = 24576
+"""That a token sends in a block: query, key, value and what is attended, in 16 bits."""
+LINK: Final = 350e9
+"""Bytes a second from device to device."""
+EAGER_S: Final = 8e-3
+EAGER: Final = 1.1
+"""What an engine that is not compiled adds to a step of several devices, and by which factor all steps take longer."""
+
+
+def step_s(degree: int, tokens: float, computed: float | None = None) -> float:
+    """Seconds of one row's step on so many H100s, compiled.
+
+    Args:
+        degree: devices that share it.
+        tokens: of its picture.
+        computed: those of the picture that it computes; default all.
+    """
+    own, every = TEXT + (tokens if computed is None else computed), TEXT + tokens
+    return batch_s(degree, own, LINEAR * own + PAIR * own * every)
+
+
+def batch_s(degree: int, own: float, operations: float) -> float:
+    """Seconds of a step that computes `own` tokens, all rows' text among them, in so many `operations`."""
+    share = own / degree
+    rate = RATE * share / (share + HALF_RATE_TOKENS)
+    moved = TOKEN_BYTES * share * (degree - 1) / degree / LINK
+    return FIXED_S + operations / degree / rate + (BLOCKS * (CALLS_S + moved) if degree > 1 else 0.0)
+
+
+def eager_s(degree: int, tokens: float, computed: float | None = None) -> float:
+    """:func:`step_s` of an engine that is not compiled: the machine ``h100-eager``."""
+    return EAGER * (step_s(degree, tokens, computed) + (EAGER_S if degree > 1 else 0.0))
+
+
+# What steps of a simulated pool's rows take: alone, moved to other devices, and together.
+
+
+MOST_ROWS: Final = 8
+"""Rows that share a step."""
+
+
+@cache
+def times(size: PoolRowSize, degrees: tuple[int, ...]) -> Times:
+    """Seconds of a step by degree, on ``h100-eager``."""
+    return {k: eager_s(k, size.tokens, size.computed) for k in degrees}
+
+
+@cache
+def moved_times(size: PoolRowSize, degrees: tuple[int, ...]) -> Times:
+    """Seconds of the first step, and of one on other devices: it computes all tokens."""
+    return times(PoolRowSize(size.side, size.tokens), degrees)
+
+
+def shared_s(parts: Sequence[tuple[PoolRowSize, bool]], degree: int) -> float:
+    """Seconds of a step of several rows, each of which computes its tokens or, where told so, all of its picture."""
+    return _shared_s(tuple(sorted((s.tokens if full else s.computed, s.tokens) for s, full in parts)), degree)
+
+
+@cache
+def _shared_s(parts: tuple[tuple[int, int], ...], degree: int) -> float:
+    own = sum(TEXT + computed for computed, _ in parts)
+    operations = sum(
+        LINEAR * (TEXT + computed) + PAIR * (TEXT + computed) * (TEXT + tokens) for computed, tokens in parts
+    )
+    alone = batch_s(degree, own, operations)
+    return EAGER * (alone + (EAGER_S if degree > 1 else 0.0))
+
+
+def together(rows: Sequence[PoolRow], degree: int) -> float | None:
+    """Seconds of a step of `rows`; see :class:`giornata.scheduling.degrees.pool.SharedStepTime`."""
+    if len(rows) > MOST_ROWS:
+        return None
+    return shared_s([(cast("PoolRowSize", row.size), False) for row in rows], degree)
+
+
+# Fits costs by degree to `giornata_lab.simulation.degrees.step_times`, for profiles that ship.
+#
+# ``python -m giornata_lab.simulation.degrees.step_times`` makes their files again.
+
+
+SIDES: Final = (256, 512, 768, 1024, 1280, 1536, 2048)
+"""Pixels a side of the pictures that are fitted."""
+TOKEN_PIXELS: Final = 16
+COUNTS: Final = (1, 2, 4, 8)
+"""Alike rows of a step."""
+MOST_ROW_TOKENS: Final = 16384
+"""Tokens of the pictures of several rows together: larger steps are none that rows share."""
+MASKS: Final = 8
+"""Every so many percentiles of production's masks."""
+DIGITS: Final = 6
+"""Significant digits of what is written: the last ones of a float are those of a processor."""
+
+
+@dataclass(frozen=True)
+class DerivedStep:
+    """A step of alike rows."""
+
+    image: int
+    """Tokens of a row's picture."""
+    computed: int
+    rows: int = 1
+
+    def seconds(self, degree: int, *, eager: bool) -> float:
+        """By the formula."""
+        own, every = TEXT + self.computed, TEXT + self.image
+        operations = self.rows * (LINEAR * own + PAIR * own * every)
+        alone = batch_s(degree, self.rows * own, operations)
+        if not eager:
+            return alone
+        return EAGER * (alone + (EAGER_S if degree > 1 else 0.0))
+
+    @property
+    def features(self) -> tuple[float, ...]:
+        """In the order of :data:`giornata.planning.operations.NETWORK`."""
+        mode = BlockMode.KV if self.computed < self.image else BlockMode.FULL
+        shape = SequenceShape(TEXT, self.image, self.computed)
+        work = step_work(FLUX_BLOCKS, [shape] * self.rows, [(mode,) * FLUX_BLOCKS.blocks] * self.rows)
+        return work.features[: len(NETWORK)]
+
+
+def steps() -> Iterator[DerivedStep]:
+    """What is fitted: pictures of which all or a production's mask is computed, alone and as many as share a step.
+
+    A whole picture counts as often as a masked one.
+    """
+    ratios = workload.MASK_RATIOS["production"][1:-1:MASKS]
+    for side in SIDES:
+        image = (side // TOKEN_PIXELS) ** 2
+        masked = [max(1, round(ratio * image)) for ratio in ratios]
+        for computed in (*masked, *(image,) * len(masked)):
+            for rows in COUNTS:
+                if rows == 1 or rows * image <= MOST_ROW_TOKENS:
+                    yield DerivedStep(image, computed, rows)
+
+
+def made(name: str) -> Profile:
+    """The profile of a machine of :data:`MACHINES`."""
+    fitted, eager = list(steps()), MACHINES[name]
+    features = np.array([step.features for step in fitted])
+    fits = {
+        degree: _fit(features, [step.seconds(degree, eager=eager) for step in fitted]) for degree in DEGREES
+    }
+    return Profile(
+        model="Flux.1-dev",
+        model_digest="derived",
+        device=f"NVIDIA H100, {'not ' if eager else ''}compiled",
+        dtype="bfloat16",
+        versions={},
+        measured_on="never",
+        blocks=FLUX_BLOCKS.specs,
+        compute=fits[1],
+        degrees=tuple(DegreeFit(degree=degree, compute=fits[degree]) for degree in DEGREES[1:]),
+        load=_free_loads(),
+        activation_bytes=0.0,
+        derived="published times of xDiT on one, two and four H100s, by a formula",
+    )
+
+
+def _fit(features: np.ndarray, seconds: Sequence[float]) -> LinearFit:
+    """(samples, network's features) to one way's times; what adapters add follows from the others."""
+    found = fit(NETWORK, features, np.array(seconds) * 1e3, relative=True)
+    graded = {name: _rounded(value) for name, value in found.model_dump().items() if isinstance(value, float)}
+    weights = tuple(map(_rounded, complete_weights(found.weights)))
+    return found.model_copy(update={**graded, "names": COMPUTE, "weights": weights, "derived": ADAPTING})
+
+
+def _free_loads() -> LinearFit:
+    """Loads hide behind computing: the formula knows none."""
+    return LinearFit(
+        names=LOAD,
+        weights=(0.0,) * len(LOAD),
+        r2=1.0,
+        residual_ms_p50=0.0,
+        residual_ms_p95=0.0,
+        samples=0,
+        derived=LOAD,
+    )
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+if __name__ == "__main__":
+    for machine in MACHINES:
+        path(machine).write_text(made(machine).model_dump_json(indent=2) + "\n", encoding="utf-8")
+        sys.stdout.write(f"{path(machine)}\n")

@@ -1,0 +1,1 @@
+"""Clients of the command line: HTTP and NATS, with their addresses and answers."""

@@ -1,1 +1,0 @@
-"""Ways to hand in an edit: HTTP and NATS, with their addresses and answers."""

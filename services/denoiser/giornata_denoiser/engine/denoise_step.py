@@ -1,0 +1,378 @@
+"""One denoising step of a batch: forward, guidance, the samplers' step, and the blend after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from giornata.packed.block_inputs import BlockInputs, by_sequence
+from giornata.packed.packing import UNTRACED, LaneTracer, to_device
+from giornata.planning.operations import StepWork
+from giornata_denoiser.engine.batch_tensors import BatchTensors
+from giornata_denoiser.engine.step_budget import extrapolated, remember_output
+from giornata_denoiser.engine.step_plan import StepPlan
+from giornata_denoiser.families.protocol import ModelFamily, Network
+from giornata_denoiser.rows.row import NOISE, OUTPUT, STATES, Row, SamplerTable
+from giornata_denoiser.rows.step_cache import TaylorExpansion
+
+# The samplers' step of a batch: each row's next states, from its own matrix, its old states, output and
+# noise.
+
+
+class SamplerState(NamedTuple):
+    """A row's states after a step, at the tokens of its region."""
+
+    latent: Tensor
+    """(computed, channels) in the network's dtype, as a scheduler rounds it."""
+    memory: Tensor | None = None
+    """(states, computed, channels), at least float32; None for one-step samplers."""
+
+
+class StepNoise(NamedTuple):
+    """What a row's generator gave for its next step."""
+
+    noise: Tensor | None = None
+    """(tokens, channels) on the CPU, all of the picture; None where the step adds none."""
+    generator: Tensor | None = None
+    """Its state afterwards."""
+
+
+def draw_noise(row: Row, network: Network) -> StepNoise:
+    """The noise of a row's next step.
+
+    It is drawn as a scheduler draws it: on the CPU, for all latent pixels of the picture.
+    """
+    if not row.track.draws[row.step] or row.generator is None:
+        return StepNoise(None, row.generator)
+    generator = torch.Generator("cpu")
+    generator.set_state(row.generator)
+    shape = network.unpacked(row.latent, row.grid).shape
+    pixels = torch.randn((1, *shape), generator=generator, dtype=row.track.noise_dtype or network.dtype)
+    return StepNoise(network.packed(pixels[0]), generator.get_state())
+
+
+def advance_states(
+    assembly: BatchTensors,
+    rows: Sequence[Row],
+    latents: Tensor,
+    outputs: Tensor,
+    noises: Sequence[Tensor | None],
+) -> list[SamplerState]:
+    """Every row's states after its next step.
+
+    `latents` and `outputs` are (computed_tokens, channels), packed by row; `noises` are by row, see :class:`StepNoise`.
+    Rows without memory step together, element by element; each row with memory is one matrix product. So a row's
+    arithmetic does not depend on the others.
+    """
+    lengths = assembly.computed_lengths
+    placed = [_placed(noise, region, outputs) for noise, region in zip(noises, assembly.regions, strict=True)]
+    if not any(row.track.remembered for row in rows):
+        coefficients = torch.stack(
+            [matrices[row.step, 0] for matrices, row in zip(assembly.matrices, rows, strict=True)]
+        ).index_select(0, assembly.row_of_computed)
+        noise = _packed(placed, lengths, outputs)
+        stepped = _one_state(coefficients, latents, outputs, noise)
+        return [SamplerState(latent) for latent in torch.split(stepped, lengths)]
+    return [
+        _row(matrices[row.step], row, latent, output, noise, region)
+        for matrices, row, latent, output, noise, region in zip(
+            assembly.matrices,
+            rows,
+            torch.split(latents, lengths),
+            torch.split(outputs, lengths),
+            placed,
+            assembly.regions,
+            strict=True,
+        )
+    ]
+
+
+def _row(  # noqa: PLR0917 - a row's own parts
+    matrix: Tensor, row: Row, latent: Tensor, output: Tensor, noise: Tensor | None, region: Tensor | None
+) -> SamplerState:
+    if not row.track.remembered:
+        return SamplerState(_one_state(matrix, latent, output, noise))
+    memory = row.memory
+    if memory is not None:
+        memory = to_device(memory, latent.device)
+        memory = memory if region is None else memory.index_select(1, region)
+    stepped = _several_states(matrix, latent, output, noise, memory)
+    return SamplerState(stepped[0].to(output.dtype), stepped[1:])
+
+
+def _one_state(matrix: Tensor, latent: Tensor, output: Tensor, noise: Tensor | None) -> Tensor:
+    """(tokens, channels): the new latent of rows without memory; `matrix` is (tokens, 3) or (1, 3).
+
+    Each product is rounded to float32 before it is added, as in the `FlowMatchEulerDiscreteScheduler` of diffusers: in
+    float32, flow matching is equal to it bit for bit.
+    """
+    of_noise, of_output, of_latent = matrix.unsqueeze(-1).unbind(1)
+    stepped = of_latent * latent + of_output * output
+    if noise is not None:
+        stepped += of_noise * noise
+    return stepped.to(output.dtype)
+
+
+def _several_states(
+    matrix: Tensor, latent: Tensor, output: Tensor, noise: Tensor | None, memory: Tensor | None
+) -> Tensor:
+    """(states, tokens, channels), at least float32: `matrix`, (states, 2 + states), times what there is."""
+    parts = [each.unsqueeze(0) for each in (noise, output, latent) if each is not None]
+    if memory is not None:
+        parts.append(memory)
+    first = NOISE if noise is not None else OUTPUT
+    last = STATES + 1 if memory is None else matrix.shape[1]
+    wide = torch.promote_types(output.dtype, torch.float32)
+    old = torch.cat([part.to(wide) for part in parts])
+    return (matrix[:, first:last].to(wide) @ old.flatten(1)).view(len(matrix), *output.shape)
+
+
+def _placed(noise: Tensor | None, region: Tensor | None, like: Tensor) -> Tensor | None:
+    """A row's noise at its region's tokens, where `like` is."""
+    if noise is None:
+        return None
+    noise = to_device(noise, like.device)
+    return noise if region is None else noise.index_select(0, region)
+
+
+def _packed(noises: Sequence[Tensor | None], lengths: Sequence[int], like: Tensor) -> Tensor | None:
+    """(computed_tokens, channels): 0 for rows that add none; None if no row does."""
+    if all(noise is None for noise in noises):
+        return None
+    return torch.cat(
+        [
+            like.new_zeros(length, like.shape[1]) if noise is None else noise
+            for noise, length in zip(noises, lengths, strict=True)
+        ]
+    )
+
+
+# One denoising step of a whole batch: forward, guidance, the samplers' step, and the blend after it.
+
+
+class StepOutput(NamedTuple):
+    """What a step made of the rows, by row."""
+
+    latents: tuple[Tensor, ...]
+    """(tokens, channels) each, after the step."""
+    clean: tuple[Tensor | None, ...]
+    """Latents of the pictures that the step predicts as the end; None for rows that are not shown after it."""
+    memory: tuple[Tensor | None, ...]
+    """(states, tokens, channels) each, what the solver remembers, 0 outside of the row's region; None for nothing."""
+    generators: tuple[Tensor | None, ...]
+    """Where each row's random numbers go on; see :attr:`Row.generator`."""
+    cached: tuple[TaylorExpansion | None, ...]
+    """What each row remembers for its step cache."""
+    skipped: tuple[int, ...]
+    """Blocks that step caches stood in for, of all of the row's sequences."""
+
+
+def denoise_step(
+    family: ModelFamily,
+    assembly: BatchTensors,
+    rows: Sequence[Row],
+    uses: Sequence[BlockInputs] = (),
+    trace: LaneTracer = UNTRACED,
+) -> StepOutput:
+    """Every row's latent after its next step: outside its region the template's at the row's noise level.
+
+    The assembly is of the same rows, none of them done; for `uses` see :meth:`Network.predict`.
+    """
+    latents = [
+        to_device(row.latent, family.device) for row in rows
+    ]  # only rows that join have theirs elsewhere
+    seen = torch.cat([row.scaled(latent) for latent, row in zip(latents, rows, strict=True)])
+    steps, guided = [row.step for row in rows], assembly.guided
+    if guided is not None:
+        seen = torch.cat((seen, seen.index_select(0, guided.tokens)))
+        steps = [*steps, *(steps[row] for row in guided.rows)]
+    outputs = family.network.predict(
+        assembly.batch, seen, assembly.conditioning, steps, uses=uses, trace=trace
+    )
+    answers = _by_row(assembly, rows, outputs)
+    cached = [remember_output(row, answer) for row, answer in zip(rows, answers, strict=True)]
+    return _stepped(family, assembly, rows, latents, outputs, cached)
+
+
+def extrapolated_step(
+    family: ModelFamily, assembly: BatchTensors, rows: Sequence[Row], known: Sequence[TaylorExpansion]
+) -> StepOutput:
+    """:func:`denoise_step` of rows of which the network computes nothing: their outputs are what is `known` of them."""
+    latents = [to_device(row.latent, family.device) for row in rows]
+    answers = [each.at(row.step).to(family.dtype) for each, row in zip(known, rows, strict=True)]
+    outputs = torch.cat(by_sequence([list(answer) for answer in answers]))
+    skipped = [len(row.prompts) * family.depth for row in rows]
+    stepped = _stepped(family, assembly, rows, latents, outputs, [row.cached for row in rows])
+    return stepped._replace(skipped=tuple(skipped))
+
+
+def _stepped(  # noqa: PLR0917 - all that a step is made of
+    family: ModelFamily,
+    assembly: BatchTensors,
+    rows: Sequence[Row],
+    latents: Sequence[Tensor],
+    outputs: Tensor,
+    cached: Sequence[TaylorExpansion | None],
+) -> StepOutput:
+    """The rows after the samplers' step, from the outputs of all sequences, (computed_tokens, channels)."""
+    lengths = assembly.computed_lengths
+    output, computed = _guided(family.network, assembly, outputs), _taken(assembly, latents)
+    drawn = [draw_noise(row, family.network) for row in rows]
+    states = advance_states(assembly, rows, computed, output, [each.noise for each in drawn])
+    clean: list[Tensor | None] = [None] * len(rows)
+    for index, row in enumerate(rows):
+        if row.next_preview is not None:
+            was, predicted = (torch.split(packed, lengths)[index] for packed in (computed, output))
+            end = row.track.predicted(was, predicted, row.step)
+            clean[index] = _completed(family, assembly, index, end, row.track, level=row.steps)
+    return StepOutput(
+        tuple(
+            _completed(family, assembly, index, state.latent, row.track, level=row.step + 1)
+            for index, (state, row) in enumerate(zip(states, rows, strict=True))
+        ),
+        tuple(clean),
+        tuple(
+            _scattered(state.memory, region, row.image_tokens)
+            for state, region, row in zip(states, assembly.regions, rows, strict=True)
+        ),
+        tuple(each.generator for each in drawn),
+        tuple(cached),
+        (0,) * len(rows),
+    )
+
+
+def _by_row(assembly: BatchTensors, rows: Sequence[Row], outputs: Tensor) -> list[Tensor | None]:
+    """(sequences, computed, channels) of each row that extrapolates later outputs; None of others."""
+    if not any(row.step_cache is not None for row in rows):
+        return [None] * len(rows)
+    lengths = assembly.computed_lengths
+    guided = () if assembly.guided is None else assembly.guided.rows
+    parts = torch.split(outputs, [*lengths, *(lengths[row] for row in guided)])
+    negative = dict(zip(guided, parts[len(rows) :], strict=True))
+    return [
+        torch.stack([parts[index], *([negative[index]] if index in negative else [])])
+        if row.step_cache is not None
+        else None
+        for index, row in enumerate(rows)
+    ]
+
+
+def _taken(assembly: BatchTensors, whole: Sequence[Tensor]) -> Tensor:
+    """(computed_tokens, channels): the regions' tokens of every row's (tokens, channels)."""
+    packed = torch.cat(list(whole))
+    return packed if assembly.computed is None else packed.index_select(0, assembly.computed)
+
+
+def _completed(
+    family: ModelFamily,
+    assembly: BatchTensors,
+    index: int,
+    computed: Tensor,
+    track: SamplerTable,
+    *,
+    level: int,
+) -> Tensor:
+    """A row's whole latent, (tokens, channels), from what was computed of it.
+
+    `computed` is (computed, channels), the tokens of its region; `level` is the one of `track` that they are at.
+    """
+    region, conditioning = assembly.regions[index], assembly.conditioning[index]
+    generated = "image_latents" not in conditioning
+    if generated or (region is None and not family.network.blends):
+        return computed
+    outside = track.noised(conditioning["image_latents"], conditioning["noise"], level)
+    latent = computed
+    if region is not None:
+        latent = outside.clone() if family.network.blends else outside
+        latent[region] = computed
+    return blend(latent, outside, conditioning["mask"]) if family.network.blends else latent
+
+
+def blend(latent: Tensor, outside: Tensor, mask: Tensor) -> Tensor:
+    """Put the noised picture where the mask is 0, as inpainting pipelines of diffusers do after each step.
+
+    All are (tokens, channels): the result of the step, the picture at its noise level, and 1 where it is repainted.
+    """
+    return (1 - mask) * outside + mask * latent
+
+
+def _scattered(memory: Tensor | None, region: Tensor | None, tokens: int) -> Tensor | None:
+    """(states, computed, channels) at the places of a region, 0 elsewhere."""
+    if memory is None or region is None:
+        return memory
+    return memory.new_zeros(len(memory), tokens, memory.shape[2]).index_copy_(1, region, memory)
+
+
+def _guided(network: Network, assembly: BatchTensors, outputs: Tensor) -> Tensor:
+    """The rows' outputs, (computed_tokens, channels), from those of all sequences: guidance included."""
+    guided = assembly.guided
+    if guided is None:
+        return outputs
+    positive, negative = torch.split(outputs, [len(outputs) - len(guided.computed), len(guided.computed)])
+    combined = network.guided(positive.index_select(0, guided.computed), negative, guided.scale)
+    return positive.index_copy(0, guided.computed, combined)
+
+
+# A step in which some rows, or all, are not computed: their outputs are extrapolated. Pure.
+
+
+T = TypeVar("T")
+
+
+class ExtrapolationSplit(NamedTuple):
+    """The rows of a step, by their places in it."""
+
+    computed: tuple[int, ...]
+    others: tuple[int, ...]
+    known: tuple[TaylorExpansion, ...]
+    """What the outputs of the others are extrapolated from, in their order."""
+
+    def of(self, rows: Sequence[T]) -> tuple[tuple[T, ...], tuple[T, ...]]:
+        """Return what is computed, and the others."""
+        computed, others = (tuple(rows[index] for index in of) for of in (self.computed, self.others))
+        return computed, others
+
+    def joined(self, computed: Sequence[T], others: Sequence[T]) -> tuple[T, ...]:
+        """The inverse of :meth:`of`."""
+        found = dict(zip((*self.computed, *self.others), (*computed, *others), strict=True))
+        return tuple(found[index] for index in range(len(found)))
+
+
+def split_rows(rows: Sequence[Row], *, learns: bool) -> ExtrapolationSplit:
+    """Return which of the rows are computed; for `learns` see :func:`extrapolated`."""
+    known = [extrapolated(row, learns=learns) for row in rows]
+    return ExtrapolationSplit(
+        tuple(index for index, each in enumerate(known) if each is None),
+        tuple(index for index, each in enumerate(known) if each is not None),
+        tuple(each for each in known if each is not None),
+    )
+
+
+def join_outputs(division: ExtrapolationSplit, computed: StepOutput | None, others: StepOutput) -> StepOutput:
+    """Return what both parts of a step have come to; None where nothing is computed."""
+    made = StepOutput((), (), (), (), (), ()) if computed is None else computed
+    return StepOutput(
+        division.joined(made.latents, others.latents),
+        division.joined(made.clean, others.clean),
+        division.joined(made.memory, others.memory),
+        division.joined(made.generators, others.generators),
+        division.joined(made.cached, others.cached),
+        division.joined(made.skipped, others.skipped),
+    )
+
+
+def spread_plan(division: ExtrapolationSplit, plan: StepPlan | None) -> StepPlan:
+    """The plan of the rows that are computed, None where none is, with the others, which take and show nothing."""
+    if plan is None:
+        count = len(division.others)
+        return StepPlan((), StepWork(calls=0), None, ((),) * count, (None,) * count)
+    others = division.others
+    return replace(
+        plan,
+        learning=division.joined(plan.learning, [()] * len(others)),
+        recording=division.joined(plan.recording, [None] * len(others)),
+    )

@@ -1,1 +1,0 @@
-"""Flux checkpoints: Flux text-to-image models as inpainting, and Flux Fill."""

@@ -1,0 +1,166 @@
+"""What a leader has put into shared memory, and what each of its ranks has been told of it."""
+
+from __future__ import annotations
+
+import pickle
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import NamedTuple
+
+from torch import Tensor
+
+from giornata_denoiser.pool.messages import (
+    ForgetResources,
+    MapSlab,
+    Order,
+    OrderedRow,
+    PutRow,
+    PutSharedObject,
+)
+from giornata_denoiser.pool.shared_memory import Arena, ObjectPacker, PackedObject, StateRing, bare, kept_of
+from giornata_denoiser.rows.row import Row
+
+
+@dataclass(eq=False)
+class RankKnowledge:
+    """What one rank process knows, by number."""
+
+    slabs: set[int] = field(default_factory=set)
+    kept: set[int] = field(default_factory=set)
+    rows: set[int] = field(default_factory=set)
+
+
+class RankMessage(NamedTuple):
+    """A message to a rank, and the file that goes with it."""
+
+    data: bytes
+    files: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class SharedRow:
+    """A row in shared memory."""
+
+    number: int
+    packed: PackedObject
+    ring: StateRing
+    memory: Tensor
+    """(bytes,) uint8: its states."""
+    slab: int
+
+
+class SharedRowStore:
+    """Numbers rows and what they share, and says what a rank has to be told before an order. One thread uses it.
+
+    Args:
+        arena: where tensors are put, unless they lie there already.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena, self._writer = arena, ObjectPacker(arena)
+        self._numbers = count(1)
+        self._kept: dict[int, tuple[int, PackedObject]] = {}
+        """Number and content of kept objects, by identity."""
+        self._by_number: dict[int, PackedObject] = {}
+        self._gone: deque[tuple[int, int]] = deque()
+        """Identity and number of kept objects that nothing refers to any more."""
+        self._untold: list[int] = []
+
+    def put(self, row: Row) -> tuple[SharedRow, Row]:
+        """Put `row` into shared memory; returns it as the leader holds it, its state being in the slab.
+
+        Raises:
+            OSError: there is not so much memory.
+        """
+        ring = StateRing.of(row)
+        memory = self._arena.allocated(ring.size_bytes)
+        ring.write(memory, row)
+        held = ring.read(memory, row, row.step)
+        numbers = {id(each): self._keep(each) for each in kept_of(bare(held))}
+        packed = self._writer.packed(bare(held), numbers)
+        place = self._arena.place_of(memory)
+        if place is None:
+            raise ValueError("a row's states are not in shared memory")
+        return SharedRow(next(self._numbers), packed, ring, memory, place.slab), held
+
+    def ordered(self, row: Row, shared: SharedRow, step: int, *, fresh: bool, plain: bool) -> OrderedRow:
+        """`row` as an order of the step after so many names it."""
+        known = tuple(self._keep(each) for each in row.corrections or ()) if fresh else ()
+        return OrderedRow(shared.number, step, fresh, known or None, plain, row.records is not None)
+
+    def parcels(
+        self, told: RankKnowledge, rows: Sequence[tuple[SharedRow, OrderedRow]]
+    ) -> Iterator[RankMessage]:
+        """Return what a rank has to be told before a step of `rows`."""
+        for shared, ordered in rows:
+            for number in ordered.corrections or ():
+                yield from self._kept_parcels(told, number)
+            if shared.number in told.rows:
+                continue
+            for each in shared.packed.kept:
+                yield from self._kept_parcels(told, self._kept[id(each)][0])
+            yield from self._slabs(told, shared.packed.slabs | {shared.slab})
+            told.rows.add(shared.number)
+            yield parcel(PutRow(shared.number, shared.packed.data, shared.slab, shared.ring))
+
+    def forgotten(self, told: Sequence[RankKnowledge], rows: Sequence[int]) -> Iterator[RankMessage | None]:
+        """By rank: what it is to forget, `rows` and all that has gone meanwhile; None where it knows nothing of it."""
+        self._collect()
+        kept, self._untold = self._untold, []
+        slabs = self._arena.gone()
+        for each in told:
+            mine = ForgetResources(
+                tuple(each.rows.intersection(rows)),
+                tuple(each.kept.intersection(kept)),
+                tuple(each.slabs.intersection(slabs)),
+            )
+            each.rows.difference_update(mine.rows)
+            each.kept.difference_update(mine.kept)
+            each.slabs.difference_update(mine.slabs)
+            yield parcel(mine) if mine != ForgetResources() else None
+
+    def _collect(self) -> None:
+        while self._gone:
+            identity, number = self._gone.popleft()
+            if self._kept.get(identity, (0,))[0] == number:
+                del self._kept[identity]
+            self._by_number.pop(number, None)
+            self._untold.append(number)
+
+    def _keep(self, thing: object) -> int:
+        self._collect()
+        found = self._kept.get(id(thing))
+        if found is not None:
+            return found[0]
+        number = next(self._numbers)
+        packed = self._writer.packed(thing, {})
+        self._kept[id(thing)] = number, packed
+        self._by_number[number] = packed
+        weakref.finalize(thing, self._gone.append, (id(thing), number))
+        return number
+
+    def _kept_parcels(self, told: RankKnowledge, number: int) -> Iterator[RankMessage]:
+        if number not in told.kept:
+            packed = self._by_number[number]
+            yield from self._slabs(told, packed.slabs)
+            told.kept.add(number)
+            yield parcel(PutSharedObject(number, packed.data))
+
+    def _slabs(self, told: RankKnowledge, numbers: frozenset[int]) -> Iterator[RankMessage]:
+        for number in sorted(numbers - told.slabs):
+            slab = self._arena.slab(number)
+            told.slabs.add(number)
+            yield parcel(MapSlab(number, slab.size_bytes), slab.descriptor)
+
+
+def parcel(order: Order, *files: int) -> RankMessage:
+    """`order` as it travels to a rank."""
+    return RankMessage(pickle.dumps(order), files)
+
+
+def plain(row: Row) -> Row:
+    """`row` without a template, and without what its steps in full would leave."""
+    return replace(row, template=None, renewed_every=0, records=None)

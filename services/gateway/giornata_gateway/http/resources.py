@@ -1,0 +1,339 @@
+"""``/v1/masks``, ``/v1/templates``, ``/v1/webhooks`` and ``/v1/loras``."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Final, TypeVar
+
+from aiohttp import BodyPartReader, hdrs, web
+
+from giornata.deadlines import Deadline
+from giornata.lora_transfer import LoraUpload, open_upload
+from giornata.wire.errors import BadRequest, InvalidField, PayloadTooLarge, RequestTimeout
+from giornata.wire.loras import PIECE_BYTES, LoraRecord
+from giornata.wire.requests import asked
+from giornata_gateway.gateway import Gateway
+from giornata_gateway.http.body import JSON_COPIES, room, send
+from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
+from giornata_gateway.http.requests import base_path, check_query, number_of, page_of
+from giornata_gateway.http.uploads import (
+    BUFFER_BYTES,
+    LATE,
+    MALFORMED,
+    NAME_CHARACTERS,
+    ReceiveTimeout,
+    check_plain,
+    malformed,
+    multipart,
+    read_upload,
+    too_large,
+)
+from giornata_gateway.intake.rules.forms import (
+    LoraForm,
+    MaskFormat,
+    check_no_key,
+    once_each,
+    read_mask_form,
+    read_template_form,
+)
+from giornata_gateway.intake.rules.idempotency import HEADER
+from giornata_gateway.jobs.masks import StandaloneMask
+from giornata_gateway.views.resources import (
+    LoraDeleted,
+    TemplateDeleted,
+    WebhookDeleted,
+    WebhookSecret,
+    lora_list,
+    lora_view,
+    mask_answer,
+    template_list,
+    template_view,
+    webhook_list,
+    webhook_view,
+)
+
+# ``/v1/masks``: what words name in a picture, before or without an edit.
+
+
+async def make_mask(request: web.Request) -> web.StreamResponse:
+    """Find what words name, and answer with the masks. It counts as a picture, and nothing of it is kept."""
+    gateway, tenant = request.app[GATEWAY], request[TENANT]
+    check_no_key(request.headers, HEADER)
+    gateway.places.check(tenant)
+    gateway.quotas.check(tenant)
+    deadline = Deadline.after_ms(gateway.config.budget_s * 1000)
+    async with AsyncExitStack() as held:
+        with gateway.uploads.growing(tenant) as grow:
+            upload = await read_upload(request, grow)
+            form = read_mask_form(upload, request.headers.get("Accept", ""))
+            shown = await held.enter_async_context(gateway.shown(tenant, form, upload.picture, deadline))
+            del upload
+        return await _answer(request, gateway, shown, form.response_format)
+
+
+async def _answer(
+    request: web.Request, gateway: Gateway, shown: StandaloneMask, form: MaskFormat
+) -> web.StreamResponse:
+    reply, whole = shown.reply, form is MaskFormat.IMAGE
+    refs = [reply.mask] if whole else shown.pictures
+    size_bytes = sum(ref.size_bytes for ref in refs)
+    async with room(request, size_bytes * (1 if whole else JSON_COPIES)):
+        pngs = {ref.key: await gateway.blobs.get(ref) for ref in refs}
+        if whole:
+            return await send(request, pngs[reply.mask.key], "image/png", {})
+        now = int(time.time())
+        body = await asyncio.to_thread(lambda: mask_answer(reply, pngs, now).model_dump_json().encode())
+        pngs.clear()
+        return await send(request, body, "application/json", {})
+
+
+# ``/v1/templates``: pictures that are registered once and edited often.
+
+
+MAX_WAIT_MS: Final = 60_000
+
+
+async def register_template(request: web.Request) -> web.Response:
+    """Register a template: 202 with its state and its Location, once a worker records it."""
+    gateway, tenant = request.app[GATEWAY], request[TENANT]
+    gateway.places.check(tenant)
+    gateway.quotas.check(tenant)
+    with gateway.uploads.growing(tenant) as grow:
+        upload = await read_upload(request, grow)
+        form = read_template_form(upload)
+        budget_s = gateway.config.budget_s
+        with gateway.stay(tenant, 1, f"registration_{secrets.token_urlsafe(9)}", budget_s):
+            deadline = Deadline.after_ms(budget_s * 1000)
+            record = await gateway.registration.register(tenant.name, upload.picture, form, deadline)
+    location = f"{base_path(request)}/v1/templates/{record.template_id}"
+    return json_answer(template_view(record), status=202, headers={"Location": location})
+
+
+async def template_status(request: web.Request) -> web.Response:
+    """How far a template is; with `wait_ms`, once it is recorded or could not be, at the latest after that time."""
+    gateway, tenant, name = request.app[GATEWAY], request[TENANT], request.match_info["template_id"]
+    check_query(request.query, "wait_ms")
+    wait_ms = number_of(request.query, "wait_ms", 0, MAX_WAIT_MS)
+    record = None
+    if wait_ms:
+        async with gateway.watchers.lent(tenant):
+            settled = gateway.registration.settled(tenant.name, name, Deadline.after_ms(wait_ms))
+            record = await gateway.departure.before(settled)
+    return json_answer(template_view(record or await gateway.registration.get(tenant.name, name)))
+
+
+async def list_templates(request: web.Request) -> web.Response:
+    """The tenant's templates, page by page, the newest first."""
+    limit, after = page_of(request.query)
+    records = await request.app[GATEWAY].registration.of(request[TENANT].name)
+    return json_answer(template_list(records, limit, after))
+
+
+async def delete_template(request: web.Request) -> web.Response:
+    """Forget a template, its picture and its recording."""
+    name = request.match_info["template_id"]
+    await request.app[GATEWAY].registration.delete(request[TENANT].name, name)
+    return json_answer(TemplateDeleted(id=name))
+
+
+# ``/v1/webhooks``: those that were not taken yet, or were given up, and the secret that signs them.
+
+
+async def list_webhooks(request: web.Request) -> web.Response:
+    """The tenant's webhooks that were not taken yet, page by page, the newest first."""
+    limit, after = page_of(request.query)
+    hooks = await request.app[GATEWAY].webhooks.of(request[TENANT].name)
+    return json_answer(webhook_list(hooks, limit, after))
+
+
+async def retry_webhook(request: web.Request) -> web.Response:
+    """Send a webhook that was given up again; another one stays as it is."""
+    job_id = request.match_info["job_id"]
+    return json_answer(webhook_view(await request.app[GATEWAY].webhooks.again(request[TENANT].name, job_id)))
+
+
+async def delete_webhook(request: web.Request) -> web.Response:
+    """Send a webhook no more."""
+    job_id = request.match_info["job_id"]
+    await request.app[GATEWAY].webhooks.forget(request[TENANT].name, job_id)
+    return json_answer(WebhookDeleted(id=job_id))
+
+
+async def webhook_secret(request: web.Request) -> web.Response:
+    """The secret by which the tenant's receivers know that a webhook is ours."""
+    return json_answer(WebhookSecret(secret=request.app[GATEWAY].webhooks.secret(request[TENANT].name)))
+
+
+# A LoRA's file on its way through the gateway, which never holds more than a few pieces of it.
+
+
+FILE: Final = "file"
+"""Name of the part with the file."""
+CHUNK_BYTES: Final = 64 << 10
+MAX_NAME: Final = 200
+
+T = TypeVar("T")
+
+
+@dataclass
+class _LoraUploadParts:
+    """What has come of a form."""
+
+    fields: list[tuple[str, str]] = field(default_factory=list)
+    upload: LoraUpload | None = None
+    filename: str | None = None
+
+
+async def receive_lora(request: web.Request) -> LoraRecord:
+    """Send the file of a request on to the LoRA store, piece by piece; the LoRA that it becomes.
+
+    Raises:
+        RequestTimeout: the client is too slow in sending it.
+        BadRequest: it is not multipart/form-data, not well-formed, or ends early.
+        InvalidField, UnknownField: a field is at fault, or the file is missing or given twice.
+        ModelNotFound: no running worker serves the model.
+        LoraUnreadable, LoraNotSupported, LoraTooLarge, LoraStoreFull: what the LoRA store says of the file.
+    """
+    gateway, tenant = request.app[GATEWAY], request[TENANT].name
+    config = gateway.config
+    if request.content_type != "multipart/form-data":
+        sent = request.headers.get("Content-Type", "no Content-Type")
+        raise BadRequest("The body is not a form with a file.", received=sent, accepted="multipart/form-data")
+    check_plain(request)
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(config.lora_receive_s) as limit:
+                parts = await _read(request, ReceiveTimeout(config, limit), stack)
+        except TimeoutError as error:
+            accepted = (
+                f"{config.lora_receive_s:g} s, and at least {config.receive_bytes_per_s} bytes a second"
+            )
+            raise RequestTimeout(LATE, accepted=accepted) from error
+        form = asked(LoraForm, once_each(parts.fields))
+        if parts.upload is None:
+            raise InvalidField("The file is missing.", field=FILE, accepted="one file of safetensors")
+        model = gateway.loras.model(form.model)
+        return await parts.upload.finish(tenant, model, form.name or _stem(parts.filename))
+
+
+async def _read(request: web.Request, pace: ReceiveTimeout, stack: AsyncExitStack) -> _LoraUploadParts:
+    """The fields, and the upload, which `stack` drops where something fails."""
+    config, parts = request.app[GATEWAY].config, _LoraUploadParts()
+    try:
+        reader = multipart(request)
+    except MALFORMED as error:
+        raise malformed(str(error)) from error
+    while (part := await _well_formed(reader.next())) is not None:
+        if not isinstance(part, BodyPartReader) or not part.name or len(part.name) > NAME_CHARACTERS:
+            raise malformed("a part without a name, or with too long a one")
+        if len(parts.fields) >= config.max_parts:
+            raise PayloadTooLarge("The request has too many parts.", accepted=f"{config.max_parts} parts")
+        if part.name == FILE:
+            await _forward(request, part, parts, pace, stack)
+        else:
+            parts.fields.append((part.name, await _text(part, config.max_field_bytes, pace)))
+    return parts
+
+
+async def _forward(
+    request: web.Request,
+    part: BodyPartReader,
+    parts: _LoraUploadParts,
+    pace: ReceiveTimeout,
+    stack: AsyncExitStack,
+) -> None:
+    if parts.upload is not None:
+        raise InvalidField("A LoRA is exactly one file.", field=FILE, received="several", accepted="one file")
+    sent = open_upload(request.app[GATEWAY].bus, request[TENANT].name)
+    with pace.elsewhere():
+        parts.upload, parts.filename = await stack.enter_async_context(sent), part.filename
+    while chunk := await _well_formed(part.read_chunk(CHUNK_BYTES)):
+        pace.come(len(chunk))
+        with pace.elsewhere():
+            await parts.upload.write(chunk)
+
+
+async def _text(part: BodyPartReader, limit: int, pace: ReceiveTimeout) -> str:
+    data = bytearray()
+    while chunk := await _well_formed(part.read_chunk(CHUNK_BYTES)):
+        pace.come(len(chunk))
+        data += chunk
+        if len(data) > limit:
+            raise too_large(f"The part {part.name}", limit, part.name)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidField("A field is not UTF-8.", field=part.name, received=f"{len(data)} bytes") from error
+
+
+async def _well_formed(reading: Awaitable[T]) -> T:
+    try:
+        return await reading
+    except MALFORMED as error:
+        raise malformed(str(error)) from error
+
+
+def _stem(filename: str | None) -> str | None:
+    """A name for a file whose sender gives none, of its printable characters."""
+    stem = PurePosixPath((filename or "").replace("\\", "/")).stem
+    return "".join(character for character in stem if character.isprintable())[:MAX_NAME] or None
+
+
+# ``/v1/loras``: adapters that are uploaded once and named by edits.
+
+
+HELD_BYTES: Final = BUFFER_BYTES + 3 * PIECE_BYTES
+"""What an upload holds: a piece that fills, one on its way, and its message."""
+
+
+async def upload_lora(request: web.Request) -> web.Response:
+    """Take a LoRA: 202 with its state and its Location, once its file is whole and its header accepted."""
+    gateway, tenant = request.app[GATEWAY], request[TENANT]
+    gateway.places.check(tenant)
+    with gateway.uploads.growing(tenant) as grow:
+        async with grow.receiving():
+            grow(HELD_BYTES)
+            await gateway.loras.check_room(tenant.name)
+            record = await receive_lora(request)
+    location = f"{base_path(request)}/v1/loras/{record.lora_id}"
+    return json_answer(lora_view(record), status=202, headers={"Location": location})
+
+
+async def lora_status(request: web.Request) -> web.Response:
+    """Return how far a LoRA is; with `wait_ms`, once it is ready or has failed, at the latest after that time."""
+    gateway, tenant, name = request.app[GATEWAY], request[TENANT], request.match_info["lora_id"]
+    check_query(request.query, "wait_ms")
+    wait_ms = number_of(request.query, "wait_ms", 0, MAX_WAIT_MS)
+    record = None
+    if wait_ms:
+        async with gateway.watchers.lent(tenant):
+            settled = gateway.loras.settled(tenant.name, name, Deadline.after_ms(wait_ms))
+            record = await gateway.departure.before(settled)
+    return json_answer(lora_view(record or await gateway.loras.get(tenant.name, name)))
+
+
+async def list_loras(request: web.Request) -> web.Response:
+    """The LoRAs that the tenant may use, page by page, the newest first."""
+    limit, after = page_of(request.query)
+    records = await request.app[GATEWAY].loras.of(request[TENANT].name)
+    return json_answer(lora_list(records, limit, after))
+
+
+async def pin_lora(request: web.Request) -> web.Response:
+    """Have every host keep a LoRA of the tenant's own: PUT; DELETE no longer."""
+    name, pinned = request.match_info["lora_id"], request.method == hdrs.METH_PUT
+    record = await request.app[GATEWAY].loras.pin(request[TENANT].name, name, pinned=pinned)
+    return json_answer(lora_view(record))
+
+
+async def delete_lora(request: web.Request) -> web.Response:
+    """Forget a LoRA of the tenant's own."""
+    name = request.match_info["lora_id"]
+    await request.app[GATEWAY].loras.delete(request[TENANT].name, name)
+    return json_answer(LoraDeleted(id=name))

@@ -1,0 +1,198 @@
+"""Files that come in pieces and go out in pieces, and what becomes of a whole one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from giornata.records import LoraRecords
+from giornata.wire import loras
+from giornata.wire.errors import LoraNotFound
+from giornata.wire.loras import (
+    BeginUpload,
+    DropUpload,
+    FileChunk,
+    FinishUpload,
+    KeepUpload,
+    LoraRecord,
+    LoraState,
+    ProfiledLora,
+    ReadFile,
+    RemoveLora,
+    StoredFile,
+    UploadChunk,
+    UploadProgress,
+)
+from giornata_lora_store.files import LoraFiles, TenantStorageQuotas
+from giornata_lora_store.header_reader import LoraHeaderInspector
+from giornata_lora_store.rules.headers import check_share, with_share
+
+TOLD_S: Final = 2.0
+"""How often the record of an upload tells what has come; the file itself is the truth."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class LoraStoreEndpoints:
+    """The endpoints of a store.
+
+    Every question may be asked twice, and pieces of one upload may go to different instances.
+    """
+
+    records: LoraRecords
+    files: LoraFiles
+    inspection: LoraHeaderInspector
+    shares: TenantStorageQuotas
+    validate: Callable[[LoraRecord], None]
+    """Is told of every LoRA that is to be validated."""
+    uploads: int = 0
+    finished: int = 0
+    read_bytes: int = 0
+    _told_s: dict[str, float] = field(default_factory=dict)
+    """When the record of an upload was written here last, on the monotonic clock."""
+
+    async def begin(self, request: BeginUpload) -> UploadProgress:
+        """Make an upload."""
+        if request.tenant is not None:
+            await self.shares.measure()
+            await self.shares.check(request.tenant, request.upload_id, 1)
+        size_bytes = await asyncio.to_thread(self.files.begin, request.upload_id)
+        if request.tenant is not None:
+            now_s = int(time.time())
+            await self.records.create(
+                LoraRecord(
+                    lora_id=request.upload_id,
+                    tenant=request.tenant,
+                    created_s=now_s,
+                    state=LoraState.UPLOADING,
+                    received_bytes=size_bytes,
+                    worked_s=now_s,
+                )
+            )
+        self.uploads += 1
+        return UploadProgress(size_bytes=size_bytes, limit_bytes=self.files.file_bytes)
+
+    async def piece(self, request: UploadChunk) -> UploadProgress:
+        """Keep a piece, then acknowledge it."""
+        if request.tenant is not None:
+            await self.shares.check(request.tenant, request.upload_id, request.offset + len(request.data))
+        size_bytes = await asyncio.to_thread(
+            self.files.write, request.upload_id, request.offset, request.data
+        )
+        if request.tenant is not None:
+            await self._tell(request.tenant, request.upload_id, size_bytes)
+        return UploadProgress(size_bytes=size_bytes, limit_bytes=self.files.file_bytes)
+
+    async def finish(self, request: FinishUpload) -> LoraRecord:
+        """Make a LoRA of an upload; the same file of the same tenant and model is the same LoRA.
+
+        Raises:
+            LoraUnreadable, LoraNotSupported, LoraTooLarge: by its header; the upload stays until it is dropped.
+            LoraNotFound, InvalidField: as :meth:`LoraFiles.whole`.
+        """
+        path = await asyncio.to_thread(self.files.whole, request.upload_id, request.file)
+        found = await asyncio.to_thread(self.inspection.inspect, path)
+        await asyncio.to_thread(self.files.keep, path, request.file)
+        record = LoraRecord(
+            lora_id=loras.lora_id(request.tenant, request.model, request.file.sha256),
+            tenant=request.tenant,
+            created_s=int(time.time()),
+            state=LoraState.VALIDATING,
+            model=request.model,
+            name=request.name,
+            received_bytes=request.file.size_bytes,
+            source=request.file,
+            style=found.style,
+            rank=found.rank,
+        )
+        self.shares.note(record)
+        kept = await self.begun(record)
+        await self._forget_upload(request.tenant, request.upload_id)
+        self.finished += 1
+        log.info("lora_uploaded", lora=kept.lora_id, tenant=kept.tenant, state=kept.state)
+        return kept
+
+    async def begun(self, record: LoraRecord) -> LoraRecord:
+        """The LoRA that `record` is, new or known. One that had failed is validated again."""
+        if await self.records.create(record):
+            kept = record
+        else:
+            kept = await self.records.change(
+                record.tenant, record.lora_id, lambda known: _again(known, record)
+            )
+        if kept.state is LoraState.VALIDATING:
+            self.validate(kept)
+        return kept
+
+    async def keep(self, request: KeepUpload) -> StoredFile:
+        """Keep a whole file by its digest."""
+        path = await asyncio.to_thread(self.files.whole, request.upload_id, request.file)
+        await asyncio.to_thread(self.files.keep, path, request.file)
+        return request.file
+
+    async def drop(self, request: DropUpload) -> UploadProgress:
+        """Forget an upload that will not go on."""
+        await asyncio.to_thread(self.files.drop, request.upload_id)
+        if request.tenant is not None:
+            await self._forget_upload(request.tenant, request.upload_id)
+        return UploadProgress(size_bytes=0, limit_bytes=self.files.file_bytes)
+
+    async def read(self, request: ReadFile) -> FileChunk:
+        """Give bytes of a file out."""
+        data = await asyncio.to_thread(self.files.read, request.sha256, request.offset, request.size_bytes)
+        self.read_bytes += len(data)
+        return FileChunk(data=data)
+
+    async def remove(self, request: RemoveLora) -> LoraRecord:
+        """Forget a LoRA, or an upload. Its files stay for edits that have begun, and are swept later."""
+        record = await self.records.get(request.tenant, request.lora_id)
+        self.shares.note(record)
+        await self.records.delete(record)
+        if record.state is LoraState.UPLOADING:
+            await asyncio.to_thread(self.files.drop, record.lora_id)
+        log.info("lora_removed", lora=record.lora_id, tenant=record.tenant)
+        return record
+
+    async def profiled(self, request: ProfiledLora) -> LoraRecord:
+        """Note how late a LoRA may join; the same may be told twice. What was deleted meanwhile stays deleted.
+
+        Raises:
+            LoraNotFound: there is no such LoRA any more.
+            LoraMismatch: its pictures were of another file or checkpoint than it is now.
+            InvalidField: that is no share of the steps.
+        """
+        check_share(request.joins_within)
+        record = await self.records.change(
+            request.tenant, request.lora_id, lambda known: with_share(known, request)
+        )
+        log.info("lora_profiled", lora=record.lora_id, joins_within=record.joins_within)
+        return record
+
+    async def _tell(self, tenant: str, upload_id: str, size_bytes: int) -> None:
+        now = time.monotonic()
+        if now - self._told_s.setdefault(upload_id, now) < TOLD_S:
+            return
+        self._told_s[upload_id] = now
+        news = {"received_bytes": size_bytes, "worked_s": int(time.time())}
+        await self.records.change(tenant, upload_id, lambda record: record.model_copy(update=news))
+
+    async def _forget_upload(self, tenant: str, upload_id: str) -> None:
+        self._told_s.pop(upload_id, None)
+        with suppress(LoraNotFound):
+            record = await self.records.get(tenant, upload_id)
+            if record.state is LoraState.UPLOADING:
+                await self.records.delete(record)
+
+
+def _again(known: LoraRecord, record: LoraRecord) -> LoraRecord | None:
+    """Return what a LoRA becomes when its file is sent once more."""
+    if known.state is not LoraState.FAILED:
+        return None
+    return record.model_copy(update={"created_s": known.created_s})

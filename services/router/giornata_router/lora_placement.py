@@ -1,0 +1,164 @@
+"""The planner's desk: what hosts hold and jobs use goes in, wanted sets go to stores and workers.
+
+Plans are made in a thread. A wanted set is written when it has changed, under a revision of the lease's epoch and a
+number, so that a store tells a late plan of an earlier router from a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Final
+
+import nats.errors
+import structlog
+from nats.js.errors import APIError
+
+from giornata.bus.bus import Bus
+from giornata.deadlines import Deadline, heed_cancel
+from giornata.records import BucketMirror, LoraRecords
+from giornata.residency.host_tiers import HostTiers
+from giornata.residency.plans.planner import PLANNERS, ResidencyPlanName
+from giornata.residency.plans.use_based import ResidencySnapshot, TierKind, Wanted
+from giornata.residency.popularity import AdapterUsage
+from giornata.scheduling.placement import Placement
+from giornata.wire import codec, stores, subjects
+from giornata.wire.errors import GiornataError
+from giornata.wire.loras import (
+    MESSAGE_BYTES,
+    MOST_WANTED,
+    LoraRecord,
+    StoredFile,
+    TierSnapshot,
+    TierSnapshotRequest,
+    WantedFiles,
+    packed,
+)
+from giornata.wire.messages import LoadLoras
+from giornata.wire.workers import ServiceName, ServiceState
+from giornata_router.config import RouterConfig
+from giornata_router.leadership import Leadership
+from giornata_router.rules.lora_planning import LoraCatalogue, observed
+
+LOOK_S: Final = 0.25
+"""How often gaps in what is known of the host tiers are looked for."""
+SNAPSHOT_MS: Final = 5_000
+AT_ONCE: Final = 32
+"""Most LoRAs that a worker is told to load at a time."""
+
+log = structlog.get_logger(__name__)
+
+
+class LoraPlacementPlanner:
+    """What the active router plans; a standby only listens."""
+
+    def __init__(self, bus: Bus, placement: Placement, config: RouterConfig) -> None:
+        self._bus, self._placement, self._config = bus, placement, config
+        self._tiers = HostTiers()
+        placement.hosts(self._tiers)
+        self._planner = PLANNERS.get(config.placement)
+        self._plan = self._planner and self._planner.make(config.placement_seed)
+        self._uses = AdapterUsage(self._planner.half_life_s) if self._planner else AdapterUsage()
+        self._period_s = config.placement_s or (self._planner.period_s if self._planner else 0.0)
+        self._written: dict[str, frozenset[str]] = {}
+        self._number = 0
+        self._planned_s = -float("inf")
+
+    def observe(self, state: ServiceState) -> None:
+        """Take in telemetry of a LoRA store; that of others is passed over."""
+        if state.service is not ServiceName.LORA_STORE or state.host_tier is None:
+            return
+        if state.draining:
+            self._tiers.forget(state.instance)
+        else:
+            self._tiers.observe(state.instance, state.host_tier)
+
+    def look(self) -> None:
+        """Forget the tiers of stores that are silent."""
+        self._tiers.keep({state.instance for state in self._placement.fleet.all()})
+
+    def see(self, adapters: Iterable[str]) -> None:
+        """A job asks for these LoRAs, by digest of their canonical files."""
+        self._uses.see(adapters, time.monotonic())
+
+    async def run(self, leadership: Leadership) -> None:
+        """Ask for what was missed, and plan when it is time, for ever; nothing is written once the lease has ended."""
+        self._written, self._planned_s, mirror = {}, -float("inf"), None
+        while True:
+            heed_cancel()
+            try:
+                await self._ask_gaps()
+                if self._planner is None:
+                    await self._withdraw(leadership)
+                elif time.monotonic() - self._planned_s >= self._period_s and self._tiers_known():
+                    if mirror is None:
+                        mirror = BucketMirror((await LoraRecords.open(self._bus.jetstream)).bucket)
+                    await self._round(mirror, leadership)
+                    self._planned_s = time.monotonic()
+            except (nats.errors.Error, APIError, GiornataError) as error:
+                log.warning("not_planned", error=repr(error))
+            await asyncio.sleep(LOOK_S)  # the rate of plans, not a poll
+
+    def _tiers_known(self) -> bool:
+        """Return whether a plan has places: hosts, or workers where it fills them."""
+        return bool(self._tiers.names()) or self._config.placement is not ResidencyPlanName.USE
+
+    async def _ask_gaps(self) -> None:
+        for name, instance in self._tiers.gaps().items():
+            request = TierSnapshotRequest(remaining_ms=SNAPSHOT_MS)
+            try:
+                snapshot = await self._bus.call(
+                    subjects.tier(instance),
+                    request,
+                    TierSnapshot,
+                    Deadline.after_ms(SNAPSHOT_MS),
+                    limit_bytes=MESSAGE_BYTES,
+                )
+            except GiornataError as error:
+                log.info("tier_not_told", tier=name, instance=instance, error=str(error))
+                continue
+            self._tiers.snapshot(instance, snapshot)
+
+    async def _round(self, mirror: BucketMirror[LoraRecord], leadership: Leadership) -> None:
+        await mirror.refresh()
+        workers = [state for state in self._placement.fleet.all() if state.worker is not None]
+        seen = observed(
+            LoraCatalogue.of(mirror.all()), self._tiers, workers, self._placement.adapters, time.time()
+        )
+        plan, uses, now = self._plan, self._uses.copy(), time.monotonic()
+        if plan is None:
+            return
+        began_s = time.thread_time()
+        wanted = await asyncio.to_thread(plan, seen, uses, now)
+        log.debug("planned", places=len(wanted), own_s=time.thread_time() - began_s)
+        await self._tell(seen, wanted, leadership)
+
+    async def _tell(self, seen: ResidencySnapshot, wanted: Wanted, leadership: Leadership) -> None:
+        for place in seen.places:
+            digests = wanted.get(place.name)
+            if digests is None:
+                continue
+            if place.kind is TierKind.DEVICE:
+                lacking = [digest for digest in digests if digest not in place.held][:AT_ONCE]
+                if lacking:
+                    files = tuple(StoredFile(sha256=one, size_bytes=seen.sizes[one]) for one in lacking)
+                    message = LoadLoras(files=files, epoch=leadership.check())
+                    await self._bus.publish(subjects.worker(place.name, "load"), message)
+            elif frozenset(digests) != self._written.get(place.name):
+                await self._write(place.name, digests, leadership)
+
+    async def _write(self, tier: str, digests: tuple[str, ...], leadership: Leadership) -> None:
+        self._number += 1
+        told = WantedFiles(
+            epoch=leadership.check(), number=self._number, sha256s=packed(digests[:MOST_WANTED])
+        )
+        bucket = await self._bus.jetstream.key_value(stores.WANTED)
+        await bucket.put(stores.wanted_key(tier), codec.encode(told))
+        self._written[tier] = frozenset(digests)
+
+    async def _withdraw(self, leadership: Leadership) -> None:
+        """Without a plan: what an earlier router wanted is wanted no longer."""
+        for tier in self._tiers.names():
+            if tier not in self._written:
+                await self._write(tier, (), leadership)

@@ -1,0 +1,1 @@
+"""Observability: what one edit does in every service, as OpenTelemetry spans."""

@@ -1,0 +1,332 @@
+"""The compute set: which tokens of a picture an edit computes, and which a block does."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.packing import Layout, Segments, make_layout, to_device
+from giornata.wire.values import BlockMode, CellMap
+
+# The compute set: which tokens of a picture an edit computes, and which tokens of a batch a block computes.
+
+
+Rotary = tuple[Tensor, Tensor]
+"""Cosine and sine, (tokens, head_dim) float32 each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A partition of a picture's tokens, and of what lies behind them. Indices are int64, ascending, row-major."""
+
+    computed: Tensor
+    """(computed,): the compute set; at least one, but for a share of a picture."""
+    outside: Tensor
+    """(outside,): all others; as above."""
+    digest: bytes
+    """Equal for equal partitions: rows that share one share what they take from a recording."""
+    _twins: dict[torch.device, Region] = field(default_factory=dict, init=False, repr=False)
+
+    def on(self, device: torch.device) -> Region:
+        """The same region with its indices on `device`; copied there once."""
+        if self.computed.device == device:
+            return self
+        if device not in self._twins:
+            twin = Region(to_device(self.computed, device), to_device(self.outside, device), self.digest)
+            twin._twins[self.computed.device] = self  # nothing is copied back
+            self._twins[device] = twin
+        return self._twins[device]
+
+
+def with_companions(partition: Region, companions: int) -> Region:
+    """`partition` and so many tokens behind the picture's, which lie outside; itself where there are none."""
+    if not companions:
+        return partition
+    first = len(partition.computed) + len(partition.outside)
+    behind = torch.arange(first, first + companions, device=partition.outside.device)
+    return Region(partition.computed, torch.cat((partition.outside, behind)), partition.digest)
+
+
+def make_region(cells: Tensor) -> Region | None:
+    """The region of a compute set, (height, width) bool, on the CPU; None where it holds every token or none."""
+    flat = cells.cpu().flatten()
+    if bool(flat.all()) or not bool(flat.any()):
+        return None
+    digest = hashlib.blake2b(flat.numpy().tobytes(), digest_size=16).digest()
+    return Region(flat.nonzero().squeeze(1), (~flat).nonzero().squeeze(1), digest)
+
+
+def unite_regions(one: Region, other: Region) -> Region | None:
+    """The region that computes what either of two does, of one picture; None where that is all of it."""
+    cells = torch.zeros(len(one.computed) + len(one.outside), dtype=torch.bool)
+    cells[one.computed.cpu()] = True
+    cells[other.computed.cpu()] = True
+    return make_region(cells)
+
+
+def region_of(cells: CellMap) -> Region | None:
+    """:func:`region` of a compute set as an inspection carries it."""
+    packed = torch.frombuffer(bytearray(cells.bits), dtype=torch.uint8)
+    bits = packed.unsqueeze(1) >> torch.arange(7, -1, -1) & 1
+    return make_region(bits.flatten()[: cells.height * cells.width].bool())
+
+
+@dataclass(frozen=True, eq=False)
+class ComputeSet:
+    """The tokens that a block computes: all text tokens and, of each sequence, all image tokens or its region's."""
+
+    whole: tuple[bool, ...]
+    """Whether all image tokens are computed, by sequence."""
+    layout: Layout
+    image: Tensor
+    """(live_image_tokens,) int64: their positions in the image stream of all tokens."""
+    rotary: Rotary
+    """In the joint order of `layout`."""
+
+
+@dataclass(frozen=True, eq=False)
+class CachedTokenSegments:
+    """The outside tokens of some sequences, packed by sequence."""
+
+    segments: Segments
+    """One of each of these sequences."""
+    sequences: Tensor
+    """(sequences,) int64: which they are."""
+    rotary: Rotary
+
+
+@dataclass(frozen=True, eq=False)
+class UnpaddedBatch:
+    """A batch of which some prompts' padding is not computed."""
+
+    sequences: PackedBatch
+    text: Tensor
+    """(text_tokens,) int64: the positions of its text stream in that of all tokens."""
+
+
+@dataclass(frozen=True, eq=False)
+class PackedBatch:
+    """Where the tokens of a batch lie, and which of them are computed; packed by sequence.
+
+    A row is one sequence, or two with true classifier-free guidance.
+    """
+
+    layout: Layout
+    """Layout of all tokens, computed or not."""
+    rotary: Rotary
+    """Rotary embedding of all tokens, in joint order."""
+    regions: tuple[Region | None, ...]
+    """The part of each picture that is computed, by sequence; None for all of it. On the layout's device."""
+    padding: tuple[int, ...] = ()
+    """How many of each sequence's text tokens, the last ones, are padding of its prompt; empty for none of any."""
+    _live: dict[tuple[bool, ...], ComputeSet] = field(default_factory=dict, init=False)
+    _beyond: dict[tuple[int, ...], CachedTokenSegments] = field(default_factory=dict, init=False)
+    _unpadded: dict[tuple[int, ...], UnpaddedBatch] = field(default_factory=dict, init=False)
+
+    def without_padding(self, of: tuple[int, ...]) -> UnpaddedBatch:
+        """The batch without the padding of the sequences `of`, which have text beside it; kept with the batch."""
+        if of not in self._unpadded:
+            self._unpadded[of] = self._without_padding(of)
+        return self._unpadded[of]
+
+    def live(self, whole: tuple[bool, ...]) -> ComputeSet:
+        """The tokens of a block that computes all image tokens of the sequences in `whole`, the regions of others.
+
+        A sequence without a region is always whole. The result is kept with the batch.
+        """
+        whole = tuple(w or region is None for w, region in zip(whole, self.regions, strict=True))
+        if whole not in self._live:
+            self._live[whole] = self._selected(whole)
+        return self._live[whole]
+
+    def beyond(self, of: tuple[int, ...]) -> CachedTokenSegments:
+        """The outside tokens of the sequences `of`, which have regions; kept with the batch."""
+        if of not in self._beyond:
+            self._beyond[of] = self._outside(of)
+        return self._beyond[of]
+
+    def _without_padding(self, of: tuple[int, ...]) -> UnpaddedBatch:
+        full = self.layout
+        device = full.joint.device
+        lengths = list(full.text.lengths)
+        for sequence in of:
+            lengths[sequence] -= self.padding[sequence]
+        kept = [
+            torch.arange(start, start + length)
+            for (start, _), length in zip(full.text.bounds, lengths, strict=True)
+        ]
+        text = to_device(torch.cat(kept), device)
+        made = make_layout(lengths, full.image.lengths, device, empty=True)
+        joint = made.join(full.text_positions.index_select(0, text), full.image_positions)
+        return UnpaddedBatch(PackedBatch(made, self._rotary_at(joint), self.regions), text)
+
+    def _selected(self, whole: tuple[bool, ...]) -> ComputeSet:
+        full = self.layout
+        device = full.joint.device
+        if all(whole):
+            return ComputeSet(whole, full, torch.arange(sum(full.image.lengths), device=device), self.rotary)
+        tokens = torch.split(torch.arange(sum(full.image.lengths), device=device), list(full.image.lengths))
+        chosen = [
+            part if every or region is None else part.index_select(0, region.computed)
+            for part, every, region in zip(tokens, whole, self.regions, strict=True)
+        ]
+        made = make_layout(full.text.lengths, [len(picked) for picked in chosen], device, empty=True)
+        image = torch.cat(chosen)
+        joint = made.join(full.text_positions, full.image_positions.index_select(0, image))
+        return ComputeSet(whole, made, image, self._rotary_at(joint))
+
+    def _outside(self, of: tuple[int, ...]) -> CachedTokenSegments:
+        full = self.layout
+        tokens = torch.split(full.image_positions, list(full.image.lengths))
+        parts = []
+        for sequence in of:
+            region = self.regions[sequence]
+            if region is None:
+                raise ValueError(f"sequence {sequence} computes all of its tokens")
+            parts.append(tokens[sequence].index_select(0, region.outside))
+        lengths = tuple(len(part) for part in parts)
+        device = full.joint.device
+        return CachedTokenSegments(
+            Segments(lengths, device), to_device(torch.tensor(of), device), self._rotary_at(torch.cat(parts))
+        )
+
+    def _rotary_at(self, joint: Tensor) -> Rotary:
+        cosine, sine = self.rotary
+        return cosine.index_select(0, joint), sine.index_select(0, joint)
+
+
+# Which tokens the blocks of one forward compute, and what the others are where they are needed.
+#
+# A stream is (tokens, ...): tokens of any shape, in the order of `giornata.packed.packing`.
+
+
+LAST = -1
+"""No block: behind the last one."""
+
+
+class ComputeSetStream:
+    """The image stream's live tokens, from block to block.
+
+    Text is live in every block. A sequence that takes something computes its region alone, but for blocks in
+    `Mode.FULL`.
+    """
+
+    def __init__(self, sequences: PackedBatch, uses: Sequence[BlockInputs]) -> None:
+        self._sequences = sequences
+        self.taken = {s: use.taken for s, use in enumerate(uses) if use.taken is not None}
+        self.recorders = {s: use.recorder for s, use in enumerate(uses) if use.recorder is not None}
+        self._residuals = {s: use.residuals for s, use in enumerate(uses) if use.residuals is not None}
+        self.hidden: dict[int, Tensor] = {}
+        """By sequence: the present block's input of the outside tokens, (outside, ...), where it is needed."""
+        # A first block that needs the hidden state of outside tokens makes it from their latents.
+        self.now = self._where(lambda taken: taken.modes[0] is not BlockMode.KV)
+
+    def enter(self, block: int, image: Tensor) -> Tensor:
+        """The image stream as `block` computes it, (live_tokens, ...); recorders see it."""
+        if not self.taken and not self.recorders:
+            return image
+        spans = self.now.layout.image.bounds
+        self.hidden = {
+            sequence: self._outside_of(image[slice(*spans[sequence])], sequence, block)
+            for sequence, taken in self.taken.items()
+            if taken.modes[block] is BlockMode.HIDDEN
+        }
+        image = self._converted(image, self._in(block), block)
+        spans = self.now.layout.image.bounds
+        for sequence, recorder in self.recorders.items():
+            recorder.hidden(block, image[slice(*spans[sequence])].flatten(1))
+        return image
+
+    def enter_joint(self, block: int, joint: Tensor) -> Tensor:
+        """:meth:`enter` for the joint order."""
+        needed = any(taken.modes[block] is BlockMode.HIDDEN for taken in self.taken.values())
+        if not self.recorders and not needed and self._in(block) is self.now:
+            self.hidden = {}
+            return joint
+        text, image = self.now.layout.split(joint)
+        image = self.enter(block, image)
+        return self.now.layout.join(text, image)
+
+    def add(self, block: int, image: Tensor) -> Tensor:
+        """The image stream behind `block`, (live_tokens, channels), with what ControlNets add to it, in place."""
+        return self._added(block, image, self.now.layout.image.bounds)
+
+    def add_joint(self, block: int, joint: Tensor) -> Tensor:
+        """:meth:`add` for the joint order."""
+        return self._added(block, joint, _pictures(self.now.layout)) if self._residuals else joint
+
+    def leave(self, image: Tensor) -> Tensor:
+        """The regions' tokens of the image stream behind the last block."""
+        return self._converted(image, self._sequences.live((False,) * len(self._sequences.regions)), LAST)
+
+    def _added(self, block: int, stream: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
+        """`stream`, in which the live tokens of each sequence's picture lie at `spans`."""
+        for sequence, residuals in self._residuals.items():
+            sample, region = residuals.sample(block), self._sequences.regions[sequence]
+            if sample is None:
+                continue
+            part = stream[slice(*spans[sequence])]
+            if residuals.whole and self.now.whole[sequence]:
+                part[: len(sample)].add_(sample)  # companions lie behind the picture's tokens
+            elif region is None:
+                raise ValueError(f"sequence {sequence} has no region, and a residual of one")
+            elif residuals.whole:
+                part += sample.index_select(0, region.computed)
+            elif self.now.whole[sequence]:
+                part.index_add_(0, region.computed, sample)
+            else:
+                part += sample
+        return stream
+
+    def _in(self, block: int) -> ComputeSet:
+        return self._where(lambda taken: taken.modes[block] is BlockMode.FULL)
+
+    def _where(self, whole: Callable[[CachedTokens], bool]) -> ComputeSet:
+        count = len(self._sequences.regions)
+        return self._sequences.live(tuple(s not in self.taken or whole(self.taken[s]) for s in range(count)))
+
+    def _outside_of(self, image: Tensor, sequence: int, block: int) -> Tensor:
+        """The input of `block` at the outside tokens; `image` is what is live of the sequence."""
+        region = self._sequences.regions[sequence]
+        if region is None or not self.now.whole[sequence]:
+            return self._kept(sequence, block, image)
+        return image.index_select(0, region.outside)
+
+    def _kept(self, sequence: int, block: int, like: Tensor) -> Tensor:
+        """The outside tokens as the template had them, of the shape of the tokens `like`."""
+        kept = self.taken[sequence].source.hidden(block)
+        return kept.view(len(kept), *like.shape[1:])
+
+    def _converted(self, image: Tensor, wanted: ComputeSet, block: int) -> Tensor:
+        """The image stream with the tokens of `wanted`, which are live from now on.
+
+        Tokens that join are those of the input of `block`, as the template had them.
+        """
+        before, self.now = self.now, wanted
+        if before is wanted:
+            return image
+        parts = list(torch.split(image, list(before.layout.image.lengths)))
+        for sequence, region in enumerate(self._sequences.regions):
+            had, want = before.whole[sequence], wanted.whole[sequence]
+            if region is None or had == want:
+                continue
+            part = parts[sequence]
+            if had:
+                parts[sequence] = part.index_select(0, region.computed)
+            else:
+                whole = part.new_empty(len(region.computed) + len(region.outside), *part.shape[1:])
+                whole[region.computed] = part
+                whole[region.outside] = self._kept(sequence, block, part)
+                parts[sequence] = whole
+        return torch.cat(parts)
+
+
+def _pictures(layout: Layout) -> list[tuple[int, int]]:
+    """(start, end) of each sequence's image tokens in the joint order."""
+    spans = zip(layout.joint.bounds, layout.text.lengths, strict=True)
+    return [(start + text, end) for (start, end), text in spans]

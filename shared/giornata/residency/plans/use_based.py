@@ -1,0 +1,239 @@
+"""The default plan: each host keeps what is used most for what another load of it would cost. Pure."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from giornata.residency.popularity import AdapterUsage, rank_homes
+
+# What a plan is made from, and what it says. Pure.
+
+
+class TierKind(StrEnum):
+    """What adapters can be on."""
+
+    HOST = "host"
+    """The memory or fast disk of a machine, filled by its LoRA store."""
+    DEVICE = "device"
+    """The device of one worker, filled from its host."""
+
+
+@dataclass(frozen=True)
+class AdapterTier:
+    """A tier of limited size that a plan may fill."""
+
+    name: str
+    """The host's name, or the worker's instance."""
+    kind: TierKind
+    host: str
+    budget_bytes: int
+    held: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of each adapter that it has, by digest."""
+    bytes_per_s: float = 1e9
+    """Bandwidth of the link that fills it."""
+    latency_s: float = 0.0
+    """What each load takes beside its bytes."""
+    speed: float = 1.0
+    """How fast its workers compute, to compare places."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of what it has."""
+        return sum(self.held.values())
+
+    def load_s(self, size_bytes: int) -> float:
+        """Time of one load."""
+        return self.latency_s + size_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True)
+class ResidencySnapshot:
+    """What the planner knows of the cluster and the catalogue."""
+
+    places: tuple[AdapterTier, ...]
+    sizes: Mapping[str, int]
+    """Bytes of every adapter of the catalogue, by digest."""
+    pinned: frozenset[str] = frozenset()
+    """Adapters that the catalogue pins: every host keeps them."""
+    registered: frozenset[str] = frozenset()
+    """Adapters that were registered since the last plan."""
+
+
+Wanted = Mapping[str, tuple[str, ...]]
+"""By name of the place: digests of the adapters that it should have, the most wanted first. Together they fit into its
+budget. A place that is left out keeps what it has."""
+
+Plan = Callable[[ResidencySnapshot, AdapterUsage, float], Wanted]
+"""A rule: what is observed, uses, and the time in seconds on the clock of the uses."""
+
+
+# What every plan does to a place: pinned adapters come first, and the rest fits into what is left. Pure.
+
+
+class AdapterSelection:
+    """The adapters that a place should have, most wanted first, as they are chosen.
+
+    Args:
+        place: what is filled.
+        sizes: bytes of every adapter of the catalogue.
+        pinned: what comes first, as far as it fits.
+        share: part of the budget that the others may fill.
+    """
+
+    def __init__(
+        self, place: AdapterTier, sizes: Mapping[str, int], pinned: Iterable[str] = (), share: float = 1.0
+    ) -> None:
+        self.place, self._sizes = place, sizes
+        self._chosen: dict[str, None] = {}
+        self._left_bytes = place.budget_bytes
+        for digest in sorted(pinned):
+            self.take(digest)
+        self._left_bytes -= int(place.budget_bytes * (1.0 - share))
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Return what was taken, in order."""
+        return tuple(self._chosen)
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self._chosen
+
+    def fits(self, digest: str) -> bool:
+        """Return whether there is room for it."""
+        return digest in self._sizes and self._sizes[digest] <= self._left_bytes
+
+    def take(self, digest: str) -> bool:
+        """Choose an adapter; whether it is chosen, now or before."""
+        if digest in self._chosen:
+            return True
+        if not self.fits(digest):
+            return False
+        self._chosen[digest] = None
+        self._left_bytes -= self._sizes[digest]
+        return True
+
+
+def pins_of(place: AdapterTier, observed: ResidencySnapshot) -> frozenset[str]:
+    """Adapters that the catalogue pins to this place: hosts keep them, devices take them as jobs need them."""
+    return observed.pinned if place.kind is TierKind.HOST else frozenset()
+
+
+# The default plan: each host keeps what is used most for what another load of it would cost. Pure.
+#
+# An adapter's uses count in full at its rendezvous home, half at its second place, a third at the next one:
+# so the hosts together hold more of the catalogue than each alone, and what is used most is on several.
+# What a host has counts more than what it has not, by `STICKY`, and nothing goes for an adapter that is
+# used less. So a plan that was carried out is the next plan too, and two adapters of about the same worth
+# do not take turns.
+
+
+USE_PERIOD_S: Final = 15.0
+"""How often it plans."""
+STICKY: Final = 1.25
+"""So many times as often an adapter has to be used as one that goes for it."""
+LEAST_USES: Final = 0.05
+"""Below it, an adapter is not wanted: one use, two hours ago. A tier keeps it until it needs the room."""
+REGISTERED_USES: Final = 1.0
+"""What the registration of an adapter counts at its home."""
+
+
+class AdapterCandidate(NamedTuple):
+    """An adapter that a place could have."""
+
+    digest: str
+    uses: float
+    """Recent uses of the adapter, the part that this place should expect."""
+    worth: float
+    """Uses times reload time over bytes."""
+
+
+def use_plan(observed: ResidencySnapshot, uses: AdapterUsage, now: float) -> Wanted:
+    """By host, the adapters that are worth most there; devices are left to loads ahead of jobs."""
+    hosts = {place.name: place for place in observed.places if place.kind is TierKind.HOST}
+    counted = {digest: n for digest in observed.sizes if (n := uses.lately(digest, now)) >= LEAST_USES}
+    shares: dict[str, dict[str, float]] = {name: {} for name in hosts}
+    for digest in counted.keys() | (observed.registered & observed.sizes.keys()):
+        for rank, name in enumerate(rank_homes(digest, hosts)):
+            expected = counted.get(digest, 0.0) / (1 + rank)
+            if rank == 0 and digest in observed.registered:
+                expected = max(expected, REGISTERED_USES)
+            if expected >= LEAST_USES:
+                shares[name][digest] = expected
+    return {name: _chosen(place, shares[name], observed) for name, place in hosts.items()}
+
+
+class _RetainedAdapters:
+    """What a place keeps while offers come; every change keeps more, or what is used more, so it ends."""
+
+    def __init__(self, place: AdapterTier, observed: ResidencySnapshot) -> None:
+        self._sizes = observed.sizes
+        self._pins = AdapterSelection(place, observed.sizes, pins_of(place, observed)).chosen
+        self._left_bytes = place.budget_bytes - sum(observed.sizes[digest] for digest in self._pins)
+        self._kept: dict[str, AdapterCandidate] = {}
+        self._order: list[tuple[float, str]] = []
+        """Worth and digest of what is kept, the least first."""
+
+    def settle(self, offers: list[AdapterCandidate], held: Mapping[str, int]) -> tuple[str, ...]:
+        """Return what is wanted in the end, of offers that are worth most first."""
+        offers = [offer for offer in offers if offer.digest not in self._pins]
+        for offer in offers:
+            if offer.digest in held and self._sizes[offer.digest] <= self._left_bytes:
+                self._keep(offer)
+        while self._round(offers):
+            pass
+        return (
+            *self._pins,
+            *(digest for _, digest in sorted(self._order, key=lambda one: (-one[0], one[1]))),
+        )
+
+    def _round(self, offers: list[AdapterCandidate]) -> bool:
+        """Take what is worth it; whether anything was."""
+        came = False
+        for offer in offers:
+            gone = None if offer.digest in self._kept else self._displaced(offer)
+            if gone is not None:
+                for digest in gone:
+                    self._drop(digest)
+                self._keep(offer)
+                came = True
+        return came
+
+    def _displaced(self, offer: AdapterCandidate) -> list[str] | None:
+        """Return what goes for `offer`, worth least first; None where it is worth too much, or used too much, to go."""
+        gone = list[str]()
+        missing_bytes = self._sizes[offer.digest] - self._left_bytes
+        most_s = offer.worth * self._sizes[offer.digest] / STICKY
+        for worth, digest in self._order if missing_bytes > 0 else ():
+            if worth * missing_bytes > most_s:  # as are all after it
+                return None
+            if self._kept[digest].uses * STICKY < offer.uses:
+                gone.append(digest)
+                most_s -= worth * self._sizes[digest]
+                missing_bytes -= self._sizes[digest]
+                if missing_bytes <= 0:
+                    break
+        return gone if missing_bytes <= 0 and most_s >= 0 else None
+
+    def _keep(self, offer: AdapterCandidate) -> None:
+        self._kept[offer.digest] = offer
+        insort(self._order, (offer.worth, offer.digest))
+        self._left_bytes -= self._sizes[offer.digest]
+
+    def _drop(self, digest: str) -> None:
+        offer = self._kept.pop(digest)
+        self._order.remove((offer.worth, digest))
+        self._left_bytes += self._sizes[digest]
+
+
+def _chosen(place: AdapterTier, shares: Mapping[str, float], observed: ResidencySnapshot) -> tuple[str, ...]:
+    offers = [
+        AdapterCandidate(digest, uses, uses * place.load_s(size) / max(1, size))
+        for digest, uses in shares.items()
+        if (size := observed.sizes[digest]) <= place.budget_bytes
+    ]
+    offers.sort(key=lambda offer: (-offer.worth, offer.digest))
+    return _RetainedAdapters(place, observed).settle(offers, place.held)

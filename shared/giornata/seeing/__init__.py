@@ -1,1 +1,0 @@
-"""Traces: what one edit does in every service, as OpenTelemetry spans."""
