@@ -111,8 +111,8 @@ def test_no_other_folder_is_temporary(part: str) -> None:
     """Folders below another that is removed, or that hold a file for a moment, are named here."""
     known = {
         "scratch.py": "the one that makes them",
-        "text_parts.py": "in a folder of its own",
-        "model.py": "beside what is built, and renamed",
+        "canonical.py": "in a folder of its own",
+        "models.py": "beside what is built, and renamed",
         "keys.py": "beside the file that is written",
     }
     made = [

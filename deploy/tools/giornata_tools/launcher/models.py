@@ -21,7 +21,7 @@ from giornata_tools.launcher.process import LaunchError
 
 
 MODELS: Final = Path(__file__).parents[1] / "model"
-BUILDER: Final = (MODELS / "text.py", *sorted((MODELS / "random").glob("*.py")))
+BUILDER: Final = tuple(sorted((MODELS / "random").glob("*.py")))
 """What builds checkpoints with random weights; its digest names the cached result."""
 READY_S: Final = 120.0
 """How long the services may take to load the built-in model."""
