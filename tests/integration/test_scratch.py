@@ -106,7 +106,7 @@ def test_the_sockets_of_image_processes_go_with_the_next_prepost(tmp_path: Path,
         assert not folder.exists()
 
 
-@pytest.mark.parametrize("part", ["services", "shared", "deploy/tools", "deploy/lab"])
+@pytest.mark.parametrize("part", ["services", "shared", "deploy/tools"])
 def test_no_other_folder_is_temporary(part: str) -> None:
     """Folders below another that is removed, or that hold a file for a moment, are named here."""
     known = {
