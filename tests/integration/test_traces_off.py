@@ -43,7 +43,7 @@ sys.exit(runtime.start(ServiceName({service.value!r}), ServiceConfig, main))
 
 COMPUTING = [
     "giornata_denoiser.service",
-    *(f"giornata_denoiser.families.{family}.checkpoints" for family in ("driven", "flux", "unet")),
+    *(f"giornata_denoiser.families.{name}" for name in ("driven.checkpoints", "flux", "unet.checkpoints")),
     "giornata_controlnet.service",
     *(f"giornata.control.{kind}" for kind in ("flux", "sd3", "unet")),
     "giornata_prepost.service",

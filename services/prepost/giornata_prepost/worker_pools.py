@@ -56,7 +56,7 @@ class WorkPool(ABC):
         context = multiprocessing.get_context("forkserver")
         # the fork server imports these once, so that a replacement starts in milliseconds
         libraries = ["PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin", "scipy.ndimage"]
-        stages = [f"giornata_prepost.images.{name}" for name in ("stages", "each_region", "regions")]
+        stages = [f"giornata_prepost.images.{name}" for name in ("stages", "regions")]
         context.set_forkserver_preload([*stages, *libraries])
         self._new_pool = partial(ProcessPool, max_workers=processes, context=context)
         self._pool = self._new_pool()
