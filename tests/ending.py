@@ -73,7 +73,9 @@ def wait_for_end(run: int) -> None:
     """Return when standard input says so, or when the process `run` has ended, whose children may keep that open."""
     try:
         ends = [sys.stdin.fileno(), os.pidfd_open(run)]
-    except (AttributeError, OSError):  # no such system call here; or it has ended already
+    except ProcessLookupError:  # it was killed before this process was up
+        return
+    except (AttributeError, OSError):  # no such system call here
         ends = [sys.stdin.fileno()]
     select.select(ends, [], [])
 

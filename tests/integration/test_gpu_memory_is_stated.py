@@ -46,7 +46,7 @@ def test_a_denoiser_states_its_network_and_a_row(
         return made
 
     monkeypatch.setattr(denoiser, "load", load)
-    monkeypatch.setattr(denoiser, "controlled", lambda *_: None)
+    monkeypatch.setattr(denoiser, "control_target", lambda *_: None)
     monkeypatch.setattr(
         denoiser, "replace", lambda found, **parts: SimpleNamespace(**{**vars(found), **parts})
     )

@@ -222,7 +222,7 @@ async def test_noise_levels_and_regions_are_made_off_the_event_loop(monkeypatch:
 
         return call
 
-    monkeypatch.setattr(lookup, "wanted", watched("wanted", identity.wanted_recording))
+    monkeypatch.setattr(lookup, "wanted_recording", watched("wanted", identity.wanted_recording))
     monkeypatch.setattr(inputs, "with_reuse", watched("reused", inputs.with_reuse))
     async with desk(template_policy="off") as made, made.lookup.held(made.request) as how:
         await rows_of(made.request, CHECKPOINT, made.blobs, how)
