@@ -30,6 +30,7 @@ from tests.distances import distance
 from tests.integration.conformance.families import (
     CASES,
     REFERENCES,
+    SEED,
     TEXT,
     Asked,
     OpenFamily,
@@ -113,6 +114,23 @@ def test_the_noise_levels_of_lightning_loras_equal_the_pipelines(opened_family: 
     found = of.called(of.case.whole, asked, parts={"scheduler": scheduler}, image=images)
     assert_paints(of, fast, found)
     assert distance(final_latent(of.served, of.edit(asked, whole=True)), found.latents) > 100 * CLOSE
+
+
+def test_edits_of_qwen_image_21_begin_with_the_noise_and_picture_that_its_pipeline_prepares(
+    opened_family: Opened,
+) -> None:
+    """Its pipeline paints no masks, and edits are held to it from there on; it takes the posterior's mode."""
+    of = opened_family("qwen-image-2.1")
+    row, size, channels = of.edit(plain(of)), of.case.size, of.served.card.latent_channels
+    scene = Image.fromarray(picture(size)).convert("RGBA")
+    pixels = of.pipeline.image_processor.preprocess(scene, *reversed(size)).unsqueeze(2)
+    drawn = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        prepared = of.pipeline.prepare_latents(
+            [pixels], 1, channels, *reversed(size), torch.float32, torch.device("cpu"), drawn
+        )
+    for name, theirs in zip(("noise", "image_latents"), prepared, strict=True):
+        assert distance(row.conditioning[name], theirs[0]) <= CLOSE, name
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, "", "a [IMG] sign", "one two some " * 30], ids=len)
@@ -199,7 +217,7 @@ def test_a_model_that_predicts_velocity_equals_its_pipelines(
 
 def test_sdxl_guides_away_from_zeros_where_no_negative_prompt_is_given(opened_family: Opened) -> None:
     of = opened_family("sdxl")
-    asked = Asked({"guidance_scale": 5.0}, steps=2)
+    asked = Asked({"guidance_scale": 5.0}, steps=2, size=Size(64, 128))
     row = of.edit(asked)
     assert len(row.prompts) == 2
     assert_paints(of, row, of.inpainted(asked, row))
