@@ -14,7 +14,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
 import tests.examples  # noqa: F401 - the profiles of properties
-from tests import forked, forking
+from tests import forked_processes, forked_programs
 from tests.ending import end_with_run
 from tests.order import ByGroup, longest_first
 from tests.patience import HUNG_S, VARIABLE
@@ -100,6 +100,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End the servers that programs and image processes are forked from; they would outlive this process."""
-    forking.end()
+    forked_programs.end()
     forkserver._forkserver._stop()  # type: ignore[attr-defined]  # made for tests, and the only way to wait for its end
-    forked.end()
+    forked_processes.end()

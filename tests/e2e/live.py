@@ -25,7 +25,7 @@ from giornata_tools.launcher import plan as commands
 from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan, socket_folder
 from giornata_tools.launcher.stack import Stack, running
-from tests import forking
+from tests import forked_programs
 from tests.fakes import paced_denoiser
 from tests.patience import HUNG_S
 
@@ -164,7 +164,7 @@ def live_stack(
             env={"GIORNATA_LOG_LEVEL": "debug", **env},
             env_of=env_of,
         )
-        stack = portal.enter(running(plan, spawn=forking.spawn))
+        stack = portal.enter(running(plan, spawn=forked_programs.spawn))
         try:
             portal.call(stack.bring_up())
             yield LiveStack(stack, portal.loop)

@@ -23,7 +23,7 @@ import pytest
 from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher.plan import ONE_EACH
-from tests import forking
+from tests import forked_programs
 from tests.e2e.live import LiveStack
 from tests.e2e.pictures import box, file, pixels, scene
 from tests.patience import HUNG_S
@@ -42,7 +42,9 @@ async def started(*arguments: str, cwd: Path, stdin: int, stdout: int, stderr: i
     """The program, forked; that it starts by its own name is seen by the examples of the pages."""
     command = (sys.executable, "-m", "giornata_tools.cli", *arguments)
     given: dict[str, int] = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
-    return await forking.spawn(*command, cwd=cwd, env=environment(**env), **given, start_new_session=True)
+    return await forked_programs.spawn(
+        *command, cwd=cwd, env=environment(**env), **given, start_new_session=True
+    )
 
 
 async def giornata(

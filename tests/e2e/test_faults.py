@@ -20,7 +20,7 @@ from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan
 from giornata_tools.launcher.servers import NATS, VALKEY
 from giornata_tools.launcher.stack import running
-from tests import forking
+from tests import forked_programs
 from tests.e2e.jobs import completions, ended, painted, submit, until_step
 from tests.e2e.live import LiveStack, paced, slowly
 from tests.e2e.pictures import box, edit_form, file, scene
@@ -125,13 +125,13 @@ async def test_a_stopped_stack_leaves_accepted_jobs_to_the_next(
             drain_s=1,  # too short to finish: what was computed is kept
             env_of=env_of,
         )
-        async with running(plan, spawn=forking.spawn) as first:
+        async with running(plan, spawn=forked_programs.spawn) as first:
             await first.bring_up()
             async with aiohttp.ClientSession(first.url) as http:
                 jobs = [await submit(http, slow_form(2, seed=seed)) for seed in range(2)]
                 await until_step(http, jobs[0], 2)
         assert first.obituaries == []
-        async with running(plan, spawn=forking.spawn) as second:
+        async with running(plan, spawn=forked_programs.spawn) as second:
             await second.bring_up()
             async with aiohttp.ClientSession(second.url) as http:
                 statuses = [await ended(http, job) for job in jobs]

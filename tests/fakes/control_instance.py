@@ -20,7 +20,7 @@ from torch import Tensor
 from giornata.control.link.server import ControlStepRequest, Listener, is_known_token
 from giornata.control.link.slabs import DTYPES, NAMES, tensor_bytes
 from giornata.wire.controlnets import DataPath, Dtype
-from tests.forked import FORKS
+from tests.forked_processes import FORKS
 from tests.patience import HUNG_S
 
 TOKENS: Final = ("first-token", "second-token")

@@ -13,7 +13,7 @@ from typing import Any
 from giornata_denoiser.pool.__main__ import main
 from giornata_denoiser.pool.messages import ChannelClosed, RankSetup, pair
 from giornata_denoiser.pool.ranks import SEND_S, LocalRankProcess
-from tests.forked import TorchProcess
+from tests.forked_processes import TorchProcess
 
 
 class WaitedProcess(TorchProcess):

@@ -21,7 +21,7 @@ from giornata_denoiser.profiling.fitting import profile_of
 from giornata_denoiser.profiling.measuring import StepMeter
 from giornata_denoiser.profiling.mixtures import RowSize, StepShape
 from giornata_denoiser.profiling.ranks import ProfilerRanks
-from tests.forked import FORKS
+from tests.forked_processes import FORKS
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
 from giornata_denoiser.parallel.groups import GroupLost, RankGroup, RankGroups
-from tests.forked import FORKS
+from tests.forked_processes import FORKS
 from tests.patience import HUNG_S
 
 SPAWN: Final = get_context("spawn")

@@ -1,7 +1,7 @@
 """Programs of tests that are forked from a process that has imported what they import: their starts cost little.
 
-This file is also that process's own program: `python -m tests.forking`. It computes nothing and has one thread; each
-fork gets a session, an environment and descriptors of its own. A worker of pytest has one, which ends with it.
+This file is also that process's own program: `python -m tests.forked_programs`. It computes nothing and has one thread;
+each fork gets a session, an environment and descriptors of its own. A worker of pytest has one, which ends with it.
 """
 
 from __future__ import annotations

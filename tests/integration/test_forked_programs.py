@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests import forking
-from tests.forking import ForkServer
+from tests import forked_programs
+from tests.forked_programs import ForkServer
 from tests.patience import HUNG_S
 
 TOLD = """
@@ -32,7 +32,7 @@ STOPS = "import signal, sys\nprint('here', flush=True)\nsignal.pause()\n"
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
     """A server of its own, in place of the worker's."""
     own = ForkServer(["numpy", "colorsys"])
-    monkeypatch.setattr(forking, "server", lambda: own)
+    monkeypatch.setattr(forked_programs, "server", lambda: own)
     yield own
     own.close()
 
@@ -40,7 +40,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
 async def run(*argv: str, folder: Path, env: dict[str, str]) -> tuple[Any, Path]:
     with (folder / "out").open("wb") as out:
         given: dict[str, Any] = {"stdin": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.STDOUT}
-        process = await forking.spawn(*argv, env=env, stdout=out, cwd=folder, start_new_session=True, **given)
+        process = await forked_programs.spawn(
+            *argv, env=env, stdout=out, cwd=folder, start_new_session=True, **given
+        )
     return process, folder / "out"
 
 
@@ -48,7 +50,7 @@ async def test_a_fork_has_a_session_an_environment_and_descriptors_of_its_own(
     server: ForkServer, tmp_path: Path
 ) -> None:
     (tmp_path / "program.py").write_text(TOLD)
-    early = {name: value for name, value in server.env.items() if name in forking.READ_EARLY}
+    early = {name: value for name, value in server.env.items() if name in forked_programs.READ_EARLY}
     env = {**early, "ONLY": "this", "PYTHONPATH": str(tmp_path)}
     told = []
     for _ in range(2):
