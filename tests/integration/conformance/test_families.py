@@ -156,8 +156,8 @@ def test_masked_rows_and_others_of_one_batch_equal_each_row_in_full_and_alone(
 ) -> None:
     """They differ in size, prompt, steps, strength, guidance, references, task and sampler.
 
-    Where a family does not blend, a masked row's latent outside of its region stays as it was. So it is held to its region,
-    and to keys and values alone: a first block on hidden states, and a UNet's first convolution, read that latent.
+    Where a family does not blend, a masked row's latent outside of its region stays as it was. So it is held to its
+    region, by keys and values: a first block on hidden states, and a UNet's first convolution, read that latent.
     """
     sampler = SAMPLED.get(name, (None,))[-1]
     rows = [
