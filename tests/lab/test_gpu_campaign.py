@@ -185,14 +185,18 @@ def test_carried_wheels_are_what_images_with_torch_lack() -> None:
         "diffusers",
         "importlib-metadata",
         "lazy-importer",
+        "msgpack",
+        "nats-py",
         "pydantic",
         "pydantic-core",
         "pydantic-settings",
         "python-dotenv",
         "structlog",
+        "tenacity",
         "torchao",
         "typing-extensions",
         "typing-inspection",
+        "uvloop",
         "zipp",
     ]
     everything = wheels.carried(everything=True)
@@ -333,8 +337,15 @@ print(*sorted({name.partition(".")[0] for name in found} & sys.modules.keys() - 
 """
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["tests", "pictures", "others"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("tests", marks=pytest.mark.long),
+        "pictures",
+        pytest.param("others", marks=pytest.mark.long),
+    ],
+)
 def test_the_packages_that_parts_import_are_named(name: str) -> None:
     """Directly, by modules of this project; an import within a function counts where it has run."""
     every = {each.name: each for each in parts(TINY, "cpu")}

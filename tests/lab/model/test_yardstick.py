@@ -61,6 +61,7 @@ def program_says(*arguments: str | Path, status: int = 0) -> str:
     return ended.output
 
 
+@pytest.mark.long
 def test_a_stopped_run_goes_on_and_ends_in_a_checkpoint(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +98,7 @@ def test_a_stopped_run_goes_on_and_ends_in_a_checkpoint(
     )
 
 
+@pytest.mark.long
 def test_a_killed_run_has_its_last_save(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "SAVE_EVERY_S", -1.0)
     trained = unet.UNetRun(plan(folder, 9), unet.UNET)
@@ -139,6 +141,7 @@ def test_samples_are_what_the_pipeline_paints(folder: Path) -> None:
     assert (ours - theirs).norm() < 0.02 * theirs.norm()
 
 
+@pytest.mark.long
 def test_the_loss_falls_on_few_scenes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "WARM_UP", 1)
     trained = unet.UNetRun(plan(folder, 40), unet.UNET)

@@ -22,6 +22,7 @@ ENGINE: Final = {
     "diffusers": "diffusers",
     "huggingface_hub": "huggingface-hub",
     "matplotlib": "matplotlib",
+    "msgpack": "msgpack",
     "numpy": "numpy",
     "pydantic": "pydantic",
     "pydantic_settings": "pydantic-settings",
@@ -31,11 +32,11 @@ ENGINE: Final = {
     "structlog": "structlog",
     "torch": "torch",
     "transformers": "transformers",
+    "uvloop": "uvloop",
 }
 """Module → distribution, of every part."""
 TESTS: Final = ENGINE | {
     "hypothesis": "hypothesis",
-    "msgpack": "msgpack",
     "pytest": "pytest",
     "xdist": "pytest-xdist",
 }
@@ -45,7 +46,8 @@ NEEDS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
         "tests": TESTS,
         "tests_of_processes": TESTS,
         "launches": ENGINE | {"triton": "triton"},  # it counts what a GPU would launch
-        "pictures": ENGINE | {"PIL": "pillow", "skimage": "scikit-image"},
+        "pictures": ENGINE
+        | {"PIL": "pillow", "nats": "nats-py", "skimage": "scikit-image", "tenacity": "tenacity"},
     }
 )
 """Likewise, of parts that need more."""

@@ -22,7 +22,10 @@ WITH_TORCH: Final = frozenset(
     {"torch", "triton", "filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "sympy"}
 )
 """torch, and what it needs but for typing-extensions, of which a newer one is wanted."""
-CARRIED: Final = ("diffusers", "pydantic", "pydantic-settings", "structlog", "torchao", "typing-extensions")
+CARRIED: Final = (
+    *("diffusers", "msgpack", "nats-py", "pydantic", "pydantic-settings"),
+    *("structlog", "tenacity", "torchao", "typing-extensions", "uvloop"),
+)
 """What images with torch and transformers lack, or have too old a version of; and what these bring."""
 USUAL: Final = frozenset({"huggingface-hub", "numpy", "pillow", "regex", "requests", "safetensors"})
 """What they have."""
