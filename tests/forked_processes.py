@@ -21,7 +21,7 @@ PRELOADED: Final = (
     "tests.fakes.control_instance",
     "tests.fakes.forked_rank",
     "tests.fakes.tiny_driven",
-    "tests.fakes.tiny_unet",
+    "giornata_lab.bench.compute.tiny_unet",
     "tests.integration.denoiser.parallel.steps",
 )
 

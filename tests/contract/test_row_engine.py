@@ -18,11 +18,11 @@ from giornata.scheduling.degrees.rule import ReplanningOptions
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.protocol import RowEngine, StepReport
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from tests.fakes import tiny_flux
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes.pool import pool
 from tests.fakes.profiles import PROFILE, WEIGHTS, record
 from tests.fakes.row_engine import SteppedEngine
-from tests.fakes.tiny_flux import Spec
 from tests.patience import HUNG_S
 from tests.unit.denoiser.engine.test_loop import Gated, GatedLoop
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.e2e.pictures import Pixels, pixels
+from giornata_lab.bench.systems.edit_forms import Pixels, pixels
 from tests.patience import HUNG_S
 
 

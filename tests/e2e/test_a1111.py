@@ -13,8 +13,8 @@ import pytest
 import webuiapi
 from PIL import Image, ImageOps
 
+from giornata_lab.bench.systems.edit_forms import edit_form, file, pixels
 from tests.e2e.live import LiveStack
-from tests.e2e.pictures import edit_form, file, pixels
 from tests.e2e.stacks import ALICE, BOB, MASK, PROMPT, SCENE, SERVED_AS
 
 STEPS = 4

@@ -22,10 +22,10 @@ import pytest
 
 from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName
+from giornata_lab.bench.systems.edit_forms import box, file, pixels, scene
 from giornata_tools.launcher.plan import ONE_EACH
 from tests import forked_programs
 from tests.e2e.live import LiveStack
-from tests.e2e.pictures import box, file, pixels, scene
 from tests.patience import HUNG_S
 
 DOORS = ("http", "nats")

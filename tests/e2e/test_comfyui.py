@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from giornata.fleet import Fleet
+from giornata_lab.bench.systems.edit_forms import box, edit_form, pixels, scene
 from tests import comfyui_nodes
 from tests.e2e.live import LiveStack
-from tests.e2e.pictures import box, edit_form, pixels, scene
 from tests.patience import HUNG_S
 
 MASK = torch.from_numpy(box() / 255).float()

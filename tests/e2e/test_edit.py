@@ -16,8 +16,8 @@ import pytest
 import giornata.client
 from giornata.wire.messages import StepEvent
 from giornata.wire.requests import Reuse
+from giornata_lab.bench.systems.edit_forms import Pixels, box, edit_form, file, pixels, scene
 from tests.e2e.live import LiveStack
-from tests.e2e.pictures import Pixels, box, edit_form, file, pixels, scene
 from tests.patience import HUNG_S
 
 

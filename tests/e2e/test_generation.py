@@ -18,10 +18,10 @@ from diffusers import FluxPipeline
 
 from giornata.client import connect
 from giornata.model_cards import read_model_card
+from giornata_lab.bench.systems.edit_forms import Pixels, edit_form, pixels
 from tests import comfyui_nodes
 from tests.e2e.live import LiveStack
 from tests.e2e.node_package import told
-from tests.e2e.pictures import Pixels, edit_form, pixels
 from tests.e2e.test_cli import door, giornata
 
 ASKED: Final[dict[str, Any]] = {

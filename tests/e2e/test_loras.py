@@ -21,11 +21,11 @@ import giornata.client
 from giornata.wire.errors import GiornataError, LoraNotFound
 from giornata.wire.loras import LoraRecord
 from giornata.wire.permissions import NatsRole
+from giornata_lab.bench.systems.edit_forms import box, file, pixels, scene
 from giornata_tools.lora_profiler.probes import scenes
 from giornata_tools.lora_profiler.profiler import LoraProfile, ProbeSetting
 from giornata_tools.lora_profiler.sessions import ProfilerLogin, connected
 from tests.e2e.live import LiveStack
-from tests.e2e.pictures import box, file, pixels, scene
 
 LAYERS = (
     "transformer_blocks.0.attn.to_q",

@@ -10,9 +10,9 @@ import numpy as np
 import openai
 from openai.types import ImagesResponse
 
+from giornata_lab.bench.systems.edit_forms import Pixels, box, file, pixels, scene
 from tests.e2e.live import LiveStack
 from tests.e2e.node_package import told
-from tests.e2e.pictures import Pixels, box, file, pixels, scene
 from tests.e2e.stacks import ALICE
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from giornata_lab.bench.systems.edit_forms import box, file, pixels, scene
 from tests.e2e.live import LiveStack
-from tests.e2e.pictures import box, file, pixels, scene
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = Path(sys.executable).parent

@@ -10,8 +10,8 @@ import aiohttp
 import numpy as np
 import pytest
 
+from giornata_lab.bench.systems.edit_forms import box, edit_form, file, scene
 from tests.e2e.live import LiveStack
-from tests.e2e.pictures import box, edit_form, file, scene
 
 
 def png_of(width: int, height: int) -> bytes:

@@ -11,12 +11,12 @@ import pytest
 
 from giornata.families import Family
 from giornata.wire.workers import ServiceName
+from giornata_lab.bench.systems.edit_forms import edit_form, pixels
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.models import StackModel, choose
 from giornata_tools.launcher.plan import StackPlan
 from giornata_tools.launcher.stack import Stack, running
 from tests.e2e.jobs import ended, submit, until_step
-from tests.e2e.pictures import edit_form, pixels
 from tests.patience import HUNG_S
 
 

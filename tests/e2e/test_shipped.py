@@ -20,8 +20,8 @@ from giornata.fleet import Fleet
 from giornata.wire.errors import ControlNetNotFound, NothingFound
 from giornata.wire.messages import INLINE_BYTES
 from giornata.wire.workers import ServiceName, StepCacheCounters
+from giornata_lab.bench.systems.edit_forms import Pixels, file, pixels
 from tests.e2e.live import LiveStack
-from tests.e2e.pictures import Pixels, file, pixels
 from tests.e2e.stacks import ALICE, MASK, PROMPT, SCENE
 from tests.s3_server import CREDENTIALS
 

@@ -13,8 +13,8 @@ import pytest
 import giornata.client
 from giornata.wire.errors import TemplateNotFound
 from giornata.wire.requests import Reuse
+from giornata_lab.bench.systems.edit_forms import box, file, pixels, scene
 from tests.e2e.live import LiveStack
-from tests.e2e.pictures import box, file, pixels, scene
 
 WAIT_MS = 60_000
 

@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from giornata.families import Family
+from giornata_lab.bench.systems.edit_forms import Pixels, box, edit_form, file, pixels
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.models import choose
 from tests.e2e.live import LiveStack, live_stack
-from tests.e2e.pictures import Pixels, box, edit_form, file, pixels
 from tests.integration.conformance.families import Asked, open_family
 from tests.integration.prepost.oracle import NEGATIVE, PROMPT, SIZE, picture
 

@@ -28,10 +28,10 @@ import giornata.client
 from giornata.families import Family
 from giornata.wire.workers import ServiceName
 from giornata_lab.baseline.pipeline import opened
+from giornata_lab.bench.systems.edit_forms import Pixels, box, edit_form, file, pixels, scene
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.models import choose
 from tests.e2e.live import LiveStack, live_stack
-from tests.e2e.pictures import Pixels, box, edit_form, file, pixels, scene
 from tests.fakes import tiny_unet_control
 
 SIDES: Final = {"width": 128, "height": 64}

@@ -29,8 +29,8 @@ from giornata.wire.messages import (
     StepEvent,
 )
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerCosts, WorkerState
+from giornata_lab.bench.systems.networks import plain
 from tests.fakes.fleet import CARD, REF
-from tests.fakes.networks import plain
 from tests.fakes.news import News
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from giornata.planning.cost_model import CostModel, LinearFit, Profile
 from giornata.planning.operations import COMPUTE, StepWork
 from giornata.planning.step_costs import LOAD
-from tests.fakes.networks import plain
+from giornata_lab.bench.systems.networks import plain
 
 WEIGHTS: Final = (2.0, 0.4, 1e-6, 2e-6, 0.0, 0.0)
 LOAD_WEIGHTS: Final = (0.05, 1e-6)

@@ -36,7 +36,7 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_always
 from giornata_denoiser.rows.row import Row
-from tests.fakes.tiny_flux import MIXING, SCHEDULER, Spec
+from giornata_lab.bench.compute.tiny_flux import MIXING, SCHEDULER, Spec
 
 TEXT = 24
 """Channels of a text token."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from diffusers import FluxControlNetModel
 
-from tests.fakes import tiny_flux
+from giornata_lab.bench.compute import tiny_flux
 
 
 def net(doubles: int = 2, singles: int = 1, *, seed: int = 0, **options: Any) -> FluxControlNetModel:

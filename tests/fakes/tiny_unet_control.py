@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from diffusers import ControlNetModel
 
-from tests.fakes.tiny_unet import CROSS, MIXING, SHAPES
+from giornata_lab.bench.compute.tiny_unet import CROSS, MIXING, SHAPES
 
 LATENT_CHANNELS: Final = 4
 """Also beside UNets that see a mask: ControlNets do not."""

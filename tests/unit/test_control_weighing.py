@@ -14,14 +14,8 @@ from giornata.control.networks import ControlConditions, ControlNet, ControlSequ
 from giornata.planning.operations import control_work, work_of, work_of_weights
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase
-from tests.fakes import (
-    tiny_driven,
-    tiny_flux,
-    tiny_flux_control,
-    tiny_sd3_control,
-    tiny_unet,
-    tiny_unet_control,
-)
+from giornata_lab.bench.compute import tiny_flux, tiny_unet
+from tests.fakes import tiny_driven, tiny_flux_control, tiny_sd3_control, tiny_unet_control
 
 WORDS = 77
 """CLIP's, which UNets attend to; of others any number does."""

@@ -15,8 +15,8 @@ from giornata.wire.workers import (
     WorkerCosts,
     WorkerState,
 )
+from giornata_lab.bench.systems.networks import plain
 from tests.fakes.fleet import CARD
-from tests.fakes.networks import plain
 
 FIT = CostFit(weights=(1.0, 2.0), r2=1, residual_ms=0, samples=1, outliers=0)
 

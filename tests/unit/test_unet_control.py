@@ -14,7 +14,8 @@ from giornata.control.unet import UnetControl
 from giornata.packed.packing import maps_to_tiles, tiles_to_maps
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlBase
-from tests.fakes import tiny_unet, tiny_unet_control
+from giornata_lab.bench.compute import tiny_unet
+from tests.fakes import tiny_unet_control
 
 EXACT = 1e-9
 SIDES = {"sd": 8, "xl": 4}

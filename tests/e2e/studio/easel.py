@@ -8,7 +8,7 @@ from typing import Final
 
 from playwright.async_api import FilePayload, Page, expect
 
-from tests.e2e.pictures import Pixels, pixels
+from giornata_lab.bench.systems.edit_forms import Pixels, pixels
 from tests.e2e.studio.browsing import LIMIT_MS
 from tests.e2e.studio.gateway import GREY, plain
 

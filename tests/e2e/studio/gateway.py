@@ -61,7 +61,7 @@ from giornata_gateway.views.jobs import (
     PictureView,
 )
 from giornata_gateway.views.resources import LoraList, LoraView, MaskAnswer, RegionView
-from tests.e2e.pictures import file, pixels
+from giornata_lab.bench.systems.edit_forms import file, pixels
 from tests.e2e.studio.browsing import Watch
 from tests.fakes.fleet import CARD
 

@@ -13,7 +13,7 @@ from playwright.async_api import Browser, CDPSession, Page, expect
 
 from giornata.wire.errors import NothingFound
 from giornata.wire.masks import MaskCard
-from tests.e2e.pictures import Pixels, box, file, pixels, scene
+from giornata_lab.bench.systems.edit_forms import Pixels, box, file, pixels, scene
 from tests.e2e.studio.easel import (
     color_at,
     drag,

@@ -9,8 +9,8 @@ import pytest
 from playwright.async_api import Browser, Route, expect
 
 from giornata.wire.errors import ServiceUnavailable, TooManyPixels
+from giornata_lab.bench.systems.edit_forms import file, pixels
 from giornata_lab.demo.exhibits import PHOTOGRAPH_PADDING
-from tests.e2e.pictures import file, pixels
 from tests.e2e.proxy import Proxy
 from tests.e2e.studio.browsing import visiting
 from tests.e2e.studio.easel import (

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from playwright.async_api import Browser, expect
 
+from giornata_lab.bench.systems.edit_forms import file, scene
 from tests.e2e.live import LiveStack
-from tests.e2e.pictures import file, scene
 from tests.e2e.studio.browsing import screenshot, visiting
 from tests.e2e.studio.easel import (
     CANCELLED,

@@ -7,7 +7,7 @@ import pytest
 from playwright.async_api import expect
 
 from giornata_gateway.views.answers import ErrorDetail
-from tests.e2e.pictures import pixels
+from giornata_lab.bench.systems.edit_forms import pixels
 from tests.e2e.studio.easel import color_at, drag, edit, finished, masked, ready
 from tests.e2e.studio.gateway import GREEN, GREY, RED, SIDE, FakeGateway, Open, preview
 

@@ -10,12 +10,12 @@ import pytest
 from playwright.async_api import Browser, FilePayload, Page, expect
 
 from giornata.wire.workers import ServiceName
+from giornata_lab.bench.systems.edit_forms import Pixels
 from giornata_lab.demo.exhibits import AdapterExhibit, adapter_exhibits, by_words
 from giornata_tools.checkout import TRAINED
 from giornata_tools.launcher.models import StackModel, shipped_masks, with_controlnets
 from giornata_tools.lora_profiler.probes import png
 from tests.e2e.live import LiveStack, live_stack
-from tests.e2e.pictures import Pixels
 from tests.e2e.studio.browsing import screenshot, visiting
 from tests.e2e.studio.easel import downloaded, edit, finished, masked_share, open_picture, open_sample
 

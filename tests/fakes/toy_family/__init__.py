@@ -20,7 +20,7 @@ from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.sampling.schedules import FlowMatching, flow_scheduler_config, shifted_by_size
 from giornata_denoiser.rows.row import NOISE, OUTPUT, STATES, SamplerTable
-from tests.fakes import tiny_flux
+from giornata_lab.bench.compute import tiny_flux
 
 LATENT: Final = tiny_flux.LATENT
 ADDED: Final = 0.1

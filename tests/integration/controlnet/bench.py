@@ -49,9 +49,9 @@ from giornata.wire.workers import HostDevice, ServiceName, ServiceState
 from giornata_controlnet.config import ControlNetConfig
 from giornata_controlnet.resident_nets import read_cards
 from giornata_controlnet.service import ControlNetService
+from giornata_lab.bench.compute import tiny_flux
 from tests.configs import configured
 from tests.contract.messages import INSPECTION, JOB
-from tests.fakes import tiny_flux
 from tests.fakes.tiny_flux_control import net
 from tests.integration.controlnet.gate import Gate, HeldNets
 from tests.patience import HUNG_MS, HUNG_S

@@ -24,7 +24,7 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.step_cache import TaylorRule
-from tests.fakes import tiny_flux
+from giornata_lab.bench.compute import tiny_flux
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from giornata_denoiser.rows.row import NONE, RowControl
-from tests.fakes import tiny_flux
+from giornata_lab.bench.compute import tiny_flux
 from tests.fakes.tiny_flux_control import net
 from tests.integration.denoiser.controls import (
     Caught,

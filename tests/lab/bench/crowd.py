@@ -35,10 +35,10 @@ from giornata.wire.workers import (
     WorkerCosts,
     WorkerState,
 )
+from giornata_lab.bench.systems.networks import plain
 from giornata_lab.flags import option, parsed
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import CARD, FakePrepost
-from tests.fakes.networks import plain
 
 IDS: Final = tuple(digest_of("template", number) for number in range(970))
 COSTS: Final = WorkerCosts(

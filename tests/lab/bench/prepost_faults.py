@@ -27,11 +27,11 @@ import numpy as np
 from giornata.families import Family
 from giornata.wire.workers import ServiceName
 from giornata_lab.bench.reporting.report import write
+from giornata_lab.bench.systems.edit_forms import box, edit_form, file
 from giornata_lab.flags import option, parsed
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.models import choose
 from tests.e2e.live import LiveStack, live_stack
-from tests.e2e.pictures import box, edit_form, file
 from tests.fakes.key_files import write_keys
 
 MANY, ONE = "gio_many", "gio_one"

@@ -15,7 +15,7 @@ from giornata_lab.bench.compute.block_costs import Costs
 from giornata_lab.bench.compute.loading_run import LoadingScene
 from giornata_lab.bench.compute.models import TINY, flux
 from giornata_lab.bench.compute.rows import Rows
-from tests.fakes.networks import PLAIN_4
+from giornata_lab.bench.systems.networks import PLAIN_4
 
 BLOCKS, STEPS = 4, 2
 COSTS = Costs(

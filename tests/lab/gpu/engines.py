@@ -18,8 +18,8 @@ from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.engine import edits
 
 GRID: Final = (12, 12)

@@ -12,8 +12,8 @@ from giornata_denoiser.engine.loading import Loader, device_for
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.lab.gpu.engines import FLOAT32, GRID, edit, family, finished, lagging, latents, template
 from tests.unit.denoiser.engine import edits
 

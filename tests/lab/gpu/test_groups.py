@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from giornata_denoiser.parallel.families import shared
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.integration.denoiser.parallel.members import CPU, Member, Members
 from tests.integration.denoiser.parallel.steps import Latents, advanced
 from tests.lab.gpu.engines import FLOAT32, family

@@ -14,9 +14,9 @@ from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.weights import quantize, quantized_layers
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.step_cache import TaylorRule
-from tests.fakes import tiny_flux
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes.step_caches import taylor
-from tests.fakes.tiny_flux import Spec
 from tests.lab.gpu.engines import FLOAT32, GRID, edit, family, finished, latents, template
 
 CPU = torch.device("cpu")

@@ -14,6 +14,7 @@ from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.policies import PolicyName
 from giornata.wire.workers import AdapterLoad, Tier
+from giornata_lab.bench.systems.networks import PLAIN
 from giornata_lab.loadgen import workload as facts
 from giornata_lab.loadgen.workload import AdapterWorkload, MaskShape, WorkloadRequest
 from giornata_lab.simulation.adapters import AdapterDemand, held_controls, with_adapters
@@ -24,7 +25,6 @@ from giornata_lab.simulation.processors import SimClock
 from giornata_lab.simulation.residency import AdapterSetting, LoadReason, SimHost, SimLoras
 from giornata_lab.simulation.results import SimulatedRun, summary
 from giornata_lab.simulation.simulator import Simulation
-from tests.fakes.networks import PLAIN
 from tests.lab.simulation.test_simulation import MACHINE, ends, job
 
 A, B = NeededLora("a", 100), NeededLora("b", 200)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.demand import JobDemand, RowShape
+from giornata_lab.bench.systems.networks import PLAIN
 from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob
 from giornata_lab.simulation.machines import Machine
 from giornata_lab.simulation.options import RunOptions, StageSetting
 from giornata_lab.simulation.processors import Processors, SimClock, StageServers
 from giornata_lab.simulation.simulator import Simulation
-from tests.fakes.networks import PLAIN
 
 MACHINE = Machine(StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0)), PLAIN)
 """A token takes a millisecond."""

@@ -17,6 +17,7 @@ from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import JobDemand, RowLoad, RowShape
 from giornata.scheduling.policies import PolicyName
 from giornata.wire.values import BlockMode
+from giornata_lab.bench.systems.networks import PLAIN, PLAIN_4
 from giornata_lab.loadgen.outcomes import percentile
 from giornata_lab.loadgen.workload import arrival_times
 from giornata_lab.simulation.jobs import (
@@ -35,7 +36,6 @@ from giornata_lab.simulation.results import SimulatedRun, summary
 from giornata_lab.simulation.simulator import Simulation
 from giornata_lab.simulation.templates import TemplateSetting
 from giornata_lab.simulation.worker import SimWorker
-from tests.fakes.networks import PLAIN, PLAIN_4
 
 COSTS = StepCosts((10.0, 0.0, 1.0, 0.0, 0.0, 0.0))
 """10 ms a step, and 1 ms a token."""

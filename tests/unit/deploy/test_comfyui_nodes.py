@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from giornata.wire.requests import Reuse
+from giornata_lab.bench.systems.edit_forms import file, scene
 from tests import comfyui_nodes
 from tests.comfyui_nodes import FOLDER, run
-from tests.e2e.pictures import file, scene
 from tests.patience import HUNG_S
 
 IMAGE = torch.from_numpy(scene() / 255).float()[None]

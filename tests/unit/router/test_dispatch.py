@@ -21,8 +21,8 @@ from giornata.scheduling.scheduler import MAX_PASSED, QueueOrderScheduler
 from giornata.wire.jobs import Assignment, Priority
 from giornata.wire.messages import DenoisedEvent
 from giornata.wire.workers import CostFit, LoadSample, ServiceState, TemplateCounters, Tier, WorkerCosts
+from giornata_lab.bench.systems.networks import plain
 from giornata_router.dispatch import Dispatch, NoReport
-from tests.fakes.networks import plain
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker
 
 LARGE = replace(DEMAND, shapes=(SHAPE,) * 4, together=True)

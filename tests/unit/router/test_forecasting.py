@@ -15,11 +15,11 @@ from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
 from giornata.wire.errors import InternalError, QueueTooLong
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import CostFit, QueueState, ServiceState, WorkerCosts
+from giornata_lab.bench.systems.networks import plain
 from giornata_router.rules.admission import FinishTimeEstimator
 from giornata_router.rules.stages import PrepostStage, StageCost, StagePlacement, Verb
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD
-from tests.fakes.networks import plain
 from tests.unit.router.test_stages import prepost
 from tests.unit.scheduling.test_placement import DEMAND, worker
 

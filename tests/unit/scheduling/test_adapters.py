@@ -27,7 +27,7 @@ from giornata.scheduling.worker_state import WorkerOccupancy
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase, ControlState
 from giornata.wire.workers import AdapterLoad, CostFit, ServiceName, ServiceState, Tier, WorkerCosts
-from tests.fakes.networks import PLAIN_4, plain
+from giornata_lab.bench.systems.networks import PLAIN_4, plain
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, choose, placement, row, worker
 
 TIERS = (None, Tier.DISK, Tier.MEMORY, Tier.DEVICE)

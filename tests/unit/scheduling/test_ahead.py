@@ -25,7 +25,7 @@ from giornata.scheduling.scheduler import (
 )
 from giornata.scheduling.schedulers import SCHEDULERS, scheduler_of
 from giornata.wire.workers import CostFit, ServiceState, Tier, WorkerCosts
-from tests.fakes.networks import plain
+from giornata_lab.bench.systems.networks import plain
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, placement, row, worker
 
 MB: Final = 1_000_000

@@ -13,7 +13,7 @@ from giornata.scheduling.degrees.pool import PoolRow
 from giornata.scheduling.demand import RowShape, StepTimeModel
 from giornata.scheduling.pool_rows import DegreeTimes, StepSize
 from giornata.wire.models import BlockSpec
-from tests.fakes.networks import PLAIN
+from giornata_lab.bench.systems.networks import PLAIN
 
 SHAPE = RowShape(text=10, image=100, computed=20, steps=8)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.demand import JobDemand, RowShape, StepTimeModel
 from giornata.wire.values import BlockMode
-from tests.fakes.networks import PLAIN_4
+from giornata_lab.bench.systems.networks import PLAIN_4
 
 COSTS = StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0))
 PACE = StepTimeModel(COSTS, PLAIN_4, renewed_every=7)

@@ -15,7 +15,7 @@ from giornata.scheduling.cost_models import TEACHERS, WorkerCostModels, work_of
 from giornata.scheduling.demand import UNIT, RowShape
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import CostFit, DegreeCosts, LoadSample, StepSample, Tier, WorkerCosts, WorkerState
-from tests.fakes.networks import plain
+from giornata_lab.bench.systems.networks import plain
 
 BLOCKS = 10
 TRUE = (4.0, 0.0, 0.02, 1e-6, 0.0, 0.0)

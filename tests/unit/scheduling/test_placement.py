@@ -25,8 +25,8 @@ from giornata.wire.workers import (
     WorkerCosts,
     WorkerState,
 )
+from giornata_lab.bench.systems.networks import plain
 from tests.fakes.fleet import CARD
-from tests.fakes.networks import plain
 
 SHAPE = RowShape(text=0, image=16, computed=16, steps=10)
 DEMAND = JobDemand(CARD.name, CARD.digest, (SHAPE,))

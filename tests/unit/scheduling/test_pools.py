@@ -25,8 +25,8 @@ from giornata.wire.workers import (
     WorkerCosts,
     WorkerState,
 )
+from giornata_lab.bench.systems.networks import plain
 from tests.fakes.fleet import CARD
-from tests.fakes.networks import plain
 
 STEPS = 10
 LARGE, SMALL = 800, 100

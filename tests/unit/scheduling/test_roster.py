@@ -14,7 +14,7 @@ from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import RowShape, StepTimeModel
 from giornata.scheduling.worker_state import FEWER, WorkerIndex, WorkerOccupancy, WorkerTotals
 from giornata.wire.workers import Tier
-from tests.fakes.networks import PLAIN_4
+from giornata_lab.bench.systems.networks import PLAIN_4
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker
 
 PACE = StepTimeModel()

@@ -21,12 +21,12 @@ from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
 from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler, SchedulingDecision
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import LoadSample, RowProgress, ServiceState, Tier
+from giornata_lab.bench.systems.networks import PLAIN
 from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob
 from giornata_lab.simulation.machines import Machine
 from giornata_lab.simulation.options import RunOptions
 from giornata_lab.simulation.simulator import Simulation
 from tests.fakes.fleet import CARD
-from tests.fakes.networks import PLAIN
 from tests.unit.scheduling.test_placement import worker
 
 ROUTED: Final = {

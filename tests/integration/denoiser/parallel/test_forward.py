@@ -30,9 +30,10 @@ from giornata_denoiser.parallel.families import halve_guidance, is_possible, sha
 from giornata_denoiser.parallel.groups import RankGroup
 from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowLora
 from giornata_denoiser.rows.template import Entry
-from tests.fakes import tiny_driven, tiny_flux
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
+from tests.fakes import tiny_driven
 from tests.fakes.tiny_driven import FAMILIES
-from tests.fakes.tiny_flux import Spec
 from tests.integration.denoiser.parallel.members import Member, Members
 from tests.integration.denoiser.parallel.steps import (
     TOLERANCE,

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from giornata.wire.adapters import ControlUse, ControlWork, LoraUse
 from giornata.wire.jobs import RowState
 from giornata_denoiser.attempts.inputs import adapters_of
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.contract.messages import JOB, REF
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
 
 USE = LoraUse(lora_id="lora_a", sha256="a" * 64, size_bytes=6, rank=4, modules=2)
 

@@ -39,9 +39,9 @@ from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.protocol import FailedRow, StepReport
 from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_by_size
 from giornata_denoiser.rows.row import Adapters, RowLora
-from tests.fakes import tiny_flux
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import SCHEDULER, Spec
 from tests.fakes.fleet import CARD
-from tests.fakes.tiny_flux import SCHEDULER, Spec
 
 # Attempts count what is unfinished, and the record takes an outcome only from its present owner.
 

@@ -23,9 +23,9 @@ from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import preview_steps
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.contract.messages import JOB, PARAMETERS
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
 
 GENERATOR = torch.Generator().manual_seed(0)
 SEEN = PreviewMap(torch.randn(16, 3, generator=GENERATOR) / 8, torch.full((3,), 0.5))

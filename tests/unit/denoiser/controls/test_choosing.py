@@ -29,14 +29,8 @@ from giornata_denoiser.controls.executor_choice import (
     residual_timing,
 )
 from giornata_denoiser.controls.local import ControlNetTarget, control_target, open_controls
-from tests.fakes import (
-    tiny_driven,
-    tiny_flux,
-    tiny_flux_control,
-    tiny_sd3_control,
-    tiny_unet,
-    tiny_unet_control,
-)
+from giornata_lab.bench.compute import tiny_flux, tiny_unet
+from tests.fakes import tiny_driven, tiny_flux_control, tiny_sd3_control, tiny_unet_control
 from tests.unit.scheduling.test_adapters import instance
 
 # Who computes a row's ControlNets.

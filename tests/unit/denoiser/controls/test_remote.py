@@ -40,10 +40,11 @@ from giornata_denoiser.controls.remote import (
 from giornata_denoiser.controls.sessions import ControlDataPath, DataPathPool
 from giornata_denoiser.engine.adapters import ControlLost, OfSequences
 from giornata_denoiser.rows.row import Adapters, Row, RowControl
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import LATENT, Spec
 from tests.contract.control_link.strangers import TOKEN, listening_at
-from tests.fakes import control_instance, tiny_flux
+from tests.fakes import control_instance
 from tests.fakes.control_instance import TOKENS, Instance
-from tests.fakes.tiny_flux import LATENT, Spec
 from tests.fakes.tiny_flux_control import net
 from tests.patience import HUNG_S
 

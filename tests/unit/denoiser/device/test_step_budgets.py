@@ -42,10 +42,11 @@ from giornata_denoiser.profiling.adapters import RandomLoras
 from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl, RowLora
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.tuning import memory_on
-from tests.fakes import tiny_driven, tiny_flux, tiny_flux_control, tiny_unet
+from giornata_lab.bench.compute import tiny_flux, tiny_unet
+from giornata_lab.bench.compute.tiny_flux import Spec
+from tests.fakes import tiny_driven, tiny_flux_control
 from tests.fakes.cuda import CUDA, Finding, World, pretended
 from tests.fakes.local_controls import controls_of
-from tests.fakes.tiny_flux import Spec
 from tests.patience import HUNG_S
 from tests.unit.denoiser.adapters.test_store import ROOMY, Remote, factors
 from tests.unit.denoiser.engine.test_rehearsal import CARD

@@ -23,8 +23,8 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_denoiser.trace import Trace
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.engine.test_masked import BLOCKS, Everything, step
 
 FORMS = [frozenset({CacheForm.KV}), frozenset({CacheForm.HIDDEN}), frozenset(CacheForm), frozenset()]

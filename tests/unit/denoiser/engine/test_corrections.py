@@ -25,8 +25,8 @@ from giornata_denoiser.rows.template import CachedTemplate, Correction
 from giornata_denoiser.templates.corrections import CorrectionCache
 from giornata_denoiser.templates.lookup import TemplateReuse
 from giornata_denoiser.trace import Trace
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import (
     FORMS,
     GRID,

@@ -18,8 +18,8 @@ from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.precision import float32_bound
 from tests.unit.denoiser.engine.edits import assert_nothing_kept
 

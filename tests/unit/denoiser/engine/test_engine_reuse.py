@@ -35,9 +35,9 @@ from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, SlabLoad,
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
 from giornata_denoiser.trace import Trace
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.examples import examples
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import (
     FORMS,
     GRID,

@@ -27,8 +27,8 @@ from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, StoredTensor, store
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.patience import HUNG_S
 from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finished, template
 

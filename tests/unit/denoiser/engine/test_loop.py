@@ -21,8 +21,8 @@ from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.rows.row import Adapters, Row, RowLora
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.patience import HUNG_S
 
 # The engine's thread: how it ends. What it owes the service is in :mod:`tests.contract.test_row_engine`.

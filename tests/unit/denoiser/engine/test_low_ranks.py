@@ -18,8 +18,8 @@ from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Adapters, Row, RowControl, RowLora
 from giornata_denoiser.templates.corrections import CorrectionCache
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, template
 
 ONE, TWO = RowLora("one", 1.0), RowLora("two", 0.5)

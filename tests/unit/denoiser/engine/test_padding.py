@@ -28,8 +28,8 @@ from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction
 from giornata_denoiser.templates.lookup import TemplateReuse
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import (
     GRID,
     Oracle,

@@ -19,7 +19,7 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.preview_map import PreviewMap, board, fit_map, fit_model
-from tests.fakes import tiny_flux
+from giornata_lab.bench.compute import tiny_flux
 
 # The rehearsal: a model that computes passes, one that does not never serves.
 

@@ -20,8 +20,8 @@ from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.templates.lookup import TemplateReuse
-from tests.fakes import tiny_flux, tiny_unet
-from tests.fakes.tiny_flux import Spec
+from giornata_lab.bench.compute import tiny_flux, tiny_unet
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, edit, engine, finished, template, where
 from tests.unit.denoiser.engine.test_masked import BLOCKS, DOUBLE, FLOAT32, recorded, reusing, step
 from tests.unit.denoiser.engine.test_unkept import Unkept

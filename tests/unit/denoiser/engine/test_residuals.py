@@ -21,8 +21,8 @@ from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.batch_tensors import assemble, place_inputs
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import JOINT_DIM, LATENT, POOLED_DIM, Spec
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import JOINT_DIM, LATENT, POOLED_DIM, Spec
 from tests.precision import float32_bound
 from tests.unit.denoiser.engine.test_masked import BLOCKS, DOUBLE, Everything, masked, reusing
 

@@ -35,9 +35,9 @@ from giornata_denoiser.rows.template import (
 )
 from giornata_denoiser.templates import identity, lookup
 from giornata_denoiser.templates.lookup import TemplateReuse
-from tests.fakes import tiny_flux
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes.profiles import WEIGHTS
-from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.attempts.test_attempt import INSPECTION, JOB
 from tests.unit.denoiser.templates.desk import CHECKPOINT, COSTS, FAMILY, WIDTH, desk
 

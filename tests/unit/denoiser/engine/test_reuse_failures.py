@@ -28,8 +28,8 @@ from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, finished, template
 from tests.unit.denoiser.engine.test_masked import DOUBLE, FLOAT32
 

@@ -14,9 +14,9 @@ from giornata_denoiser.engine.step_budget import cache_bytes, extrapolated, row_
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowLora
 from giornata_denoiser.rows.step_cache import TaylorExpansion, TaylorRule
-from tests.fakes import tiny_flux
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes.step_caches import taylor
-from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, template
 from tests.unit.denoiser.engine.test_masked import BLOCKS, DOUBLE
 

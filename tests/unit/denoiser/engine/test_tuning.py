@@ -30,11 +30,11 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.tuning import MemoryBudget, budget_of, engine_of, memory_of, memory_on, shared_memory
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.configs import configured
 from tests.contract.messages import CARD
-from tests.fakes import tiny_flux
 from tests.fakes.profiles import PROFILE, Steady
-from tests.fakes.tiny_flux import Spec
 
 GRID = (4, 4)
 

@@ -34,8 +34,8 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_by_size
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, StoredTensor
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finished, template, where
 from tests.unit.denoiser.engine.test_masked import BLOCKS
 

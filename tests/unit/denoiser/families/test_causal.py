@@ -21,8 +21,8 @@ from giornata_denoiser.families.driven.batch import DrivenBatch, PreparedSequenc
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes import tiny_driven
-from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import engine, finished
 
 EXACT = 1e-5

@@ -18,9 +18,9 @@ from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_driven import FAMILIES
-from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.test_masked import Everything, Recorded
 
 EXACT = 3e-6

@@ -24,9 +24,9 @@ from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.families.driven.prompts import DrivenPromptBuilder
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
+from giornata_lab.bench.compute.tiny_flux import SCHEDULER, Spec
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_driven import FAMILIES
-from tests.fakes.tiny_flux import SCHEDULER, Spec
 from tests.unit.denoiser.engine.test_masked import Everything, Recorded
 from tests.unit.denoiser.families.test_driven import EXACT, predicted
 

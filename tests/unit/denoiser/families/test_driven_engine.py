@@ -25,9 +25,9 @@ from giornata_denoiser.profiling.fitting import activation_bytes
 from giornata_denoiser.profiling.measuring import StepMeter
 from giornata_denoiser.profiling.mixtures import RowSize, StepShape
 from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_driven import FAMILIES
-from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import engine, finished
 
 EXACT = 1e-5

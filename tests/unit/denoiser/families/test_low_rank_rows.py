@@ -18,11 +18,12 @@ from giornata_denoiser.engine.adapters import with_low_ranks
 from giornata_denoiser.engine.batch_tensors import assemble, place_inputs
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
+from giornata_lab.bench.compute import tiny_flux, tiny_unet
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.distances import distance
-from tests.fakes import tiny_driven, tiny_flux, tiny_unet
+from tests.fakes import tiny_driven
 from tests.fakes.loras import Chosen, Loras
 from tests.fakes.tiny_driven import FAMILIES
-from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.test_masked import Everything, Recorded, masked
 from tests.unit.denoiser.families.test_driven import region_of
 
@@ -229,7 +230,9 @@ def test_unet_rows_equal_peft_alone_as_maps_and_as_tiles(shape: str) -> None:
     lines = {3: ("#...", ".##.", "...."), 4: ("#...", ".##.", "....", "...#")}
     where = [tiny_unet.drawn(*lines[row.grid[0]]) for row in rows]
     uses = [
-        BlockInputs(CachedTokens((BlockMode.KV,) * len(of.blocks), tiny_unet.Recorded(kept, region)))
+        BlockInputs(
+            CachedTokens((BlockMode.KV,) * len(of.blocks), tiny_unet.RecordedUnetTokens(kept, region))
+        )
         for kept, region in zip(seen, where, strict=True)
     ]
     parts = unet_predicted(of, rows, sets, where, uses)

@@ -17,8 +17,9 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families import weights
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.weights import check, quantize, quantized_layers
-from tests.fakes import tiny_driven, tiny_flux
-from tests.fakes.tiny_flux import Spec
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
+from tests.fakes import tiny_driven
 from tests.unit.denoiser.engine.edits import engine, finished
 from tests.unit.denoiser.families.test_driven_engine import edit, masked
 

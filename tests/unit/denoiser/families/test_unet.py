@@ -19,8 +19,8 @@ from giornata.wire.models import BORDER, MOMENTS
 from giornata.wire.values import BlockMode
 from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
 from giornata_denoiser.families.unet.structure import TEXT_TOKENS
-from tests.fakes import tiny_unet
-from tests.fakes.tiny_unet import Everything, Picture, Recorded, drawn
+from giornata_lab.bench.compute import tiny_unet
+from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens, UnetPicture, drawn
 from tests.precision import float32_bound
 
 DOUBLE = torch.float64
@@ -40,7 +40,7 @@ def pair(shape: str, fill: bool, dtype: torch.dtype = DOUBLE) -> tuple[Any, Unet
     return tiny_unet.unet(shape, fill=fill, dtype=dtype), tiny_unet.network(shape, fill=fill, dtype=dtype)
 
 
-def pictures(of: UnetInpaint | UnetFill) -> list[Picture]:
+def pictures(of: UnetInpaint | UnetFill) -> list[UnetPicture]:
     """They differ in size, prompt, prompt length, timestep and step."""
     return [
         tiny_unet.picture(of, (4, 5), words=5, times=(981, 401), seed=1),
@@ -53,7 +53,7 @@ def pictures(of: UnetInpaint | UnetFill) -> list[Picture]:
 @torch.inference_mode()
 def predicted(
     of: UnetInpaint | UnetFill,
-    rows: Sequence[Picture],
+    rows: Sequence[UnetPicture],
     where: Sequence[Region | None],
     uses: Sequence[BlockInputs] = (),
 ) -> tuple[Tensor, ...]:
@@ -70,7 +70,7 @@ def predicted(
     return torch.split(out, lengths)
 
 
-def recorded(of: UnetInpaint | UnetFill, rows: Sequence[Picture]) -> list[Everything]:
+def recorded(of: UnetInpaint | UnetFill, rows: Sequence[UnetPicture]) -> list[Everything]:
     """What a forward in full shows of each."""
     recorders = [Everything() for _ in rows]
     predicted(of, rows, [None] * len(rows), [BlockInputs(recorder=recorder) for recorder in recorders])
@@ -78,7 +78,9 @@ def recorded(of: UnetInpaint | UnetFill, rows: Sequence[Picture]) -> list[Everyt
 
 
 def taking(of: UnetInpaint | UnetFill, kept: Everything, place: Region, *, room: bool = True) -> BlockInputs:
-    return BlockInputs(CachedTokens((BlockMode.KV,) * len(of.blocks), Recorded(kept, place, room=room)))
+    return BlockInputs(
+        CachedTokens((BlockMode.KV,) * len(of.blocks), RecordedUnetTokens(kept, place, room=room))
+    )
 
 
 @pytest.mark.parametrize(("shape", "fill"), KINDS)
@@ -242,7 +244,7 @@ def test_blocks_are_taken_together_or_not_at_all() -> None:
     _, of = pair("xl", fill=False)
     row = pictures(of)[0]
     (kept,) = recorded(of, [row])
-    source = Recorded(kept, L_SHAPE)
+    source = RecordedUnetTokens(kept, L_SHAPE)
     modes = (BlockMode.FULL,) * len(of.blocks)
     (full,) = predicted(of, [row], [L_SHAPE], [BlockInputs(CachedTokens(modes, source))])
     (whole,) = predicted(of, [row], [None])

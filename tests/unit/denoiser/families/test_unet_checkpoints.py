@@ -10,7 +10,7 @@ import torch
 from diffusers import DDIMScheduler
 
 from giornata_denoiser.families.unet.checkpoints import load
-from tests.fakes import tiny_unet
+from giornata_lab.bench.compute import tiny_unet
 from tests.unit.denoiser.families.test_unet import (
     DOUBLE,
     EXACT,

@@ -26,8 +26,8 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Adapters, Row, RowControl
+from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens
 from tests.fakes import tiny_unet_control
-from tests.fakes.tiny_unet import Everything, Recorded
 from tests.unit.denoiser.engine.edits import finished
 from tests.unit.denoiser.engine.test_masked import on_the_line, step, uses_of
 from tests.unit.denoiser.families.test_unet_engine import WHERE, family, row
@@ -135,7 +135,7 @@ def test_masked_equals_full_on_the_compute_set(both: Both, fill: bool) -> None:
     masked = [replace(each, region=WHERE) for each in rows]
     modes = (BlockMode.KV,) * of.depth
     taking = {
-        index: [BlockInputs(CachedTokens(modes, Recorded(kept, WHERE))) for kept in seen]
+        index: [BlockInputs(CachedTokens(modes, RecordedUnetTokens(kept, WHERE))) for kept in seen]
         for index, seen in enumerate(recorders)
     }
     taken = with_residuals(uses_of(masked, taking), masked, controls.compute(masked, [False] * len(masked)))
@@ -173,7 +173,7 @@ def test_samples_are_held_where_a_row_takes_what_lies_outside(
             uses = [BlockInputs(recorder=each) for each in seen]
         else:
             modes = (BlockMode.KV,) * of.depth
-            uses = [BlockInputs(CachedTokens(modes, Recorded(each, WHERE))) for each in seen]
+            uses = [BlockInputs(CachedTokens(modes, RecordedUnetTokens(each, WHERE))) for each in seen]
         wanted = wanted.advanced(step(of, [wanted], plus(uses, added) if wanted.step < 5 else uses)[0])
     forwards: list[int] = []
     net: Any = both.loaded

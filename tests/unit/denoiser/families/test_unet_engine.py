@@ -33,10 +33,10 @@ from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_denoiser.templates import disk
 from giornata_denoiser.templates.identity import form_of, storage_budget
+from giornata_lab.bench.compute import tiny_flux, tiny_unet
+from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens, drawn
 from tests.configs import configured
 from tests.contract.messages import CARD
-from tests.fakes import tiny_flux, tiny_unet
-from tests.fakes.tiny_unet import Everything, Recorded, drawn
 from tests.unit.denoiser.engine.edits import Measured, engine, finished
 from tests.unit.denoiser.engine.test_masked import step
 from tests.unit.denoiser.engine.test_unkept import Unkept
@@ -182,7 +182,7 @@ def test_without_a_template_rows_take_what_their_last_step_in_full_made(fill: bo
             uses = [BlockInputs(recorder=each) for each in seen]
         else:
             modes = (BlockMode.KV,) * of.depth
-            uses = [BlockInputs(CachedTokens(modes, Recorded(each, WHERE))) for each in seen]
+            uses = [BlockInputs(CachedTokens(modes, RecordedUnetTokens(each, WHERE))) for each in seen]
         wanted = wanted.advanced(step(of, [wanted], uses)[0])
     made = engine(of, correction_bits=EXACT)
     made.batch.submit([replace(renewing, records=RecordingSpec(KV, EXACT))])
@@ -294,7 +294,11 @@ def test_a_region_is_needed_to_take() -> None:
     of = family()
     at = row(of, "a")
     with pytest.raises(ValueError, match="has no region"):
-        step(of, [at], [BlockInputs(CachedTokens((BlockMode.KV,) * of.depth, Recorded(Everything(), WHERE)))])
+        step(
+            of,
+            [at],
+            [BlockInputs(CachedTokens((BlockMode.KV,) * of.depth, RecordedUnetTokens(Everything(), WHERE)))],
+        )
 
 
 @pytest.mark.parametrize("bits", [EXACT, 8])

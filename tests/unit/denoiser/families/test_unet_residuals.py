@@ -14,8 +14,8 @@ from giornata.packed.block_inputs import BlockInputs, CachedTokens
 from giornata.packed.compute_set import Region
 from giornata.packed.packing import maps_to_tiles
 from giornata.wire.values import BlockMode
-from tests.fakes import tiny_unet
-from tests.fakes.tiny_unet import Everything, Recorded, drawn
+from giornata_lab.bench.compute import tiny_unet
+from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens, drawn
 
 EXACT = 1e-9
 """In float64; a residual at a wrong place is off by a hundredth and more."""
@@ -99,7 +99,9 @@ def test_rows_with_and_without_share_a_forward(shape: str, fill: bool) -> None:
     uses = [
         BlockInputs(residuals=each)
         if at is None
-        else BlockInputs(CachedTokens((BlockMode.KV,) * len(of.blocks), Recorded(kept, at)), residuals=each)
+        else BlockInputs(
+            CachedTokens((BlockMode.KV,) * len(of.blocks), RecordedUnetTokens(kept, at)), residuals=each
+        )
         for at, kept, each in zip(
             where, recorders, [whole[0], added(maps[1], (5, 4), STRIP), None, whole[3]], strict=True
         )

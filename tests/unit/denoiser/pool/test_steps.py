@@ -28,9 +28,9 @@ from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.shared_rows import RankKnowledge, SharedRow, SharedRowStore
 from giornata_denoiser.pool.state import PoolState, RowStepStart, RowStepTimes
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from tests.fakes import tiny_flux
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes.pool import OneDevice
-from tests.fakes.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import FORMS, GRID, where
 
 # What a rank keeps of rows from step to step, and when it lets go of it.

@@ -39,9 +39,10 @@ from giornata_denoiser.profiling.profiles import device_name, read_profile, writ
 from giornata_denoiser.profiling.report import report
 from giornata_denoiser.profiling.scatter import scatter
 from giornata_denoiser.rows.template import StoredTensor
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.systems.networks import PLAIN_4, plain
 from giornata_lab.simulation.h100 import MACHINES, shipped
-from tests.fakes import tiny_driven, tiny_flux
-from tests.fakes.networks import PLAIN_4, plain
+from tests.fakes import tiny_driven
 from tests.fakes.profiles import PROFILE
 from tests.unit.denoiser.engine.test_rehearsal import CARD
 from tests.unit.denoiser.families import test_unet_engine

@@ -30,12 +30,12 @@ from giornata_denoiser.rows.template import CachedBlock, Entry, store
 from giornata_denoiser.templates.lookup import TemplateLookup, TemplateReuse
 from giornata_denoiser.templates.runs import PendingRegistration, TemplateRegistrations, TemplateRuns
 from giornata_denoiser.templates.store import TemplateStore
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.configs import configured
 from tests.contract.messages import CARD
-from tests.fakes import tiny_flux
 from tests.fakes.profiles import LOAD_WEIGHTS, WEIGHTS
 from tests.fakes.row_engine import SteppedEngine
-from tests.fakes.tiny_flux import Spec
 from tests.patience import HUNG_S
 from tests.unit.denoiser.attempts.test_attempt import INSPECTION, JOB
 

@@ -20,8 +20,8 @@ from giornata_denoiser.templates.first_templates import EXPECTED, FirstTemplates
 from giornata_denoiser.templates.identity import PINNED
 from giornata_denoiser.templates.lookup import TemplateReuse
 from giornata_denoiser.templates.store import TemplateStore
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.patience import HUNG_S
 from tests.unit.denoiser.engine.edits import edit, where
 from tests.unit.denoiser.templates.desk import FAMILY, Desk, desk

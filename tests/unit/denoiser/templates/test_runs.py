@@ -10,8 +10,8 @@ from safetensors import SafetensorError
 
 from giornata import tensors
 from giornata.wire.jobs import BlobRef, Job
-from tests.fakes import tiny_flux
-from tests.fakes.tiny_flux import Spec
+from giornata_lab.bench.compute import tiny_flux
+from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.attempts.test_attempt import INSPECTION
 from tests.unit.denoiser.templates.desk import CHECKPOINT, FAMILY, desk
 
