@@ -55,6 +55,7 @@ async def trickling(stage: Stage, head: bytes, drop: bytes) -> bytes:
         return SLOW if told.exception() else told.result().partition(b"\r\n")[0]
 
 
+@pytest.mark.long  # each kind alone is in test_connections and test_hostile
 async def test_dozens_of_slow_clients_are_gone_and_others_do_not_notice(opening: Opening) -> None:
     async with opening(**LIMITS) as stage:
         kinds: list[Callable[[], Coroutine[Any, Any, bytes]]] = [
