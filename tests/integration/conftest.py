@@ -29,6 +29,7 @@ from tests.integration.nats_accounts import NatsAccounts
 from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
 from tests.shared_files import SharedFolders
+from tests.valkey import UNTITLED
 
 WORLDS: Final = {"lora_store", "router"}
 """Folders whose tests run in a world of their own, where they do not say otherwise."""
@@ -112,7 +113,7 @@ def nats_account(request: pytest.FixtureRequest) -> Iterator[str]:
 def redis_url(server_folder: Path) -> Iterator[str]:
     """The Redis-protocol server that tests share, over a unix socket."""
     path = server_folder / "redis.sock"
-    server = ValkeyServer(port=0, unix_socket_path=path)
+    server = ValkeyServer(port=0, unix_socket_path=path, config=dict(UNTITLED))
     server.start(timeout=HUNG_S)
     yield f"unix://{path}"
     server.stop()
@@ -141,7 +142,7 @@ def guarded_nats(tmp_path: Path) -> Iterator[tuple[NatsServer, Path]]:
 def private_redis() -> Iterator[tuple[str, Callable[[], None]]]:
     """URL of a Redis-protocol server of this test alone, and what stops it."""
     folder = Path(tempfile.mkdtemp(prefix="gio-"))
-    server = ValkeyServer(port=0, unix_socket_path=folder / "redis.sock")
+    server = ValkeyServer(port=0, unix_socket_path=folder / "redis.sock", config=dict(UNTITLED))
     server.start(timeout=HUNG_S)
     yield f"unix://{folder / 'redis.sock'}", server.stop
     with contextlib.suppress(ValkeyServerNotStartedError):
