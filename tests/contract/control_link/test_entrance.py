@@ -20,7 +20,6 @@ from structlog.testing import capture_logs
 
 from giornata import anonymous_memory
 from giornata.control.link import server, slabs, sockets
-from giornata.control.link import server as listening
 from giornata.control.link.client import ControlLink
 from giornata.control.link.server import ControlStepRequest, Listener, is_known_token
 from giornata.control.link.sockets import LENGTH, LinkLost, encode_frame
@@ -116,7 +115,7 @@ def test_who_says_nothing_is_shown_out_in_time(in_process: Served, monkeypatch: 
 
 
 def test_there_are_only_so_many_connections(in_process: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "MAX_LINKS", 2)
+    monkeypatch.setattr(server, "MAX_LINKS", 2)
     with (
         capture_logs() as logs,
         admitted(in_process, DataPath.TCP),

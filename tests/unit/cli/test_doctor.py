@@ -16,10 +16,7 @@ from click.testing import CliRunner
 from huggingface_hub import try_to_load_from_cache
 
 from giornata_tools import provenance
-from giornata_tools.cli.doctor import checks as accelerator
-from giornata_tools.cli.doctor import checks as checkpoint
-from giornata_tools.cli.doctor import checks as machine
-from giornata_tools.cli.doctor import checks as servers
+from giornata_tools.cli.doctor import checks as doctor_checks
 from giornata_tools.cli.doctor import command as doctor
 from giornata_tools.cli.doctor.checks import CheckStatus, DoctorFinding, TorchReport, fail, ok, warn, worst
 from tests.e2e.studio import browsing
@@ -31,22 +28,22 @@ CUDA = TorchReport("2.13.0+cu130", "13.0", None, ["NVIDIA H100"])
 
 
 def test_python_is_new_enough() -> None:
-    assert machine.python().verdict is CheckStatus.OK
-    assert machine.python((3, 11, 0)).verdict is CheckStatus.OK
-    old = machine.python((3, 10, 14))
+    assert doctor_checks.python().verdict is CheckStatus.OK
+    assert doctor_checks.python((3, 11, 0)).verdict is CheckStatus.OK
+    old = doctor_checks.python((3, 10, 14))
     assert (old.verdict, "3.10.14" in old.sentence) == (CheckStatus.FAIL, True)
 
 
 def test_all_distributions_of_the_checkout_are_wanted_and_here() -> None:
-    want = machine.wanted(ROOT)
+    want = doctor_checks.wanted(ROOT)
     assert len(want) == 9
-    assert machine.distributions(want).verdict is CheckStatus.OK
-    assert machine.requirements(want).verdict is CheckStatus.OK
+    assert doctor_checks.distributions(want).verdict is CheckStatus.OK
+    assert doctor_checks.requirements(want).verdict is CheckStatus.OK
 
 
 def test_a_missing_and_an_old_distribution_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "installed", {"giornata": "0.0.9", "giornata-router": "1"}.get)
-    found = machine.distributions({"giornata": "1", "giornata-router": "1", "giornata-denoiser": "1"})
+    monkeypatch.setattr(doctor_checks, "installed", {"giornata": "0.0.9", "giornata-router": "1"}.get)
+    found = doctor_checks.distributions({"giornata": "1", "giornata-router": "1", "giornata-denoiser": "1"})
     assert found.verdict is CheckStatus.FAIL
     assert found.sentence == "giornata-denoiser is not installed; giornata 0.0.9 instead of 1."
     assert "make setup" in (found.remedy or "")
@@ -55,10 +52,10 @@ def test_a_missing_and_an_old_distribution_are_named(monkeypatch: pytest.MonkeyP
 def test_what_a_distribution_requires_and_nobody_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     needs = {"a": ["redis[hiredis]>=5; python_version >= '3'", "click; extra == 'cli'"], "b": ["nats-py"]}
     have = {"a": "1", "nats-py": "2"}
-    for module in (machine, provenance):
+    for module in (doctor_checks, provenance):
         monkeypatch.setattr(module, "installed", have.get)
     monkeypatch.setattr(metadata, "requires", needs.get)
-    found = machine.requirements(["a", "b"])
+    found = doctor_checks.requirements(["a", "b"])
     assert (found.verdict, found.sentence) == (CheckStatus.FAIL, "Not installed: redis.")
 
 
@@ -80,7 +77,7 @@ def test_what_a_distribution_requires_and_nobody_installed_is_named(monkeypatch:
 def test_torch_is_judged_beside_the_gpu(
     found: TorchReport, gpus: str | None, verdict: CheckStatus, told: str
 ) -> None:
-    finding = accelerator.judge(found, gpus)
+    finding = doctor_checks.judge(found, gpus)
     assert finding.verdict is verdict
     assert told in finding.sentence
     assert (finding.remedy is None) == (verdict is CheckStatus.OK)
@@ -88,42 +85,42 @@ def test_torch_is_judged_beside_the_gpu(
 
 def test_torch_is_asked_in_a_process_of_its_own() -> None:
     told = json.dumps({"version": "2", "cuda": None, "reason": None, "devices": []})
-    assert accelerator.probe(f"print('noise'); print({told!r})") == TorchReport("2", None, None, [])
-    finding = accelerator.torch("raise ImportError('libcuda is broken')")
+    assert doctor_checks.probe(f"print('noise'); print({told!r})") == TorchReport("2", None, None, [])
+    finding = doctor_checks.torch("raise ImportError('libcuda is broken')")
     assert (finding.verdict, "libcuda is broken" in finding.sentence) == (CheckStatus.FAIL, True)
 
 
 def test_the_embedded_servers_run_and_missing_ones_matter_only_if_needed(tmp_path: Path) -> None:
-    assert machine.nats_program(needed=True).verdict is CheckStatus.OK
-    assert machine.valkey_server(needed=True).verdict is CheckStatus.OK
-    assert machine.runs(tmp_path / "none", needed=True).verdict is CheckStatus.FAIL
-    assert machine.runs(tmp_path / "none", needed=False).verdict is CheckStatus.WARN
+    assert doctor_checks.nats_program(needed=True).verdict is CheckStatus.OK
+    assert doctor_checks.valkey_server(needed=True).verdict is CheckStatus.OK
+    assert doctor_checks.runs(tmp_path / "none", needed=True).verdict is CheckStatus.FAIL
+    assert doctor_checks.runs(tmp_path / "none", needed=False).verdict is CheckStatus.WARN
     broken = tmp_path / "nats-server"
     broken.write_text(f"#!{sys.executable}\nraise SystemExit(3)\n")
     broken.chmod(0o700)
-    assert "does not run" in machine.runs(broken, needed=True).sentence
+    assert "does not run" in doctor_checks.runs(broken, needed=True).sentence
 
 
 def test_a_port_is_free_or_taken_or_the_gateways() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         number = taken.getsockname()[1]
-        assert machine.port("127.0.0.1", number, answered=False).verdict is CheckStatus.FAIL
-        assert machine.port("127.0.0.1", number, answered=True).verdict is CheckStatus.OK
-    assert machine.port("127.0.0.1", number, answered=False).sentence == "free"
-    assert "not this machine" in machine.port("192.0.2.1", 80, answered=False).sentence
+        assert doctor_checks.port("127.0.0.1", number, answered=False).verdict is CheckStatus.FAIL
+        assert doctor_checks.port("127.0.0.1", number, answered=True).verdict is CheckStatus.OK
+    assert doctor_checks.port("127.0.0.1", number, answered=False).sentence == "free"
+    assert "not this machine" in doctor_checks.port("192.0.2.1", 80, answered=False).sentence
 
 
 @pytest.mark.parametrize(
     ("gib", "verdict"), [(0.5, CheckStatus.FAIL), (2, CheckStatus.WARN), (50, CheckStatus.OK)]
 )
 def test_disk(tmp_path: Path, gib: float, verdict: CheckStatus) -> None:
-    assert machine.disk(tmp_path, int(gib * machine.GIB)).verdict is verdict
+    assert doctor_checks.disk(tmp_path, int(gib * doctor_checks.GIB)).verdict is verdict
 
 
 def test_memory() -> None:
-    assert machine.memory(2 * machine.GIB).verdict is CheckStatus.WARN
-    assert machine.memory(8 * machine.GIB).verdict is CheckStatus.OK
-    assert "GiB" in machine.memory().sentence
+    assert doctor_checks.memory(2 * doctor_checks.GIB).verdict is CheckStatus.WARN
+    assert doctor_checks.memory(8 * doctor_checks.GIB).verdict is CheckStatus.OK
+    assert "GiB" in doctor_checks.memory().sentence
 
 
 @pytest.mark.parametrize("name", browsing.NAMES)
@@ -133,12 +130,12 @@ def test_a_browser_is_what_the_tests_of_the_page_find_and_no_other(
     (tmp_path / "chromium-1187").mkdir()  # Playwright's own, which they do not look at
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine.browser().verdict is CheckStatus.WARN
+    assert doctor_checks.browser().verdict is CheckStatus.WARN
     program = tmp_path / name
     program.touch(mode=0o700)
-    assert machine.browser() == ok(str(program))
+    assert doctor_checks.browser() == ok(str(program))
     assert browsing.find_browser() == str(program)
-    assert machine.BROWSERS == browsing.NAMES
+    assert doctor_checks.BROWSERS == browsing.NAMES
 
 
 @pytest.fixture
@@ -159,13 +156,13 @@ def hub_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_repository_that_may_be_gated_wants_a_token(
     hub_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = checkpoint.model("owner/name")
+    found = doctor_checks.model("owner/name")
     assert (found.verdict, "HF_TOKEN" in (found.remedy or "")) == (CheckStatus.WARN, True)
     monkeypatch.setenv("HF_TOKEN", "hf_x")
-    assert checkpoint.model("owner/name").verdict is CheckStatus.OK
+    assert doctor_checks.model("owner/name").verdict is CheckStatus.OK
     monkeypatch.delenv("HF_TOKEN")
     (hub_home / "token").write_text("hf_x")  # hf auth login
-    assert checkpoint.model("owner/name").verdict is CheckStatus.OK
+    assert doctor_checks.model("owner/name").verdict is CheckStatus.OK
 
 
 def test_a_repository_that_the_hub_has_in_its_cache_wants_nothing(hub_home: Path) -> None:
@@ -173,19 +170,19 @@ def test_a_repository_that_the_hub_has_in_its_cache_wants_nothing(hub_home: Path
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("c0ffee")
     (folder / "snapshots" / "c0ffee").mkdir(parents=True)
-    assert checkpoint.model("owner/name").verdict is CheckStatus.WARN  # begun, and no more
+    assert doctor_checks.model("owner/name").verdict is CheckStatus.WARN  # begun, and no more
     index = folder / "snapshots" / "c0ffee" / "model_index.json"
     index.touch()
-    assert checkpoint.model("owner/name").verdict is CheckStatus.OK
-    assert checkpoint.model("owner/other").verdict is CheckStatus.WARN
+    assert doctor_checks.model("owner/name").verdict is CheckStatus.OK
+    assert doctor_checks.model("owner/other").verdict is CheckStatus.WARN
     asked = try_to_load_from_cache("owner/name", index.name, cache_dir=hub_home / "hub")
     assert asked == str(index), "the hub keeps its cache otherwise"
 
 
 def test_the_model(tmp_path: Path) -> None:
-    assert checkpoint.model(None).verdict is CheckStatus.OK
-    assert checkpoint.model("./nowhere").verdict is CheckStatus.FAIL
-    empty = checkpoint.model(str(tmp_path))
+    assert doctor_checks.model(None).verdict is CheckStatus.OK
+    assert doctor_checks.model("./nowhere").verdict is CheckStatus.FAIL
+    empty = doctor_checks.model(str(tmp_path))
     assert (empty.verdict, "model_index.json is missing" in empty.sentence) == (CheckStatus.FAIL, True)
 
 
@@ -199,7 +196,7 @@ def test_the_model(tmp_path: Path) -> None:
     ],
 )
 def test_a_blob_store_keeps_what_it_has(policy: str, appends: bool, verdict: CheckStatus) -> None:
-    assert servers.judge_blob_store("redis://a", policy, appends=appends).verdict is verdict
+    assert doctor_checks.judge_blob_store("redis://a", policy, appends=appends).verdict is verdict
 
 
 def test_the_worst_finding_decides() -> None:
@@ -223,8 +220,8 @@ async def test_a_check_that_fails_itself_is_a_finding() -> None:
 
 def test_a_gateway_whose_streams_are_nearly_full_is_a_warning() -> None:
     ready = {"models": ["fresco"], "nearly_full": []}
-    assert servers.judge_gateway("http://g", ready).verdict is CheckStatus.OK
-    found = servers.judge_gateway("http://g", ready | {"nearly_full": ["KV_giornata-jobs"]})
+    assert doctor_checks.judge_gateway("http://g", ready).verdict is CheckStatus.OK
+    found = doctor_checks.judge_gateway("http://g", ready | {"nearly_full": ["KV_giornata-jobs"]})
     assert (found.verdict, "KV_giornata-jobs" in found.sentence) == (CheckStatus.WARN, True)
 
 
@@ -245,14 +242,14 @@ async def test_each_of_several_models_is_looked_at_and_their_names() -> None:
 
 def test_a_model_whose_templates_do_not_fit_is_told() -> None:
     folder = str(Path(__file__).parents[3] / "deploy/model/fresco")
-    assert checkpoint.model(folder).verdict is CheckStatus.OK
-    tight = checkpoint.model(folder, memory_bytes=1000)
+    assert doctor_checks.model(folder).verdict is CheckStatus.OK
+    tight = doctor_checks.model(folder, memory_bytes=1000)
     assert tight.verdict is CheckStatus.WARN
     assert "TEMPLATE_MEMORY_MB" in (tight.remedy or "")
 
 
 def of_device(name: str, size: str, folder: Path) -> DoctorFinding:
-    return checkpoint.device(str(published(folder / name, name)), checkpoint.size_of(size))
+    return doctor_checks.device(str(published(folder / name, name)), doctor_checks.size_of(size))
 
 
 def test_a_gpu_with_room_is_told_what_each_part_takes(tmp_path: Path) -> None:
@@ -292,30 +289,30 @@ def test_what_does_not_fit_is_told_with_what_would(tmp_path: Path) -> None:
         r"Of rows of that size GIORNATA_QUANTIZE=int8 has room for \d+ in a step; a GPU of 48 GB",
         found.remedy or "",
     )
-    smallest = checkpoint.device(str(tmp_path / "qwen-image"), 10**9)
+    smallest = doctor_checks.device(str(tmp_path / "qwen-image"), 10**9)
     assert (smallest.verdict, "a GPU of 32 GB" in (smallest.remedy or "")) == (CheckStatus.FAIL, False)
 
 
 def test_a_model_without_sizes_is_told(tmp_path: Path, hub_home: Path) -> None:
-    assert "in the hub's cache" in checkpoint.device("owner/name", 10**9).sentence
+    assert "in the hub's cache" in doctor_checks.device("owner/name", 10**9).sentence
     (published(tmp_path, "flux") / "vae" / "model.safetensors").unlink()
-    found = checkpoint.device(str(tmp_path), 10**9)
+    found = doctor_checks.device(str(tmp_path), 10**9)
     assert (found.verdict, "vae has neither weights nor an index" in found.sentence) == (
         CheckStatus.FAIL,
         True,
     )
-    assert checkpoint.device(str(tmp_path / "vae"), 10**9).verdict is CheckStatus.FAIL
+    assert doctor_checks.device(str(tmp_path / "vae"), 10**9).verdict is CheckStatus.FAIL
 
 
 def test_a_model_of_the_hub_is_looked_at_in_its_cache(tmp_path: Path, hub_home: Path) -> None:
     published(hub_home / "hub" / "models--owner--flux" / "snapshots" / "1", "flux")
-    assert checkpoint.device("owner/flux", 80 * 10**9).verdict is CheckStatus.OK
+    assert doctor_checks.device("owner/flux", 80 * 10**9).verdict is CheckStatus.OK
 
 
 @pytest.mark.parametrize("size", ["", "GB", "0GB", "80GiB", "a lot", "-3"])
 def test_a_size_that_is_none_is_refused(size: str) -> None:
     with pytest.raises(click.BadParameter, match="write it as 80GB"):
-        checkpoint.size_of(size)
+        doctor_checks.size_of(size)
 
 
 @pytest.mark.parametrize(("size", "status"), [("80GB", 0), ("16", 1)])

@@ -111,10 +111,9 @@ def up(ctx: click.Context, /, **given: Any) -> None:
         raise click.UsageError("--family serves a small model of its own; leave it or --model out.")
     extras.require_system()
     from giornata_tools.launcher import up as launcher
-    from giornata_tools.launcher import up as program
 
-    options, say = launcher.UpOptions(**given), program.say
+    options, say = launcher.UpOptions(**given), launcher.say
     beside: launcher.Beside = launcher.idle
     if options.profile_loras:
         from giornata_tools.lora_profiler.sessions import profiling as beside
-    ctx.exit(program.run("up", partial(launcher.up, options, say, beside)))
+    ctx.exit(launcher.run("up", partial(launcher.up, options, say, beside)))

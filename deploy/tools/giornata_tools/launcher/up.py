@@ -23,9 +23,7 @@ from giornata_tools import terminal
 from giornata_tools.checkout import MODELS, PROFILE, STATE
 from giornata_tools.clients.edits import without_password
 from giornata_tools.connection import StackAddresses, published
-from giornata_tools.launcher import models as adapters
-from giornata_tools.launcher import models as masks
-from giornata_tools.launcher import models as model
+from giornata_tools.launcher import models as launcher_models
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan, planned
 from giornata_tools.launcher.process import LaunchError
 from giornata_tools.launcher.stack import Stack, running
@@ -102,7 +100,7 @@ async def idle(stack: Stack, say: Say) -> None:  # noqa: ARG001 - what is done b
 
 async def up(options: UpOptions, say: Say, beside: Beside = idle) -> int:
     """Start, print the addresses, do `beside` until cancelled, drain; 1 where something did not end in order."""
-    chosen = await model.choose_all(options.models, os.environ, options.family, MODELS, say)
+    chosen = await launcher_models.choose_all(options.models, os.environ, options.family, MODELS, say)
     asked = plan(options, chosen)
     say("Starting; this takes some seconds.")
     async with running(asked, say) as stack:
@@ -119,7 +117,7 @@ async def up(options: UpOptions, say: Say, beside: Beside = idle) -> int:
     return 1 if stack.obituaries else 0
 
 
-def plan(options: UpOptions, chosen: tuple[model.StackModel, ...]) -> StackPlan:
+def plan(options: UpOptions, chosen: tuple[launcher_models.StackModel, ...]) -> StackPlan:
     """The stack that the flags and the environment ask for.
 
     Raises:
@@ -135,8 +133,8 @@ def plan(options: UpOptions, chosen: tuple[model.StackModel, ...]) -> StackPlan:
         ServiceName.CONTROLNET: options.controlnet_services,
     }
     models = profiled(PROFILE, chosen, options.torch_threads, os.environ)
-    models = adapters.with_controlnets(models, os.environ)
-    nets = adapters.service_controlnets(models, os.environ)
+    models = launcher_models.with_controlnets(models, os.environ)
+    nets = launcher_models.service_controlnets(models, os.environ)
     if options.controlnet_services and not nets:
         raise LaunchError(
             f"--controlnet-services {options.controlnet_services} needs GIORNATA_CONTROLNETS: folders or hub ids, "
@@ -157,15 +155,15 @@ def plan(options: UpOptions, chosen: tuple[model.StackModel, ...]) -> StackPlan:
         env_of={
             ServiceName.GATEWAY: aliases_of(options.aliases, models, os.environ),
             ServiceName.DENOISER: {DEVICES: options.devices} if options.devices else {},
-            ServiceName.PREPOST: masks.shipped_masks(models, os.environ),
-            ServiceName.LORA_STORE: adapters.shared_loras(models, os.environ),
-            ServiceName.CONTROLNET: {adapters.NETS: nets} if nets else {},
+            ServiceName.PREPOST: launcher_models.shipped_masks(models, os.environ),
+            ServiceName.LORA_STORE: launcher_models.shared_loras(models, os.environ),
+            ServiceName.CONTROLNET: {launcher_models.NETS: nets} if nets else {},
         },
     )
 
 
 def aliases_of(
-    aliases: tuple[str, ...], models: tuple[model.StackModel, ...], env: Mapping[str, str]
+    aliases: tuple[str, ...], models: tuple[launcher_models.StackModel, ...], env: Mapping[str, str]
 ) -> dict[str, str]:
     """The gateway's setting for `aliases`; LaunchError where one leads to none of the `models`."""
     names = [each.served_name for each in models]
@@ -178,8 +176,8 @@ def aliases_of(
 
 
 def profiled(
-    path: Path, models: tuple[model.StackModel, ...], torch_threads: int, env: Mapping[str, str]
-) -> tuple[model.StackModel, ...]:
+    path: Path, models: tuple[launcher_models.StackModel, ...], torch_threads: int, env: Mapping[str, str]
+) -> tuple[launcher_models.StackModel, ...]:
     """`models`, each with the profile in `path` if it is of that model, or else the one that `env` names.
 
     A denoiser refuses a profile of another model. So one that is named for several goes to the one that it is of.
@@ -203,7 +201,7 @@ def profiled(
     )
 
 
-def is_of(profile: Path, chosen: model.StackModel, torch_threads: int) -> bool:
+def is_of(profile: Path, chosen: launcher_models.StackModel, torch_threads: int) -> bool:
     """Return whether the file `profile` was measured with this model, and so many threads or a GPU."""
     if not profile.is_file() or not Path(chosen.source).is_dir():
         return False

@@ -114,7 +114,7 @@ LORAS = (RowLora("a" * 64),)
 PLAIN = tiny_flux.row(tiny_flux.family(), Spec("x"))
 
 
-class Shelf:
+class ResidentLoraSets:
     """Sets that a test loads."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ def adapted(row: Row, loras_from: int = 0) -> Row:
 def test_a_row_whose_request_tells_the_step_takes_its_loras_there(
     step: int, loras_from: int, *, here: bool
 ) -> None:
-    shelf = Shelf()
+    shelf = ResidentLoraSets()
     shelf.here = {LORAS} if here else set()
     adapters = Adapters(LORAS, loras_from, joins_early=False)
     row = replace(PLAIN, adapters=adapters, step=step, corrections=())
@@ -144,7 +144,7 @@ def test_a_row_whose_request_tells_the_step_takes_its_loras_there(
 def test_a_row_goes_on_while_it_may_and_takes_its_loras_at_the_first_boundary(
     step: int, loras_from: int, *, here: bool
 ) -> None:
-    shelf = Shelf()
+    shelf = ResidentLoraSets()
     shelf.here = {LORAS} if here else set()
     row = replace(adapted(PLAIN, loras_from), step=step, corrections=())
     now = ready_row(row, shelf)
@@ -158,16 +158,16 @@ def test_a_row_goes_on_while_it_may_and_takes_its_loras_at_the_first_boundary(
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
+def shelf() -> ResidentLoraSets:
+    return ResidentLoraSets()
 
 
 @pytest.fixture
-def gated(shelf: Shelf) -> GatedLoop:
+def gated(shelf: ResidentLoraSets) -> GatedLoop:
     return GatedLoop(low_ranks=shelf)
 
 
-def test_a_row_waits_for_its_loras_while_others_go_on(gated: GatedLoop, shelf: Shelf) -> None:
+def test_a_row_waits_for_its_loras_while_others_go_on(gated: GatedLoop, shelf: ResidentLoraSets) -> None:
     late, other = (tiny_flux.row(gated.family, Spec(name)) for name in ("late", "other"))
     with gated.engine as loop:
         loop.submit([adapted(late), other])
@@ -183,7 +183,7 @@ def test_a_row_waits_for_its_loras_while_others_go_on(gated: GatedLoop, shelf: S
     torch.testing.assert_close(done["late"].latent, alone, rtol=1e-4, atol=1e-5)
 
 
-def test_a_row_that_waits_for_a_second_input_is_counted_once(gated: GatedLoop, shelf: Shelf) -> None:
+def test_a_row_that_waits_for_a_second_input_is_counted_once(gated: GatedLoop, shelf: ResidentLoraSets) -> None:
     late, other = (tiny_flux.row(gated.family, Spec(name, steps=8)) for name in ("late", "other"))
     with gated.engine as loop:
         loop.submit([adapted(late), other])
@@ -201,7 +201,7 @@ def test_a_row_that_waits_for_a_second_input_is_counted_once(gated: GatedLoop, s
     assert counted == loop.paused == 1
 
 
-def test_the_loop_sleeps_while_all_rows_wait_and_wakes_for_the_first(gated: GatedLoop, shelf: Shelf) -> None:
+def test_the_loop_sleeps_while_all_rows_wait_and_wakes_for_the_first(gated: GatedLoop, shelf: ResidentLoraSets) -> None:
     gated.network.gate.release(1000)
     with gated.engine as loop:
         loop.submit([adapted(tiny_flux.row(gated.family, Spec("late")))])
@@ -211,7 +211,7 @@ def test_the_loop_sleeps_while_all_rows_wait_and_wakes_for_the_first(gated: Gate
         assert _ended(gated, 1)["late"].done
 
 
-def test_a_bounded_row_begins_without_joins_when_they_are_here(gated: GatedLoop, shelf: Shelf) -> None:
+def test_a_bounded_row_begins_without_joins_when_they_are_here(gated: GatedLoop, shelf: ResidentLoraSets) -> None:
     row = adapted(tiny_flux.row(gated.family, Spec("x")), loras_from=2)
     with gated.engine as loop:
         loop.submit([row])
@@ -221,7 +221,7 @@ def test_a_bounded_row_begins_without_joins_when_they_are_here(gated: GatedLoop,
         assert _ended(gated, 1)["x"].adapters.loras_from == 1
 
 
-def test_a_bounded_row_pauses_at_its_bound(gated: GatedLoop, shelf: Shelf) -> None:
+def test_a_bounded_row_pauses_at_its_bound(gated: GatedLoop, shelf: ResidentLoraSets) -> None:
     row = adapted(tiny_flux.row(gated.family, Spec("x")), loras_from=2)
     with gated.engine as loop:
         loop.submit([row])

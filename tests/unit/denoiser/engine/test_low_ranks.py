@@ -27,7 +27,7 @@ SETS = ((), (ONE,), (ONE, TWO))
 EXACTLY = 1e-5
 
 
-class Shelf:
+class LoraSetStore:
     """A store of sets; satisfies :class:`LowRanks`."""
 
     def __init__(self, sets: Mapping[tuple[RowLora, ...], SequenceLoras]) -> None:
@@ -43,7 +43,7 @@ def of() -> ModelFamily:
 
 
 @pytest.fixture(scope="module")
-def shelf(of: ModelFamily) -> Shelf:
+def shelf(of: ModelFamily) -> LoraSetStore:
     """Random sets of every layer of the blocks."""
     generator = torch.Generator().manual_seed(0)
 
@@ -57,7 +57,7 @@ def shelf(of: ModelFamily) -> Shelf:
         return made
 
     loras = {ONE: tensors(), TWO: tensors()}
-    return Shelf(
+    return LoraSetStore(
         {each: low_rank(str(each), [(loras[lora], lora.scale) for lora in each]) for each in SETS if each}
     )
 
@@ -90,7 +90,7 @@ def rows_of(of: ModelFamily) -> list[Row]:
 
 
 @pytest.mark.slow
-def test_rows_of_different_sets_are_as_alone(of: ModelFamily, shelf: Shelf) -> None:
+def test_rows_of_different_sets_are_as_alone(of: ModelFamily, shelf: LoraSetStore) -> None:
     rows = rows_of(of)[:8]
     together = finished(engine(of, shelf), *rows)
     for row in rows:
@@ -101,7 +101,7 @@ def test_rows_of_different_sets_are_as_alone(of: ModelFamily, shelf: Shelf) -> N
             assert (without.latent - alone.latent).abs().max() > 100 * EXACTLY
 
 
-def test_equal_sets_are_neighbours_in_a_step(of: ModelFamily, shelf: Shelf) -> None:
+def test_equal_sets_are_neighbours_in_a_step(of: ModelFamily, shelf: LoraSetStore) -> None:
     made = engine(of, shelf)
     made.batch.submit(rows_of(of)[:8])
     order = [row.adapters.loras for row in made.plan()]
@@ -110,7 +110,7 @@ def test_equal_sets_are_neighbours_in_a_step(of: ModelFamily, shelf: Shelf) -> N
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2], ids=["full", "template", "renewing"])
-def test_loras_that_join_later_act_from_their_step_on(of: ModelFamily, shelf: Shelf, kind: int) -> None:
+def test_loras_that_join_later_act_from_their_step_on(of: ModelFamily, shelf: LoraSetStore, kind: int) -> None:
     """It is the row without them up to that step, and from there the row that goes on elsewhere under them."""
     plain = rows_of(of)[3 * kind]
     late = replace(plain, adapters=Adapters(SETS[2], loras_from=2))
@@ -125,7 +125,7 @@ def test_loras_that_join_later_act_from_their_step_on(of: ModelFamily, shelf: Sh
     torch.testing.assert_close(found.latent, wanted.latent, atol=EXACTLY, rtol=0)
 
 
-def test_the_step_in_which_loras_join_is_in_full(of: ModelFamily, shelf: Shelf) -> None:
+def test_the_step_in_which_loras_join_is_in_full(of: ModelFamily, shelf: LoraSetStore) -> None:
     made = engine(of, shelf)
     made.batch.submit(
         [replace(rows_of(of)[index], adapters=Adapters(SETS[1], loras_from=2)) for index in (3, 6)]
@@ -140,9 +140,9 @@ def test_the_step_in_which_loras_join_is_in_full(of: ModelFamily, shelf: Shelf) 
     assert tokens[1] == 3 * 4
 
 
-def test_a_row_is_never_computed_without_a_set_that_is_to_act(of: ModelFamily, shelf: Shelf) -> None:
+def test_a_row_is_never_computed_without_a_set_that_is_to_act(of: ModelFamily, shelf: LoraSetStore) -> None:
     rows = rows_of(of)[:3]
-    made = engine(of, Shelf({SETS[1]: shelf.sets[SETS[1]]}))
+    made = engine(of, LoraSetStore({SETS[1]: shelf.sets[SETS[1]]}))
     made.batch.submit(rows)
     report = made.step()
     assert report is not None
@@ -153,7 +153,7 @@ def test_a_row_is_never_computed_without_a_set_that_is_to_act(of: ModelFamily, s
     assert "LoRA" in str(failed.error)
 
 
-def test_corrections_belong_to_the_set_under_which_they_were_learned(of: ModelFamily, shelf: Shelf) -> None:
+def test_corrections_belong_to_the_set_under_which_they_were_learned(of: ModelFamily, shelf: LoraSetStore) -> None:
     kept = CorrectionCache(1 << 30)
     for index in (3, 4):
         made = engine(of, shelf)

@@ -18,10 +18,7 @@ from rich.text import Text
 
 from giornata.logs import configure_logs
 from giornata_tools import checkout, terminal
-from giornata_tools.cli.doctor import checks as accelerator
-from giornata_tools.cli.doctor import checks as checkpoint
-from giornata_tools.cli.doctor import checks as machine
-from giornata_tools.cli.doctor import checks as servers
+from giornata_tools.cli.doctor import checks as doctor_checks
 from giornata_tools.cli.doctor.checks import CheckStatus, DoctorFinding, fail, worst
 from giornata_tools.cli.options import door_options, gateway_of, models_option
 from giornata_tools.launcher.models import StackModel
@@ -58,7 +55,7 @@ class CheckedSystem:
 @click.option(
     "--device",
     "device_bytes",
-    callback=lambda _ctx, _option, size: checkpoint.size_of(size) if size else None,
+    callback=lambda _ctx, _option, size: doctor_checks.size_of(size) if size else None,
     metavar="80GB",
     help="Tell only what a model takes of a GPU of this size, and what would fit where it does not.",
 )
@@ -101,17 +98,17 @@ async def examine(around: CheckedSystem) -> dict[str, DoctorFinding]:
     """
     if around.device_bytes is not None:
         names = {each.served_name: each.source for each in map(StackModel.read, around.models)}
-        return {f"{name} on a GPU": checkpoint.device(names[name], around.device_bytes) for name in names}
+        return {f"{name} on a GPU": doctor_checks.device(names[name], around.device_bytes) for name in names}
     needed = around.gateway_named or around.root is None
-    serving = asyncio.ensure_future(_guarded(lambda: servers.gateway(around.gateway_url, named=needed)))
-    want = machine.wanted(around.root) if around.root else {"giornata": installed("giornata") or ""}
+    serving = asyncio.ensure_future(_guarded(lambda: doctor_checks.gateway(around.gateway_url, named=needed)))
+    want = doctor_checks.wanted(around.root) if around.root else {"giornata": installed("giornata") or ""}
     checks: dict[str, Check] = {
-        "Python": _threaded(machine.python),
-        "Distributions": _threaded(lambda: machine.distributions(want)),
-        "Packages": _threaded(lambda: machine.requirements(want)),
+        "Python": _threaded(doctor_checks.python),
+        "Distributions": _threaded(lambda: doctor_checks.distributions(want)),
+        "Packages": _threaded(lambda: doctor_checks.requirements(want)),
         **(_system(around, around.root, serving) if around.root else {}),
-        "NATS": lambda: servers.nats_server(around.nats_url),
-        "Blobs": lambda: servers.blob_store(around.blobs_url),
+        "NATS": lambda: doctor_checks.nats_server(around.nats_url),
+        "Blobs": lambda: doctor_checks.blob_store(around.blobs_url),
         "Services": lambda: serving,
     }
     return dict(zip(checks, await asyncio.gather(*map(_guarded, checks.values())), strict=True))
@@ -124,30 +121,33 @@ def _system(around: CheckedSystem, root: Path, serving: asyncio.Future[DoctorFin
 
     async def port() -> DoctorFinding:
         answered = (await serving).verdict is CheckStatus.OK
-        return await asyncio.to_thread(machine.port, place.hostname or "", number, answered=answered)
+        return await asyncio.to_thread(doctor_checks.port, place.hostname or "", number, answered=answered)
 
     return {
-        "torch": _threaded(accelerator.torch),
-        "nats-server": _threaded(lambda: machine.nats_program(needed=around.nats_url is None)),
-        "valkey-server": _threaded(lambda: machine.valkey_server(needed=around.blobs_url is None)),
-        "Disk": _threaded(lambda: machine.disk(root)),
-        "Memory": _threaded(machine.memory),
+        "torch": _threaded(doctor_checks.torch),
+        "nats-server": _threaded(lambda: doctor_checks.nats_program(needed=around.nats_url is None)),
+        "valkey-server": _threaded(lambda: doctor_checks.valkey_server(needed=around.blobs_url is None)),
+        "Disk": _threaded(lambda: doctor_checks.disk(root)),
+        "Memory": _threaded(doctor_checks.memory),
         **_models(around.models),
         f"Port {number}": port,
-        "Browser": _threaded(machine.browser),
+        "Browser": _threaded(doctor_checks.browser),
     }
 
 
 def _models(texts: tuple[str, ...]) -> dict[str, Check]:
     """A check for each checkpoint, and one of their names where there are several."""
     if not texts:
-        return {"Model": _threaded(lambda: checkpoint.model(None))}
+        return {"Model": _threaded(lambda: doctor_checks.model(None))}
     models = [StackModel.read(text) for text in texts]
     if len(models) == 1:
-        return {"Model": _threaded(partial(checkpoint.model, models[0].source))}
+        return {"Model": _threaded(partial(doctor_checks.model, models[0].source))}
     return {
-        "Models": _threaded(lambda: checkpoint.names(models)),
-        **{f"Model {each.served_name}": _threaded(partial(checkpoint.model, each.source)) for each in models},
+        "Models": _threaded(lambda: doctor_checks.names(models)),
+        **{
+            f"Model {each.served_name}": _threaded(partial(doctor_checks.model, each.source))
+            for each in models
+        },
     }
 
 
