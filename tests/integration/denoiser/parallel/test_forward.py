@@ -46,7 +46,7 @@ from tests.integration.denoiser.parallel.steps import (
     walk,
 )
 from tests.unit.denoiser.engine.edits import FORMS, GRID, ROOMY, edit, template, where
-from tests.unit.denoiser.engine.test_low_ranks import Shelf
+from tests.unit.denoiser.engine.test_low_ranks import LoraSetStore
 from tests.unit.denoiser.engine.test_masked import masked, step, uses_of
 from tests.unit.denoiser.engine.test_residuals import Given, drawn
 from tests.unit.denoiser.engine.test_unkept import Unkept
@@ -310,7 +310,7 @@ def rows_of(of: ModelFamily, case: Case) -> list[Row]:
     ]
 
 
-def shelf(of: ModelFamily) -> Shelf:
+def shelf(of: ModelFamily) -> LoraSetStore:
     """A random set of every layer."""
     generator, network = torch.Generator().manual_seed(0), of.network
     tensors = {
@@ -319,7 +319,7 @@ def shelf(of: ModelFamily) -> Shelf:
         if isinstance(layer, torch.nn.Linear)
         for part, shape in (("down", (4, layer.in_features)), ("up", (layer.out_features, 4)))
     }
-    return Shelf({(LORA,): low_rank("one", [(tensors, 1.0)])})
+    return LoraSetStore({(LORA,): low_rank("one", [(tensors, 1.0)])})
 
 
 def leg(of: ModelFamily, case: Case, latents: Latents | None, begin: int, steps: int) -> Latents:

@@ -183,7 +183,9 @@ def test_a_row_waits_for_its_loras_while_others_go_on(gated: GatedLoop, shelf: R
     torch.testing.assert_close(done["late"].latent, alone, rtol=1e-4, atol=1e-5)
 
 
-def test_a_row_that_waits_for_a_second_input_is_counted_once(gated: GatedLoop, shelf: ResidentLoraSets) -> None:
+def test_a_row_that_waits_for_a_second_input_is_counted_once(
+    gated: GatedLoop, shelf: ResidentLoraSets
+) -> None:
     late, other = (tiny_flux.row(gated.family, Spec(name, steps=8)) for name in ("late", "other"))
     with gated.engine as loop:
         loop.submit([adapted(late), other])
@@ -201,7 +203,9 @@ def test_a_row_that_waits_for_a_second_input_is_counted_once(gated: GatedLoop, s
     assert counted == loop.paused == 1
 
 
-def test_the_loop_sleeps_while_all_rows_wait_and_wakes_for_the_first(gated: GatedLoop, shelf: ResidentLoraSets) -> None:
+def test_the_loop_sleeps_while_all_rows_wait_and_wakes_for_the_first(
+    gated: GatedLoop, shelf: ResidentLoraSets
+) -> None:
     gated.network.gate.release(1000)
     with gated.engine as loop:
         loop.submit([adapted(tiny_flux.row(gated.family, Spec("late")))])
@@ -211,7 +215,9 @@ def test_the_loop_sleeps_while_all_rows_wait_and_wakes_for_the_first(gated: Gate
         assert _ended(gated, 1)["late"].done
 
 
-def test_a_bounded_row_begins_without_joins_when_they_are_here(gated: GatedLoop, shelf: ResidentLoraSets) -> None:
+def test_a_bounded_row_begins_without_joins_when_they_are_here(
+    gated: GatedLoop, shelf: ResidentLoraSets
+) -> None:
     row = adapted(tiny_flux.row(gated.family, Spec("x")), loras_from=2)
     with gated.engine as loop:
         loop.submit([row])

@@ -110,7 +110,9 @@ def test_equal_sets_are_neighbours_in_a_step(of: ModelFamily, shelf: LoraSetStor
 
 
 @pytest.mark.parametrize("kind", [0, 1, 2], ids=["full", "template", "renewing"])
-def test_loras_that_join_later_act_from_their_step_on(of: ModelFamily, shelf: LoraSetStore, kind: int) -> None:
+def test_loras_that_join_later_act_from_their_step_on(
+    of: ModelFamily, shelf: LoraSetStore, kind: int
+) -> None:
     """It is the row without them up to that step, and from there the row that goes on elsewhere under them."""
     plain = rows_of(of)[3 * kind]
     late = replace(plain, adapters=Adapters(SETS[2], loras_from=2))
@@ -153,7 +155,9 @@ def test_a_row_is_never_computed_without_a_set_that_is_to_act(of: ModelFamily, s
     assert "LoRA" in str(failed.error)
 
 
-def test_corrections_belong_to_the_set_under_which_they_were_learned(of: ModelFamily, shelf: LoraSetStore) -> None:
+def test_corrections_belong_to_the_set_under_which_they_were_learned(
+    of: ModelFamily, shelf: LoraSetStore
+) -> None:
     kept = CorrectionCache(1 << 30)
     for index in (3, 4):
         made = engine(of, shelf)
