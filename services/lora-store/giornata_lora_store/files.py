@@ -6,6 +6,7 @@ import asyncio
 import errno
 import hashlib
 import os
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -49,10 +50,13 @@ class LoraFiles:
             part.mkdir(parents=True, exist_ok=True)
 
     def check(self) -> None:
-        """Raise OSError unless files can be written: part of the health check."""
-        probe = self._uploads / f".probe-{os.getpid()}"
-        probe.write_bytes(b"x")
-        probe.unlink()
+        """Raise OSError unless files can be written: part of the health check.
+
+        The file it writes has no name where the file system allows it: instances that share the folder may all be
+        process 1 of their container.
+        """
+        with tempfile.TemporaryFile(dir=self._uploads, buffering=0) as probe:
+            probe.write(b"x")
 
     def begin(self, upload_id: str) -> int:
         """Make an upload, and return how much of it there is."""
