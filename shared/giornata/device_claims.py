@@ -176,7 +176,7 @@ def _claim(path: Path, instance: str) -> Iterator[str | None]:
 
 
 class GpuMemoryClaim(NamedTuple):
-    """What a living process needs of its GPU."""
+    """A living process's claim on the memory of its GPU."""
 
     gpu: str
     service: str
@@ -184,7 +184,7 @@ class GpuMemoryClaim(NamedTuple):
 
 
 class DeviceLedger:
-    """What the processes of a host need of its GPUs, in `folder`, as one of `service` on `gpu` sees it.
+    """The memory needs of all processes of a host, in `folder`, as one of `service` on `gpu` sees them.
 
     A statement is a locked file, as a claim is: it ends with its process. Without a folder, or a GPU, there are none.
 

@@ -61,7 +61,7 @@ class Family(StrEnum):
 
 @dataclass(frozen=True)
 class DistilledVariant:
-    """What differs in a checkpoint of the kind that was distilled to few steps."""
+    """The differences of a checkpoint of the kind that was distilled to few steps."""
 
     told: Callable[[CheckpointConfigs], bool]
     """Whether a checkpoint is."""
@@ -72,7 +72,7 @@ class DistilledVariant:
 
 @dataclass(frozen=True)
 class CheckpointKind:
-    """What all checkpoints of one kind have in common, and where their folders say the rest."""
+    """The common properties of all checkpoints of one kind, and where their folders tell the rest."""
 
     family: str
     takes_true_cfg: bool

@@ -47,7 +47,7 @@ class ListeningClock:
 
 
 class LastSeenTimes(Generic[K]):
-    """When telemetry last mentioned each of several things: instances, rows at workers, questions to prepost."""
+    """The times at which telemetry last mentioned several things: instances, rows at workers, questions to prepost."""
 
     def __init__(self) -> None:
         self._heard_s: dict[K, float] = {}

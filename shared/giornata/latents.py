@@ -20,7 +20,7 @@ KLEIN_PATCH: Final = 2
 
 @dataclass(frozen=True)
 class LatentNormalisation:
-    """What lies between an autoencoder's own latents and those of the network."""
+    """The normalisation between an autoencoder's own latents and those of the network."""
 
     posterior: Callable[[Any, Tensor], Any]
     """What the autoencoder's `encode` returns for (1, 3, height, width) pixels in -1..1."""

@@ -104,7 +104,7 @@ class LogSinkFactory(structlog.PrintLoggerFactory):
 
 
 class _LibraryLines(logging.Handler):
-    """What libraries say, as lines of this process's log."""
+    """A handler that writes libraries' messages as lines of this process's log."""
 
     def emit(self, record: logging.LogRecord) -> None:
         told = {"library": record.name, "message": record.getMessage()[:LIBRARY_CHARACTERS]}

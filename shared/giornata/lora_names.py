@@ -13,7 +13,7 @@ _FACTOR: Final = re.compile(
 
 
 class FactorName(NamedTuple):
-    """What the name of a factor says."""
+    """The parts of the name of a factor."""
 
     module: str
     """As the file names it; XLabs has two pairs a module, which are told apart by `#1` and `#2`."""

@@ -19,7 +19,7 @@ QUANTIZED: Final = 0.55
 
 
 class ModelMemory(NamedTuple):
-    """What a checkpoint takes of a device, in bytes of the dtype in which it is served there."""
+    """The memory that a checkpoint takes of a device, in bytes of the dtype in which it is served there."""
 
     network: int
     encoders: int
@@ -46,7 +46,7 @@ class ModelMemory(NamedTuple):
 
 
 class PrepostPlan(NamedTuple):
-    """What prepost has on a device."""
+    """The memory and the placement of prepost's models on a device."""
 
     encoders: bool
     """Whether the text encoders are there; else they are on the CPU."""

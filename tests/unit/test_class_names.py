@@ -31,3 +31,27 @@ def test_no_two_classes_have_one_name_and_none_a_word_that_says_nothing() -> Non
     found = names()
     assert {name: files for name, files in found.items() if len(files) > 1} == {}
     assert {name.lstrip("_"): found[name] for name in found if name.lstrip("_") in WORDS.split()} == {}
+
+
+def test_the_docstring_of_a_class_begins_with_a_sentence_about_it() -> None:
+    """It says what the class is: "What …", "How …" and "Those …" alone are no sentences."""
+    found = []
+    for folder in ("shared", "services", "deploy/tools"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    first, _, _ = (ast.get_docstring(node) or "").partition(" ")
+                    if first in {
+                        "What",
+                        "How",
+                        "Whether",
+                        "Those",
+                        "Where",
+                        "Which",
+                        "Who",
+                        "When",
+                        "By",
+                        "Of",
+                    }:
+                        found.append(f"{path.relative_to(ROOT)}: {node.name}")
+    assert found == []

@@ -104,7 +104,7 @@ log = structlog.get_logger(__name__)
 
 
 class ControlStepStats(NamedTuple):
-    """What was computed so far, and what waits."""
+    """The work that was computed so far, and the work that waits."""
 
     steps: int
     late: int

@@ -25,7 +25,7 @@ ANY: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not boun
 
 
 class TcpAddress(NamedTuple):
-    """Where to listen; port 0 is any that is free."""
+    """An address to listen at; port 0 is any that is free."""
 
     host: str
     port: int

@@ -59,7 +59,7 @@ class ActiveControlNet:
 
 @dataclass(frozen=True, eq=False)
 class OpenRow:
-    """What all steps of a row share."""
+    """The part of a row that all of its steps share."""
 
     key: str
     denoiser: str

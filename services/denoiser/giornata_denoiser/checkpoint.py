@@ -53,7 +53,7 @@ LOADERS: Final[dict[str, Callable[[Path, torch.dtype, torch.device, WeightQuanti
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What the denoiser needs of a checkpoint."""
+    """The parts of a checkpoint that the denoiser needs."""
 
     card: ModelCard
     family: ModelFamily

@@ -12,7 +12,7 @@ BITS: Final = (EXACT, 8, 4)
 
 
 class CacheForm(StrEnum):
-    """What a block keeps of every token."""
+    """The form in which a block's output is kept for every token."""
 
     KV = "kv"
     """Keys, after norm and rotary embedding, and values."""
@@ -21,7 +21,7 @@ class CacheForm(StrEnum):
 
 
 class ControlNetExecutor(StrEnum):
-    """Who computes ControlNets."""
+    """The process that computes ControlNets."""
 
     AUTO = "auto"
     """Whoever is predicted to hold up the row's steps the least."""
@@ -32,7 +32,7 @@ class ControlNetExecutor(StrEnum):
 
 
 class WeightQuantization(StrEnum):
-    """In which numbers a denoiser keeps the weights of its network's blocks."""
+    """The number format in which a denoiser keeps the weights of its network's blocks."""
 
     OFF = "off"
     """In those of the model's dtype."""

@@ -24,7 +24,7 @@ LORA_SHARE: Final = 8
 
 
 class TemplatePolicy(StrEnum):
-    """What a miss means."""
+    """The reaction to a template that is missing."""
 
     BACKGROUND = "background"
     """The edit goes on without it, and the template is recorded beside later ones: :attr:`template_first_mb`."""
@@ -35,7 +35,7 @@ class TemplatePolicy(StrEnum):
 
 
 class TextReusePolicy(StrEnum):
-    """What edits that reuse take of their prompts' tokens."""
+    """The reuse of prompts' tokens by edits that take from a template."""
 
     OFF = "off"
     """Nothing: every step computes all of them."""

@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """How the memory beside the model's weights is divided, in bytes."""
+    """A division of the memory beside the model's weights, in bytes."""
 
     templates: int
     """In host memory."""

@@ -41,7 +41,7 @@ class LatestFleetSummary(NamedTuple):
 
 
 class FleetListener:
-    """What is served, by the latest summary. It stays known while no router leads, since one soon does.
+    """A listener to the router's summaries of the fleet. The latest stays known while no router leads.
 
     A router may be away for `bridged_s` without being missed, since submissions are tried again meanwhile. Requests may
     call models by their `aliases`, too.

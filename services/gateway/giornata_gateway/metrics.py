@@ -382,7 +382,7 @@ class Metrics:
 
 
 class _FleetRegistry(CollectorRegistry):
-    """What is reported of the fleet, as a registry."""
+    """A registry of the metrics that are reported of the fleet."""
 
     def __init__(
         self,

@@ -500,7 +500,7 @@ class HostTierLoader:
 
 
 class HostTierService:
-    """What a store does for its host tier. Make it with :func:`hosting`."""
+    """The part of a store that serves its host tier. Make it with :func:`hosting`."""
 
     def __init__(self, config: LoraStoreConfig, bus: Bus, desk: HostTierLoader, pins: LoraPins) -> None:
         self._config, self._bus, self._desk, self._pins = config, bus, desk, pins

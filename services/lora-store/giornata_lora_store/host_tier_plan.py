@@ -65,7 +65,7 @@ class HostTierPlan:
 
 
 class LoraPins:
-    """What the catalogue pins, and how much it may: the least budget of the host tiers that are known."""
+    """The LoRAs that the catalogue pins, and how many bytes it may: the least budget of the known host tiers."""
 
     def __init__(self, records: LoraRecords) -> None:
         self._records = records

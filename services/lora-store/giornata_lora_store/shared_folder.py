@@ -30,7 +30,7 @@ _PART: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}\Z")
 
 @dataclass(frozen=True)
 class SharedPath:
-    """What the place of a file says."""
+    """The parts of a shared file's path."""
 
     model: str
     name: str
@@ -51,7 +51,7 @@ log = structlog.get_logger(__name__)
 
 
 class FileFingerprint(NamedTuple):
-    """By what a file is known to be as it was."""
+    """A fingerprint by which an unchanged file is recognised."""
 
     inode: int
     size_bytes: int
@@ -59,7 +59,7 @@ class FileFingerprint(NamedTuple):
 
 
 class SharedFolder:
-    """What one instance knows of the folder. All instances see the same files, and do the same twice at worst."""
+    """One instance's knowledge of the folder. All instances see the same files, and do the same twice at worst."""
 
     def __init__(self, folder: Path, intake: LoraStoreEndpoints) -> None:
         self._folder, self._intake = folder, intake

@@ -98,7 +98,7 @@ MOST_TOKENS: Final = 16_384
 
 
 class EncodingInputs(NamedTuple):
-    """What encoding reads beside the job: safetensors of its inspection, and text parts of its LoRAs."""
+    """The inputs of encoding beside the job: safetensors of its inspection, and text parts of its LoRAs."""
 
     prepared: bytes | None
     """The picture; None of a generation."""

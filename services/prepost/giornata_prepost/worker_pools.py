@@ -154,7 +154,7 @@ class ImagePool(WorkPool):
 
 
 class CallPriority(IntEnum):
-    """Which waiting call goes first; equals in order of arrival.
+    """The order of waiting calls; equals in order of arrival.
 
     No call starves: at most as many edits finish as have begun.
     """

@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 class FleetReporter:
-    """What the active router tells of its fleet; a standby only listens."""
+    """The active router's reports of its fleet; a standby only listens."""
 
     def __init__(self, bus: Bus, fleet: Fleet, instance: str) -> None:
         self._bus, self._fleet, self._instance = bus, fleet, instance

@@ -68,7 +68,7 @@ class JobEndedError(Exception):
 
 
 class StageTimer:
-    """Where a job's time goes: adds to the times that the record already holds, of earlier attempts and other routers.
+    """A timer of a job's stages: it adds to the times that the record already holds, of earlier attempts.
 
     The job has just waited `waited_ms` in the work queue, which count as spent.
     """

@@ -46,7 +46,7 @@ class LeaseEntry(NamedTuple):
 
 
 class LeaseWatch:
-    """How long one router has seen the lease unchanged. `life_s` is how long its holder acts after a renewal.
+    """A router's watch over the lease of another. `life_s` is how long its holder acts after a renewal.
 
     The holder counts its time from before it asks for a renewal, and this router from after it has read the outcome. So
     the lease has ended for its holder when it may be taken here. An entry that is gone without having been given up
@@ -94,7 +94,7 @@ class LeaseEndedError(UnansweredError):
 
 
 class Leadership:
-    """Whether this router leads: from taking the lease until the lease must have ended, or was lost or given up."""
+    """The state of leading: from taking the lease until the lease must have ended, or was lost or given up."""
 
     def __init__(self, clock: Clock = awake_or_not) -> None:
         self._clock = clock

@@ -51,7 +51,7 @@ log = structlog.get_logger(__name__)
 
 
 class LoraPlacementPlanner:
-    """What the active router plans; a standby only listens."""
+    """The active router's planner of where LoRAs go; a standby only listens."""
 
     def __init__(self, bus: Bus, placement: Placement, config: RouterConfig) -> None:
         self._bus, self._placement, self._config = bus, placement, config

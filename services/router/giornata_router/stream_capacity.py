@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 class StreamCapacity:
-    """How full each stream is. Nothing is known, and every job may come, until :meth:`watch` has read it."""
+    """The fill level of each stream. Nothing is known, and every job may come, until :meth:`watch` has read it."""
 
     def __init__(self, jetstream: JetStreamContext) -> None:
         self._jetstream = jetstream

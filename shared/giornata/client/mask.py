@@ -14,7 +14,7 @@ class RegionMask(MaskedRegion):
 
 
 class MaskResult(MaskMessageReply):
-    """What the words name. `data` is the mask of all regions together, as an edit takes it."""
+    """The mask that some words name. `data` is the mask of all regions together, as an edit takes it."""
 
     data: bytes
     regions: tuple[RegionMask, ...]

@@ -59,7 +59,7 @@ class BlockCounts:
 
 @dataclass(frozen=True)
 class ResidualLayout:
-    """What several ControlNets add: their samples, summed where they meet behind one block.
+    """The layout of what several ControlNets add: their samples, summed where they meet behind one block.
 
     Diffusers' `Multi` classes sum samples before that, and drop those that the first net does not have.
     """

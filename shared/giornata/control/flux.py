@@ -29,7 +29,7 @@ TRAIN_TIMESTEPS: Final = 1000
 
 @dataclass(frozen=True, eq=False)
 class FluxControlSession:
-    """What all steps of one sequence share, on the device."""
+    """The tensors that all steps of one sequence share, on the device."""
 
     modulation: Tensor
     """(steps, vectors * inner_dim)"""

@@ -51,7 +51,7 @@ class ControlText:
 
 @dataclass(frozen=True, eq=False)
 class ControlConditions:
-    """What a ControlNet sees of one row in all of its steps."""
+    """The inputs of a ControlNet that one row has in all of its steps."""
 
     hint: Tensor
     """The control image as the ControlNet's card tells: latents packed as the picture's, (tokens, channels), or

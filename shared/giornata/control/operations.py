@@ -81,7 +81,7 @@ def unet_work(net: Any, side: int) -> ControlWork:
 
 
 class _Tally:
-    """What the modules of a UNet compute, where a token has `side` of their output's cells a side."""
+    """A count of what the modules of a UNet compute, where a token has `side` of their output's cells a side."""
 
     def __init__(self) -> None:
         self.sequence = self.image = self.pair = 0.0

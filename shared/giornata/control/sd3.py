@@ -25,7 +25,7 @@ PATCH: Final = 2
 
 @dataclass(frozen=True, eq=False)
 class SD3ControlSession:
-    """What all steps of one row share, on the device."""
+    """The tensors that all steps of one row share, on the device."""
 
     grid: tuple[int, int]
     added: Tensor

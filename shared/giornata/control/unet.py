@@ -25,7 +25,7 @@ TIME_IDS: Final = 6
 
 @dataclass(frozen=True, eq=False)
 class UnetControlSession:
-    """What all steps of one row share, on the device."""
+    """The tensors that all steps of one row share, on the device."""
 
     hint: Tensor
     """(channels, height, width): the control image's embedding."""

@@ -118,7 +118,7 @@ class OtlpTracer:
 
 
 class _OpenTelemetryLogHandler(logging.Handler):
-    """What the SDK and the exporter say, as lines of this process's log."""
+    """A handler that writes the SDK's and the exporter's messages as lines of this process's log."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log.warning("spans_not_sent", reason=record.getMessage()[:300])

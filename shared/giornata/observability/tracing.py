@@ -81,7 +81,7 @@ def attribute(name: str) -> str:
 
 
 class TraceSpanKind(StrEnum):
-    """Which side of a message a span is on."""
+    """The side of a message that a span is on."""
 
     INSIDE = "internal"
     ASKS = "client"

@@ -257,7 +257,7 @@ def _stacked(packed: Tensor, spans: list[tuple[int, int]]) -> Tensor:
 
 
 class CachedKV:
-    """What one sequence keeps; satisfies :class:`giornata.packed.block_inputs.KVSource`.
+    """The keys and values that one sequence keeps; satisfies :class:`giornata.packed.block_inputs.KVSource`.
 
     `index`, (kept,) int64 on the device, are the tokens that are kept of those that a recorder shows; None keeps all.
     There is room for the keys and values of `own` tokens in front of those that are kept.

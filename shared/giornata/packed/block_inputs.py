@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 class KeysValues(Protocol):
-    """Where a sequence finds keys and values of tokens that it does not compute."""
+    """A source of keys and values for tokens that a sequence does not compute."""
 
     def keys_values(self, block: int) -> Apart:
         """Keys, after norm and rotary embedding, and values, with room for the sequence's own or none."""
 
 
 class KVSource(KeysValues, Protocol):
-    """Where a sequence finds what a template run kept of the tokens outside its compute set."""
+    """A source of a template run's keys and values for the tokens outside a sequence's compute set."""
 
     def hidden(self, block: int) -> Tensor:
         """(outside, inner_dim): input of `block`, as its image stream."""
@@ -54,7 +54,7 @@ class ActivationRecorder(KeysValuesRecorder, Protocol):
 
 
 class Residuals(Protocol):
-    """What the ControlNets of a sequence add behind its blocks, in one step: scaled, and summed over all of them."""
+    """The residuals of a sequence's ControlNets behind its blocks, in one step: scaled, and summed over all of them."""
 
     @property
     def whole(self) -> bool:
@@ -69,7 +69,7 @@ class Residuals(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class CachedTokens:
-    """What a sequence takes from a template: its region is computed, all other tokens are taken."""
+    """The tokens that a sequence takes from a template: its region is computed, all others are taken."""
 
     modes: tuple[BlockMode, ...]
     """The mode of every block."""

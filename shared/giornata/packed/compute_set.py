@@ -111,7 +111,7 @@ class UnpaddedBatch:
 
 @dataclass(frozen=True, eq=False)
 class PackedBatch:
-    """Where the tokens of a batch lie, and which of them are computed; packed by sequence.
+    """The tokens of a batch, and which of them are computed; packed by sequence.
 
     A row is one sequence, or two with true classifier-free guidance.
     """

@@ -32,7 +32,7 @@ class HeadNorm(NamedTuple):
 
 
 class QKVProjection(NamedTuple):
-    """What one stream's tokens ask, show and carry: (tokens, heads, head_dim) each, and the norms of the first two."""
+    """The queries, keys and values of one stream: (tokens, heads, head_dim) each, and the norms of the first two."""
 
     query: Tensor
     key: Tensor

@@ -140,7 +140,7 @@ class FluxProjections:
 
 
 class FluxComponents(NamedTuple):
-    """What forwards are made of: a transformer, and what computes what it does to tokens between its products."""
+    """The parts that forwards are made of: a transformer, and what computes on tokens between its products."""
 
     transformer: Any
     projections: FluxProjections
@@ -153,7 +153,7 @@ class FluxComponents(NamedTuple):
 
 
 class FluxBlocks:
-    """Which tokens of some sequences are live, what the others are, and what a block makes of them.
+    """The computed and the cached tokens of some sequences, and the blocks' operations on them.
 
     `sequences` are of all tokens but padding that is taken, whoever computes them, `own` those of this process, of a
     batch that is `shared`. `uses` are by sequence, and empty where no sequence uses anything.

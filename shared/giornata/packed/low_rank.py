@@ -106,7 +106,7 @@ class LoraSpan(NamedTuple):
 
 
 class LoraSpans(NamedTuple):
-    """What sets change of a packed tensor; what no span holds stays as it is."""
+    """The changes of LoRA sets to a packed tensor; what no span holds stays as it is."""
 
     of: tuple[LoraSpan, ...]
     units: int

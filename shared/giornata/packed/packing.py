@@ -145,7 +145,7 @@ class Segments:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the tokens of several sequences lie in the three orders; indices are int64, on its device."""
+    """The places of several sequences' tokens in the three orders; indices are int64, on its device."""
 
     text: Segments
     image: Segments

@@ -68,7 +68,7 @@ class KVPages:
 
 
 class PageDestination(NamedTuple):
-    """Where pages go."""
+    """The destination of pages."""
 
     pages: KVPages
     start: int
@@ -76,7 +76,7 @@ class PageDestination(NamedTuple):
 
 
 class ProjectedKV(NamedTuple):
-    """What the sequences have projected themselves."""
+    """The keys and values that the sequences have projected themselves."""
 
     key: Tensor
     """(own_tokens, heads, head_dim), rows of any stride."""

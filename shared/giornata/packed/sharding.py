@@ -41,7 +41,7 @@ def rotate_ranks(size: int, turn: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Shard:
-    """What one process of a group has of anything: the share of `rank` of `size`."""
+    """A process's share of anything: the part `rank` of `size`."""
 
     rank: int
     size: int
@@ -66,7 +66,7 @@ class Shard:
 
 
 class RegionShard(NamedTuple):
-    """What one process has of a picture; int64, ascending, on the region's device."""
+    """A process's share of a picture; int64, ascending, on the region's device."""
 
     tokens: Tensor
     """(portion,): which of the picture's tokens, and of its companions."""

@@ -80,7 +80,7 @@ class LoadLink:
 
 @dataclass(frozen=True)
 class BlockTimeline:
-    """When the blocks of a plan end, from now; never where a block does not find the entry that its mode takes."""
+    """The times at which the blocks of a plan end, from now; never where a block does not find its entry."""
 
     ended_ms: tuple[float, ...]
     slabs: int
@@ -115,7 +115,7 @@ def timeline(blocks: Sequence[BlockCost], modes: Sequence[BlockMode], link: Load
 
 
 class StepCacheReads(NamedTuple):
-    """What the blocks of one step take from the cache."""
+    """The entries that the blocks of one step take from the cache."""
 
     forms: Modes
     """`KV`, `HIDDEN`, which a block in full may need too, or `FULL` for nothing."""
@@ -149,7 +149,7 @@ Planner = Callable[[Sequence[BlockCost], LoadLink], Modes]
 
 
 class PlanBackpointers(NamedTuple):
-    """How the states after a block were reached, by slabs."""
+    """The predecessors of the states after a block, by slabs."""
 
     by_kv: Flags
     """Into GONE: by keys and values, not by the hidden state."""

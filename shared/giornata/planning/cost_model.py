@@ -114,7 +114,7 @@ HALVED: Final = 2
 
 
 class StepParallelism(NamedTuple):
-    """How a step is spread over devices."""
+    """The division of a step among devices."""
 
     degree: int = 1
     """Devices."""

@@ -65,7 +65,7 @@ def recording_bytes(specs: Sequence[BlockSpec], modes: Collection[BlockMode], ce
 
 @dataclass(frozen=True)
 class TemplateRunScope:
-    """What a template run keeps."""
+    """The steps and blocks that a template run keeps."""
 
     levels: int
     first_block: int
@@ -102,7 +102,7 @@ VALUE_BYTES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step computes, summed over sequences and blocks."""
+    """The work of a step, summed over sequences and blocks."""
 
     calls: float = 0.0
     """Forwards of the network; see :meth:`NetworkOperations.calls`."""
@@ -191,7 +191,7 @@ class SequenceShape:
 
 
 class NetworkOperations:
-    """What the blocks of a network compute, as matrices: features by the amounts of a sequence.
+    """The work of a network's blocks as matrices: features by the amounts of a sequence.
 
     Rows are :data:`COMPUTE` without calls. Columns are :meth:`SequenceShape.amounts`: sequences, computed cells,
     computed text tokens, projected cells, pairs of the picture, pairs with text or a prefix, cells that take from a

@@ -17,7 +17,7 @@ V = TypeVar("V")
 
 
 class TierLookup(NamedTuple, Generic[V]):
-    """What a tier has under a name."""
+    """A tier's answer about a name."""
 
     value: V | None
     """None where the tier below has it not either."""

@@ -110,7 +110,7 @@ class NeededControl(NamedTuple):
 
 
 class LoraLoadTimes:
-    """How long LoRAs take to become usable on workers of one kind."""
+    """The times that LoRAs take to become usable on workers of one kind."""
 
     def __init__(self) -> None:
         self._hops = {source: LinearTimeModel(ms) for source, ms in ASSUMED.items()}

@@ -22,7 +22,7 @@ class RowKey:
 
 
 class SchedulableRow(Protocol):
-    """What the batch needs to know of a row."""
+    """A row as the batch needs to know it."""
 
     @property
     def key(self) -> RowKey:
@@ -39,7 +39,7 @@ class SchedulableRow(Protocol):
 
 @dataclass(frozen=True)
 class Capacity:
-    """How much one step may compute."""
+    """The most that one step may compute."""
 
     rows: int
     tokens: int
@@ -55,7 +55,7 @@ PATIENCE: Final = 8
 
 
 class BatchingMode(StrEnum):
-    """When waiting rows may join."""
+    """The moments at which queued rows may join."""
 
     STEP = "step"
     """At every step: continuous batching."""

@@ -39,7 +39,7 @@ LEAST: Final = 2
 
 
 class RowLoad(NamedTuple):
-    """What one row adds to the steps that it takes part in."""
+    """One row's addition to the steps that it takes part in."""
 
     steps: int
     """Still to compute, at least 1."""
@@ -132,7 +132,7 @@ class WorkerLoad:
 
 
 class PlacementEstimate(NamedTuple):
-    """What a job's rows would do to a worker's backlog if they joined it."""
+    """An estimate of what a job's rows would do to a worker's backlog if they joined it."""
 
     finish_ms: float
     """From now until the last of the job's rows leaves."""
@@ -232,7 +232,7 @@ class WorkerEstimate(NamedTuple):
 
 
 class JobFinishEstimate(NamedTuple):
-    """When a job is computed."""
+    """An estimate of when a job is computed."""
 
     finish_ms: float
     """Time from now, after all that comes before it."""
@@ -282,7 +282,7 @@ UNIT: Final = StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
 
 @dataclass(frozen=True)
 class StepTimeModel:
-    """What steps cost on one worker."""
+    """A model of the cost of steps on one worker."""
 
     costs: StepCosts = UNIT
     operations: NetworkOperations = TOKENS
@@ -415,7 +415,7 @@ class RowShape(SequenceShape):
 
 @dataclass(frozen=True, slots=True)
 class JobDemand:
-    """What a job asks of a worker."""
+    """The demand of a job on a worker."""
 
     model: str
     model_digest: str

@@ -14,7 +14,7 @@ from giornata.wire.workers import Tier
 
 
 class _JobCost(NamedTuple):
-    """What a job costs at one pace, with its template at hand or without it."""
+    """The cost of a job at one pace, with its template at hand or without it."""
 
     loads: tuple[RowLoad, ...]
     work_ms: float

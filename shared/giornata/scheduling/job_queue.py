@@ -28,7 +28,7 @@ _Flow = tuple[str, Priority]
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """What is known of a job before its pictures are inspected."""
+    """A job as it is known before its pictures are inspected."""
 
     job_id: str
     priority: Priority

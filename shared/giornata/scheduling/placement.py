@@ -86,7 +86,7 @@ class TemplateRunPolicy:
 
 
 class ReuseRate:
-    """Where all pictures, or all LoRAs, are new, keeping one in one place is worth nothing.
+    """The rate at which pictures or LoRAs come again: where all are new, keeping one in one place is worth nothing.
 
     Where few pictures come again and again, as in FlashPS's production trace, one more hit is almost certain.
     """

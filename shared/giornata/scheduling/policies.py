@@ -168,7 +168,7 @@ def lrums(candidates: Sequence[CandidateWorker], demand: JobDemand) -> Candidate
 
 
 class PolicyName(StrEnum):
-    """What a policy is called in configurations, simulations and benchmarks."""
+    """The name of a policy in configurations, simulations and benchmarks."""
 
     ROUND_ROBIN = "round_robin"
     REQUEST_LEVEL = "request_level"

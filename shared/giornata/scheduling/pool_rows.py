@@ -46,7 +46,7 @@ REMEMBERED: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """What a row's steps compute, as far as their time depends on it: the `size` of a :class:`PoolRow`."""
+    """The size of a row's steps, as far as their time depends on it: the `size` of a :class:`PoolRow`."""
 
     shape: RowShape
     """As of a row that has begun, with one step left: neither counts here; see :meth:`of`."""

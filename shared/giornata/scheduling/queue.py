@@ -83,7 +83,7 @@ RELOOK_S: Final = 1.0
 
 
 class QueueOrder(StrEnum):
-    """What a line is called in configurations and simulations."""
+    """The name of a queue's order in configurations and simulations."""
 
     FAIR = "fair"
     """Tenants take turns by their shares."""
@@ -97,7 +97,7 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class SchedulingParams:
-    """What decides when a job's turn comes."""
+    """The values that decide when a job's turn comes."""
 
     priority: Priority = Priority.INTERACTIVE
     tenant: str = ""
@@ -365,7 +365,7 @@ VOID: Final = 64
 
 
 class _StartTag(NamedTuple, Generic[F]):
-    """Where the next work of a flow begins."""
+    """The start of the next work of a flow."""
 
     tag: float
     ticket: int
@@ -457,7 +457,7 @@ _Rank = tuple[bool, float, float, int]
 
 
 class TenantJobOrder(StrEnum):
-    """Which of a tenant's jobs comes first."""
+    """The order of a tenant's own jobs."""
 
     LEAST_WORK = "least_work"
     """The least by its arrival and :data:`DEFERRED` times its work that no worker has."""

@@ -63,7 +63,7 @@ class PrefetchRequest(NamedTuple):
 
 
 class SchedulingDecision(NamedTuple):
-    """What happens now. The caller applies it, in this order, before it asks again."""
+    """A decision of the scheduler. The caller applies it, in this order, before it asks again."""
 
     placements: tuple[RowAssignment, ...] = ()
     preemptions: tuple[Attempt, ...] = ()

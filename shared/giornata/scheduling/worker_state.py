@@ -339,7 +339,7 @@ class _SortedNames:
 
 
 class _HolderIndex:
-    """Which workers have what."""
+    """An index of which workers have what."""
 
     def __init__(self) -> None:
         self._names: dict[str, set[str]] = {}

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class LoraWait(StrEnum):
-    """What a row does whose LoRAs are not loaded yet."""
+    """The behaviour of a row whose LoRAs are not loaded yet."""
 
     EXACT = "exact"
     """It waits: every step has them."""
@@ -37,7 +37,7 @@ class LoraWait(StrEnum):
 
 
 class Annotator(StrEnum):
-    """What makes a control image of a picture."""
+    """The maker of a control image from a picture."""
 
     CANNY = "canny"
     SOFT_EDGE = "soft_edge"
@@ -45,7 +45,7 @@ class Annotator(StrEnum):
 
 
 class ControlInput(StrEnum):
-    """What a ControlNet sees of its control image."""
+    """The form in which a ControlNet sees its control image."""
 
     USUAL = "usual"
     """What its kind usually sees. UNets: pixels in 0 to 1. Transformers: latents, normalised as those of pictures."""
@@ -163,7 +163,7 @@ class ControlUse(RecordModel):
 
 
 class ControlKind(StrEnum):
-    """Which networks a ControlNet adds to, by diffusers' class."""
+    """The networks that a ControlNet adds to, by diffusers' class."""
 
     FLUX = "flux"
     SD3 = "sd3"
@@ -172,7 +172,7 @@ class ControlKind(StrEnum):
 
 
 class ControlWork(WireModel):
-    """What a ControlNet computes of one sequence of a row in one step: multiplications."""
+    """The work of a ControlNet for one sequence of a row in one step: multiplications."""
 
     sequence: float = 0.0
     """Whatever the picture's size: what depends on the noise level and the text alone."""

@@ -20,7 +20,7 @@ from giornata.wire.values import CellMap, WireModel
 
 
 class DataPath(StrEnum):
-    """How latents and samples travel between a denoiser and a ControlNet instance."""
+    """The way in which latents and samples travel between a denoiser and a ControlNet instance."""
 
     UNIX = "unix"
     """A Unix socket, and a ring of memory that both map; of one host."""

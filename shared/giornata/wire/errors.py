@@ -350,7 +350,7 @@ class InputLost(Failed, code="input_lost"):
 
 
 class IntermediateLost(Failed, code="intermediate_lost"):
-    """What a stage of this edit had made was lost from the blob store, again and again."""
+    """The output of a stage of this edit was lost from the blob store, again and again."""
 
 
 class RowPoisoned(Failed, code="row_poisoned"):

@@ -51,7 +51,7 @@ class FleetRequest(WireModel):
 
 
 class InstanceReport(WireModel):
-    """What a router knows of an instance, its rows counted."""
+    """A router's knowledge of an instance, its rows counted."""
 
     state: ServiceState
     """Without rows, samples and recordings."""
@@ -79,7 +79,7 @@ class FleetPage(WireModel):
 
 
 class WorkerView(WireModel):
-    """What a denoiser does."""
+    """The present work of a denoiser."""
 
     running_rows: int
     waiting_rows: int
@@ -100,7 +100,7 @@ class WorkerView(WireModel):
 
 
 class ControlView(WireModel):
-    """What a ControlNet service does."""
+    """The present work of a ControlNet service."""
 
     controlnets: list[str]
     """Names of those that it computes."""

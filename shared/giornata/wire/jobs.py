@@ -45,7 +45,7 @@ class Priority(StrEnum):
 
 
 class JobState(StrEnum):
-    """How far a job is."""
+    """The progress of a job."""
 
     QUEUED = "queued"
     PREPARING = "preparing"
@@ -171,7 +171,7 @@ def check_version(model: str, digest: str, card: ModelCard) -> None:
 
 
 class Inspection(RecordModel):
-    """What prepost's `inspect` measures of a job's image and mask, or of the pictures that are to be generated."""
+    """The measurements of prepost's `inspect`: a job's image and mask, or the pictures that are to be generated."""
 
     width: int
     """The upright original's, in pixels; of a generation, the output's."""
@@ -241,7 +241,7 @@ class PromptTokens(RecordModel):
 
 
 class Encoding(RecordModel):
-    """What prepost's `encode` makes: conditioning of the job and of each row, as safetensors blobs."""
+    """The output of prepost's `encode`: conditioning of the job and of each row, as safetensors blobs."""
 
     model_config = ConfigDict(ser_json_bytes="base64")  # earlier versions' records have bytes here
 
@@ -275,7 +275,7 @@ class Encoding(RecordModel):
 
 
 class TemplateUse(StrEnum):
-    """What a template's recording did for a picture."""
+    """The use that a picture made of a template's entries."""
 
     HIT = "hit"
     """The picture took what was recorded outside its mask."""

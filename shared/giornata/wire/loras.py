@@ -61,7 +61,7 @@ class StoredFile(RecordModel):
 
 
 class CanonicalLora(RecordModel):
-    """What prepost made of a source."""
+    """The canonical file that prepost made of a source."""
 
     file: StoredFile
     model_digest: str
@@ -316,7 +316,7 @@ class TierSnapshotRequest(WireModel):
 
 
 class TierSnapshot(WireModel):
-    """What a host tier holds after its change `number`."""
+    """The contents of a host tier after its change `number`."""
 
     name: str
     epoch: int

@@ -35,7 +35,7 @@ def _of_mask(name: str) -> str | None:
 
 
 class MaskParameters(WireModel):
-    """What an application asks for that wants a mask alone."""
+    """The parameters of a request for a mask alone."""
 
     prompt: MaskWords = Field(description='What the mask shows, in words: "the left shoe".')
     mask_threshold: float | None = Field(None, gt=0, le=1, description=_of_mask("mask_threshold"))
@@ -79,7 +79,7 @@ class MaskedRegion(MaskPicture):
 
 
 class MaskMessageReply(MaskPicture):
-    """What the NATS door answers to :class:`MaskMessage`: the mask of all regions together, and each region's own."""
+    """The NATS door's answer to :class:`MaskMessage`: the mask of all regions together, and each region's own."""
 
     width: int
     """The upright picture's, in pixels."""

@@ -30,7 +30,7 @@ from giornata.wire.values import StageTimes, WireModel
 
 
 class Epoch(NamedTuple):
-    """Which router leads, in order: of two routers, the one with the higher epoch has taken the lease later."""
+    """The rank of a leading router: of two routers, the one with the higher epoch has taken the lease later."""
 
     created_us: int
     """When the stream of the lease was made, in microseconds since 1970: in a new one revisions begin again at 1."""
@@ -52,7 +52,7 @@ class JobAck(WireModel):
 
 
 class JobEstimate(WireModel):
-    """When the router expects a job to have its pictures, and how far they are."""
+    """The router's estimate of when a job has its pictures, and how far they are."""
 
     position: int | None = None
     """Jobs that get a worker before this one; 0 for the next job, and for a job that has a worker. None: unknown."""
@@ -273,7 +273,7 @@ class Picture(WireModel):
 
 
 class EditReply(WireModel):
-    """What the NATS door answers when the job is done."""
+    """The NATS door's answer when the job is done."""
 
     job_id: str
     width: int

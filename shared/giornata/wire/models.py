@@ -168,7 +168,7 @@ INTERVALS: Final = ((40, 5), (10, 3), (1, 2))
 
 
 class StepCache(StrEnum):
-    """By which rule a row computes fewer steps."""
+    """The rule by which a row computes fewer steps."""
 
     OFF = "off"
     """It computes all blocks in every step."""
@@ -181,7 +181,7 @@ SETTINGS: Final = ("step_cache_interval", "step_cache_order", "step_cache_warmup
 
 
 class TaylorSeerSchedule(NamedTuple):
-    """Which steps TaylorSeer computes: `TaylorSeerCacheConfig` of diffusers."""
+    """The steps that TaylorSeer computes: `TaylorSeerCacheConfig` of diffusers."""
 
     interval: int
     """One in so many."""
@@ -212,7 +212,7 @@ def settings_of(cache: StepCache, steps: int) -> Mapping[str, int]:
 
 
 class Guidance(StrEnum):
-    """What `guidance_scale` means to a model."""
+    """The meaning of `guidance_scale` to a model."""
 
     EMBEDDED = "embedded"
     """The network was distilled to take the scale as an input; one forward a step."""
@@ -223,7 +223,7 @@ class Guidance(StrEnum):
 
 
 class Task(StrEnum):
-    """What a picture is made from."""
+    """The inputs that a picture is made from."""
 
     EDIT = "edit"
     """A picture and a mask."""

@@ -180,7 +180,7 @@ REMOVED: Final[Mapping[str, str]] = {
 
 
 class MaskMode(StrEnum):
-    """Which pixels of the mask mean "edit"."""
+    """The pixels of the mask that mean "edit"."""
 
     AUTO = "auto"
     """Transparent pixels where the mask has any, as in OpenAI's API. Otherwise white ones."""
@@ -206,7 +206,7 @@ Background = Literal["auto", "opaque", "transparent"]
 
 
 class Reuse(StrEnum):
-    """What an edit may take from a template run."""
+    """The parts of a template run that an edit may take."""
 
     AUTO = "auto"
     """Entries of the nearest noise level."""

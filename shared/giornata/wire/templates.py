@@ -42,7 +42,7 @@ class TemplateState(StrEnum):
 
 
 class TemplateInputs(WireModel):
-    """What a template run is computed from."""
+    """The inputs of a template run."""
 
     inspection: Inspection
     empty_text: BlobRef
@@ -154,7 +154,7 @@ def digest_of(*parts: object) -> str:
 
 
 class WebhookState(StrEnum):
-    """How far a webhook is; one that was taken has no record any more."""
+    """The progress of a webhook; one that was taken has no record any more."""
 
     WAITING = "waiting"
     """Its job has not ended, or it is tried again."""

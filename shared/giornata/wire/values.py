@@ -33,7 +33,7 @@ class RecordModel(WireModel):
 
 
 class Intermediate(StrEnum):
-    """What the stages of a job leave for the next ones. A lost one is made again: the error's `field` names it."""
+    """The files that a job's stages leave for the next ones. A lost one is made again: the error's `field` names it."""
 
     PREPARED = "prepared"
     ALPHA = "alpha"
@@ -42,7 +42,7 @@ class Intermediate(StrEnum):
 
 
 class BlockMode(StrEnum):
-    """How one block treats the tokens outside of the compute set."""
+    """The treatment of the tokens outside of the compute set by one block."""
 
     FULL = "full"
     """Computes them too. Needs their hidden state."""

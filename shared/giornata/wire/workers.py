@@ -75,7 +75,7 @@ class QueueState(WireModel):
 
 
 class StoreRoom(WireModel):
-    """How full one of JetStream's streams is."""
+    """The fill level of one of JetStream's streams."""
 
     store: str
     """The stream's name."""
@@ -104,7 +104,7 @@ class ServiceName(StrEnum):
 
 
 class Tier(StrEnum):
-    """Where a worker has a template or an adapter."""
+    """The tier in which a worker has a template or an adapter."""
 
     DEVICE = "device"
     """Adapters alone: on the device, where rows use them."""
@@ -239,7 +239,7 @@ class AdapterLoad(WireModel):
 
 
 class DegreeCosts(WireModel):
-    """What steps cost that several devices compute together."""
+    """The cost of steps that several devices compute together."""
 
     degree: int
     """Devices."""
@@ -249,7 +249,7 @@ class DegreeCosts(WireModel):
 
 
 class WorkerCosts(WireModel):
-    """What a worker's steps and loads cost, as the worker sees it now."""
+    """The cost of a worker's steps and loads, as the worker sees it now."""
 
     compute: CostFit
     """What steps on one device cost."""
@@ -268,7 +268,7 @@ class WorkerCosts(WireModel):
 
 
 class TemplateCounters(WireModel):
-    """What a denoiser's recordings have done since its start, and their size now."""
+    """Counts of a denoiser's template runs since its start, and their size now."""
 
     hits_memory: int = 0
     hits_disk: int = 0
@@ -293,7 +293,7 @@ class TemplateCounters(WireModel):
 
 
 class AdapterCounters(WireModel):
-    """What a denoiser's LoRAs have done since its start, and their size now."""
+    """Counts of a denoiser's LoRAs since its start, and their size now."""
 
     hits_device: int = 0
     hits_memory: int = 0
@@ -322,7 +322,7 @@ class AdapterCounters(WireModel):
 
 
 class RankPhase(StrEnum):
-    """What a rank of a pool is doing."""
+    """The present activity of a rank of a pool."""
 
     LOADING = "loading"
     """Its model; also after it was lost and started again."""
@@ -344,7 +344,7 @@ class RankState(WireModel):
 
 
 class StepCacheCounters(WireModel):
-    """What rows with step caches have done since the worker's start."""
+    """Counts of rows with step caches since the worker's start."""
 
     computed_blocks: int = 0
     """Blocks that their sequences passed."""

@@ -124,7 +124,7 @@ async def _once(session: ProfilerSession, ids: tuple[str, ...], show: LoraProfil
 
 
 class LoraProfileOutput:
-    """What a person or a program is told."""
+    """The report of a profile, for a person or for a program."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json

@@ -151,7 +151,7 @@ class PictureFailure:
 
 @dataclass(frozen=True)
 class EditOutcome:
-    """What became of an order: at least one picture."""
+    """The result of an order: at least one picture."""
 
     job_id: str
     size: str
@@ -203,7 +203,7 @@ def sentence(body: ErrorBody) -> str:
 
 @dataclass
 class StepCount:
-    """How far an edit is, over all of its pictures; a new attempt at one begins where its first step says."""
+    """The progress of an edit over all of its pictures; a new attempt at one begins where its first step says."""
 
     pictures: int
     state: str = "sending"

@@ -81,7 +81,7 @@ class CompletedData(BaseModel):
 
 
 class AnsweredError(ErrorBody):
-    """What went wrong, under the names of HTTP."""
+    """An error as an answer tells it, under the names of HTTP."""
 
     field: str | None = Field(None, alias="param")
 
@@ -100,7 +100,7 @@ class FailedEvent(BaseModel):
 
 
 class JobStateAnswer(BaseModel):
-    """What is read of a job's status."""
+    """The part of a job's status that this client reads."""
 
     state: str
 

@@ -88,7 +88,7 @@ MAX_RESTART_DELAY_S: Final = 30.0
 
 @dataclass(frozen=True)
 class StackPlan:
-    """What a stack runs."""
+    """The processes that a stack runs, and their settings."""
 
     state: Path
     """Folder of JetStream's store and the blob store's append-only file; jobs in it go on."""

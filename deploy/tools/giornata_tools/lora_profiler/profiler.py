@@ -127,7 +127,7 @@ Done = Callable[[int, JoinStepTrial | None], None]
 
 @dataclass(frozen=True)
 class ProbeSetting:
-    """How every probe is edited."""
+    """The options with which every probe is edited."""
 
     steps: int | None = None
     """None: the model's default."""
@@ -142,7 +142,7 @@ class ProbeSetting:
 
 @dataclass(frozen=True)
 class LoraProfile:
-    """How late a LoRA may join, and what was seen."""
+    """The latest step at which a LoRA may join, and the measurements behind it."""
 
     record: LoraRecord
     steps: int

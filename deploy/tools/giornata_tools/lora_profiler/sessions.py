@@ -177,7 +177,7 @@ Ended = Callable[[LoraRecord, LoraProfile | GiornataError], None]
 
 @dataclass(frozen=True)
 class ProfilerLogin:
-    """Where the system is, and how the profiler logs in."""
+    """The address of the system, and the credentials of the profiler."""
 
     nats_url: str
     password_file: Path | None = None

@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 
 class WrittenAttemptResult(NamedTuple):
-    """What is written down of an attempt."""
+    """The record that is kept of an attempt."""
 
     record: JobRecord
     """The record after the write; it shows whether the attempt still counted."""

@@ -49,7 +49,7 @@ class EpochFence:
 
 
 class AttemptInputs(NamedTuple):
-    """What an attempt's rows are made of."""
+    """The inputs from which an attempt's rows are made."""
 
     rows: tuple[Row, ...]
     arriving: Awaitable[object]

@@ -48,7 +48,7 @@ def own_bits(correction_bits: int | None) -> int:
 
 
 class OwnKeysValues(CachedKV):
-    """What one sequence keeps, in `bits` where there are any: see :mod:`giornata_denoiser.rows.template`.
+    """A cache of one sequence's own keys and values, in `bits` if any: see :mod:`giornata_denoiser.rows.template`.
 
     What is kept in bits lies by itself, without room for the sequence's own.
     """

@@ -47,7 +47,7 @@ class TransferHandle:
 
 
 class Device:
-    """Where slabs are gathered: a CPU, unless a subclass says otherwise."""
+    """The device on which slabs are gathered: a CPU, unless a subclass says otherwise."""
 
     shares = False
     """Whether what was brought stays for other rows: rows of one entry move it once."""

@@ -22,7 +22,7 @@ WORK: Final = 1e9
 
 
 class ResidualTiming(NamedTuple):
-    """When a sum of samples is made, and when it is read."""
+    """The moments at which a sum of residuals is made and read."""
 
     made: float
     """Share of the ControlNets' work up to it."""

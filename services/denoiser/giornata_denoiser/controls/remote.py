@@ -39,7 +39,7 @@ class ControlNetSession:
 
 @dataclass(frozen=True, eq=False)
 class PendingResiduals:
-    """What was asked for a row's step."""
+    """A request for the residuals of a row's step that has not been answered."""
 
     key: RowKey
     session: ControlNetSession
@@ -56,7 +56,7 @@ class PendingResiduals:
 
 @dataclass(frozen=True)
 class RemoteControlOptions:
-    """How rows use what an instance computes."""
+    """Options for rows that use the residuals of an instance."""
 
     held_steps: int = 1
     """What a step adds serves so many steps of a row that reuses."""
@@ -220,7 +220,7 @@ class RemoteControls:
 
 @dataclass(frozen=True, eq=False)
 class _RemoteResiduals:
-    """What is added to one sequence; satisfies :class:`giornata.packed.block_inputs.Residuals`."""
+    """The residuals of one sequence; satisfies :class:`giornata.packed.block_inputs.Residuals`."""
 
     controls: RemoteControls
     coming: PendingResiduals

@@ -21,7 +21,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, eq=False)
 class CachedResiduals(Generic[A]):
-    """What one step has added."""
+    """The residuals of one step."""
 
     step: int
     acting: tuple[bool, ...]
@@ -32,7 +32,7 @@ class CachedResiduals(Generic[A]):
 
 
 class ResidualCache(Generic[A]):
-    """What the latest step of each row has added."""
+    """A cache of the residuals of each row's latest step."""
 
     def __init__(self) -> None:
         self._held: dict[RowKey, CachedResiduals[A]] = {}

@@ -117,7 +117,7 @@ log = structlog.get_logger(__name__)
 
 
 class ControlNetInstances:
-    """What telemetry tells of them. Everything is of one event loop."""
+    """The living instances, as their telemetry reports them. Everything is of one event loop."""
 
     def __init__(self) -> None:
         self._fleet, self._clock = Fleet(), ListeningClock()

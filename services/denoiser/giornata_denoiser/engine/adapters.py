@@ -25,7 +25,7 @@ class ControlNotLoaded(LookupError):
 
 
 class ControlLost(ConnectionError):
-    """What is to be added to rows does not come: the step is to be repeated when they are open elsewhere."""
+    """The residuals of some rows do not come: the step is to be repeated when they are open elsewhere."""
 
     def __init__(self, keys: Collection[RowKey]) -> None:
         super().__init__(f"the ControlNets of {len(keys)} rows are lost")

@@ -33,7 +33,7 @@ class SamplerState(NamedTuple):
 
 
 class StepNoise(NamedTuple):
-    """What a row's generator gave for its next step."""
+    """The noise that a row's generator gave for its next step."""
 
     noise: Tensor | None = None
     """(tokens, channels) on the CPU, all of the picture; None where the step adds none."""
@@ -155,7 +155,7 @@ def _packed(noises: Sequence[Tensor | None], lengths: Sequence[int], like: Tenso
 
 
 class StepOutput(NamedTuple):
-    """What a step made of the rows, by row."""
+    """The new latents and records of a step, by row."""
 
     latents: tuple[Tensor, ...]
     """(tokens, channels) each, after the step."""

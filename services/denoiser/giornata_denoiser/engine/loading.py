@@ -35,7 +35,7 @@ class SlabLoad(NamedTuple):
 
 
 class SlabRun(NamedTuple):
-    """What one sequence takes of one entry in one step."""
+    """The blocks of one entry that one sequence takes in one step."""
 
     slabs: Slabs
     forms: tuple[BlockMode, ...]
@@ -45,7 +45,7 @@ class SlabRun(NamedTuple):
 
 
 class FinishedSlabLoad(NamedTuple):
-    """What a load took."""
+    """The measurements of a load that has ended."""
 
     load: SlabLoad
     size_bytes: int

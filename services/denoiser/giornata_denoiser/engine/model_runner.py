@@ -60,7 +60,7 @@ BUFFER_BYTES: Final = 8 << 20
 
 
 class HostCopy:
-    """Where entries are in host memory as they are recorded."""
+    """The locations of entries in host memory as they are recorded."""
 
     def take(self, entry: Entry) -> Entry:
         """`entry` in host memory; its values are there once :meth:`finish` has returned."""
@@ -177,7 +177,7 @@ def _land(piece: _HostCopyChunk) -> None:
 
 
 class FiniteCheck:
-    """Whether each of some latents, (tokens, channels) each, is finite. A CPU knows at once."""
+    """A check that each of some latents, (tokens, channels) each, is finite. A CPU knows at once."""
 
     late = False
     """Whether :meth:`read` may have to wait for the device."""

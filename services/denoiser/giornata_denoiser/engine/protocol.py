@@ -17,7 +17,7 @@ from giornata_denoiser.rows.row import Row
 
 @dataclass(frozen=True, eq=False)
 class RowPreview:
-    """What a row looks like after a step."""
+    """The clean picture that a row predicts after a step."""
 
     key: RowKey
     step: int
@@ -39,7 +39,7 @@ class FailedRow:
 
 @dataclass(frozen=True, eq=False)
 class StepReport:
-    """What one step did."""
+    """A report of one step: its rows, its time, and what it took and loaded."""
 
     began_s: float
     ended_s: float

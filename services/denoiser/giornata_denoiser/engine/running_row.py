@@ -27,7 +27,7 @@ from giornata_denoiser.rows.template import Correction, Entry
 
 
 class PromptPaddingCache:
-    """What is kept of the padding of a row's prompts, and whether the present step takes it.
+    """The kept padding of a row's prompts, and whether the present step takes it.
 
     `kept` has one of each sequence; None for a prompt without padding.
     """
@@ -65,7 +65,7 @@ class PromptPaddingCache:
 
 
 class RefreshSchedule:
-    """What its sequences keep, and whether the present step is computed in full to make that anew."""
+    """The caches of a row's sequences, and whether the present step computes in full to make them anew."""
 
     def __init__(self, kept: Sequence[OwnKeysValues]) -> None:
         self._kept = tuple(kept)
@@ -219,7 +219,7 @@ def _with_modes(served: EntryReuse, modes: tuple[BlockMode, ...], loads: BlockLo
 
 
 class RowCacheFactories(NamedTuple):
-    """What makes what the sequences of rows take."""
+    """Factories of the caches that the sequences of rows take from."""
 
     slabs: Callable[[Row, Entry, int, Correction | None], Slabs]
     """The slabs of a row's entry for a sequence that computes so many tokens, corrected or not."""

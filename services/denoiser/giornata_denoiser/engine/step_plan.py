@@ -111,7 +111,7 @@ class UnmeasuredCostModel:
 
 @dataclass(frozen=True, eq=False)
 class ReuseOptions:
-    """How an engine reuses templates, and by which costs it decides; the benchmarks' baselines are other values."""
+    """The ways in which an engine reuses templates, and its costs; the benchmarks' baselines are other values."""
 
     loader: Loader | None = None
     """Loads ahead what rows take; without it a block's load is waited for when the block begins."""
@@ -129,7 +129,7 @@ class ReuseOptions:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one step takes and records."""
+    """A plan of what one step takes and records."""
 
     uses: tuple[BlockInputs, ...]
     """The use of each sequence of the batch; positive sequences come first."""

@@ -90,7 +90,7 @@ class FluxPrompt:
 
 @dataclass(frozen=True)
 class FluxPromptBuilder:
-    """What a prompt becomes; satisfies :class:`giornata_denoiser.families.protocol.PromptBuilder`."""
+    """A builder of Flux's prompt tensors; satisfies :class:`giornata_denoiser.families.protocol.PromptBuilder`."""
 
     tensors: Mapping[str, tuple[int | None, ...]]
 
@@ -111,7 +111,7 @@ class FluxPromptBuilder:
 
 @dataclass(frozen=True, eq=False)
 class FluxBatch:
-    """What the transformer sees of every step of a batch besides latents and times."""
+    """The inputs of every step of a batch of Flux besides latents and times."""
 
     sequences: PackedBatch
     text: Tensor

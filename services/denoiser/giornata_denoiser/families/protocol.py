@@ -50,7 +50,7 @@ REFERENCES = "references"
 
 @dataclass(frozen=True)
 class ReferencePolicy:
-    """Which clean pictures a family's network looks at."""
+    """The choice of clean pictures that a family's network looks at."""
 
     own: bool = True
     """Whether the picture that is edited is one of them, the first."""
@@ -84,7 +84,7 @@ def reference_tokens(grids: Sequence[Grid]) -> int:
 
 
 class PromptBuilder(Protocol):
-    """What a prompt becomes."""
+    """A builder of the tensors of a prompt."""
 
     @property
     def tensors(self) -> Mapping[str, tuple[int | None, ...]]:
@@ -99,7 +99,7 @@ class PromptBuilder(Protocol):
 
 
 class NoiseSchedule(Protocol):
-    """What ways through the noise levels a model offers: the table of each, made of diffusers' own scheduler."""
+    """A table of the noise levels of each sampler that a model offers, made of diffusers' own scheduler."""
 
     @property
     def samplers(self) -> Sequence[Sampler]:
@@ -124,7 +124,7 @@ class NoiseSchedule(Protocol):
 
 
 class SequenceInputs(NamedTuple):
-    """What one sequence of a batch has, all of it on the network's device."""
+    """The inputs of one sequence of a batch, all of them on the network's device."""
 
     prompt: Prompt
     grid: tuple[int, int]

@@ -40,7 +40,7 @@ class ChannelClosed(ConnectionError):
 
 
 class Message(NamedTuple):
-    """What has come."""
+    """A message that has come."""
 
     data: bytes
     files: tuple[int, ...]
@@ -158,7 +158,7 @@ def pair(patience_s: float) -> tuple[Channel, socket.socket]:
 
 @dataclass(frozen=True)
 class RankSetup:
-    """What a leader tells a rank first."""
+    """The first message of a leader to a rank."""
 
     config: DenoiserConfig
     """With the rank's device, and without what only the service needs."""
@@ -248,7 +248,7 @@ class ReleaseRows:
 
 @dataclass(frozen=True)
 class ForgetResources:
-    """What no order will name any more."""
+    """A message with the resources that no order will name any more."""
 
     rows: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
@@ -306,7 +306,7 @@ class StoredTensorLayout(WireModel):
 
 
 class EntryLayout(WireModel):
-    """What a step recorded of a row."""
+    """The layout of an entry that a step recorded of a row."""
 
     level: float
     blocks: tuple[dict[str, StoredTensorLayout], ...]
@@ -322,7 +322,7 @@ class CorrectionDeltaLayout(WireModel):
 
 
 class PreviewLayout(WireModel):
-    """What a row looks like after the step."""
+    """The layout of a row's preview after a step."""
 
     index: int
     pixels: TensorLayout

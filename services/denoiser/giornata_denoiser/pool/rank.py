@@ -90,7 +90,7 @@ class StaleOrder(LookupError):
 
 
 class _GroupKey(NamedTuple):
-    """What computes a step: what it keeps of a row is of no use to another."""
+    """The devices that compute a step: what one such group keeps of a row is of no use to another."""
 
     devices: Devices
     epoch: int

@@ -31,7 +31,7 @@ ALIGNMENT: Final = 64
 
 
 class TensorLocation(NamedTuple):
-    """Where a tensor is."""
+    """The location of a tensor in shared memory."""
 
     slab: int
     offset: int
@@ -325,7 +325,7 @@ def unpacked(data: bytes, mapped: MappedSlabs, kept: Mapping[int, object]) -> An
 
 @dataclass(frozen=True)
 class RowStateLayout:
-    """Where one state of a row is in its slab."""
+    """The layout of one state of a row in its slab."""
 
     latent: TensorLocation
     memory: TensorLocation | None

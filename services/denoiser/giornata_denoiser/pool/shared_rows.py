@@ -26,7 +26,7 @@ from giornata_denoiser.rows.row import Row
 
 @dataclass(eq=False)
 class RankKnowledge:
-    """What one rank process knows, by number."""
+    """The resources that one rank process knows, by number."""
 
     slabs: set[int] = field(default_factory=set)
     kept: set[int] = field(default_factory=set)

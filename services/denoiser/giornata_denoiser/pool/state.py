@@ -30,7 +30,7 @@ LOSSES: Final = 3
 
 
 class RowStepTimes(NamedTuple):
-    """What a row's steps take."""
+    """The times that a row's steps take."""
 
     step_s: Times
     """By degree, on the devices of the one before."""
@@ -103,7 +103,7 @@ class LeaderRow:
 
 
 class RowStepStart(NamedTuple):
-    """How a row enters a step."""
+    """The state with which a row enters a step."""
 
     held: LeaderRow
     step: int

@@ -43,7 +43,7 @@ FOLDS: Final = 5
 
 
 class StepTime(NamedTuple):
-    """What a step took."""
+    """The time of one step and what it computed."""
 
     mixture: StepShape
     ms: float

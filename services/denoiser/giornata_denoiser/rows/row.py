@@ -197,7 +197,7 @@ GENERATOR: Final = "generator"
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """What a step changes of a row: with its inputs, enough to go on elsewhere."""
+    """The part of a row that a step changes: with its inputs, enough to go on elsewhere."""
 
     step: int
     """Steps already computed."""
@@ -238,7 +238,7 @@ def exported(state: Tensor) -> Tensor:
 
 
 class Prompt(Protocol):
-    """What one sequence of a row takes from its text; its family knows what is in it."""
+    """The part of its text that one sequence of a row takes; its family knows what is in it."""
 
     @property
     def joint_tokens(self) -> int:
@@ -258,7 +258,7 @@ class Prompt(Protocol):
 
 @dataclass(frozen=True)
 class RecordingSpec:
-    """What steps that are recorded keep of every block."""
+    """The forms in which recorded steps keep every block."""
 
     forms: frozenset[CacheForm]
     bits: int

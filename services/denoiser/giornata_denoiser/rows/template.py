@@ -267,7 +267,7 @@ FILE_BYTES: Final = 512
 
 @dataclass(frozen=True, eq=False)
 class CachedBlock:
-    """What one block kept at one noise level: all, one form, or nothing."""
+    """The cache of one block at one noise level: all, one form, or nothing."""
 
     key: StoredTensor | None = None
     """(tokens, heads * head_dim)"""

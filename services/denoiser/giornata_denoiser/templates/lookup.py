@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class TemplateReuse:
-    """How a job's rows reuse."""
+    """The way in which a job's rows reuse a template."""
 
     tolerance: float
     """How far the noise level of an entry may be from a row's."""

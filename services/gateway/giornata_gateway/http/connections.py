@@ -44,7 +44,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What one client, or many, may take of the door's sockets."""
+    """Limits on the sockets that one client, or many, may take."""
 
     head_s: float
     """From a connection's beginning, or a later request's first byte, to the end of the head."""

@@ -89,7 +89,7 @@ _networks: Final = lru_cache(networks_in)
 
 
 class PublicOrigin(NamedTuple):
-    """What a trusted proxy says of the request that came to it."""
+    """The public scheme, host and prefix of a request, as a trusted proxy tells them."""
 
     scheme: str | None = None
     prefix: str = ""

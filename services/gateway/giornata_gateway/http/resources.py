@@ -183,7 +183,7 @@ T = TypeVar("T")
 
 @dataclass
 class _LoraUploadParts:
-    """What has come of a form."""
+    """The parts of a form that have come."""
 
     fields: list[tuple[str, str]] = field(default_factory=list)
     upload: LoraUpload | None = None

@@ -88,7 +88,7 @@ Body = type[BaseModel] | EventStream | Json
 
 @dataclass(frozen=True)
 class Reply:
-    """What a route answers beside its errors."""
+    """The answers of a route beside its errors."""
 
     description: str
     bodies: Mapping[str, Body] = field(default_factory=dict)

@@ -49,7 +49,7 @@ CROWDED: Final = "Too many pictures are being received; try again later."
 
 @dataclass
 class AdmissionSlot:
-    """What becomes of a request while it holds its places."""
+    """The places that an admitted request holds until it ends."""
 
     seconds: float | None = None
     """How long the edit took, once it was carried out; None leaves the running mean as it is."""

@@ -35,7 +35,7 @@ class _SortedLoras(NamedTuple):
 
 @dataclass(frozen=True)
 class Loras:
-    """What tenants see of the LoRA store: their own LoRAs, and those that are shared with all."""
+    """The LoRA store as tenants see it: their own LoRAs, and those that are shared with all."""
 
     config: GatewayConfig
     bus: Bus

@@ -33,7 +33,7 @@ class PaintedAnswer(View):
 
 
 class PaintedInfo(View):
-    """How the pictures were made, in A1111's names."""
+    """The parameters with which pictures were made, in A1111's names."""
 
     prompt: str
     all_prompts: list[str]
@@ -157,7 +157,7 @@ class LoraItems(RootModel[list[LoraItem]]):
 
 
 class Options(View):
-    """What requests stand for that override nothing."""
+    """The options that hold for requests which override nothing."""
 
     sd_model_checkpoint: str | None
     """The model's title; null where several are served, and requests name one."""

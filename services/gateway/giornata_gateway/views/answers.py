@@ -29,7 +29,7 @@ class View(BaseModel):
 
 
 class ErrorDetail(View):
-    """What went wrong, in the fields that OpenAI's clients read and a few more."""
+    """An error in the fields that OpenAI's clients read, and a few more."""
 
     code: str
     """Stable; see the list of codes."""

@@ -41,7 +41,7 @@ CompletedKind = Literal["image_edit.completed", "image_generation.completed"]
 
 
 class TaskEventNames(NamedTuple):
-    """What a task's jobs and events are called."""
+    """The names of a task's jobs and events."""
 
     job: JobKind
     progress: ProgressKind
@@ -203,7 +203,7 @@ class ProgressEvent(View):
 
 
 class PictureEvent(View):
-    """What the events of one picture have in common."""
+    """The fields that the events of one picture have in common."""
 
     created_at: int = Field(
         description="Unix time in seconds, the same in every replay. Of the end of a job: when the stream took it, or "
@@ -218,7 +218,7 @@ class PictureEvent(View):
 
 
 class PartialImageEvent(PictureEvent):
-    """What a picture looks like so far; only where `partial_images` asks for it."""
+    """A preview of an unfinished picture; only where `partial_images` asks for it."""
 
     type: PartialImageKind
     b64_json: str = Field(

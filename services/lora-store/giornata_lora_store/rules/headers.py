@@ -63,7 +63,7 @@ class LoraSizeLimits:
 
 @dataclass(frozen=True)
 class LoraHeader:
-    """What a header says."""
+    """The contents of a LoRA file's header."""
 
     style: LoraStyle
     rank: int

@@ -14,7 +14,7 @@ from giornata_prepost.images.geometry import Size
 
 
 class FluxImages(ControlledImages):
-    """What all kinds of Flux share. Control images are drawn as `FluxControlNetInpaintPipeline` draws them."""
+    """The image side that all kinds of Flux share. Control images are as in `FluxControlNetInpaintPipeline`."""
 
     control_inputs = frozenset({ControlInput.USUAL, ControlInput.PIXELS})
 

@@ -14,7 +14,7 @@ from giornata.wire.errors import InvalidField
 
 
 class PixtralTextProcessor(ProcessorMixin):  # type: ignore[misc]  # transformers' is not typed
-    """What `Flux2Pipeline` asks of its tokenizer, a `PixtralProcessor`: conversations without pictures."""
+    """A text-only `PixtralProcessor`, as `Flux2Pipeline` asks its tokenizer for conversations without pictures."""
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
         super().__init__(tokenizer, chat_template=chat_template)
@@ -26,7 +26,7 @@ class PixtralTextProcessor(ProcessorMixin):  # type: ignore[misc]  # transformer
 
 
 class QwenTextProcessor(Qwen3VLProcessor):  # type: ignore[misc]  # transformers' is not typed
-    """What `QwenImage21Pipeline` asks of its processor for prompts without pictures."""
+    """A text-only processor, as `QwenImage21Pipeline` asks its processor for prompts without pictures."""
 
     def __init__(self, tokenizer: Any) -> None:
         # not the parent's, which demands the parts for pictures
@@ -55,7 +55,7 @@ PICTURE: Final = "<|image_pad|>"
 
 
 class QwenPictureProcessor(Qwen2VLProcessor):  # type: ignore[misc]  # transformers' is not typed
-    """What Qwen-Image-Edit's pipelines ask of their processor: prompts, each with as many pictures."""
+    """A processor as Qwen-Image-Edit's pipelines ask it: for prompts, each with as many pictures."""
 
     def __init__(self, image_processor: Any, tokenizer: Any) -> None:
         # not the parent's, which demands the part for videos

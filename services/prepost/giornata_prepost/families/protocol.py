@@ -147,7 +147,7 @@ class ControlImage(NamedTuple):
 
 
 class ControlEncoding(NamedTuple):
-    """What ControlNets see of a job's control images, for its rows."""
+    """The control inputs of a job's rows, encoded for its ControlNets."""
 
     condition: Condition
     """Makes `control_0` and so on, see :attr:`giornata.wire.jobs.Encoding.controls`."""

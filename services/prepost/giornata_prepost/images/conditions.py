@@ -52,7 +52,7 @@ KONTEXT_SIDES: Final = (
 
 
 class ReferenceCrop(NamedTuple):
-    """How a picture becomes a reference: it is resized, and a part of that is cut out."""
+    """A way from a picture to a reference: it is resized, and a part of that is cut out."""
 
     scaled: Size
     cut_out: Box
@@ -197,7 +197,7 @@ FIELD: Final = "controlnets"
 
 @dataclass(frozen=True)
 class ModelCrop:
-    """What of a picture the model sees, and how large."""
+    """The part of a picture that the model sees, and its size there."""
 
     picture: Size
     """The upright original's; of a generation, the model's."""

@@ -35,7 +35,7 @@ EVERYWHERE: Final = np.ones((3, 3), np.bool_)
 
 
 class RegionCriteria(NamedTuple):
-    """Which regions are taken."""
+    """The criteria by which regions are taken."""
 
     threshold: float
     """The least score, above 0."""
@@ -46,13 +46,13 @@ class RegionCriteria(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """What a segmenter sees: one map of everything that the words name."""
+    """A segmenter's answer: one map of everything that the words name."""
 
     heat: Heat
 
 
 class Detection(NamedTuple):
-    """What a detector sees: one thing."""
+    """One thing that a detector has found."""
 
     score: float
     box: tuple[float, float, float, float]

@@ -49,7 +49,7 @@ class PixelLimits:
 
 @dataclass(frozen=True)
 class EditSizes:
-    """How large the pictures of one edit are, as :class:`giornata.wire.jobs.Inspection` explains."""
+    """The sizes of the pictures of one edit, as :class:`giornata.wire.jobs.Inspection` explains."""
 
     width: int
     height: int

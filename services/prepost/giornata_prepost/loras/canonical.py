@@ -122,7 +122,7 @@ def write_text_part(path: Path, target: Path) -> int:
 
 
 class TextLora(NamedTuple):
-    """What one LoRA of a job changes in text encoders."""
+    """The changes of one LoRA of a job to text encoders."""
 
     scale: float
     encoders: Mapping[str, Mapping[str, TextFactors]]
@@ -182,7 +182,7 @@ log = structlog.get_logger(__name__)
 
 
 class TextLoraCache:
-    """Those of one instance, in `folder`, which is its own: at most `kept_bytes`, the least recently used go first.
+    """A cache of one instance, in `folder`, which is its own: at most `kept_bytes`, the least recently used go first.
 
     Used from one event loop.
     """

@@ -29,7 +29,7 @@ UP = "up_blocks"
 
 @dataclass(frozen=True)
 class CheckpointModules:
-    """What one checkpoint's folder tells of its modules."""
+    """The modules of one checkpoint, as its folder names them."""
 
     folder: Path
 

@@ -22,7 +22,7 @@ FIRST: Final = {"x_embedder", "img_in", "conv_in", "pos_embed.proj", "all_x_embe
 
 
 class CanonicalLoraSummary(NamedTuple):
-    """What a canonical file holds."""
+    """A summary of a canonical file."""
 
     rank: int
     modules: int

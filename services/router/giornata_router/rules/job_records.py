@@ -31,7 +31,7 @@ _NAMES: Final = frozenset(map(str, Intermediate))
 
 
 class JobTimes(NamedTuple):
-    """Where a job's time went so far: the record's fields of the same names."""
+    """The time that each stage of a job took so far: the record's fields of the same names."""
 
     stage_ms: StageTimes
     compute_ms: ComputeTimes

@@ -44,7 +44,7 @@ class _WorkerTelemetry:
 
 
 class StepRates:
-    """How fast each worker was lately; feed it every telemetry message.
+    """The latest speed of each worker; feed it every telemetry message.
 
     A restarted worker has another instance name, so that its figures begin with it.
     """

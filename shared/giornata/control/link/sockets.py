@@ -26,7 +26,7 @@ class LinkLost(ConnectionError):
 
 
 class LinkLate(TimeoutError):
-    """What was waited for has not come in time; the link is up."""
+    """An answer has not come in time; the link is up."""
 
 
 class ControlFailed(Exception):
@@ -49,7 +49,7 @@ MAX_MESSAGE_BYTES: Final = 64 << 10
 
 
 class MalformedFrame(ValueError):
-    """What came is no message of the data path."""
+    """The bytes that came are no message of the data path."""
 
 
 M = TypeVar("M", bound=BaseModel)

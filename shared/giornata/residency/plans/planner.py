@@ -12,7 +12,7 @@ from giornata.residency.plans.use_based import Plan
 
 
 class ResidencyPlanName(StrEnum):
-    """What a plan is called in configurations and simulations."""
+    """The name of a plan in configurations and simulations."""
 
     OFF = "off"
     """None: adapters come as jobs need them."""

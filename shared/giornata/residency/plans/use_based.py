@@ -14,7 +14,7 @@ from giornata.residency.popularity import AdapterUsage, rank_homes
 
 
 class TierKind(StrEnum):
-    """What adapters can be on."""
+    """The tiers that adapters can be in."""
 
     HOST = "host"
     """The memory or fast disk of a machine, filled by its LoRA store."""
@@ -52,7 +52,7 @@ class AdapterTier:
 
 @dataclass(frozen=True)
 class ResidencySnapshot:
-    """What the planner knows of the cluster and the catalogue."""
+    """The planner's knowledge of the cluster and the catalogue."""
 
     places: tuple[AdapterTier, ...]
     sizes: Mapping[str, int]
@@ -167,7 +167,7 @@ def use_plan(observed: ResidencySnapshot, uses: AdapterUsage, now: float) -> Wan
 
 
 class _RetainedAdapters:
-    """What a place keeps while offers come; every change keeps more, or what is used more, so it ends."""
+    """The adapters that a place keeps while offers come; every change keeps more, or what is used more, so it ends."""
 
     def __init__(self, place: AdapterTier, observed: ResidencySnapshot) -> None:
         self._sizes = observed.sizes

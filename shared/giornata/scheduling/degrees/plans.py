@@ -106,7 +106,7 @@ def _above(
 
 @dataclass(frozen=True, slots=True)
 class FreeDeviceSpans:
-    """How many devices are free from `starts[i]` on, until the next start; the last span has no end."""
+    """The number of devices that are free from `starts[i]` on, until the next start; the last span has no end."""
 
     starts: tuple[float, ...]
     free: tuple[int, ...]

@@ -84,7 +84,7 @@ class StepStart:
 
 @dataclass(frozen=True, slots=True)
 class PoolDecision:
-    """What a rule says."""
+    """A decision of a degree rule."""
 
     begins: tuple[StepStart, ...] = ()
     """Their devices are free and overlap nowhere."""

@@ -15,7 +15,7 @@ from giornata.scheduling.degrees.rule import ReplanningOptions, ReplanningRule
 
 @dataclass(frozen=True, slots=True)
 class RecordedStepTime:
-    """What the rule was told about rows that might share a step."""
+    """A step time that the rule was told about rows that might share a step."""
 
     rows: tuple[int, ...]
     """Their keys."""

@@ -41,7 +41,7 @@ class _DeviceReservation:
 
 
 class DeviceReservations:
-    """Which rows have which devices, from the steps in flight on."""
+    """The devices of each row, from the steps in flight on."""
 
     def __init__(self, now_s: float, running: Iterable[CandidateRow]) -> None:
         self._now_s = now_s

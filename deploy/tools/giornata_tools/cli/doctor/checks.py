@@ -45,7 +45,7 @@ from giornata_tools.provenance import installed, lacking
 
 
 class CheckStatus(StrEnum):
-    """How much it matters, the worst last."""
+    """The severity of a check's outcome, the worst last."""
 
     OK = "ok"
     WARN = "warn"
@@ -56,7 +56,7 @@ class CheckStatus(StrEnum):
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """What the doctor's report says of one thing."""
+    """One finding of the doctor's report."""
 
     verdict: CheckStatus
     sentence: str
@@ -101,7 +101,7 @@ CUDA_SETUP: Final = "make setup TORCH_INDEX=https://download.pytorch.org/whl/cu1
 
 @dataclass(frozen=True)
 class TorchReport:
-    """What torch says of itself."""
+    """Torch's version and build, as torch itself reports them."""
 
     version: str
     cuda: str | None

@@ -32,7 +32,7 @@ Check = Callable[[], Awaitable[DoctorFinding]]
 
 @dataclass(frozen=True)
 class CheckedSystem:
-    """What there is to look at."""
+    """The system that the doctor looks at."""
 
     root: Path | None
     """The checkout."""

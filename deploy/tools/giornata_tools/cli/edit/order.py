@@ -88,7 +88,7 @@ def preview_file(file: str, number: int, suffix: str) -> str:
 
 @dataclass(frozen=True)
 class EditDelivery:
-    """Where pictures go, and how it is told."""
+    """The place for the pictures of an edit, and the way in which it is reported."""
 
     files: tuple[str, ...]
     """File names by index of the picture; ``-`` is standard output."""
@@ -258,7 +258,7 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True)
 class EditCommandOptions:
-    """What the options that both commands share say."""
+    """The values of the options that both edit commands share."""
 
     references: tuple[str, ...]
     control_images: tuple[str, ...]

@@ -28,7 +28,7 @@ from giornata_denoiser.families.protocol import Grid, SequenceInputs
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """What the blocks compute of one sequence before its first step, as an image stream without text."""
+    """The part of one sequence that blocks compute before its first step, as an image stream without text."""
 
     stream: Tensor
     """(tokens, channels): what enters the first block."""
@@ -90,7 +90,7 @@ def empty_text(stream: Tensor) -> Tensor:
 
 
 class PreparedSequence(NamedTuple):
-    """What is computed of a sequence once, when its row joins."""
+    """The tensors of a sequence that are computed once, when its row joins."""
 
     vectors: Tensor
     """(steps, width): the modulation of every step."""
@@ -102,7 +102,7 @@ class PreparedSequence(NamedTuple):
 
 
 class TokenPositions(Protocol):
-    """Where a family's tokens are."""
+    """The positions of a family's tokens."""
 
     def rotary(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
         """The rotary embedding of a sequence: text, picture, companions."""
@@ -113,7 +113,7 @@ class TokenPositions(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DrivenBatch:
-    """What the transformer sees of every step of a batch besides latents and times."""
+    """The inputs of every step of a batch besides latents and times."""
 
     sequences: PackedBatch
     prepared: tuple[PreparedSequence, ...]

@@ -78,7 +78,7 @@ Both = tuple[Tensor, Tensor]
 
 
 class BlockwiseNetwork(Protocol):
-    """What blocks ask of their network: see :class:`giornata_denoiser.families.driven.network.DrivenNetwork`."""
+    """The operations that blocks ask of their network, such as a :class:`DrivenNetwork`."""
 
     pairs: Sequence[Any]
     singles: Sequence[Any]
@@ -101,7 +101,7 @@ class BlockwiseNetwork(Protocol):
 
 
 class BlockRunner:
-    """Those of one `forward`."""
+    """A runner of the blocks of one `forward`."""
 
     def __init__(self, network: BlockwiseNetwork, forward: ForwardContext, trace: LaneTracer) -> None:
         self._network, self._forward, self._trace = network, forward, trace

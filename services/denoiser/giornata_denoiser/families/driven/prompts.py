@@ -56,7 +56,7 @@ class DrivenPrompt:
 
 @dataclass(frozen=True)
 class DrivenPromptBuilder:
-    """What a prompt becomes; satisfies :class:`giornata_denoiser.families.protocol.PromptBuilder`."""
+    """A builder of prompts' tensors; satisfies :class:`giornata_denoiser.families.protocol.PromptBuilder`."""
 
     tensors: Mapping[str, tuple[int | None, ...]]
     multiple: int = 1

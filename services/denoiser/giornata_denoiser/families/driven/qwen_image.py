@@ -95,7 +95,7 @@ class QwenImage(DrivenNetwork):
 
 
 class QwenImageEdit(QwenImage):
-    """As in `QwenImageEditInpaintPipeline` and `QwenImageEditPlusPipeline`: clean pictures stand behind it."""
+    """A family as `QwenImageEditInpaintPipeline` and `QwenImageEditPlusPipeline`: clean pictures stand behind it."""
 
     references = ReferencePolicy()
 

@@ -33,7 +33,7 @@ Vector: TypeAlias = npt.NDArray[np.float64]
 
 @dataclass
 class _SchedulerTrace:
-    """What a scheduler has held and told, step by step."""
+    """A trace of a scheduler's state and answers, step by step."""
 
     states: list[list[Vector]]
     """Before each step and after the last: the sample, then what is remembered."""

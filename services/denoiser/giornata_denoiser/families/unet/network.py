@@ -276,7 +276,7 @@ class TiledUnet(ABC):
 
 @dataclass(frozen=True, eq=False)
 class _UnetForward:
-    """What one forward is over, by sequence."""
+    """One forward over the sequences of a batch."""
 
     batch: UnetBatch
     inputs: list[Tensor]

@@ -32,7 +32,7 @@ from giornata_denoiser.families.unet.tiling import Tiling, border_cells, cut
 
 @dataclass(frozen=True, eq=False)
 class SequenceResiduals:
-    """What is added to one sequence of a forward.
+    """The residuals of one sequence of a forward.
 
     Sample `n` of `residuals` is of skip connection `n`, in the encoder's order; one more is of the middle's output. A
     token is a tile of that map.

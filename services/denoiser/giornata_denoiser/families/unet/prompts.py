@@ -58,7 +58,7 @@ class UnetPrompt:
 
 @dataclass(frozen=True)
 class UnetPromptBuilder:
-    """What a prompt becomes; satisfies :class:`giornata_denoiser.families.protocol.PromptBuilder`."""
+    """A builder of UNets' prompt tensors; satisfies :class:`giornata_denoiser.families.protocol.PromptBuilder`."""
 
     tensors: Mapping[str, tuple[int | None, ...]]
     kept_channels: int
@@ -79,7 +79,7 @@ class UnetPromptBuilder:
 
 
 class PreparedPrompt(NamedTuple):
-    """What a network makes of a prompt, for all steps of a track."""
+    """The tensors that a network makes of a prompt, for all steps of a track."""
 
     modulation: Tensor
     """(steps, channels): what the timestep adds in each resnet, one after the other."""

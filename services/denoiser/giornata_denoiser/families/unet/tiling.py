@@ -20,7 +20,7 @@ from giornata.packed.packing import Segments, to_device
 
 
 class ConvolutionGeometry(NamedTuple):
-    """How a 3x3 convolution reads tiles."""
+    """The way in which a 3x3 convolution reads tiles."""
 
     side: int
     """Cells a side of a tile."""
@@ -67,7 +67,7 @@ def cut(cells: Tensor, grid: tuple[int, int]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionWindows:
-    """What a convolution reads of all computed tiles of a batch. Indices are int64.
+    """The cells that a convolution reads for all computed tiles of a batch. Indices are int64.
 
     They point into the computed cells, then the ring of each sequence, then one cell of zeros.
     """

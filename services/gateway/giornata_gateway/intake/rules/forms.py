@@ -74,7 +74,7 @@ TemplateId = Annotated[str, StringConstraints(min_length=1, max_length=96)]
 
 
 class ResponseFormat(StrEnum):
-    """How the pictures of a synchronous answer travel."""
+    """The format in which the pictures of a synchronous answer travel."""
 
     B64_JSON = "b64_json"
     """Inside the JSON answer."""
@@ -85,7 +85,7 @@ class ResponseFormat(StrEnum):
 
 
 class SyncResponseFields(BaseModel):
-    """How the answer travels that a client waits for; fields of the routes below ``/v1/images``."""
+    """The format of an answer that a client waits for; fields of the routes below ``/v1/images``."""
 
     response_format: ResponseFormat = Field(
         ResponseFormat.B64_JSON,
@@ -165,7 +165,7 @@ class EditForm(SyncResponseFields, EditFields):
 
 
 class PictureSource(BaseModel):
-    """Where a picture of a JSON body comes from."""
+    """The source of a picture in a JSON body."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -457,7 +457,7 @@ def _pieces(text: str, start: int) -> Iterator[bytes]:
 
 
 class MaskFormat(StrEnum):
-    """How the masks of an answer travel."""
+    """The format in which the masks of an answer travel."""
 
     B64_JSON = "b64_json"
     """Inside the JSON answer, with every region's own."""

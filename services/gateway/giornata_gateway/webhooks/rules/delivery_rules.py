@@ -59,7 +59,7 @@ ERROR_CHARACTERS: Final = 200
 
 
 class DeliveryOutcome(StrEnum):
-    """How an attempt ended."""
+    """The outcome of an attempt to deliver a webhook."""
 
     TAKEN = "taken"
     FAILED = "failed"
@@ -69,7 +69,7 @@ class DeliveryOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class WebhookRetryPolicy:
-    """How often a webhook is sent."""
+    """A policy of how often a webhook is sent again."""
 
     attempts: int
     first_s: float

@@ -217,7 +217,7 @@ SUFFIX: Final = ".safetensors"
 
 
 class Emphasis(StrEnum):
-    """How A1111's setting `emphasis` has brackets read."""
+    """The reading of brackets, as A1111's setting `emphasis` has it."""
 
     ORIGINAL = "Original"
     NO_NORM = "No norm"

@@ -35,7 +35,7 @@ UNIFORM: Final = "uniform"
 
 
 class A1111SamplerName(NamedTuple):
-    """How A1111 names a sampler, and the noise levels that it takes."""
+    """A1111's name of a sampler, and the noise levels that it takes."""
 
     name: str
     scheduler: str
