@@ -412,7 +412,7 @@ class HostTierLoader:
                 load = self._begin(digest, "plan")
             await asyncio.shield(load.done)
         except (GiornataError, OSError) as error:
-            log.info("wanted_file_not_brought", digest=digest, error=str(error))
+            log.info("host_tier_load_failed", digest=digest, error=str(error))
 
     def _begin(self, digest: str, reason: str) -> _FileLoad:
         load = self._loads[digest] = _FileLoad(digest, reason, time.monotonic())

@@ -64,7 +64,7 @@ class FleetReporter:
                     await self._bus.publish(subjects.SUMMARY, present)
                     told, told_s = present, now
                 except nats.errors.Error as error:
-                    log.warning("summary_not_told", error=repr(error))
+                    log.warning("summary_not_published", error=repr(error))
             await asyncio.sleep(PERIOD_S)  # the rate of the summary, not a poll
 
     async def page(self, request: FleetRequest) -> FleetPage:

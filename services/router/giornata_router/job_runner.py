@@ -130,7 +130,7 @@ class JobRunner:
         except LeaseEndedError:
             raise
         except Exception:  # the walk's edge: a failing job fails alone, is logged and answered
-            log.exception("walk_failed", job=self._job.job_id)
+            log.exception("job_run_failed", job=self._job.job_id)
             return InternalError()
         finally:
             self._scope = None
@@ -349,7 +349,7 @@ async def carry(tools: RouterContext, held: HeldJob) -> bool:
         await _walk(tools, held)
         await acknowledge(tools.bus.client, held.reply)
     except (nats.errors.Error, StoreFull, LeaseEndedError) as error:
-        log.warning("walk_interrupted", job=job_id, error=repr(error))
+        log.warning("job_run_interrupted", job=job_id, error=repr(error))
     except GiornataError as error:  # its record cannot be read
         if held.tries == 0:
             log.error("job_not_carried", job=job_id, error=str(error))

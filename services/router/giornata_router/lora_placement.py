@@ -116,7 +116,7 @@ class LoraPlacementPlanner:
                     limit_bytes=MESSAGE_BYTES,
                 )
             except GiornataError as error:
-                log.info("tier_not_told", tier=name, instance=instance, error=str(error))
+                log.info("tier_not_reported", tier=name, instance=instance, error=str(error))
                 continue
             self._tiers.snapshot(instance, snapshot)
 

@@ -154,7 +154,7 @@ def test_a_job_that_lost_all_its_workers_may_fail_for_good() -> None:
         ),
         (lambda: replace(seen(), left=["12 (sleeping): nats-server"]), "outlived the stack"),
         (lambda: replace(seen(), obituaries=["router-1 was ended by SIGKILL."]), "Not ended in order"),
-        (lambda: replace(seen(), logs={"router-1": "x [error] walk_failed job=1"}), "say walk_failed"),
+        (lambda: replace(seen(), logs={"router-1": "x [error] job_run_failed job=1"}), "say job_run_failed"),
     ],
 )
 def test_every_broken_promise_is_said(run: Callable[[], AuditedSystem], what: str) -> None:

@@ -91,7 +91,7 @@ class JobLedger:
         try:
             return await self.bus.call(subjects.FORECAST, request, JobEstimate, deadline)
         except GiornataError as error:
-            log.debug("no_forecast", job_id=job_id, error=str(error))
+            log.debug("no_estimate", job_id=job_id, error=str(error))
             return None
 
     async def cancel(self, job_id: str) -> JobRecord:

@@ -39,7 +39,7 @@ LOSING: Final = frozenset({Kind.KILL, Kind.FREEZE, Kind.DEAF, Kind.MUTE})
 WORKER: Final = re.compile(r"attempt \d+ on (\S+):")
 """The worker in one of a record's causes."""
 SURPRISES: Final = re.compile(
-    r"nats_refused|answer_refused|walk_failed|job_not_carried|handler_failed|service_failed|never retrieved|"
+    r"nats_refused|answer_refused|job_run_failed|job_not_carried|handler_failed|service_failed|never retrieved|"
     r"was never awaited|call_off_failed|preview_lost"
 )
 """Log events that no fault excuses."""
