@@ -116,7 +116,7 @@ class JobRunner:
             async with scope:
                 self._scope = scope
                 with self._tools.prepost.carrying(self._job):
-                    await self._walk()
+                    await self._run_stages()
         except nats.errors.Error:
             if scope.expired():
                 return self._out_of_time()
@@ -142,7 +142,7 @@ class JobRunner:
         message = f"The time allowed for this edit ended while {self._live.doing}."
         return DeadlineExceeded(message, accepted=f"{self._job.budget_ms} ms")
 
-    async def _walk(self) -> None:
+    async def _run_stages(self) -> None:
         live = self._live
         live.check()
         if live.record.state is JobState.QUEUED:
@@ -346,7 +346,7 @@ async def carry(tools: RouterContext, held: HeldJob) -> bool:
     """Carry a job to its end, and take its message out of the queue; False if that has to be tried again."""
     job_id = held.job.job_id
     try:
-        await _walk(tools, held)
+        await _run_job(tools, held)
         await acknowledge(tools.bus.client, held.reply)
     except (nats.errors.Error, StoreFull, LeaseEndedError) as error:
         log.warning("job_run_interrupted", job=job_id, error=repr(error))
@@ -363,7 +363,7 @@ async def carry(tools: RouterContext, held: HeldJob) -> bool:
     return False
 
 
-async def _walk(tools: RouterContext, held: HeldJob) -> None:
+async def _run_job(tools: RouterContext, held: HeldJob) -> None:
     job = codec.decode(Job, held.data)
     waited_s, held.waits_since_s = time.monotonic() - held.waits_since_s, time.monotonic()
     with tracing.span(
