@@ -1,4 +1,4 @@
-"""What Giornata's services share.
+"""The part of Giornata that its services share.
 
 * :mod:`giornata.wire` - the wire contract
 * :mod:`giornata.bus`, :mod:`giornata.records`, :mod:`giornata.blobs` - NATS, its key-value records, the blob store

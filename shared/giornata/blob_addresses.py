@@ -1,4 +1,4 @@
-"""Where blobs lie, as it is configured: read here without opening a store."""
+"""The addresses of blobs, as they are configured: read here without opening a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from and where it runs, for every service that loads one.
+"""The source of a checkpoint and the device it runs on, for every service that loads one.
 
 A configuration is judged before torch is loaded: what needs it, or the hub, imports it when it is called.
 """

@@ -1,4 +1,4 @@
-"""What a checkpoint's configurations tell: shapes, what templates keep, what is not served. Free of torch."""
+"""The facts of a checkpoint's configurations: shapes, what templates keep, what is not served. Free of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is alive and what they can do, known from telemetry alone. Pure: time is an argument, in seconds.
+"""The fleet: who is alive and what they can do, known from telemetry alone. Pure: time is an argument, in seconds.
 
 Silence is counted in time over which this process listened (:class:`ListeningClock`), so that a process that stood
 still or fell behind takes no one for dead.

@@ -1,4 +1,4 @@
-"""When what has failed is tried again: every policy of the system, by name.
+"""Retry policies: every one of the system, by name.
 
 A policy is used as ``await policy(function, *args)`` or as ``@policy.wraps``; tenacity awaits only what is defined by
 ``async def``. When its time is over it raises the last error as it is.

@@ -1,4 +1,4 @@
-"""How every process runs: configuration, logs, uvloop, signals, memory, exit status."""
+"""The run of every process: configuration, logs, uvloop, signals, memory, exit status."""
 
 from __future__ import annotations
 

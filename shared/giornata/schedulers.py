@@ -1,4 +1,4 @@
-"""Which scheduler of diffusers a sampler is. Free of torch.
+"""The schedulers of diffusers behind samplers' names. Free of torch.
 
 A sampler has the noise schedule of the checkpoint's own scheduler, and takes its other options from there, but for
 those that its name fixes.

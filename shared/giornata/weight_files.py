@@ -1,4 +1,4 @@
-"""Which files of a checkpoint's folder hold the weights that are loaded, of several variants. Free of torch."""
+"""The files of a checkpoint's folder that hold the loaded weights, of several variants. Free of torch."""
 
 from __future__ import annotations
 

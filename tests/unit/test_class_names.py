@@ -33,13 +33,13 @@ def test_no_two_classes_have_one_name_and_none_a_word_that_says_nothing() -> Non
     assert {name.lstrip("_"): found[name] for name in found if name.lstrip("_") in WORDS.split()} == {}
 
 
-def test_the_docstring_of_a_class_begins_with_a_sentence_about_it() -> None:
-    """It says what the class is: "What …", "How …" and "Those …" alone are no sentences."""
+def test_the_docstring_of_a_class_or_a_module_begins_with_what_it_is() -> None:
+    """It does not begin with a question: "What …", "How …" and "Those …" alone are no sentences."""
     found = []
     for folder in ("shared", "services", "deploy/tools"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ClassDef):
+                if isinstance(node, (ast.ClassDef, ast.Module)):
                     first, _, _ = (ast.get_docstring(node) or "").partition(" ")
                     if first in {
                         "What",
@@ -53,5 +53,5 @@ def test_the_docstring_of_a_class_begins_with_a_sentence_about_it() -> None:
                         "By",
                         "Of",
                     }:
-                        found.append(f"{path.relative_to(ROOT)}: {node.name}")
+                        found.append(f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'module')}")
     assert found == []

@@ -1,4 +1,4 @@
-"""How to reach the stack that ``giornata up`` runs, and whether a port can be listened on."""
+"""The way to the stack that ``giornata up`` runs, and whether a port can be listened on."""
 
 from __future__ import annotations
 

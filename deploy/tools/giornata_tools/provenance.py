@@ -1,4 +1,4 @@
-"""What is installed here, and what a report says of how it was made: the machine, and versions of distributions."""
+"""The provenance of a report: the machine, and versions of distributions."""
 
 from __future__ import annotations
 

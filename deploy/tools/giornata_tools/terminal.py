@@ -1,4 +1,4 @@
-"""What every command shows and heeds on a terminal: progress bars, tables, Ctrl-C."""
+"""The terminal as every command uses it: progress bars, tables, Ctrl-C."""
 
 from __future__ import annotations
 

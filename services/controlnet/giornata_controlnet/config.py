@@ -1,4 +1,4 @@
-"""What a ControlNet service can be told."""
+"""The settings of a ControlNet service."""
 
 from __future__ import annotations
 

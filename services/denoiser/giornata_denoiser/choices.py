@@ -1,4 +1,4 @@
-"""What settings of a denoiser choose between. Free of torch: a configuration is judged before that is loaded."""
+"""The values that settings of a denoiser choose between. Free of torch: settings are judged before it loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a denoiser can be told."""
+"""The settings of a denoiser."""
 
 from __future__ import annotations
 

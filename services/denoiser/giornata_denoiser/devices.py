@@ -1,4 +1,4 @@
-"""Which devices a pool may have."""
+"""The devices that a pool may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When blocks computed and when what they take was loaded, for Perfetto or chrome://tracing.
+"""A trace of when blocks computed and when their entries were loaded, for Perfetto or chrome://tracing.
 
 On a CUDA device times are those of the streams, from events that are read when the trace is written: nothing waits for
 the device meanwhile. torch's profiler is no substitute: it keeps every operation of its own thread alone, in memory

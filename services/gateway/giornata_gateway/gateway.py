@@ -1,4 +1,4 @@
-"""What both doors work with, and the one way by which an edit is admitted."""
+"""The gateway's parts that both doors share, and the one way by which an edit is admitted."""
 
 from __future__ import annotations
 

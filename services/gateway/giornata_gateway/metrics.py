@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: counters and histograms of this gateway, gauges of the fleet."""
+"""The metrics for Prometheus: counters and histograms of this gateway, gauges of the fleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host tier should hold: the router's plan, and what the catalogue pins."""
+"""The wanted set of a host tier: the router's plan, and what the catalogue pins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the model makes of a job before it is denoised, as it travels."""
+"""The encoding of a job by the model before it is denoised, as it travels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What finds things by words, by transformers: CLIPSeg, zero-shot detectors, SAM 2; and what opens them."""
+"""Segmenters of transformers that find things by words: CLIPSeg, zero-shot detectors, SAM 2; and their loading."""
 
 from __future__ import annotations
 

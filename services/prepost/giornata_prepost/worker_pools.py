@@ -1,4 +1,4 @@
-"""Where the work runs: files in pools of processes, the model in one thread. The event loop stays free.
+"""The workers of prepost: files in pools of processes, the model in one thread. The event loop stays free.
 
 The processes read untrusted files, each with a limit on time; those that decode pictures have no torch. A file that
 keeps one busy costs one process, which is replaced, and one task, which gets an error. A file that crashes one costs

@@ -1,4 +1,4 @@
-"""What the router can be told."""
+"""The settings of the router."""
 
 from __future__ import annotations
 

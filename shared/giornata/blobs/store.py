@@ -1,4 +1,4 @@
-"""What every blob store does; one in this process's memory; and one whose transfers are spans."""
+"""The protocol of blob stores; one in this process's memory; and one whose transfers are spans."""
 
 from __future__ import annotations
 

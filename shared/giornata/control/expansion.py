@@ -1,4 +1,4 @@
-"""What a ControlNet sees of its image, and which of its samples is added behind which block. Pure."""
+"""The expansion of ControlNets' samples: which is added behind which block, and what a ControlNet sees. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ControlNets are configured, and the error of those that do not fit."""
+"""The names under which ControlNets are configured, and the error of those that do not fit."""
 
 from __future__ import annotations
 

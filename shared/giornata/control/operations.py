@@ -1,4 +1,4 @@
-"""What a ControlNet computes in one step, counted from its modules.
+"""The operations of a ControlNet in one step, counted from its modules.
 
 A layer counts as many multiplications as it has weights, for each token or cell that passes it. Biases, norms and
 activations are not counted.

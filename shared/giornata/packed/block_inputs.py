@@ -1,4 +1,4 @@
-"""What enters the blocks of one forward beside their tokens: what is taken, recorded, added, and changed by LoRAs."""
+"""The inputs of the blocks of one forward beside their tokens: what is taken, recorded, added, and changed by LoRAs."""
 
 from __future__ import annotations
 

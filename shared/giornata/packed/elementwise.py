@@ -1,4 +1,4 @@
-"""What transformer blocks do to every token by itself, between their products: pure functions over packed tokens.
+"""The work of transformer blocks on every token by itself, between products: pure functions over packed tokens.
 
 Two implementations with one signature, chosen by :func:`choose`: torch's operations, and Triton's kernels
 (:mod:`giornata.packed.kernels`), which read and write each tensor once. A sequence's modulation vectors apply to its

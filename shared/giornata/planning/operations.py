@@ -1,4 +1,4 @@
-"""What a step computes, counted by kind of operation from the specs of a network's blocks. Pure."""
+"""The operations of a step, counted by kind from the specs of a network's blocks. Pure."""
 
 from __future__ import annotations
 

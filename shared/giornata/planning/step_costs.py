@@ -1,4 +1,4 @@
-"""What a step costs, from what its blocks compute and load; planner, admission and router share this model. Pure.
+"""The cost of a step, from what its blocks compute and load; planner, admission and router share this model. Pure.
 
 Linear, as in FlashPS (EuroSys '26, section 4.4), but in operations by kind, so that one set of weights serves every
 mixture of modes, masks and picture sizes.

@@ -1,1 +1,1 @@
-"""What stays in tiers of limited size, on links of limited bandwidth: recordings, adapters and ControlNets alike."""
+"""Residency in tiers of limited size, on links of limited bandwidth: recordings, adapters and ControlNets alike."""

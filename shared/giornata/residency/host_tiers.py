@@ -1,4 +1,4 @@
-"""What the host tiers of the LoRA stores hold, as a listener knows it from snapshots and numbered changes. Pure.
+"""The host tiers of the LoRA stores, as a listener knows them from snapshots and numbered changes. Pure.
 
 Telemetry may be lost, doubled and late. Changes are applied in the order of their numbers; a change that comes early
 waits. Where one is missing, the tier is named by :meth:`HostTiers.gaps`, and a snapshot makes up for it.

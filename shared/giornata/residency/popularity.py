@@ -1,4 +1,4 @@
-"""What is used how often, and where its homes are. Pure."""
+"""Popularity: what is used how often, and where its homes are. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tier of limited size holds: bytes, pins, what has to go when more comes, and links for loads. Pure."""
+"""A tier of limited size: bytes, pins, what has to go when more comes, and links for loads. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long steps and loads take, learnt from telemetry. Pure.
+"""Cost models of steps and loads, learnt from telemetry. Pure.
 
 Every model and device has one regression (FlashPS, EuroSys '26, section 4.4), and one more for each way in which a pool
 spreads a step over devices: each is begun from the profile of the worker that tells it first, and refitted with

@@ -1,4 +1,4 @@
-"""What a job asks of a worker, what that costs there, and what workers still have to compute. Pure."""
+"""The demand of a job on a worker, its cost there, and what workers still have to compute. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job would cost on several workers, as policies see it. Pure."""
+"""The cost of a job on several workers, as policies see it. Pure."""
 
 from __future__ import annotations
 

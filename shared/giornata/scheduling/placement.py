@@ -1,4 +1,4 @@
-"""What is placed where: telemetry of the workers joined with assignments that it does not show yet. Pure."""
+"""Placement: telemetry of the workers joined with assignments that it does not show yet. Pure."""
 
 from __future__ import annotations
 

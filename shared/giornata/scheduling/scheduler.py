@@ -1,4 +1,4 @@
-"""What a scheduler is asked and answers; the one that serves jobs in their turn; and rows that give way. Pure."""
+"""The scheduler's protocol; the one that serves jobs in their turn; and rows that give way. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each worker has, and which workers take rows of a model now. Pure."""
+"""The state of each worker, and which workers take rows of a model now. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request may ask of adapters, and what a job keeps of them once they are found.
+"""The adapters that a request may ask for, and what a job keeps of them once they are found.
 
 A *LoRA* changes weights of the denoising network (:mod:`giornata.wire.loras`). A *ControlNet* is a network beside it
 that sees a control image and adds to what the network's blocks make.

@@ -1,4 +1,4 @@
-"""What a served model is: its card, the blocks of its network, its samplers and step caches."""
+"""The model card: a served model, the blocks of its network, its samplers and step caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each user of the NATS servers may publish and subscribe, and the servers' configuration of it. Pure."""
+"""The rights of NATS users to publish and subscribe, and the servers' configuration of them. Pure."""
 
 from __future__ import annotations
 

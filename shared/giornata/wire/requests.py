@@ -1,4 +1,4 @@
-"""What an application asks for: the parameters of an edit, its references and masks from words."""
+"""The requests of applications: the parameters of an edit, its references and masks from words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model makes of an application's parameters: its defaults, its refusals, and its guidance."""
+"""The resolution of an application's parameters by a model: its defaults, its refusals, and its guidance."""
 
 from __future__ import annotations
 

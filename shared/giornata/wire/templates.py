@@ -1,4 +1,4 @@
-"""What is kept for a tenant beside its jobs: registered templates and webhooks."""
+"""The records that a tenant has beside its jobs: registered templates and webhooks."""
 
 from __future__ import annotations
 

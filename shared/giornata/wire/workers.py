@@ -1,4 +1,4 @@
-"""What an instance reports of itself 2-4 times a second. Silence means death."""
+"""The telemetry of an instance, 2-4 times a second. Silence means death."""
 
 from __future__ import annotations
 

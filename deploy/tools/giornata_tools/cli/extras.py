@@ -1,4 +1,4 @@
-"""What a command needs beyond the distribution's own requirements."""
+"""The extras of the distribution that some commands need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line asks of Giornata and what it is told, alike over HTTP and NATS. Pure."""
+"""The command line's orders and their outcomes, alike over HTTP and NATS. Pure."""
 
 from __future__ import annotations
 

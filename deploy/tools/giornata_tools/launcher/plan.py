@@ -1,4 +1,4 @@
-"""What to run, as a value: services as commands, and the folders of a stack."""
+"""The plan of a stack as a value: services as commands, and the folders of a stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is edited to see how late a LoRA may join: pictures, each with a mask and a prompt."""
+"""The edits that show how late a LoRA may join: pictures, each with a mask and a prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How late a LoRA may join: pictures in which it joins later and later, compared."""
+"""The latest step at which a LoRA may join: pictures in which it joins later and later, compared."""
 
 from __future__ import annotations
 

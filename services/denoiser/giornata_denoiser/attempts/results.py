@@ -1,4 +1,4 @@
-"""What became of an attempt's rows, written to the blob store and then, in one revision, to the job record."""
+"""The outcome of an attempt's rows, written to the blob store and then, in one revision, to the job record."""
 
 from __future__ import annotations
 

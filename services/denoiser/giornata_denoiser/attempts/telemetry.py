@@ -1,4 +1,4 @@
-"""What a worker tells of itself in telemetry: its rows, its latest steps and loads, and what they cost. Pure."""
+"""A worker's telemetry: its rows, its latest steps and loads, and what they cost. Pure."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What enters a block beside its tokens: template entries, corrections and recorders. Pure."""
+"""The inputs of a block beside its tokens: template entries, corrections and recorders. Pure."""

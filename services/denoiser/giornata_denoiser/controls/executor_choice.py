@@ -1,4 +1,4 @@
-"""Who computes the ControlNets of a row: this process, or which instance of the ControlNet service. Pure."""
+"""The choice of who computes a row's ControlNets: this process, or an instance of the ControlNet service. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service asks of an engine, and what an engine tells it."""
+"""The engine's protocol: what the service asks of it, and what it reports."""
 
 from __future__ import annotations
 

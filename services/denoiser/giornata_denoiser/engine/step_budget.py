@@ -1,4 +1,4 @@
-"""Which rows are computed in a step, and which may share it: by predicted time, memory and worth."""
+"""The choice of rows that are computed in a step or share it: by predicted time, memory and worth."""
 
 from __future__ import annotations
 

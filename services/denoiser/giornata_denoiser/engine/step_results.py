@@ -1,4 +1,4 @@
-"""What a step has come to, row by row. Pure."""
+"""The results of a step, row by row. Pure."""
 
 from __future__ import annotations
 

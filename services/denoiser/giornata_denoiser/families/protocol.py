@@ -1,4 +1,4 @@
-"""What the engine asks of a model family: text, references, schedule and network."""
+"""The protocol of a model family towards the engine: text, references, schedule and network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a leader hears of its ranks: ends of steps, failures, and silence."""
+"""The leader's side of its ranks' reports: ends of steps, failures, and silence."""
 
 from __future__ import annotations
 

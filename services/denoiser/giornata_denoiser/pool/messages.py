@@ -1,4 +1,4 @@
-"""What leader and ranks send each other, over pairs of Unix sockets."""
+"""The messages of leader and ranks, over pairs of Unix sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a leader has put into shared memory, and what each of its ranks has been told of it."""
+"""The rows that a leader has put into shared memory, and what each of its ranks knows of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step leaves beside the rows' states, in a file of shared memory: entries, corrections, previews."""
+"""The results of a step beside the rows' states, in a file of shared memory: entries, corrections, previews."""
 
 from __future__ import annotations
 

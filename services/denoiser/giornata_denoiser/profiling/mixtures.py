@@ -1,4 +1,4 @@
-"""What a profile measures: mixtures of rows from one small row to a full batch, and slabs of many sizes. Pure."""
+"""The mixtures that a profile measures, from one small row to a full batch, and slabs of many sizes. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a profile's maker is told: weights with their units, how good they are, the worst prediction, and a plot."""
+"""The report of a profile: weights with their units, how good they are, the worst prediction, and a plot."""
 
 from __future__ import annotations
 

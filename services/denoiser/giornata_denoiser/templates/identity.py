@@ -1,4 +1,4 @@
-"""What a recording is called, and where it lies in host memory."""
+"""The name of a recording, and its place in host memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which recording an edit takes from, held in memory while it is used."""
+"""The lookup of the recording that an edit takes from, held in memory while it is used."""
 
 from __future__ import annotations
 

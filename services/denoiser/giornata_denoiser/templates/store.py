@@ -1,4 +1,4 @@
-"""Where recordings are: in memory, or on disk. Synchronous, and safe to use from several threads."""
+"""The store of recordings in memory and on disk. Synchronous, and safe to use from several threads."""
 
 from __future__ import annotations
 

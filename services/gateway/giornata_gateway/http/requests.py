@@ -1,4 +1,4 @@
-"""What an HTTP request says: its origin, its trace, its headers, and the edit or generation that it asks for."""
+"""The reading of an HTTP request: its origin, its trace, its headers, and the edit or generation that it asks for."""
 
 from __future__ import annotations
 

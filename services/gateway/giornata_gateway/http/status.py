@@ -1,4 +1,4 @@
-"""What the gateway tells of itself and of the fleet: health, readiness, metrics, models, instances, the document."""
+"""Routes about the gateway and the fleet: health, readiness, metrics, models, instances, the document."""
 
 from __future__ import annotations
 

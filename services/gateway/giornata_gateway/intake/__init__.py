@@ -1,1 +1,1 @@
-"""What a request passes before it becomes a job: keys, limits, quotas, and the gateway's departure."""
+"""The intake of requests before they become jobs: keys, limits, quotas, and the gateway's departure."""

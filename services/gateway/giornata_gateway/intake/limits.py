@@ -1,4 +1,4 @@
-"""What this gateway holds at a time, of everyone and of each tenant."""
+"""Limits on what this gateway holds at a time, of everyone and of each tenant."""
 
 from __future__ import annotations
 

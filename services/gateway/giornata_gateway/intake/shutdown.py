@@ -1,4 +1,4 @@
-"""How a gateway leaves without losing a request: it says so, sends watchers elsewhere, and answers the others."""
+"""A gateway's departure without a lost request: it says so, sends watchers elsewhere, and answers the others."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What clients are told, made from records and telemetry. Pure."""
+"""Views: the answers to clients, made from records and telemetry. Pure."""

@@ -1,4 +1,4 @@
-"""What the fleet serves, and every instance of it, as clients are told."""
+"""Views of what the fleet serves, and of every instance of it."""
 
 from __future__ import annotations
 

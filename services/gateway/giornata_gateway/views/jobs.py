@@ -1,4 +1,4 @@
-"""What clients are told of a job: its status, and its events.
+"""Views of a job: its status, and its events.
 
 Steps in the status are the router's, from the workers' telemetry: any gateway can answer without following each job's
 events, and is at most a telemetry period behind. The event stream tells every step as it happens.

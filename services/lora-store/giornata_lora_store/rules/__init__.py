@@ -1,1 +1,1 @@
-"""What a file must be to be kept as a LoRA, and which file of a shared folder is whose. Pure."""
+"""Rules of LoRA files: what one must be to be kept, and which file of a shared folder is whose. Pure."""

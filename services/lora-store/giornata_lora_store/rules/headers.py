@@ -1,4 +1,4 @@
-"""Which files are LoRAs, by their headers alone, and what a record keeps of how late one may join. Pure."""
+"""The recognition of LoRA files by their headers alone, and what a record keeps of how late one may join. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ControlNets see of control images, as the pipelines of diffusers prepare it."""
+"""Control images as ControlNets see them, prepared like the pipelines of diffusers do."""
 
 from __future__ import annotations
 

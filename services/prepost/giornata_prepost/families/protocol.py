@@ -1,4 +1,4 @@
-"""What prepost asks of a model family."""
+"""The protocol of a model family towards prepost."""
 
 from __future__ import annotations
 

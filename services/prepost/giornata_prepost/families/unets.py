@@ -1,4 +1,4 @@
-"""What the pipelines of Stable Diffusion and of Stable Diffusion XL add to a row, with UNets of 4 and of 9 channels.
+"""The families of Stable Diffusion and of Stable Diffusion XL, with UNets of 4 and of 9 channels.
 
 A token is a tile: `token_latents` latent pixels a side.
 """

@@ -1,1 +1,1 @@
-"""What a job record becomes, and when jobs end. Pure."""
+"""Rules of jobs: what a job record becomes, and when jobs end. Pure."""

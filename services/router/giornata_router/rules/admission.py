@@ -1,4 +1,4 @@
-"""Which jobs are accepted, and when they will have their pictures. Pure."""
+"""Rules of admission: which jobs are accepted, and when they will have their pictures. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a job record changes, and which blobs an ended job leaves. Pure."""
+"""The changes of a job record, and the blobs that an ended job leaves. Pure."""
 
 from __future__ import annotations
 

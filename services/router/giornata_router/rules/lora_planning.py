@@ -1,4 +1,4 @@
-"""What the plan of placement is made from: the host tiers and workers that are heard, and the catalogue. Pure."""
+"""The inputs of the plan of placement: the host tiers and workers that are alive, and the catalogue. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What gateways are told of the fleet, from telemetry: a summary, and a report of each instance. Pure.
+"""Reports of the fleet to gateways, from telemetry: a summary, and a report of each instance. Pure.
 
 A figure that does not follow from recent telemetry is None, which is shown as *unknown*.
 """

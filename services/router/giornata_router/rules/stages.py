@@ -1,4 +1,4 @@
-"""Which prepost instance gets which stage of which job, and when. Pure: time is an argument, in seconds.
+"""The placement of jobs' stages on instances of prepost. Pure: time is an argument, in seconds.
 
 Stages wait here, in the fair order of rows (:mod:`giornata.scheduling.queue`), where what they probably cost counts
 as work. An instance gets what it can begin now: its own queue knows no tenants.

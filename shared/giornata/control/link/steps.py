@@ -1,4 +1,4 @@
-"""What a denoiser knows of its steps that are under way: their places, what has come, and who waits."""
+"""A denoiser's steps that are under way: their places, what has come, and who waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``giornata edit`` and ``giornata generate`` share: options, door, the order's way, and where pictures go."""
+"""The parts that ``giornata edit`` and ``generate`` share: options, door, the order's way, and where pictures go."""
 
 from __future__ import annotations
 

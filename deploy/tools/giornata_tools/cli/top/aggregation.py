@@ -1,4 +1,4 @@
-"""What telemetry has told lately, as numbers and rates. Time is an argument, in seconds."""
+"""Numbers and rates of the latest telemetry. Time is an argument, in seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a prompt becomes for a driven transformer: the tensors of its encoding, as they are."""
+"""The prompts of a driven transformer: the tensors of their encodings, as they are."""
 
 from __future__ import annotations
 

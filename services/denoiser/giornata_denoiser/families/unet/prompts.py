@@ -1,4 +1,4 @@
-"""What a prompt becomes for a UNet, and what the network computes of it once for all steps of a row."""
+"""The prompts of a UNet, and what the network computes of them once for all steps of a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job keeps of the LoRAs and ControlNets that its request names. Pure."""
+"""The LoRAs and ControlNets that a request names, as a job keeps them. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where webhooks may go: to public addresses, and to networks that the operator allows."""
+"""The addresses to which webhooks may go: public ones, and networks that the operator allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a webhook is signed, and when it is sent, sent again and given up. Pure."""
+"""Rules of delivery: how a webhook is signed, and when it is sent, sent again and given up. Pure."""
 
 from __future__ import annotations
 

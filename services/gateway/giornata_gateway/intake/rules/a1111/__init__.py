@@ -1,1 +1,1 @@
-"""What clients of A1111's API send, as parameters of Giornata's own jobs. Pure."""
+"""Requests of A1111's API, as parameters of Giornata's own jobs. Pure."""
