@@ -250,8 +250,9 @@ class ForkTable:
     def end_all(self) -> None:
         """Kill what is left of the forks and of what they have started."""
         for pid, _ in self._forks.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+            for end in (os.killpg, os.kill):  # a fork that has just begun has no group of its own yet
+                with contextlib.suppress(ProcessLookupError):
+                    end(pid, signal.SIGKILL)
 
 
 def preload(names: Sequence[str]) -> None:
