@@ -81,6 +81,11 @@ class LoadedTier(Generic[V]):
             self._ledger.use(name)
             return self._values.get(name)
 
+    def peek(self, name: str) -> V | None:
+        """The value, without a use; None where it is not here. Does not wait."""
+        with self.lock:
+            return self._values.get(name)
+
     def load(
         self,
         name: str,

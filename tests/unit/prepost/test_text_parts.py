@@ -22,7 +22,7 @@ from giornata.wire.errors import (
     ServiceUnavailable,
 )
 from giornata.wire.loras import FileChunk, ReadFile
-from giornata_prepost.loras.canonical import FETCHES, TextLoraCache, write_canonical, write_text_part
+from giornata_prepost.loras.canonical import FETCHES, SUFFIX, TextLoraCache, write_canonical, write_text_part
 from tests.patience import HUNG_S
 
 FILE_BYTES = 1 << 22
@@ -93,7 +93,7 @@ def lora(store: Store, tmp_path: Path, seed: int = 0, *, text: bool = True, scal
 
 
 def kept(tmp_path: Path) -> set[str]:
-    return {path.name for path in (tmp_path / "texts").iterdir()}
+    return {path.name.removesuffix(SUFFIX) for path in (tmp_path / "texts").iterdir()}
 
 
 async def test_a_text_part_is_fetched_once_and_kept_without_the_rest(
@@ -108,7 +108,7 @@ async def test_a_text_part_is_fetched_once_and_kept_without_the_rest(
         assert torch.equal(factors.up, torch.full((3, 2), 3.0))
     assert store.begun == [use.sha256]
     assert kept(tmp_path) == {use.sha256}
-    assert (tmp_path / "texts" / use.sha256).stat().st_size < 1024 < len(store.files[use.sha256])
+    assert (tmp_path / "texts" / f"{use.sha256}{SUFFIX}").stat().st_size < 1024 < len(store.files[use.sha256])
 
 
 async def test_jobs_at_the_same_time_share_one_fetch(

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from giornata.bus.bus import Bus
 from giornata.packed.low_rank import SequenceLoras, low_rank
+from giornata.residency.folder_tier import FolderTier
 from giornata.residency.loaded_tier import LoadedTier
-from giornata.residency.tiers import EvictionLedger
 from giornata.scratch import scratch_folder
 from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
 from giornata_denoiser.adapters.files import LoraFile, LoraStoreFetcher, open_lora
@@ -35,8 +35,6 @@ from giornata_denoiser.rows.row import Row, RowLora
 
 
 SUFFIX: Final = ".lora.safetensors"
-PART: Final = ".lora.part"
-"""Ends the names of files that are being fetched."""
 LISTED: Final = 256
 """Digests of each tier that telemetry lists."""
 
@@ -104,7 +102,7 @@ class LoraTiers(Generic[S]):
         told: Callable[[AdapterLoad], None] = lambda _: None,
     ) -> None:
         self._told = told
-        self._fetch, self._make, self._layers, self._folder = fetch, make, layers, folder
+        self._fetch, self._make, self._layers = fetch, make, layers
         some = next(parameter for layer in layers.values() for parameter in layer.parameters())
         self._device, self._dtype = some.device, some.dtype
         self._stream: Any = None
@@ -114,12 +112,11 @@ class LoraTiers(Generic[S]):
         self._sets: LoadedTier[S] = LoadedTier(budgets.device, lambda made: made.size_bytes)
         self._lock = threading.Lock()
         self._memory_bytes, self._waited_s = budgets.memory, 0.0
-        self._disk = EvictionLedger(budgets.disk)
+        self._disk = FolderTier(folder, budgets.disk, SUFFIX)
         self._members: dict[str, tuple[RowLora, ...]] = {}
         """The LoRAs of every set that was asked for."""
         self._counters: Counter[str] = Counter()
         self._threads = ThreadPoolExecutor(loads, thread_name_prefix="lora")
-        self._take_over()
 
     def __enter__(self) -> Self:
         return self
@@ -165,22 +162,26 @@ class LoraTiers(Generic[S]):
     def counted(self) -> AdapterCounters:
         """The counters and sizes, as telemetry tells them."""
         with self._lock:
-            found = dict(self._counters) | {"disk_bytes": self._disk.size_bytes}
+            found = dict(self._counters)
         sizes = {
+            "disk_bytes": self._disk.size_bytes,
             "device_bytes": self._sets.size_bytes,
             "memory_bytes": self._files.size_bytes,
             "memory_limit_bytes": self._memory_bytes,
             "waited_ms": self._waited_s * 1e3,
         }
-        gone = {"evicted_device": self._sets.evicted, "evicted_memory": self._files.evicted}
+        gone = {
+            "evicted_device": self._sets.evicted,
+            "evicted_memory": self._files.evicted,
+            "evicted_disk": self._disk.evicted,
+        }
         return AdapterCounters.model_validate({**found, **sizes, **gone})
 
     def resident(self) -> dict[Tier, tuple[str, ...]]:
         """Digests of LoRAs that are here, the last used first, at most :data:`LISTED` a tier."""
         sets = [lora.digest for name in reversed(tuple(self._sets)) for lora in self._members[name]]
-        with self._lock:
-            disk = tuple(reversed(tuple(self._disk)))
-        tiers = {Tier.DEVICE: sets, Tier.MEMORY: reversed(tuple(self._files)), Tier.DISK: disk}
+        memory, disk = reversed(tuple(self._files)), reversed(tuple(self._disk))
+        tiers = {Tier.DEVICE: sets, Tier.MEMORY: memory, Tier.DISK: disk}
         listed = {tier: tuple(islice(dict.fromkeys(names), LISTED)) for tier, names in tiers.items()}
         return {tier: names for tier, names in listed.items() if names}
 
@@ -260,13 +261,13 @@ class LoraTiers(Generic[S]):
 
         def read() -> LoraFile:
             nonlocal fetched
-            with self._kept(lora.digest):
+            with self._disk.pinned(lora.digest):  # once it is mapped, it may go
                 fetched = self._on_disk(lora, ahead=not counted)
                 try:
                     digest = None if fetched else lora.digest
-                    return open_lora(self._path(lora.digest), digest, self._layers)
+                    return open_lora(self._disk.path(lora.digest), digest, self._layers)
                 except Exception:
-                    self._forget(lora.digest)
+                    self._disk.remove(lora.digest)
                     raise
 
         begun = time.perf_counter()
@@ -281,64 +282,15 @@ class LoraTiers(Generic[S]):
 
     def _on_disk(self, lora: RowLora, *, ahead: bool) -> bool:
         """Have the file in the folder; whether it had to be fetched. One thread asks for a file at a time."""
-        path = self._path(lora.digest)
-        with self._lock:
-            if self._disk.use(lora.digest):
-                return False
-        part = path.with_suffix(PART)
-        try:
-            self._fetch(lora, part, ahead=ahead)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-        with self._lock:
-            gone = self._enter(lora.digest, path.stat().st_size)
-        self._unlink(gone)
+        if self._disk.use(lora.digest):
+            return False
+        with self._disk.writing(lora.digest) as path:
+            self._fetch(lora, path, ahead=ahead)
         return True
-
-    @contextmanager
-    def _kept(self, digest: str) -> Iterator[None]:
-        """Keep a file in the folder while it is opened; once it is mapped, it may go."""
-        with self._lock:
-            self._disk.pin(digest)
-        try:
-            yield
-        finally:
-            with self._lock:
-                gone = self._disk.unpin(digest)
-            self._unlink(gone)
-
-    def _unlink(self, gone: tuple[str, ...]) -> None:
-        with self._lock:
-            self._counters["evicted_disk"] += len(gone)
-        for name in gone:
-            self._path(name).unlink(missing_ok=True)
-
-    def _enter(self, digest: str, size_bytes: int) -> tuple[str, ...]:
-        """Enter a file of the folder; those that have to go for it."""
-        return self._disk.add(digest, size_bytes)
-
-    def _forget(self, digest: str) -> None:
-        with self._lock:
-            self._disk.remove(digest)
-        self._path(digest).unlink(missing_ok=True)
 
     def _count(self, name: str) -> None:
         with self._lock:
             self._counters[name] += 1
-
-    def _path(self, digest: str) -> Path:
-        return self._folder / f"{digest}{SUFFIX}"
-
-    def _take_over(self) -> None:
-        """Enter what an earlier process left, and clear what it left half fetched."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        for path in self._folder.glob(f"*{PART}"):
-            path.unlink(missing_ok=True)
-        found = [(path, path.stat()) for path in self._folder.glob(f"*{SUFFIX}")]
-        for path, stat in sorted(found, key=lambda item: item[1].st_mtime):
-            for name in self._enter(path.name.removesuffix(SUFFIX), stat.st_size):
-                self._path(name).unlink(missing_ok=True)
 
 
 def name_of(loras: tuple[RowLora, ...]) -> str:

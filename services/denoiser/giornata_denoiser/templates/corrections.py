@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from itertools import islice
 from typing import Final, NamedTuple
 
 import torch
 
 from giornata.packed.compute_set import Region, unite_regions
-from giornata.residency.tiers import EvictionLedger
+from giornata.residency.loaded_tier import LoadedTier
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Correction
 from giornata_denoiser.templates.identity import ORDINARY, HostMemory
@@ -37,9 +36,10 @@ class CorrectionCache:
     """
 
     def __init__(self, budget_bytes: int, *, host: HostMemory = ORDINARY) -> None:
-        self._lock = threading.Lock()
-        self._ledger = EvictionLedger(budget_bytes)
-        self._kept: dict[str, _CorrectionEntry] = {}
+        self._budget_bytes = budget_bytes
+        self._tier: LoadedTier[_CorrectionEntry] = LoadedTier(
+            budget_bytes, lambda entry: _size_bytes(entry.corrections)
+        )
         self._claimed: set[str] = set()
         self._host = host
         self.served = 0
@@ -48,17 +48,14 @@ class CorrectionCache:
     @property
     def size_bytes(self) -> int:
         """Bytes of all that is kept."""
-        with self._lock:
-            return self._ledger.size_bytes
+        return self._tier.size_bytes
 
     def find(self, recording_id: str, region: Region, sequences: int, under: str = "") -> Corrections | None:
         """Return what a row of so many sequences takes; None where no edit has learned it."""
         name = _name(recording_id, region, sequences, under)
-        with self._lock:
-            found = self._kept.get(name)
-            if found is not None:
-                self._ledger.use(name)
-                self.served += 1
+        with self._tier.lock:
+            found = self._tier.get(name)
+            self.served += found is not None
         return None if found is None else found.corrections
 
     def nearest(self, recording_id: str, region: Region, sequences: int, under: str = "") -> Region | None:
@@ -91,27 +88,30 @@ class CorrectionCache:
                 continue
             index = inside.nonzero().squeeze(1)
             made = self._placed(tuple(each.narrowed(index) for each in kept.corrections))
-            with self._lock:
+            with self._tier.lock:
                 self.served += 1
-                if source in self._kept:  # else its template was removed meanwhile
-                    self._enter(_name(recording_id, region, sequences, under), _CorrectionEntry(region, made))
+                if source in self._tier:  # else its template was removed meanwhile
+                    self._tier.keep(
+                        _name(recording_id, region, sequences, under), _CorrectionEntry(region, made)
+                    )
             return made
         return None
 
     def _latest(self, recording_id: str, sequences: int, under: str) -> list[tuple[str, _CorrectionEntry]]:
         """Return what is kept for rows of so many sequences, the last used :data:`TRIED`, the latest first."""
         prefix, suffix = f"{recording_id}/", f"/{sequences}/{under}"
-        with self._lock:
-            names = (n for n in reversed(tuple(self._ledger)) if n.startswith(prefix) and n.endswith(suffix))
-            return [(name, self._kept[name]) for name in islice(names, TRIED)]
+        with self._tier.lock:
+            names = (n for n in reversed(tuple(self._tier)) if n.startswith(prefix) and n.endswith(suffix))
+            kept = [(name, self._tier.peek(name)) for name in islice(names, TRIED)]
+        return [(name, entry) for name, entry in kept if entry is not None]
 
     def claim(self, row: Row) -> bool:
         """Whether `row` brings corrections that are not here and would fit; who is told so calls :meth:`keep`."""
         name = _name_of(row)
-        if name is None or _size_bytes(row.corrections or ()) > self._ledger.budget_bytes:
+        if name is None or _size_bytes(row.corrections or ()) > self._budget_bytes:
             return False
-        with self._lock:
-            new = name not in self._kept and name not in self._claimed
+        with self._tier.lock:
+            new = name not in self._tier and name not in self._claimed
             if new:
                 self._claimed.add(name)
         return new
@@ -124,30 +124,24 @@ class CorrectionCache:
         try:
             corrections = self._placed(corrections)
         except Exception:  # such as no memory there: another row may claim it
-            with self._lock:
+            with self._tier.lock:
                 self._claimed.discard(name)
             raise
-        with self._lock:
+        with self._tier.lock:
             if name in self._claimed:
                 self._claimed.discard(name)
-                self._enter(name, _CorrectionEntry(row.region, corrections))
+                self._tier.keep(name, _CorrectionEntry(row.region, corrections))
 
     def _placed(self, corrections: Corrections) -> Corrections:
         return tuple(map(self._host.correction, corrections))
 
-    def _enter(self, name: str, kept: _CorrectionEntry) -> None:
-        """Keep it, within the budget; the caller holds the lock."""
-        self._kept[name] = kept
-        for gone in self._ledger.add(name, _size_bytes(kept.corrections)):
-            self._kept.pop(gone, None)
-
     def remove_all(self, prefix: str) -> None:
         """Remove the corrections of every recording whose id begins with `prefix`, and let claims lapse."""
-        with self._lock:
+        with self._tier.lock:
             self._claimed = {name for name in self._claimed if not name.startswith(prefix)}
-            for name in [name for name in self._kept if name.startswith(prefix)]:
-                del self._kept[name]
-                self._ledger.remove(name)
+            for name in self._tier:
+                if name.startswith(prefix):
+                    self._tier.remove(name)
 
 
 def _name(recording_id: str, region: Region, sequences: int, under: str) -> str:

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from giornata.residency.tiers import EvictionLedger
+from giornata.residency.folder_tier import FolderTier
 from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, StoredTensor
 from giornata_denoiser.templates.identity import HostMemory
@@ -34,8 +33,6 @@ from giornata_denoiser.templates.identity import HostMemory
 FORMAT: Final = 1
 """Version of the files; a file of another version is not read."""
 SUFFIX: Final = ".template.safetensors"
-PART: Final = ".template.part"
-"""Ends the names of files that are being written."""
 
 log = structlog.get_logger(__name__)
 
@@ -44,16 +41,15 @@ class TemplateFileInvalid(Exception):
     """A file is truncated, changed, of another format or of something else."""
 
 
-class TemplateDiskTier:
+class TemplateDiskTier(FolderTier):
     """Files of recordings, by the recording's id.
 
     A file is checked when it is first opened, and again only when another file has its name: a return from disk costs
     what is read of the file and no more.
 
     Args:
-        folder: its files are taken over, oldest use first; None for a tier that holds nothing.
+        folder: see :class:`giornata.residency.folder_tier.FolderTier`.
         budget_bytes: most bytes of all files.
-        lock: held while the ledger is used, never while a file is read or written. The caller of `forget` holds it.
         host: where what is read is to lie; where that is ordinary memory, it stays mapped.
         told: told how long each read took, in the reading thread.
     """
@@ -62,58 +58,43 @@ class TemplateDiskTier:
         self,
         folder: Path | None,
         budget_bytes: int,
-        lock: AbstractContextManager[object],
         *,
         host: HostMemory,
         told: Callable[[LoadSample], object],
     ) -> None:
-        self.ledger = EvictionLedger(budget_bytes)
-        """Sizes of the files, by recording."""
-        self._folder, self._lock, self._host, self._told = folder, lock, host, told
+        super().__init__(folder, budget_bytes, SUFFIX)
+        self._host, self._told = host, told
         self._checked: dict[str, tuple[int, int, int]] = {}
         """The file of each recording that was found to be whole: inode, bytes, last change in nanoseconds."""
-        if folder is not None:
-            self._take_over(folder)
 
-    def put(self, recording: CachedTemplate) -> int:
-        """Write `recording`; returns how many others had to go for it.
+    def put(self, recording: CachedTemplate) -> None:
+        """Write `recording`.
 
         Raises:
             OSError: it cannot be written.
         """
-        if self._folder is None:
-            return 0
-        size = write_recording(recording, self._path(recording.id))
-        with self._lock:
-            gone = self.ledger.add(recording.id, size)
-        for name in gone:
-            self.unlink(name)
-        return len(gone)
+        if self.folder is not None:
+            with self.writing(recording.id) as path:
+                write_recording(recording, path)
 
-    def forget(self, recording_id: str) -> bool:
-        """Take a recording out of the ledger; whether it was there. Its file stays until :meth:`unlink`."""
-        self._checked.pop(recording_id, None)
-        return self.ledger.remove(recording_id)
-
-    def unlink(self, recording_id: str) -> None:
-        """Remove the file of a recording, if there is one."""
-        self._path(recording_id).unlink(missing_ok=True)
+    def remove(self, name: str) -> bool:
+        """Remove a recording's file; returns whether it was here."""
+        self._checked.pop(name, None)
+        return super().remove(name)
 
     def read_ahead(self, recording_id: str) -> None:
         """Ask the system to read a file before it is needed; where it cannot, or the file is gone, that is no error."""
         if hasattr(os, "posix_fadvise"):
-            with suppress(OSError), self._path(recording_id).open("rb") as file:
+            with suppress(OSError), self.path(recording_id).open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
     def read(self, recording_id: str) -> CachedTemplate | None:
         """The recording in a file; None where the file cannot be read, or holds none and is removed."""
         try:
-            return self._opened(self._path(recording_id), recording_id)
+            return self._opened(self.path(recording_id), recording_id)
         except (TemplateFileInvalid, OSError) as error:
             log.warning("template_dropped", template=recording_id, error=str(error))
-            with self._lock:
-                self.forget(recording_id)
-            self.unlink(recording_id)
+            self.remove(recording_id)
         except Exception:  # the edge of edits, such as no memory to pin: not the file's fault
             log.exception("template_not_read", template=recording_id)
         return None
@@ -129,24 +110,9 @@ class TemplateDiskTier:
         self._told(LoadSample(tier=Tier.DISK, size_bytes=recording.size_bytes, load_ms=load_ms))
         return recording
 
-    def _path(self, recording_id: str) -> Path:
-        if self._folder is None:
-            raise ValueError("there is no disk tier")
-        return self._folder / f"{recording_id}{SUFFIX}"
 
-    def _take_over(self, folder: Path) -> None:
-        """Enter what an earlier process left, and clear what it left half written."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob(f"*{PART}"):
-            path.unlink(missing_ok=True)
-        found = [(path, path.stat()) for path in folder.glob(f"*{SUFFIX}")]
-        for path, stat in sorted(found, key=lambda item: item[1].st_mtime):
-            for name in self.ledger.add(path.name.removesuffix(SUFFIX), stat.st_size):
-                self.unlink(name)
-
-
-def write_recording(recording: CachedTemplate, path: Path) -> int:
-    """Write `recording` to `path`, whole or not at all; returns the file's size in bytes.
+def write_recording(recording: CachedTemplate, path: Path) -> None:
+    """Write `recording` to `path`.
 
     Raises:
         OSError: it cannot be written.
@@ -160,18 +126,10 @@ def write_recording(recording: CachedTemplate, path: Path) -> int:
         "blocks": json.dumps([len(entry.blocks) for entry in recording.entries]),
     }
     header["checksum"] = str(_checksum(header, tensors))
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=PART)
-    os.close(handle)
-    beside = Path(name)
     try:
-        save_file(tensors, beside, metadata=header)
-        size = beside.stat().st_size
-        beside.replace(path)
+        save_file(tensors, path, metadata=header)
     except SafetensorError as error:  # what the library makes of the system's errors
         raise OSError(f"{path} cannot be written: {error}") from error
-    finally:
-        beside.unlink(missing_ok=True)
-    return size
 
 
 def read_recording(path: Path, recording_id: str, *, checked: bool = False) -> CachedTemplate:

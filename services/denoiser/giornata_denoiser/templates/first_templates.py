@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
-from giornata.residency.tiers import EvictionLedger
+from giornata.residency.loaded_tier import LoadedTier
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.identity import ORDINARY, HostMemory
@@ -24,46 +23,34 @@ class FirstTemplates:
     """
 
     def __init__(self, budget_bytes: int, *, host: HostMemory = ORDINARY) -> None:
-        self._lock = threading.Lock()
-        self._ledger = EvictionLedger(budget_bytes)
-        self._kept: dict[str, CachedTemplate] = {}
+        self.budget_bytes: Final = budget_bytes
+        """The most that may be kept."""
+        self._tier: LoadedTier[CachedTemplate] = LoadedTier(budget_bytes, lambda left: left.size_bytes)
         self._expected: OrderedDict[str, None] = OrderedDict()
         self._host = host
         self.left = 0
         """How many were kept so far."""
 
     @property
-    def budget_bytes(self) -> int:
-        """The most that may be kept."""
-        return self._ledger.budget_bytes
-
-    @property
     def size_bytes(self) -> int:
         """Bytes of all that is kept."""
-        with self._lock:
-            return self._ledger.size_bytes
+        return self._tier.size_bytes
 
     def __iter__(self) -> Iterator[str]:
         """Names, in the order of their last use."""
-        with self._lock:
-            return iter(tuple(self._ledger))
+        return iter(self._tier)
 
     def holds(self, recording: CachedTemplate) -> bool:
         """Return whether this very recording is here."""
-        with self._lock:
-            return any(kept is recording for kept in self._kept.values())
+        return any(self._tier.peek(name) is recording for name in self._tier)
 
     def find(self, name: str) -> CachedTemplate | None:
         """Return what an edit has left; None where none has, or it had to go."""
-        with self._lock:
-            found = self._kept.get(name)
-            if found is not None:
-                self._ledger.use(name)
-        return found
+        return self._tier.get(name)
 
     def expect(self, name: str) -> None:
         """An edit begins that will leave `name`, unless that is removed before."""
-        with self._lock:
+        with self._tier.lock:
             self._expected[name] = None
             self._expected.move_to_end(name)
             if len(self._expected) > EXPECTED:
@@ -88,27 +75,24 @@ class FirstTemplates:
         if len(left.entries) < row.steps_in_full or not left.finite:
             return
         left = self._host.recording(left)
-        with self._lock:
+        with self._tier.lock:
             if name not in self._expected:
                 return
             del self._expected[name]
-            self._kept[name] = left
             self.left += 1
-            for gone in self._ledger.add(name, left.size_bytes):
-                self._kept.pop(gone, None)
+            self._tier.keep(name, left)
 
     def remove(self, name: str) -> None:
         """Remove what an edit has left, and expect it no more; edits that run with it go on."""
-        with self._lock:
+        with self._tier.lock:
             self._forget(name)
 
     def remove_all(self, prefix: str) -> None:
         """Remove all whose names begin with `prefix`, and expect them no more."""
-        with self._lock:
-            for name in [name for name in (*self._expected, *self._kept) if name.startswith(prefix)]:
+        with self._tier.lock:
+            for name in [name for name in (*self._expected, *self._tier) if name.startswith(prefix)]:
                 self._forget(name)
 
     def _forget(self, name: str) -> None:
         self._expected.pop(name, None)
-        if self._kept.pop(name, None) is not None:
-            self._ledger.remove(name)
+        self._tier.remove(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -52,17 +53,17 @@ class TemplateStore:
         self._lock = self._memory.lock
         self.host: Final = host
         """Where recordings are to lie."""
-        self._disk = TemplateDiskTier(folder, disk_bytes, self._lock, host=host, told=told)
+        self._disk = TemplateDiskTier(folder, disk_bytes, host=host, told=told)
         self.corrections = CorrectionCache(corrections_bytes, host=host)
         self.first = FirstTemplates(first_bytes, host=host)
         self.counters: Counter[str] = Counter()
-        """Lookups, prefetches and what left the disk, by field of :class:`giornata.wire.workers.TemplateCounters`."""
+        """Lookups and prefetches, by field of :class:`giornata.wire.workers.TemplateCounters`."""
 
     def counted(self) -> TemplateCounters:
         """The counters and sizes, as telemetry tells them."""
         with self._lock:
-            sizes = {"memory_bytes": self._memory.size_bytes, "disk_bytes": self._disk.ledger.size_bytes}
-            gone = {"evicted_memory": self._memory.evicted}
+            sizes = {"memory_bytes": self._memory.size_bytes, "disk_bytes": self._disk.size_bytes}
+            gone = {"evicted_memory": self._memory.evicted, "evicted_disk": self._disk.evicted}
         learned = {"corrected": self.corrections.served, "corrections_bytes": self.corrections.size_bytes}
         left = {"first": self.first.left, "first_bytes": self.first.size_bytes}
         return TemplateCounters.model_validate({**self.counters, **gone, **sizes, **learned, **left})
@@ -71,7 +72,7 @@ class TemplateStore:
         """Pictures whose recordings are here, the last used first, at most :data:`LISTED` a tier."""
         with self._lock:
             memory = (*self.first, *self._memory)
-            tiers = {Tier.MEMORY: memory, Tier.DISK: tuple(self._disk.ledger)}
+            tiers = {Tier.MEMORY: memory, Tier.DISK: tuple(self._disk)}
         return {
             tier: tuple(islice(dict.fromkeys(map(picture_of, reversed(names))), LISTED))
             for tier, names in tiers.items()
@@ -82,7 +83,7 @@ class TemplateStore:
         """Bytes of a recording in memory, or of its file where it is on disk alone; None where it is nowhere."""
         with self._lock:
             found = self._memory.size_of(recording_id)
-            return self._disk.ledger.size_of(recording_id) if found is None else found
+            return self._disk.size_of(recording_id) if found is None else found
 
     def find(self, recording_id: str, first: str | None = None) -> CachedTemplate | None:
         """The recording from memory, or from disk into memory, else the `first` template. Blocks while a file is read.
@@ -122,25 +123,19 @@ class TemplateStore:
             OSError: it cannot be written to disk; memory has it.
         """
         self._memory.keep(recording.id, recording)
-        gone = self._disk.put(recording)
-        with self._lock:
-            self.counters["evicted_disk"] += gone
+        self._disk.put(recording)
 
     def remove(self, recording_id: str) -> bool:
         """Remove a recording from both tiers; whether it was in one. Rows that run with it go on."""
         with self._lock:
             here = self._memory.remove(recording_id)
-            there = self._disk.forget(recording_id)
-        if there:
-            self._disk.unlink(recording_id)
+            there = self._disk.remove(recording_id)
         return here or there
 
     def remove_all(self, prefix: str) -> None:
         """Remove every recording whose id begins with `prefix`, and what edits have learned from it."""
         with self._lock:
-            names = {
-                name for tier in (self._memory, self._disk.ledger) for name in tier if name.startswith(prefix)
-            }
+            names = {name for tier in (self._memory, self._disk) for name in tier if name.startswith(prefix)}
         for name in names:
             self.remove(name)
         self.corrections.remove_all(prefix)
@@ -154,18 +149,9 @@ class TemplateStore:
         """The recording, and which counter its lookup belongs to."""
 
         def read() -> CachedTemplate | None:
-            with self._lock:
-                if recording_id not in self._disk.ledger:
-                    return None
-            return self._disk.read(recording_id)
+            return self._disk.read(recording_id) if recording_id in self._disk else None
 
-        def stays() -> bool:
-            here = recording_id in self._disk.ledger
-            if here:
-                self._disk.ledger.use(recording_id)
-            return here
-
-        found = self._memory.load(recording_id, read, stays)
+        found = self._memory.load(recording_id, read, partial(self._disk.use, recording_id))
         if found.value is None:
             return None, MISS
         return found.value, DISK if found.loaded else MEMORY

@@ -6,7 +6,6 @@ import asyncio
 import json
 import struct
 import tempfile
-from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -22,6 +21,7 @@ from torch.nn.functional import linear
 
 from giornata.bus.bus import Bus
 from giornata.lora_transfer import fetch
+from giornata.residency.folder_tier import FolderTier
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraMismatch, LoraUnreadable
 from giornata.wire.loras import StoredFile
@@ -175,6 +175,7 @@ def _linear(encoder: nn.Module | None, name: str, path: str, factors: TextFactor
     return module
 
 
+SUFFIX: Final = ".text.safetensors"
 FETCHES: Final = 2
 """Files that are fetched at the same time; each lies on disk as a whole until it is read."""
 
@@ -188,11 +189,9 @@ class TextLoraCache:
     """
 
     def __init__(self, bus: Bus, folder: Path, *, file_bytes: int, kept_bytes: int) -> None:
-        self._bus, self._folder = bus, folder
-        self._file_bytes, self._kept_bytes = file_bytes, kept_bytes
-        self._kept: OrderedDict[str, int] = OrderedDict()
-        """Bytes by digest, the least recently used first."""
-        self._using: Counter[str] = Counter()
+        self._bus, self._file_bytes = bus, file_bytes
+        self._parts = FolderTier(folder, kept_bytes, SUFFIX)
+        """By the digest of the whole file."""
         self._fetching: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._turns = asyncio.Semaphore(FETCHES)
 
@@ -209,20 +208,21 @@ class TextLoraCache:
         return tuple([await self._one(use) for use in loras if use.text_modules and use.scale])
 
     async def _one(self, use: LoraUse) -> TextLora:
-        path = self._folder / use.sha256
-        with self._in_use(use.sha256):
+        with self._parts.pinned(use.sha256):
             lock = self._fetching.setdefault(use.sha256, asyncio.Lock())
             async with lock:  # who waits here finds the file
-                if use.sha256 not in self._kept:
-                    await self._fetch(use, path)
-            self._kept.move_to_end(use.sha256)
-            return TextLora(use.scale, await asyncio.to_thread(read_text_part, path))
+                if not self._parts.use(use.sha256):
+                    await self._fetch(use)
+            return TextLora(use.scale, await asyncio.to_thread(read_text_part, self._parts.path(use.sha256)))
 
-    async def _fetch(self, use: LoraUse, path: Path) -> None:
+    async def _fetch(self, use: LoraUse) -> None:
         file = StoredFile(sha256=use.sha256, size_bytes=use.size_bytes)
         async with self._turns:
-            with tempfile.TemporaryDirectory(dir=self._folder) as folder:
-                whole, part = Path(folder) / "whole", Path(folder) / "part"
+            with (
+                self._parts.writing(use.sha256) as part,
+                tempfile.TemporaryDirectory(dir=self._parts.folder) as folder,
+            ):
+                whole = Path(folder) / "whole"
                 await fetch(self._bus, file, whole, self._file_bytes)
                 if not await asyncio.to_thread(write_text_part, whole, part):
                     raise LoraMismatch(
@@ -230,24 +230,4 @@ class TextLoraCache:
                         received=f"{use.lora_id}, of {use.sha256}",
                         accepted=f"{use.text_modules} modules of text encoders, as its record says",
                     )
-                self._kept[use.sha256] = part.replace(path).stat().st_size
-        log.info("lora_text_fetched", lora=use.lora_id, size_bytes=self._kept[use.sha256])
-
-    @contextmanager
-    def _in_use(self, sha256: str) -> Iterator[None]:
-        """Inside, its part is not removed."""
-        self._using[sha256] += 1
-        try:
-            yield
-        finally:
-            self._using[sha256] -= 1
-            if not self._using[sha256]:
-                del self._using[sha256]
-            self._make_room()
-
-    def _make_room(self) -> None:
-        over = sum(self._kept.values()) - self._kept_bytes
-        for sha256 in [each for each in self._kept if each not in self._using]:
-            if over > 0:
-                (self._folder / sha256).unlink()
-                over -= self._kept.pop(sha256)
+        log.info("lora_text_fetched", lora=use.lora_id, size_bytes=self._parts.size_of(use.sha256))

@@ -96,7 +96,7 @@ def tiers(
 
 def assert_unpinned(store: LoraTiers[Summed]) -> None:
     """Whatever rows, loads and failures there were."""
-    ledgers = (store._sets._ledger, store._files._ledger, store._disk)
+    ledgers = (store._sets._ledger, store._files._ledger, store._disk._ledger)
     assert [dict(ledger._pins) for ledger in ledgers] == [{}] * 3
     assert [ledger._pinned_bytes for ledger in ledgers] == [0] * 3
 

@@ -26,7 +26,8 @@ from tests.unit.denoiser.templates.recordings import same, template
 
 def test_a_store_goes_from_memory_to_disk_to_nothing(tmp_path: Path) -> None:
     one = template("one")
-    room = disk.write_recording(one, tmp_path / "x") * 3 + 100  # names are of different lengths
+    disk.write_recording(one, tmp_path / "x")
+    room = (tmp_path / "x").stat().st_size * 3 + 100  # names are of different lengths
     tiers = TemplateStore(one.size_bytes * 2, tmp_path, disk_bytes=room)
     (tmp_path / "x").unlink()
     for name in ("one", "two", "three", "four"):
@@ -39,13 +40,8 @@ def test_a_store_goes_from_memory_to_disk_to_nothing(tmp_path: Path) -> None:
     assert found is not None
     assert same(found, template("two"))
     assert tiers.find("four") is not None
-    assert dict(tiers.counters) == {
-        "misses": 1,
-        "hits_disk": 1,
-        "hits_memory": 1,
-        "evicted_disk": 1,
-    }
-    assert tiers.counted().evicted_memory == 3
+    assert dict(tiers.counters) == {"misses": 1, "hits_disk": 1, "hits_memory": 1}
+    assert (tiers.counted().evicted_memory, tiers.counted().evicted_disk) == (3, 1)
     assert len(list(tmp_path.iterdir())) == 3
 
 
@@ -88,7 +84,7 @@ def test_a_file_that_cannot_be_read_into_memory_is_a_miss_and_stays(
 
 
 def test_a_start_clears_what_was_half_written_and_nothing_else(tmp_path: Path) -> None:
-    for name in (f"tmp123{disk.PART}", "mine.part"):
+    for name in ("tmp123.template.part", "mine.part"):
         (tmp_path / name).write_bytes(b"x")
     TemplateStore(0, tmp_path, 10**6).put(template("one"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.part", f"one{disk.SUFFIX}"]
@@ -233,8 +229,8 @@ def test_what_was_prefetched_is_in_memory_for_its_edit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", BITS)
 def test_a_file_gives_back_the_template(tmp_path: Path, bits: int) -> None:
     made = template("t", bits)
-    size = disk.write_recording(made, tmp_path / "f")
-    assert size == (tmp_path / "f").stat().st_size >= made.size_bytes
+    disk.write_recording(made, tmp_path / "f")
+    assert (tmp_path / "f").stat().st_size >= made.size_bytes
     assert same(disk.read_recording(tmp_path / "f", "t"), made)
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
