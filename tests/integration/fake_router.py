@@ -26,7 +26,6 @@ from giornata.wire.jobs import (
     Encoding,
     Inspection,
     Job,
-    JobRecord,
     JobState,
     PromptTokens,
     RowRecord,
@@ -51,6 +50,7 @@ from giornata.wire.requests import OutputFormat
 from giornata.wire.templates import TemplateRecord
 from giornata.wire.values import ComputeTimes, StageTimes
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
+from giornata_router.rules import job_records
 from giornata_router.rules.reports import StepRates, report, summary
 from tests.fakes import fleet
 from tests.patience import HUNG_MS
@@ -266,8 +266,11 @@ class FakeRouter:
         if self.refusals:
             raise self.refusals.pop(0)
         job = request.job
-        rows = tuple(RowRecord(index=i, seed=seed) for i, seed in enumerate(job.seeds))
-        if await self.records.create(JobRecord(job=job, rows=rows)):
+        record = job_records.accepted(job)
+        # A try whose time ended as it wrote the record has left it to the next one.
+        if await self.records.create(record) or (
+            job.job_id not in self.jobs and await self.records.get(job.job_id) == record
+        ):
             self.jobs[job.job_id] = job
             self.cancelled[job.job_id] = asyncio.Event()
             running = self.tasks.create_task(self._carry_out(job))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import subprocess
@@ -9,11 +10,31 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from giornata.bus import bus
+from giornata.bus.connection import NO_SERVER
+from giornata.wire.errors import ServiceUnavailable
 from giornata_tools.launcher.servers import free_ports
+from tests.patience import HUNG_S
 
 MAX_PAYLOAD_BYTES = 8 << 20
 """What deploy/ configures too: inline pictures of the NATS door."""
+
+
+async def refused(url: str, **options: Any) -> str:
+    """Why `url` lets nobody in with `options` of :func:`giornata.bus.bus.connect`.
+
+    A server that stands still tells nothing in time, and is asked again.
+    """
+    async with asyncio.timeout(HUNG_S):
+        while True:
+            try:
+                async with bus.connect(url, "refused", timeout_s=3, **options):
+                    raise AssertionError(url)
+            except ServiceUnavailable as error:
+                if error.message != NO_SERVER:
+                    return error.message
 
 
 class NatsServer:

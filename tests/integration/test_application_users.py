@@ -23,7 +23,7 @@ from giornata.config import new_instance
 from giornata.nats_users import password_file, read_keys, reload_servers
 from giornata.records import JobRecordStore
 from giornata.wire import codec, subjects
-from giornata.wire.errors import ErrorBody, GiornataError, NotPermitted, ServiceUnavailable, Unauthorized
+from giornata.wire.errors import ErrorBody, GiornataError, NotPermitted, Unauthorized
 from giornata.wire.masks import MaskMessage, MaskParameters
 from giornata.wire.messages import CancelMessage, EditMessage, FinishReply, FinishRequest
 from giornata.wire.permissions import RELOADER, NatsRole
@@ -33,7 +33,7 @@ from giornata_gateway.config import GatewayConfig
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
 from tests.integration.nats_cluster import nats_cluster
-from tests.integration.nats_server import NatsServer
+from tests.integration.nats_server import NatsServer, refused
 from tests.integration.router.bench import running_router
 from tests.patience import HUNG_S
 
@@ -269,9 +269,7 @@ async def test_a_revoked_application_is_cut_off_and_others_go_on(system: System)
         assert (await (await client.edit(image=b"picture", prompt="a star"))).pictures[0].data == PICTURE
         assert not kept.is_set(), "the other's connection stayed open"
         await shop.client.close()
-    with pytest.raises(ServiceUnavailable, match="does not let us in"):
-        async with buses.connect(system.shop.url, "shop", timeout_s=5):
-            pass
+    assert "does not let us in" in await refused(system.shop.url)
     async with giornata.client.connect(press.url, api_key=system.shop.key) as client:
         with pytest.raises(Unauthorized):
             await client.edit(image=b"picture", prompt="a star")
@@ -295,9 +293,7 @@ async def test_a_client_with_the_wrong_inbox_is_told_at_once(system: System) -> 
             async with wrong.listening():
                 pass
     assert application not in url
-    with pytest.raises(ServiceUnavailable, match="does not let us in"):
-        async with buses.connect(url, "shop", timeout_s=5):
-            pass
+    assert "does not let us in" in await refused(url)
 
 
 async def test_an_application_without_a_password_goes_on_beside_others(system: System) -> None:

@@ -28,8 +28,6 @@ RUN: Final = "GIO_STRESS_RUN"
 """Marks every process of the whole stress run, which ends with it."""
 DISTURBED: Final = "GIO_STRESS_FILE"
 """Marks the processes that are stopped now and then; the loops beside them are not."""
-BUSY: Final = 5
-"""Busy loops beside the tests."""
 END_S: Final = 60
 """How long pytest may take to end its servers."""
 
@@ -39,8 +37,9 @@ Table = dict[str, tuple[int, int]]
 @click.command("stress", context_settings={"show_default": True})
 @click.argument("tests", nargs=-1)
 @click.option("--rounds", type=click.IntRange(min=1), default=20, help="How often each test runs.")
+@click.option("--loops", type=click.IntRange(min=0), default=5, help="Busy loops beside the tests.")
 @click.pass_context
-def main(ctx: click.Context, /, tests: tuple[str, ...], rounds: int) -> None:
+def main(ctx: click.Context, /, tests: tuple[str, ...], rounds: int, loops: int) -> None:
     """Run TESTS: folders, files or single tests. By default: what starts something in files changed against main."""
     signal.signal(
         signal.SIGINT, signal.default_int_handler
@@ -49,7 +48,7 @@ def main(ctx: click.Context, /, tests: tuple[str, ...], rounds: int) -> None:
     table: Table = {}
     end = end_with_run(RUN)
     try:
-        with busy_loops(BUSY):
+        with busy_loops(loops):
             for number, test in enumerate(tests or changed()):
                 print(f"{test} …", flush=True)
                 table |= run_disturbed(test, rounds, random.Random(number))  # noqa: S311

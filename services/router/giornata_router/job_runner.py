@@ -12,6 +12,7 @@ import nats.errors
 import structlog
 from nats.aio.msg import Msg
 
+from giornata.bus.connection import LostError
 from giornata.bus.work_queue import acknowledge
 from giornata.observability import tracing
 from giornata.observability.tracing import TraceSpanKind
@@ -84,7 +85,8 @@ class JobRunner:
         record still names, and the rest ends with its time.
 
         Raises:
-            nats.errors.Error: NATS does not answer; the walk can be begun again with the record as it stands.
+            nats.errors.Error: NATS does not answer, or was lost as the end was told; the walk can be begun again with
+                the record as it stands.
             LeaseEndedError: it can be begun again by the router that leads.
         """
         if not self._live.record.state.terminal:
@@ -92,8 +94,13 @@ class JobRunner:
             error = self._out_of_time() if over else await self._try()
             if error is not None:
                 await self._close(error)
+        client = self._tools.bus.client
+        losses = client.losses
         await self._live.tell_end()
         await self._clear()
+        if client.losses != losses:
+            # Nobody may have heard it, and once the queue has forgotten the job, nobody tells it.
+            raise LostError
         return self._live.record
 
     def _spent(self, record: JobRecord) -> JobRecord:

@@ -67,6 +67,8 @@ class FailFastNatsClient(Client):
         super().__init__()
         self.on_reconnect: list[Callable[[], None]] = []
         """Called when a lost connection is back."""
+        self.losses = 0
+        """How often the connection was lost: what was published just before may have gone under with it."""
         self.locked_out = False
         """A server did not accept user and password."""
         self._refused_subscriptions: set[str] = set()
@@ -105,6 +107,7 @@ class FailFastNatsClient(Client):
 
     async def hear_loss(self) -> None:
         """Disconnection callback: fail all requests, since their answers may be lost with the connection."""
+        self.losses += 1
         if not (self.is_closed or self.is_draining):
             log.warning("nats_disconnected")
         for futures in list(self._asked.values()):

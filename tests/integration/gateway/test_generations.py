@@ -21,6 +21,7 @@ from giornata.wire.messages import StepEvent
 from giornata.wire.models import DISCRETE_TIME, Task
 from giornata.wire.requests import Reuse
 from tests.integration.fake_router import CARD, picture_of
+from tests.integration.gateway.repeating import fresh
 from tests.integration.gateway_fakes import Stage
 
 FLUX = CARD.model_copy(
@@ -117,14 +118,15 @@ async def test_the_nats_door_generates(painter: Stage, nats_url: str) -> None:
 
 
 async def test_an_idempotency_key_leads_to_the_same_generation(painter: Stage, nats_url: str) -> None:
+    key = fresh()
     async with giornata.client.connect(nats_url) as client:
-        first = await (await client.generate(prompt="a red barn", idempotency_key="k-1"))
-        again = await (await client.generate(prompt="a red barn", idempotency_key="k-1"))
+        first = await (await client.generate(prompt="a red barn", idempotency_key=key))
+        again = await (await client.generate(prompt="a red barn", idempotency_key=key))
         assert again.job_id == first.job_id
         with pytest.raises(IdempotencyKeyReused):
-            await client.generate(prompt="a blue barn", idempotency_key="k-1")
+            await client.generate(prompt="a blue barn", idempotency_key=key)
         with pytest.raises(IdempotencyKeyReused):
-            await client.edit(image=b"picture", prompt="a red barn", model="flux", idempotency_key="k-1")
+            await client.edit(image=b"picture", prompt="a red barn", model="flux", idempotency_key=key)
     assert len(painter.router.jobs) == 1
 
 

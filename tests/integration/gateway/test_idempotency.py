@@ -323,7 +323,7 @@ async def test_a_repetition_over_nats_needs_no_blob_any_more(stage: Stage, nats_
         told = []
         for _ in range(2):
             reply = await connected.client.request(
-                subjects.EDIT, codec.encode(message), timeout=5, headers=headers
+                subjects.EDIT, codec.encode(message), timeout=HUNG_S, headers=headers
             )
             told.append(codec.decode(EditReply, reply.data))
             await stage.router.blobs.delete(ref)

@@ -127,8 +127,8 @@ async def test_an_idempotency_key_of_another_leads_to_a_job_of_ones_own(scene: S
     ):  # the same edit, to hear of its end; another one, to hear of a difference
         headers = bearer(MALLORYS) | {HEADER: f"{IDEMPOTENCY}" if prompt == WORDS else f"{IDEMPOTENCY}0"}
         form = scene.stage.form(prompt=prompt)
-        status, text, told = await scene.told("POST", "/v1/images/edits", data=form, headers=headers)
-        assert (status, "Idempotent-Replayed" in told) == (200, False)
+        status, text, _ = await scene.told("POST", "/v1/images/edits", data=form, headers=headers)
+        assert status == 200
         job_id = json.loads(text)["giornata"]["job_id"]
         assert scene.stage.router.jobs[job_id].tenant == scene.mallory
     assert (await scene.stage.router.records.get(scene.alice.job.job_id)).job == scene.alice.job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -117,7 +118,8 @@ async def test_the_first_picture_that_fails_ends_the_others(
 @asynccontextmanager
 async def limited(nats_url: str, redis_url: str, folder: Path, shelf: PictureServer) -> AsyncIterator[Stage]:
     """A gateway at which alice may ask for two pictures a minute."""
-    keys = write_keys(folder, {"sk-alice-123": "alice"}, {"alice": TenantLimits(per_minute=2)})
+    alice = f"alice-{secrets.token_hex(4)}"  # with idempotency keys that no other test has
+    keys = write_keys(folder, {"sk-alice-123": alice}, {alice: TenantLimits(per_minute=2)})
     async with open_stage(nats_url, redis_url, folder, api_keys_file=keys, **configured(shelf)) as stage:
         yield stage
 

@@ -30,6 +30,7 @@ from giornata.wire.messages import (
 from giornata.wire.values import Intermediate
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import INSPECTION, FakePrepost
+from tests.fakes.nats_world.server import MemoryLink
 from tests.integration.router.bench import Bench, make_job, running_router
 from tests.patience import HUNG_S
 
@@ -189,6 +190,31 @@ async def test_a_client_hears_of_the_end_before_anything_is_deleted(bench: Bench
     await bench.submit(job)
     assert (await bench.ended(job)).state is JobState.COMPLETED
     blobs.going.set()
+
+
+@pytest.mark.usefixtures("stack")
+async def test_an_end_that_went_under_with_the_routers_connection_is_told_again(
+    bench: Bench, blobs: Blobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway whose own connection holds would hear of it no more, for the queue has forgotten the job."""
+    write, lost = MemoryLink.write, list[MemoryLink]()
+
+    def lose(link: MemoryLink, data: bytes) -> None:
+        if b".done " in data and not lost:
+            lost.append(link)
+            link.end()
+        write(link, data)
+
+    monkeypatch.setattr(MemoryLink, "write", lose)
+    blobs.going.clear()
+    job = await stored_job(blobs)
+    await bench.submit(job)
+    await blobs.asked.wait()
+    await asyncio.sleep(5)  # the router is connected again
+    assert lost
+    assert not bench.done[job.job_id].done()
+    blobs.going.set()
+    assert (await bench.ended(job, 60)).state is JobState.COMPLETED
 
 
 @pytest.mark.usefixtures("stack")
