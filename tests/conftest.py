@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from multiprocessing import forkserver
@@ -14,7 +15,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
 import tests.examples  # noqa: F401 - the profiles of properties
-from tests import forked_processes, forked_programs
+from tests import forked_programs
 from tests.ending import end_with_run
 from tests.order import ByGroup, longest_first
 from tests.patience import HUNG_S, VARIABLE
@@ -34,6 +35,9 @@ os.environ["GIORNATA_STATE"] = "/nowhere/giornata"
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
     """Triton's kernels run on the CPU; Triton reads it when it is imported."""
+
+gc.disable()
+"""While tests are collected hardly anything becomes garbage; see :func:`pytest_runtestloop`."""
 
 pytest_plugins = ["pytester"]
 
@@ -85,6 +89,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGro
     return ByGroup(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Collections look from now on at what tests make alone: of all modules and tests each would take a second."""
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_report_header() -> str:
     return f"patience: what has not come after {HUNG_S} s hangs ({VARIABLE})"
 
@@ -99,7 +110,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End the servers that programs and image processes are forked from; they would outlive this process."""
+    """End the servers that programs, ranks and image processes are forked from; they would outlive this process."""
     forked_programs.end()
     forkserver._forkserver._stop()  # type: ignore[attr-defined]  # made for tests, and the only way to wait for its end
-    forked_processes.end()

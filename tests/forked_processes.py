@@ -1,39 +1,39 @@
-"""Processes that compute with torch, forked from a server of this process that has imported what they run.
+"""Processes that compute with torch, forked from the worker's server, which has imported what they run.
 
 Production starts Python for each. That takes seconds of a processor, and a test asks for what the process does then.
 """
 
 from __future__ import annotations
 
-from multiprocessing import active_children, context, forkserver, popen_forkserver
+import os
+from collections.abc import Sequence
+from multiprocessing import context, forkserver, popen_forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 from unittest.mock import patch
 
-PRELOADED: Final = (
-    "giornata_denoiser.profiling.ranks",
-    "giornata_denoiser.families.flux",
-    "giornata_denoiser.families.unet.checkpoints",
-    "diffusers.models.auto_model",
-    "diffusers.models.autoencoders.autoencoder_kl",
-    "hypothesis",
-    "pytest",
-    "tests.fakes.control_instance",
-    "tests.fakes.forked_rank",
-    "tests.fakes.tiny_driven",
-    "giornata_lab.bench.compute.tiny_unet",
-    "tests.integration.denoiser.parallel.steps",
-)
+from tests.forked_programs import PROCESS, server
 
-_SERVER: Final = forkserver.ForkServer()  # apart from the one of image processes, which must not import torch
-_SERVER.set_forkserver_preload(list(PRELOADED))
+
+def fork_process(descriptors: Sequence[int]) -> tuple[int, int]:
+    """As :func:`multiprocessing.forkserver.connect_to_new_process`."""
+    told, tells = os.pipe()
+    reads, writes = os.pipe()
+    tracker = resource_tracker.getfd()
+    assert tracker is not None
+    try:
+        server().ask(PROCESS, reads, tracker, *descriptors, tells)
+    finally:
+        os.close(reads)
+        os.close(tells)
+    return told, writes
 
 
 class _Forking(popen_forkserver.Popen):
-    """Starts a process from :data:`_SERVER`."""
+    """Starts a process from the worker's server."""
 
     def _launch(self, process_obj: BaseProcess) -> None:
-        with patch.object(forkserver, "connect_to_new_process", _SERVER.connect_to_new_process):
+        with patch.object(forkserver, "connect_to_new_process", fork_process):
             super()._launch(process_obj)  # type: ignore[misc]  # the standard library's stubs lack it
 
 
@@ -52,12 +52,3 @@ class TorchForkContext(context.ForkServerContext):
 
 
 FORKS: Final = TorchForkContext()
-
-
-def end() -> None:
-    """End what was forked and the server, and wait for that: they would outlive this process, some by a moment."""
-    for process in active_children():
-        if isinstance(process, TorchProcess):  # of a run that was interrupted
-            process.kill()
-            process.join()
-    _SERVER._stop()  # type: ignore[attr-defined]  # made for tests, and the only way

@@ -1,7 +1,8 @@
 """Programs of tests that are forked from a process that has imported what they import: their starts cost little.
 
 This file is also that process's own program: `python -m tests.forked_programs`. It computes nothing and has one thread;
-each fork gets a session, an environment and descriptors of its own. A worker of pytest has one, which ends with it.
+each program gets a session, an environment and descriptors of its own. A worker of pytest has one, which ends with it;
+:mod:`tests.forked_processes` forks from it, too.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import traceback
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing import spawn as spawning
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -33,10 +37,14 @@ PRELOADED: Final = (
     "giornata_prepost.config", "giornata_prepost.service", "giornata_prepost.segmenters",
     "giornata_prepost.families.flux", "giornata_prepost.loras.normalisation",
     "giornata_denoiser.service", "giornata_denoiser.engine.rehearsal", "giornata_denoiser.families.flux",
+    "giornata_denoiser.families.unet.checkpoints", "giornata_denoiser.profiling.ranks",
     "giornata_controlnet.service", "giornata_controlnet.config",
     "giornata_tools.cli.app", "tests.fakes.profiles",
+    "diffusers.models.auto_model", "diffusers.models.autoencoders.autoencoder_kl", "hypothesis", "pytest",
+    "tests.fakes.control_instance", "tests.fakes.forked_rank", "tests.fakes.tiny_driven",
+    "giornata_lab.bench.compute.tiny_unet", "tests.integration.denoiser.parallel.steps",
 )  # fmt: skip
-"""Modules of the services, of the program `giornata`, and some that these import later."""
+"""Modules of the services, of the program `giornata`, of processes of tests, and some that these import later."""
 
 
 def preloaded() -> Sequence[str]:
@@ -51,6 +59,9 @@ READ_EARLY: Final = (
 """Variables that are read at the start of Python or when a module is imported: a program with others starts truly."""
 THREADS: Final = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 REQUEST_BYTES: Final = 1 << 17
+DESCRIPTORS: Final = 64
+PROCESS: Final = b"process"
+"""The request for a process of :mod:`multiprocessing`, which gets its work by a pipe."""
 
 
 class Program(NamedTuple):
@@ -61,8 +72,11 @@ class Program(NamedTuple):
     env: Mapping[str, str]
     folder: str
 
-    def run(self) -> None:
-        """Run it as the main module of this process."""
+    def run(self, *standard: int) -> None:
+        """Run it as the main module of this process, with these three descriptors."""
+        for number, each in enumerate(standard):
+            os.dup2(each, number)
+            os.close(each)
         os.environ.clear()
         os.environ.update(self.env)
         os.chdir(self.folder)
@@ -88,9 +102,9 @@ class ForkedProcess:
     async def wait(self) -> int:
         """Its exit status, -N for signal N. One task waits at a time."""
         if self.returncode is None:
-            line = await self._told.readline()
+            told = await self._told.read(forkserver.SIGNED_STRUCT.size)
             self._writer.close()
-            self.returncode = int(line) if line else -signal.SIGKILL
+            self.returncode = _number(told) if told else -signal.SIGKILL
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -127,11 +141,13 @@ class ForkServer:
         mine, theirs = socket.socketpair()
         with theirs:
             message = json.dumps([program.argv, dict(program.env), program.folder]).encode()
-            socket.send_fds(self._requests, [message], [stdin, stdout, stderr, theirs.fileno()])
+            self.ask(message, stdin, stdout, stderr, theirs.fileno())
         told, writer = await asyncio.open_connection(sock=mine)
-        line = await told.readline()
-        assert line, "the server of forks has ended"
-        return ForkedProcess(int(line), told, writer)
+        return ForkedProcess(_number(await told.readexactly(forkserver.SIGNED_STRUCT.size)), told, writer)
+
+    def ask(self, message: bytes, *descriptors: int) -> None:
+        """Ask for a fork; its number and how it ended are told through the last descriptor."""
+        socket.send_fds(self._requests, [message], descriptors)
 
     def close(self) -> None:
         """End it, and what is left of its forks."""
@@ -184,6 +200,31 @@ async def spawn(
         return await server().start(program, given, out, errors)
 
 
+@asynccontextmanager
+async def program(module: str, *arguments: str, env: Mapping[str, str], log: Path) -> AsyncIterator[Any]:
+    """``python -m MODULE ARGUMENTS``, which writes into `log`; it is killed at the end, if it is still there.
+
+    `env` is added to this process's environment.
+    """
+    with log.open("wb") as out:
+        given: dict[str, Any] = {"stdin": asyncio.subprocess.DEVNULL, "stderr": asyncio.subprocess.STDOUT}
+        command = (sys.executable, "-m", module, *arguments)
+        process = await spawn(
+            *command, env={**os.environ, **env}, stdout=out, start_new_session=True, **given
+        )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def _number(told: bytes) -> int:
+    found: int = forkserver.SIGNED_STRUCT.unpack(told)[0]
+    return found
+
+
 def _alike(env: Mapping[str, str]) -> bool:
     """Whether Python and what is preloaded begin with `env` as they have begun in the server."""
     return all(env.get(name) == server().env.get(name) for name in READ_EARLY)
@@ -197,10 +238,10 @@ class ForkTable:
 
     def __init__(self, requests: socket.socket) -> None:
         self._requests = requests
-        self._forks: dict[int, tuple[int, socket.socket]] = {}
-        """By descriptor of the process: its number, and where its end is told."""
+        self._forks: dict[int, tuple[int, int]] = {}
+        """By descriptor of the process: its number, and the descriptor where its end is told."""
 
-    def serve(self) -> Program | None:
+    def serve(self) -> Callable[[], object] | None:
         """Fork what is asked for, and tell of each end. Returns what a fork is to run; in the server, None."""
         poll = select.poll()
         poll.register(self._requests, select.POLLIN)
@@ -210,21 +251,23 @@ class ForkTable:
                     poll.unregister(descriptor)
                     self._tell_end(descriptor)
                     continue
-                message, passed, _, _ = socket.recv_fds(self._requests, REQUEST_BYTES, 4)
+                message, passed, _, _ = socket.recv_fds(self._requests, REQUEST_BYTES, DESCRIPTORS)
                 if not message:
                     return None
-                *standard, told = passed
+                *given, told = passed
                 pid = os.fork()
                 if pid == 0:
-                    self._become(standard, told)
-                    return Program(*json.loads(message))
-                poll.register(self._keep(pid, socket.socket(fileno=told)), select.POLLIN)
-                for each in standard:
+                    self._become(told)
+                    run = run_process if message == PROCESS else Program(*json.loads(message)).run
+                    return functools.partial(run, *given)
+                poll.register(self._keep(pid, told), select.POLLIN)
+                for each in given:
                     os.close(each)
 
-    def _keep(self, pid: int, told: socket.socket) -> int:
+    def _keep(self, pid: int, told: int) -> int:
         """Have the end of a fork told; its descriptor."""
-        told.send(f"{pid}\n".encode())
+        with contextlib.suppress(OSError):  # nobody waits
+            forkserver.write_signed(told, pid)
         descriptor = os.pidfd_open(pid)
         self._forks[descriptor] = (pid, told)
         return descriptor
@@ -233,26 +276,36 @@ class ForkTable:
         pid, told = self._forks.pop(descriptor)
         os.close(descriptor)
         _, status = os.waitpid(pid, 0)
-        with told, contextlib.suppress(OSError):  # nobody waits
-            told.send(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        with contextlib.suppress(OSError):
+            forkserver.write_signed(told, os.waitstatus_to_exitcode(status))
+        os.close(told)
 
-    def _become(self, standard: list[int], told: int) -> None:
-        """Be a fork: a session, three descriptors, and nothing of the server's."""
+    def _become(self, told: int) -> None:
+        """Be a fork: a session, and nothing of the server's."""
         os.setsid()
-        for number, each in enumerate(standard):
-            os.dup2(each, number)
-        for each in (*standard, told, *self._forks):
+        for each in (told, *self._forks, *(end for _, end in self._forks.values())):
             os.close(each)
-        for _, end in self._forks.values():
-            end.close()
         self._requests.close()
 
     def end_all(self) -> None:
         """Kill what is left of the forks and of what they have started."""
         for pid, _ in self._forks.values():
-            for end in (os.killpg, os.kill):  # a fork that has just begun has no group of its own yet
+            for kill in (os.killpg, os.kill):  # one that has just been forked leads no group yet
                 with contextlib.suppress(ProcessLookupError):
-                    end(pid, signal.SIGKILL)
+                    kill(pid, signal.SIGKILL)
+
+
+def run_process(reader: int, tracker: int, *inherited: int) -> None:
+    """Be a process of :mod:`multiprocessing`, as a fork of its own server is; what it runs comes through `reader`."""
+    resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
+    forkserver._forkserver._inherited_fds = list(inherited)  # type: ignore[attr-defined]
+    code = 1
+    try:
+        code = spawning._main(reader, os.dup(reader))
+    except BaseException:  # noqa: BLE001 - a process's edge
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def preload(names: Sequence[str]) -> None:
@@ -277,4 +330,4 @@ if __name__ == "__main__":
     if asked is None:
         forks.end_all()
     else:
-        asked.run()
+        asked()

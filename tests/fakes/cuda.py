@@ -19,21 +19,20 @@ import functools
 import importlib
 import sys
 import threading
-import traceback
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_map
 
 from giornata.packed import elementwise, flux
 
@@ -380,7 +379,7 @@ class Fake(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if _composite(func):
             return func.decompose(*args, **(kwargs or {}))
-        [world, *_] = [each.world for each in tree_iter((args, kwargs)) if isinstance(each, Fake)]
+        [world, *_] = [each.world for each in _leaves((args, kwargs)) if isinstance(each, Fake)]
         return _dispatched(world, func, args, kwargs or {})
 
 
@@ -657,7 +656,7 @@ def _to_host(
 
 def _dispatched(world: World, func: Any, args: Any, kwargs: Any) -> Any:
     name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
-    tensors = [each for each in tree_iter((args, kwargs)) if isinstance(each, Tensor)]
+    tensors = [each for each in _leaves((args, kwargs)) if isinstance(each, Tensor)]
     fakes = [each for each in tensors if isinstance(each, Fake)]
     moves = _moved(world, name, args, kwargs)
     if moves is not None:
@@ -681,7 +680,7 @@ def _dispatched(world: World, func: Any, args: Any, kwargs: Any) -> Any:
         return inner if isinstance(each, torch.device) and each.type == "cuda" else each
 
     plain = {key: unwrapped(value) for key, value in kwargs.items() if key != "pin_memory"}
-    positional = tree_map(unwrapped, args)
+    positional = _mapped(unwrapped, args)
     out = func(*positional, **plain) if world.values else _shaped(func, positional, plain)
     if (
         name in ALLOCATING and world.values
@@ -729,7 +728,7 @@ def _synchronise(world: World, name: str, args: Any, kwargs: Any) -> None:
     if name in SYNCHRONISING:
         world.synchronise(name)
     if name in INDEXING:
-        masks = (each for each in tree_iter(args[1]) if isinstance(each, Tensor))
+        masks = (each for each in _leaves(args[1]) if isinstance(each, Tensor))
         if any(each.dtype in {torch.bool, torch.uint8} for each in masks):
             world.synchronise(f"{name} by a mask")
     if name == "repeat_interleave" and not kwargs.get("output_size"):
@@ -742,7 +741,7 @@ _shapes: Final[dict[Any, tuple[bool, list[tuple[Any, ...]]]]] = {}
 
 def _shaped(func: Any, args: Any, kwargs: Any) -> Any:
     """What an operation makes of shapes."""
-    if any(each.alias_info is not None for each in func._schema.arguments):  # a view, or in place
+    if any(written is not None for _, written in _arguments(func)):  # a view, or in place
         return func(*args, **kwargs)
     asked = func, torch.get_default_dtype(), _signature(args), _signature(kwargs)
     if asked not in _shapes:
@@ -751,7 +750,7 @@ def _shaped(func: Any, args: Any, kwargs: Any) -> Any:
             [out] if isinstance(out, Tensor) else list(out) if isinstance(out, tuple | list) else [None]
         )
         given = {
-            each.untyped_storage()._cdata for each in tree_iter((args, kwargs)) if isinstance(each, Tensor)
+            each.untyped_storage()._cdata for each in _leaves((args, kwargs)) if isinstance(each, Tensor)
         }
         if any(not isinstance(each, Tensor) or each.untyped_storage()._cdata in given for each in made):
             return out
@@ -794,14 +793,14 @@ def _noted(world: World, func: Any, name: str, fakes: Sequence[Fake], given: Any
             fresh.append(made)
         return made
 
-    result = tree_map(wrapped, out)
-    arguments = func._schema.arguments
-    by_name = {each.name: value for each, value in zip(arguments, args, strict=False)} | kwargs
+    result = _mapped(wrapped, out)
+    arguments = _arguments(func)
+    by_name = {each: value for (each, _), value in zip(arguments, args, strict=False)} | kwargs
     changed = [
         tensor
-        for each in arguments
-        if each.alias_info is not None and each.alias_info.is_write
-        for tensor in tree_iter(by_name.get(each.name))
+        for each, written in arguments
+        if written
+        for tensor in _leaves(by_name.get(each))
         if isinstance(tensor, Fake)
     ]
     if name not in HOST_ONLY and ((fresh and name not in ALLOCATING) or changed):
@@ -809,6 +808,32 @@ def _noted(world: World, func: Any, name: str, fakes: Sequence[Fake], given: Any
         overwritten = set(map(id, changed)) if name in OVERWRITING else set()
         world.note([each for each in fakes if id(each) not in overwritten], [*changed, *fresh])
     return result
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """As torch's own `tree_iter` of what operations take, which is slower."""
+    if isinstance(value, tuple | list):
+        for each in value:
+            yield from _leaves(each)
+    elif isinstance(value, dict):
+        yield from _leaves(tuple(value.values()))
+    else:
+        yield value
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """As torch's own `tree_map`, likewise."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([_mapped(change, each) for each in value])
+    return tree_map(change, value) if isinstance(value, tuple | list | dict) else change(value)
+
+
+@functools.cache
+def _arguments(func: Any) -> tuple[tuple[str, bool | None], ...]:
+    """Names of an operation's arguments, and whether it writes to them; None of those that no result shares."""
+    told = ((each.name, each.alias_info) for each in func._schema.arguments)
+    return tuple((name, None if alias is None else alias.is_write) for name, alias in told)
 
 
 @functools.cache
@@ -851,8 +876,11 @@ def _is_pinned(world: World, tensor: Tensor) -> bool:
 
 def _caller() -> str:
     """File, line and function of the project, or of diffusers, that is computing."""
-    for frame in reversed(traceback.extract_stack()):
-        if not any(part in frame.filename for part in ELSEWHERE):
-            name = frame.filename.rpartition("site-packages/")[2].rpartition("/giornata_denoiser/")[2]
-            return f"{name.rpartition('/shared/')[2]}:{frame.lineno} {frame.name}"
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        code = frame.f_code
+        if not any(part in code.co_filename for part in ELSEWHERE):
+            name = code.co_filename.rpartition("site-packages/")[2].rpartition("/giornata_denoiser/")[2]
+            return f"{name.rpartition('/shared/')[2]}:{frame.f_lineno} {code.co_name}"
+        frame = frame.f_back
     return "?"

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ import torch
 from giornata.checkpoints import DeviceConfig
 from giornata.device_claims import claim_gpus, gpus_of, lock_gpus, visible_gpus
 from giornata.gpus import VISIBLE, host_device, see_alone, visible_alone
+from giornata.scratch import exclusive_lock
 from giornata.wire.errors import Failed, NoFreeDevice
 from giornata.wire.workers import HostDevice, ServiceName
 from giornata_denoiser.config import DenoiserConfig
@@ -41,10 +43,10 @@ from giornata.wire.workers import ServiceName
 import os
 
 async def seen():
-    return [HostDevice(device=f"cuda:{i}", id=f"GPU-{i}a") for i in range(3)]
+    return [HostDevice(device=f"cuda:{i}", id=f"GPU-{i}a") for i in range(2)]
 
 async def main(config, stop):
-    wanted = config.gpus_wanted * int(os.environ["WANTED"])
+    wanted = config.gpus_wanted
     async with claimed(ServiceName.DENOISER, config.instance, config.device_claims, wanted, seen=seen) as mine:
         print(json.dumps([[gpu.device for gpu in mine], os.environ.get(VISIBLE)]), flush=True)
         await stop.wait()
@@ -56,13 +58,13 @@ sys.exit(runtime.start(ServiceName.DENOISER, DeviceConfig, main))
 class Replica:
     """A process that claims as a service does."""
 
-    def __init__(self, folder: Path, name: str, wanted: int = 1, *flags: str) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", REPLICA, "--instance", name, "--log-format", "json", *flags],
+            [sys.executable, "-c", REPLICA, "--instance", name, "--log-format", "json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"GIORNATA_DEVICE_CLAIMS": str(folder), "WANTED": str(wanted)},
+            env=os.environ | {"GIORNATA_DEVICE_CLAIMS": str(folder)},
         )
 
     def told(self) -> tuple[list[str], str | None]:
@@ -78,8 +80,8 @@ class Replica:
 
 
 @contextmanager
-def replicas(folder: Path, count: int, wanted: int = 1, *flags: str) -> Iterator[list[Replica]]:
-    started = [Replica(folder, f"d{index}", wanted, *flags) for index in range(count)]
+def replicas(folder: Path, count: int) -> Iterator[list[Replica]]:
+    started = [Replica(folder, f"d{index}") for index in range(count)]
     try:
         yield started
     finally:
@@ -88,10 +90,12 @@ def replicas(folder: Path, count: int, wanted: int = 1, *flags: str) -> Iterator
             replica.end()
 
 
-def test_replicas_that_start_together_have_a_gpu_each(tmp_path: Path) -> None:
-    with replicas(tmp_path, len(GPUS)) as started:
+def test_replicas_that_start_together_have_a_gpu_each_and_a_killed_ones_goes_to_the_next(
+    tmp_path: Path,
+) -> None:
+    with replicas(tmp_path, 2) as started:
         told = [replica.told() for replica in started]
-        assert sorted(devices for devices, _ in told) == [[gpu.device] for gpu in GPUS]
+        assert sorted(devices for devices, _ in told) == [[gpu.device] for gpu in GPUS[:2]]
         ids = {gpu.device: gpu.id for gpu in GPUS}
         assert all(visible == ids[devices[0]] for devices, visible in told), "CUDA sees no other"
         another = Replica(tmp_path, "another")
@@ -99,29 +103,18 @@ def test_replicas_that_start_together_have_a_gpu_each(tmp_path: Path) -> None:
         assert another.process.returncode == 1
         [line] = [json.loads(line) for line in log.splitlines() if "service_failed" in line]
         assert line["code"] == "no_free_device"
-        assert "Received: 1 wanted, 0 of 3 free." in line["error"]
-        for devices, holder in zip([devices for devices, _ in told], range(3), strict=True):
+        assert "Received: 1 wanted, 0 of 2 free." in line["error"]
+        for devices, holder in zip([devices for devices, _ in told], range(2), strict=True):
             assert f"{devices[0]} by d{holder}" in line["error"]
-
-
-def test_a_killed_holder_frees_its_gpu_for_the_next(tmp_path: Path) -> None:
-    with replicas(tmp_path, 1, 3) as started:
-        devices, _ = started[0].told()
         started[0].process.kill()
         started[0].end()
-        with replicas(tmp_path, 1, 3) as [successor]:
-            assert successor.told()[0] == devices
+        with replicas(tmp_path, 1) as [successor]:
+            assert successor.told() == told[0]
 
 
-def test_of_two_pools_that_start_together_one_has_all_that_it_wants(tmp_path: Path) -> None:
-    with replicas(tmp_path, 2, 2) as started:
-        lines = [replica.process.stdout.readline() for replica in started if replica.process.stdout]
-        assert sorted(bool(line) for line in lines) == [False, True]
-
-
-def test_a_replica_with_a_device_by_number_claims_nothing(tmp_path: Path) -> None:
-    with replicas(tmp_path, 1, 1, "--device", "cuda:3") as [replica]:
-        assert replica.told() == ([], os.environ.get(VISIBLE))
+@pytest.mark.parametrize(("device", "wanted"), [("cuda", 1), ("auto", 1), ("cuda:3", 0), ("cpu", 0)])
+def test_a_replica_with_a_device_by_number_claims_nothing(device: str, wanted: int) -> None:
+    assert DeviceConfig(device=device).gpus_wanted == wanted
 
 
 def test_services_do_not_stand_in_each_others_way(tmp_path: Path) -> None:
@@ -138,6 +131,21 @@ def test_what_cannot_be_claimed_whole_is_left_to_others(tmp_path: Path) -> None:
             pass
         with lock_gpus(tmp_path, "denoiser", "d3", GPUS[:2], 1) as found:
             assert found == GPUS[1:2]
+
+
+def test_of_two_that_want_several_one_looks_first(tmp_path: Path) -> None:
+    claimed = threading.Event()
+
+    def claim() -> None:
+        with lock_gpus(tmp_path, "denoiser", "d1", GPUS, 2):
+            claimed.set()
+
+    thread = threading.Thread(target=claim)
+    with exclusive_lock(tmp_path):
+        thread.start()
+        assert not claimed.wait(0.1)
+    thread.join(HUNG_S)
+    assert claimed.is_set()
 
 
 def test_a_folder_is_made_for_this_user_alone_and_an_unfit_one_is_told(tmp_path: Path) -> None:

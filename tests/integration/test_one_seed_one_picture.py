@@ -63,7 +63,11 @@ def marked() -> np.ndarray[Any, np.dtype[np.uint8]]:
     return mask
 
 
-@pytest.fixture(scope="module", params=sorted(Family), ids=str)
+ALIKE = {Family.FLUX2, Family.QWEN_IMAGE_EDIT, Family.SD_INPAINT, Family.SDXL}
+"""Families whose pictures another one here prepares by the same code."""
+
+
+@pytest.fixture(scope="module", params=sorted(set(Family) - ALIKE), ids=str)
 def both(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[Family], Path]) -> Served:
     return served(tiny_checkpoint(request.param))
 

@@ -78,6 +78,7 @@ def _imports(module: str) -> frozenset[str]:
     return frozenset(named | {parent for name in named | {module} for parent in _parents(name)})
 
 
+@cache
 def _named(module: str) -> set[str]:
     named: set[str] = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
@@ -119,8 +120,9 @@ def _package(module: str) -> str:
 
 def _says_pure(module: str) -> bool:
     path = MODULES[module]
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return path.name == "__init__.py" and "Pure." in text
+    if path.name != "__init__.py":
+        return False
+    return "Pure." in (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
 
 
 PURE_FOLDERS = sorted(name for name in MODULES if _says_pure(name))
@@ -200,26 +202,32 @@ CHOSEN = {
 """Modules of families, of which a checkpoint chooses one."""
 
 STARTED = """
-import json, runpy, sys
+import importlib, json, runpy, sys
 sys.argv = ["service", "--telemetry-hz", "often"]
-try:
-    runpy.run_module({package!r}, run_name="__main__")
-except SystemExit as end:
-    told = end.code
+told = []
+for package in {packages!r}:
+    try:
+        runpy.run_module(package, run_name="__main__")
+    except SystemExit as end:
+        told.append(end.code)
 first = list(sys.modules)
-import {package}.service
+for package in {packages!r}:
+    importlib.import_module(package + ".service")
 json.dump([told, first, list(sys.modules)], sys.stdout)
 """
+SERVICES = sorted(name for name in PACKAGES if name not in {"giornata", *ABOVE})
 
 
-@pytest.mark.parametrize("package", sorted(name for name in PACKAGES if name not in {"giornata", *ABOVE}))
-def test_a_service_tells_mistakes_at_once_and_loads_nothing_before_it_needs_it(package: str) -> None:
-    code = STARTED.format(package=package)
+@pytest.mark.parametrize("torch", [False, True])
+def test_services_tell_mistakes_at_once_and_load_nothing_before_they_need_it(torch: bool) -> None:
+    """Those with torch in one process, the others in another one: what one loads is loaded."""
+    packages = [name for name in SERVICES if (name not in WITHOUT_TORCH) is torch]
+    code = STARTED.format(packages=packages)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     told, before, after = json.loads(ended.stdout)
-    assert (told, "TELEMETRY_HZ" in ended.stderr) == (2, True)
+    assert (told, ended.stderr.count("TELEMETRY_HZ")) == ([2] * len(packages), len(packages))
     assert {"torch", *LATER} & set(before) == set()
     assert (LATER | CHOSEN) & set(after) == set()
-    if package in WITHOUT_TORCH:
-        assert _forbidden(package) & set(after) == set()
+    forbidden = set() if torch else set.intersection(*map(_forbidden, packages))
+    assert forbidden & set(after) == set()

@@ -40,7 +40,7 @@ def test_the_longest_groups_come_first_and_each_shared_stack_is_one(
     times = tmp_path / "longest.txt"
     times.write_text("# seconds group\n40 pairs\n30 stack\n20 test_own.py\n")
     monkeypatch.setattr("tests.order.RECORDED", times)
-    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeconftest(ORDERED)
     pytester.makepyfile(test_a=SHARING, test_b=SHARING, test_own=OWN)
     run = pytester.inline_run("--collect-only")
@@ -74,10 +74,10 @@ def test_a_shared_stack_is_started_by_one_worker_alone(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     pytester.makeconftest(ORDERED + SPREAD)
     pytester.makepyfile(**{f"test_{name}": "def test_shares(stack): pass\n" for name in "abcd"})
-    run = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "2", "--dist", "loadgroup")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    run = pytester.runpytest_subprocess("-p", "xdist.plugin", "-n", "2", "--dist", "loadgroup")
     run.assert_outcomes(passed=4)
     assert len((pytester.path / "started").read_text().split()) == 1
 

@@ -38,8 +38,8 @@ def test_starts_nothing():
 
 
 def counted(pytester: pytest.Pytester, record: Path, *arguments: str) -> dict[str, list[int]]:
-    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     pytester.makepyfile(test_it=TESTS)
+    pytester._monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.inline_run(
         "-p", "tests.stress.rounds", "--rounds", "3", "--rounds-record", str(record), *arguments
     )

@@ -1,9 +1,8 @@
-"""One checkpoint, as diffusers runs it and as the denoiser does: edits and what they end with."""
+"""One checkpoint in float64, as diffusers runs it and as the denoiser does: edits and what they end with."""
 
 from __future__ import annotations
 
 import json
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL, FluxFillPipeline, FluxImg2ImgPipeline, FluxInpaintPipeline, FluxPipeline
+from diffusers import AutoencoderKL, FluxFillPipeline, FluxInpaintPipeline, FluxPipeline
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
@@ -48,7 +47,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint in one dtype, as diffusers has it and as the denoiser loaded it from disk."""
+    """A checkpoint, as diffusers has it and as the denoiser loaded it from disk."""
 
     pipeline: Any
     checkpoint: Checkpoint
@@ -58,15 +57,7 @@ class Model:
         return self.checkpoint.family.dtype
 
 
-@dataclass(frozen=True)
-class Models:
-    """One checkpoint in two dtypes."""
-
-    single: Model
-    double: Model
-
-
-def make_models(folder: Path, *, fill: bool = False, guidance: bool = True) -> Models:
+def make_model(folder: Path, *, fill: bool = False, guidance: bool = True) -> Model:
     torch.manual_seed(1)
     autoencoder: Any = AutoencoderKL
     vae = autoencoder(
@@ -93,13 +84,8 @@ def make_models(folder: Path, *, fill: bool = False, guidance: bool = True) -> M
     pipeline.save_pretrained(folder)
     (folder / "tokenizer_2").mkdir()
     (folder / "tokenizer_2" / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 48}))
-    return Models(loaded(pipeline, folder, torch.float32), loaded(pipeline, folder, torch.float64))
-
-
-def loaded(pipeline: Any, folder: Path, dtype: torch.dtype) -> Model:
-    own = deepcopy(pipeline).to(dtype)
-    own.set_progress_bar_config(disable=True)
-    return Model(own, load(folder, dtype=dtype, device=CPU))
+    pipeline.to(torch.float64).set_progress_bar_config(disable=True)
+    return Model(pipeline, load(folder, dtype=torch.float64, device=CPU))
 
 
 def picture_and_mask(edit: Edit) -> tuple[Image.Image, Image.Image]:
@@ -125,18 +111,13 @@ def diffusers_latent(model: Model, edit: Edit) -> Tensor:
 
 def generated_latent(model: Model, edit: Edit) -> Tensor:
     """(tokens, 64): what the text-to-image pipeline of the checkpoint ends with."""
-    return _run(_sibling(model, FluxPipeline), model, edit)
+    return _run(_generating(model), model, edit)
 
 
-def repainted_latent(model: Model, edit: Edit) -> Tensor:
-    """(tokens, 64): what the image-to-image pipeline of the checkpoint ends with."""
-    picture, _ = picture_and_mask(edit)
-    return _run(_sibling(model, FluxImg2ImgPipeline), model, edit, image=picture, strength=edit.strength)
-
-
-def _sibling(model: Model, kind: Any) -> Any:
-    """Another pipeline over the same modules."""
+def _generating(model: Model) -> Any:
+    """The text-to-image pipeline over the same modules."""
     parts = ("scheduler", "vae", "transformer", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
+    kind: Any = FluxPipeline
     made = kind(**{name: getattr(model.pipeline, name) for name in parts})
     made.set_progress_bar_config(disable=True)
     return made
@@ -186,9 +167,7 @@ def conditioning(model: Model, edit: Edit) -> dict[str, Tensor]:
 def noise(model: Model, edit: Edit) -> dict[str, Tensor]:
     """The tensors of a generated row, drawn by the text-to-image pipeline."""
     generator = torch.Generator().manual_seed(edit.seed)
-    drawn, _ = _sibling(model, FluxPipeline).prepare_latents(
-        1, 16, edit.height, edit.width, model.dtype, CPU, generator
-    )
+    drawn, _ = _generating(model).prepare_latents(1, 16, edit.height, edit.width, model.dtype, CPU, generator)
     return {"noise": drawn[0]}
 
 
@@ -234,13 +213,3 @@ def cached_latent(
         skipped += [] if report.sample is None else [report.sample.skipped_blocks]
     assert latent is not None
     return latent, skipped
-
-
-@torch.inference_mode()
-def decoded(model: Model, edit: Edit, latent: Tensor) -> Tensor:
-    """(3, height, width) in 0..1, as the pipeline decodes it."""
-    pipe = model.pipeline
-    unpacked = pipe._unpack_latents(latent[None], edit.height, edit.width, pipe.vae_scale_factor)
-    picture = pipe.vae.decode(unpacked / pipe.vae.config.scaling_factor + pipe.vae.config.shift_factor).sample
-    result: Tensor = pipe.image_processor.postprocess(picture, output_type="pt")
-    return result[0]

@@ -19,13 +19,13 @@ from giornata_denoiser.families import preview_map
 from giornata_denoiser.families.preview_map import board
 from giornata_denoiser.families.sampling.schedules import flow_scheduler_config
 from giornata_lab.bench.compute import tiny_flux
-from tests.integration.denoiser.oracle import Models
+from tests.integration.denoiser.oracle import Model
 
 
-def test_the_checkpoint_knows_its_family(inpaint: Models, fill: Models) -> None:
-    assert inpaint.single.checkpoint.card.family == families.Family.FLUX_INPAINT
-    assert fill.single.checkpoint.card.family == families.Family.FLUX_FILL
-    assert fill.single.checkpoint.family.network.conditioning == {
+def test_the_checkpoint_knows_its_family(inpaint: Model, fill: Model) -> None:
+    assert inpaint.checkpoint.card.family == families.Family.FLUX_INPAINT
+    assert fill.checkpoint.card.family == families.Family.FLUX_FILL
+    assert fill.checkpoint.family.network.conditioning == {
         "noise": 64,
         "image_latents": 64,
         "masked_image_latents": 64,
@@ -33,13 +33,13 @@ def test_the_checkpoint_knows_its_family(inpaint: Models, fill: Models) -> None:
     }
 
 
-def test_the_checkpoint_shows_latents_by_its_own_autoencoder(inpaint: Models) -> None:
-    seen, vae = inpaint.single.checkpoint.preview_map, inpaint.single.pipeline.vae
+def test_the_checkpoint_shows_latents_by_its_own_autoencoder(inpaint: Model) -> None:
+    seen, vae = inpaint.checkpoint.preview_map, inpaint.pipeline.vae
     with torch.inference_mode():
-        latents = vae.encode(2 * board() - 1).latent_dist.mode()
+        latents = vae.encode(2 * board().double() - 1).latent_dist.mode()
         latents = (latents - vae.config.shift_factor) * vae.config.scaling_factor
         assert seen is not None
-        shown = seen(latents[0]).permute(2, 0, 1) / 255
+        shown = seen(latents[0].float()).permute(2, 0, 1) / 255
     truth = torch.nn.functional.adaptive_avg_pool2d(board(), (64, 64))[0]
     constant = truth.mean((1, 2), keepdim=True)
     # Random weights keep little of a picture; a map of other latents (unscaled, mixed up) is worse than one colour.
@@ -61,7 +61,7 @@ def test_previews_see_through_other_kinds_of_autoencoders(
     with torch.inference_mode():
         latents = how.normalised(vae, how.posterior(vae, 2 * small - 1).latent_dist.mode())
         assert seen is not None
-        shown = seen(latents[0]).permute(2, 0, 1) / 255
+        shown = seen(latents[0].float()).permute(2, 0, 1) / 255
     truth = torch.nn.functional.adaptive_avg_pool2d(small, (16, 16))[0]
     constant = truth.mean((1, 2), keepdim=True)
     assert (shown - truth).square().mean() < 0.95 * (constant - truth).square().mean()

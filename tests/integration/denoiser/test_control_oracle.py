@@ -20,7 +20,7 @@ from tests.integration.denoiser.controls import (
     opened,
     wrapped,
 )
-from tests.integration.denoiser.oracle import Edit, Models, conditioning, diffusers_latent, engine_latent
+from tests.integration.denoiser.oracle import Edit, Model, conditioning, diffusers_latent, engine_latent
 
 TOLERANCE = 1e-5
 EDIT = Edit(steps=4)
@@ -47,14 +47,14 @@ def use(card: Any, scale: float = 0.7, first: int = 0, end: int = 4, mode: int |
     ],
 )
 def test_a_row_equals_the_pipeline(
-    inpaint: Models,
+    inpaint: Model,
     tmp_path: Path,
     edit: Edit,
     shape: tuple[int, int],
     how: dict[str, Any],
     acts: dict[str, int],
 ) -> None:
-    model = inpaint.double
+    model = inpaint
     made = net(*shape).double()
     theirs, caught = inpainted(model, edit, [made], how)
     loaded = opened(made, tmp_path / "net", torch.float64)
@@ -64,8 +64,8 @@ def test_a_row_equals_the_pipeline(
     assert (mine - plain).abs().max() > 1000 * TOLERANCE, "the ControlNet is seen"
 
 
-def test_a_union_equals_the_pipeline_in_each_mode(inpaint: Models, tmp_path: Path) -> None:
-    model, made = inpaint.double, net(2, 1, num_mode=3).double()
+def test_a_union_equals_the_pipeline_in_each_mode(inpaint: Model, tmp_path: Path) -> None:
+    model, made = inpaint, net(2, 1, num_mode=3).double()
     loaded = opened(made, tmp_path / "net", torch.float64)
     found = []
     for mode in (0, 2):
@@ -77,9 +77,9 @@ def test_a_union_equals_the_pipeline_in_each_mode(inpaint: Models, tmp_path: Pat
     assert (found[0] - found[1]).abs().max() > 100 * TOLERANCE
 
 
-def test_a_net_that_embeds_pixels_itself_equals_the_pipeline(inpaint: Models, tmp_path: Path) -> None:
+def test_a_net_that_embeds_pixels_itself_equals_the_pipeline(inpaint: Model, tmp_path: Path) -> None:
     """XLabs' ControlNets do so: no autoencoder sees the control image, and blocks take samples in turns."""
-    model = inpaint.double
+    model = inpaint
     made = net(2, 1, conditioning_embedding_channels=tiny_flux.LATENT // 4, patch_size=2).double()
     theirs, caught = inpainted(model, EDIT, [made], USUAL)
     assert caught.images[0].shape == (3, EDIT.height, EDIT.width)
@@ -90,8 +90,8 @@ def test_a_net_that_embeds_pixels_itself_equals_the_pipeline(inpaint: Models, tm
     assert (mine - plain).abs().max() > 1000 * TOLERANCE, "the ControlNet is seen"
 
 
-def test_two_nets_are_summed(inpaint: Models, tmp_path: Path) -> None:
-    model = inpaint.double
+def test_two_nets_are_summed(inpaint: Model, tmp_path: Path) -> None:
+    model = inpaint
     made = [net(2, 1, seed=seed).double() for seed in range(2)]
     how: dict[str, Any] = {
         "controlnet_conditioning_scale": [0.7, 0.4],
@@ -106,8 +106,8 @@ def test_two_nets_are_summed(inpaint: Models, tmp_path: Path) -> None:
     torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
 
 
-def test_rows_with_and_without_share_steps(inpaint: Models, tmp_path: Path) -> None:
-    model, other = inpaint.double, Edit(steps=3, width=48, height=80)
+def test_rows_with_and_without_share_steps(inpaint: Model, tmp_path: Path) -> None:
+    model, other = inpaint, Edit(steps=3, width=48, height=80)
     made = net(2, 1).double()
     loaded = opened(made, tmp_path / "net", torch.float64)
     theirs, caught = inpainted(model, EDIT, [made], USUAL)
@@ -133,7 +133,7 @@ def test_a_row_equals_a_pipeline_whose_transformer_is_wrapped(
     request: pytest.FixtureRequest, tmp_path: Path, models: str, edit: Edit
 ) -> None:
     """Fill; and guidance, where the negative half gets the positive's samples, as in `FluxControlNetPipeline`."""
-    model = request.getfixturevalue(models).double
+    model = request.getfixturevalue(models)
     made = net(2, 1, guidance_embeds=models == "fill").double()
     caught = Caught()
     caught.conditioning = conditioning(model, edit)

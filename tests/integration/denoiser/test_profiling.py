@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from giornata.wire.errors import Failed
 from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint, load, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.profiling import fitting
 from giornata_denoiser.profiling import ranks as members
 from giornata_denoiser.profiling.__main__ import ProfilerConfig, run
 from giornata_denoiser.profiling.fitting import profile_of
@@ -24,9 +25,13 @@ from giornata_denoiser.profiling.ranks import ProfilerRanks
 from tests.forked_processes import FORKS
 
 
-@pytest.fixture(autouse=True)
-def _forked_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "get_context", lambda _: FORKS)
+@pytest.fixture(autouse=True, scope="module")
+def _quick() -> Iterator[None]:
+    """Members are forked, and each step is measured once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(members, "get_context", lambda _: FORKS)
+        patch.setattr(fitting, "QUICK_ROUNDS", 1)
+        yield
 
 
 def whole(checkpoint: Checkpoint, tokens: int) -> StepWork:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +23,7 @@ from giornata_controlnet.resident_nets import read_cards
 from giornata_controlnet.service import ControlNetService
 from giornata_denoiser.choices import ControlNetExecutor
 from tests import configs
+from tests.forked_programs import program
 from tests.integration.controlnet.bench import CPU
 from tests.integration.controlnet.gate import Gate, HeldNets
 from tests.integration.denoiser.bench import STEPS, Bench, Worker
@@ -173,7 +172,7 @@ async def test_a_row_that_waits_for_an_instance_holds_up_nobody(
 
 
 async def test_a_killed_instance_is_replaced_by_another(
-    bench: Bench, use: ControlUse, folder: Path, pictures: dict[str, torch.Tensor]
+    bench: Bench, use: ControlUse, folder: Path, pictures: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     here = await made_here(bench, folder, use, pictures)
     config = configured(bench, folder, "killed")
@@ -181,10 +180,7 @@ async def test_a_killed_instance_is_replaced_by_another(
         f"GIORNATA_{name.upper()}": str(value)
         for name, value in config.model_dump(include=config.model_fields_set).items()
     }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "giornata_controlnet", env={**os.environ, **given}
-    )
-    try:
+    async with program("giornata_controlnet", env=given, log=tmp_path / "log") as process:
         await heard(bench, "killed")
         async with bench.worker(permits=2) as worker:
             request = await alike(bench, worker, use)
@@ -197,10 +193,6 @@ async def test_a_killed_instance_is_replaced_by_another(
                 await bench.report()
                 (there,) = await bench.latents(request)
         assert gate.forwards
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
     torch.testing.assert_close(there, here, atol=ATOL, rtol=0)
 
 
@@ -225,7 +217,7 @@ async def test_a_late_instance_is_given_up(
 async def test_without_any_instance_left_the_row_is_handed_back_where_it_is(
     bench: Bench, use: ControlUse, folder: Path
 ) -> None:
-    async with bench.worker(control_open_s=8.0) as worker:
+    async with bench.worker(control_open_s=8.0, control_late_s=HUNG_S) as worker:
         async with instance(bench, folder, "only") as gate:
             gate.hold()
             gate.permits.release(1)

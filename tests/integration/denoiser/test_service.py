@@ -5,19 +5,14 @@ from __future__ import annotations
 import asyncio
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
-from giornata.planning.batch_plans import plan_each_alone
-from giornata.planning.block_plans import uniform_modes
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.messages import PREVIEW_BYTES, RunAnswer
-from giornata.wire.values import BlockMode
 from giornata.wire.workers import HostDevice, StepSample
-from giornata_denoiser import tuning
 from tests.fakes.profiles import PROFILE
 from tests.integration.denoiser.bench import GRID, STEPS, WAIT_S, Bench, taken
 
@@ -183,23 +178,3 @@ async def test_a_template_may_be_recorded_before_its_first_edit_and_outlives_its
     async with bench.worker(template_policy="off", template_folder=tmp_path, renew_steps=0) as worker:
         assert await bench.edited(worker, reuse="strict") == 1
         assert await bench.edited(worker, reuse="auto") == 12
-
-
-async def test_hit_and_miss_begin_from_the_same_noise(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with bench.worker(template_policy="off") as worker:
-        request = await bench.job(worker, reuse="auto", painted=[0], steps=2)
-        await bench.run(worker, request)
-        await bench.report()
-        (missed,) = await bench.latents(request)
-    options: dict[str, Any] = {"template_policy": "inline", "template_bits": 0, "template_correction": False}
-    monkeypatch.setattr(
-        tuning, "plan_batch", plan_each_alone(uniform_modes(BlockMode.KV))
-    )  # follows no loads
-    async with bench.worker(**options) as worker:
-        request = await bench.job(worker, reuse="strict", painted=[0], steps=2)
-        await bench.run(worker, request)
-        await bench.report()
-        (hit,) = await bench.latents(request)
-    torch.testing.assert_close(hit[1:], missed[1:], atol=1e-5, rtol=0)  # outside, the template
-    assert not torch.equal(hit[0], missed[0])  # the template run has the empty prompt
-    assert (hit[0] - missed[0]).abs().max() < 0.5

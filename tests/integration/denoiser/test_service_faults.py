@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from giornata.families import Family
 from giornata.wire import subjects
 from giornata.wire.errors import InternalError
 from giornata.wire.messages import CancelRows, Epoch, RunAnswer
+from tests.forked_programs import program
 from tests.integration.denoiser.bench import STEPS, WAIT_S, Bench, taken
 from tests.patience import HUNG_S
 
@@ -205,17 +204,9 @@ async def test_a_process_whose_model_cannot_compute_never_serves(
     spoilt["proj_out.weight"].fill_(torch.nan)
     safetensors.torch.save_file(spoilt, weights, metadata={"format": "pt"})
     flags = ("--model", str(tmp_path / "tiny"), "--device", "cpu")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "giornata_denoiser", *flags),
-        env={**os.environ, "GIORNATA_NATS_URL": nats_url, "GIORNATA_BLOBS_URL": redis_url},
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        _, errors = await asyncio.wait_for(process.communicate(), HUNG_S)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 1
-    assert "cannot compute a picture" in errors.decode()
-    assert "Traceback" not in errors.decode()
+    env, log = {"GIORNATA_NATS_URL": nats_url, "GIORNATA_BLOBS_URL": redis_url}, tmp_path / "log"
+    async with program("giornata_denoiser", *flags, env=env, log=log) as process:
+        assert await asyncio.wait_for(process.wait(), HUNG_S) == 1
+    told = log.read_text()
+    assert "cannot compute a picture" in told
+    assert "Traceback" not in told

@@ -16,7 +16,6 @@ from tests.fakes.step_caches import taylor
 from tests.integration.denoiser.oracle import (
     Edit,
     Model,
-    Models,
     cached_latent,
     conditioning,
     diffusers_latent,
@@ -63,9 +62,9 @@ def in_lite_mode(rule: TaylorRule, dtype: torch.dtype) -> TaylorSeerCacheConfig:
     ],
 )
 def test_taylorseer_equals_diffusers(
-    inpaint: Models, fill: Models, edit: Edit, rule: TaylorRule, *, fills: bool
+    inpaint: Model, fill: Model, edit: Edit, rule: TaylorRule, *, fills: bool
 ) -> None:
-    model = (fill if fills else inpaint).double
+    model = fill if fills else inpaint
     mine, steps = cached_latent(model, edit, conditioning(model, edit), rule)
     theirs = edited(model, edit, in_lite_mode(rule, model.dtype))
     torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
@@ -80,8 +79,8 @@ def test_taylorseer_equals_diffusers(
     assert (mine - exact).abs().max() > 100 * TOLERANCE, "the cache changes nothing"
 
 
-def test_both_sequences_of_guidance_have_a_cache_of_their_own(inpaint: Models) -> None:
-    edit, model, rule = Edit(steps=20, true_cfg_scale=2.5), inpaint.double, taylor(4, 1, 3)
+def test_both_sequences_of_guidance_have_a_cache_of_their_own(inpaint: Model) -> None:
+    edit, model, rule = Edit(steps=20, true_cfg_scale=2.5), inpaint, taylor(4, 1, 3)
     mine, _ = cached_latent(model, edit, noise(model, edit), rule)
     with caching(model, in_lite_mode(rule, model.dtype)):
         theirs = generated_latent(model, edit)

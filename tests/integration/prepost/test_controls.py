@@ -1,10 +1,13 @@
-"""What ControlNets see, and when it is drawn: as in the pipelines of diffusers, caught where they call a ControlNet."""
+"""What ControlNets of Flux see, and when it is drawn: as in diffusers' pipelines, caught where they call a ControlNet.
+
+Those of other families are held to their pipelines by the conformance suite.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,19 +17,11 @@ import numpy as np
 import pytest
 import torch
 from diffusers import (
-    ControlNetModel,
     FluxControlNetInpaintPipeline,
     FluxControlNetModel,
     FluxControlNetPipeline,
     FluxMultiControlNetModel,
-    SD3ControlNetModel,
-    SD3MultiControlNetModel,
-    StableDiffusion3ControlNetInpaintingPipeline,
-    StableDiffusion3ControlNetPipeline,
-    StableDiffusionControlNetInpaintPipeline,
-    StableDiffusionXLControlNetInpaintPipeline,
 )
-from diffusers.models.controlnets.multicontrolnet import MultiControlNetModel
 from PIL import Image
 from torch import Tensor
 
@@ -43,24 +38,9 @@ from tests.integration.prepost.oracle import PROMPT, SIZE, mask, picture
 SEED = 3
 CPU = torch.device("cpu")
 IMAGES = np.random.default_rng(8).integers(0, 256, (2, SIZE.height, SIZE.width, 3), np.uint8)
-PIPELINES: Mapping[Family, tuple[Any, Any]] = {
-    Family.FLUX_INPAINT: (FluxControlNetInpaintPipeline, FluxMultiControlNetModel),
-    Family.SD3: (StableDiffusion3ControlNetPipeline, SD3MultiControlNetModel),
-    Family.SD: (StableDiffusionControlNetInpaintPipeline, MultiControlNetModel),
-    Family.SDXL: (StableDiffusionXLControlNetInpaintPipeline, MultiControlNetModel),
-}
 Checkpoint = Callable[[Family], Path]
 opened = cache(oracle.opened)
 """A pipeline gives its parts to others, which change none of them."""
-
-
-def tokens(latents: Tensor, side: int) -> Tensor:
-    """(1, channels, h, w) cut into tokens one by one; latents that the pipeline has packed are tokens already."""
-    if latents.ndim == 3:
-        return latents[0]
-    height, width = latents.shape[-2:]
-    corners = [(y, x) for y in range(0, height, side) for x in range(0, width, side)]
-    return torch.stack([latents[0, :, y : y + side, x : x + side].flatten() for y, x in corners])
 
 
 class Reached(Exception):
@@ -77,30 +57,19 @@ class Caught:
     generator: Tensor
 
 
-def nets(family: Family, pipeline: Any, **options: Any) -> list[Any]:
-    """Two ControlNets of a family; they are called and compute nothing."""
+def nets(pipeline: Any, **options: Any) -> list[Any]:
+    """Two ControlNets; they are called and compute nothing."""
     torch.manual_seed(1)
-    if family is Family.FLUX_INPAINT:
-        config = {**pipeline.transformer.config, "num_layers": 1, "num_single_layers": 0}
-        shape = {k: v for k, v in config.items() if k not in {"out_channels", "patch_size"} and k[0] != "_"}
-        return [FluxControlNetModel(**shape | options) for _ in range(2)]
-    if family is Family.SD3:
-        config = {
-            **pipeline.transformer.config,
-            "num_layers": 1,
-            "dual_attention_layers": (),
-            "qk_norm": None,
-        }
-        shape = {k: v for k, v in config.items() if k[0] != "_"}
-        return [SD3ControlNetModel(**shape | options) for _ in range(2)]
-    return [ControlNetModel.from_unet(pipeline.unet) for _ in range(2)]
+    config = {**pipeline.transformer.config, "num_layers": 1, "num_single_layers": 0}
+    shape = {k: v for k, v in config.items() if k not in {"out_channels", "patch_size"} and k[0] != "_"}
+    return [FluxControlNetModel(**shape | options) for _ in range(2)]
 
 
 def caught(kind: Any, pipeline: Any, controlnet: Any, **asked: Any) -> Caught:
     """Up to the first call of the ControlNet, with the row's seed for its own generator and for torch's."""
     taken = inspect.signature(kind.__init__).parameters
     components = {name: part for name, part in pipeline.components.items() if name in taken}
-    whole = kind(**components, **_unasked(kind), controlnet=controlnet)
+    whole = kind(**components, controlnet=controlnet)
     found, generator = Caught([], None, torch.empty(0)), torch.Generator().manual_seed(SEED)
     prepare = whole.prepare_latents
 
@@ -124,14 +93,10 @@ def caught(kind: Any, pipeline: Any, controlnet: Any, **asked: Any) -> Caught:
     return found
 
 
-def _unasked(kind: Any) -> dict[str, Any]:
-    """What one kind of pipeline demands beside components."""
-    return {"requires_safety_checker": False} if kind is StableDiffusionControlNetInpaintPipeline else {}
-
-
-def asked_of(family: Family, images: list[Image.Image]) -> dict[str, Any]:
-    edit = {"image": Image.fromarray(picture()), "mask_image": Image.fromarray(mask()), "strength": 1.0}
-    return {"control_image": images} | ({} if family is Family.SD3 else edit)
+def edit(control_image: Any) -> dict[str, Any]:
+    """An edit's arguments."""
+    shown = {"image": Image.fromarray(picture()), "mask_image": Image.fromarray(mask())}
+    return {**shown, "control_image": control_image, "strength": 1.0}
 
 
 @cache
@@ -150,46 +115,22 @@ def controlled(
     return made.shared, list(rows)
 
 
-@pytest.mark.parametrize("family", PIPELINES)
-def test_two_control_images_are_seen_and_drawn_as_in_diffusers(
-    family: Family, tiny_checkpoint: Checkpoint
-) -> None:
-    pipeline = opened(tiny_checkpoint(family))
-    kind, multi = PIPELINES[family]
-    options = {"force_zeros_for_pooled_projection": False} if family is Family.SD3 else {}
-    both = multi(nets(family, pipeline, **options))
-    found = caught(
-        kind,
-        pipeline,
-        both,
-        **asked_of(family, [Image.fromarray(one) for one in IMAGES]),
-        controlnet_conditioning_scale=[1.0, 1.0],
+def test_two_control_images_are_seen_and_drawn_as_in_diffusers(tiny_checkpoint: Checkpoint) -> None:
+    folder = tiny_checkpoint(Family.FLUX_INPAINT)
+    pipeline = opened(folder)
+    both: Any = FluxMultiControlNetModel(nets(pipeline))
+    images = [Image.fromarray(one) for one in IMAGES]
+    how = {**edit(images), "controlnet_conditioning_scale": [1.0, 1.0]}
+    found = caught(FluxControlNetInpaintPipeline, pipeline, both, **how)
+    model = model_of(Family.FLUX_INPAINT, folder)
+    shared, (row,) = controlled(
+        model, control_input({"_class_name": "FluxControlNetModel", **both.nets[0].config})
     )
-    model = model_of(family, tiny_checkpoint(family))
-    sees = control_input({"_class_name": type(both.nets[0]).__name__, **both.nets[0].config})
-    assert sees is ControlInput.USUAL
-    shared, (row,) = controlled(model, sees)
-    unet = family in {Family.SD, Family.SDXL}
-    assert shared == unet
-    for index, expected in enumerate(found.controls):
-        seen = expected[0] if unet or family is Family.FLUX_INPAINT else tokens(expected, 2)
-        if family is Family.FLUX_INPAINT:
-            assert seen.shape == row["noise"].shape
-        torch.testing.assert_close(row[f"control_{index}"], seen, rtol=1e-5, atol=1e-5)
-    side = model.card.token_latents
-    if (
-        family is Family.SD3
-    ):  # that pipeline makes pictures of text: its noise is drawn first from its generator
-        (drawn,) = model.noise_rows(SIZE, [SEED])
-        torch.testing.assert_close(drawn["noise"], tokens(found.prepared, side), rtol=1e-5, atol=1e-5)
-        return
-    noise, latents = found.prepared[1], found.prepared[2] if len(found.prepared) > 2 else None
-    torch.testing.assert_close(
-        row["noise"], tokens(noise, side) if noise.ndim == 4 else noise[0], rtol=1e-5, atol=1e-5
-    )
-    if latents is not None:
-        expected = tokens(latents, side) if latents.ndim == 4 else latents[0]
-        torch.testing.assert_close(row["image_latents"], expected, rtol=1e-5, atol=1e-5)
+    assert not shared
+    wanted = {f"control_{index}": each[0] for index, each in enumerate(found.controls)}
+    wanted |= {"noise": found.prepared[1][0], "image_latents": found.prepared[2][0]}
+    for name, expected in wanted.items():
+        torch.testing.assert_close(row[name], expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(row["generator"], found.generator)
 
 
@@ -197,7 +138,7 @@ def test_a_generation_of_flux_draws_its_control_image_before_its_noise(tiny_chec
     family = Family.FLUX_INPAINT
     pipeline = opened(tiny_checkpoint(family))
     found = caught(
-        FluxControlNetPipeline, pipeline, nets(family, pipeline)[0], control_image=Image.fromarray(IMAGES[0])
+        FluxControlNetPipeline, pipeline, nets(pipeline)[0], control_image=Image.fromarray(IMAGES[0])
     )
     model = model_of(family, tiny_checkpoint(family))
     assert isinstance(model, GeneratingModel)
@@ -211,38 +152,18 @@ def test_a_generation_of_flux_draws_its_control_image_before_its_noise(tiny_chec
 def test_xlabs_controlnets_see_pixels_and_draw_nothing(tiny_checkpoint: Checkpoint) -> None:
     family = Family.FLUX_INPAINT
     pipeline = opened(tiny_checkpoint(family))
-    (net, _) = nets(family, pipeline, conditioning_embedding_channels=16)
+    (net, _) = nets(pipeline, conditioning_embedding_channels=16)
     found = caught(
         FluxControlNetInpaintPipeline,
         pipeline,
         net,
-        **asked_of(family, Image.fromarray(IMAGES[0])),  # type: ignore[arg-type]  # one ControlNet takes one
+        **edit(Image.fromarray(IMAGES[0])),
     )
     model = model_of(family, tiny_checkpoint(family))
     shared, (row,) = controlled(model, control_input({"_class_name": "FluxControlNetModel", **net.config}))
     assert shared
     torch.testing.assert_close(row["control_0"], found.controls[0][0], rtol=1e-5, atol=1e-5)
     assert torch.equal(row["generator"], found.generator)
-
-
-@pytest.mark.parametrize("sees", [ControlInput.UNSHIFTED, ControlInput.MASKED])
-def test_sd3_controlnets_of_other_inputs(sees: ControlInput, tiny_checkpoint: Checkpoint) -> None:
-    pipeline = opened(tiny_checkpoint(Family.SD3))
-    masked = sees is ControlInput.MASKED
-    (net, _) = nets(Family.SD3, pipeline, **({"extra_conditioning_channels": 1} if masked else {}))
-    assert control_input({"_class_name": "SD3ControlNetModel", **net.config}) is sees
-    kind = StableDiffusion3ControlNetInpaintingPipeline if masked else StableDiffusion3ControlNetPipeline
-    asked = {"control_mask": Image.fromarray(mask())} if masked else {}
-    found = caught(kind, pipeline, net, control_image=Image.fromarray(IMAGES[0]), **asked)
-    model = model_of(Family.SD3, tiny_checkpoint(Family.SD3))
-    shared, (row,) = controlled(model, sees)
-    assert not shared
-    assert found.controls[0].shape[1] == 16 + masked
-    torch.testing.assert_close(row["control_0"], tokens(found.controls[0], 2), rtol=1e-5, atol=1e-5)
-    plain = next(model.encode_rows(picture(), mask(), [SEED], draws=True))
-    assert all(torch.equal(row[name], plain[name]) for name in plain), (
-        "a row draws the same without control images"
-    )
 
 
 @pytest.mark.parametrize("family", [Family.FLUX_INPAINT, Family.SD3])

@@ -83,7 +83,10 @@ def test_prompts_are_encoded_alike_beside_a_device(
     assert beside.pipeline.vae.device == META
 
 
-@pytest.mark.parametrize(("name", "mean", "most"), [("yardstick", 0.5, 5.0), ("fresco", 9.0, 64.0)])
+@pytest.mark.parametrize(
+    ("name", "mean", "most"),
+    [("yardstick", 0.5, 5.0), pytest.param("fresco", 9.0, 64.0, marks=pytest.mark.long)],
+)
 def test_tiles_change_a_picture_by_no_more_than_is_told(name: str, mean: float, most: float) -> None:
     """Levels of 255. Norms see a tile in place of the picture, which fresco minds, at twice its training's size."""
     vae = AutoencoderKL.from_pretrained(ROOT / "deploy" / "model" / name / "vae").eval()

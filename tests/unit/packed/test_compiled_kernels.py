@@ -29,26 +29,20 @@ WIDE = {
 """Loads of 16 bytes."""
 
 
-CAPABILITIES = ("80", "90", "120")
+CAPABILITIES = (pytest.param("80", marks=pytest.mark.long), "90", pytest.param("120", marks=pytest.mark.long))
 
 
-@pytest.fixture(scope="module")
-def compiled() -> dict[str, dict[str, Any]]:
-    """By capability: what one process has compiled."""
+@pytest.fixture(scope="module", params=CAPABILITIES, ids="sm_{}".format)
+def kernels(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """By kernel and shape: what the compiler made of it for a capability."""
     if find_spec("triton") is None:
         pytest.skip("there is no Triton for this platform")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.unit.packed.compiled_kernels", *CAPABILITIES]
+    command = [sys.executable, "-m", "tests.unit.packed.compiled_kernels", request.param]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told: dict[str, dict[str, Any]] = json.loads(done.stdout)
-    return told
-
-
-@pytest.fixture(params=CAPABILITIES, ids="sm_{}".format)
-def kernels(compiled: dict[str, dict[str, Any]], request: pytest.FixtureRequest) -> dict[str, Any]:
-    """By kernel and shape: what the compiler made of it for a capability."""
-    return compiled[request.param]
+    return told[request.param]
 
 
 def test_kernels_keep_all_they_compute_in_few_registers(kernels: dict[str, Any]) -> None:

@@ -170,26 +170,6 @@ def test_placement_is_the_same_after_one_fresh_message_of_each_worker(
     assert lost == [world.held.keys()] * 2
 
 
-def test_an_attempt_that_is_taken_up_again_counts_again() -> None:
-    known = Placement()
-    known.observe(worker("d1", row("j", 1, STEPS), capacity=1), 0)
-    for _ in range(2):
-        known.assign("j", 1, "d1", DEMAND, 0)
-        assert not known.has_room(DEMAND)
-        known.release("j", 1)
-        assert known.has_room(DEMAND)
-
-
-def test_a_late_message_does_not_bring_back_what_was_reported() -> None:
-    known = Placement()
-    known.observe(worker("d1", capacity=1), 0)
-    known.assign("j", 1, "d1", DEMAND, 0)
-    known.release("j", 1)
-    for state in (worker("d1", row("j", 1, STEPS), capacity=1), worker("d1", capacity=1)) * 2:
-        known.observe(state, 1)
-        assert known.has_room(DEMAND)
-
-
 @st.composite
 def on_the_way(draw: st.DrawFn, most: int = 12) -> tuple[list[int], list[int]]:
     """Numbers of messages as they were sent, and as they arrive."""

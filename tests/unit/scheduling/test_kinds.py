@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.mixture import GaussianMixture
 
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand, RowShape
@@ -87,6 +86,8 @@ def drawn(seed: int, count: int) -> list[Features]:
 
 def test_a_kind_by_stored_parameters_is_scikit_learns() -> None:
     """Beside `predict` of a mixture that is fitted to the same jobs."""
+    from sklearn.mixture import GaussianMixture  # noqa: PLC0415 - takes a second, of each worker
+
     jobs = drawn(1, 600)
     model = fit_kinds(jobs)
     assert 2 <= model.components <= 8

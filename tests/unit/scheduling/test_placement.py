@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S
 from giornata.scheduling.demand import JobDemand, RowShape
@@ -222,39 +219,6 @@ def stepping(name: str, ms: float) -> ServiceState:
     state = worker(name, row("j", 0, 10))
     assert state.worker is not None
     return state.model_copy(update={"worker": state.worker.model_copy(update={"stepping_ms": ms})})
-
-
-messages = st.lists(
-    st.tuples(st.sampled_from(["d1", "d2"]), st.sets(st.integers(0, 5), max_size=4), st.booleans()),
-    max_size=12,
-)
-
-
-@given(
-    sent=messages, ops=st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=12), order=st.randoms()
-)
-def test_telemetry_that_is_lost_doubled_or_late_never_breaks_the_books(
-    sent: list[tuple[str, set[int], bool]], ops: list[tuple[int, bool]], order: Random
-) -> None:
-    fleet = placement(worker("d1", capacity=3), worker("d2", capacity=3))
-    states = [worker(name, *[row(f"j{i}", 0, 10) for i in jobs], capacity=3) for name, jobs, _ in sent]
-    states += [state for state, (_, _, twice) in zip(list(states), sent, strict=True) if twice]
-    order.shuffle(states)
-    owners: dict[str, str] = {}
-    for index, (job, give) in enumerate(ops):
-        if index < len(states):
-            fleet.observe(states[index], float(index))
-        name = choose(fleet, DEMAND) if give else None
-        if name is not None:
-            fleet.assign(f"j{job}", 1, name, DEMAND, float(index))
-            owners[f"j{job}"] = name
-        elif not give:
-            fleet.release(f"j{job}", 1)
-            owners.pop(f"j{job}", None)
-        assert {job: fleet.worker((job, 1)) for job in owners} == owners
-    silent = fleet.expire(1e6)
-    assert {a.key[0]: a.worker for a in silent} == owners
-    assert choose(fleet, DEMAND) is None
 
 
 def test_a_worker_keeps_the_templates_that_it_told_last() -> None:

@@ -32,9 +32,10 @@ from giornata_denoiser.pool.ranks import LocalRankProcess, RankTimeouts
 from giornata_denoiser.pool.setup import groups_of, loaded, start_ranks
 from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.state import PoolTimes
-from giornata_denoiser.profiling.fitting import calibrate
+from giornata_denoiser.profiling.fitting import profile
 from giornata_denoiser.rows.row import Row
 from giornata_tools.model.random.build import build
+from tests.fakes.profiles import PROFILE
 from tests.patience import HUNG_S
 
 TOLERANCE = 1e-5
@@ -123,13 +124,13 @@ def make_model(
 def profiled(folder: Path, path: Path, degrees: Collection[int], *, halves: bool = False) -> Model:
     """The checkpoint in `folder`, with a profile at `path` in which several devices are quicker, as one would wish."""
     checkpoint = open_checkpoint(DenoiserConfig(model=str(folder), device="cpu"))
-    measured = calibrate(checkpoint, 0)
+    measured = profile(checkpoint, compute=PROFILE.compute, load=PROFILE.load, activation=(4096.0, 4096.0))
     fits = [_quicker(measured, degree) for degree in degrees]
     if halves:
         fits.append(_quicker(measured, 8).model_copy(update={"degree": 2, "halves": True}))
     device = measured.device.rsplit(":", 1)[0] + ": 1"  # as many threads as ranks have
-    profile = measured.model_copy(update={"degrees": tuple(fits), "device": device})
-    path.write_text(profile.model_dump_json())
+    several = measured.model_copy(update={"degrees": tuple(fits), "device": device})
+    path.write_text(several.model_dump_json())
     return Model(folder, path, checkpoint)
 
 
@@ -139,9 +140,9 @@ def open_model(folder: Path) -> Model:
     return Model(folder / "tiny", folder / "profile.json", checkpoint)
 
 
-def _quicker(profile: Profile, degree: int) -> DegreeFit:
-    weights = tuple(weight / degree for weight in profile.compute.weights)
-    return DegreeFit(degree=degree, compute=profile.compute.model_copy(update={"weights": weights}))
+def _quicker(alone: Profile, degree: int) -> DegreeFit:
+    weights = tuple(weight / degree for weight in alone.compute.weights)
+    return DegreeFit(degree=degree, compute=alone.compute.model_copy(update={"weights": weights}))
 
 
 class Walk:
@@ -233,8 +234,8 @@ def running(
 ) -> Iterator[Gathered]:
     """A pool as `config` says."""
     ranks = start_ranks(config, patience)
-    checkpoint, profile = loaded(config, ranks)
-    times = PoolTimes(CostModel.of(profile), checkpoint.family.operations, BlockMode.KV, 8, 10_000)
+    checkpoint, found = loaded(config, ranks)
+    times = PoolTimes(CostModel.of(found), checkpoint.family.operations, BlockMode.KV, 8, 10_000)
     told: queue.Queue[StepReport | Exception] = queue.Queue()
     devices = len(config.device_names)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from giornata.scheduling.degrees.pool import Devices
 from giornata.wire.workers import RankPhase
 from giornata_denoiser.pool.leader import DevicePool
 from giornata_denoiser.pool.ranks import RankTimeouts
+from tests.forked_programs import program
 from tests.integration.denoiser.pool.bench import After, Model, Walk, equal, running, send
 from tests.patience import HUNG_S
 
@@ -67,44 +69,26 @@ def test_a_pool_without_ranks_ends(model: Model) -> None:
         assert taken.export().step == taken.step
 
 
-LEADER = """
-import signal, sys
-from pathlib import Path
-from tests.integration.denoiser.pool.bench import After, open_model, pid, running
-
-def tell(pool):
-    print(pid(pool, 0), pid(pool, 1), flush=True)
-    signal.pause()
-
-model = open_model(Path(sys.argv[1]))
-with running(model.config(2), after=After(6, tell)) as bench:
-    bench.pool.submit([model.row("long", steps=40), model.row("other", steps=40, seed=1)])
-    bench.until_ended(["long"])
-"""
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_nothing_is_left_of_a_pool_whose_leader_is_killed(model: Model) -> None:
+async def test_nothing_is_left_of_a_pool_whose_leader_is_killed(model: Model, tmp_path: Path) -> None:
     """Ranks end with it. What they share has no name, so that it goes with them."""
-    leader = subprocess.Popen(
-        [sys.executable, "-c", LEADER, str(model.folder.parent)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[4],
-    )
-    with leader:
-        try:
-            assert leader.stdout is not None
-            ranks = [int(number) for number in leader.stdout.readline().split()]
-            assert len(ranks) == 2
-            descriptors = [os.pidfd_open(number) for number in ranks]
-            for number in (leader.pid, *ranks):
-                assert (shared := shared_files(number))
-                assert all(name.endswith(" (deleted)") for name in shared), shared
-        finally:
-            leader.kill()
-        for descriptor in descriptors:
-            ended(descriptor)
+    log = tmp_path / "log"
+    leading = program("tests.integration.denoiser.pool.leader", str(model.folder.parent), env={}, log=log)
+    async with leading as leader:
+        async with asyncio.timeout(HUNG_S):
+            told = None
+            while told is None:
+                await asyncio.sleep(0.05)
+                told = re.search(r"^ranks (\d+) (\d+)$", log.read_text(), re.MULTILINE)
+        ranks = [int(number) for number in told.groups()]
+        descriptors = [os.pidfd_open(number) for number in ranks]
+        for number in (leader.pid, *ranks):
+            assert (shared := shared_files(number))
+            assert all(name.endswith(" (deleted)") for name in shared), shared
+        leader.kill()
+        await leader.wait()
+    for descriptor in descriptors:
+        ended(descriptor)
 
 
 def shared_files(process: int) -> list[str]:

@@ -160,10 +160,14 @@ LAUNCHES: Final = {
 }
 """Of one step: an edit that joins and learns, a masked one, and several rows."""
 ROOM: Final = 1.05
+ALIKE: Final = ("flux2", "flux2-klein", "qwen-image-edit")
+"""Families whose blocks are those of another one here."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in ALIKE else []) for name in LAUNCHES]
+)
 def test_a_step_waits_for_nothing_races_with_nothing_and_launches_what_it_did(name: str) -> None:
     pytest.importorskip("triton", reason="there is no Triton for this platform")
     with pretended() as world:
@@ -213,7 +217,7 @@ def launched(world: World) -> set[str]:
     return {name for name, count in world.launches.items() if count}
 
 
-@pytest.mark.parametrize("name", ["flux", "sd3", "qwen-image", "z-image", "unet"])
+@pytest.mark.parametrize("name", ["flux", "sd3", "unet"])
 def test_a_guided_edit_with_a_lora_and_a_controlnet_launches_what_was_rehearsed(name: str) -> None:
     pytest.importorskip("triton", reason="there is no Triton for this platform")
     with pretended() as world:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,14 @@ from torch import Tensor
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import PROMPT_MASK
 from giornata.wire.errors import InternalError, RowPoisoned, SchemaMismatch
+from giornata.wire.models import Sampler
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
+from giornata_denoiser.families.sampling.schedules import DiscreteTime
+from giornata_denoiser.rows.row import Row, Snapshot
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.precision import float32_bound
@@ -277,6 +281,43 @@ def test_a_row_does_not_resume_beyond_its_end() -> None:
     snapshot = replace(tiny_flux.row(of, Spec()).export(), step=4)
     with pytest.raises(SchemaMismatch, match="resumes at a step it does not have"):
         tiny_flux.row(of, Spec(steps=4), resume=snapshot)
+
+
+DISCRETE = DiscreteTime({"_class_name": "EulerDiscreteScheduler", "beta_schedule": "scaled_linear"})
+
+
+def resumed(sampler: Sampler, *states: Tensor | None) -> Row:
+    """A row after one of its steps, with the states that were kept of its sampler."""
+    of = tiny_flux.family()
+    text, tensors = tiny_flux.inputs(of, Spec())
+    track = DISCRETE.track(sampler=sampler, steps=5, strength=1.0, cells=12)
+    how: dict[str, Any] = {
+        "grid": (3, 4),
+        "track": track,
+        "text": text,
+        "conditioning": tensors,
+        "guidance_scale": 3.5,
+    }
+    return build_row(of, RowKey("job", 1, 0), resume=Snapshot(1, tensors["noise"], *states), **how)
+
+
+@pytest.mark.parametrize(
+    ("state", "received"),
+    [
+        (None, "none"),
+        (torch.zeros(16, dtype=torch.uint8), r"\(16,\) torch.uint8"),
+        (torch.Generator().get_state().float(), "float32"),
+        (torch.full_like(torch.Generator().get_state(), 255), "other bytes"),
+    ],
+)
+def test_what_is_no_state_of_a_generator_is_refused(state: Tensor | None, received: str) -> None:
+    with pytest.raises(SchemaMismatch, match=received):
+        resumed(Sampler.EULER_ANCESTRAL, None, state)
+
+
+def test_a_row_does_not_go_on_without_what_its_sampler_remembers() -> None:
+    with pytest.raises(SchemaMismatch, match="memory"):
+        resumed(Sampler.DPMPP_2M)
 
 
 def test_negative_prompt_without_scale_above_one_is_not_computed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -141,8 +142,7 @@ def driven(name: str) -> Loras:
     return Loras(tiny_driven.transformer(name))
 
 
-@pytest.mark.parametrize("alike", [False, True], ids=["unlike", "of one length"])
-@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize(("name", "alike"), list(zip(sorted(FAMILIES), cycle([False, True]), strict=False)))
 def test_driven_rows_equal_peft_alone(name: str, alike: bool) -> None:
     of, loras = tiny_driven.family(name), driven(name)
     specs = [replace(SPECS[0], seed=spec.seed) for spec in SPECS] if alike else SPECS

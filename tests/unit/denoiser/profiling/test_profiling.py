@@ -368,12 +368,6 @@ def test_a_profile_has_a_measured_weight_of_controlnets() -> None:
     assert fit.weights[COMPUTE.index("control")] == pytest.approx(1e3, rel=0.3), "a second each"
 
 
-def test_a_family_without_controlnets_has_the_weight_that_follows_from_linear_layers() -> None:
-    fit = fitted(tiny_driven.family("chroma"))
-    assert fit.derived == ("control",)
-    assert fit.weights[COMPUTE.index("control")] == fit.weights[COMPUTE.index("linear")] > 0
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_random_controlnet_is_of_the_networks_kind_and_freed_afterwards(name: str) -> None:
     of = FAMILIES[name]()
