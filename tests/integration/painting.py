@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from giornata.model_cards import read_model_card
+from giornata.planning.batch_plans import BatchPlanner, plan_batch
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import pack, unpack
 from giornata.wire.models import ModelCard
@@ -23,6 +24,7 @@ from giornata_denoiser.checkpoint import Checkpoint, load, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.adapters import ControlExecutor
 from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row, Snapshot
 from giornata_prepost.checkpoint import FAMILIES, open_model
@@ -151,7 +153,10 @@ def of_generation(card: ModelCard, **fields: Any) -> EditParameters:
 
 
 def ended(
-    checkpoint: Checkpoint, rows: Sequence[Row], controls: ControlExecutor | None = None
+    checkpoint: Checkpoint,
+    rows: Sequence[Row],
+    controls: ControlExecutor | None = None,
+    planner: BatchPlanner = plan_batch,
 ) -> dict[str, Row]:
     """Rows that share their batch, after their last step."""
     ticks = count()
@@ -160,6 +165,7 @@ def ended(
         Capacity(rows=8, tokens=1 << 20),
         lambda: float(next(ticks)),
         controls=controls,
+        reusing=ReuseOptions(planner=planner),
     )
     engine.batch.submit(rows)
     done: dict[str, Row] = {}

@@ -87,14 +87,16 @@ class OwnKeysValues(CachedKV):
 
 
 class EntryRecorder:
-    """Keeps what one forward at a noise level shows of one sequence in so many `blocks`.
+    """Keeps what one forward at a noise level shows of one sequence in so many `blocks`, and the latent's `picture`.
 
     Satisfies :class:`giornata.packed.block_inputs.ActivationRecorder`.
     """
 
-    def __init__(self, level: float, blocks: int, spec: RecordingSpec) -> None:
+    def __init__(self, level: float, blocks: int, spec: RecordingSpec, picture: Tensor | None = None) -> None:
         self._level, self._blocks, self._spec = level, blocks, spec
         self._parts: dict[int, dict[str, StoredTensor]] = {}
+        if picture is not None:
+            self._parts[0] = {"picture": StoredTensor(picture)}
 
     def hidden(self, block: int, hidden: Tensor) -> None:
         """(tokens, inner_dim): the input of `block`."""

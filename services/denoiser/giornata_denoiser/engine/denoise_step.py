@@ -16,7 +16,7 @@ from giornata_denoiser.engine.batch_tensors import BatchTensors
 from giornata_denoiser.engine.step_budget import extrapolated, remember_output
 from giornata_denoiser.engine.step_plan import StepPlan
 from giornata_denoiser.families.protocol import ModelFamily, Network
-from giornata_denoiser.rows.row import NOISE, OUTPUT, STATES, Row, SamplerTable
+from giornata_denoiser.rows.row import NOISE, OUTPUT, STATES, Row
 from giornata_denoiser.rows.step_cache import TaylorExpansion
 
 # The samplers' step of a batch: each row's next states, from its own matrix, its old states, output and
@@ -178,7 +178,7 @@ def denoise_step(
     uses: Sequence[BlockInputs] = (),
     trace: LaneTracer = UNTRACED,
 ) -> StepOutput:
-    """Every row's latent after its next step: outside its region the template's at the row's noise level.
+    """Every row's latent after its next step: outside its region the template run's at the row's noise level.
 
     The assembly is of the same rows, none of them done; for `uses` see :meth:`Network.predict`.
     """
@@ -228,10 +228,10 @@ def _stepped(  # noqa: PLR0917 - all that a step is made of
         if row.next_preview is not None:
             was, predicted = (torch.split(packed, lengths)[index] for packed in (computed, output))
             end = row.track.predicted(was, predicted, row.step)
-            clean[index] = _completed(family, assembly, index, end, row.track, level=row.steps)
+            clean[index] = _completed(family, assembly, index, row, end, row.steps)
     return StepOutput(
         tuple(
-            _completed(family, assembly, index, state.latent, row.track, level=row.step + 1)
+            _completed(family, assembly, index, row, state.latent, row.step + 1)
             for index, (state, row) in enumerate(zip(states, rows, strict=True))
         ),
         tuple(clean),
@@ -267,29 +267,25 @@ def _taken(assembly: BatchTensors, whole: Sequence[Tensor]) -> Tensor:
     return packed if assembly.computed is None else packed.index_select(0, assembly.computed)
 
 
-def _completed(
-    family: ModelFamily,
-    assembly: BatchTensors,
-    index: int,
-    computed: Tensor,
-    track: SamplerTable,
-    *,
-    level: int,
+def _completed(  # noqa: PLR0917 - a row and its parts
+    family: ModelFamily, assembly: BatchTensors, index: int, row: Row, computed: Tensor, level: int
 ) -> Tensor:
     """A row's whole latent, (tokens, channels), from what was computed of it.
 
-    `computed` is (computed, channels), the tokens of its region; `level` is the one of `track` that they are at.
+    `computed` is (computed, channels), the tokens of its region; `level` is the one of its track that they are at.
     """
     region, conditioning = assembly.regions[index], assembly.conditioning[index]
-    generated = "image_latents" not in conditioning
-    if generated or (region is None and not family.network.blends):
+    blends, picture = family.network.blends, conditioning.get("image_latents")
+    if picture is None or (region is None and not blends):
         return computed
-    outside = track.noised(conditioning["image_latents"], conditioning["noise"], level)
+    if not blends and (seen := row.picture_at(level)) is not None:
+        picture = to_device(seen, family.device)
+    outside = row.track.noised(picture, conditioning["noise"], level)
     latent = computed
     if region is not None:
-        latent = outside.clone() if family.network.blends else outside
+        latent = outside.clone() if blends else outside
         latent[region] = computed
-    return blend(latent, outside, conditioning["mask"]) if family.network.blends else latent
+    return blend(latent, outside, conditioning["mask"]) if blends else latent
 
 
 def blend(latent: Tensor, outside: Tensor, mask: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from giornata.packed.block_inputs import BlockInputs, by_sequence
-from giornata.packed.packing import LaneTracer
+from giornata.packed.packing import LaneTracer, to_device
 from giornata.planning.batch_plans import BatchPlanner, plan_batch
 from giornata.planning.operations import (
     NetworkOperations,
@@ -268,7 +268,11 @@ class StepPlanner:
     def _entry(self, row: Row) -> EntryRecorder:
         if row.records is None or self._family.group:
             raise ValueError(f"row {row.key} records nothing, or in a group: one device records alone")
-        return EntryRecorder(row.level, self._family.depth, row.records)
+        picture, device = None, self._family.device
+        if row.background and not self._family.network.blends:
+            latent, noise = (to_device(part, device) for part in (row.latent, row.conditioning["noise"]))
+            picture = row.track.picture(latent, noise, row.step)
+        return EntryRecorder(row.level, self._family.depth, row.records, picture)
 
     def _padding(self) -> OwnKeysValues:
         return OwnKeysValues(None, 0, self._own_bits)

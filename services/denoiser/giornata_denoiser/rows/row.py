@@ -166,6 +166,11 @@ class SamplerTable:
         noised: Tensor = of_noise * noise + of_picture * picture
         return noised
 
+    def picture(self, latent: Tensor, noise: Tensor, level: int) -> Tensor | None:
+        """The inverse of :meth:`noised`; None where a latent holds noise alone."""
+        of_picture, of_noise = self.outside[level].tolist()
+        return (latent - of_noise * noise) / of_picture if of_picture else None
+
     def begun(self, picture: Tensor | None, noise: Tensor, *, whole: bool = False) -> Tensor:
         """Return where a row begins, of equal shape as `noise`.
 
@@ -311,7 +316,8 @@ class Row:
     control_images: tuple[Tensor, ...] = ()
     """What its ControlNets see, by ControlNet: (tokens, channels), or pixels (3, height, width)."""
     region: Region | None = None
-    """What of the picture is computed; None for all of it. Outside, the latent is the noised picture's."""
+    """What of the picture is computed; None for all of it. Outside, the latent is that of a noised picture: of
+    :meth:`picture_at`, else of its own."""
     template: CachedTemplate | None = None
     """What the outside tokens' activations are taken from; without one, or an entry of this noise level, everything is
     computed. Read only where there is a region."""
@@ -386,6 +392,17 @@ class Row:
     def level(self) -> float:
         """Noise level of the next step."""
         return float(self.track.levels[self.step])
+
+    def picture_at(self, step: int) -> Tensor | None:
+        """(tokens, channels): the picture in the latent of its template's run where that was as noisy as before `step`.
+
+        None where the template knows none, and behind the last step.
+        """
+        if self.template is None or step == self.steps:
+            return None
+        entry = self.template.at(float(self.track.levels[step]), self.tolerance)
+        picture = None if entry is None else entry.blocks[0].picture
+        return None if picture is None else picture.data
 
     def scaled(self, latent: Tensor) -> Tensor:
         """Return what the network sees of its `latent` in the next step."""

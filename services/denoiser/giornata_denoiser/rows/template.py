@@ -279,6 +279,9 @@ class CachedBlock:
     """(tokens, channels): of a convolution's input the cells at the border of each token."""
     moments: StoredTensor | None = None
     """(tokens, channels): of a group norm's input each token's means and sums of squared differences; exact."""
+    picture: StoredTensor | None = None
+    """(tokens, channels), of the first block alone, and exact: the picture in the run's latent, which is that picture
+    noised. Only of networks that do not blend: the runs of others are held to the template's own picture."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> CachedBlock:
         """The same with every tensor of what was kept changed."""

@@ -22,7 +22,7 @@ from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import digest_of, picture_id
 from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.choices import BITS, CacheForm, WeightQuantization
+from giornata_denoiser.choices import BITS, EXACT, CacheForm, WeightQuantization
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, SamplerTable
@@ -48,7 +48,7 @@ PINNED: Final = HostMemory(methodcaller("pinned"), methodcaller("pinned"))
 # What a recording is called: its picture, and a digest of all that the recording follows from.
 
 
-RECORDER: Final = 2
+RECORDER: Final = 3
 """Version of what template runs record; nothing is taken from recordings of another version."""
 ANYWHERE: Final = 1.0
 SAME: Final = 1e-4
@@ -178,8 +178,11 @@ def storage_budget(
         budget_mb = min(budget_mb, config.template_budget_mb)
     mode, whole = BlockMode(form_of(config, family)), is_all_or_nothing(family.specs)
     kept, bits = TemplateRunScope(0, family.depth), config.template_bits
+    picture = -(-_picture_bytes(family, tokens) // family.depth)
     for bits in BITS[BITS.index(config.template_bits) :] if whole else (config.template_bits,):
-        sizes = [_block_bytes(spec, mode, bits, tokens, family.dtype.itemsize) for spec in family.specs]
+        sizes = [
+            picture + _block_bytes(spec, mode, bits, tokens, family.dtype.itemsize) for spec in family.specs
+        ]
         kept = largest_scope_within(
             budget_mb << 20,
             levels=levels,
@@ -190,6 +193,14 @@ def storage_budget(
         if kept == TemplateRunScope(levels, 0):
             break
     return (TemplateRunScope(kept.levels, kept.first_block * family.depth) if whole else kept), bits
+
+
+def _picture_bytes(family: ModelFamily, tokens: int) -> int:
+    """Bytes of the picture in a run's latent at one noise level, in a file; 0 where the network blends."""
+    if family.network.blends:
+        return 0
+    channels = family.network.conditioning["image_latents"]
+    return FILE_BYTES + stored_bytes(tokens, channels, EXACT, family.dtype.itemsize)
 
 
 def _block_bytes(spec: BlockSpec, mode: BlockMode, bits: int, tokens: int, itemsize: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from giornata.scheduling.placement import TemplateRunPolicy
 from giornata.wire.models import BlockSpec, Sampler
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import picture_id
-from giornata_denoiser.choices import CacheForm
+from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.sampling.schedules import DiscreteTime, FlowMatching, shifted_by_size
 from giornata_denoiser.rows.template import FILE_BYTES, CachedBlock, CachedTemplate, Entry, store
@@ -48,7 +49,7 @@ CHECKPOINT: Any = SimpleNamespace(
         specs=(SPEC,) * 6,
         depth=6,
         dtype=torch.bfloat16,
-        network=SimpleNamespace(companions=lambda *_: 0),
+        network=SimpleNamespace(companions=lambda *_: 0, blends=True),
     ),
 )
 
@@ -157,13 +158,20 @@ def test_one_recording_serves_every_sampler_and_a_strict_edit_has_its_own_sample
     assert found(reuse=Reuse.STRICT).track.draws[0], "the checkpoint's own sampler draws"
 
 
-@pytest.mark.parametrize(("form", "bits"), [*zip([*CacheForm] * 2, (0, 4, 8, 4), strict=False)])
+@pytest.mark.parametrize(
+    ("form", "bits", "blends"),
+    [*zip([*CacheForm] * 2, (0, 4, 8, 4), (True, False, False, True), strict=False)],
+)
 def test_a_recording_is_as_large_as_was_reckoned_with_its_file(
-    tmp_path: Path, form: CacheForm, bits: int
+    tmp_path: Path, form: CacheForm, bits: int, *, blends: bool
 ) -> None:
+    """Where a network does not blend, with the pictures in the run's latents."""
     inspection = INSPECTION.model_copy(update={"tokens": 64})
+    network = SimpleNamespace(companions=lambda *_: 0, blends=blends, conditioning={"image_latents": 64})
+    family = SimpleNamespace(**{**vars(CHECKPOINT.family), "network": network})
+    checkpoint: Any = SimpleNamespace(card=CARD, family=family)
     options: dict[str, Any] = {"template_form": form, "template_bits": bits, "template_levels": 200}
-    found = wanted_recording(config(template_memory_mb=1, **options), CHECKPOINT, "alice", inspection)
+    found = wanted_recording(config(template_memory_mb=1, **options), checkpoint, "alice", inspection)
     data = torch.zeros(64, 192, dtype=torch.bfloat16)
 
     def kept() -> CachedBlock:
@@ -171,11 +179,12 @@ def test_a_recording_is_as_large_as_was_reckoned_with_its_file(
             return CachedBlock(key=store(data, bits), value=store(data, bits))
         return CachedBlock(hidden=store(data, bits))
 
-    empty = (CachedBlock(),) * found.first_block
-    entries = tuple(
-        Entry(level, (*empty, *(kept() for _ in range(6 - found.first_block))))
-        for level in found.track.levels[:-1].tolist()
-    )
+    def blocks() -> tuple[CachedBlock, ...]:
+        first, *others = *[CachedBlock()] * found.first_block, *(kept() for _ in range(6 - found.first_block))
+        picture = store(torch.zeros(64, 64, dtype=torch.bfloat16), EXACT)
+        return first if blends else replace(first, picture=picture), *others
+
+    entries = tuple(Entry(level, blocks()) for level in found.track.levels[:-1].tolist())
     disk.write_recording(CachedTemplate(found.recording_id, (8, 8), entries), tmp_path / "f")
     assert 0.7 * (1 << 20) < (tmp_path / "f").stat().st_size <= 1 << 20
 
