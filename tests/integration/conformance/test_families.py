@@ -154,7 +154,7 @@ def with_template(of: OpenFamily, row: Row, run: Row, form: CacheForm) -> tuple[
     return replace(row, region=region_of(row)[0], template=template, tolerance=0.0), full
 
 
-def after_the_first_block(rows: Sequence[BatchRow], link: LoadLink, base_ms: float) -> BatchPlan:
+def after_the_first_block(rows: Sequence[BatchRow], link: LoadLink, base_ms: float = 0.0) -> BatchPlan:
     """The plan of rows that compute their first block in full, and of the others take keys and values."""
     modes = [(BlockMode.FULL, *(BlockMode.KV,) * (len(row.blocks) - 1)) for row in rows]
     return evaluate_modes(rows, modes, link, base_ms)
