@@ -18,7 +18,7 @@ from safetensors.numpy import load
 
 from giornata.latents import normalisation_of
 from giornata.packed.compute_set import Region, make_region, with_companions
-from giornata.planning.batch_plans import BatchPlan, BatchRow, evaluate_modes, plan_batch
+from giornata.planning.batch_plans import BatchPlan, BatchPlanner, BatchRow, evaluate_modes, plan_batch
 from giornata.planning.block_plans import LoadLink
 from giornata.scheduling.batch import Capacity
 from giornata.tensors import pack, unpack
@@ -188,7 +188,7 @@ def test_masked_rows_and_others_of_one_batch_equal_each_row_in_full_and_alone(
         taken[form], full = with_template(of, row, row, form)
         assert taken[form].computed_tokens < row.computed_tokens
         wanted[form] = full.latent
-    batches = [([*taken.values(), *rows], plan_batch)]
+    batches: list[tuple[list[Row], BatchPlanner]] = [([*taken.values(), *rows], plan_batch)]
     if of.case.family not in UNETS:  # these take all of their blocks, or none
         batches.append(([taken[CacheForm.KV]], after_the_first_block))
     for batch, planner in batches:

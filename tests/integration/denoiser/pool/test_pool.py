@@ -128,7 +128,9 @@ def compared(model: Model, rows: Sequence[Row], plan: Sequence[Devices]) -> None
         assert not row.entries
 
 
-def test_rows_with_a_template_with_and_without_known_corrections(model: Model) -> None:
+def test_rows_with_a_template_with_and_without_known_corrections(tmp_path: Path) -> None:
+    """Of a network that does not blend: ranks have the pictures in the run's latents, too."""
+    model = make_model(tmp_path, of=Family.FLUX_FILL)
     rows: list[Row] = []
     for index, forms in enumerate(FORMS):
         recording = template(model, forms)
