@@ -46,9 +46,8 @@ def words(channels: int, tokens: int, *, pooled: int | None = None, sizes: bool 
     )
 
 
-@pytest.mark.parametrize("grid", [(2, 3), (5, 4)])
-@pytest.mark.parametrize(("shape", "side", "options"), [
-    ("sd", 8, {}), ("xl", 4, {}), ("xl", 4, {"layers_per_block": 2}), ("xl", 8, {}),
+@pytest.mark.parametrize(("shape", "side", "options", "grid"), [
+    ("sd", 8, {}, (2, 3)), ("xl", 4, {}, (5, 4)), ("xl", 4, {"layers_per_block": 2}, (2, 3)), ("xl", 8, {}, (5, 4)),
 ])  # fmt: skip
 def test_of_unets(
     tmp_path: Path, shape: str, side: int, options: dict[str, Any], grid: tuple[int, int]

@@ -182,7 +182,7 @@ async def test_a_killed_instance_is_replaced_by_another(
     }
     async with program("giornata_controlnet", env=given, log=tmp_path / "log") as process:
         await heard(bench, "killed")
-        async with bench.worker(permits=2) as worker:
+        async with bench.worker(permits=2, control_open_s=HUNG_S) as worker:
             request = await alike(bench, worker, use)
             await bench.run(worker, request)
             assert (await bench.step()).step == 1
@@ -202,7 +202,7 @@ async def test_a_late_instance_is_given_up(
     here = await made_here(bench, folder, use, pictures)
     async with (
         instance(bench, folder, "a-late") as late,
-        bench.worker(control_late_s=4.0) as worker,  # longer than a machine that runs tests stands still
+        bench.worker(control_late_s=4.0, control_open_s=HUNG_S) as worker,  # longer than a machine stands still
     ):
         late.hold()
         request = await alike(bench, worker, use)

@@ -218,17 +218,6 @@ def test_each_block_projects_its_own_input(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_row_does_not_depend_on_its_batch(name: str) -> None:
-    of = tiny_driven.family(name)
-    rows = rows_of(of)
-    seen, some = recorded(of, rows), masked(rows)
-    uses = [taking(row, one, plan) for row, one, plan in zip(some, seen, PLANS[:3], strict=True)]
-    together = predicted(of, some, uses)
-    for row, use, out in zip(some, uses, together, strict=True):
-        torch.testing.assert_close(out, predicted(of, [row], [use])[0], atol=EXACT, rtol=0)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_a_masked_step_records_what_a_step_in_full_shows(name: str) -> None:
     of = tiny_driven.family(name)
     row = rows_of(of)[0]

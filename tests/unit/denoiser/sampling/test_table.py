@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -405,29 +404,6 @@ def test_another_sampler_is_refused_with_those_that_are_offered() -> None:
     assert (refused.value.field, refused.value.accepted) == ("sampler", "euler")
 
 
-@DTYPES
-def test_a_mixed_batch_steps_like_one_scheduler_per_row(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    grids: Sequence[tuple[int, float, int]] = [(4, 1.0, 12), (9, 0.5, 20), (6, 0.8, 7)]
-    schedulers = [flux_scheduler(SCHEDULER, *spec) for spec in grids]
-    latents = [torch.randn(tokens, 8).to(dtype) for _, _, tokens in grids]
-    mine = [Sampled(track(*spec), (1, spec[2]), latent) for spec, latent in zip(grids, latents, strict=True)]
-    for step in range(4):
-        velocity = [torch.randn_like(latent) for latent in latents]
-        mine = stepped(mine, velocity)
-        latents = [
-            s.step(v[None], s.timesteps[s.begin_index + step], x[None], return_dict=False)[0][0]
-            for s, v, x in zip(schedulers, velocity, latents, strict=True)
-        ]
-        for row, latent in zip(mine, latents, strict=True):
-            assert row.memory is None
-            assert row.latent.dtype is dtype
-            if dtype is torch.float32:
-                assert torch.equal(row.latent, latent)
-            else:  # diffusers rounds the product, too, and on a CPU the length of the step
-                torch.testing.assert_close(row.latent, latent, atol=0.03, rtol=0.02)
-
-
 def test_a_row_of_one_state_steps_alike_beside_rows_with_memory() -> None:
     row = Sampled(track(4, 1.0, 12), (3, 4), torch.randn(12, 8))
     matrices = torch.randn(4, 2, 4)
@@ -435,21 +411,6 @@ def test_a_row_of_one_state_steps_alike_beside_rows_with_memory() -> None:
     other = replace(row, track=replace(row.track, matrices=matrices))
     outputs = [torch.randn(12, 8)] * 2
     assert torch.equal(stepped([row, other], outputs)[0].latent, stepped([row], outputs[:1])[0].latent)
-
-
-@DTYPES
-def test_noise_is_scaled_like_the_scheduler_does(dtype: torch.dtype) -> None:
-    image, noise = torch.randn(2, 12, 8).to(dtype)
-    scheduler = flux_scheduler(SCHEDULER, 5, 0.7, 12)
-    theirs = scheduler.scale_noise(
-        image[None], scheduler.timesteps[scheduler.begin_index][None], noise[None]
-    )[0]
-    mine = track(5, 0.7, 12).noised(image, noise, 0)
-    assert mine.dtype is dtype
-    if dtype is torch.float32:
-        assert torch.equal(mine, theirs)
-    else:  # diffusers rounds the levels, too
-        torch.testing.assert_close(mine, theirs, atol=0.02, rtol=0.01)
 
 
 @DTYPES
