@@ -23,6 +23,7 @@ from giornata.wire.errors import (
 from giornata.wire.loras import ReadFile
 from giornata.wire.messages import CancelRows, JobAck, JobEstimateRequest
 from giornata.wire.workers import ServiceName
+from tests.fakes.nats_world.server import MemoryNatsServer
 from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_MS, HUNG_S
 
@@ -136,6 +137,21 @@ async def test_what_was_lost_with_the_connection_is_asked_again(private_nats: Na
         private_nats.start()
         assert (await asking).job_id == await asked.get() == "j"
         never.cancel()
+
+
+@pytest.mark.world
+async def test_attempts_that_a_server_does_not_greet_leave_no_connection(
+    memory_nats: MemoryNatsServer,
+) -> None:
+    async with buses.connect(memory_nats.url, "test") as bus:
+        memory_nats.kill()
+        memory_nats.start()
+        with memory_nats.frozen():
+            await asyncio.sleep(30)
+            assert not bus.client.is_connected
+        await asyncio.sleep(30)
+        await bus.client.in_force()
+        assert memory_nats.open_connections == 1
 
 
 @pytest.mark.parametrize("answered", [True, False])

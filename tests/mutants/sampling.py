@@ -147,7 +147,7 @@ def _edits(node: ast.AST) -> Iterator[Edit]:
             yield Edit(node, str(not value))
         case ast.Constant(value=int() as number):
             yield Edit(node, f"({number} + 1)")
-        case ast.Return(value=ast.expr() as returned) if ast.unparse(returned) != "None":
+        case ast.Return(value=ast.expr() as returned) if ast.unparse(returned) not in {"None", "False"}:
             yield Edit(returned, "None")
         case _:
             pass

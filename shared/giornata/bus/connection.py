@@ -87,9 +87,6 @@ class FailFastNatsClient(Client):
         if found is None:
             if "authorization violation" in str(error).lower():
                 self.locked_out = True
-                if self._transport is not None:
-                    # A lost connection's next attempt would leave it open.
-                    self._transport.close()  # type: ignore[no-untyped-call]  # nats-py annotates it in part
             log.warning("nats_error", error=repr(error))
             return
         act, subject = found["act"], found["subject"]
@@ -133,7 +130,12 @@ class FailFastNatsClient(Client):
             return await super().request(subject, payload, timeout, old_style, headers)
 
     async def _connect_to_server(self, s: Any) -> None:
-        """Open the socket. The library's attempts would go on for ever if one is refused as they are cancelled."""
+        """Open the socket, and close that of an attempt before, which the library would leave open.
+
+        Its attempts would go on for ever if one is refused as they are cancelled.
+        """
+        if self._transport is not None:
+            self._transport.close()  # type: ignore[no-untyped-call]  # nats-py annotates it in part
         with heeding_cancel():
             await super()._connect_to_server(s)
 

@@ -43,6 +43,8 @@ def f(n: Literal[1], flag: bool = True) -> int | None:
         return f"é {n + 1}"
     assert "é" in (n -
                    1)
+    if flag:
+        return False
     return None
 '''
     found = edits(source)
@@ -56,10 +58,11 @@ def f(n: Literal[1], flag: bool = True) -> int | None:
         (9, "('é' not in n - 1)"),
         (9, "(n + 1)"),
         (10, "(1 + 1)"),
+        (12, "True"),
     ]
-    number = found[-2]
+    number = found[-3]
     assert applied(source, number) == source.replace("(n -\n                   1)", "((n + 1))")
-    assert '"é" in (n -\n                   (1 + 1))' in applied(source, found[-1])
+    assert '"é" in (n -\n                   (1 + 1))' in applied(source, found[-2])
     assert all(ast.dump(ast.parse(applied(source, edit))) != ast.dump(ast.parse(source)) for edit in found)
 
 
