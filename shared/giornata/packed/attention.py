@@ -112,13 +112,12 @@ def _segments(lengths: tuple[int, ...], device: torch.device) -> Segments:
 
 def each_across(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], queries: Segments) -> Tensor:
     """See :data:`Crossing`; a scaled-dot-product attention for each sequence."""
-    spans = zip(queries.bounds, keys, values, strict=True)
-    return torch.cat(
-        [
-            _attend(query[start:end, None], key[:, None], value[:, None])[:, 0]
-            for (start, end), key, value in spans
-        ]
-    )
+    heads, parts = query.transpose(0, 1), []
+    for (start, end), key, value in zip(queries.bounds, keys, values, strict=True):
+        by_head = key.transpose(0, 1)[None], value.transpose(0, 1)[None]
+        attended = F.scaled_dot_product_attention(heads[None, :, start:end], *by_head)
+        parts.append(attended[0].transpose(0, 1))
+    return torch.cat(parts)
 
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, queries: Segments, keys: Segments) -> Tensor:
@@ -141,21 +140,28 @@ def grouped(
 ) -> Tensor:
     """Scaled-dot-product attention: a call for each sequence with keys outside, one for all others of equal length."""
     if own.even and not outside:
-        batch = (packed.view(*own.items, *packed.shape[1:]).transpose(0, 1) for packed in (query, key, value))
-        return _attend(*batch).transpose(0, 1).reshape(query.shape)
-    out = torch.empty_like(query)
+        shape = *own.items, *query.shape[1:]
+        attended = _attend(query.view(shape), key.view(shape), value.view(shape))
+        return attended.reshape(query.shape)
+    out, heads = torch.empty_like(query), query.transpose(0, 1)
     alike = defaultdict(list)
     for sequence, (start, end) in enumerate(own.bounds):
         beyond = outside.get(sequence)
         if beyond is None:
             alike[end - start].append((start, end))
             continue
-        keys, values = _extended(key[start:end], value[start:end], _parts(beyond), gather)
-        out[start:end] = _attend(query[start:end, None], keys[:, None], values[:, None])[:, 0]
+        if isinstance(beyond, DenseKV) and beyond.room:
+            keys, values = beyond.key, beyond.value
+            keys[: beyond.room], values[: beyond.room] = key[start:end], value[start:end]
+        else:
+            keys, values = _extended(key[start:end], value[start:end], beyond, gather)
+        by_head = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+        attended = F.scaled_dot_product_attention(heads[None, :, start:end], *by_head)
+        out[start:end] = attended[0].transpose(0, 1)
     for spans in alike.values():
-        attended = _attend(*(_stacked(packed, spans) for packed in (query, key, value)))
-        for index, (start, end) in enumerate(spans):
-            out[start:end] = attended[:, index]
+        attended = _attend(_stacked(query, spans), _stacked(key, spans), _stacked(value, spans))
+        for part, (start, end) in zip(attended, spans, strict=True):
+            out[start:end] = part
     return out
 
 
@@ -225,10 +231,11 @@ def _concatenated(packed: Tensor, own: Segments, outside: Sequence[Sequence[Tens
     return torch.cat([part for mine, others in pairs for part in (mine, *others)])
 
 
-def _extended(
-    key: Tensor, value: Tensor, outside: tuple[Apart, ...], gather: Gather
-) -> tuple[Tensor, Tensor]:
+def _extended(key: Tensor, value: Tensor, outside: Beside, gather: Gather) -> tuple[Tensor, Tensor]:
     """One sequence's keys and values, its own (tokens, heads, head_dim) before those outside."""
+    if isinstance(outside, DenseKV) and not outside.room:
+        return torch.cat((key, outside.key)), torch.cat((value, outside.value))
+    outside = _parts(outside)
     apart = [each for each in outside if isinstance(each, DenseKV)]
     roomy = next((each for each in apart if each.room), None)
     if len(apart) < len(outside) or roomy is None:
@@ -241,15 +248,15 @@ def _extended(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention of sequences of one shape, (length, sequences, heads, head_dim) each."""
-    query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-    return F.scaled_dot_product_attention(query, key, value).permute(2, 0, 1, 3)
+    """Attention of sequences of one shape, (sequences, length, heads, head_dim) each."""
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
 
 
 def _stacked(packed: Tensor, spans: list[tuple[int, int]]) -> Tensor:
-    """(tokens, heads, head_dim) → (length, sequences, heads, head_dim); a view of one sequence."""
+    """(tokens, heads, head_dim) → (sequences, length, heads, head_dim); a view of one sequence."""
     parts = [packed[start:end] for start, end in spans]
-    return parts[0].unsqueeze(1) if len(parts) == 1 else torch.stack(parts, dim=1)
+    return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(parts)
 
 
 # A sequence's own keys and values of tokens that not every step computes: kept from one step, taken by
@@ -266,6 +273,11 @@ class CachedKV:
     def __init__(self, index: Tensor | None, own: int) -> None:
         self._index, self._own = index, own
         self._kept: dict[int, Apart] = {}
+
+    @property
+    def keeps(self) -> bool:
+        """See :attr:`giornata.packed.block_inputs.KVSource.keeps`."""
+        return True
 
     def keys_values(self, block: int) -> Apart:
         """(own + kept, heads, head_dim) each, the first `own` rows free.

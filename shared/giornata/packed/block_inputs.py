@@ -25,6 +25,10 @@ class KeysValues(Protocol):
 class KVSource(KeysValues, Protocol):
     """A source of a template run's keys and values for the tokens outside a sequence's compute set."""
 
+    @property
+    def keeps(self) -> bool:
+        """Return whether it has what it answers as blocks read it: then it answers the same in every step."""
+
     def hidden(self, block: int) -> Tensor:
         """(outside, inner_dim): input of `block`, as its image stream."""
 
@@ -95,4 +99,4 @@ class BlockInputs:
 
 def by_sequence(of_rows: Sequence[Sequence[T]]) -> tuple[T, ...]:
     """Return what sequences have, in the order of a batch: the positive ones of all rows, then the negative ones."""
-    return (*(own[0] for own in of_rows), *(own[1] for own in of_rows if len(own) > 1))
+    return (*[own[0] for own in of_rows], *[own[1] for own in of_rows if len(own) > 1])

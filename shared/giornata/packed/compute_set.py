@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.attention import Beside
+from giornata.packed.block_inputs import ActivationRecorder, BlockInputs, CachedTokens, Residuals
 from giornata.packed.packing import Layout, Segments, make_layout, to_device
 from giornata.wire.values import BlockMode, CellMap
 
@@ -110,6 +111,34 @@ class UnpaddedBatch:
 
 
 @dataclass(frozen=True, eq=False)
+class ForwardPlan:
+    """What the blocks of a batch compute and take: it stays the same while the batch and its sequences' uses do."""
+
+    uses: tuple[BlockInputs, ...]
+    """By sequence; empty where no sequence uses anything."""
+    taken: dict[int, CachedTokens]
+    """By sequence, as `recorders` and `residuals`."""
+    recorders: dict[int, ActivationRecorder]
+    residuals: dict[int, Residuals]
+    entering: ComputeSet
+    """What is live before the first block. One that needs the hidden state of outside tokens makes it from latents."""
+    sets: tuple[ComputeSet, ...]
+    """What each block computes; empty where no sequence takes anything, and every block computes all tokens."""
+    hidden: tuple[tuple[int, ...], ...]
+    """By block: the sequences whose outside tokens enter it as a hidden state; empty as above."""
+    outside: dict[int, dict[int, Beside]] = field(default_factory=dict, init=False)
+    """By block and sequence: keys and values of tokens that are not computed. A forward that has asked for them keeps
+    them here, where every step finds the same."""
+
+    @property
+    def stays(self) -> bool:
+        """Return whether later steps may find the plan again: nothing in it is of one step alone."""
+        return not self.residuals and all(
+            use.recorder is None and use.padding_recorder is None for use in self.uses
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class PackedBatch:
     """The tokens of a batch, and which of them are computed; packed by sequence.
 
@@ -127,6 +156,8 @@ class PackedBatch:
     _live: dict[tuple[bool, ...], ComputeSet] = field(default_factory=dict, init=False)
     _beyond: dict[tuple[int, ...], CachedTokenSegments] = field(default_factory=dict, init=False)
     _unpadded: dict[tuple[int, ...], UnpaddedBatch] = field(default_factory=dict, init=False)
+    _plans: list[ForwardPlan] = field(default_factory=list, init=False)
+    """The last one, if it stays."""
 
     def without_padding(self, of: tuple[int, ...]) -> UnpaddedBatch:
         """The batch without the padding of the sequences `of`, which have text beside it; kept with the batch."""
@@ -134,21 +165,62 @@ class PackedBatch:
             self._unpadded[of] = self._without_padding(of)
         return self._unpadded[of]
 
+    def plan(self, uses: tuple[BlockInputs, ...]) -> ForwardPlan:
+        """What blocks compute and take under `uses`: that of the last step where these are the same objects."""
+        if self._plans and self._plans[0].uses == uses:
+            return self._plans[0]
+        self._plans.clear()
+        plan = self._planned(uses)
+        if plan.stays:
+            self._plans.append(plan)
+        return plan
+
     def live(self, whole: tuple[bool, ...]) -> ComputeSet:
         """The tokens of a block that computes all image tokens of the sequences in `whole`, the regions of others.
 
         A sequence without a region is always whole. The result is kept with the batch.
         """
-        whole = tuple(w or region is None for w, region in zip(whole, self.regions, strict=True))
-        if whole not in self._live:
-            self._live[whole] = self._selected(whole)
-        return self._live[whole]
+        found = self._live.get(whole)
+        if found is None:
+            every = tuple(w or region is None for w, region in zip(whole, self.regions, strict=True))
+            found = self._live[whole] = self._live.get(every) or self._selected(every)
+            self._live[every] = found
+        return found
 
     def beyond(self, of: tuple[int, ...]) -> CachedTokenSegments:
         """The outside tokens of the sequences `of`, which have regions; kept with the batch."""
         if of not in self._beyond:
             self._beyond[of] = self._outside(of)
         return self._beyond[of]
+
+    def _planned(self, uses: tuple[BlockInputs, ...]) -> ForwardPlan:
+        taken = {s: use.taken for s, use in enumerate(uses) if use.taken is not None}
+        whole, sets, hidden = [True] * len(self.regions), list[ComputeSet](), list[tuple[int, ...]]()
+        before: tuple[BlockMode, ...] = ()
+        entering = None
+        for modes in zip(*(each.modes for each in taken.values()), strict=True):
+            if entering is None:
+                for sequence, mode in zip(taken, modes, strict=True):
+                    whole[sequence] = mode is not BlockMode.KV
+                entering = self.live(tuple(whole))
+            if modes == before:
+                sets.append(sets[-1])
+                hidden.append(hidden[-1])
+                continue
+            for sequence, mode in zip(taken, modes, strict=True):
+                whole[sequence] = mode is BlockMode.FULL
+            sets.append(self.live(tuple(whole)))
+            hidden.append(tuple(s for s, mode in zip(taken, modes, strict=True) if mode is BlockMode.HIDDEN))
+            before = modes
+        return ForwardPlan(
+            uses,
+            taken,
+            {s: use.recorder for s, use in enumerate(uses) if use.recorder is not None},
+            {s: use.residuals for s, use in enumerate(uses) if use.residuals is not None},
+            self.live(tuple(whole)) if entering is None else entering,
+            tuple(sets),
+            tuple(hidden),
+        )
 
     def _without_padding(self, of: tuple[int, ...]) -> UnpaddedBatch:
         full = self.layout
@@ -217,35 +289,38 @@ class ComputeSetStream:
     """
 
     def __init__(self, sequences: PackedBatch, uses: Sequence[BlockInputs]) -> None:
-        self._sequences = sequences
-        self.taken = {s: use.taken for s, use in enumerate(uses) if use.taken is not None}
-        self.recorders = {s: use.recorder for s, use in enumerate(uses) if use.recorder is not None}
-        self._residuals = {s: use.residuals for s, use in enumerate(uses) if use.residuals is not None}
+        self._sequences, self.plan = sequences, sequences.plan(tuple(uses))
+        self.taken, self.recorders, self.residuals = (
+            self.plan.taken,
+            self.plan.recorders,
+            self.plan.residuals,
+        )
         self.hidden: dict[int, Tensor] = {}
         """By sequence: the present block's input of the outside tokens, (outside, ...), where it is needed."""
-        # A first block that needs the hidden state of outside tokens makes it from their latents.
-        self.now = self._where(lambda taken: taken.modes[0] is not BlockMode.KV)
+        self.now = self.plan.entering
 
     def enter(self, block: int, image: Tensor) -> Tensor:
         """The image stream as `block` computes it, (live_tokens, ...); recorders see it."""
-        if not self.taken and not self.recorders:
-            return image
-        spans = self.now.layout.image.bounds
-        self.hidden = {
-            sequence: self._outside_of(image[slice(*spans[sequence])], sequence, block)
-            for sequence, taken in self.taken.items()
-            if taken.modes[block] is BlockMode.HIDDEN
-        }
-        image = self._converted(image, self._in(block), block)
-        spans = self.now.layout.image.bounds
+        if self.taken:
+            self.hidden = {}
+            spans = self.now.layout.image.bounds
+            for sequence in self.plan.hidden[block]:
+                part = image[slice(*spans[sequence])]
+                self.hidden[sequence] = self._outside_of(part, sequence, block)
+            wanted = self.plan.sets[block]
+            if wanted is not self.now:
+                image = self._converted(image, wanted, block)
         for sequence, recorder in self.recorders.items():
-            recorder.hidden(block, image[slice(*spans[sequence])].flatten(1))
+            part = image[slice(*self.now.layout.image.bounds[sequence])]
+            recorder.hidden(block, part.flatten(1))
         return image
 
     def enter_joint(self, block: int, joint: Tensor) -> Tensor:
         """:meth:`enter` for the joint order."""
-        needed = any(taken.modes[block] is BlockMode.HIDDEN for taken in self.taken.values())
-        if not self.recorders and not needed and self._in(block) is self.now:
+        plan = self.plan
+        if not self.recorders and not (
+            self.taken and (plan.hidden[block] or plan.sets[block] is not self.now)
+        ):
             self.hidden = {}
             return joint
         text, image = self.now.layout.split(joint)
@@ -258,7 +333,7 @@ class ComputeSetStream:
 
     def add_joint(self, block: int, joint: Tensor) -> Tensor:
         """:meth:`add` for the joint order."""
-        return self._added(block, joint, _pictures(self.now.layout)) if self._residuals else joint
+        return self._added(block, joint, _pictures(self.now.layout)) if self.residuals else joint
 
     def leave(self, image: Tensor) -> Tensor:
         """The regions' tokens of the image stream behind the last block."""
@@ -266,7 +341,7 @@ class ComputeSetStream:
 
     def _added(self, block: int, stream: Tensor, spans: Sequence[tuple[int, int]]) -> Tensor:
         """`stream`, in which the live tokens of each sequence's picture lie at `spans`."""
-        for sequence, residuals in self._residuals.items():
+        for sequence, residuals in self.residuals.items():
             sample, region = residuals.sample(block), self._sequences.regions[sequence]
             if sample is None:
                 continue
@@ -282,13 +357,6 @@ class ComputeSetStream:
             else:
                 part += sample
         return stream
-
-    def _in(self, block: int) -> ComputeSet:
-        return self._where(lambda taken: taken.modes[block] is BlockMode.FULL)
-
-    def _where(self, whole: Callable[[CachedTokens], bool]) -> ComputeSet:
-        count = len(self._sequences.regions)
-        return self._sequences.live(tuple(s not in self.taken or whole(self.taken[s]) for s in range(count)))
 
     def _outside_of(self, image: Tensor, sequence: int, block: int) -> Tensor:
         """The input of `block` at the outside tokens; `image` is what is live of the sequence."""

@@ -83,15 +83,34 @@ def choose_elementwise(device: torch.device, dtype: torch.dtype) -> ElementwiseO
 
 
 def modulated(x: Tensor, vectors: Sequence[Tensor], segments: Segments, eps: float) -> Tensor:
-    """See :attr:`ElementwiseOps.modulated`."""
-    shift, scale = vectors
+    """See :attr:`ElementwiseOps.modulated`.
+
+    A CPU computes each sequence by itself; a GPU gathers a vector for every token, in one kernel.
+    """
+    shift, scale = vectors[0], 1 + vectors[1]
     normed = F.layer_norm(x, x.shape[-1:], eps=eps)
-    return _per_token(_per_token(normed, 1 + scale, segments, torch.mul), shift, segments, torch.add)
+    if len(shift) == 1:
+        return normed * scale + shift
+    if normed.device.type != "cpu":
+        each = segments.sequence
+        return normed * scale.index_select(0, each) + shift.index_select(0, each)
+    parts = normed.split_with_sizes(segments.lengths)
+    for part, by, plus in zip(parts, scale.unbind(), shift.unbind(), strict=True):
+        part.mul_(by).add_(plus)
+    return normed
 
 
 def gated(x: Tensor, values: Tensor, gate: Tensor, segments: Segments) -> Tensor:
     """See :attr:`ElementwiseOps.gated`."""
-    return x + _per_token(values, gate, segments, torch.mul)
+    if len(gate) == 1:
+        return x + values * gate
+    if values.device.type != "cpu":
+        return x + values * gate.index_select(0, segments.sequence)
+    out, lengths = torch.empty_like(values), segments.lengths
+    parts = zip(values.split_with_sizes(lengths), gate.unbind(), out.split_with_sizes(lengths), strict=True)
+    for part, by, into in parts:
+        torch.mul(part, by, out=into)
+    return x + out
 
 
 def rotated(heads: Tensor, norm: HeadNorm, rotary: Rotary) -> Tensor:
@@ -103,21 +122,15 @@ def attended(
     streams: Sequence[QKVProjection], layout: Layout, rotary: Rotary
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See :attr:`ElementwiseOps.attended`."""
+    queries, keys = [], []
+    for each in streams:
+        width = each.query.shape[-1:]
+        queries.append(F.rms_norm(each.query, width, each.query_norm.weight, each.query_norm.eps))
+        keys.append(F.rms_norm(each.key, width, each.key_norm.weight, each.key_norm.eps))
     if len(streams) == 1:
-        (only,) = streams
-        return (
-            rotated(only.query, only.query_norm, rotary),
-            rotated(only.key, only.key_norm, rotary),
-            only.value,
-        )
+        return rotate(queries[0], rotary), rotate(keys[0], rotary), streams[0].value
     text, image = streams
-    query, key = (
-        layout.join(*(F.rms_norm(x, x.shape[-1:], norm.weight, norm.eps) for x, norm in of_part))
-        for of_part in (
-            ((text.query, text.query_norm), (image.query, image.query_norm)),
-            ((text.key, text.key_norm), (image.key, image.key_norm)),
-        )
-    )
+    query, key = layout.join(queries[0], queries[1]), layout.join(keys[0], keys[1])
     return rotate(query, rotary), rotate(key, rotary), layout.join(text.value, image.value)
 
 
@@ -131,25 +144,10 @@ def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
 
     As `apply_rotary_emb` of diffusers, bit for bit.
     """
-    cosine, sine = (part.unsqueeze(1) for part in rotary)
+    cosine, sine = rotary[0].unsqueeze(1), rotary[1].unsqueeze(1)
     real, imaginary = heads.reshape(*heads.shape[:-1], heads.shape[-1] // 2, 2).unbind(-1)
     turned = torch.stack((-imaginary, real), dim=-1).flatten(-2)
     return (heads.float() * cosine + turned.float() * sine).to(heads.dtype)
-
-
-def _per_token(values: Tensor, vectors: Tensor, segments: Segments, combine: Callable[..., Tensor]) -> Tensor:
-    """`values`, (tokens, channels), combined with the vector of each token's sequence.
-
-    A CPU computes each sequence by itself; a GPU gathers a vector for every token, in one kernel.
-    """
-    if len(vectors) == 1:
-        return combine(values, vectors)
-    if values.device.type != "cpu":
-        return combine(values, vectors.index_select(0, segments.sequence))
-    out = torch.empty_like(values)
-    for vector, (start, end) in zip(vectors, segments.bounds, strict=True):
-        combine(values[start:end], vector, out=out[start:end])
-    return out
 
 
 TORCH = ElementwiseOps(modulated, gated, rotated, attended, beside_gelu, gather)

@@ -52,21 +52,22 @@ class Modulation:
     def __init__(self, transformer: Any, of: Sequence[Tensor], steps: Sequence[int]) -> None:
         picked = [vectors[step : step + 1] for vectors, step in zip(of, steps, strict=True)]
         packed = picked[0] if len(picked) == 1 else torch.cat(picked)
-        self._parts = torch.split(packed, [layer.out_features for layer in _layers(transformer)], dim=1)
+        self._vectors: Vectors = torch.split(packed, transformer.inner_dim, dim=1)
         self._doubles = len(transformer.transformer_blocks)
 
     def double(self, block: int) -> tuple[Vectors, Vectors]:
         """Shift, scale and gate of the attention, then of the feed-forward: of the image and of the text stream."""
-        image, text = self._parts[2 * block : 2 * block + 2]
-        return image.chunk(6, dim=1), text.chunk(6, dim=1)
+        start = 12 * block
+        return self._vectors[start : start + 6], self._vectors[start + 6 : start + 12]
 
     def single(self, block: int) -> Vectors:
         """Shift, scale and gate; `block` counts double blocks too."""
-        return self._parts[self._doubles + block].chunk(3, dim=1)
+        start = 9 * self._doubles + 3 * block
+        return self._vectors[start : start + 3]
 
     def output(self) -> Vectors:
         """Shift and scale of the last norm."""
-        scale, shift = self._parts[-1].chunk(2, dim=1)
+        scale, shift = self._vectors[-2:]
         return shift, scale
 
 
@@ -111,7 +112,7 @@ class FusedLinear:
         """Return what each layer makes of `entering`, (tokens, in_features): views, (tokens, out_features) each."""
         if self._weight is None:
             return tuple(F.linear(entering, layer.weight, layer.bias) for layer in self.layers)
-        return torch.split(F.linear(entering, self._weight, self._bias), self._widths, dim=1)
+        return F.linear(entering, self._weight, self._bias).split_with_sizes(self._widths, 1)
 
 
 class FluxProjections:
@@ -182,6 +183,7 @@ class FluxBlocks:
         }
         self.tokens = ComputeSetStream(self._own, uses if shared is None else shared.uses(uses))
         self.owners = BatchLoras([use.low_rank for use in uses])
+        self._adapted = bool(self.owners)
         self._beyond: tuple[CachedTokenSegments, tuple[int, ...]] | None = None
         """The outside tokens, and of which sequences, that layers see instead of a stream's."""
 
@@ -195,11 +197,22 @@ class FluxBlocks:
             return self.owners.over(layout.joint.lengths)
         return self.owners.over((layout.text if is_text_layer(path) else layout.image).lengths)
 
-    def _projections(self, joined: FusedLinear, normed: Tensor) -> tuple[Tensor, ...]:
-        """Return what joined layers make of (tokens, in_features)."""
+    def _projected(
+        self, joined: FusedLinear, normed: Tensor, attn: Any, query_norm: Any, key_norm: Any
+    ) -> tuple[QKVProjection, tuple[Tensor, ...]]:
+        """Query, key and value that joined layers make of (tokens, in_features), by head, and what the others make."""
         parts = joined(normed)
-        self._parts.low_ranks.add_each(joined.layers, normed, parts)
-        return parts
+        if self._adapted:
+            self._parts.low_ranks.add_each(joined.layers, normed, parts)
+        query, key, value, *others = parts
+        shape = len(query), query.shape[1] // attn.head_dim, attn.head_dim
+        return QKVProjection(
+            query.view(shape),
+            key.view(shape),
+            value.view(shape),
+            HeadNorm(query_norm.weight, query_norm.eps),
+            HeadNorm(key_norm.weight, key_norm.eps),
+        ), tuple(others)
 
     def double(self, index: int, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
         """`FluxTransformerBlock`: text and image stream with weights of their own and one attention."""
@@ -207,38 +220,22 @@ class FluxBlocks:
         of_image, of_text = self.modulation.double(index)
         normed_text = each.modulated(text, of_text[:2], layout.text, block.norm1_context.norm.eps)
         normed_image = each.modulated(image, of_image[:2], layout.image, block.norm1.norm.eps)
-        streams = (
-            _projected(
-                self._projections(self._parts.projections.text[index], normed_text),
-                attn,
-                attn.norm_added_q,
-                attn.norm_added_k,
-            ),
-            _projected(
-                self._projections(self._parts.projections.image[index], normed_image),
-                attn,
-                attn.norm_q,
-                attn.norm_k,
-            ),
+        joined = self._parts.projections
+        of_stream, _ = self._projected(
+            joined.text[index], normed_text, attn, attn.norm_added_q, attn.norm_added_k
         )
-        attended = self._attention(
-            index, streams, self._outside(index, attn, block.norm1.norm.eps, of_image[:2])
-        )
+        of_picture, _ = self._projected(joined.image[index], normed_image, attn, attn.norm_q, attn.norm_k)
+        outside = self._outside(index, attn, block.norm1.norm.eps, of_image[:2])
+        attended = self._attention(index, (of_stream, of_picture), outside)
         attended_text, attended_image = layout.split(attended)
         image = each.gated(image, attn.to_out[1](attn.to_out[0](attended_image)), of_image[2], layout.image)
         text = each.gated(text, attn.to_add_out(attended_text), of_text[2], layout.text)
+        normed_text = each.modulated(text, of_text[3:5], layout.text, block.norm2_context.eps)
+        normed_image = each.modulated(image, of_image[3:5], layout.image, block.norm2.eps)
         return (
-            self._feed_forward(text, block.norm2_context, block.ff_context, of_text[3:], layout.text),
-            self._feed_forward(image, block.norm2, block.ff, of_image[3:], layout.image),
+            each.gated(text, block.ff_context(normed_text), of_text[5], layout.text),
+            each.gated(image, block.ff(normed_image), of_image[5], layout.image),
         )
-
-    def _feed_forward(
-        self, hidden: Tensor, norm: Any, feed_forward: Any, vectors: Vectors, segments: Segments
-    ) -> Tensor:
-        """The residual MLP of a double block."""
-        each, (shift, scale, gate) = self._parts.elementwise, vectors
-        normed = each.modulated(hidden, (shift, scale), segments, norm.eps)
-        return each.gated(hidden, feed_forward(normed), gate, segments)
 
     def single(self, index: int, block: Any, joint: Tensor) -> Tensor:
         """`FluxSingleTransformerBlock`: attention and MLP side by side on the joint order."""
@@ -246,8 +243,7 @@ class FluxBlocks:
         shift, scale, gate = self.modulation.single(index)
         normed = each.modulated(joint, (shift, scale), segments, block.norm.norm.eps)
         joined = self._parts.projections.single[index - len(self._transformer.transformer_blocks)]
-        *attending, mlp = self._projections(joined, normed)
-        stream = _projected(attending, attn, attn.norm_q, attn.norm_k)
+        stream, (mlp,) = self._projected(joined, normed, attn, attn.norm_q, attn.norm_k)
         outside = self._outside(index, attn, block.norm.norm.eps, (shift, scale))
         attended = self._attention(index, (stream,), outside)
         return each.gated(joint, block.proj_out(each.beside_gelu(attended, mlp)), gate, segments)
@@ -267,7 +263,8 @@ class FluxBlocks:
             order = shared.shares.live(live.whole)
             segments = order.segments
             query, key, value = shared.to_heads(order, (query, key, value))
-        self._record(block, segments, key, value)
+        if self.tokens.recorders or self._padding_recorders:
+            self._record(block, segments, key, value)
         attended = self._parts.attend(query, key, value, segments, outside)
         return (attended if shared is None else shared.to_tokens(order, attended, heads)).flatten(1)
 
@@ -283,17 +280,16 @@ class FluxBlocks:
             padding = slice(end - tokens, end)
             keeping.keys_values(block, key[padding], value[padding])
 
-    def _outside(self, block: int, attn: Any, eps: float, shift_scale: Vectors) -> dict[int, Beside]:
+    def _outside(self, block: int, attn: Any, eps: float, shift_scale: Vectors) -> Mapping[int, Beside]:
         """Keys and values of tokens that are not live, by sequence: of the picture, and of padding.
 
         `eps` is that of the image stream's norm before the attention `attn`; `shift_scale` follows it, (sequences,
         inner_dim) each.
         """
-        outside: dict[int, Apart] = {
-            sequence: taken.source.keys_values(block)
-            for sequence, taken in self.tokens.taken.items()
-            if taken.modes[block] is BlockMode.KV
-        }
+        plan = self.tokens.plan
+        outside = plan.outside.get(block)
+        if outside is None:
+            outside = plan.outside[block] = self._kept(block)
         if self.tokens.hidden:
             sequences = tuple(self.tokens.hidden)
             beyond = self._own.beyond(sequences)
@@ -305,36 +301,30 @@ class FluxBlocks:
             self._beyond = beyond, sequences
             projected = attn.to_k(normed), attn.to_v(normed)
             self._beyond = None
-            key = each.rotated(_heads(projected[0], attn), _head_norm(attn.norm_k), beyond.rotary)
-            value = _heads(projected[1], attn)
+            heads = projected[0].shape[1] // attn.head_dim
+            key, value = (part.view(len(part), heads, attn.head_dim) for part in projected)
+            key = each.rotated(key, HeadNorm(attn.norm_k.weight, attn.norm_k.eps), beyond.rotary)
             bounds = beyond.segments.bounds
             if self._shared is not None:
                 order = self._shared.shares.beyond(sequences)
                 bounds = order.segments.bounds
                 key, value = self._shared.to_heads(order, (key, value))
-            outside |= {
-                sequence: DenseKV(key[start:end], value[start:end])
-                for sequence, (start, end) in zip(sequences, bounds, strict=True)
-            }
+            outside = dict(outside)
+            for sequence, (start, end) in zip(sequences, bounds, strict=True):
+                made, padding = DenseKV(key[start:end], value[start:end]), outside.get(sequence)
+                outside[sequence] = made if padding is None or isinstance(padding, tuple) else (made, padding)
+        return outside
+
+    def _kept(self, block: int) -> dict[int, Beside]:
+        """The same of what is kept as keys and values; a block projects others from hidden states."""
+        found: dict[int, Apart] = {
+            sequence: taken.source.keys_values(block)
+            for sequence, taken in self.tokens.taken.items()
+            if taken.modes[block] is BlockMode.KV
+        }
         padding = {sequence: of.keys_values(block) for sequence, of in self._padding.items()}
-        both = {s: (outside[s], kept) if s in outside else kept for s, kept in padding.items()}
-        return {**outside, **both}
-
-
-def _projected(parts: Sequence[Tensor], attn: Any, query_norm: Any, key_norm: Any) -> QKVProjection:
-    """Query, key and value, (tokens, inner_dim) each, by head."""
-    query, key, value = (_heads(part, attn) for part in parts)
-    return QKVProjection(query, key, value, _head_norm(query_norm), _head_norm(key_norm))
-
-
-def _head_norm(norm: Any) -> HeadNorm:
-    return HeadNorm(norm.weight, norm.eps)
-
-
-def _heads(projected: Tensor, attn: Any) -> Tensor:
-    """(tokens, inner_dim) → (tokens, heads, head_dim)."""
-    tokens, width = projected.shape
-    return projected.view(tokens, width // attn.head_dim, attn.head_dim)
+        both = {s: (found[s], kept) if s in found else kept for s, kept in padding.items()}
+        return {**found, **both}
 
 
 # One forward of `FluxTransformer2DModel` over packed sequences; some take part of it from a template.
@@ -406,12 +396,14 @@ class FluxForward:
         for index, block in enumerate(model.transformer_blocks):
             with self._trace.span(TraceLane.COMPUTE, f"block {index}"):
                 text, image = over.double(index, block, text, tokens.enter(index, image))
-                image = tokens.add(index, image)
+                if tokens.residuals:
+                    image = tokens.add(index, image)
         joint = tokens.now.layout.join(text, image)
         for index, block in enumerate(model.single_transformer_blocks, doubles):
             with self._trace.span(TraceLane.COMPUTE, f"block {index}"):
                 joint = over.single(index, block, tokens.enter_joint(index, joint))
-                joint = tokens.add_joint(index, joint)
+                if tokens.residuals:
+                    joint = tokens.add_joint(index, joint)
         return tokens.leave(joint.index_select(0, tokens.now.layout.image_positions))
 
     def samples(self, text: Tensor, image: Tensor, hint: Tensor) -> Iterator[Tensor]:

@@ -118,10 +118,11 @@ class BatchLoras:
 
     def __init__(self, low_ranks: Sequence[SequenceLoras | None]) -> None:
         self._low_ranks = tuple(low_ranks)
+        self._act = self._low_ranks.count(None) < len(self._low_ranks)
         self._spans: dict[tuple[tuple[int, ...], tuple[int, ...] | None], LoraSpans] = {}
 
     def __bool__(self) -> bool:
-        return any(each is not None for each in self._low_ranks)
+        return self._act
 
     def of(self, sequence: int) -> SequenceLoras | None:
         """The set of one sequence."""

@@ -112,19 +112,19 @@ class Segments:
         if not self.lengths:
             raise ValueError("a packed tensor needs at least one sequence, received none")
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Tokens of the longest segment."""
         return max(self.lengths)
 
-    @property
+    @cached_property
     def items(self) -> tuple[int, int]:
         """The batch that modules of a static batch see: (sequences, tokens) of equally long ones, else (tokens, 1)."""
         return (len(self.lengths), self.longest) if self.even else (sum(self.lengths), 1)
 
-    @property
+    @cached_property
     def even(self) -> bool:
-        """Return whether all segments are equally long, and not empty."""
+        """Whether all segments are equally long, and not empty."""
         return len(set(self.lengths)) == 1 and self.longest > 0
 
     @cached_property
@@ -158,12 +158,15 @@ class Layout:
 
     def join(self, text: Tensor, image: Tensor) -> Tensor:
         """The joint order of two streams: (text_tokens, ...), (image_tokens, ...) → (joint_tokens, ...)."""
-        return _joined(text, image, self.text, self.image)
+        if len(self.joint.lengths) == 1:
+            return torch.cat((text, image))
+        texts, images = (text.split_with_sizes(self.text.lengths), image.split_with_sizes(self.image.lengths))
+        return torch.cat(list(chain.from_iterable(zip(texts, images, strict=True))))
 
     def split(self, joint: Tensor) -> tuple[Tensor, Tensor]:
         """Text and image stream of a joint tensor; the inverse of :meth:`join`. Views, where there is one sequence."""
         if len(self.joint.lengths) == 1:
-            text, image = torch.split(joint, [*self.text.lengths, *self.image.lengths])
+            text, image = joint.split_with_sizes((*self.text.lengths, *self.image.lengths))
             return text, image
         return joint.index_select(0, self.text_positions), joint.index_select(0, self.image_positions)
 
@@ -201,8 +204,3 @@ def make_layout(
 def _interleaved(texts: Segments, images: Segments) -> list[int]:
     """Lengths in the joint order: text of 0, image of 0, text of 1 and so on."""
     return list(chain.from_iterable(zip(texts.lengths, images.lengths, strict=True)))
-
-
-def _joined(text: Tensor, image: Tensor, texts: Segments, images: Segments) -> Tensor:
-    parts = zip(torch.split(text, list(texts.lengths)), torch.split(image, list(images.lengths)), strict=True)
-    return torch.cat([part for pair in parts for part in pair])

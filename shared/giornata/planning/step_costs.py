@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter, mul
 from typing import Final
 
 import numpy as np
@@ -30,6 +31,8 @@ Array = NDArray[np.float64]
 Sizes = NDArray[np.int64]
 LOAD: Final = ("slab", "bytes")
 """Features of one load; `slab` is 1."""
+_FEATURES: Final = attrgetter(*COMPUTE)
+"""As :attr:`StepWork.features`."""
 SLABS: Final = 8
 """In how many slabs the planner counts the largest load of a block: enough to tell loads apart, few enough to plan."""
 
@@ -56,7 +59,8 @@ class StepCosts:
 
     def step_ms(self, work: StepWork) -> float:
         """Time of a step that computes `work` and waits for nothing."""
-        return sum(weight * amount for weight, amount in zip(self.compute, work.features, strict=True))
+        spent: float = sum(map(mul, self.compute, _FEATURES(work)))
+        return spent
 
     @property
     def call_ms(self) -> float:

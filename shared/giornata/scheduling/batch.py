@@ -120,7 +120,7 @@ class RowBatch(Generic[M]):
         return len(self._waiting) + len(self._running) + len(self._background)
 
     def __contains__(self, key: object) -> bool:
-        return any(key in rows for rows in self._all())
+        return key in self._running or key in self._waiting or key in self._background
 
     def submit(self, members: Iterable[M], *, ready: bool = True) -> None:
         """Let rows wait for the next step; or, where they are not `ready`, for :meth:`make_ready`.
@@ -154,23 +154,23 @@ class RowBatch(Generic[M]):
         self._set_aside({key: row for key, row in self._running.items() if key in paused})
         return len(paused)
 
-    def change(self, member: M) -> None:
-        """Take `member` for the row of its key; a row that has left stays away."""
+    def change(self, *members: M) -> None:
+        """Take each of `members` for the row of its key; a row that has left stays away."""
         for rows in self._all():
-            if member.key in rows:
-                rows[member.key] = member
+            rows |= {member.key: member for member in members if rows and member.key in rows}
 
     def admit(self) -> tuple[M, ...]:
         """Let waiting rows join, in order and while they fit, and return the rows of the next step."""
-        if self._joining_when is BatchingMode.STEP or not self._running:
+        if self._waiting and (self._joining_when is BatchingMode.STEP or not self._running):
             for member in list(self._joining(self._ready(self._waiting))):
                 del self._waiting[member.key]
                 self._running[member.key] = member
                 self._joined += 1
                 self._places.setdefault(member.key, self._joined)
             self._running = self._in_order(self._running)
-        background = self._ready(self._background)
-        beside = () if self._ready(self._waiting) else tuple(islice(self._joining(background), 1))
+        background = self._ready(self._background) if self._background else []
+        alone = bool(background) and not self._ready(self._waiting)
+        beside = tuple(islice(self._joining(background), 1)) if alone else ()
         self._passed_over = 0 if beside or not background else self._passed_over + 1
         if self._passed_over > PATIENCE:
             self._passed_over = 0
@@ -195,8 +195,7 @@ class RowBatch(Generic[M]):
 
         Rows that were cancelled while the step ran are no longer here and stay away.
         """
-        for member in advanced:
-            self.change(member)
+        self.change(*advanced)
         for key in left:
             self._forget(key)
 

@@ -32,6 +32,7 @@ LONG: Final[dict[str, list[str]]] = {
     "step_trace": ["--tokens", "1024", "--text", "128"],
     "samplers": ["--repeats", "2000"],
     "launches": [],
+    "step_calls": [],
     "driven": ["--tokens", "1024", "--text", "128"],
     "loading": ["--tokens", "1024", "--text", "128", "--steps", "8", "--repeats", "5"],
     "throughput": [

@@ -114,6 +114,8 @@ def taking(made: Network, everything: Everything, place: Region) -> BlockInputs:
 class Gathered:
     """A source whose parts are gathered when they are first asked for."""
 
+    keeps = True
+
     def __init__(self, of: RecordedUnetTokens) -> None:
         self.hidden = of.hidden
         self.keys_values = cache(of.keys_values)

@@ -60,6 +60,11 @@ class OwnKeysValues(CachedKV):
         """(kept,) int64: all of what is kept in bits."""
         self._parts: dict[tuple[int, str], tuple[StoredTensor, torch.dtype]] = {}
 
+    @property
+    def keeps(self) -> bool:
+        """What is kept in bits is unpacked where it is read."""
+        return self._bits is None
+
     def part(self, block: int, part: str) -> Tensor:
         """(outside, channels); LookupError as :meth:`keys_values`."""
         kept, dtype = self._parts[block, part]

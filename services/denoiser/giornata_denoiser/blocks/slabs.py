@@ -321,8 +321,9 @@ class Slabs:
         """Made by whichever thread first asks for a slab or loads it."""
         self._begun: dict[Place, object] = {}
         """What some thread has begun to load, by that thread's mark. A dictionary sets a default in one go."""
-        self._met: set[Place] = set()
-        """Slabs that the computing stream has waited for: its order holds from then on."""
+        self._kv: dict[int, Slab] = {}
+        self._hidden: dict[int, Slab] = {}
+        """By block: slabs that the computing stream has waited for. Its order holds from then on."""
         self._expected: tuple[ExpectedSlabs, ...] = ()
         self._left = {
             mode: family.dtype.itemsize * len(self._index[mode]) * channels
@@ -342,7 +343,9 @@ class Slabs:
         Raises:
             LookupError: the entry has none.
         """
-        slab = self._slab(block, BlockMode.KV)
+        slab = self._kv.get(block)
+        if slab is None:
+            slab = self._slab(block, BlockMode.KV)
         if isinstance(slab, DenseKV):
             return slab
         if not isinstance(slab, tuple):
@@ -353,7 +356,8 @@ class Slabs:
 
     def part(self, block: int, part: str) -> Tensor:  # noqa: ARG002 - a block that is no attention has one part
         """(outside, channels); LookupError as above."""
-        return self._alone(block, BlockMode.KV)
+        slab = self._kv.get(block)
+        return slab if isinstance(slab, Tensor) else self._alone(block, BlockMode.KV)
 
     def gathered(self, block: int) -> DenseKV:
         """:meth:`keys_values`, gathered: what is written there stays where slabs are kept."""
@@ -366,7 +370,8 @@ class Slabs:
 
     def hidden(self, block: int) -> Tensor:
         """(outside, inner_dim); LookupError as above."""
-        return self._alone(block, BlockMode.HIDDEN)
+        slab = self._hidden.get(block)
+        return slab if isinstance(slab, Tensor) else self._alone(block, BlockMode.HIDDEN)
 
     def ask(self, block: int, mode: BlockMode) -> None:
         """Have a slab that some block will read here; LookupError as above."""
@@ -455,6 +460,9 @@ class Slabs:
 
     def _slab(self, block: int, mode: BlockMode) -> Slab:
         """Return what was loaded, once the current stream has been told to wait for it."""
+        met = self._kv if mode is BlockMode.KV else self._hidden
+        if block in met:
+            return met[block]
         place = (block, mode)
         slot = self._slots.get(place)
         if slot is None or not slot.done():
@@ -464,9 +472,8 @@ class Slabs:
                 slot = self._slots.setdefault(place, Future())
                 slot.result()
         slab, arrival = slot.result()
-        if place not in self._met:
-            arrival.wait(*slab_tensors(slab))
-            self._met.add(place)
+        arrival.wait(*slab_tensors(slab))
+        met[block] = slab
         return slab
 
     def _kept_bytes(self, mode: BlockMode) -> Sizes:

@@ -70,7 +70,7 @@ class NoControls:
     ) -> tuple[OfSequences, ...]:
         """Nothing for each row."""
         for row in rows:
-            if any(row.adapters.controlling(row.step)):
+            if row.adapters.controls and any(row.adapters.controlling(row.step)):
                 raise ControlNotLoaded(f"row {row.key} has ControlNets, and this worker has none")
         return ((),) * len(rows)
 
@@ -80,8 +80,7 @@ class NoControls:
 
 def computes_every_token(uses: Sequence[BlockInputs], rows: Sequence[Row]) -> list[bool]:
     """By row, whether its step computes all of its tokens in some block."""
-    taken = (use.taken for use in uses[: len(rows)])
-    return [each is None or BlockMode.FULL in each.modes for each in taken]
+    return [use.taken is None or BlockMode.FULL in use.taken.modes for use in uses[: len(rows)]]
 
 
 def with_residuals(
@@ -139,6 +138,8 @@ def acting_set(row: Row, low_ranks: LowRanks) -> SequenceLoras | None:
 
 def order_by_set(rows: Sequence[Row]) -> tuple[Row, ...]:
     """The rows in an order in which equal sets are neighbours, the others' order kept."""
+    if not [row for row in rows if row.adapters.loras]:
+        return tuple(rows)
     return tuple(sorted(rows, key=lambda row: row.adapters.loras))
 
 

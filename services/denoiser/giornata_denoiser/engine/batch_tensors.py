@@ -221,6 +221,6 @@ class BatchAssembler:
 
 def _same_inputs(before: Sequence[Row], after: Sequence[Row]) -> bool:
     """Return whether the rows differ in latents and steps only: every row is built with conditioning of its own."""
-    return len(before) == len(after) and all(
-        a.conditioning is b.conditioning for a, b in zip(before, after, strict=True)
-    )
+    return len(before) == len(after) and not [
+        True for a, b in zip(before, after, strict=True) if a.conditioning is not b.conditioning
+    ]

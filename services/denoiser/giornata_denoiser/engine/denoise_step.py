@@ -46,7 +46,7 @@ def draw_noise(row: Row, network: Network) -> StepNoise:
 
     It is drawn as a scheduler draws it: on the CPU, for all latent pixels of the picture.
     """
-    if not row.track.draws[row.step] or row.generator is None:
+    if row.generator is None or not row.track.draws[row.step]:
         return StepNoise(None, row.generator)
     generator = torch.Generator("cpu")
     generator.set_state(row.generator)
@@ -69,14 +69,17 @@ def advance_states(
     arithmetic does not depend on the others.
     """
     lengths = assembly.computed_lengths
-    placed = [_placed(noise, region, outputs) for noise, region in zip(noises, assembly.regions, strict=True)]
-    if not any(row.track.remembered for row in rows):
+    placed = [
+        noise if noise is None else _placed(noise, region, outputs)
+        for noise, region in zip(noises, assembly.regions, strict=True)
+    ]
+    if not [row for row in rows if row.track.matrices.shape[1] > 1]:
         coefficients = torch.stack(
             [matrices[row.step, 0] for matrices, row in zip(assembly.matrices, rows, strict=True)]
         ).index_select(0, assembly.row_of_computed)
         noise = _packed(placed, lengths, outputs)
         stepped = _one_state(coefficients, latents, outputs, noise)
-        return [SamplerState(latent) for latent in torch.split(stepped, lengths)]
+        return [SamplerState(latent) for latent in stepped.split_with_sizes(lengths)]
     return [
         _row(matrices[row.step], row, latent, output, noise, region)
         for matrices, row, latent, output, noise, region in zip(
@@ -131,17 +134,15 @@ def _several_states(
     return (matrix[:, first:last].to(wide) @ old.flatten(1)).view(len(matrix), *output.shape)
 
 
-def _placed(noise: Tensor | None, region: Tensor | None, like: Tensor) -> Tensor | None:
+def _placed(noise: Tensor, region: Tensor | None, like: Tensor) -> Tensor:
     """A row's noise at its region's tokens, where `like` is."""
-    if noise is None:
-        return None
     noise = to_device(noise, like.device)
     return noise if region is None else noise.index_select(0, region)
 
 
 def _packed(noises: Sequence[Tensor | None], lengths: Sequence[int], like: Tensor) -> Tensor | None:
     """(computed_tokens, channels): 0 for rows that add none; None if no row does."""
-    if all(noise is None for noise in noises):
+    if not [noise for noise in noises if noise is not None]:
         return None
     return torch.cat(
         [
@@ -182,9 +183,10 @@ def denoise_step(
 
     The assembly is of the same rows, none of them done; for `uses` see :meth:`Network.predict`.
     """
-    latents = [
-        to_device(row.latent, family.device) for row in rows
-    ]  # only rows that join have theirs elsewhere
+    device = family.network.device
+    latents = [  # only rows that join have theirs elsewhere
+        row.latent if row.latent.device == device else to_device(row.latent, device) for row in rows
+    ]
     seen = torch.cat([row.scaled(latent) for latent, row in zip(latents, rows, strict=True)])
     steps, guided = [row.step for row in rows], assembly.guided
     if guided is not None:
@@ -193,8 +195,10 @@ def denoise_step(
     outputs = family.network.predict(
         assembly.batch, seen, assembly.conditioning, steps, uses=uses, trace=trace
     )
-    answers = _by_row(assembly, rows, outputs)
-    cached = [remember_output(row, answer) for row, answer in zip(rows, answers, strict=True)]
+    cached: list[TaylorExpansion | None] = [None] * len(rows)
+    if [row for row in rows if row.step_cache]:
+        answers = _by_row(assembly, rows, outputs)
+        cached = [remember_output(row, answer) for row, answer in zip(rows, answers, strict=True)]
     return _stepped(family, assembly, rows, latents, outputs, cached)
 
 
@@ -221,25 +225,34 @@ def _stepped(  # noqa: PLR0917 - all that a step is made of
     """The rows after the samplers' step, from the outputs of all sequences, (computed_tokens, channels)."""
     lengths = assembly.computed_lengths
     output, computed = _guided(family.network, assembly, outputs), _taken(assembly, latents)
-    drawn = [draw_noise(row, family.network) for row in rows]
+    drawn = [
+        draw_noise(row, family.network) if row.track.draws[row.step] else StepNoise(None, row.generator)
+        for row in rows
+    ]
     states = advance_states(assembly, rows, computed, output, [each.noise for each in drawn])
     clean: list[Tensor | None] = [None] * len(rows)
     for index, row in enumerate(rows):
-        if row.next_preview is not None:
+        if row.partial_images and row.next_preview is not None:
             was, predicted = (torch.split(packed, lengths)[index] for packed in (computed, output))
             end = row.track.predicted(was, predicted, row.step)
             clean[index] = _completed(family, assembly, index, row, end, row.steps)
     return StepOutput(
         tuple(
-            _completed(family, assembly, index, row, state.latent, row.step + 1)
-            for index, (state, row) in enumerate(zip(states, rows, strict=True))
+            [
+                _completed(family, assembly, index, row, state.latent, row.step + 1)
+                for index, (state, row) in enumerate(zip(states, rows, strict=True))
+            ]
         ),
         tuple(clean),
         tuple(
-            _scattered(state.memory, region, row.image_tokens)
-            for state, region, row in zip(states, assembly.regions, rows, strict=True)
+            [
+                state.memory
+                if state.memory is None or region is None
+                else _scattered(state.memory, region, row.image_tokens)
+                for state, region, row in zip(states, assembly.regions, rows, strict=True)
+            ]
         ),
-        tuple(each.generator for each in drawn),
+        tuple([each.generator for each in drawn]),
         tuple(cached),
         (0,) * len(rows),
     )
@@ -247,8 +260,6 @@ def _stepped(  # noqa: PLR0917 - all that a step is made of
 
 def _by_row(assembly: BatchTensors, rows: Sequence[Row], outputs: Tensor) -> list[Tensor | None]:
     """(sequences, computed, channels) of each row that extrapolates later outputs; None of others."""
-    if not any(row.step_cache is not None for row in rows):
-        return [None] * len(rows)
     lengths = assembly.computed_lengths
     guided = () if assembly.guided is None else assembly.guided.rows
     parts = torch.split(outputs, [*lengths, *(lengths[row] for row in guided)])
@@ -296,10 +307,8 @@ def blend(latent: Tensor, outside: Tensor, mask: Tensor) -> Tensor:
     return (1 - mask) * outside + mask * latent
 
 
-def _scattered(memory: Tensor | None, region: Tensor | None, tokens: int) -> Tensor | None:
+def _scattered(memory: Tensor, region: Tensor, tokens: int) -> Tensor:
     """(states, computed, channels) at the places of a region, 0 elsewhere."""
-    if memory is None or region is None:
-        return memory
     return memory.new_zeros(len(memory), tokens, memory.shape[2]).index_copy_(1, region, memory)
 
 

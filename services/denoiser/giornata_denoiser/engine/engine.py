@@ -92,10 +92,10 @@ class Engine:
         if self._ran_out:
             self.batch.set_aside()
             self._ran_out = False
-        rows = self.batch.admit()
-        joined = {row.key for row in (*self.batch.running, *self.batch.background)}
-        present = (*self.batch.running, *self.batch.waiting, *self.batch.background)
-        self.computing.retain(joined, present, resting=not rows)
+        rows, batch = self.batch.admit(), self.batch
+        joined = (*batch.running, *batch.background)
+        present = (*joined, *batch.waiting)
+        self.computing.retain({row.key for row in joined}, present, resting=not rows)
         return order_by_set(rows)
 
     def rest(self) -> None:
@@ -110,13 +110,14 @@ class Engine:
         """Take in what :meth:`compute` reported, without the rows that were cancelled meanwhile."""
         if not self._ran_out:
             self._memory.went_well()
-        advanced = tuple(row for row in report.advanced if row.key in self.batch)
-        failed = tuple(failure for failure in report.failed if failure.row.key in self.batch)
+        here = set(self.batch.keys)
+        advanced = [row for row in report.advanced if row.key in here]
+        failed = report.failed and tuple(failure for failure in report.failed if failure.row.key in here)
         left = [row.key for row in advanced if row.done] + [failure.row.key for failure in failed]
         self.batch.settle(advanced, left)
         alive = {row.key for row in advanced}
-        previews = tuple(preview for preview in report.previews if preview.key in alive)
-        return replace(report, advanced=advanced, failed=failed, previews=previews)
+        previews = report.previews and tuple(shown for shown in report.previews if shown.key in alive)
+        return replace(report, advanced=tuple(advanced), failed=failed, previews=previews)
 
     def _shrink(self, rows: Sequence[Row]) -> None:
         """A step of `rows` did not fit into memory: later ones take fewer."""

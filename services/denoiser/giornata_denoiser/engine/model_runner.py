@@ -241,14 +241,16 @@ class PendingFiniteChecks:
 
     def poisoned(self, rows: Sequence[Row]) -> dict[RowKey, Row]:
         """Read the open verdicts of `rows`. Returns the rows that are not finite, as they were before the step."""
-        found = [(row, self._unread.pop(row.key, None)) for row in rows]
-        return {
-            row.key: unread.before
-            for row, unread in found
-            if unread is not None
-            and unread.before.conditioning is row.conditioning  # else another row of its name
-            and not unread.verdict.read()[unread.place]
-        }
+        found = {}
+        for row in rows:
+            unread = self._unread.pop(row.key, None)
+            if (
+                unread is not None
+                and unread.before.conditioning is row.conditioning  # else another row of its name
+                and not unread.verdict.read()[unread.place]
+            ):
+                found[row.key] = unread.before
+        return found
 
     def retain(self, keys: Collection[RowKey]) -> None:
         """Forget all rows but these."""
@@ -420,25 +422,28 @@ class ModelRunner:
             (self._control_waits.total_s - waits_s) * 1e3,
             waits_s,
         )
-        shown = any(picture is not None for picture in pictures)
-        leaves = shown or any(plan.learning) or any(row.step + 1 >= row.steps for row in rows)
+        shown = bool([picture for picture in pictures if picture is not None])
+        leaves = (
+            shown or any(plan.learning) or bool([row for row in rows if row.step + 1 >= len(row.track.times)])
+        )
         poisoned, sample = self._judged(rows, given, leaves=leaves)
         good = [row.key not in poisoned for row in rows]
+        seen = [picture if fine else None for picture, fine in zip(pictures, good, strict=True)]
         return StepReport(
             began,
             self._clock(),
             step_results.advance_rows(rows, plan, stepped, entries, good),
-            tuple(FailedRow(row, RowPoisoned()) for row in poisoned.values()),
+            tuple([FailedRow(row, RowPoisoned()) for row in poisoned.values()]),
             sample,
-            step_results.previews(
-                rows, [picture if fine else None for picture, fine in zip(pictures, good, strict=True)]
-            ),
-            step_results.cached_blocks(rows, stepped, self.family.depth),
+            step_results.previews(rows, seen) if shown else (),
+            step_results.cached_blocks(rows, stepped, self.sources.blocks),
         )
 
     def _made(self, rows: tuple[Row, ...]) -> tuple[StepOutput, StepPlan, float]:
         """Return what a step makes of `rows`, its plan, and when its forward was assembled."""
-        low_ranks = tuple(acting_set(row, self._low_ranks) for row in rows)
+        low_ranks = tuple([acting_set(row, self._low_ranks) if row.adapters.loras else None for row in rows])
+        if not [row for row in rows if row.cached]:
+            return self._computed(rows, low_ranks)
         division = split_rows(rows, learns=self._learns)
         if not division.others:
             return self._computed(rows, low_ranks)
@@ -461,14 +466,19 @@ class ModelRunner:
         assembled = self._clock()
         plan = self.sources.step(rows)
         self._waits.total_s = 0.0
-        uses = with_low_ranks(plan.uses, rows, low_ranks)
+        uses = plan.uses
+        if any(low_ranks):
+            uses = with_low_ranks(uses, rows, low_ranks)
         added = self._controls.residuals(rows, computes_every_token(uses, rows), self._control_waits)
-        uses = with_residuals(uses, rows, added)
+        if any(added):
+            uses = with_residuals(uses, rows, added)
         stepped = denoise_step(self.family, assembly, rows, uses, self._trace)
         return stepped, plan, assembled
 
     def _hosted(self, rows: Sequence[Row], plan: StepPlan) -> list[Entry | None]:
         """What the step has left behind of each row, on its way to host memory; that of a row that ends is there."""
+        if not [row for row in rows if row.records]:
+            return [None] * len(rows)
         entries = [
             None if recorder is None else self.hosting.take(recorder.kept()) for recorder in plan.recording
         ]

@@ -138,11 +138,6 @@ class EntryReuse:
             for slabs in self._distinct
         )
 
-    @property
-    def computed(self) -> tuple[BlockMode, ...]:
-        """Return what the step computes."""
-        return (BlockMode.FULL,) * len(self.modes) if self.learning else self.modes
-
     def uses(self) -> tuple[BlockInputs, ...]:
         """One of each sequence."""
         if self.learning:
@@ -255,6 +250,13 @@ class RunningRow:
         """Slabs of which everything that the row takes has been found to be here."""
         self._make, self._correction_bits, self._together = make, correction_bits, together
         self._entries = tuple(map(make.narrowing.entry, _entries(row)))
+        self._after = tuple(
+            next((after for after in self._entries[step + 1 :] if after not in (None, now)), None)
+            for step, now in enumerate(self._entries)
+        )
+        """By step: the next entry that is not its own."""
+        self._inputs: tuple[tuple[object, ...], tuple[BlockInputs, ...]] = ((), ())
+        """What the last step's inputs were of, and these inputs."""
         self._renewing = (
             RefreshSchedule([make.own(row, own) for own in row.own_tokens]) if row.renews else None
         )
@@ -263,11 +265,15 @@ class RunningRow:
 
     def is_of(self, row: Row) -> bool:
         """Return whether `row` is this row some steps later, under the same LoRAs, and not another row of its name."""
+        was = self.row
         return (
-            row.conditioning is self.row.conditioning
-            and row.template is self.row.template
-            and row.renewed_every == self.row.renewed_every
-            and row.adapters.acting(row.step) == self.row.adapters.acting(self.row.step)
+            row.conditioning is was.conditioning
+            and row.template is was.template
+            and row.renewed_every == was.renewed_every
+            and (
+                not (row.adapters.loras or was.adapters.loras)
+                or row.adapters.acting(row.step) == was.adapters.acting(was.step)
+            )
         )
 
     @property
@@ -302,16 +308,17 @@ class RunningRow:
     @property
     def following(self) -> Entry | None:
         """The next entry that is not the present one; None while its corrections are not known."""
-        if self.served is not None and self.served.learning:
-            return None
-        now, *later = self._entries[self.row.step :]
-        return next((entry for entry in later if entry not in (None, now)), None)
+        learning = self.served is not None and self.served.learning
+        return None if learning else self._after[self.row.step]
 
     def advance(self, row: Row) -> None:
         """Choose what the next step of `row` computes and what serves it; slabs that are here already stay."""
         self._serve(row)
-        left = row.background or (self._renewing is not None and self._renewing.full)
-        self.recorder = self._make.entry(row) if row.records is not None and left else None
+        self.recorder = None
+        if row.records is not None and (
+            row.background or (self._renewing is not None and self._renewing.full)
+        ):
+            self.recorder = self._make.entry(row)
         if self._padding is None:
             return
         self._padding.advance(row, whole=self._whole)
@@ -358,7 +365,17 @@ class RunningRow:
         return EntryReuse(entry, slabs, self.shapes, entry.modes, final=self._together)
 
     def uses(self, blocks: int) -> tuple[BlockInputs, ...]:
-        """Return what each of the row's sequences does in a forward of so many `blocks`."""
+        """Return what each of the row's sequences does in a forward of so many `blocks`.
+
+        They are the last step's objects where nothing has changed: so a batch knows that its plan stays.
+        """
+        full = self._renewing is not None and self._renewing.full
+        of = self.served, self.recorder, full, self._padding is not None and self._padding.taken
+        if self._inputs[0] != of:
+            self._inputs = of, self._made_inputs(blocks)
+        return self._inputs[1]
+
+    def _made_inputs(self, blocks: int) -> tuple[BlockInputs, ...]:
         uses = self._uses(blocks)
         if self.recorder is not None:
             uses = (*uses[:-1], _recorded(uses[-1], self.recorder))
@@ -374,7 +391,8 @@ class RunningRow:
         """Return what so many blocks of the step compute."""
         if self._renewing is not None:
             return self._renewing.modes(blocks)
-        return (BlockMode.FULL,) * blocks if self.served is None else self.served.computed
+        served = self.served
+        return (BlockMode.FULL,) * blocks if served is None or served.learning else served.modes
 
     def _learning(self, served: EntryReuse) -> EntryReuse | None:
         """A step without corrections is computed in full and teaches them; None where no later step needs them."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from giornata.planning.operations import (
     NetworkOperations,
     SequenceShape,
+    StepWork,
     is_all_or_nothing,
     recording_bytes,
     step_work,
@@ -113,12 +114,17 @@ def fits_step(rows: Sequence[Row], budget: StepBudget, costs: StepCosts, family:
 
 def predicted_ms(rows: Sequence[Row], costs: StepCosts, operations: NetworkOperations) -> float:
     """Predicted time of a step of a network of these operations that waits for no load."""
+    return costs.step_ms(predicted_work(rows, operations))
+
+
+def predicted_work(rows: Sequence[Row], operations: NetworkOperations) -> StepWork:
+    """What such a step computes."""
     computed: list[tuple[SequenceShape, tuple[BlockMode, ...]]] = []
     for row in rows:
         whole = (BlockMode.FULL,) * operations.blocks
         own = masked_modes(row, operations.blocks) if row.masked else whole
         computed += [(shape, own) for shape in row.shapes] + [(shape, whole) for shape in row.joining]
-    return costs.step_ms(step_work(operations, *zip(*computed, strict=True)))
+    return step_work(operations, *zip(*computed, strict=True))
 
 
 def masked_modes(row: Row, blocks: int) -> tuple[BlockMode, ...]:

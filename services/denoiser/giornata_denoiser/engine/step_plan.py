@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -29,7 +29,7 @@ from giornata_denoiser.blocks.recorders import CorrectionRecorder, EntryRecorder
 from giornata_denoiser.blocks.slabs import CacheSharder, Device, Slabs, WaitTimer
 from giornata_denoiser.engine.loading import Loader, SlabRun
 from giornata_denoiser.engine.running_row import EntryReuse, RowCacheFactories, RunningRow, plan_modes
-from giornata_denoiser.engine.step_budget import predicted_ms
+from giornata_denoiser.engine.step_budget import predicted_work
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Correction, Entry
@@ -45,28 +45,73 @@ def work_of(operations: NetworkOperations, rows: Iterable[RunningRow]) -> StepWo
     return replace(work, segments=float(len(sets - {()})))
 
 
+class CountedRow(NamedTuple):
+    """A row of a step: what its share of the step's work follows from."""
+
+    running: RunningRow
+    shapes: tuple[SequenceShape, ...]
+    modes: tuple[BlockMode, ...]
+    begun: bool
+    masked: bool
+    controlling: tuple[bool, ...]
+
+
+class CountedStep(NamedTuple):
+    """What a step computes: it stays the same while its rows compute the same."""
+
+    rows: list[CountedRow]
+    work: StepWork
+    """Over all blocks."""
+    fields: dict[str, Any]
+    """The same for the router's regressions."""
+    least: list[StepWork]
+    """By row: what it computes at least, alone, in a step that waits for no load."""
+
+
+def count_step(
+    operations: NetworkOperations, rows: Sequence[RunningRow], last: CountedStep | None
+) -> CountedStep:
+    """What a step of `rows` computes; the `last` one's count where they compute the same again."""
+    counted = [
+        CountedRow(
+            each,
+            each.shapes,
+            each.computed(operations.blocks),
+            each.row.begun,
+            each.row.masked,
+            each.row.adapters.controlling(each.row.step) if each.row.adapters.controls else (),
+        )
+        for each in rows
+    ]
+    if last is not None and last.rows == counted:
+        return last
+    work = work_of(operations, rows)
+    fields = sample_fields(work, mean_amounts(*_sequences(operations, rows)))
+    return CountedStep(counted, work, fields, [predicted_work([each.row], operations) for each in rows])
+
+
 def step_sample(
     operations: NetworkOperations,
     rows: Sequence[RunningRow],
-    work: StepWork,
+    counted: CountedStep,
     costs: StepCosts,
     *,
     missing_bytes: int,
     planned_ms: float,
 ) -> StepSample:
     """The sample of a step of `rows` before it is measured; loads alone end it after `planned_ms`."""
+    work = counted.work
     expected_ms = max(planned_ms, costs.step_ms(work))
-    # What each row computes at least, in a step that waits for no load.
-    least_ms = [predicted_ms([each.row], costs, operations) - costs.call_ms for each in rows]
+    least_ms = [costs.step_ms(least) - costs.call_ms for least in counted.least]
     return StepSample(
         rows=len(rows),
-        **sample_fields(work, mean_amounts(*_sequences(operations, rows))),
+        **counted.fields,
         blocks=round(work.sequences) * operations.blocks,
         loaded_bytes=missing_bytes,
         assemble_ms=0.0,
         step_ms=0.0,
         predicted_ms=expected_ms,
-        reusing_ms=sum(ms for each, ms in zip(rows, least_ms, strict=True) if each.row.masked),
+        reusing_ms=sum([ms for each, ms in zip(counted.rows, least_ms, strict=True) if each.masked]),
         excess_ms=max(0.0, expected_ms - work.calls * costs.call_ms - sum(least_ms)),
     )
 
@@ -158,9 +203,12 @@ class StepPlanner:
         self, family: ModelFamily, options: ReuseOptions, waits: WaitTimer, trace: LaneTracer
     ) -> None:
         self._family, self._options, self._waits, self._trace = family, options, waits, trace
+        self.blocks = family.depth
+        """Of the network."""
         self._narrowing = CacheSharder(family)
         self._make = RowCacheFactories(self._slabs, self._own, self._padding, self._entry, self._narrowing)
         self._running: dict[RowKey, RunningRow] = {}
+        self._counted: CountedStep | None = None
         self._scheduled: list[tuple[object, ...]] = []
         """What the loader's queue follows from, by row."""
         self._shared: WeakValueDictionary[tuple[object, ...], Slabs] = WeakValueDictionary()
@@ -169,11 +217,12 @@ class StepPlanner:
         """Forget all rows but these."""
         for key in self._running.keys() - keys:
             del self._running[key]
+            self._counted = None
 
     def rest(self) -> None:
         """Forget all rows, and load nothing more for them."""
         self._running.clear()
-        self._scheduled = []
+        self._counted, self._scheduled = None, []
         if self._options.loader is not None:
             self._options.loader.schedule(())
 
@@ -191,25 +240,30 @@ class StepPlanner:
             self._look_ahead(running)
         planned_ms = self._plan(running, costs)
         operations = self._family.operations
-        work = work_of(operations, running)
-        missing = sum(each.missing_bytes for each in running)
+        counted = self._counted = count_step(operations, running, self._counted)
+        missing = sum([each.missing_bytes for each in running])
         if loader is not None and self._scheduled != (wanted := [each.wanted for each in running]):
             loader.schedule(_loads(running))
             self._scheduled = wanted
-        sample = step_sample(operations, running, work, costs, missing_bytes=missing, planned_ms=planned_ms)
+        sample = step_sample(
+            operations, running, counted, costs, missing_bytes=missing, planned_ms=planned_ms
+        )
         return StepPlan(
-            by_sequence([each.uses(self._family.depth) for each in running]),
-            work,
+            by_sequence([each.uses(operations.blocks) for each in running]),
+            counted.work,
             sample,
-            tuple(() if each.served is None else each.served.learning for each in running),
-            tuple(each.recorder for each in running),
+            tuple([() if each.served is None else each.served.learning for each in running]),
+            tuple([each.recorder for each in running]),
         )
 
     def _advanced(self, row: Row) -> RunningRow:
         if row.joins_loras:  # what was learned without them corrects nothing any more
             row = replace(row, corrections=None)
-        row = self._narrowing.fitting(row)
         running = self._running.get(row.key)
+        if row.corrections is not None and (
+            running is None or row.corrections is not running.row.corrections
+        ):
+            row = self._narrowing.fitting(row)
         if running is None or not running.is_of(row):
             # Members of a group plan alike: none looks at what happens to be loaded at it.
             fixed = is_all_or_nothing(self._family.specs) or bool(self._family.group)
@@ -224,6 +278,10 @@ class StepPlanner:
             entry = each.following
             if entry is not None and (each.next is None or each.next.entry is not entry):
                 each.next, each.ahead = each.made(entry), 0
+        if not [each for each in rows if each.next]:
+            for each in rows:
+                each.ahead = 0
+            return
         ahead = _fitting([each.next for each in rows], self._family.depth, self._options.ahead_bytes)
         for each, blocks in zip(rows, ahead, strict=True):
             if each.next is not None and blocks < each.ahead:  # rows have joined: what is loaded beyond goes

@@ -25,31 +25,31 @@ def advance_rows(
     finite: Sequence[bool],
 ) -> tuple[Row, ...]:
     """The rows after the step, but for those whose latent is not finite."""
-    return tuple(
-        row.advanced(
-            stepped.latents[index],
-            stepped.memory[index],
-            stepped.generators[index],
-            entry=entries[index],
-            corrections=tuple(each.correction() for each in plan.learning[index]) or None,
-            cached=stepped.cached[index],
-        )
-        for index, row in enumerate(rows)
-        if finite[index]
-    )
+    advanced = []
+    for index, row in enumerate(rows):
+        if finite[index]:
+            learning = plan.learning[index]
+            advanced.append(
+                row.advanced(
+                    stepped.latents[index],
+                    stepped.memory[index],
+                    stepped.generators[index],
+                    entry=entries[index],
+                    corrections=tuple([each.correction() for each in learning]) if learning else None,
+                    cached=stepped.cached[index],
+                )
+            )
+    return tuple(advanced)
 
 
 def cached_blocks(rows: Sequence[Row], stepped: StepOutput, depth: int) -> StepCacheCounters:
     """Blocks of the rows with step caches, of a network of so many blocks."""
-    told = [
-        (len(row.prompts) * depth, skipped)
-        for row, skipped in zip(rows, stepped.skipped, strict=True)
-        if row.step_cache is not None
-    ]
-    skipped = sum(each for _, each in told)
-    return StepCacheCounters(
-        computed_blocks=sum(every for every, _ in told) - skipped, skipped_blocks=skipped
-    )
+    computed = skipped = 0
+    for row, less in zip(rows, stepped.skipped, strict=True):
+        if row.step_cache is not None:
+            computed += len(row.prompts) * depth - less
+            skipped += less
+    return StepCacheCounters(computed_blocks=computed, skipped_blocks=skipped)
 
 
 def previews(rows: Sequence[Row], pictures: Sequence[Tensor | None]) -> tuple[RowPreview, ...]:

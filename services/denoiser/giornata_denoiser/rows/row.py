@@ -363,7 +363,7 @@ class Row:
     @property
     def done(self) -> bool:
         """Return whether the latent is final."""
-        return self.step >= self.steps
+        return self.step >= len(self.track.times)
 
     @property
     def next_preview(self) -> int | None:

@@ -84,6 +84,8 @@ def edit(of: ModelFamily, taken: CachedTemplate | None, spec: Spec, place: Regio
 class Oracle:
     """What an entry kept of outside tokens, changed as the first step of the edit showed."""
 
+    keeps = False
+
     def __init__(self, entry: Entry, place: Region, seen: tuple[Entry, Everything] | None) -> None:
         self.entry, self.outside, self.seen = entry, place.outside, seen
 

@@ -49,6 +49,8 @@ class Everything:
 class Recorded:
     """What `Everything` kept, for the tokens outside a region; with room for the sequence's own or without."""
 
+    keeps = False
+
     def __init__(self, of: Everything, where: Region, room: int = 0) -> None:
         self.of, self.where, self.room = of, where, room
 

@@ -90,6 +90,7 @@ class Corrected:
     entry: Entry
     first: Entry
     seen: Everything | None
+    keeps = False
 
     def _part(self, block: int, part: str, own: Tensor | None) -> Tensor:
         def kept(entry: Entry) -> Tensor:

@@ -175,6 +175,8 @@ class Everything:
 class RecordedUnetTokens:
     """What `Everything` kept, for the tiles outside a region; with room for the sequence's own or without."""
 
+    keeps = False
+
     def __init__(self, of: Everything, where: Region, *, room: bool = False) -> None:
         self.of, self.where, self.room = of, where, len(where.computed) if room else 0
 

@@ -107,6 +107,8 @@ class ForwardContext:
 
     def modulated(self, stream: TokenStream) -> Segments:
         """The tokens of a stream that share their modulation: a sequence's, or its picture's and its companions'."""
+        if self._clean is None:
+            return self.segments(stream)
         segments, behind = self.segments(stream), self._behind(stream)
         return _set_apart(segments.lengths, behind, segments.device) if behind else segments
 
@@ -114,13 +116,12 @@ class ForwardContext:
         """The tokens of each sequence in a stream."""
         if self._beyond is not None:
             return self._beyond.segments
+        if stream is TokenStream.OUTPUT:
+            return self._output
         layout = self.tokens.now.layout
-        return {
-            TokenStream.TEXT: layout.text,
-            TokenStream.IMAGE: layout.image,
-            TokenStream.JOINT: layout.joint,
-            TokenStream.OUTPUT: self._output,
-        }[stream]
+        if stream is TokenStream.JOINT:
+            return layout.joint
+        return layout.text if stream is TokenStream.TEXT else layout.image
 
     def spans(self, stream: TokenStream) -> LoraSpans:
         """Return what the sequences' LoRAs change of the tokens of a stream."""
@@ -211,7 +212,14 @@ class ForwardContext:
                 recorder.keys_values(site.block, _side_by_side(keys), _side_by_side(values))
 
     def _outside(self, site: AttentionSite, own: Segments, key: Tensor) -> Mapping[int, Beside]:
-        """Return what each sequence attends to beside its own tokens, of which `key` is what the site projects."""
+        """Return what each sequence attends to beside its own tokens, of which `key` is what the site projects.
+
+        What a block with one site takes as it is kept is the same in every step.
+        """
+        known = self.tokens.plan.outside
+        stays = site.sites == 1 and not self.tokens.hidden and not self._prefixes
+        if stays and site.block in known:
+            return known[site.block]
         found: dict[int, Beside] = {
             sequence: prefix[site.block] for sequence, prefix in self._prefixes.items()
         }
@@ -229,6 +237,8 @@ class ForwardContext:
             else:
                 before = prefix[site.block]
                 found[sequence] = _fitted(kept, own.lengths[sequence] + len(before.key)), before
+        if stays:
+            known[site.block] = found
         return found
 
 
@@ -430,15 +440,12 @@ class JointAttention:
             by_head(attn, attn.add_k_proj(encoder_hidden_states), attn.norm_added_k),
             by_head(attn, attn.add_v_proj(encoder_hidden_states)),
         )
-        query, key, value = (layout.join(*parts) for parts in zip(text, image, strict=True))
-        query, key = hooks.rotated(query, TokenStream.JOINT), hooks.rotated(key, TokenStream.JOINT)
+        query = hooks.rotated(layout.join(text[0], image[0]), TokenStream.JOINT)
+        key = hooks.rotated(layout.join(text[1], image[1]), TokenStream.JOINT)
+        value = layout.join(text[2], image[2])
         attended = hooks.forward.attended(self._site, TokenStream.JOINT, query, key, value)
-        of_text, of_image = (
-            batched_as(hidden, part)
-            for hidden, part in zip(
-                (encoder_hidden_states, hidden_states), layout.split(attended), strict=True
-            )
-        )
+        of_text, of_image = layout.split(attended)
+        of_text, of_image = batched_as(encoder_hidden_states, of_text), batched_as(hidden_states, of_image)
         to_text = attn.to_add_out
         return attn.to_out[0](of_image), of_text if to_text is None else to_text(of_text)
 

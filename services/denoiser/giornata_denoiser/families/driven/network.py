@@ -112,31 +112,34 @@ class BlockRunner:
         for index, block in enumerate(pairs):
             with self._trace.span(TraceLane.COMPUTE, f"block {index}"):
                 text, image = self._pair(block, text, tokens.enter(index, image))
-                image = tokens.add(index, image)
+                if tokens.residuals:
+                    image = tokens.add(index, image)
         if singles:
             joint = tokens.now.layout.join(text, image)
             for index, block in enumerate(singles, len(pairs)):
                 with self._trace.span(TraceLane.COMPUTE, f"block {index}"):
                     joint = self._single(block, tokens.enter_joint(index, joint))
-                    joint = tokens.add_joint(index, joint)
+                    if tokens.residuals:
+                        joint = tokens.add_joint(index, joint)
             image = tokens.now.layout.split(joint)[1]
         return image
 
     def _pair(self, block: Any, text: Tensor, image: Tensor) -> Both:
-        self._project(block)
-        parts = self._forward.batched(text, TokenStream.TEXT), self._forward.batched(image, TokenStream.IMAGE)
-        text, image = (part.flatten(0, 1) for part in self._network.pair(block, *parts))
-        return text, image
+        forward = self._forward
+        if forward.tokens.hidden:
+            self._project(block)
+        text, image = forward.batched(text, TokenStream.TEXT), forward.batched(image, TokenStream.IMAGE)
+        text, image = self._network.pair(block, text, image)
+        return text.flatten(0, 1), image.flatten(0, 1)
 
     def _single(self, block: Any, joint: Tensor) -> Tensor:
-        self._project(block)
+        if self._forward.tokens.hidden:
+            self._project(block)
         return self._network.single(block, self._forward.batched(joint, TokenStream.JOINT)).flatten(0, 1)
 
     def _project(self, block: Any) -> None:
         """Keys and values of the outside tokens whose hidden state enters a block that does not compute them."""
         forward, network = self._forward, self._network
-        if not forward.tokens.hidden:
-            return
         with forward.beyond() as hidden:
             attentions = zip(network.attentions(block), network.normed(block, hidden), strict=True)
             projected = [network.keys_values(attn, normed) for attn, normed in attentions]

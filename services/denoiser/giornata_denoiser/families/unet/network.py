@@ -34,7 +34,7 @@ from giornata_denoiser.families.unet.prompts import (
     prepare_prompt,
 )
 from giornata_denoiser.families.unet.structure import structure
-from giornata_denoiser.families.unet.tiles import TilePass
+from giornata_denoiser.families.unet.tiles import CachedTiles, TilePass
 from giornata_denoiser.families.unet.tiling import Tiling
 from giornata_denoiser.rows.row import Prompt
 
@@ -46,6 +46,8 @@ class UnetBatch:
     sequences: tuple[SequenceInputs, ...]
     device: torch.device
     _tilings: dict[tuple[int, ...], Tiling] = field(default_factory=dict, init=False)
+    _taken: list[tuple[tuple[BlockInputs, ...], CachedTiles]] = field(default_factory=list, init=False)
+    """What the last step took, and under which uses, if it stays."""
 
     @cached_property
     def tokens(self) -> list[int]:
@@ -59,6 +61,16 @@ class UnetBatch:
             grids, regions = (tuple(part) for part in zip(*((s.grid, s.region) for s in chosen), strict=True))
             self._tilings[of] = Tiling(grids, regions, self.device)
         return self._tilings[of]
+
+    def taken(self, uses: tuple[BlockInputs, ...], sources: Mapping[int, KVSource]) -> CachedTiles:
+        """What tiles take from these sources under `uses`: the last step's where these are the same objects."""
+        if self._taken and self._taken[0][0] == uses:
+            return self._taken[0][1]
+        self._taken.clear()
+        taken = CachedTiles(dict(enumerate(sources.values())))
+        if taken.stays and all(use.recorder is None and use.residuals is None for use in uses):
+            self._taken.append((uses, taken))
+        return taken
 
     def prepared(self, sequence: int) -> PreparedPrompt:
         """Return what the network has made of a sequence's prompt."""
@@ -191,12 +203,16 @@ class TiledUnet(ABC):
             self.model_input(latent, own).view(len(latent), self.in_channels, self.side, self.side)
             for latent, own in parts
         ]
-        sources = {index: source for index, use in enumerate(uses) if (source := _source(use.taken))}
+        sources = {
+            index: source
+            for index, use in enumerate(uses)
+            if use.taken is not None and (source := _source(use.taken))
+        }
         recorders = {index: use.recorder for index, use in enumerate(uses) if use.recorder is not None}
         residuals = {index: use.residuals for index, use in enumerate(uses) if use.residuals is not None}
         owners = BatchLoras([use.low_rank for use in uses])
         forward = _UnetForward(batch, inputs, steps, recorders, owners, residuals, trace)
-        outputs = self._tiles(forward, sources) if sources else {}
+        outputs = self._tiles(forward, sources, batch.taken(tuple(uses), sources)) if sources else {}
         whole: dict[tuple[int, int], list[int]] = {}
         for index, sequence in enumerate(batch.sequences):
             if index not in sources:
@@ -221,7 +237,9 @@ class TiledUnet(ABC):
         """See :meth:`giornata_denoiser.families.protocol.Network.packed`."""
         return pixel_unshuffle(pixels[None], self.side)[0].flatten(1).T
 
-    def _tiles(self, forward: _UnetForward, sources: Mapping[int, KVSource]) -> dict[int, Tensor]:
+    def _tiles(
+        self, forward: _UnetForward, sources: Mapping[int, KVSource], kept: CachedTiles
+    ) -> dict[int, Tensor]:
         """(computed, channels) of the sequences that take from these sources."""
         batch, of = forward.batch, tuple(sources)
         tiling = batch.tiling(of)
@@ -235,13 +253,13 @@ class TiledUnet(ABC):
             tiling,
             [batch.prepared(index) for index in of],
             [forward.steps[index] for index in of],
-            sources=dict(enumerate(sources.values())),
+            kept=kept,
             around=dict(enumerate(around)),
             recorders=forward.recording(of),
             attend=self._attend,
             cross=self._cross,
             gather=self._gather,
-            low_ranks=self._low_ranks,
+            low_ranks=self._low_ranks if forward.owners else None,
             trace=forward.trace,
         )
         sample = torch.cat(taken).contiguous(memory_format=torch.channels_last)
@@ -298,10 +316,10 @@ class _UnetForward:
         return hooks.acting((lambda _: self.owners.over(items, of)) if self.owners else None)
 
 
-def _source(taken: CachedTokens | None) -> KVSource | None:
+def _source(taken: CachedTokens) -> KVSource | None:
     """Return what a sequence takes from; None where every block is computed in full."""
-    if taken is None or all(mode is BlockMode.FULL for mode in taken.modes):
+    if taken.modes.count(BlockMode.FULL) == len(taken.modes):
         return None
-    if any(mode is not BlockMode.KV for mode in taken.modes):
+    if taken.modes.count(BlockMode.KV) < len(taken.modes):
         raise ValueError(f"a UNet takes all of its blocks from a template or none, received {taken.modes}")
     return taken.source

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -182,12 +181,20 @@ class UnetPass(Protocol):
         """(items, end - start): these channels of what the timestep adds to each item."""
 
 
+class NoPass:
+    """No forward is under way; stands where a :class:`UnetPass` stands."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("the UNet runs within a network's forward alone")
+
+
 class UnetHooks:
     """The modules of one UNet, wired to the pass that is under way; one at a time."""
 
     def __init__(self, unet: Any, structure: UnetStructure) -> None:
         self._unet = unet
-        self._pass: UnetPass | None = None
+        self.under_way: UnetPass = NoPass()
+        """The pass that the modules serve now."""
         for leaf in structure.convolutions:
             leaf.module.forward = partial(self._convolution, leaf)
         for leaf in structure.norms:
@@ -208,20 +215,13 @@ class UnetHooks:
         self._joining = UnetResidualHooks(unet)
         self._added = unet.config.addition_embed_type is not None
 
-    @property
-    def under_way(self) -> UnetPass:
-        """The pass that the modules serve now."""
-        if self._pass is None:
-            raise RuntimeError("the UNet runs within a network's forward alone")
-        return self._pass
-
     def run(self, through: UnetPass, sample: Tensor, joined: Sequence[SequenceResiduals] = ()) -> Tensor:
         """The UNet's output, (items, out_channels, height, width), of (items, in_channels, height, width).
 
         What is `joined` is added before the decoder.
         """
         none = sample.new_zeros(1, 1)
-        self._pass, self._joining.now = through, joined
+        self.under_way, self._joining.now = through, joined
         try:
             out: Tensor = self._unet(
                 sample,
@@ -231,7 +231,7 @@ class UnetHooks:
                 return_dict=False,
             )[0]
         finally:
-            self._pass, self._joining.now = None, ()
+            self.under_way, self._joining.now = NoPass(), ()
         return out
 
     def _convolution(self, leaf: LeafModule, hidden: Tensor) -> Tensor:
@@ -251,11 +251,11 @@ def _nothing(*inputs: Tensor | None) -> Tensor:
     return first.new_zeros(1, 1)
 
 
-class UnetAttentionProcessor(ABC):
-    """An attention of a block that asks the pass under way: a processor of diffusers' `UnetAttentionProcessor`."""
+class PictureAttention:
+    """Each cell over its picture's cells: a processor of diffusers' attention modules that asks the pass under way."""
 
-    def __init__(self, interior: UnetHooks) -> None:
-        self._interior = interior
+    def __init__(self, interior: UnetHooks, leaf: LeafModule) -> None:
+        self._interior, self._leaf = interior, leaf
 
     def __call__(
         self,
@@ -265,44 +265,33 @@ class UnetAttentionProcessor(ABC):
         attention_mask: Tensor | None = None,  # noqa: ARG002 - likewise
     ) -> Tensor:
         """(items, cells, channels)."""
-        query = by_head(attn, attn.to_q(hidden_states))
-        mixed = self.attend(self._interior.under_way, attn, query, hidden_states)
+        query = attn.to_q(hidden_states)
+        heads = *query.shape[:2], attn.heads, -1
+        key, value = attn.to_k(hidden_states).reshape(heads), attn.to_v(hidden_states).reshape(heads)
+        mixed = self._interior.under_way.attention(self._leaf, query.reshape(heads), key, value)
         out: Tensor = attn.to_out[1](attn.to_out[0](mixed.flatten(2)))
         return out
 
-    @abstractmethod
-    def attend(self, through: UnetPass, attn: Any, query: Tensor, hidden: Tensor) -> Tensor:
-        """Return what `query` finds, both (items, cells, heads, head_dim); `hidden` is (items, cells, channels)."""
 
-
-class PictureAttention(UnetAttentionProcessor):
-    """Each cell over its picture's cells."""
-
-    def __init__(self, interior: UnetHooks, leaf: LeafModule) -> None:
-        super().__init__(interior)
-        self._leaf = leaf
-
-    def attend(self, through: UnetPass, attn: Any, query: Tensor, hidden: Tensor) -> Tensor:
-        """See :class:`UnetAttentionProcessor`."""
-        key, value = by_head(attn, attn.to_k(hidden)), by_head(attn, attn.to_v(hidden))
-        return through.attention(self._leaf, query, key, value)
-
-
-class TextAttention(UnetAttentionProcessor):
-    """Each cell over keys and values of the text, which a row has from when it joins."""
+class TextAttention:
+    """Each cell over keys and values of the text, which a row has from when it joins; a processor likewise."""
 
     def __init__(self, interior: UnetHooks, index: int) -> None:
-        super().__init__(interior)
-        self._index = index
+        self._interior, self._index = interior, index
 
-    def attend(self, through: UnetPass, attn: Any, query: Tensor, hidden: Tensor) -> Tensor:  # noqa: ARG002 - of the picture's
-        """See :class:`UnetAttentionProcessor`."""
-        return through.text_attention(self._index, query)
-
-
-def by_head(attn: Any, projection: Tensor) -> Tensor:
-    """(items, cells, channels) → (items, cells, heads, head_dim)."""
-    return projection.reshape(*projection.shape[:2], attn.heads, -1)
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,  # noqa: ARG002 - diffusers' signature
+        attention_mask: Tensor | None = None,  # noqa: ARG002 - likewise
+    ) -> Tensor:
+        """(items, cells, channels)."""
+        query = attn.to_q(hidden_states)
+        query = query.reshape(*query.shape[:2], attn.heads, -1)
+        mixed = self._interior.under_way.text_attention(self._index, query)
+        out: Tensor = attn.to_out[1](attn.to_out[0](mixed.flatten(2)))
+        return out
 
 
 # A forward over whole pictures of one size, as diffusers has it; rows differ in text, timestep and values.

@@ -53,17 +53,17 @@ class LeafModule:
     doubled: bool = False
     """Whether it is a convolution behind an upsampling, which repeats each cell as 2x2."""
 
-    @property
+    @cached_property
     def reading(self) -> ConvolutionGeometry:
-        """Return how a convolution reads tiles."""
+        """How a convolution reads tiles."""
         return ConvolutionGeometry(self.side, self.module.stride[0], self.doubled)
 
-    @property
+    @cached_property
     def cells(self) -> int:
         """Cells of a tile."""
         return self.side * self.side
 
-    @property
+    @cached_property
     def name(self) -> str:
         """For traces."""
         return "input" if self.block is None else f"block {self.block}"

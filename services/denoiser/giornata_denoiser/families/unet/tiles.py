@@ -24,11 +24,27 @@ PART_BYTES: Final = 8 << 20
 """What a processor gathers at a time for a matrix product."""
 
 
+class CachedTiles:
+    """What a batch takes of outside tiles, of `sources` by sequence; kept where all of them answer the same again."""
+
+    def __init__(self, sources: Mapping[int, KVSource]) -> None:
+        self.sources = sources
+        self.stays = all(source.keeps for source in sources.values())
+        self.borders: dict[LeafModule, Tensor] = {}
+        """(cells, channels): what lies around the computed tiles, and behind it one cell of zeros."""
+        self.moments: dict[LeafModule, Tensor] = {}
+        """(tiles, 2, groups): statistics of all outside tiles, by sequence."""
+        self.attended: dict[LeafModule, dict[int, DenseKV]] = {}
+        """By sequence: keys and values of outside tiles, by cell."""
+        self.owners: Tensor | None = None
+        """(tiles,) int64: the sequence of each computed tile, then of each outside tile."""
+
+
 class TilePass:
     """Satisfies :class:`giornata_denoiser.families.unet.passes.UnetPass`; an item is a tile of `tiling`.
 
-    `prepared` and `steps` are by sequence. `sources` are those of the sequences with a region, and `around` the inputs
-    of their outside tiles, (outside, in_channels, side, side).
+    `prepared` and `steps` are by sequence. `kept` is of the sequences with a region, and `around` the inputs of their
+    outside tiles, (outside, in_channels, side, side). `low_ranks` are there where LoRAs act.
     """
 
     def __init__(
@@ -37,17 +53,19 @@ class TilePass:
         prepared: Sequence[PreparedPrompt],
         steps: Sequence[int],
         *,
-        sources: Mapping[int, KVSource],
+        kept: CachedTiles,
         around: Mapping[int, Tensor],
         recorders: Mapping[int, ActivationRecorder],
         attend: Attention,
         cross: Crossing,
         gather: Gather,
-        low_ranks: LowRankHooks,
+        low_ranks: LowRankHooks | None,
         trace: LaneTracer,
     ) -> None:
-        self._tiling, self._prepared, self._recorders = tiling, prepared, recorders
-        self._sources, self._around = sources, around
+        self._tiling, self._texts, self._recorders = tiling, [of.text for of in prepared], recorders
+        self._kept, self._around = kept, around
+        self._recorded = [(sequence, tiling.tiles.bounds[sequence]) for sequence in recorders]
+        """The sequences that are recorded, and where their tiles are."""
         self._attend, self._cross, self._gather = attend, cross, gather
         self._low_ranks, self._trace = low_ranks, trace
         vectors = [of.modulation[step] for of, step in zip(prepared, steps, strict=True)]
@@ -56,66 +74,79 @@ class TilePass:
     def convolution(self, leaf: LeafModule, hidden: Tensor) -> Tensor:
         """Gathers what each tile reads, then runs without padding."""
         with self._trace.span(TraceLane.COMPUTE, leaf.name):
+            module, reading = leaf.module, leaf.reading
             tiles = hidden.permute(0, 2, 3, 1)
-            for sequence, (start, end) in self._recorded():
+            for sequence, (start, end) in self._recorded:
                 keep_border(self._recorders[sequence], leaf, tiles[start:end])
-            return self._convolved(leaf, tiles)
-
-    def _convolved(self, leaf: LeafModule, tiles: Tensor) -> Tensor:
-        module, channels = leaf.module, tiles.shape[3]
-        reading = leaf.reading
-        windows = self._tiling.windows(reading)
-        around = [
-            self._border(leaf, sequence, channels).index_select(0, ring)
-            for sequence, ring in enumerate(windows.rings)
-            if ring is not None
-        ]
-        cells = torch.cat((tiles.reshape(-1, channels), *around, tiles.new_zeros(1, channels)))
-        side, acting = leaf.side // reading.stride, self._low_ranks.parts(module, len(tiles))
-        if leaf.side < WHOLE:
-            neighbours = self._tiling.neighbours(reading)
+            border, flat = self._kept.borders.get(leaf), tiles.reshape(-1, tiles.shape[3])
+            cells = torch.cat((flat, *self._around_tiles(leaf, flat)) if border is None else (flat, border))
+            acting = [] if self._low_ranks is None else self._low_ranks.parts(module, len(tiles))
+            if leaf.side >= WHOLE:
+                index = self._tiling.windows(reading).index
+                read = cells.index_select(0, index.view(-1)).view(*index.shape, -1).permute(0, 3, 1, 2)
+                out = F.conv2d(read, module.weight, module.bias, reading.stride)
+                convolve(read, out, acting, module, padding=0)
+                return out
+            neighbours, side = self._tiling.neighbours(reading), leaf.side // reading.stride
             out = _products(cells, neighbours, module.weight, module.bias)
             for factors, *tiles_of in acting:
                 start, end = (side * side * bound for bound in tiles_of)
                 low = _products(cells, neighbours[9 * start : 9 * end], factors.down)
                 out[start:end].addmm_(low, factors.up.flatten(1).t())
             return out.view(-1, side, side, module.out_channels).permute(0, 3, 1, 2)
-        read = cells.index_select(0, windows.index.view(-1)).view(*windows.index.shape, channels)
-        read = read.permute(0, 3, 1, 2)
-        out = F.conv2d(read, module.weight, module.bias, reading.stride)
-        convolve(read, out, acting, module, padding=0)
-        return out
+
+    def _around_tiles(self, leaf: LeafModule, cells: Tensor) -> Sequence[Tensor]:
+        """See :attr:`CachedTiles.borders`, in parts; they are kept if they stay. `cells` are the computed ones."""
+        rings = enumerate(self._tiling.windows(leaf.reading).rings)
+        channels = cells.shape[1]
+        around = [
+            self._border(leaf, sequence, channels).index_select(0, ring)
+            for sequence, ring in rings
+            if ring is not None
+        ]
+        around.append(cells.new_zeros(1, channels))
+        if not self._kept.stays or leaf.block is None:
+            return around
+        border = self._kept.borders[leaf] = torch.cat(around)
+        return [border]
 
     def norm(self, leaf: LeafModule, hidden: Tensor) -> Tensor:
         """Statistics of the whole picture: of computed tiles as they are, of the others as they are taken."""
         with self._trace.span(TraceLane.COMPUTE, leaf.name):
             module = leaf.module
             found = moments(hidden.permute(0, 2, 3, 1), module.num_groups)
-            for sequence, (start, end) in self._recorded():
+            for sequence, (start, end) in self._recorded:
                 keep_moments(self._recorders[sequence], leaf, found[start:end])
-            values = leaf.cells * (hidden.shape[1] // module.num_groups)
-            mean, variance = (
-                part.repeat_interleave(values // leaf.cells, 1)
-                for part in self._statistics(leaf, found, values)
-            )
-            scale = torch.rsqrt(variance + module.eps) * module.weight
-            shift = module.bias - mean * scale
+            of_group = hidden.shape[1] // module.num_groups
+            mean, variance = self._statistics(leaf, found, leaf.cells * of_group)
+            scale = torch.rsqrt(variance.repeat_interleave(of_group, 1) + module.eps) * module.weight
+            shift = module.bias - mean.repeat_interleave(of_group, 1) * scale
             owner = self._tiling.tiles.sequence
-            spread = [
-                part.to(hidden.dtype).index_select(0, owner)[:, :, None, None] for part in (shift, scale)
-            ]
-            return torch.addcmul(spread[0], hidden, spread[1])
+            shift = shift.to(hidden.dtype).index_select(0, owner)[:, :, None, None]
+            scale = scale.to(hidden.dtype).index_select(0, owner)[:, :, None, None]
+            return torch.addcmul(shift, hidden, scale)
 
     def _statistics(self, leaf: LeafModule, found: Tensor, values: int) -> tuple[Tensor, Tensor]:
         """Mean and variance, (sequences, groups) float64 each, from tiles of so many `values` a group.
 
         The parallel algorithm of Chan et al. (1979): squared differences within tiles, and between their means.
         """
-        owner, count = self._tiling.tiles.sequence, self._tiling.pictures
-        for sequence, source in self._sources.items():
-            taken = source.part(_number(leaf), MOMENTS).view(-1, 2, found.shape[2])
+        kept, count = self._kept, self._tiling.pictures
+        taken, owner = kept.moments.get(leaf), kept.owners
+        if taken is None or owner is None:
+            parts = {
+                sequence: source.part(_number(leaf), MOMENTS).view(-1, 2, found.shape[2])
+                for sequence, source in kept.sources.items()
+            }
+            if owner is None:
+                owner = self._tiling.tiles.sequence
+                others = [owner.new_full((len(part),), sequence) for sequence, part in parts.items()]
+                owner = kept.owners = torch.cat((owner, *others))
+            if kept.stays:
+                kept.moments[leaf] = torch.cat(list(parts.values()))
+            found = torch.cat((found, *parts.values()))
+        else:
             found = torch.cat((found, taken))
-            owner = torch.cat((owner, owner.new_full((len(taken),), sequence)))
         means, squares = found.double().unbind(1)
         mean = means.new_zeros(len(count), means.shape[1]).index_add_(0, owner, means) / count
         # A correction adds differences to what is taken; no sum of squares becomes negative by that.
@@ -126,19 +157,25 @@ class TilePass:
     def attention(self, leaf: LeafModule, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Each sequence's tiles over their own keys and those that are taken."""
         with self._trace.span(TraceLane.COMPUTE, leaf.name):
-            for sequence, (start, end) in self._recorded():
+            for sequence, (start, end) in self._recorded:
                 keep_attended(self._recorders[sequence], leaf, key[start:end], value[start:end])
-            outside = {
-                sequence: self._outside(source.keys_values(_number(leaf)), key)
-                for sequence, source in self._sources.items()
-            }
-            packed = [part.flatten(0, 1) for part in (query, key, value)]
-            attended = self._attend(packed[0], packed[1], packed[2], self._tiling.cells(leaf.cells), outside)
+            outside = self._kept.attended.get(leaf)
+            if outside is None:
+                outside = {
+                    sequence: self._outside(source.keys_values(_number(leaf)), key)
+                    for sequence, source in self._kept.sources.items()
+                }
+                if self._kept.stays:
+                    self._kept.attended[leaf] = outside
+            cells = self._tiling.cells(leaf.cells)
+            attended = self._attend(
+                query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1), cells, outside
+            )
             return attended.view(query.shape)
 
     def text_attention(self, index: int, query: Tensor) -> Tensor:
         """Each tile over its row's text."""
-        keys, values = zip(*(of.text[index] for of in self._prepared), strict=True)
+        keys, values = zip(*[text[index] for text in self._texts], strict=True)
         cells = self._tiling.cells(query.shape[1])
         return self._cross(query.flatten(0, 1), keys, values, cells).view(query.shape)
 
@@ -146,16 +183,12 @@ class TilePass:
         """(tiles, end - start)."""
         return self._vectors[:, start:end]
 
-    def _recorded(self) -> list[tuple[int, tuple[int, int]]]:
-        """The sequences that are recorded, and where their tiles are."""
-        return [(sequence, self._tiling.tiles.bounds[sequence]) for sequence in self._recorders]
-
     def _border(self, leaf: LeafModule, sequence: int, channels: int) -> Tensor:
         """(outside * kept, channels): what is kept of the borders of a sequence's outside tiles."""
         if leaf.block is None:
             cells = self._around[sequence].permute(0, 2, 3, 1).flatten(1, 2)
             return cells.index_select(1, border_cells(leaf.reading, cells.device)).flatten(0, 1)
-        return self._sources[sequence].part(leaf.block, BORDER).view(-1, channels)
+        return self._kept.sources[sequence].part(leaf.block, BORDER).view(-1, channels)
 
     def _outside(self, taken: DenseKV | KVPages, like: Tensor) -> DenseKV:
         """Keys and values of outside tiles by cell; `like` is (tiles, cells, heads, head_dim)."""
