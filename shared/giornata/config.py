@@ -128,8 +128,13 @@ _GONE: Final = {
     "control_renew_steps": {"0"},
     **{name: {"120", "120.0"} for name in ("encode_s", "finish_s", "inspect_s")},
     "max_wait_s": set[str](),
+    "line": {"fair"},
+    "placement": set[str](),
 }
 """Settings of earlier versions, each with the values that still hold: these are passed over, any other is refused."""
+
+_INSTEAD: Final = {**dict.fromkeys(("line", "placement"), "adapter_plan")}
+"""Settings that took the place of earlier ones."""
 
 C = TypeVar("C", bound=ServiceConfig)
 
@@ -147,8 +152,13 @@ def load(kind: type[C], service: str, argv: Sequence[str] | None = None) -> C:
         if os.environ.get(ENV_PREFIX + name.upper(), "").lower() not in {"", *held}
     }
     if fixed:
-        names = ", ".join(ENV_PREFIX + name.upper() for name in sorted(fixed))
-        sys.stderr.write(f"giornata-{service}: {names}: no setting, but fixed\n")
+        for name in sorted(fixed):
+            instead = (
+                f"no setting any more, but {ENV_PREFIX}{_INSTEAD[name].upper()}"
+                if name in _INSTEAD
+                else "no setting, but fixed"
+            )
+            sys.stderr.write(f"giornata-{service}: {ENV_PREFIX}{name.upper()}: {instead}\n")
         raise SystemExit(2)
     try:
         config = kind(_cli_parse_args=list(flags), _cli_prog_name=f"giornata-{service}")

@@ -43,6 +43,7 @@ def test_every_start_is_another_instance_unless_named() -> None:
     ("name", "holds", "other"),
     [
         ("GIORNATA_CELL", "main", "eu-2"),
+        ("GIORNATA_LINE", "fair", "kinds"),
         ("GIORNATA_PLANNER", "exact", "kv"),
         ("GIORNATA_BATCH_CAPS", "false", "true"),
         ("GIORNATA_CONTROL_STALE", "False", "true"),

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from giornata.bus.streams import LINGER_S
 from giornata.config import ServiceConfig
-from giornata.residency.plans.planner import ResidencyPlanName
-from giornata.scheduling.policies import LOAD_WEIGHT, PolicyName
-from giornata.scheduling.queue import AGEING_S, QueueOrder
-
-
-def require_rock(asked: str) -> None:
-    """Raise ValueError unless the extra `rock` is installed; `asked` is the setting that needs it."""
-    if importlib.util.find_spec("sklearn") is None:
-        raise ValueError(
-            f"received {asked}, which needs scikit-learn; accepted once it is installed: "
-            "pip install 'giornata-router[rock]'"
-        )
+from giornata.scheduling.adapter_plans import AdapterPlan
+from giornata.scheduling.policies import PolicyName
+from giornata.scheduling.queue import AGEING_S
 
 
 class RouterConfig(ServiceConfig):
@@ -28,31 +18,17 @@ class RouterConfig(ServiceConfig):
 
     policy: PolicyName = Field(
         PolicyName.FINISH_TIME,
-        description="How a worker is chosen: by predicted finish; by deadline; or as one of the baselines does. `rock` "
-        "matches queues of alike jobs with workers, and needs the extra `rock`.",
+        description="How a worker is chosen: by predicted finish; or by deadline, where clients state one.",
     )
-    line: QueueOrder | None = Field(
-        None,
-        description="Whose turn comes next: `fair`, tenants take turns; `kinds`, ROCK's queues of alike jobs, which "
-        "needs the extra `rock`. Default `fair`; `kinds` for the policy `rock`.",
-    )
-    placement: ResidencyPlanName = Field(
-        ResidencyPlanName.USE,
-        description="What the host tiers of LoRAs, and memories of workers, should hold: `use`, what is used most for "
-        "what another load costs; `off`, what jobs needed; as one of the baselines, `rock`, with the extra `rock`, or "
-        "`proactive`.",
+    adapter_plan: AdapterPlan = Field(
+        AdapterPlan.USE,
+        description="What the host tiers of LoRAs should hold: `use`, what is used most for what another load costs; "
+        "`off`, what jobs needed; `rock`, ROCK's replicas, with its matching of jobs and workers, to compare.",
     )
     placement_s: ClassVar[float | None] = None
-    """Pause between two plans of placement; default 15, `rock` 45, `proactive` 60."""
+    """Pause between two plans of placement; default 15, `rock` 45."""
     placement_seed: ClassVar[int] = 0
-    """Of the draws of the placement `rock`."""
-    load_weight: float = Field(
-        LOAD_WEIGHT,
-        ge=0,
-        le=100,
-        description="What a second of loading adapters counts, in seconds of a job's finish, where the policy predicts "
-        "finishes: with more, fewer loads and later finishes.",
-    )
+    """Of the draws of the plan `rock`."""
     ageing_s: float = Field(
         AGEING_S,
         ge=0,
@@ -97,22 +73,12 @@ class RouterConfig(ServiceConfig):
     )
 
     @model_validator(mode="after")
-    def _kinds_can_be_fitted(self) -> Self:
-        asked = "line=kinds" if self.line is QueueOrder.KINDS else f"policy={self.policy}"
-        if self.policy is PolicyName.DEADLINE_AWARE and self.line_name is QueueOrder.KINDS:
+    def _plan_and_policy_agree(self) -> Self:
+        if self.adapter_plan is AdapterPlan.ROCK and self.policy is PolicyName.DEADLINE_AWARE:
             raise ValueError(
-                "received policy=deadline_aware with line=kinds, which knows no deadlines; accepted is fair"
+                "received adapter_plan=rock with policy=deadline_aware; ROCK's matching knows no deadlines"
             )
-        if self.policy is PolicyName.ROCK or self.line_name is QueueOrder.KINDS:
-            require_rock(asked)
-        if self.placement is ResidencyPlanName.ROCK:
-            require_rock(f"placement={self.placement}")
         return self
-
-    @property
-    def line_name(self) -> QueueOrder:
-        """The line that is used."""
-        return self.line or (QueueOrder.KINDS if self.policy is PolicyName.ROCK else QueueOrder.FAIR)
 
     @property
     def max_messages(self) -> int:

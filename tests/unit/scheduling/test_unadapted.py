@@ -16,12 +16,12 @@ import pytest
 from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
 from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler, SchedulingDecision
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import LoadSample, RowProgress, ServiceState, Tier
 from giornata_lab.bench.systems.networks import PLAIN
+from giornata_lab.simulation.baselines import POLICIES, SimPolicy
 from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob
 from giornata_lab.simulation.machines import Machine
 from giornata_lab.simulation.options import RunOptions
@@ -109,10 +109,10 @@ def asked(chance: Random, now: float) -> tuple[JobDemand, SchedulingParams]:
     return demand, claim
 
 
-def routed(policy: PolicyName, seed: int) -> Iterator[object]:
+def routed(policy: SimPolicy, seed: int) -> Iterator[object]:
     """Which rows go where, of jobs with priorities, tenants, deadlines and templates in memory and on disk."""
     chance, fleet = Random(seed), Fleet()  # noqa: S311 - a workload
-    line = FairQueue(by_deadline=policy is PolicyName.DEADLINE_AWARE)
+    line = FairQueue(by_deadline=policy is SimPolicy.DEADLINE_AWARE)
     scheduler, attempts, number = QueueOrderScheduler(POLICIES[policy], looked_at=2), 0, 0
     for tick in range(160):
         now = tick * TICK_S
@@ -146,7 +146,7 @@ class Noting:
         return decision
 
 
-def simulated(policy: PolicyName) -> list[object]:
+def simulated(policy: SimPolicy) -> list[object]:
     """The same of simulated workers of two speeds."""
     chance, at_s = Random(11), 0.0  # noqa: S311 - a workload
     jobs = list[SimulatedJob]()
@@ -170,9 +170,9 @@ def digest(noted: object) -> str:
 
 @pytest.mark.parametrize("policy", list(ROUTED))
 def test_routed_rows_go_where_they_went(policy: str) -> None:
-    assert digest(list(routed(PolicyName(policy), seed=5))) == ROUTED[policy]
+    assert digest(list(routed(SimPolicy(policy), seed=5))) == ROUTED[policy]
 
 
 @pytest.mark.parametrize("policy", list(SIMULATED))
 def test_simulated_rows_go_where_they_went(policy: str) -> None:
-    assert digest(simulated(PolicyName(policy))) == SIMULATED[policy]
+    assert digest(simulated(SimPolicy(policy))) == SIMULATED[policy]
