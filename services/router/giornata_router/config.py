@@ -29,26 +29,20 @@ class RouterConfig(ServiceConfig):
     """Pause between two plans of placement; default 15, `rock` 45."""
     placement_seed: ClassVar[int] = 0
     """Of the draws of the plan `rock`."""
-    ageing_s: float = Field(
-        AGEING_S,
-        ge=0,
-        description="A batch job that has waited for so long comes as if it were interactive.",
-    )
+    ageing_s: ClassVar[float] = AGEING_S
+    """A batch job that has waited for so long comes as if it were interactive."""
     stall_factor: ClassVar[float] = 10.0
     """A step that takes longer than this many times what was predicted, and than stall_s, is given up."""
-    stall_s: float = Field(10.0, gt=0, description="Least time after which a step is given up.")
-    queue_limit_interactive: int = Field(
-        10_000, ge=1, description="Interactive jobs accepted and unfinished at a time; more are refused."
+    stall_s: ClassVar[float] = 10.0
+    """Least time after which a step is given up."""
+    queue_limit: int = Field(
+        10_000,
+        ge=1,
+        description="Jobs accepted and unfinished at a time, of interactive ones and of batch ones each, more "
+        "are refused; fewer where clients should turn elsewhere rather than wait.",
     )
-    queue_limit_batch: int = Field(
-        10_000, ge=1, description="Batch jobs accepted and unfinished at a time; more are refused."
-    )
-    tenant_share: float = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="Part of each of these limits that one tenant may take up; 1 where there is one.",
-    )
+    tenant_share: ClassVar[float] = 0.5
+    """Part of each of these limits that one tenant may take up."""
     prepared_rows: ClassVar[int] = 64
     """Pictures that are prepared ahead of the workers, however few there are; with many workers, as many as they
     hold."""
@@ -56,21 +50,19 @@ class RouterConfig(ServiceConfig):
         LINGER_S,
         ge=60,
         le=30 * 86400,
-        description="How long the record of an ended job outlives its results: an expired result is then told from an "
-        "unknown job, and a repeated request from a new one.",
+        description="How long the record of an ended job outlives its results: an expired result is then told "
+        "from an unknown job, and a repeated request from a new one. Longer where clients ask late.",
     )
     max_failures: int = Field(
         3,
         ge=1,
         le=20,
-        description="Attempts at a picture lost with workers after which its job fails. The last one has an empty "
-        "worker, and is lost only where that one dies: silence alone ends no job.",
+        description="Attempts at a picture lost with workers after which its job fails; more where machines "
+        "are often taken away. The last one has an empty worker, and is lost only where that one dies: silence "
+        "alone ends no job.",
     )
-    stage_s: float = Field(
-        120.0,
-        gt=0,
-        description="Time that an instance of prepost has for one stage; then another one is asked.",
-    )
+    stage_s: ClassVar[float] = 120.0
+    """Time that an instance of prepost has for one stage; then another one is asked."""
 
     @model_validator(mode="after")
     def _plan_and_policy_agree(self) -> Self:
@@ -83,4 +75,4 @@ class RouterConfig(ServiceConfig):
     @property
     def max_messages(self) -> int:
         """Messages that JetStream takes: twice as many as are let in, so that it is no more than a backstop."""
-        return 2 * (self.queue_limit_interactive + self.queue_limit_batch)
+        return 4 * self.queue_limit

@@ -186,10 +186,7 @@ class LeaderJobQueue:
     def __init__(self, tools: RouterContext, walks: asyncio.TaskGroup, epoch: Epoch) -> None:
         self._tools, self._walks = tools, walks
         config, bus = tools.config, tools.bus
-        limits = {
-            Priority.INTERACTIVE: config.queue_limit_interactive,
-            Priority.BATCH: config.queue_limit_batch,
-        }
+        limits = dict.fromkeys(Priority, config.queue_limit)
         self._places = QueueLimiter(limits, config.tenant_share)
         self._waiting, self._window = JobQueue(config.ageing_s), InFlightJobWindow(config.prepared_rows)
         self._held: dict[str, HeldJob] = {}

@@ -28,6 +28,7 @@ from giornata_denoiser.templates.runs import TemplateRegistrations, TemplateRuns
 from giornata_denoiser.templates.store import TemplateStore
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.stages import PixelLimits, inspect
+from tests.configs import configured
 from tests.integration.painting import Served
 from tests.integration.prepost.asking import png
 from tests.integration.prepost.oracle import picture
@@ -64,7 +65,7 @@ class Worker:
 @asynccontextmanager
 async def worker(of: Served) -> AsyncIterator[Worker]:
     """A worker that records a picture before its first edit."""
-    config = DenoiserConfig(model="tiny", template_policy=TemplatePolicy.INLINE, template_bits=0)
+    config = configured(DenoiserConfig, model="tiny", template_policy=TemplatePolicy.INLINE, template_bits=0)
     loop, blobs, made = asyncio.get_running_loop(), MemoryBlobs(), list[Worker]()
 
     def reported(report: StepReport) -> None:
