@@ -48,7 +48,13 @@ def page() -> str:
         title = "All services" if len(services_of) == len(SERVICES) else ", ".join(services_of).capitalize()
         texts.append(
             "\n".join(
-                [f"## {title}\n", "| variable | type | default | meaning |", "|---|---|---|---|", *rows, ""]
+                [
+                    f"## {title}\n",
+                    "| variable | type | default | what it is, and when to change it |",
+                    "|---|---|---|---|",
+                    *rows,
+                    "",
+                ]
             )
         )
     return "\n".join(texts)

@@ -36,20 +36,24 @@ class DeviceConfig(ServiceConfig):
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="Where it computes; auto: a GPU if there is one; cuda: a GPU, or it does not start.",
+        description="Where it computes; auto: a GPU if there is one; cuda: a GPU, or it does not start; "
+        "cuda:1, or cpu, where it should have that one.",
     )
     device_claims: Path | None = Field(
         None,
-        description="Folder that the replicas of this host share: each claims a free GPU there, and keeps it while it "
-        "runs. Without effect on a CPU, or where a GPU is named by number; default: all take the first one.",
+        description="Folder that the replicas of this host share, where several see all of its GPUs: each "
+        "claims a free one there, and keeps it while it runs. Without effect on a CPU, or where a GPU is named "
+        "by number; default: all take the first one.",
     )
     device_ledger: Path | None = Field(
         None,
-        description="Folder in which services of this host state what they need of a GPU's memory, so that none takes "
-        "what another one needs; default: each takes what is free.",
+        description="Folder in which services of this host state what they need of a GPU's memory, where they "
+        "share one, so that none takes what another one needs; default: each takes what is free.",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Of the weights; auto: bfloat16 on a GPU, float32 on a CPU."
+        "auto",
+        description="Of the weights; auto: bfloat16 on a GPU, float32 on a CPU; another one where a model "
+        "needs it, or to compare pictures.",
     )
 
     @property
@@ -104,11 +108,11 @@ class DeviceConfig(ServiceConfig):
 class ModelConfig(DeviceConfig):
     """Configuration of a service that loads a checkpoint."""
 
-    model: str = Field(description="Checkpoint: a local diffusers folder, or a hub id.")
+    model: str = Field(description="Checkpoint to serve: a local diffusers folder, or a hub id.")
     model_name: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}$",
-        description="How requests call the model; default: the folder's name.",
+        description="How requests call the model, where that is not its folder's name.",
     )
 
     @property

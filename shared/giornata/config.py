@@ -45,35 +45,56 @@ class ServiceConfig(BaseSettings):
         env_ignore_empty=True,
     )
 
-    nats_url: str = Field("nats://127.0.0.1:4222", description="NATS server(s), comma-separated.")
+    nats_url: str = Field(
+        "nats://127.0.0.1:4222",
+        description="NATS server(s), comma-separated; where they are on other machines or form a cluster.",
+    )
     nats_password_file: Path | None = Field(
-        None, description="File with the password of this service's NATS user, which has the service's name."
+        None,
+        description="File with the password of this service's NATS user, which has the service's name; where "
+        "NATS has users.",
     )
     blobs_url: str = Field(
         "redis://127.0.0.1:6379",
-        description="Blob store: redis://, rediss:// or unix:///path of a Redis-protocol server, or "
-        "s3://bucket/prefix?endpoint=…&region=… of an object store.",
+        description="Blob store, where it is elsewhere: redis://, rediss:// or unix:///path of a "
+        "Redis-protocol server, or s3://bucket/prefix?endpoint=…&region=… of an object store.",
     )
     instance: str = Field(
-        "", description="Name of this instance; default: unique per start.", pattern=r"^[A-Za-z0-9_-]{0,96}$"
+        "",
+        description="Name of this instance, where logs and status should have one of your own; default: unique "
+        "per start.",
+        pattern=r"^[A-Za-z0-9_-]{0,96}$",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe level logged."
+        "info", description="Least severe level logged; `debug` to follow a fault."
     )
-    log_format: Literal["console", "json"] = Field("console", description="Lines for people or for machines.")
+    log_format: Literal["console", "json"] = Field(
+        "console", description="`console` for people; `json` where a machine collects the lines."
+    )
     traces_url: str | None = Field(
         None,
-        description="Collector that takes spans by OTLP over HTTP, such as http://collector:4318; default none.",
+        description="Collector that takes spans by OTLP over HTTP, such as http://collector:4318, where edits "
+        "are to be traced; default none.",
     )
     traces_share: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="Share of the edits that are traced; a caller's traceparent decides for its own.",
+        description="Share of the edits that are traced, less where there are many; a caller's traceparent "
+        "decides for its own.",
     )
-    telemetry_hz: float = Field(4.0, ge=1, le=20, description="How often this instance tells its state.")
+    telemetry_hz: float = Field(
+        4.0,
+        ge=1,
+        le=20,
+        description="How often this instance tells its state; less where a router has hundreds of workers.",
+    )
     drain_s: float = Field(
-        20.0, ge=0, le=600, description="How long a stopping service finishes what it has begun."
+        20.0,
+        ge=0,
+        le=600,
+        description="How long a stopping service finishes what it has begun; as long as its longest edit, "
+        "within the time that its supervisor grants.",
     )
     replicas: Annotated[Literal[1, 3, 5], BeforeValidator(int)] = Field(
         1, description="JetStream replicas; 3 in a cluster of three servers."
@@ -81,10 +102,16 @@ class ServiceConfig(BaseSettings):
     nats_store_bytes: int = Field(
         STORE_BYTES,
         ge=LEAST_STORE_BYTES,
-        description="Bytes of the NATS servers' file store that the streams reserve together; the same for every "
-        "service.",
+        description="Bytes of the NATS servers' file store that the streams reserve together, the same for "
+        "every service; by the size of these disks.",
     )
-    result_ttl_s: int = Field(3600, ge=1, le=7 * 86400, description="How long inputs and results are kept.")
+    result_ttl_s: int = Field(
+        3600,
+        ge=1,
+        le=7 * 86400,
+        description="How long inputs and results are kept; longer where clients fetch late, shorter where the "
+        "blob store is small.",
+    )
 
     @field_validator("nats_url", "blobs_url", "traces_url")
     @classmethod
@@ -120,6 +147,19 @@ _SCHEMES: Final = {
     "traces_url": ("http", "https"),
 }
 
+_INSTEAD: Final = {
+    **dict.fromkeys(("line", "placement"), "adapter_plan"),
+    **dict.fromkeys(("template_memory_mb", "template_first_mb", "lora_memory_mb"), "cache_memory_mb"),
+    **dict.fromkeys(("template_device_mb", "lora_device_mb"), "cache_device_mb"),
+    **dict.fromkeys(("template_disk_mb", "lora_disk_mb", "lora_host_mb"), "cache_disk_mb"),
+    **dict.fromkeys(("template_folder", "lora_cache_folder"), "cache_folder"),
+    **dict.fromkeys(("trace_file", "decisions_file"), "trace_folder"),
+    **dict.fromkeys(("queue_limit_interactive", "queue_limit_batch"), "queue_limit"),
+    "max_request_bytes": "max_file_bytes",
+    "control_advertise": "control_address",
+}
+"""Settings of earlier versions, each with the one that took its place."""
+
 _GONE: Final = {
     "cell": {"main"},
     "planner": {"exact"},
@@ -128,8 +168,11 @@ _GONE: Final = {
     "control_renew_steps": {"0"},
     **{name: {"120", "120.0"} for name in ("encode_s", "finish_s", "inspect_s")},
     "max_wait_s": set[str](),
+    "line": {"fair"},
+    "lora_host_name": set[str](),
+    **{name: set[str]() for name in _INSTEAD if name != "line"},
 }
-"""Settings of earlier versions, each with the values that still hold: these are passed over, any other is refused."""
+"""The same with the values that still hold: these are passed over, any other is refused."""
 
 C = TypeVar("C", bound=ServiceConfig)
 
@@ -147,8 +190,10 @@ def load(kind: type[C], service: str, argv: Sequence[str] | None = None) -> C:
         if os.environ.get(ENV_PREFIX + name.upper(), "").lower() not in {"", *held}
     }
     if fixed:
-        names = ", ".join(ENV_PREFIX + name.upper() for name in sorted(fixed))
-        sys.stderr.write(f"giornata-{service}: {names}: no setting, but fixed\n")
+        for name in sorted(fixed):
+            successor = _INSTEAD.get(name)
+            instead = f"{ENV_PREFIX}{successor.upper()} took its place" if successor else "but fixed"
+            sys.stderr.write(f"giornata-{service}: {ENV_PREFIX}{name.upper()}: no setting, {instead}\n")
         raise SystemExit(2)
     try:
         config = kind(_cli_parse_args=list(flags), _cli_prog_name=f"giornata-{service}")

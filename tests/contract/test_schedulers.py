@@ -14,16 +14,19 @@ from hypothesis import strategies as st
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.placement import Placement, StallTimeout
 from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
+from giornata.scheduling.rock import RockScheduler
 from giornata.scheduling.scheduler import Scheduler, SchedulingDecision
-from giornata.scheduling.schedulers import SCHEDULERS
 from giornata.scheduling.worker_state import Attempt
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
+from giornata_lab.simulation.baselines import SCHEDULERS
 from tests.fakes.fleet import CARD
 
 NOW: Final = 100.0
 SHAPE: Final = RowShape(text=4, image=16, computed=8, steps=10)
-schedulers = pytest.mark.parametrize("scheduler", SCHEDULERS.values(), ids=SCHEDULERS)
+SCHEDULERS_SERVED: Final[dict[str, Scheduler]] = {str(name): each for name, each in SCHEDULERS.items()}
+SCHEDULERS_SERVED["rock on one queue"] = RockScheduler()
+schedulers = pytest.mark.parametrize("scheduler", SCHEDULERS_SERVED.values(), ids=SCHEDULERS_SERVED)
 
 
 @dataclass(frozen=True)

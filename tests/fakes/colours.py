@@ -18,6 +18,7 @@ from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.regions import HeatMap, RegionCriteria
 from giornata_prepost.segmentation import SegmentationHandler
 from giornata_prepost.worker_pools import ImagePool, ModelThread
+from tests.configs import configured
 
 COLOURS: Final[Mapping[str, tuple[int, int, int]]] = {
     "red": (255, 0, 0),
@@ -50,7 +51,7 @@ class ColourMasks:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        thread, config = ModelThread(), PrepostConfig(model="unused", image_processes=1)
+        thread, config = ModelThread(), configured(PrepostConfig, model="unused", image_processes=1)
         async with ImagePool(1) as pool:
             finding = SegmentationHandler(
                 config, self._blobs, pool, thread, ColourSegmenter(), asyncio.Semaphore(2)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.settings.__main__ import page
+from deploy.settings.__main__ import SERVICES, page
 from giornata.config import ServiceConfig, constants, load
 from giornata_router.config import RouterConfig
 from tests.configs import configured
@@ -14,9 +14,9 @@ from tests.configs import configured
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIORNATA_DRAIN_S", "7")
-    monkeypatch.setenv("GIORNATA_QUEUE_LIMIT_BATCH", "11")
-    config = load(RouterConfig, "router", ["--queue-limit-batch", "12"])
-    assert (config.drain_s, config.queue_limit_batch, config.telemetry_hz) == (7, 12, 4)
+    monkeypatch.setenv("GIORNATA_QUEUE_LIMIT", "11")
+    config = load(RouterConfig, "router", ["--queue-limit", "12"])
+    assert (config.drain_s, config.queue_limit, config.telemetry_hz) == (7, 12, 4)
 
 
 def test_a_password_has_one_place(
@@ -43,6 +43,8 @@ def test_every_start_is_another_instance_unless_named() -> None:
     ("name", "holds", "other"),
     [
         ("GIORNATA_CELL", "main", "eu-2"),
+        ("GIORNATA_LINE", "fair", "kinds"),
+        ("GIORNATA_TEMPLATE_FOLDER", "", "/templates"),
         ("GIORNATA_PLANNER", "exact", "kv"),
         ("GIORNATA_BATCH_CAPS", "false", "true"),
         ("GIORNATA_CONTROL_STALE", "False", "true"),
@@ -68,14 +70,14 @@ def test_a_setting_that_went_is_refused_unless_it_says_what_holds_now(
 def test_every_mistake_is_in_one_report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("GIORNATA_QUEUE_LIMIT_BATCH", "many")
+    monkeypatch.setenv("GIORNATA_QUEUE_LIMIT", "many")
     with pytest.raises(SystemExit) as ended:
         load(RouterConfig, "router", ["--policy", "astrology", "--telemetry-hz", "0"])
     report = capsys.readouterr().err
     assert ended.value.code == 2
     assert "3 configuration mistake(s)" in report
     for name in (
-        "GIORNATA_QUEUE_LIMIT_BATCH / --queue-limit-batch",
+        "GIORNATA_QUEUE_LIMIT / --queue-limit",
         "'many'",
         "--policy",
         "finish_time",
@@ -137,12 +139,30 @@ def test_the_page_of_settings_is_made_of_them() -> None:
     assert Path("docs/settings.md").read_text() == page()
 
 
+def test_settings_are_few() -> None:
+    """What a user could not choose well is a constant, or follows from the machine."""
+    assert 50 < page().count("| `GIORNATA_") <= 70
+
+
+@pytest.mark.parametrize("name", ["template_folder", "lora_memory_mb", "queue_limit_batch", "placement"])
+def test_a_setting_that_went_names_the_one_that_took_its_place(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"GIORNATA_{name.upper()}", "7")
+    with pytest.raises(SystemExit):
+        load(ServiceConfig, "router", [])
+    told = capsys.readouterr().err
+    successor = told.split("GIORNATA_")[-1].split()[0].lower()
+    assert f"GIORNATA_{successor.upper()} took its place" in told
+    assert any(successor in config.model_fields for config in SERVICES.values())
+
+
 def test_help_says_what_each_flag_does(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         load(RouterConfig, "router", ["--help"])
     assert ended.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "--queue-limit-batch" in text
+    assert "--queue-limit" in text
     assert "more are refused" in text
 
 

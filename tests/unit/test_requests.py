@@ -134,10 +134,10 @@ def test_the_jobs_with_the_longest_prompts_that_one_tenant_may_queue_fit_their_s
         }
     )
     options = RouterConfig.model_fields
-    limits = options["queue_limit_interactive"].default + options["queue_limit_batch"].default
+    limits = 2 * options["queue_limit"].default
     envelope = 400  # JetStream's own, with the subject and the header
     size_bytes = len(codec.encode(job)) + envelope
-    jobs = round(options["tenant_share"].default * limits)
+    jobs = round(RouterConfig.tenant_share * limits)
     assert jobs * size_bytes <= stores.limits(stores.STORE_BYTES)[stores.JOBS]
 
 

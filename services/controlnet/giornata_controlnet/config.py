@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from giornata.checkpoints import DeviceConfig
 from giornata.control.naming import parse_checkpoints
@@ -43,8 +43,8 @@ class ControlNetConfig(DeviceConfig):
     """Configuration of a ControlNet service."""
 
     controlnets: str = Field(
-        description="ControlNets that it computes: NAME=CHECKPOINT, separated by commas; a checkpoint is a local "
-        "diffusers folder or a hub id."
+        description="ControlNets that this process computes: NAME=CHECKPOINT, separated by commas; a checkpoint is a "
+        "local diffusers folder or a hub id. A ControlNet service needs some."
     )
     control_memory_mb: int | None = Field(
         None,
@@ -68,13 +68,9 @@ class ControlNetConfig(DeviceConfig):
     )
     control_address: str = Field(
         "",
-        description="Where denoisers of other hosts are listened to, as HOST:PORT; port 0 is any that is free. Default "
+        description="Where denoisers of other hosts are listened to, where there are some, as HOST:PORT, and "
+        "how they reach it; with 0.0.0.0 or [::] by this machine's name; port 0 is any that is free. Default "
         "nowhere.",
-    )
-    control_advertise: str = Field(
-        "",
-        description="Host by which they reach it; default the one listened at, or this machine's name where that is "
-        "0.0.0.0 or ::.",
     )
 
     @field_validator("controlnets")
@@ -98,12 +94,6 @@ class ControlNetConfig(DeviceConfig):
             TcpAddress.of(value)
         return value
 
-    @model_validator(mode="after")
-    def _advertises_what_it_listens_to(self) -> Self:
-        if self.control_advertise and not self.control_address:
-            raise ValueError("control_advertise names a host, and control_address names none to listen at")
-        return self
-
     def budget_bytes(self, ledger: DeviceLedger) -> int:
         """State in the `ledger` the bytes that weights may take on the device, beside what others have stated."""
         import torch
@@ -126,8 +116,6 @@ class ControlNetConfig(DeviceConfig):
     def advertised(self, bound: str) -> str:
         """``host:port`` by which denoisers of other hosts reach what is `bound`, ``host:port``."""
         host, _, port = bound.rpartition(":")
-        if self.control_advertise:
-            host = self.control_advertise
-        elif host.strip("[]") in ANY:
+        if host.strip("[]") in ANY:
             host = socket.gethostname()
         return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"

@@ -11,16 +11,18 @@ from pydantic import Field, field_validator, model_validator
 from giornata.checkpoints import ModelConfig
 from giornata.runtime import HOST_SHARE, memory_bytes
 from giornata.scheduling.batch import BatchingMode
-from giornata_denoiser.choices import BITS, CacheForm, ControlNetExecutor, WeightQuantization
+from giornata.wire.loras import LORA_FILE_BYTES
+from giornata_denoiser.choices import CacheForm, ControlNetExecutor, WeightQuantization
 from giornata_denoiser.devices import VARIABLE, claimed_of, parse_devices
 
 if TYPE_CHECKING:
     import torch
 
-FIRST_SHARE: Final = 16
-"""What edits leave may take one part in so many of the machine's memory by default."""
-LORA_SHARE: Final = 8
-"""LoRAs may take one part in so many of the machine's memory by default."""
+CACHE_PARTS: Final = 7
+"""The memory for caches has so many parts: four for templates, two for LoRAs, and one for what edits leave of pictures
+without a template."""
+LORA_DEVICE_MB: Final = 2048
+"""Of LoRAs that no row uses now, on the device, by default."""
 
 
 class TemplatePolicy(StrEnum):
@@ -47,36 +49,47 @@ class DenoiserConfig(ModelConfig):
     """Configuration of a denoiser."""
 
     template_policy: TemplatePolicy = Field(
-        TemplatePolicy.BACKGROUND, description="What happens where an edit's template has not been recorded."
+        TemplatePolicy.BACKGROUND,
+        description="What happens where an edit's template has not been recorded: `background`, it goes on, "
+        "and later ones have it; `inline`, where every picture comes often; `off`, where none comes back.",
     )
     template_form: CacheForm = Field(
         CacheForm.KV,
-        description="What is recorded: `kv`, keys and values, or `hidden`, half the bytes and slower.",
+        description="What is recorded: `kv`, keys and values, or `hidden`, half the bytes and slower, where "
+        "memory is short.",
     )
-    template_bits: int = Field(
-        4, description="Bits of recorded values: 8, 4, or 0 for those of the model's own dtype."
+    template_bits: ClassVar[int] = 4
+    """Bits of recorded values: 8, 4, or 0 for those of the model's own dtype."""
+    cache_memory_mb: int = Field(
+        default_factory=lambda: CACHE_PARTS * memory_bytes() // (4 * HOST_SHARE) >> 20,
+        ge=0,
+        description="Memory for caches, in MiB, the least recently used out first: four sevenths for recorded "
+        "templates, two for LoRAs, one for what edits leave of pictures without a template; default seven "
+        "sixteenths of the machine's memory. Less where denoisers share a machine.",
+    )
+    cache_device_mb: int | None = Field(
+        None,
+        ge=0,
+        description="Memory for caches on the device, in MiB, half for templates and half for LoRAs that no "
+        "row uses now, beside what running rows take; default a quarter of what the model leaves free on a GPU, "
+        "and 2048. More where LoRAs are loaded all the time.",
+    )
+    cache_folder: Path | None = Field(
+        None,
+        description="Where recorded templates, and LoRAs that were used, outlive the process, where a restart "
+        "should find them; default nowhere, LoRAs in a temporary folder.",
+    )
+    cache_disk_mb: int = Field(
+        16_384,
+        ge=0,
+        description="Of each cache on disk, in MiB, the least recently used out first: of templates and of "
+        "LoRAs in a denoiser's `cache_folder`, of LoRAs in `lora_host_folder`. By the size of that disk.",
     )
     template_levels: ClassVar[int | None] = None
     """Noise levels that are recorded; edits take the nearest one. Default 6, of UNets 12."""
-    template_memory_mb: int = Field(
-        default_factory=lambda: memory_bytes() // HOST_SHARE >> 20,
-        ge=0,
-        description="Recorded templates in memory, in MiB, least recently used out first; default a quarter of the "
-        "machine's memory.",
-    )
-    template_folder: Path | None = Field(
-        None, description="Where recorded templates outlive the process; default nowhere."
-    )
-    template_disk_mb: int = Field(16_384, ge=0, description="Recorded templates in that folder, in MiB.")
     template_budget_mb: ClassVar[int | None] = None
     """Most of one template, in MiB: it records fewer noise levels, then fewer blocks; default what memory, or the
     folder, holds."""
-    template_device_mb: int | None = Field(
-        None,
-        ge=0,
-        description="Of recorded templates on a GPU, beside what running rows take, in MiB; default a quarter of what "
-        "the model leaves free.",
-    )
     template_ahead_mb: ClassVar[int | None] = None
     """Most that is loaded from templates for later steps, in MiB; default a sixteenth of the machine's memory, on a
     GPU an eighth of what the model leaves free."""
@@ -85,38 +98,19 @@ class DenoiserConfig(ModelConfig):
     edit with the same mask has done so before."""
     template_corrections_mb: ClassVar[int] = 512
     """Memory for corrections that later edits with the same mask use, in MiB; with 0 each computes its own."""
-    template_first_mb: int = Field(
-        default_factory=lambda: memory_bytes() // FIRST_SHARE >> 20,
-        ge=0,
-        description="Of what edits leave of pictures without a template, which serves the next edits instead of one, "
-        "in MiB; default a sixteenth of the machine's memory; with 0 they leave nothing.",
-    )
 
-    lora_cache_folder: Path | None = Field(
-        None, description="Where LoRAs that were used outlive the process; default a temporary folder."
-    )
     lora_folder: Path | None = Field(
         None,
-        description="The LoRA store's folder, where this machine has it: files are copied from there, not asked for. "
-        "It is only read. Default none.",
+        description="Folder of the LoRA stores' files, made if need be; all stores of a deployment need it, and have "
+        "the same one. A denoiser that names it copies files from there, instead of asking for them.",
     )
     lora_host_folder: Path | None = Field(
         None,
-        description="The folder of this machine that a LoRA store fills (the same variable there): files are brought "
-        "there and copied from there. It is only read. Default none.",
+        description="Folder on the fast disk, or in the memory, of this machine, which one LoRA store fills with what "
+        "the denoisers of this machine need; both are given it. Default none.",
     )
-    lora_disk_mb: int = Field(
-        16_384, ge=0, description="LoRAs in that folder, in MiB, least recently used out first."
-    )
-    lora_memory_mb: int = Field(
-        default_factory=lambda: memory_bytes() // LORA_SHARE >> 20,
-        ge=0,
-        description="LoRAs in memory, in MiB; default an eighth of the machine's memory.",
-    )
-    lora_device_mb: int = Field(
-        2048, ge=0, description="Memory for sets of LoRAs on the device that no row uses now, in MiB."
-    )
-    lora_file_bytes: int = Field(2 << 30, ge=1 << 10, description="Largest file of a LoRA.")
+    lora_file_bytes: ClassVar[int] = LORA_FILE_BYTES
+    """Largest file of a LoRA."""
     lora_loads: ClassVar[int] = 2
     """LoRAs that are loaded at a time."""
 
@@ -125,14 +119,15 @@ class DenoiserConfig(ModelConfig):
     only where its mask is; 0 computes all in full."""
     reuse_text: TextReusePolicy = Field(
         TextReusePolicy.OFF,
-        description="`padding`: most steps of edits that reuse take the keys and values that an earlier step made of "
-        "their prompts' padding; `off`: every step computes all text tokens.",
+        description="`padding`, where speed counts more than the last hundredth of likeness: most steps of "
+        "edits that reuse take the keys and values that an earlier step made of their prompts' padding; `off`: "
+        "every step computes all text tokens.",
     )
 
     quantize: WeightQuantization = Field(
         WeightQuantization.OFF,
-        description="Numbers of the weights of a transformer's blocks on a GPU: `int8` or `float8` halve their bytes; "
-        "`off`: the model's dtype. Needs torchao.",
+        description="Numbers of the weights of a transformer's blocks on a GPU, where they do not fit: `int8` "
+        "or `float8` halve their bytes; `off`: the model's dtype. Needs torchao.",
     )
     devices: str = Field(
         "",
@@ -140,16 +135,22 @@ class DenoiserConfig(ModelConfig):
         "cuda,cuda: any two GPUs that are free (`device_claims`). "
         "Default: the one `device`, in this process.",
     )
-    decisions_file: Path | None = Field(
+    trace_folder: Path | None = Field(
         None,
-        description="Where a pool writes what it decides, one line of JSON each, for the simulator; default nowhere.",
+        description="Folder for what explains a denoiser, where that is asked: `trace.json`, its latest steps, "
+        "blocks and loads, written at the end, for Perfetto; and of a pool `decisions.jsonl`, for the simulator. "
+        "Default nowhere.",
     )
     capacity_rows: int = Field(
-        8, ge=1, le=1024, description="Most rows of one step, and of what is accepted."
+        8,
+        ge=1,
+        le=1024,
+        description="Most rows of one step, and of what is accepted; fewer where memory is short.",
     )
     profile: Path | None = Field(
         None,
-        description="What steps cost here, as `giornata profile` has measured it; default a few steps at the start.",
+        description="What steps cost here, as `giornata profile` has measured it, which a deployment does "
+        "once; default a few steps at the start.",
     )
     batching: ClassVar[BatchingMode] = BatchingMode.STEP
     """When waiting rows join: at a `step`, or per `request`, when all others have left."""
@@ -158,12 +159,13 @@ class DenoiserConfig(ModelConfig):
     memory_mb: int | None = Field(
         None,
         ge=1,
-        description="For rows and activations, in MiB; default most of what is free on a GPU, no limit on a CPU.",
+        description="For rows and activations, in MiB, less where others need the device; default most of what "
+        "is free on a GPU, no limit on a CPU.",
     )
     controlnets: str = Field(
         "",
         description="ControlNets that this process computes: NAME=CHECKPOINT, separated by commas; a checkpoint is a "
-        "local diffusers folder or a hub id.",
+        "local diffusers folder or a hub id. A ControlNet service needs some.",
     )
     control_held_steps: ClassVar[int] = 2
     """Where an edit takes what lies outside its mask from elsewhere, what its ControlNets add serves so many steps;
@@ -175,18 +177,45 @@ class DenoiserConfig(ModelConfig):
     """An instance whose sample takes longer is given up for the row."""
     control_open_s: ClassVar[float] = 20.0
     """How long a row waits for an instance that takes it."""
-    control_slab_mb: int | None = Field(
-        None,
-        ge=1,
-        description="Memory of the data path to each instance, in MiB; default 1024, or a sixteenth of the machine's.",
-    )
-    trace_file: Path | None = Field(
-        None,
-        description="Where the latest steps, blocks and loads are written at the end, for Perfetto; default nowhere.",
-    )
-    capacity_tokens: int = Field(
-        65_536, ge=1, description="Most text and image tokens of one step; a larger row runs alone."
-    )
+    control_slab_mb: ClassVar[int | None] = None
+    """Memory of the data path to each instance, in MiB; default 1024, or a sixteenth of the machine's."""
+    capacity_tokens: ClassVar[int] = 65_536
+    """Most text and image tokens of one step; a larger row runs alone."""
+
+    @property
+    def template_memory_mb(self) -> int:
+        """Recorded templates in memory, in MiB."""
+        return 4 * self.cache_memory_mb // CACHE_PARTS
+
+    @property
+    def lora_memory_mb(self) -> int:
+        """LoRAs in memory, in MiB."""
+        return 2 * self.cache_memory_mb // CACHE_PARTS
+
+    @property
+    def template_first_mb(self) -> int:
+        """What edits leave of pictures without a template, which serves the next edits instead of one, in MiB."""
+        return self.cache_memory_mb // CACHE_PARTS
+
+    @property
+    def template_folder(self) -> Path | None:
+        """Where recorded templates outlive the process."""
+        return self.cache_folder and self.cache_folder / "templates"
+
+    @property
+    def lora_cache_folder(self) -> Path | None:
+        """Where LoRAs that were used outlive the process; None for a temporary folder."""
+        return self.cache_folder and self.cache_folder / "loras"
+
+    @property
+    def template_device_mb(self) -> int | None:
+        """Recorded templates on a GPU, in MiB; None for a quarter of what the model leaves free."""
+        return None if self.cache_device_mb is None else self.cache_device_mb // 2
+
+    @property
+    def lora_device_mb(self) -> int:
+        """Sets of LoRAs on the device that no row uses now, in MiB."""
+        return LORA_DEVICE_MB if self.cache_device_mb is None else self.cache_device_mb // 2
 
     @property
     def device_names(self) -> tuple[str, ...]:
@@ -219,10 +248,4 @@ class DenoiserConfig(ModelConfig):
                 f"{VARIABLE} asks for any free GPU, which takes GIORNATA_DEVICE_CLAIMS, a folder that the replicas of "
                 "this host share; name it, or number the GPUs"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _bits_are_known(self) -> Self:
-        if self.template_bits not in BITS:
-            raise ValueError(f"template_bits must be one of {', '.join(map(str, BITS))}")
         return self

@@ -164,7 +164,7 @@ class Denoiser:
 
         config, checkpoint = self._config, self._checkpoint
         if self._ranks is not None:
-            recorder = stack.enter_context(decisions(config.decisions_file))
+            recorder = stack.enter_context(decisions(config.trace_folder))
             pool = pool_of(
                 config, self._ranks, self._arena, checkpoint, self._costs, recorder, on_report, on_crash
             )
@@ -185,7 +185,7 @@ class Denoiser:
         self._store = TemplateStore(
             config.template_memory_mb << 20,
             config.template_folder,
-            config.template_disk_mb << 20,
+            config.cache_disk_mb << 20,
             corrections_bytes=config.template_corrections_mb << 20,
             first_bytes=config.template_first_mb << 20,
             host=self._host(),

@@ -93,7 +93,7 @@ def engine_of(
     device = checkpoint.family.device
     memory = memory_on(config, checkpoint)
     _tell(config, checkpoint, memory)
-    trace = Trace(device) if config.trace_file is not None else None
+    trace = Trace(device) if config.trace_folder is not None else None
 
     def loaded(load: FinishedSlabLoad) -> None:
         # On a GPU the loader's thread only gives orders; the profile tells how long they take.
@@ -117,8 +117,9 @@ def engine_of(
                 controls=controls,
             )
     finally:
-        if trace is not None and config.trace_file is not None:
-            trace.write(config.trace_file)
+        if trace is not None and config.trace_folder is not None:
+            config.trace_folder.mkdir(parents=True, exist_ok=True)
+            trace.write(config.trace_folder / "trace.json")
 
 
 def reusing_of(
@@ -195,5 +196,5 @@ def _tell(config: DenoiserConfig, checkpoint: Checkpoint, memory: MemoryBudget) 
             picture=f"{card.native_size}x{card.native_size}",
             levels=f"{kept.levels} of {levels}",
             blocks=f"{depth - kept.first_block} of {depth}",
-            remedy="raise GIORNATA_TEMPLATE_MEMORY_MB, or name a GIORNATA_TEMPLATE_FOLDER",
+            remedy="raise GIORNATA_CACHE_MEMORY_MB, or name a GIORNATA_CACHE_FOLDER",
         )

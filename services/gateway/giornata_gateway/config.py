@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Final
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
@@ -12,6 +12,9 @@ from giornata.config import ServiceConfig
 from giornata_gateway.intake.rules.model_aliases import aliases_in
 from giornata_gateway.intake.rules.tenants import is_loopback, origins_in
 from giornata_gateway.webhooks.rules.addresses import hosts_in, networks_in
+
+BESIDE_FILES_BYTES: Final = 8 << 20
+"""Of a request, beside two files of the largest size."""
 
 
 def checked_by(read: Callable[[str], object]) -> Callable[[str], str]:
@@ -27,20 +30,32 @@ def checked_by(read: Callable[[str], object]) -> Callable[[str], str]:
 class GatewayConfig(ServiceConfig):
     """Configuration of the gateway."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
-    port: int = Field(
-        8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one, see the log or port_file."
+    host: str = Field(
+        "127.0.0.1",
+        description="Address to listen on; 0.0.0.0 for every interface, where other machines are to reach it.",
     )
-    port_file: Path | None = Field(None, description="File that receives the port once the gateway listens.")
+    port: int = Field(
+        8000,
+        ge=0,
+        le=65535,
+        description="Port to listen on, where another one is wanted; 0 takes a free one, see the log or "
+        "port_file.",
+    )
+    port_file: Path | None = Field(
+        None,
+        description="File that receives the port once the gateway listens, for a program that starts it with "
+        "port 0.",
+    )
     public_url: Annotated[str, AfterValidator(lambda url: url.rstrip("/"))] = Field(
         "",
         pattern=r"^(https?://\S+)?$",
-        description="How clients reach this gateway, for links; default: as they asked.",
+        description="How clients reach this gateway, for links, where its proxy does not tell it; default: as "
+        "they asked.",
     )
     trusted_proxies: Annotated[str, AfterValidator(checked_by(networks_in))] = Field(
         "127.0.0.0/8,::1/128",
         description="Networks of proxies, with commas between them, whose X-Forwarded-Proto, Forwarded and "
-        "X-Forwarded-Prefix count in links; empty: of none.",
+        "X-Forwarded-Prefix count in links; where yours is on another machine. Empty: of none.",
     )
     api_keys_file: Path | None = Field(
         None,
@@ -48,45 +63,50 @@ class GatewayConfig(ServiceConfig):
         description="File of API keys, made by `giornata keys create`; it is read again when it has changed. Default: "
         "open to everyone on this machine but pages of other web sites; needed where host is another address.",
     )
-    tenant_in_progress: int = Field(
-        0,
-        ge=0,
-        le=1_000_000,
-        description="Pictures that a tenant may have in progress at this gateway where the keys' file does not say; "
-        "0: as many as all may have together.",
-    )
+    tenant_in_progress: ClassVar[int] = 0
+    """Pictures that a tenant may have in progress at this gateway where the keys' file does not say; 0: as many as
+    all may have together."""
     tenant_per_minute: int = Field(
         0,
         ge=0,
         le=1_000_000,
-        description="Pictures that a tenant may ask this gateway for in a minute where the keys' file does not say; "
-        "0: no limit.",
+        description="Pictures that a tenant may ask this gateway for in a minute where the keys' file does not "
+        "say; where tenants have paid for a rate. 0: no limit.",
     )
     model_aliases: Annotated[str, AfterValidator(checked_by(aliases_in))] = Field(
         "",
-        description="Other names that requests may call models by, with commas between them: gpt-image-1=NAME. A "
-        "served model of that name goes first.",
+        description="Other names that requests may call models by, with commas between them, for clients that "
+        "know these alone: gpt-image-1=NAME. A served model of that name goes first.",
     )
     a1111: bool = Field(
         default=True,
-        description="Whether A1111's API is served, too, below /sdapi/v1 and /controlnet; false: it is not there.",
+        description="Whether A1111's API is served, too, below /sdapi/v1 and /controlnet; false where nobody "
+        "should use it.",
     )
     notice_s: float = Field(
         5.0,
         ge=0,
         le=120,
-        description="How long a stopping gateway still takes requests after /readyz has begun to say 503, so that "
-        "balancers turn elsewhere; where there is no other gateway it leaves at once.",
+        description="How long a stopping gateway still takes requests after /readyz has begun to say 503: "
+        "longer than a balancer takes to turn elsewhere. Where there is no other gateway it leaves at once.",
     )
     max_concurrent_rows: int = Field(
-        64, ge=1, le=100_000, description="Pictures in progress at a time; more get 429."
+        64,
+        ge=1,
+        le=100_000,
+        description="Pictures in progress at a time, more get 429; more with many workers.",
     )
-    max_file_bytes: int = Field(32 << 20, ge=1, description="Size of an image or mask.")
-    max_request_bytes: int = Field(72 << 20, ge=1, description="Size of a whole request.")
+    max_file_bytes: int = Field(
+        32 << 20,
+        ge=1,
+        description="Size of an image or mask, larger where pictures are; a whole request may have twice as "
+        "much and 8 MiB.",
+    )
     max_held_bytes: int = Field(
         512 << 20,
         ge=1 << 20,
-        description="Bytes of pictures in memory, uploads and answers each; more uploads get 429, answers wait.",
+        description="Bytes of pictures in memory, uploads and answers each, by the memory of its machine; more "
+        "uploads get 429, answers wait.",
     )
     max_streams: ClassVar[int] = 1024
     """Event streams of jobs and of the fleet open at a time; more get 429."""
@@ -100,49 +120,40 @@ class GatewayConfig(ServiceConfig):
     """Time allowed for sending a request's body."""
     receive_bytes_per_s: ClassVar[int] = 16 << 10
     """Slowest pace of a request's body, after the seconds that a head may take."""
-    idle_s: float = Field(
-        75.0,
-        gt=0,
-        le=3600,
-        description="How long a connection stays open between two requests; longer than a proxy keeps its own.",
-    )
+    idle_s: ClassVar[float] = 75.0
+    """How long a connection stays open between two requests; longer than a proxy keeps its own."""
     max_connections: int = Field(
         4096,
         ge=1,
         le=1_000_000,
-        description="Connections open at a time, fewer than the process may open files; more get 503.",
+        description="Connections open at a time, more get 503; more where a proxy opens one for every client, "
+        "and fewer than the process may open files.",
     )
-    stall_s: float = Field(
-        20.0,
+    stall_s: ClassVar[float] = 20.0
+    """Time a client may take for a mebibyte of its answer before it is cut off, and its machine for a sign of
+    life."""
+    budget_s: float = Field(
+        120.0,
         gt=0,
-        le=600,
-        description="Time a client may take for a mebibyte of its answer before it is cut off, and its machine for a "
-        "sign of life.",
+        le=3600,
+        description="Time allowed for an edit whose client waits; longer with a slow model.",
     )
-    budget_s: float = Field(120.0, gt=0, le=3600, description="Time allowed for an edit whose client waits.")
-    job_budget_s: float = Field(900.0, gt=0, le=86400, description="Time allowed for an asynchronous job.")
+    job_budget_s: float = Field(
+        900.0,
+        gt=0,
+        le=86400,
+        description="Time allowed for an asynchronous job; longer where many wait for their turn.",
+    )
     submit_window_s: ClassVar[float] = 8.0
     """How long a submission is tried again while no router answers, as in a take-over."""
-    template_ttl_s: int = Field(
-        7 * 86400,
-        ge=3600,
-        le=30 * 86400,
-        description="How long a registered template is kept that no edit uses.",
-    )
-    max_templates: int = Field(
-        1000,
-        ge=0,
-        le=100_000,
-        description="Registered templates of one tenant; one more gets 409 until one is deleted or expires.",
-    )
-    max_template_bytes: int = Field(
-        512 << 20,
-        ge=0,
-        description="Bytes of all tenants' templates in the blob store; they share it, and more gets 409.",
-    )
-    max_loras: int = Field(
-        1000, ge=0, le=100_000, description="LoRAs of one tenant, uploads among them; one more gets 409."
-    )
+    template_ttl_s: ClassVar[int] = 7 * 86400
+    """How long a registered template is kept that no edit uses."""
+    max_templates: ClassVar[int] = 1000
+    """Registered templates of one tenant; one more gets 409 until one is deleted or expires."""
+    max_template_bytes: ClassVar[int] = 512 << 20
+    """Bytes of all tenants' templates in the blob store; they share it, and more gets 409."""
+    max_loras: ClassVar[int] = 1000
+    """LoRAs of one tenant, uploads among them; one more gets 409."""
     max_pinned_loras: ClassVar[int] = 8
     """LoRAs of one tenant that every host keeps; one more gets 409."""
     lora_receive_s: ClassVar[float] = 3600.0
@@ -172,9 +183,13 @@ class GatewayConfig(ServiceConfig):
     """How often a webhook is sent before it is given up."""
     webhook_retry_s: ClassVar[float] = 5.0
     """Pause after a webhook's first failure; each following one is four times as long."""
-    heartbeat_s: float = Field(
-        15.0, gt=0, le=300, description="Pause between comments on a quiet event stream."
-    )
+    heartbeat_s: ClassVar[float] = 15.0
+    """Pause between comments on a quiet event stream."""
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Size of a whole request: an image and a mask of the largest size, and what comes with them."""
+        return 2 * self.max_file_bytes + BESIDE_FILES_BYTES
 
     @model_validator(mode="after")
     def _lets_any_page_in_with_a_key_alone(self) -> GatewayConfig:
@@ -187,7 +202,9 @@ class GatewayConfig(ServiceConfig):
     @model_validator(mode="after")
     def _holds_a_request(self) -> GatewayConfig:
         if self.max_held_bytes < self.max_request_bytes:
-            raise ValueError("max_held_bytes must be at least max_request_bytes")
+            raise ValueError(
+                f"max_held_bytes must be at least {self.max_request_bytes}, a request with two files of max_file_bytes"
+            )
         return self
 
     @field_validator("api_keys_file")

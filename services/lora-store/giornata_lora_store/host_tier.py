@@ -565,7 +565,7 @@ async def open_host_tier(
     try:
         async with asyncio.TaskGroup() as loads:
             desk = HostTierLoader(
-                loads, folder, files, config.lora_host_mb << 20, config.lora_plan_mb_s * (1 << 20)
+                loads, folder, files, config.cache_disk_mb << 20, config.lora_plan_mb_s * (1 << 20)
             )
             try:
                 yield HostTierService(config, bus, desk, pins)

@@ -17,9 +17,6 @@ from giornata.bus.streams import is_full
 from giornata.bus.work_queue import LaterLeaderError, QueueConsumer
 from giornata.retries import error_code
 from giornata.scheduling.job_queue import InFlightJobWindow, JobQueue, NextJob, QueuedJob
-from giornata.scheduling.policies import PolicyName
-from giornata.scheduling.queue import FairQueue, QueueOrder, RowQueue
-from giornata.scheduling.rock import PAUSE_S, JobKindQueue
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable, StorageFull
 from giornata.wire.jobs import Job, Priority
@@ -33,7 +30,6 @@ from giornata.wire.messages import (
     SubmitRequest,
 )
 from giornata.wire.workers import QueueState, RowProgress, ServiceName, ServiceState
-from giornata_router.config import RouterConfig
 from giornata_router.job_context import RouterContext
 from giornata_router.job_runner import HeldJob, carry, end_unheld, heed_record
 from giornata_router.rules import job_records
@@ -43,26 +39,6 @@ from giornata_router.rules.admission import RETRY_AFTER_S, QueueLimiter
 
 
 log = structlog.get_logger(__name__)
-
-
-def line_of(config: RouterConfig) -> RowQueue:
-    """A line without jobs."""
-    if config.line_name is QueueOrder.KINDS:
-        return JobKindQueue(ageing_s=config.ageing_s)
-    return FairQueue(by_deadline=config.policy is PolicyName.DEADLINE_AWARE, ageing_s=config.ageing_s)
-
-
-async def keep_fitted(line: JobKindQueue, pause_s: float = PAUSE_S) -> None:
-    """Look every `pause_s` whether jobs have changed, and sort them by a model of theirs; until it is cancelled."""
-    from giornata.scheduling.rock_fit import fit_kinds  # noqa: PLC0415 - takes seconds, and needs the extra `rock`
-
-    while True:
-        await asyncio.sleep(pause_s)
-        jobs = line.to_fit(time.monotonic())
-        if jobs is not None:
-            model = await asyncio.to_thread(fit_kinds, jobs)
-            line.use(model)
-            log.info("kinds_fitted", jobs=len(jobs), kinds=model.components)
 
 
 # What the work queue delivers to the leader: taken as it comes, and asked for again where some of it was
@@ -210,10 +186,7 @@ class LeaderJobQueue:
     def __init__(self, tools: RouterContext, walks: asyncio.TaskGroup, epoch: Epoch) -> None:
         self._tools, self._walks = tools, walks
         config, bus = tools.config, tools.bus
-        limits = {
-            Priority.INTERACTIVE: config.queue_limit_interactive,
-            Priority.BATCH: config.queue_limit_batch,
-        }
+        limits = dict.fromkeys(Priority, config.queue_limit)
         self._places = QueueLimiter(limits, config.tenant_share)
         self._waiting, self._window = JobQueue(config.ageing_s), InFlightJobWindow(config.prepared_rows)
         self._held: dict[str, HeldJob] = {}

@@ -19,9 +19,9 @@ from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline, heed_cancel
 from giornata.records import BucketMirror, LoraRecords
 from giornata.residency.host_tiers import HostTiers
-from giornata.residency.plans.planner import PLANNERS, ResidencyPlanName
-from giornata.residency.plans.use_based import ResidencySnapshot, TierKind, Wanted
 from giornata.residency.popularity import AdapterUsage
+from giornata.residency.use_based import ResidencySnapshot, TierKind, Wanted
+from giornata.scheduling.adapter_plans import PLANNERS, AdapterPlan
 from giornata.scheduling.placement import Placement
 from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import GiornataError
@@ -57,7 +57,7 @@ class LoraPlacementPlanner:
         self._bus, self._placement, self._config = bus, placement, config
         self._tiers = HostTiers()
         placement.hosts(self._tiers)
-        self._planner = PLANNERS.get(config.placement)
+        self._planner = PLANNERS.get(config.adapter_plan)
         self._plan = self._planner and self._planner.make(config.placement_seed)
         self._uses = AdapterUsage(self._planner.half_life_s) if self._planner else AdapterUsage()
         self._period_s = config.placement_s or (self._planner.period_s if self._planner else 0.0)
@@ -102,7 +102,7 @@ class LoraPlacementPlanner:
 
     def _tiers_known(self) -> bool:
         """Return whether a plan has places: hosts, or workers where it fills them."""
-        return bool(self._tiers.names()) or self._config.placement is not ResidencyPlanName.USE
+        return bool(self._tiers.names()) or self._config.adapter_plan is not AdapterPlan.USE
 
     async def _ask_gaps(self) -> None:
         for name, instance in self._tiers.gaps().items():

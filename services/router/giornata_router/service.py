@@ -21,10 +21,12 @@ from giornata.bus.telemetry import state_of, telemetry
 from giornata.fleet import ListeningClock
 from giornata.records import JobRecordStore, Quarantine, TemplateRecords
 from giornata.retries import read_just_made
+from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.placement import Placement, StallTimeout
-from giornata.scheduling.policies import PolicyName
-from giornata.scheduling.rock import JobKindQueue
-from giornata.scheduling.schedulers import scheduler_of
+from giornata.scheduling.policies import POLICIES, PolicyName
+from giornata.scheduling.queue import FairQueue
+from giornata.scheduling.rock import RockScheduler
+from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler
 from giornata.wire import subjects
 from giornata.wire.fleet import FleetRequest
 from giornata.wire.messages import (
@@ -42,7 +44,7 @@ from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
 from giornata_router.fleet_reporter import FleetReporter
 from giornata_router.job_context import RouterContext
-from giornata_router.job_queue import LeaderJobQueue, keep_fitted, line_of
+from giornata_router.job_queue import LeaderJobQueue
 from giornata_router.leadership import (
     RENEW_S,
     LeaderRecords,
@@ -64,6 +66,13 @@ Reply = TypeVar("Reply", bound=BaseModel)
 log = structlog.get_logger(__name__)
 
 
+def scheduler_of(config: RouterConfig) -> Scheduler:
+    """The rule that gives waiting rows to workers."""
+    if config.adapter_plan is AdapterPlan.ROCK:
+        return RockScheduler()
+    return QueueOrderScheduler(POLICIES[config.policy])
+
+
 class Router:
     """One router instance: active or standing by."""
 
@@ -77,7 +86,7 @@ class Router:
     ) -> None:
         self._bus, self._config = bus, config
         placement = Placement(StallTimeout(config.stall_factor, config.stall_s * 1e3))
-        line = self._line = line_of(config)
+        line = FairQueue(by_deadline=config.policy is PolicyName.DEADLINE_AWARE, ageing_s=config.ageing_s)
         self._leadership, self._clock = Leadership(), ListeningClock()
 
         def connected() -> bool:
@@ -86,8 +95,7 @@ class Router:
         def listened_s() -> float:
             return self._clock.listened_s
 
-        scheduler = scheduler_of(config.policy, config.load_weight)
-        self._dispatch = Dispatch(scheduler, placement, line, connected, listened_s)
+        self._dispatch = Dispatch(scheduler_of(config), placement, line, connected, listened_s)
         stages = StagePlacement(
             placement.fleet,
             by_deadline=config.policy is PolicyName.DEADLINE_AWARE,
@@ -187,8 +195,6 @@ class Router:
             pulls.create_task(self._desk.tell(self._leadership, queue.waits_ms), name="summary")
             pulls.create_task(queue.run(), name="queue")
             pulls.create_task(self._places.run(self._leadership), name="placement")
-            if isinstance(self._line, JobKindQueue):
-                pulls.create_task(keep_fitted(self._line), name="kinds")
             self._bus.on_reconnect.append(queue.recheck)
             try:
                 self._queue = queue

@@ -1,10 +1,9 @@
-"""Choosing a worker for a job, by FlashPS's policies (EuroSys '26, 4.4 and 6.5) and ours, of one signature. Pure."""
+"""Choosing a worker for a job, by its predicted finish or its deadline, of one signature. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -16,8 +15,6 @@ from giornata.wire.workers import Tier
 
 LOAD_WEIGHT: Final = 1.0
 """What a millisecond of loading counts, in milliseconds of finishing later."""
-QUEUED: Final = 4
-"""Rows with which a worker's queue is as long as :func:`lrums` counts."""
 
 
 class CandidateWorker(NamedTuple):
@@ -62,33 +59,6 @@ class CandidateWorker(NamedTuple):
 
 Policy = Callable[[Sequence[CandidateWorker], JobDemand], CandidateWorker | None]
 """The chosen candidate, or None where the job waits: no worker has room, or the worker worth waiting for is full."""
-
-
-def round_robin(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
-    """One after the other, by the job's ticket."""
-    able = sorted(with_room(candidates, demand), key=lambda c: c.instance)
-    return able[demand.ticket % len(able)] if able else None
-
-
-def request_level(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
-    """The fewest rows: request-level balancing, a baseline of FlashPS section 6.5."""
-    return min(with_room(candidates, demand), key=lambda c: (c.rows, c.instance), default=None)
-
-
-def token_level(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
-    """The fewest masked tokens: token-level balancing, the other baseline of FlashPS section 6.5."""
-    return min(with_room(candidates, demand), key=lambda c: (c.tokens, c.rows, c.instance), default=None)
-
-
-def mask_aware(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
-    """The shortest step with the job's rows in it: FlashPS's Algorithm 2, by our cost model."""
-
-    def step_ms(candidate: CandidateWorker) -> float:
-        backlog = candidate.outlook.backlog
-        rows = (*backlog.running, *backlog.waiting, *candidate.loads)
-        return backlog.base_ms + sum(row.step_ms for row in rows)
-
-    return min(with_room(candidates, demand), key=lambda c: (step_ms(c), c.instance), default=None)
 
 
 def finish_time(
@@ -149,55 +119,16 @@ def _gained(predicted: PlacementEstimate, demand: JobDemand) -> int:
     return demand.rows if predicted.finish_ms <= (demand.within_ms or 0.0) else 0
 
 
-def rrod(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
-    """Round robin, adapters on demand: the first baseline of ROCK, section 6.1. Simulated workers keep no adapter."""
-    return round_robin(candidates, demand)
-
-
-def lrums(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
-    """Matching score, with adapters that go by last use: the second baseline of ROCK, section 6.1.
-
-    Half the share of the job's adapters on the device, half how short the worker's queue is.
-    """
-
-    def score(candidate: CandidateWorker) -> tuple[float, int, str]:
-        free = 1 - min(1.0, candidate.rows / QUEUED)
-        return 0.5 * candidate.held + 0.5 * free, -candidate.rows, candidate.instance
-
-    return max(with_room(candidates, demand), key=score, default=None)
-
-
 class PolicyName(StrEnum):
-    """The name of a policy in configurations, simulations and benchmarks."""
+    """The name of a policy in configurations."""
 
-    ROUND_ROBIN = "round_robin"
-    REQUEST_LEVEL = "request_level"
-    TOKEN_LEVEL = "token_level"  # noqa: S105 - no secret
-    MASK_AWARE = "mask_aware"
     FINISH_TIME = "finish_time"
     DEADLINE_AWARE = "deadline_aware"
-    RROD = "rrod"
-    LRUMS = "lrums"
-    ROCK = "rock"
-    """No policy of single jobs: :class:`giornata.scheduling.rock.RockScheduler`."""
 
 
 POLICIES: Final[Mapping[PolicyName, Policy]] = MappingProxyType(
-    {
-        PolicyName(policy.__name__): policy
-        for policy in (
-            *(round_robin, request_level, token_level, mask_aware, finish_time, deadline_aware),
-            *(rrod, lrums),
-        )
-    }
+    {PolicyName.FINISH_TIME: finish_time, PolicyName.DEADLINE_AWARE: deadline_aware}
 )
-
-
-def policy_of(name: PolicyName, load_weight: float = LOAD_WEIGHT) -> Policy:
-    """The policy of this name; those that weigh loads do so with `load_weight`."""
-    weighing = {PolicyName.FINISH_TIME: finish_time, PolicyName.DEADLINE_AWARE: deadline_aware}
-    known = weighing.get(name)
-    return POLICIES[name] if known is None else partial(known, load_weight=load_weight)
 
 
 def with_room(candidates: Iterable[CandidateWorker], demand: JobDemand) -> list[CandidateWorker]:

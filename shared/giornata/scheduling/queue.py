@@ -67,9 +67,6 @@ class QueueTotals:
 
 
 # Jobs that wait for a worker, and what a line of them promises. Pure.
-#
-# `giornata.scheduling.queue` has the line that is used by default, `giornata.scheduling.rock` ROCK's queues
-# of alike jobs. Both keep `giornata.scheduling.queue`'s books.
 
 
 AGEING_S: Final = 30.0
@@ -80,15 +77,6 @@ LOOK_S: Final = 0.25
 """Least time between two looks at who probably computes the first in line: a bound on what they cost."""
 RELOOK_S: Final = 1.0
 """Time after which they are looked at though nobody has joined or left: workers have gone on meanwhile."""
-
-
-class QueueOrder(StrEnum):
-    """The name of a queue's order in configurations and simulations."""
-
-    FAIR = "fair"
-    """Tenants take turns by their shares."""
-    KINDS = "kinds"
-    """Queues of alike jobs take turns (ROCK, CLUSTER '25, section 4.1)."""
 
 
 Key = tuple[str, int]

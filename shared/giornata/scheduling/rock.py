@@ -1,266 +1,31 @@
-"""ROCK's scheduler (CLUSTER '25, section 4.1): queues of alike jobs are matched with workers. Pure."""
+"""ROCK as published (CLUSTER '25, section 4), beside the default: matching of jobs with workers, and replicas. Pure.
+
+Both run on the common queue, cache tiers and placement. Its queues of alike jobs are the lab's.
+"""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from random import Random
 from typing import Final, NamedTuple
 
+from giornata.residency.popularity import AdapterUsage, rendezvous_weight
+from giornata.residency.use_based import (
+    AdapterSelection,
+    AdapterTier,
+    ResidencySnapshot,
+    TierKind,
+    Wanted,
+    pins_of,
+)
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.queue import AGEING_S, Key, QueuedRows, RowQueue, RowQueueBase, SchedulingParams
+from giornata.scheduling.queue import Key, QueuedRows, RowQueue
 from giornata.scheduling.scheduler import LOOKED_AT, RowAssignment, SchedulingDecision, room_for_any
-from giornata.wire.jobs import Priority
 from giornata.wire.workers import Tier
-
-# Kinds of jobs: Gaussian mixtures over what jobs ask for (ROCK, CLUSTER '25, section 4.1). Pure.
-#
-# A model is fitted by `giornata.scheduling.rock_fit`, which needs scikit-learn. What is here needs no
-# package: which kind a job is of, and whether jobs have changed so much that the model should be fitted
-# again.
-
-
-KEPT: Final = 600
-"""Jobs that a model is fitted to."""
-LATEST: Final = 200
-"""Jobs that are compared with those."""
-LEAST: Final = 100
-"""Jobs before the first fit."""
-PAUSE_S: Final = 90.0
-"""Between two looks: ROCK's interval."""
-THRESHOLD: Final = 0.5
-"""Divergence beyond which a model is fitted again."""
-SENSITIVITY_S: Final = 120.0
-"""Time after which delay counts 1 - 1/e."""
-PATIENT_S: Final = {2: 120.0, 3: 600.0}
-"""Delay that interactive and batch jobs without a deadline are taken to tolerate."""
-
-Features = tuple[float, float, float, float]
-"""Steps; logarithm of 1 + megabytes of adapters; kind of service, 1 to 3; sensitivity to delay."""
-Row = tuple[float, ...]
-
-
-def features_of(demand: JobDemand, claim: SchedulingParams, now: float) -> Features:
-    """Return what tells jobs apart. Kind 1 is interactive with a deadline, 2 interactive, 3 batch.
-
-    Sensitivity is 1 - exp(-t / 120 s), t being the time until the deadline. It has the sign of the paper: it grows
-    with the delay that is tolerated.
-    """
-    megabytes = sum(lora.size_bytes for lora in demand.adapters) / 1e6
-    kind = 3 if claim.priority is Priority.BATCH else 2 if claim.finish_by_s is None else 1
-    tolerated_s = PATIENT_S[max(2, kind)] if claim.finish_by_s is None else max(0.0, claim.finish_by_s - now)
-    steps = max((shape.steps for shape in demand.shapes), default=0)
-    return float(steps), math.log1p(megabytes), float(kind), sensitivity(tolerated_s)
-
-
-def sensitivity(tolerated_s: float) -> float:
-    """1 - exp(-t / 120 s)."""
-    return 1 - math.exp(-tolerated_s / SENSITIVITY_S)
-
-
-@dataclass(frozen=True)
-class FeatureHistograms:
-    """Marginal distributions of what a model was fitted to, in standardised units."""
-
-    edges: tuple[Row, ...]
-    """Edges of the bins of each feature, ascending; a constant feature may have none."""
-    shares: tuple[Row, ...]
-    """Share of each bin, by feature: one more than edges; one was added to every count, so that none is 0."""
-
-
-@dataclass(frozen=True)
-class JobKindModel:
-    """A mixture of normal distributions of standardised features."""
-
-    centre: Row
-    scale: Row
-    """A feature is standardised as (value - centre) / scale."""
-    weights: Row
-    """Weights of the components; they sum to 1."""
-    means: tuple[Row, ...]
-    factors: tuple[tuple[Row, ...], ...]
-    """For each component, the upper triangular U with U @ U.T the inverse of the covariance: scikit-learn's
-    `precisions_cholesky_`."""
-    binned: FeatureHistograms
-
-    @property
-    def components(self) -> int:
-        """Return how many kinds it knows."""
-        return len(self.weights)
-
-    def standardised(self, features: Sequence[float]) -> list[float]:
-        """In units of the model."""
-        return [
-            (value - centre) / scale
-            for value, centre, scale in zip(features, self.centre, self.scale, strict=True)
-        ]
-
-    def log_densities(self, features: Sequence[float]) -> list[float]:
-        """Logarithm of each component's weight times its density, up to a constant that all share."""
-        z = self.standardised(features)
-        found = []
-        for weight, mean, factor in zip(self.weights, self.means, self.factors, strict=True):
-            apart = [value - middle for value, middle in zip(z, mean, strict=True)]
-            log = math.log(max(weight, 1e-300))
-            for column in range(len(apart)):
-                projected = sum(apart[row] * factor[row][column] for row in range(column + 1))
-                log += math.log(factor[column][column]) - projected * projected / 2
-            found.append(log)
-        return found
-
-    def kind(self, features: Sequence[float]) -> int:
-        """The likeliest component; of equals the first."""
-        logs = self.log_densities(features)
-        return logs.index(max(logs))
-
-    def divergence(self, latest: Iterable[Sequence[float]]) -> float:
-        """Kullback-Leibler divergence of the latest jobs from the model's, summed over binned marginals, in nats."""
-        told = [self.standardised(features) for features in latest]
-        total = 0.0
-        for place, (edges, shares) in enumerate(zip(self.binned.edges, self.binned.shares, strict=True)):
-            own = shares_of([z[place] for z in told], edges)
-            total += sum(p * math.log(p / q) for p, q in zip(own, shares, strict=True))
-        return total
-
-
-def shares_of(values: Sequence[float], edges: Sequence[float]) -> Row:
-    """Share of each bin, with one added to every count. Values on an edge belong to the bin above it."""
-    counts = [1.0] * (len(edges) + 1)
-    for value in values:
-        counts[bisect_right(edges, value)] += 1
-    total = sum(counts)
-    return tuple(count / total for count in counts)
-
-
-class RecentJobs:
-    """The latest jobs, and when a model of them should be fitted. Times are seconds on one clock."""
-
-    def __init__(self) -> None:
-        self._latest: deque[Features] = deque(maxlen=KEPT)
-        self._looked_s = -math.inf
-        self.model: JobKindModel | None = None
-        """None until one is fitted: all jobs are of one kind."""
-
-    def see(self, features: Features) -> None:
-        """A job has come."""
-        self._latest.append(features)
-
-    def kind(self, features: Features) -> int:
-        """The kind of a job, by the present model; 0 until there is one."""
-        return 0 if self.model is None else self.model.kind(features)
-
-    def to_fit(self, now: float) -> tuple[Features, ...] | None:
-        """The jobs that a model should be fitted to now; None where it need not. Looks every :data:`PAUSE_S`."""
-        if len(self._latest) < LEAST or now - self._looked_s < PAUSE_S:
-            return None
-        self._looked_s = now
-        if self.model is not None:
-            latest = islice(self._latest, max(0, len(self._latest) - LATEST), None)
-            if self.model.divergence(latest) <= THRESHOLD:
-                return None
-        return tuple(self._latest)
-
-
-# A line in which queues of alike jobs take turns by the work that each was served (ROCK, section 4.1).
-# Pure.
-
-
-CREDIT_S: Final = 60.0
-"""A queue that was empty has at most so much less work served than the others: it does not hold them up for long."""
-
-
-class JobKindQueue(RowQueueBase):
-    """See :class:`giornata.scheduling.queue.RowQueue`.
-
-    Jobs are of one kind until a model is given; then each queue has its jobs in the order of their arrival. Batch jobs
-    come after interactive ones until they have waited for a while. Tenants and deadlines do not count, as in ROCK.
-    """
-
-    def __init__(self, *, ageing_s: float = AGEING_S) -> None:
-        super().__init__()
-        self._ageing_s = ageing_s
-        self._seen = RecentJobs()
-        self._features: dict[Key, Features] = {}
-        self._queues: dict[Key, int] = {}
-        self._sizes: Counter[int] = Counter()
-        """Entries, by queue that has any."""
-        self._work_s: defaultdict[int, float] = defaultdict(float)
-        """Served, by queue."""
-
-    def to_fit(self, now: float) -> tuple[Features, ...] | None:
-        """The jobs that a model should be fitted to now; None where it need not."""
-        return self._seen.to_fit(now)
-
-    def use(self, model: JobKindModel) -> None:
-        """Sort jobs by `model` from now on, those that wait too; work that was served is forgotten."""
-        self._seen.model = model
-        self._queues = {key: model.kind(features) for key, features in self._features.items()}
-        self._sizes = Counter(self._queues.values())
-        self._work_s.clear()
-
-    def queue_of(self, key: Key) -> int:
-        """The queue of an entry."""
-        return self._queues[key]
-
-    def queues(self, now: float) -> dict[int, list[QueuedRows]]:
-        """Entries by queue, each in the order of its turns."""
-        found = defaultdict[int, list[QueuedRows]](list)
-        for entry in sorted(self, key=lambda entry: (self.yields(entry, now), entry.key[1])):
-            found[self._queues[entry.key]].append(entry)
-        return dict(found)
-
-    def order(self, now: float) -> list[QueuedRows]:
-        """See :class:`giornata.scheduling.queue.RowQueue`."""
-        queues = self.queues(now)
-        work_s = {queue: self._work_s[queue] for queue in queues}
-        ordered, places = list[QueuedRows](), dict.fromkeys(queues, 0)
-        while len(ordered) < len(self):
-            waiting = (queue for queue in queues if places[queue] < len(queues[queue]))
-            queue = min(
-                waiting, key=lambda one: (self.yields(queues[one][places[one]], now), work_s[one], one)
-            )
-            entry = queues[queue][places[queue]]
-            places[queue] += 1
-            work_s[queue] += _work_s(entry.takes_s, entry.demand.steps)
-            ordered.append(entry)
-        return ordered
-
-    def changes_at(self, now: float) -> float | None:
-        """See :class:`giornata.scheduling.queue.RowQueue`."""
-        batch = (entry for entry in self if entry.claim.priority is Priority.BATCH)
-        return min((at_s for entry in batch if (at_s := entry.since_s + self._ageing_s) > now), default=None)
-
-    def yields(self, entry: QueuedRows, now: float) -> bool:
-        """Return whether it comes after all interactive jobs: it is a batch job that has not aged."""
-        return entry.claim.priority is Priority.BATCH and now - entry.since_s < self._ageing_s
-
-    def _joined(self, entry: QueuedRows, now: float) -> None:
-        features = self._features[entry.key] = features_of(entry.demand, entry.claim, now)
-        self._seen.see(features)
-        queue = self._queues[entry.key] = self._seen.kind(features)
-        if self._sizes and not self._sizes[queue]:
-            most_s = max(self._work_s[other] for other, size in self._sizes.items() if size)
-            self._work_s[queue] = max(self._work_s[queue], most_s - CREDIT_S)
-        self._sizes[queue] += 1
-
-    def _served(self, entry: QueuedRows, served: JobDemand, now: float, *, whole: bool) -> None:  # noqa: ARG002
-        takes_s = entry.claim.takes_s * served.rows
-        self._work_s[self._queues[entry.key]] += _work_s(takes_s, served.steps)
-
-    def _left(self, entry: QueuedRows) -> None:
-        del self._features[entry.key]
-        self._sizes[self._queues.pop(entry.key)] -= 1
-        self._sizes += Counter()  # drops zeros
-
-
-def _work_s(takes_s: float, steps: int) -> float:
-    """Time of work; where no speed is known, a step counts as a tenth of a second."""
-    return takes_s or steps / 10
-
 
 # ROCK's matching of queues and workers: weights, and the choice among the best (CLUSTER '25, section 4.1).
 # Pure.
@@ -335,23 +100,31 @@ ASKED: Final = 32
 """Waiting jobs of a queue whose adapters are its affinity."""
 
 
+def one_queue(line: RowQueue, now: float) -> dict[int, list[QueuedRows]]:
+    """Return all entries as one queue, in the order of their turns; none where nothing waits."""
+    return {0: waiting} if (waiting := line.order(now)) else {}
+
+
+def never_yields(_line: RowQueue, _entry: QueuedRows, _now: float) -> bool:
+    """Return False: the order of the one queue has batch jobs where they belong."""
+    return False
+
+
 @dataclass(frozen=True)
 class RockScheduler:
-    """Serves the heaviest pair of queue and free worker. `queues`: by kind, where the line knows kinds; else one."""
+    """Serves the heaviest pair of queue and free worker. `queues` parts what waits; as served it is one."""
 
     looked_at: int = LOOKED_AT
-    queues: bool = True
+    queues: Callable[[RowQueue, float], dict[int, list[QueuedRows]]] = one_queue
+    yields: Callable[[RowQueue, QueuedRows, float], bool] = never_yields
+    """Whether an entry comes after all interactive jobs of other queues."""
 
     def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
         """See :class:`giornata.scheduling.scheduler.Scheduler`."""
         if not room_for_any(line, placement):
             return SchedulingDecision()
         with placement.trial() as count:
-            if self.queues and isinstance(line, JobKindQueue):
-                queues = line.queues(now)
-            else:
-                queues = {0: waiting} if (waiting := line.order(now)) else {}
-            made = _RockDecisionBuilder(self, placement, count, now, queues, line)
+            made = _RockDecisionBuilder(self, placement, count, now, self.queues(line, now), line)
             while made.serve_one():
                 pass
         return SchedulingDecision(made.placements, wake_at=line.changes_at(now) if made.queues else None)
@@ -407,7 +180,7 @@ class _RockDecisionBuilder:
         return True
 
     def _yields(self, entry: QueuedRows) -> bool:
-        return isinstance(self.line, JobKindQueue) and self.line.yields(entry, self.now)
+        return self.rules.yields(self.line, entry, self.now)
 
     def _let_batch_come(self, *, yields: bool) -> bool:
         """No interactive queue can be served: drop them from this decision, so that batch jobs are asked."""
@@ -453,3 +226,190 @@ class _RockDecisionBuilder:
 def _heaviest(pair: _QueueMatch) -> tuple[float, int]:
     """Weight of the queue with its best worker; of equal ones the older job's."""
     return max(match_weights(pair.workers).values()), -pair.entry.key[1]
+
+
+# Clusters of places by their hardware, as ROCK makes them (section 4).
+
+
+RADIUS: Final = 0.25
+NEIGHBOURS: Final = 6
+"""Radius and neighbours of DBSCAN, `eps` and `min_samples`, as published."""
+LEAST_PLACES: Final = 12
+"""Fewer are one cluster: two of them could not both have a core."""
+
+
+def clusters(places: Sequence[AdapterTier]) -> list[list[AdapterTier]]:
+    """Places by cluster: DBSCAN over budget, bandwidth and speed, each scaled to [0, 1]; noise is a cluster, too.
+
+    Totals, not what is free: with that, places of one kind would be noise. In the order of the places' names.
+    """
+    known = sorted(places, key=lambda place: place.name)
+    if len(known) < LEAST_PLACES:
+        return [known] if known else []
+    totals = list(zip(*((one.budget_bytes, one.bytes_per_s, one.speed) for one in known), strict=True))
+    spans = [(min(values), (max(values) - min(values)) or 1.0) for values in totals]
+    scaled = [
+        [(x - low) / span for x, (low, span) in zip(row, spans, strict=True)]
+        for row in zip(*totals, strict=True)
+    ]
+    near = [[j for j, other in enumerate(scaled) if math.dist(point, other) <= RADIUS] for point in scaled]
+    labels = [-1] * len(known)
+    for first, others in enumerate(near):
+        ahead = [first] if labels[first] == -1 and len(others) >= NEIGHBOURS else []
+        label = max(labels) + 1
+        while ahead:
+            one = ahead.pop()
+            labels[one] = label
+            if len(near[one]) >= NEIGHBOURS:
+                ahead += [other for other in near[one] if labels[other] == -1]
+    found: dict[int, list[AdapterTier]] = {}
+    for place, label in zip(known, labels, strict=True):
+        found.setdefault(label, []).append(place)
+    return [found[label] for label in sorted(found)]
+
+
+# ROCK's placement (Zhang et al., "ROCK", CLUSTER 2025, section 4): replicas by popularity and size. Pure.
+#
+# What the paper leaves open is decided here: an adapter's cluster and partition are those that its hash
+# names, a partition begins at a place of its own and has as many places as its part of the uses; a place
+# scores by bandwidth times free share over hops; two adapters come together where one is used with the
+# other in over half of at least four uses.
+
+
+ROCK_PERIOD_S: Final = 45.0
+"""How often it plans."""
+WINDOW_S: Final = 45.0
+"""Length of the window in which uses count."""
+FULL: Final = 0.85
+"""Part of a tier beyond which the least recently used goes."""
+PARTITION: Final = 4
+"""Places of a cluster for each partition of its adapters."""
+PLACES_DRAWN: Final = 3
+"""Places of which one is drawn."""
+TOGETHER_USES: Final = 4
+TOGETHER_SHARE: Final = 0.5
+"""What is used so often, and in more than this share of its uses with another, brings the other along."""
+GB_S: Final = 1e9
+
+
+def replica_count(count: int, size_bytes: float, mean_bytes: float) -> int:
+    """R = floor(1.5 f^0.6 sqrt(s / s̄)), as published: `count` uses in the window, bytes, and their mean."""
+    return int(1.5 * math.pow(count, 0.6) * math.sqrt(size_bytes / mean_bytes))
+
+
+class RockPlan:
+    """A plan; its draws depend on `seed`, the adapter and the replica alone."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    def __call__(self, observed: ResidencySnapshot, uses: AdapterUsage, now: float) -> Wanted:
+        """For devices and for hosts, each kind by itself, the replicas of what was used in the window."""
+        wanted: dict[str, tuple[str, ...]] = {}
+        for kind in TierKind:
+            places = [place for place in observed.places if place.kind is kind]
+            wanted |= _Round(self._seed, observed, places, uses, now).plan()
+        return wanted
+
+
+class _Round:
+    """One round for places of one kind. What is held comes first, so that a plan that is carried out stays."""
+
+    def __init__(
+        self,
+        seed: int,
+        observed: ResidencySnapshot,
+        places: Sequence[AdapterTier],
+        uses: AdapterUsage,
+        now: float,
+    ) -> None:
+        self._seed, self._observed, self._uses = seed, observed, uses
+        counts = uses.counts(WINDOW_S, now)
+        self._counts = {digest: n for digest, n in counts.items() if digest in observed.sizes}
+        self._together = uses.together(WINDOW_S, now)
+        self._hot = sorted(self._counts, key=lambda digest: (-self._counts[digest], digest))
+        self._places = {place.name: place for place in sorted(places, key=lambda place: place.name)}
+        self._fillings = {
+            name: AdapterSelection(place, observed.sizes, pins_of(place, observed), FULL)
+            for name, place in self._places.items()
+        }
+
+    def plan(self) -> Wanted:
+        """Used adapters stay where they are; replicas come; partners come; of the rest, the latest used stay."""
+        for digest in self._hot:
+            for name, place in self._places.items():
+                if digest in place.held:
+                    self._fillings[name].take(digest)
+        for digest, members in self._members():
+            self._replicate(digest, members)
+        self._bring_partners()
+        latest = {digest: age for age, digest in enumerate(self._uses.known())}
+        for name, place in self._places.items():
+            for digest in sorted(place.held, key=lambda digest: (-latest.get(digest, -1), digest)):
+                self._fillings[name].take(digest)
+        return {name: filling.chosen for name, filling in self._fillings.items()}
+
+    def _members(self) -> Iterator[tuple[str, list[str]]]:
+        """Each used adapter, and the places of its partition."""
+        found = [[place.name for place in cluster] for cluster in clusters(tuple(self._places.values()))]
+        if not found:
+            return
+        parts: dict[str, tuple[int, int]] = {}
+        heat = Counter[tuple[int, int]]()
+        for digest in self._hot:
+            cluster = rendezvous_weight("cluster", digest) % len(found)
+            part = rendezvous_weight("partition", digest) % max(1, len(found[cluster]) // PARTITION)
+            parts[digest] = cluster, part
+            heat[parts[digest]] += self._counts[digest]
+        total = sum(heat.values())
+        for digest in self._hot:
+            names = found[parts[digest][0]]
+            most = min(len(names), int(heat[parts[digest]] / total * len(names)) + 1)
+            first = parts[digest][1] * PARTITION
+            yield digest, [names[(first + place) % len(names)] for place in range(most)]
+
+    def _replicate(self, digest: str, members: Sequence[str]) -> None:
+        sizes = self._observed.sizes
+        mean_bytes = sum(sizes.values()) / len(sizes)
+        wanted = min(
+            len(self._places), replica_count(self._counts[digest], sizes[digest], max(1.0, mean_bytes))
+        )
+        have = sum(digest in filling for filling in self._fillings.values())
+        while have < wanted:
+            room = [
+                name
+                for name in members
+                if digest not in self._fillings[name] and self._fillings[name].fits(digest)
+            ]
+            if not room:
+                return
+            best = sorted(room, key=lambda name: (-self._score(name, digest), name))[:PLACES_DRAWN]
+            weights = [self._score(name, digest) ** 2 for name in best]
+            draw = Random(rendezvous_weight(str(self._seed), digest, str(have)))  # noqa: S311 - no secret
+            chosen = draw.choices(best, weights)[0] if any(weights) else best[0]
+            self._fillings[chosen].take(digest)
+            have += 1
+
+    def _score(self, name: str, digest: str) -> float:
+        """Bandwidth times free share over hops: one where the place's host has the adapter, two from the store."""
+        place = self._places[name]
+        free = max(0.0, 1.0 - place.used_bytes / max(1, place.budget_bytes))
+        near = any(
+            other.kind is TierKind.HOST and other.host == place.host and digest in other.held
+            for other in self._observed.places
+        )
+        return place.bytes_per_s / GB_S * free / (1 if near else 2)
+
+    def _bring_partners(self) -> None:
+        """Return what is mostly used with an adapter comes to its places, and so on."""
+        partners: dict[str, list[str]] = {}
+        for (one, other), count in sorted(self._together.items()):
+            for digest, partner in ((one, other), (other, one)):
+                used = self._counts.get(digest, 0)
+                if used >= TOGETHER_USES and count > TOGETHER_SHARE * used:
+                    partners.setdefault(digest, []).append(partner)
+        for filling in self._fillings.values():
+            asked = [digest for digest in filling.chosen if digest in self._counts]
+            for digest in asked:  # it grows
+                come = (partner for partner in partners.get(digest, ()) if partner not in filling)
+                asked.extend(partner for partner in come if filling.take(partner))

@@ -20,6 +20,8 @@ from giornata.wire.values import RecordModel, WireModel
 
 EVERYONE: Final = "=everyone"
 """Stands for the tenant of LoRAs that an operator's folder shares with all; no tenant can have this name."""
+LORA_FILE_BYTES: Final = 2 << 30
+"""Largest file of a LoRA."""
 PIECE_BYTES: Final = 1 << 20
 """Most bytes of a file in one message. Pieces are acknowledged one by one."""
 MESSAGE_BYTES: Final = PIECE_BYTES + 4096

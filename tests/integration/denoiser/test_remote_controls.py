@@ -202,7 +202,9 @@ async def test_a_late_instance_is_given_up(
     here = await made_here(bench, folder, use, pictures)
     async with (
         instance(bench, folder, "a-late") as late,
-        bench.worker(control_late_s=4.0, control_open_s=HUNG_S) as worker,  # longer than a machine stands still
+        bench.worker(
+            control_late_s=4.0, control_open_s=HUNG_S
+        ) as worker,  # longer than a machine stands still
     ):
         late.hold()
         request = await alike(bench, worker, use)

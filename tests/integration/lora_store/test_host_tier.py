@@ -85,7 +85,7 @@ async def hearing(bench: Store) -> AsyncIterator[Heard]:
 def options(bench: Store, **more: object) -> dict[str, object]:
     return {
         "lora_host_folder": bench.folder.parent / "host",
-        "lora_host_mb": 1,
+        "cache_disk_mb": 1,
         "lora_host_name": bench.model,
         **more,
     }
@@ -217,7 +217,7 @@ async def test_plans_go_on_after_the_bucket_was_lost_and_the_store_was_restarted
 
 async def test_a_store_that_stops_lets_go_of_planned_loads_and_leaves_no_part(bench: Store) -> None:
     file = put(bench.folder, 1, 12 * MB)
-    slow = options(bench, lora_host_mb=16, lora_plan_mb_s=1e-6)
+    slow = options(bench, cache_disk_mb=16, lora_plan_mb_s=1e-6)
     folder = bench.folder.parent / "host" / WHOLE_FILES
     async with hearing(bench) as heard, bench.instance(**slow):
         await want(bench, 1, file)
@@ -227,7 +227,7 @@ async def test_a_store_that_stops_lets_go_of_planned_loads_and_leaves_no_part(be
 
 async def test_demand_hastens_a_planned_load(bench: Store) -> None:
     file = put(bench.folder, 1, 12 * MB)
-    slow = options(bench, lora_host_mb=16, lora_plan_mb_s=1e-6)
+    slow = options(bench, cache_disk_mb=16, lora_plan_mb_s=1e-6)
     async with hearing(bench) as heard, bench.instance(**slow):
         await want(bench, 1, file)
         await heard.until(lambda: heard.told.used_bytes == file.size_bytes and heard.told.missing == 1)

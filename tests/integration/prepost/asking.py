@@ -29,6 +29,7 @@ from giornata_prepost.families.protocol import ImageModel
 from giornata_prepost.segmentation import Segmenter
 from giornata_prepost.service import Prepost
 from giornata_prepost.worker_pools import ImagePool
+from tests import configs
 from tests.patience import HUNG_MS, HUNG_S
 
 SCENE = np.random.default_rng(3).integers(0, 256, (70, 100, 3), np.uint8)
@@ -52,7 +53,7 @@ def configured(folder: Path, nats_url: str, redis_url: str, **more: Any) -> Prep
         "device": "cpu",
         "image_processes": 1,
     }
-    return PrepostConfig(**given | more)
+    return configs.configured(PrepostConfig, **given | more)
 
 
 def own_name() -> str:

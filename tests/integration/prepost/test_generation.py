@@ -28,6 +28,7 @@ from giornata.wire.resolution import carried_out, fitted, resolve
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import ImageModel
+from tests.configs import configured
 from tests.integration.prepost.asking import encoded, finished, inspected, serving
 from tests.patience import HUNG_MS
 
@@ -74,7 +75,7 @@ async def test_a_job_without_image_is_measured_drawn_and_finished(
     model: ImageModel, caller: Bus, blobs: RedisBlobs
 ) -> None:
     name = f"prepost-{secrets.token_hex(3)}"
-    config = PrepostConfig(model="unread", instance=name, image_processes=1, model_pixels=1 << 14)
+    config = configured(PrepostConfig, model="unread", instance=name, image_processes=1, model_pixels=1 << 14)
     job = job_of(model.card, n=2, size="64x48", output_format="webp")
     async with serving(config, caller, blobs, model):
         inspection = await inspected(caller, job)

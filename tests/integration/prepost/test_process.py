@@ -101,7 +101,7 @@ async def test_the_process(
     heard: asyncio.Queue[ServiceState] = asyncio.Queue()
     segmenter = clipseg(tmp_path / "segmenter")
     named = ("--instance", instance, "--model", str(folder), "--mask-model", str(segmenter))
-    flags = (*named, "--device", "cpu", "--image-processes", "2")
+    flags = (*named, "--device", "cpu")
     async with (
         bus.connect(nats_url, "test") as caller,
         RedisBlobs.open(redis_url) as blobs,

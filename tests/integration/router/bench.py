@@ -17,9 +17,9 @@ from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.records import JobRecordStore, Quarantine
-from giornata.residency.plans.planner import ResidencyPlanName
+from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.policies import PolicyName
-from giornata.scheduling.queue import AGEING_S, QueueOrder
+from giornata.scheduling.queue import AGEING_S
 from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Job, Priority
@@ -126,8 +126,7 @@ async def running_router(
     records_of: type[JobRecordStore] = JobRecordStore,
     quarantine_of: type[Quarantine] = Quarantine,
     blobs: BlobStore | None = None,
-    line: QueueOrder | None = None,
-    placement: ResidencyPlanName = ResidencyPlanName.USE,
+    adapter_plan: AdapterPlan = AdapterPlan.USE,
     placement_s: float | None = None,
     lease_s: float = LEASE_S,
     **more: Any,
@@ -141,14 +140,12 @@ async def running_router(
         nats_url=url,
         instance=name,
         telemetry_hz=10,
-        queue_limit_interactive=queue_limit,
-        queue_limit_batch=queue_limit,
+        queue_limit=queue_limit,
         tenant_share=tenant_share,
         prepared_rows=prepared_rows,
         policy=policy,
-        line=line,
         ageing_s=ageing_s,
-        placement=placement,
+        adapter_plan=adapter_plan,
         placement_s=placement_s,
         **more,
     )

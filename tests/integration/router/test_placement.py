@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from giornata.bus import streams
-from giornata.residency.plans.planner import ResidencyPlanName
+from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.wire import codec, stores
 from giornata.wire.loras import StoredFile, WantedFiles
 from tests.integration.lora_bench import Store, open_bench
@@ -85,7 +85,7 @@ async def test_without_a_plan_what_was_wanted_is_withdrawn(bench: Store) -> None
     async with hearing(bench) as heard, bench.instance(**options(bench)):
         async with running_router(bench.nats_url, "router-a", placement_s=0.1):
             await heard.holds(file)
-        async with running_router(bench.nats_url, "router-b", placement=ResidencyPlanName.OFF):
+        async with running_router(bench.nats_url, "router-b", adapter_plan=AdapterPlan.OFF):
             await heard.until(lambda: heard.told.wanted == 0)
         assert (await written(bench)).digests == ()
 

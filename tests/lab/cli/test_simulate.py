@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from giornata.scheduling.policies import PolicyName
 from giornata_lab.simulation import machines
+from giornata_lab.simulation.baselines import SimPolicy
 from giornata_tools.cli.app import cli
 
 QUICK = ["simulate", "--duration", "20", "--warmup", "0", "--rate", "1,2", "--workers", "2"]
@@ -29,7 +29,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def test_the_policies_that_help_names_are_those_there_are() -> None:
     told = run("simulate", "--help")
-    assert all(name in told for name in PolicyName)
+    assert all(name in told for name in SimPolicy)
     assert "no policy is called fastest" in run("simulate", "--policy", "fastest", status=2)
 
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from giornata.planning.operations import low_rank_weights
 from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.adapters import NeededControl, NeededLora
-from giornata.scheduling.policies import PolicyName
 from giornata.wire.workers import AdapterLoad, Tier
 from giornata_lab.bench.systems.networks import PLAIN
 from giornata_lab.loadgen import workload as facts
 from giornata_lab.loadgen.workload import AdapterWorkload, MaskShape, WorkloadRequest
 from giornata_lab.simulation.adapters import AdapterDemand, held_controls, with_adapters
+from giornata_lab.simulation.baselines import SimPolicy
 from giornata_lab.simulation.jobs import SimulatedJob
 from giornata_lab.simulation.machines import Machine, flashps_flux, h800_flux, read
 from giornata_lab.simulation.options import RunOptions, StageSetting
@@ -281,6 +281,6 @@ def test_a_router_that_knows_loras_finds_them_more_often_and_rows_wait_less() ->
 
 
 def test_baselines_do_not_know_adapters() -> None:
-    assert RunOptions.of(PolicyName.FINISH_TIME).adapters
-    assert not RunOptions.of(PolicyName.REQUEST_LEVEL).adapters
+    assert RunOptions.of(SimPolicy.FINISH_TIME).adapters
+    assert not RunOptions.of(SimPolicy.REQUEST_LEVEL).adapters
     assert len(held_controls(5)) == 47

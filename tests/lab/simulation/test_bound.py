@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.policies import PolicyName
 from giornata_lab.loadgen import workload
 from giornata_lab.loadgen.outcomes import percentile
 from giornata_lab.loadgen.workload import MaskShape, Workload
+from giornata_lab.simulation.baselines import SimPolicy
 from giornata_lab.simulation.bound import PooledTask, most_on_time
 from giornata_lab.simulation.machines import FLUX, FLUX_PICTURE, h800_flux
 from giornata_lab.simulation.options import BindingTime, RunOptions
@@ -70,7 +70,7 @@ def scenario(**fields: Any) -> Scenario:
 @given(
     rate=st.floats(0.1, 1.5),
     rows=st.integers(1, 8),
-    policy=st.sampled_from(PolicyName),
+    policy=st.sampled_from(SimPolicy),
     binding=st.sampled_from(BindingTime),
     seed=st.integers(0, 99),
     slowness=st.sampled_from([(1.0, 1.0), (1.0, 1.7), (1.7, 1.0)]),
@@ -78,7 +78,7 @@ def scenario(**fields: Any) -> Scenario:
 def test_nothing_beats_the_bound(
     rate: float,
     rows: int,
-    policy: PolicyName,
+    policy: SimPolicy,
     binding: BindingTime,
     seed: int,
     slowness: tuple[float, float],

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from giornata.residency.plans.planner import ResidencyPlanName
+from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.adapters import NeededLora
-from giornata.scheduling.policies import PolicyName
+from giornata_lab.simulation.baselines import PROACTIVE, SimPolicy
 from giornata_lab.simulation.jobs import SimulatedJob
 from giornata_lab.simulation.options import RunOptions
 from giornata_lab.simulation.residency import AdapterSetting, LoadReason
@@ -42,7 +42,7 @@ def reasons(run: SimulatedRun) -> list[LoadReason]:
 def test_a_proactive_plan_loads_what_was_popular_onto_every_device() -> None:
     jobs = [asking(0, 0.0, "a"), asking(1, 100.0, "a"), asking(2, 100.0, "a")]
     plain = simulated(jobs, RunOptions())
-    planned = simulated(jobs, RunOptions(placing=ResidencyPlanName.PROACTIVE))
+    planned = simulated(jobs, RunOptions(placing=PROACTIVE))
     assert reasons(planned).count(LoadReason.PLAN) == 1, "one device has it"
     assert LoadReason.PLAN not in reasons(plain)
     assert ends(planned)["j2"] == pytest.approx(100 + COMPUTING_S), "both found it ready"
@@ -52,7 +52,7 @@ def test_a_proactive_plan_loads_what_was_popular_onto_every_device() -> None:
 def test_plans_load_no_more_than_fits_beside_what_rows_use() -> None:
     names = [f"l{number}" for number in range(12)]
     jobs = [asking(number, number * 7.0, name) for number, name in enumerate(names * 2)]
-    made = Simulation([ONE] * 2, jobs, RunOptions(placing=ResidencyPlanName.PROACTIVE), adapters=SETTING)
+    made = Simulation([ONE] * 2, jobs, RunOptions(placing=PROACTIVE), adapters=SETTING)
     made.run()
     for worker in made._workers.values():
         assert worker.loras.device.size_bytes <= SETTING.device_bytes
@@ -60,13 +60,13 @@ def test_plans_load_no_more_than_fits_beside_what_rows_use() -> None:
 
 def test_the_plan_by_use_fills_the_home_host_and_no_device() -> None:
     jobs = [asking(number, number * 10.0, "abcdef"[number % 6]) for number in range(12)]
-    run = simulated(jobs, RunOptions(placing=ResidencyPlanName.USE), workers=4)
+    run = simulated(jobs, RunOptions(placing=AdapterPlan.USE), workers=4)
     assert LoadReason.PLAN not in reasons(run)
     assert len(run.ended) == 12
 
 
-@pytest.mark.parametrize("policy", [PolicyName.RROD, PolicyName.LRUMS])
-def test_baselines_load_when_rows_have_a_place(policy: PolicyName) -> None:
+@pytest.mark.parametrize("policy", [SimPolicy.RROD, SimPolicy.LRUMS])
+def test_baselines_load_when_rows_have_a_place(policy: SimPolicy) -> None:
     """Two jobs at one worker: the second one's LoRA is loaded once the first has ended."""
     run = simulated([asking(0, 0.0, "a"), asking(1, 0.0, "b")], RunOptions.of(policy), workers=1)
     assert ends(run) == pytest.approx({"j0": 2 + COMPUTING_S, "j1": 4 + 2 * COMPUTING_S})
@@ -77,6 +77,6 @@ def test_rrod_keeps_nothing_and_lrums_does() -> None:
     jobs = [asking(0, 0.0, "a"), asking(1, 10.0, "a")]
     loads = {
         policy: len(reasons(simulated(jobs, RunOptions.of(policy), workers=1)))
-        for policy in (PolicyName.RROD, PolicyName.LRUMS)
+        for policy in (SimPolicy.RROD, SimPolicy.LRUMS)
     }
-    assert loads == {PolicyName.RROD: 2, PolicyName.LRUMS: 1}
+    assert loads == {SimPolicy.RROD: 2, SimPolicy.LRUMS: 1}

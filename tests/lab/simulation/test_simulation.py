@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import JobDemand, RowLoad, RowShape
-from giornata.scheduling.policies import PolicyName
 from giornata.wire.values import BlockMode
 from giornata_lab.bench.systems.networks import PLAIN, PLAIN_4
 from giornata_lab.loadgen.outcomes import percentile
 from giornata_lab.loadgen.workload import arrival_times
+from giornata_lab.simulation.baselines import SimPolicy
 from giornata_lab.simulation.jobs import (
     DIGEST,
     MODEL,
@@ -189,14 +189,14 @@ def test_jumping_over_equal_steps_changes_nothing(drawn: list[tuple[int, list[Ro
         min_size=1,
         max_size=4,
     ),
-    policy=st.sampled_from(PolicyName),
+    policy=st.sampled_from(SimPolicy),
     binding=st.sampled_from(BindingTime),
     cold=st.booleans(),
 )
 def test_every_job_ends_once_and_no_worker_computes_two_batches_at_a_time(
     drawn: list[tuple[int, list[RowShape]]],
     machines: list[Machine],
-    policy: PolicyName,
+    policy: SimPolicy,
     binding: BindingTime,
     cold: bool,
 ) -> None:
@@ -293,7 +293,7 @@ def test_a_worker_on_which_loads_do_not_hide_is_found_out_and_gets_less() -> Non
         ]
         jobs = [job(number, number * 0.1) for number in range(300)]
         here = TemplateSetting(preloaded=("t0",), kv_bytes=kv_bytes)
-        run = simulated(jobs, machines, RunOptions(policy=PolicyName.FINISH_TIME), templates=here)
+        run = simulated(jobs, machines, RunOptions(policy=SimPolicy.FINISH_TIME), templates=here)
         return sum(ended.worker == "w0000" for ended in run.ended[50:]) / 250
 
     assert share(1e6) == pytest.approx(0.5, abs=0.1)
@@ -303,7 +303,7 @@ def test_a_worker_on_which_loads_do_not_hide_is_found_out_and_gets_less() -> Non
 def test_a_worker_that_is_slower_than_its_kind_is_found_out_and_gets_less() -> None:
     jobs = [job(number, number * 0.05) for number in range(600)]
     machines = [MACHINE, replace(MACHINE, slowness=3.0)]
-    run = simulated(jobs, machines, RunOptions(policy=PolicyName.FINISH_TIME))
+    run = simulated(jobs, machines, RunOptions(policy=SimPolicy.FINISH_TIME))
     counts = [sum(ended.worker == f"w{number:04d}" for ended in run.ended[100:]) for number in (0, 1)]
     assert counts[0] > 2 * counts[1]
 
@@ -358,7 +358,7 @@ def test_baselines_take_jobs_from_one_line_in_order_while_workers_have_places() 
         assert {e.job.job_id: e.assigned_s for e in run.ended} == pytest.approx(
             {"j0": 0.0, "j1": 0.0, "j2": 0.15, "j3": 0.3}
         ), policy
-    ours = simulated(jobs, [machine, machine], RunOptions.of(PolicyName.FINISH_TIME))
+    ours = simulated(jobs, [machine, machine], RunOptions.of(SimPolicy.FINISH_TIME))
     assert next(e.assigned_s for e in ours.ended if e.job.job_id == "j3") == pytest.approx(0.15)
 
 

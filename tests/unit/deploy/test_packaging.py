@@ -69,7 +69,7 @@ COMPUTING = {
 """What these modules import, `giornata` does not require, and so a service that uses them must."""
 
 
-SPREAD = {"rock": ("scheduling/rock_fit.py", "residency/plans/rock.py"), "traces": ("observability/otlp.py",)}
+SPREAD = {"traces": ("observability/otlp.py",)}
 """Sources of an extra of the shared code that has no folder of its own."""
 
 
@@ -99,15 +99,7 @@ def _parts(folder: Path, extra: str) -> list[Path]:
     return [folder / "giornata_tools" / name for name in ("lora_profiler", "launcher", "model")]
 
 
-PASSED_ON = [
-    (folder, name)
-    for folder in FOLDERS
-    if folder != SHARED
-    for name in _extras(folder)
-    if name in _extras(SHARED)
-]
-"""Extras of services that are those of the code they share."""
-EXTRAS = [(folder, name) for folder in FOLDERS for name in _extras(folder) if (folder, name) not in PASSED_ON]
+EXTRAS = [(folder, name) for folder in FOLDERS for name in _extras(folder)]
 
 
 def _names(items: Collection[str]) -> set[str]:
@@ -227,12 +219,6 @@ def test_an_extra_is_what_its_sources_import_besides(folder: Path, name: str) ->
         == set()
     ), "named and not used"
     assert extra & required - {"giornata-tools"} == set(), "required anyway"
-
-
-@pytest.mark.parametrize(("folder", "name"), PASSED_ON, ids=lambda value: getattr(value, "name", value))
-def test_a_services_extra_is_that_of_the_shared_code(folder: Path, name: str) -> None:
-    assert [Requirement(item).extras for item in _extras(folder)[name]] == [{name}]
-    assert _names(_extras(folder)[name]) == {"giornata"}
 
 
 def test_what_the_launcher_starts_is_in_its_extra() -> None:

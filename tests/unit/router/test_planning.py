@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from giornata.residency.host_tiers import HostTiers
-from giornata.residency.plans.use_based import TierKind
+from giornata.residency.use_based import TierKind
 from giornata.wire.loras import CanonicalLora, HostTier, LoraRecord, LoraState, StoredFile, TierChange
 from giornata.wire.workers import (
     AdapterCounters,

@@ -22,12 +22,13 @@ from giornata.scheduling.adapters import (
 )
 from giornata.scheduling.demand import FinishEstimator, PlacementEstimate, RowLoad, StepTimeModel, WorkerLoad
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import CandidateWorker, PolicyName, finish_time, policy_of
+from giornata.scheduling.policies import CandidateWorker, finish_time
 from giornata.scheduling.worker_state import WorkerOccupancy
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase, ControlState
 from giornata.wire.workers import AdapterLoad, CostFit, ServiceName, ServiceState, Tier, WorkerCosts
 from giornata_lab.bench.systems.networks import PLAIN_4, plain
+from giornata_lab.simulation.baselines import SimPolicy, policy_of
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, choose, placement, row, worker
 
 TIERS = (None, Tier.DISK, Tier.MEMORY, Tier.DEVICE)
@@ -211,9 +212,9 @@ def test_a_small_delay_is_taken_for_an_adapter_that_is_held() -> None:
         chosen = finish_time(free, asked, load_weight)
         assert chosen is not None
         assert chosen.instance == expected
-        assert policy_of(PolicyName.FINISH_TIME, load_weight)(free, asked) == chosen
+        assert policy_of(SimPolicy.FINISH_TIME, load_weight)(free, asked) == chosen
         late = replace(asked, within_ms=0.001)
-        assert policy_of(PolicyName.DEADLINE_AWARE, load_weight)(free, late) == chosen, "none is in time"
+        assert policy_of(SimPolicy.DEADLINE_AWARE, load_weight)(free, late) == chosen, "none is in time"
 
 
 def test_the_worker_that_was_told_to_load_has_a_lead() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import PolicyName, finish_time, round_robin
+from giornata.scheduling.policies import finish_time
 from giornata.scheduling.queue import LOOK_S, RELOOK_S, FairQueue, RowQueue, SchedulingParams, TenantJobOrder
 from giornata.scheduling.scheduler import (
     AHEAD,
@@ -23,9 +23,9 @@ from giornata.scheduling.scheduler import (
     SchedulingDecision,
     likely_worker,
 )
-from giornata.scheduling.schedulers import SCHEDULERS, scheduler_of
 from giornata.wire.workers import CostFit, ServiceState, Tier, WorkerCosts
 from giornata_lab.bench.systems.networks import plain
+from giornata_lab.simulation.baselines import SCHEDULERS, SimPolicy, round_robin, scheduler_of
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, placement, row, worker
 
 MB: Final = 1_000_000
@@ -180,10 +180,10 @@ def test_a_line_is_looked_at_again_soon_after_it_changed_and_later_otherwise() -
 
 
 @pytest.mark.parametrize("policy", sorted(SCHEDULERS))
-def test_only_policies_that_know_what_loads_cost_begin_them_ahead(policy: PolicyName) -> None:
+def test_only_policies_that_know_what_loads_cost_begin_them_ahead(policy: SimPolicy) -> None:
     line, known = line_of(ADAPTED), placement(busy("a", 9), busy("b", 5))
     decision = scheduler_of(policy).decide(line, known, 0.0)
-    ours = policy in {PolicyName.FINISH_TIME, PolicyName.DEADLINE_AWARE}
+    ours = policy in {SimPolicy.FINISH_TIME, SimPolicy.DEADLINE_AWARE}
     assert (told(decision) == [("j0", "b")]) is ours
     assert (likely_worker(scheduler_of(policy), known, ADAPTED, 0.0) == "b") is ours
 

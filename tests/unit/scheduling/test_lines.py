@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.queue import AGEING_S, FairQueue, Key, QueueTotals, RowQueue, SchedulingParams
-from giornata.scheduling.rock import JobKindModel, JobKindQueue
 from giornata.wire.jobs import Priority
-from tests.unit.scheduling.test_kinds import MODEL
+from giornata_lab.simulation.rock_kinds import JobKindModel, JobKindQueue
+from tests.lab.simulation.test_kinds import MODEL
 
 
 def sorted_by_kind() -> JobKindQueue:

@@ -9,7 +9,7 @@ import pytest
 from giornata.fleet import SILENCE_S
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.placement import ModelSlack, Placement, StallTimeout
-from giornata.scheduling.policies import Policy, finish_time, request_level
+from giornata.scheduling.policies import Policy, finish_time
 from giornata.scheduling.scheduler import LOOKED_AT
 from giornata.wire.workers import (
     CostFit,
@@ -23,6 +23,7 @@ from giornata.wire.workers import (
     WorkerState,
 )
 from giornata_lab.bench.systems.networks import plain
+from giornata_lab.simulation.baselines import request_level
 from tests.fakes.fleet import CARD
 
 SHAPE = RowShape(text=0, image=16, computed=16, steps=10)

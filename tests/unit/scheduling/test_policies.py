@@ -16,18 +16,16 @@ from giornata.scheduling.demand import (
     StepTimeModel,
     WorkerLoad,
 )
-from giornata.scheduling.policies import (
+from giornata.scheduling.policies import CandidateWorker, deadline_aware, finish_time
+from giornata.wire.workers import Tier
+from giornata_lab.simulation.baselines import (
     POLICIES,
-    CandidateWorker,
-    PolicyName,
-    deadline_aware,
-    finish_time,
+    SimPolicy,
     mask_aware,
     request_level,
     round_robin,
     token_level,
 )
-from giornata.wire.workers import Tier
 
 SHAPE = RowShape(text=0, image=100, computed=10, steps=10)
 DEMAND = JobDemand("m", "d", (SHAPE,), template="t")
@@ -134,7 +132,7 @@ rows = st.lists(st.builds(RowLoad, steps=st.integers(1, 50), step_ms=st.floats(0
     alone=st.booleans(),
 )
 def test_whoever_is_chosen_has_room(
-    policy: PolicyName, data: list[tuple[list[RowLoad], int, Tier | None]], count: int, alone: bool
+    policy: SimPolicy, data: list[tuple[list[RowLoad], int, Tier | None]], count: int, alone: bool
 ) -> None:
     demand = JobDemand("m", "d", (SHAPE,) * count, template="t", alone=alone)
     fleet = [
@@ -145,5 +143,5 @@ def test_whoever_is_chosen_has_room(
     able = [c for c in fleet if c.rows == 0 or (not alone and c.rows + count <= c.capacity_rows)]
     if chosen is not None:
         assert chosen in able
-    elif policy not in {PolicyName.FINISH_TIME, PolicyName.DEADLINE_AWARE}:
+    elif policy not in {SimPolicy.FINISH_TIME, SimPolicy.DEADLINE_AWARE}:
         assert not able

@@ -8,7 +8,7 @@ from dataclasses import replace
 from giornata.scheduling.adapters import NeededControl
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import CandidateWorker, Policy, request_level, with_room
+from giornata.scheduling.policies import CandidateWorker, Policy, with_room
 from giornata.scheduling.queue import AGEING_S, FairQueue, SchedulingParams
 from giornata.scheduling.scheduler import (
     MAX_CHOOSY,
@@ -20,6 +20,7 @@ from giornata.scheduling.scheduler import (
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import RowProgress, WorkerState
+from giornata_lab.simulation.baselines import request_level
 from giornata_lab.simulation.jobs import DIGEST, MODEL
 from giornata_lab.simulation.simulator import TOLD
 

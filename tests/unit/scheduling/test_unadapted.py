@@ -15,11 +15,11 @@ import pytest
 
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.scheduling.queue import FairQueue, SchedulingParams
 from giornata.scheduling.scheduler import QueueOrderScheduler
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import LoadSample, RowProgress, ServiceState, Tier
+from giornata_lab.simulation.baselines import POLICIES, SimPolicy
 from tests.fakes.fleet import CARD
 from tests.unit.scheduling.test_placement import worker
 
@@ -95,10 +95,10 @@ def asked(chance: Random, now: float) -> tuple[JobDemand, SchedulingParams]:
     return demand, claim
 
 
-def routed(policy: PolicyName, seed: int) -> Iterator[object]:
+def routed(policy: SimPolicy, seed: int) -> Iterator[object]:
     """Which rows go where, of jobs with priorities, tenants, deadlines and templates in memory and on disk."""
     chance, fleet = Random(seed), Fleet()  # noqa: S311 - a workload
-    line = FairQueue(by_deadline=policy is PolicyName.DEADLINE_AWARE)
+    line = FairQueue(by_deadline=policy is SimPolicy.DEADLINE_AWARE)
     scheduler, attempts, number = QueueOrderScheduler(POLICIES[policy], looked_at=2), 0, 0
     for tick in range(160):
         now = tick * TICK_S
@@ -124,4 +124,4 @@ def digest(noted: object) -> str:
 
 @pytest.mark.parametrize("policy", list(ROUTED))
 def test_routed_rows_go_where_they_went(policy: str) -> None:
-    assert digest(list(routed(PolicyName(policy), seed=5))) == ROUTED[policy]
+    assert digest(list(routed(SimPolicy(policy), seed=5))) == ROUTED[policy]

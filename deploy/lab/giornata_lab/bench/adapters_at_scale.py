@@ -17,9 +17,8 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, Final
 
-from giornata.residency.plans.planner import ResidencyPlanName
-from giornata.scheduling.policies import PolicyName
-from giornata.scheduling.queue import QueueOrder, TenantJobOrder
+from giornata.scheduling.adapter_plans import AdapterPlan
+from giornata.scheduling.queue import TenantJobOrder
 from giornata.scheduling.rock import RockScheduler
 from giornata.scheduling.scheduler import Scheduler
 from giornata_lab.bench.reporting import report
@@ -37,8 +36,9 @@ from giornata_lab.loadgen import traces
 from giornata_lab.loadgen.charts import Chart, PointStyle
 from giornata_lab.loadgen.drawing import COLOURS, figure, svg
 from giornata_lab.loadgen.traces import TraceLine
+from giornata_lab.simulation.baselines import PROACTIVE, SimPolicy
 from giornata_lab.simulation.jobs import SimulatedJob
-from giornata_lab.simulation.options import RunOptions
+from giornata_lab.simulation.options import QueueOrder, RunOptions
 from giornata_lab.simulation.results import summary
 from giornata_lab.simulation.simulator import Simulation
 
@@ -65,21 +65,21 @@ class ScaleVariant:
 
 
 _OURS: Final = RunOptions(turn=TenantJobOrder.ARRIVAL)
-_ROCK: Final = RunOptions.of(PolicyName.ROCK)
-_LRUMS: Final = RunOptions.of(PolicyName.LRUMS)
+_ROCK: Final = RunOptions.of(SimPolicy.ROCK)
+_LRUMS: Final = RunOptions.of(SimPolicy.LRUMS)
 VARIANTS: Final[Mapping[str, ScaleVariant]] = {
-    "rrod": ScaleVariant(RunOptions.of(PolicyName.RROD)),
+    "rrod": ScaleVariant(RunOptions.of(SimPolicy.RROD)),
     "lrums": ScaleVariant(_LRUMS),
-    "proactive": ScaleVariant(replace(_LRUMS, placing=ResidencyPlanName.PROACTIVE)),
+    "proactive": ScaleVariant(replace(_LRUMS, placing=PROACTIVE)),
     BASE: ScaleVariant(_ROCK),
-    "rock with one queue": ScaleVariant(_ROCK, partial(RockScheduler, queues=False)),
-    "rock without placement": ScaleVariant(replace(_ROCK, placing=ResidencyPlanName.OFF)),
+    "rock with one queue": ScaleVariant(_ROCK, RockScheduler),
+    "rock without placement": ScaleVariant(replace(_ROCK, placing=AdapterPlan.OFF)),
     "blind": ScaleVariant(replace(_OURS, adapters=False)),
     "loads known": ScaleVariant(replace(_OURS, loads_ahead=False, load_weight=0.0)),
     "begun while waiting": ScaleVariant(replace(_OURS, load_weight=0.0)),
     OURS: ScaleVariant(_OURS),
-    "ours with plan by use": ScaleVariant(replace(_OURS, placing=ResidencyPlanName.USE)),
-    "the same at load weight 2": ScaleVariant(replace(_OURS, placing=ResidencyPlanName.USE, load_weight=2.0)),
+    "ours with plan by use": ScaleVariant(replace(_OURS, placing=AdapterPlan.USE)),
+    "the same at load weight 2": ScaleVariant(replace(_OURS, placing=AdapterPlan.USE, load_weight=2.0)),
     "ours at load weight 2": ScaleVariant(replace(_OURS, load_weight=2.0)),
     "ours at load weight 0.5": ScaleVariant(replace(_OURS, load_weight=0.5)),
     "ours at load weight 4": ScaleVariant(replace(_OURS, load_weight=4.0)),

@@ -21,15 +21,15 @@ from typing import Any, Final
 
 from giornata.scheduling.demand import estimate_computed
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.scheduling.queue import RELOOK_S, FairQueue, RowQueue, SchedulingParams
-from giornata.scheduling.rock import JobKindQueue, RockScheduler
-from giornata.scheduling.rock_fit import fit_kinds
 from giornata.scheduling.scheduler import AHEAD, LOOKED_AT, QueueOrderScheduler, RowAssignment, Scheduler
 from giornata.wire.workers import ServiceState
 from giornata_lab.bench.reporting.report import Measurement, measured, write
 from giornata_lab.bench.systems.deciding import TEMPLATES, demand_of, fleet, mixed
 from giornata_lab.flags import Several, option, parsed
+from giornata_lab.simulation.baselines import POLICIES, SimPolicy
+from giornata_lab.simulation.rock_fit import fit_kinds
+from giornata_lab.simulation.rock_kinds import JobKindQueue, kinds_scheduler
 
 FLEETS: Final = (8, 100, 1000)
 JOBS: Final = 400
@@ -47,7 +47,7 @@ PAPER_US: Final = {8: 600}
 
 
 def decisions(
-    policy: PolicyName, states: Sequence[ServiceState], looked_at: int, loras: int
+    policy: SimPolicy, states: Sequence[ServiceState], looked_at: int, loras: int
 ) -> tuple[Measurement, Measurement, Measurement]:
     """Milliseconds to choose a worker and count the job there, to foretell a job's finish behind others, and to take in
     one telemetry message.
@@ -96,7 +96,7 @@ def whole_decisions(
     return measured(times[WARM_UP:])
 
 
-def looks(policy: PolicyName, states: Sequence[ServiceState], looked_at: int, loras: int) -> Measurement:
+def looks(policy: SimPolicy, states: Sequence[ServiceState], looked_at: int, loras: int) -> Measurement:
     """Milliseconds to choose the likely workers of those who wait; none where jobs have no LoRAs."""
     placement, line = Placement(), FairQueue()
     scheduler = QueueOrderScheduler(POLICIES[policy], looked_at)
@@ -145,7 +145,7 @@ def matches(states: Sequence[ServiceState], loras: int) -> Measurement:
         while not placements:  # a place may be beyond the workers that are looked at
             placement.release(held.pop(chance.randrange(len(held))), 1)
             began = time.perf_counter()
-            placements = RockScheduler().decide(line, placement, number).placements
+            placements = kinds_scheduler().decide(line, placement, number).placements
         for key, worker, rows, passes in placements:
             placement.assign(key[0], 1, worker, line.serve(key, rows, number, passes), number)
         times.append((time.perf_counter() - began) * 1e3)
@@ -161,11 +161,11 @@ def _within_ms(states: Sequence[ServiceState]) -> float | None:
 
 
 def _rock_row(workers: int, states: Sequence[ServiceState], loras: int) -> dict[str, Any]:
-    decide = whole_decisions(RockScheduler(), kinds_line(loras), states, loras)
+    decide = whole_decisions(kinds_scheduler(), kinds_line(loras), states, loras)
     matched = matches(states, loras)
     return {
         "workers": workers,
-        "policy": str(PolicyName.ROCK),
+        "policy": str(SimPolicy.ROCK),
         "asked about": f"{LOOKED_AT} + holders" if workers > 2 * LOOKED_AT else "all",
         "decision us": round(matched.p50_ms * 1e3, 1),
         "p95 us": round(matched.p95_ms * 1e3, 1),

@@ -22,7 +22,6 @@ from typing import Any, Final
 
 from scipy import stats
 
-from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.queue import TenantJobOrder
 from giornata.scheduling.scheduler import QueueOrderScheduler
 from giornata_lab.bench.reporting import report
@@ -35,12 +34,13 @@ from giornata_lab.bench.systems.clusters import (
     without_affinity,
 )
 from giornata_lab.flags import option, parsed
+from giornata_lab.simulation.baselines import SimPolicy
 from giornata_lab.simulation.options import RunOptions
 
 OURS: Final = "finish_time"
-BASELINES: Final = (PolicyName.REQUEST_LEVEL, PolicyName.TOKEN_LEVEL, PolicyName.MASK_AWARE)
+BASELINES: Final = (SimPolicy.REQUEST_LEVEL, SimPolicy.TOKEN_LEVEL, SimPolicy.MASK_AWARE)
 VARIANTS: Final[Mapping[str, RunOptions]] = {
-    **{policy.value: RunOptions.of(policy) for policy in (*BASELINES, PolicyName.DEADLINE_AWARE)},
+    **{policy.value: RunOptions.of(policy) for policy in (*BASELINES, SimPolicy.DEADLINE_AWARE)},
     "fair order": RunOptions(turn=TenantJobOrder.ARRIVAL, slack=0.0),
     "fair order, jobs whole": RunOptions(turn=TenantJobOrder.ARRIVAL, slack=0.0, spreads=False),
     OURS: RunOptions(),

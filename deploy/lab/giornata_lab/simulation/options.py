@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from giornata.residency.plans.planner import ResidencyPlanName
+from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.placement import SLACK, Placement
-from giornata.scheduling.policies import LOAD_WEIGHT, Policy, PolicyName, policy_of
-from giornata.scheduling.queue import AGEING_S, FairQueue, QueueOrder, RowQueue, TenantJobOrder
-from giornata.scheduling.rock import JobKindQueue, RockScheduler
+from giornata.scheduling.policies import LOAD_WEIGHT, Policy
+from giornata.scheduling.queue import AGEING_S, FairQueue, RowQueue, TenantJobOrder
 from giornata.scheduling.scheduler import (
     LOOKED_AT,
     QueueOrderScheduler,
@@ -18,16 +17,26 @@ from giornata.scheduling.scheduler import (
     Scheduler,
     SchedulingDecision,
 )
-from giornata.scheduling.schedulers import LOADING_AHEAD
+from giornata_lab.simulation.baselines import WEIGHING, SimPolicy, policy_of
 from giornata_lab.simulation.residency import AdapterSetting
+from giornata_lab.simulation.rock_kinds import JobKindQueue, kinds_scheduler
 
-OF_ADAPTERS: Final = frozenset({PolicyName.RROD, PolicyName.LRUMS, PolicyName.ROCK})
+OF_ADAPTERS: Final = frozenset({SimPolicy.RROD, SimPolicy.LRUMS, SimPolicy.ROCK})
 """Policies of adapter serving, with rules of their own for what devices keep."""
 ROCK_SHARE: Final = 0.85
 """Share of a device's bytes for adapters beyond which ROCK lets the least recently used go."""
 BASELINES: Final = frozenset(
-    {PolicyName.ROUND_ROBIN, PolicyName.REQUEST_LEVEL, PolicyName.TOKEN_LEVEL, PolicyName.MASK_AWARE}
+    {SimPolicy.ROUND_ROBIN, SimPolicy.REQUEST_LEVEL, SimPolicy.TOKEN_LEVEL, SimPolicy.MASK_AWARE}
 )
+
+
+class QueueOrder(StrEnum):
+    """What a line is called in simulations."""
+
+    FAIR = "fair"
+    """Tenants take turns by their shares."""
+    KINDS = "kinds"
+    """Queues of alike jobs take turns (ROCK, CLUSTER '25, section 4.1)."""
 
 
 class BindingTime(StrEnum):
@@ -79,7 +88,7 @@ class StageSetting:
 class RunOptions:
     """How a run is scheduled."""
 
-    policy: PolicyName = PolicyName.FINISH_TIME
+    policy: SimPolicy = SimPolicy.FINISH_TIME
     binding: BindingTime = BindingTime.LATE
     spreads: bool = True
     """Whether rows of one job may go to several workers where jobs are bound late."""
@@ -101,13 +110,13 @@ class RunOptions:
     """What loads cost that hide behind waiting, to the policies that know loads."""
     loads_ahead: bool = True
     """Whether these have likely workers load while jobs wait."""
-    placing: ResidencyPlanName = ResidencyPlanName.OFF
+    placing: str = AdapterPlan.OFF
     """Which plan says what hosts and devices load before jobs ask for it."""
     seed: int = 0
     """Seed of noise."""
 
     @classmethod
-    def of(cls, policy: PolicyName) -> RunOptions:
+    def of(cls, policy: SimPolicy) -> RunOptions:
         """Return how a policy serves: ours as live, the baselines as FlashPS's artifact has them.
 
         There a job waits in one line, in the order of arrival, until a worker has fewer than its maximum, and goes to
@@ -115,16 +124,16 @@ class RunOptions:
         """
         if policy in BASELINES:
             return cls(policy, spreads=False, turn=TenantJobOrder.ARRIVAL, slack=0.0, adapters=False)
-        if policy in {PolicyName.RROD, PolicyName.LRUMS}:
+        if policy in {SimPolicy.RROD, SimPolicy.LRUMS}:
             return cls(policy, BindingTime.ARRIVAL, spreads=False, turn=TenantJobOrder.ARRIVAL, slack=0.0)
-        if policy is PolicyName.ROCK:
+        if policy is SimPolicy.ROCK:
             return cls(
                 policy,
                 turn=TenantJobOrder.ARRIVAL,
                 line_name=QueueOrder.KINDS,
-                placing=ResidencyPlanName.ROCK,
+                placing=AdapterPlan.ROCK,
             )
-        return cls(policy, by_deadline=policy is PolicyName.DEADLINE_AWARE)
+        return cls(policy, by_deadline=policy is SimPolicy.DEADLINE_AWARE)
 
     def line(self) -> RowQueue:
         """A line without jobs."""
@@ -136,20 +145,20 @@ class RunOptions:
         """Return what devices keep of adapters, where the policy has a rule of its own."""
         if self.policy not in OF_ADAPTERS:
             return adapters
-        share = ROCK_SHARE if self.policy is PolicyName.ROCK else 1.0
+        share = ROCK_SHARE if self.policy is SimPolicy.ROCK else 1.0
         return replace(
             adapters,
-            keeps=self.policy is not PolicyName.RROD,
-            on_turn=self.policy is not PolicyName.ROCK,
+            keeps=self.policy is not SimPolicy.RROD,
+            on_turn=self.policy is not SimPolicy.ROCK,
             device_bytes=share * adapters.device_bytes,
         )
 
     def scheduler(self) -> Scheduler:
         """The scheduler that these options name."""
-        if self.policy is PolicyName.ROCK:
-            return RockScheduler(self.looked_at)
+        if self.policy is SimPolicy.ROCK:
+            return kinds_scheduler(self.looked_at)
         policy = policy_of(self.policy, self.load_weight)
         if self.binding is BindingTime.ARRIVAL:
             return ArrivalScheduler(policy, self.looked_at)
-        ahead = self.loads_ahead and self.policy in LOADING_AHEAD
+        ahead = self.loads_ahead and self.policy in WEIGHING
         return QueueOrderScheduler(policy, self.looked_at, self.spreads, ahead)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from giornata.residency.plans.planner import PLANNERS, ResidencyPlanName
-from giornata.residency.plans.use_based import AdapterTier, ResidencySnapshot, TierKind, Wanted
 from giornata.residency.popularity import AdapterUsage
+from giornata.residency.use_based import AdapterTier, ResidencySnapshot, TierKind, Wanted
 from giornata.scheduling.adapters import NeededLora
+from giornata_lab.simulation.baselines import PLANNERS
 from giornata_lab.simulation.residency import AdapterSetting, LoadReason, SimHost
 from giornata_lab.simulation.worker import SimWorker
 
@@ -29,7 +29,7 @@ class SimAdapterPlacement:
 
     def __init__(
         self,
-        name: ResidencyPlanName,
+        name: str,
         seed: int,
         setting: AdapterSetting,
         hosts: list[SimHost],

@@ -9,10 +9,9 @@ from functools import partial
 from typing import Final
 
 from giornata.families import Family
-from giornata.residency.plans.planner import ResidencyPlanName
+from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.queue import SchedulingParams
-from giornata.scheduling.rock import JobKindQueue
 from giornata.scheduling.scheduler import Scheduler, likely_worker
 from giornata.scheduling.worker_state import Attempt
 from giornata.wire.adapters import ControlCard, ControlKind
@@ -25,6 +24,7 @@ from giornata_lab.simulation.placing import SimAdapterPlacement
 from giornata_lab.simulation.processors import Processors, SimClock, StageServers
 from giornata_lab.simulation.residency import AdapterSetting, SimHost
 from giornata_lab.simulation.results import ClusterSample, EndedJob, SimulatedRun
+from giornata_lab.simulation.rock_kinds import JobKindQueue
 from giornata_lab.simulation.templates import TemplateSetting
 from giornata_lab.simulation.worker import SimWorker
 
@@ -107,7 +107,7 @@ class Simulation:
         }
         self._placing = (
             None
-            if options.placing is ResidencyPlanName.OFF
+            if options.placing == AdapterPlan.OFF
             else SimAdapterPlacement(options.placing, options.seed, kept, hosts, self._workers)
         )
         self._models = {
@@ -255,7 +255,7 @@ class Simulation:
     def _look(self, now: float) -> None:
         """Note the state of the cluster, once a second, and sort jobs by kinds that are fitted again."""
         if isinstance(self._line, JobKindQueue) and (jobs := self._line.to_fit(now)) is not None:
-            from giornata.scheduling.rock_fit import fit_kinds  # noqa: PLC0415 - needs the extra `rock`
+            from giornata_lab.simulation.rock_fit import fit_kinds  # noqa: PLC0415 - needs the extra `rock`
 
             self._line.use(fit_kinds(jobs))
         self._moments.append(ClusterSample(now, len(self._line), self._arrived - len(self._ended)))

@@ -315,7 +315,7 @@ def tiers_of(
         if folder is None:
             folder = stack.enter_context(scratch_folder())
         budgets = LoraTierCapacities(
-            config.lora_disk_mb << 20, config.lora_memory_mb << 20, config.lora_device_mb << 20
+            config.cache_disk_mb << 20, config.lora_memory_mb << 20, config.lora_device_mb << 20
         )
         fetch = LoraStoreFetcher(bus, config.lora_file_bytes, config.lora_folder, config.lora_host_folder)
         tiers: LoraTiers[SequenceLoras] = LoraTiers(

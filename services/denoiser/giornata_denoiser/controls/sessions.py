@@ -185,7 +185,7 @@ class ControlDataPath:
                 "The ControlNets of a picture of this size take more memory than a denoiser's data path has.",
                 field="controlnets",
                 received=f"{wanted_bytes >> 20} MiB",
-                accepted=f"{self.size_bytes >> 20} MiB (GIORNATA_CONTROL_SLAB_MB)",
+                accepted=f"{self.size_bytes >> 20} MiB",
             )
         while self._free < wanted_bytes:
             self._changed.clear()

@@ -129,12 +129,13 @@ def pool_of(  # noqa: PLR0917 - the parts of an engine
 
 
 @contextmanager
-def decisions(path: Path | None) -> Iterator[Callable[[DecisionRecord], None] | None]:
-    """What writes recordings of decisions to the file at `path`, a line each; None without one. One thread calls it."""
-    if path is None:
+def decisions(folder: Path | None) -> Iterator[Callable[[DecisionRecord], None] | None]:
+    """Open `decisions.jsonl` in `folder`, a line for each decision; None without one. One thread calls it."""
+    if folder is None:
         yield None
         return
-    with path.open("ab") as file:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "decisions.jsonl").open("ab") as file:
 
         def record(recording: DecisionRecord) -> None:
             with suppress(OSError):  # a full disk costs recordings, not the pool

@@ -172,7 +172,7 @@ def storage_budget(
     `tokens` are those of the picture and its companions. What no tier holds would be recorded at every edit. Where
     blocks take together, none is left out: first the bits become fewer, then the levels.
     """
-    disk_mb = 0 if config.template_folder is None else config.template_disk_mb
+    disk_mb = 0 if config.template_folder is None else config.cache_disk_mb
     budget_mb = max(config.template_memory_mb, disk_mb)
     if config.template_budget_mb is not None:
         budget_mb = min(budget_mb, config.template_budget_mb)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from giornata.residency.host_tiers import HostTiers
-from giornata.residency.plans.use_based import AdapterTier, ResidencySnapshot, TierKind
+from giornata.residency.use_based import AdapterTier, ResidencySnapshot, TierKind
 from giornata.wire.loras import HostTier, LoraRecord, LoraState
 from giornata.wire.workers import ServiceState, Tier
 

@@ -68,7 +68,7 @@ async def test_edits_are_served_as_one_device_serves_them_and_decisions_replay(
     decisions = tmp_path / "decisions.jsonl"
     asked: list[dict[str, Any]] = [{"n": 2, "reuse": "off"}, {"painted": [0], "reuse": "off", "seed": 3}]
     latents = []
-    async with pooled(bench, model, decisions_file=decisions, template_policy="inline") as worker:
+    async with pooled(bench, model, trace_folder=decisions.parent, template_policy="inline") as worker:
         requests = [await bench.job(worker, **each) for each in asked]
         for request in requests:
             assert await bench.run(worker, request) is RunAnswer.ACCEPTED

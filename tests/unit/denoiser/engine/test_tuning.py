@@ -126,7 +126,7 @@ def test_a_limit_of_time_or_memory_lets_rows_run_alone() -> None:
 def test_budgets_follow_the_machine_unless_they_are_configured() -> None:
     host, gpu = memory_bytes(), 56 << 30
     on_cpu, on_gpu = memory_of(config(), None), memory_of(config(), gpu)
-    assert on_cpu.templates == on_gpu.templates == host // 4 >> 20 << 20
+    assert on_cpu.templates == on_gpu.templates == 4 * (7 * host // 16 >> 20) // 7 << 20
     assert (on_cpu.device, on_cpu.ahead, on_cpu.rows) == (0, host // 16, math.inf)
     assert (on_gpu.device, on_gpu.ahead) == (14 << 30, 7 << 30)
     assert on_gpu.device + on_gpu.rows == pytest.approx(0.9 * gpu)
@@ -220,6 +220,6 @@ def test_a_budget_too_small_for_a_template_is_told_at_the_start(memory_mb: int, 
 
 
 def test_a_trace_is_written_at_the_end(tmp_path: Path) -> None:
-    edited(trace_file=tmp_path / "trace.json")
+    edited(trace_folder=tmp_path)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {"steps", "compute", "load"} <= {event["cat"] for event in events if event["ph"] == "X"}

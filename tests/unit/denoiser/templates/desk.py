@@ -91,7 +91,7 @@ class Desk:
         self.store = TemplateStore(
             config.template_memory_mb << 20,
             folder,
-            config.template_disk_mb << 20,
+            config.cache_disk_mb << 20,
             corrections_bytes=config.template_corrections_mb << 20,
             first_bytes=config.template_first_mb << 20,
         )

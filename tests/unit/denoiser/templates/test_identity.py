@@ -126,8 +126,8 @@ def test_a_template_is_no_larger_than_the_largest_tier() -> None:
     whole = 7 * 6 * 4
     assert kept(template_memory_mb=whole) == (7, 0)
     assert kept(template_memory_mb=4 * 6 * 4) == (4, 0)
-    assert kept(template_memory_mb=4 * 6 * 4, template_disk_mb=whole) == (4, 0), "there is no folder"
-    assert kept(template_memory_mb=1, template_folder=Path("x"), template_disk_mb=whole) == (7, 0)
+    assert kept(template_memory_mb=4 * 6 * 4, cache_disk_mb=whole) == (4, 0), "there is no folder"
+    assert kept(template_memory_mb=1, template_folder=Path("x"), cache_disk_mb=whole) == (7, 0)
     assert kept(template_memory_mb=4 * 6 * 4, template_budget_mb=whole) == (4, 0)
     assert kept(template_memory_mb=0) == (4, 6)
 

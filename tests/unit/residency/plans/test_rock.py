@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from giornata.residency.plans import rock
-from giornata.residency.plans.rock import FULL, RockPlan, replica_count
-from giornata.residency.plans.use_based import AdapterTier, ResidencySnapshot, TierKind
 from giornata.residency.popularity import AdapterUsage
+from giornata.residency.use_based import AdapterTier, ResidencySnapshot, TierKind
+from giornata.scheduling import rock
+from giornata.scheduling.rock import FULL, RockPlan, replica_count
 
 NOW = 50.0
 
@@ -111,7 +111,6 @@ def test_few_places_are_one_cluster() -> None:
 
 
 def test_many_places_are_clustered_by_their_totals() -> None:
-    pytest.importorskip("sklearn", reason="comes with the extra for ROCK")
     some = devices(14)
     places = tuple(
         replace(place, bytes_per_s=9e9, held={"a": number * 70}) if number % 2 else place

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from giornata.residency.plans.use_based import (
+from giornata.residency.popularity import AdapterUsage, rank_homes
+from giornata.residency.use_based import (
     LEAST_USES,
     STICKY,
     AdapterTier,
@@ -15,7 +16,6 @@ from giornata.residency.plans.use_based import (
     TierKind,
     use_plan,
 )
-from giornata.residency.popularity import AdapterUsage, rank_homes
 from tests.unit.residency.plans.clusters import Drawn, drawn
 
 NOW = 100.0

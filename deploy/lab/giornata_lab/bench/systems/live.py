@@ -75,13 +75,13 @@ async def giornata(
         templates: folder of recorded templates, for all denoisers.
         loras: shared folder of LoRAs, of which devices hold :data:`DEVICE_MB`; None: there are none.
         stores: LoRA stores.
-        records: second edits of a picture are recorded, instead of leaving what serves the next ones.
+        records: templates are recorded before the first edit of a picture, instead of edits leaving what serves next.
     """
-    env = {"GIORNATA_TEMPLATE_FOLDER": str(templates)}
+    env = {"GIORNATA_CACHE_FOLDER": str(templates)}
     if records:
-        env["GIORNATA_TEMPLATE_FIRST_MB"] = "0"
+        env["GIORNATA_TEMPLATE_POLICY"] = "inline"
     if loras is not None:
-        env |= {"GIORNATA_LORA_SHARED_FOLDER": str(loras), "GIORNATA_LORA_DEVICE_MB": str(DEVICE_MB)}
+        env |= {"GIORNATA_LORA_SHARED_FOLDER": str(loras), "GIORNATA_CACHE_DEVICE_MB": str(2 * DEVICE_MB)}
     with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as name:
         folder = Path(name)
         plan = StackPlan(

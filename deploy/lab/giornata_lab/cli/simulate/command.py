@@ -6,18 +6,19 @@ from typing import Any
 
 import click
 
-from giornata.residency.plans.planner import ResidencyPlanName
-from giornata.scheduling.policies import LOAD_WEIGHT, PolicyName
-from giornata.scheduling.queue import QueueOrder
+from giornata.scheduling.adapter_plans import AdapterPlan
+from giornata.scheduling.policies import LOAD_WEIGHT
 from giornata_lab.cli import workload
 from giornata_lab.loadgen import workload as facts
+from giornata_lab.simulation.baselines import PLANNERS, SimPolicy
+from giornata_lab.simulation.options import QueueOrder
 from giornata_tools.cli import extras
 from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, COUNT, READABLE, folder_option
 
 
 def _policies(text: str) -> list[str]:
     """Some by their names, each once, or all."""
-    known = [str(name) for name in PolicyName]
+    known = [str(name) for name in SimPolicy]
     names = known if text == "all" else list(dict.fromkeys(text.split(",")))
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"no policy is called {unknown[0]}; there are {', '.join(known)}, and all")
@@ -132,7 +133,7 @@ def _sizes(text: str) -> tuple[float, float] | None:
 )
 @click.option(
     "--placement",
-    type=click.Choice([str(name) for name in ResidencyPlanName]),
+    type=click.Choice([str(AdapterPlan.OFF), *map(str, PLANNERS)]),
     help="Which plan says what hosts and devices load before jobs ask for it; default: as the policy has it.",
 )
 @click.option(
@@ -148,7 +149,7 @@ def _sizes(text: str) -> tuple[float, float] | None:
     "--load-weight",
     type=AT_LEAST_0,
     default=LOAD_WEIGHT,
-    help="What loads cost that hide behind waiting, as GIORNATA_LOAD_WEIGHT.",
+    help="What loads cost that hide behind waiting; live 1.",
 )
 @click.option(
     "--loads-ahead/--no-loads-ahead", default=True, help="Whether likely workers load while jobs wait."
@@ -193,7 +194,7 @@ def _sizes(text: str) -> tuple[float, float] | None:
     parse=_policies,
     default="all",
     metavar="NAME[,NAME...]",
-    help=f"all, or of {', '.join(PolicyName)}.",
+    help=f"all, or of {', '.join(SimPolicy)}.",
 )
 @click.option(
     "--binding",

@@ -15,11 +15,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from giornata.residency.plans.planner import ResidencyPlanName
-from giornata.scheduling.policies import PolicyName
-from giornata.scheduling.queue import QueueOrder
 from giornata_lab.cli.simulate.setting import scenario_of
-from giornata_lab.simulation.options import BindingTime, RunOptions
+from giornata_lab.simulation.baselines import SimPolicy
+from giornata_lab.simulation.options import BindingTime, QueueOrder, RunOptions
 from giornata_lab.simulation.results import PolicyRun, SimulationSummary, charts
 from giornata_lab.simulation.scenario import Scenario, fewest_workers
 from giornata_tools.terminal import counting, show, table
@@ -73,13 +71,13 @@ def run(given: Mapping[str, Any]) -> None:
 
 
 def _options(given: Mapping[str, Any], policy: str, seed: int) -> RunOptions:
-    usual = RunOptions.of(PolicyName(policy))
+    usual = RunOptions.of(SimPolicy(policy))
     return replace(
         usual,
         adapters=usual.adapters and not given["blind"],
         binding=BindingTime(given["binding"]) if given["binding"] else usual.binding,
         line_name=QueueOrder(given["line"]) if given["line"] else usual.line_name,
-        placing=ResidencyPlanName(given["placement"]) if given["placement"] else usual.placing,
+        placing=given["placement"] or usual.placing,
         load_weight=given["load_weight"],
         loads_ahead=given["loads_ahead"],
         telemetry_hz=given["telemetry_hz"],

@@ -17,7 +17,7 @@ from giornata_lab.rehearsals.chaos.edits import EditVariant
 from giornata_lab.rehearsals.chaos.outcomes import Outcome
 from giornata_tools.clients.http import events
 
-HEARTBEAT_S: Final = 2.0
+HEARTBEAT_S: Final = 15.0
 """How often gateways comment on a quiet stream."""
 ASK_S: Final = 20.0
 """How long one request is waited for: longer than a gateway looks for a router, shorter than patience."""

@@ -23,7 +23,7 @@ from giornata_lab.rehearsals.chaos.load import BUDGET_S, Load
 from giornata_lab.rehearsals.chaos.outcomes import Outcome
 from giornata_lab.rehearsals.chaos.relay import RelayNetwork, relayed
 from giornata_lab.rehearsals.chaos.report import Report
-from giornata_lab.rehearsals.chaos.rest import HEARTBEAT_S, RestClient
+from giornata_lab.rehearsals.chaos.rest import RestClient
 from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan, socket_folder
 from giornata_tools.launcher.stack import Stack, running
@@ -37,15 +37,12 @@ REPLICAS: Final = {
     **dict.fromkeys((ServiceName.GATEWAY, ServiceName.ROUTER, ServiceName.DENOISER, ServiceName.PREPOST), 2),
 }
 ENV: Final = {
-    "GIORNATA_HEARTBEAT_S": f"{HEARTBEAT_S:g}",
     "GIORNATA_JOB_BUDGET_S": f"{BUDGET_S:g}",
     "GIORNATA_RESULT_TTL_S": str(RESULT_TTL_S),
     "GIORNATA_RECORD_LINGER_S": "86400",
-    "GIORNATA_STALL_S": "3",
-    "GIORNATA_STAGE_S": "15",
     "GIORNATA_MAX_FAILURES": "10",
 }
-"""Short limits, so that what a fault makes wait does not wait for long; and many attempts, since workers fall often.
+"""Short budgets, so that what a fault makes wait does not wait for long; and many attempts, since workers fall often.
 Records outlive the run, which looks at all of them."""
 
 

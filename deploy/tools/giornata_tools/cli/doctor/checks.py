@@ -388,14 +388,14 @@ def _with_templates(folder: Path, card: ModelCard, known: str, room: int) -> Doc
     return warn(
         f"{known}; one template of {card.native_size} x {card.native_size} pixels takes {least / GIB:.1f} GiB, and "
         f"{room / GIB:.1f} GiB of memory are for templates: blocks that are left out are computed in full.",
-        "Raise GIORNATA_TEMPLATE_MEMORY_MB, or name a GIORNATA_TEMPLATE_FOLDER.",
+        "Raise GIORNATA_CACHE_MEMORY_MB, or name a GIORNATA_CACHE_FOLDER.",
     )
 
 
 def _template_bytes() -> int:
     """Return what a denoiser keeps of templates in memory, as it is configured here."""
-    asked = environ.get("GIORNATA_TEMPLATE_MEMORY_MB", "")
-    return int(asked) << 20 if asked.isdecimal() else runtime.memory_bytes() // runtime.HOST_SHARE
+    asked = environ.get("GIORNATA_CACHE_MEMORY_MB", "")
+    return 4 * int(asked) // 7 << 20 if asked.isdecimal() else runtime.memory_bytes() // runtime.HOST_SHARE
 
 
 def _on_hub(source: str) -> DoctorFinding:

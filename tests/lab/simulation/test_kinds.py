@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.cluster import DBSCAN
 
+from giornata.residency.use_based import AdapterTier, TierKind
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.queue import SchedulingParams
-from giornata.scheduling.rock import (
+from giornata.scheduling.rock import NEIGHBOURS, RADIUS, clusters
+from giornata.wire.jobs import Priority
+from giornata_lab.simulation.rock_fit import fit_kinds
+from giornata_lab.simulation.rock_kinds import (
     LEAST,
     PAUSE_S,
     FeatureHistograms,
@@ -23,8 +28,6 @@ from giornata.scheduling.rock import (
     features_of,
     shares_of,
 )
-from giornata.scheduling.rock_fit import fit_kinds
-from giornata.wire.jobs import Priority
 
 IDENTITY = tuple(tuple(float(row == column) for column in range(4)) for row in range(4))
 MODEL = JobKindModel(
@@ -145,3 +148,22 @@ def test_shares_sum_to_one_and_none_is_empty(values: list[float], edges: list[fl
     found = shares_of(values, sorted(edges))
     assert sum(found) == pytest.approx(1.0)
     assert min(found) > 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=12, max_size=40))
+def test_places_are_clustered_as_scikit_learn_does(drawn_places: list[tuple[int, int]]) -> None:
+    """ROCK's clusters of places by hardware beside DBSCAN, with its noise as one more."""
+    places = [
+        AdapterTier(f"w{number:02d}", TierKind.DEVICE, "h", 1000 + 100 * budget, bytes_per_s=1e9 + 1e8 * rate)
+        for number, (budget, rate) in enumerate(drawn_places)
+    ]
+    told = np.array([(place.budget_bytes, place.bytes_per_s, place.speed) for place in places])
+    span = np.ptp(told, axis=0)
+    labels = DBSCAN(eps=RADIUS, min_samples=NEIGHBOURS).fit(
+        (told - told.min(0)) / np.where(span > 0, span, 1.0)
+    )
+    expected = [
+        [place for place, own in zip(places, labels.labels_, strict=True) if own == label]
+        for label in sorted(set(labels.labels_))
+    ]
+    assert clusters(places) == expected

@@ -1,4 +1,4 @@
-"""Fits kinds of jobs, with scikit-learn (extra `rock`). Pure, and slow: 0.2 s for 600 jobs. Never on an event loop."""
+"""Fits kinds of jobs, with scikit-learn. Pure, and slow: 0.2 s for 600 jobs. Never on an event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 
-from giornata.scheduling.rock import FeatureHistograms, Features, JobKindModel, Row, shares_of
+from giornata_lab.simulation.rock_kinds import FeatureHistograms, Features, JobKindModel, Row, shares_of
 
 MOST: Final = 8
 """Components."""

@@ -1,0 +1,153 @@
+"""Published ways to choose a worker beside those that serve: FlashPS's (EuroSys '26) and ROCK's (CLUSTER '25). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from giornata.residency.popularity import AdapterUsage
+from giornata.residency.use_based import AdapterSelection, ResidencySnapshot, Wanted, pins_of
+from giornata.scheduling import adapter_plans, policies
+from giornata.scheduling.adapter_plans import ResidencyPlanner
+from giornata.scheduling.demand import JobDemand
+from giornata.scheduling.policies import LOAD_WEIGHT, CandidateWorker, Policy, with_room
+from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler
+from giornata_lab.simulation.rock_kinds import kinds_scheduler
+
+QUEUED: Final = 4
+"""Rows with which a worker's queue is as long as :func:`lrums` counts."""
+
+
+def round_robin(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
+    """One after the other, by the job's ticket."""
+    able = sorted(with_room(candidates, demand), key=lambda c: c.instance)
+    return able[demand.ticket % len(able)] if able else None
+
+
+def request_level(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
+    """The fewest rows: request-level balancing, a baseline of FlashPS section 6.5."""
+    return min(with_room(candidates, demand), key=lambda c: (c.rows, c.instance), default=None)
+
+
+def token_level(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
+    """The fewest masked tokens: token-level balancing, the other baseline of FlashPS section 6.5."""
+    return min(with_room(candidates, demand), key=lambda c: (c.tokens, c.rows, c.instance), default=None)
+
+
+def mask_aware(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
+    """The shortest step with the job's rows in it: FlashPS's Algorithm 2, by our cost model."""
+
+    def step_ms(candidate: CandidateWorker) -> float:
+        backlog = candidate.outlook.backlog
+        rows = (*backlog.running, *backlog.waiting, *candidate.loads)
+        return backlog.base_ms + sum(row.step_ms for row in rows)
+
+    return min(with_room(candidates, demand), key=lambda c: (step_ms(c), c.instance), default=None)
+
+
+def rrod(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
+    """Round robin, adapters on demand: the first baseline of ROCK, section 6.1. Simulated workers keep no adapter."""
+    return round_robin(candidates, demand)
+
+
+def lrums(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
+    """Matching score, with adapters that go by last use: the second baseline of ROCK, section 6.1.
+
+    Half the share of the job's adapters on the device, half how short the worker's queue is.
+    """
+
+    def score(candidate: CandidateWorker) -> tuple[float, int, str]:
+        free = 1 - min(1.0, candidate.rows / QUEUED)
+        return 0.5 * candidate.held + 0.5 * free, -candidate.rows, candidate.instance
+
+    return max(with_room(candidates, demand), key=score, default=None)
+
+
+class SimPolicy(StrEnum):
+    """What a way to choose workers is called in simulations and benchmarks."""
+
+    ROUND_ROBIN = "round_robin"
+    REQUEST_LEVEL = "request_level"
+    TOKEN_LEVEL = "token_level"  # noqa: S105 - no secret
+    MASK_AWARE = "mask_aware"
+    FINISH_TIME = "finish_time"
+    DEADLINE_AWARE = "deadline_aware"
+    RROD = "rrod"
+    LRUMS = "lrums"
+    ROCK = "rock"
+    """No policy of single jobs: :class:`giornata.scheduling.rock.RockScheduler`."""
+
+
+WEIGHING: Final = MappingProxyType(
+    {
+        SimPolicy.FINISH_TIME: policies.finish_time,
+        SimPolicy.DEADLINE_AWARE: policies.deadline_aware,
+    }
+)
+"""Policies that know what loads cost, and begin them while jobs wait."""
+POLICIES: Final[Mapping[SimPolicy, Policy]] = MappingProxyType(
+    {
+        SimPolicy.ROUND_ROBIN: round_robin,
+        SimPolicy.REQUEST_LEVEL: request_level,
+        SimPolicy.TOKEN_LEVEL: token_level,
+        SimPolicy.MASK_AWARE: mask_aware,
+        **WEIGHING,
+        SimPolicy.RROD: rrod,
+        SimPolicy.LRUMS: lrums,
+    }
+)
+
+
+def policy_of(name: SimPolicy, load_weight: float = LOAD_WEIGHT) -> Policy:
+    """The policy of this name; those that weigh loads do so with `load_weight`."""
+    known = WEIGHING.get(name)
+    return POLICIES[name] if known is None else partial(known, load_weight=load_weight)
+
+
+def scheduler_of(name: SimPolicy) -> Scheduler:
+    """The scheduler of this name: a policy serves jobs in the order of the line, ROCK matches queues."""
+    if name is SimPolicy.ROCK:
+        return kinds_scheduler()
+    return QueueOrderScheduler(POLICIES[name], loads_ahead=name in WEIGHING)
+
+
+SCHEDULERS: Final[Mapping[SimPolicy, Scheduler]] = MappingProxyType(
+    {name: scheduler_of(name) for name in SimPolicy}
+)
+
+
+# The baseline `proactive` of ROCK's evaluation: what was popular lately is loaded wherever it fits. Pure.
+
+
+PROACTIVE_PERIOD_S: Final = 60.0
+"""How often it plans."""
+PROACTIVE_HALF_LIFE_S: Final = 600.0
+"""Half-life of the uses that it is given."""
+SHARE: Final = 0.5
+"""Share of each tier that it fills."""
+LEAST_USES: Final = 0.05
+"""Below it, an adapter is not popular: one use, 43 minutes ago."""
+
+
+def proactive_plan(observed: ResidencySnapshot, uses: AdapterUsage, now: float) -> Wanted:
+    """The most popular adapters, as many as fit into half of each place."""
+    counted = {digest: n for digest in observed.sizes if (n := uses.lately(digest, now)) >= LEAST_USES}
+    popular = sorted(counted, key=lambda digest: (-counted[digest], digest))
+    wanted = {}
+    for place in observed.places:
+        filling = AdapterSelection(place, observed.sizes, pins_of(place, observed), SHARE)
+        for digest in popular:
+            filling.take(digest)
+        wanted[place.name] = filling.chosen
+    return wanted
+
+
+PROACTIVE: Final = "proactive"
+PLANNERS: Final[Mapping[str, ResidencyPlanner]] = {
+    **adapter_plans.PLANNERS,
+    PROACTIVE: ResidencyPlanner(lambda _: proactive_plan, PROACTIVE_PERIOD_S, PROACTIVE_HALF_LIFE_S),
+}
+"""Plans of placement: the router's, and the baseline."""
