@@ -112,7 +112,7 @@ class UnpaddedBatch:
 
 @dataclass(frozen=True, eq=False)
 class ForwardPlan:
-    """What the blocks of a batch compute and take: it stays the same while the batch and its sequences' uses do."""
+    """The plan of what the blocks of a batch compute and take: it stays while the batch and its uses do."""
 
     uses: tuple[BlockInputs, ...]
     """By sequence; empty where no sequence uses anything."""

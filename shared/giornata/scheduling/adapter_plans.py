@@ -12,7 +12,7 @@ from giornata.scheduling.rock import ROCK_PERIOD_S, RockPlan
 
 
 class AdapterPlan(StrEnum):
-    """What a plan is called in configurations and simulations."""
+    """The name of a plan in configurations and simulations."""
 
     ROCK = "rock"
     """ROCK's replicas, beside its matching; see :mod:`giornata.scheduling.rock`."""

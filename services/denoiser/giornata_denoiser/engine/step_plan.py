@@ -57,7 +57,7 @@ class CountedRow(NamedTuple):
 
 
 class CountedStep(NamedTuple):
-    """What a step computes: it stays the same while its rows compute the same."""
+    """The counted work of a step: it stays while its rows compute the same."""
 
     rows: list[CountedRow]
     work: StepWork

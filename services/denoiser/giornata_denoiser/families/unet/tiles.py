@@ -25,7 +25,7 @@ PART_BYTES: Final = 8 << 20
 
 
 class CachedTiles:
-    """What a batch takes of outside tiles, of `sources` by sequence; kept where all of them answer the same again."""
+    """The outside tiles that a batch takes, of `sources` by sequence; kept while all of them answer the same."""
 
     def __init__(self, sources: Mapping[int, KVSource]) -> None:
         self.sources = sources
