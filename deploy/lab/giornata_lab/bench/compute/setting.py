@@ -11,7 +11,8 @@ from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig, TextReusePolicy
 from giornata_denoiser.templates.identity import LEVELS
 
-FORM, BITS = (DenoiserConfig.model_fields[f"template_{name}"].default for name in ("form", "bits"))
+FORM: Final = DenoiserConfig.model_fields["template_form"].default
+BITS: Final = DenoiserConfig.template_bits
 CORRECTED: Final = DenoiserConfig.template_correction
 KEEPS_PADDING: Final = DenoiserConfig.model_fields["reuse_text"].default is TextReusePolicy.PADDING
 HALO: Final = EditParameters.model_fields["halo"].default
