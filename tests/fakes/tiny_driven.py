@@ -1,4 +1,4 @@
-"""Tiny transformers of the driven families with random weights, rows for them, and diffusers' own forward of each."""
+"""Tiny transformers of the driven families with random weights, rows of any family, and diffusers' own forwards."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from giornata.scheduling.batch import RowKey
+from giornata.tensors import PROMPT_MASK
+from giornata.wire.models import Sampler
 from giornata_denoiser.families.driven.chroma import Chroma
 from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein, Flux2KleinKV
 from giornata_denoiser.families.driven.network import DrivenNetwork
@@ -35,7 +37,7 @@ from giornata_denoiser.families.driven.z_image import ZImage
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_always
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.row import GENERATOR, Row, Snapshot
 from giornata_lab.bench.compute.tiny_flux import MIXING, SCHEDULER, Spec
 
 TEXT = 24
@@ -295,9 +297,9 @@ def transformer(name: str) -> Any:
 
 
 @cache
-def family(name: str) -> ModelFamily:
+def family(name: str, dtype: torch.dtype = torch.float64) -> ModelFamily:
     """The family, driven."""
-    network = FAMILIES[name].network(transformer(name))
+    network = FAMILIES[name].network(torch.nn.Module.to(transformer(name), dtype))
     return ModelFamily(network.text, FlowMatching(SCHEDULER, shifted_always), network)
 
 
@@ -314,8 +316,18 @@ def alone(name: str, row: Row) -> Tensor:
         return out
 
 
-def row(of: ModelFamily, spec: Spec, references: Sequence[tuple[int, int]] = ()) -> Row:
-    """The row of `spec`, with references of so many tokens in height and width; the same spec makes an equal row."""
+def row(
+    of: ModelFamily,
+    spec: Spec,
+    references: Sequence[tuple[int, int]] = (),
+    *,
+    sampler: Sampler | None = None,
+    resume: Snapshot | None = None,
+) -> Row:
+    """The row of `spec` in any family, with references of so many tokens in height and width.
+
+    The same arguments make an equal row.
+    """
     generator = torch.Generator().manual_seed(spec.seed)
 
     def random(*shape: int | None) -> Tensor:
@@ -325,19 +337,26 @@ def row(of: ModelFamily, spec: Spec, references: Sequence[tuple[int, int]] = ())
     text = {name: random(*shape) for name, shape in of.text.tensors.items()}
     if spec.true_cfg_scale > 1:
         text |= {f"negative_{name}": random(*shape) for name, shape in of.text.tensors.items()}
+    if spec.padding_tokens:
+        told = (torch.arange(spec.text_tokens) < spec.text_tokens - spec.padding_tokens).to(torch.uint8)
+        text |= {f"{sign}{PROMPT_MASK}": told for sign in ("", "negative_")[: 1 + (spec.true_cfg_scale > 1)]}
     cells = spec.grid[0] * spec.grid[1]
     tensors = {name: random(cells, channels) for name, channels in of.network.conditioning.items()}
     tensors["mask"] = (tensors["mask"] > 0).float()
+    track = of.schedule.track(
+        sampler=sampler or of.schedule.default_sampler, steps=spec.steps, strength=spec.strength, cells=cells
+    )
+    if any(track.draws):
+        tensors[GENERATOR] = torch.Generator().manual_seed(spec.seed).get_state()
     return build_row(
         of,
         RowKey(spec.job_id, spec.attempt, spec.index),
         grid=spec.grid,
-        track=of.schedule.track(
-            sampler=of.schedule.default_sampler, steps=spec.steps, strength=spec.strength, cells=cells
-        ),
+        track=track,
         text=text,
         conditioning=tensors,
         guidance_scale=spec.guidance_scale,
         true_cfg_scale=spec.true_cfg_scale,
         references=[random(*grid, LATENT) for grid in references],
+        resume=resume,
     )
