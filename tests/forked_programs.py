@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -184,6 +185,30 @@ async def spawn(
         return await server().start(program, given, out, errors)
 
 
+class EndedProgram(NamedTuple):
+    """What a program has left."""
+
+    status: int
+    out: bytes
+    err: str
+
+
+async def run(
+    *argv: str, env: Mapping[str, str], stdin: bytes = b"", cwd: str | Path | None = None
+) -> EndedProgram:
+    """Start a program as :func:`spawn` does, give it `stdin` and wait for its end."""
+    with ExitStack() as opened:
+        given, out, err = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        given.write(stdin)
+        given.seek(0)
+        files = {"stdin": given.fileno(), "stdout": out.fileno(), "stderr": err.fileno()}
+        process = await spawn(*argv, env=env, cwd=cwd, start_new_session=True, **files)
+        status: int = await process.wait()
+        for each in (out, err):
+            each.seek(0)
+        return EndedProgram(status, out.read(), err.read().decode())
+
+
 def _alike(env: Mapping[str, str]) -> bool:
     """Whether Python and what is preloaded begin with `env` as they have begun in the server."""
     return all(env.get(name) == server().env.get(name) for name in READ_EARLY)
@@ -250,8 +275,9 @@ class ForkTable:
     def end_all(self) -> None:
         """Kill what is left of the forks and of what they have started."""
         for pid, _ in self._forks.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+            for kill in (os.killpg, os.kill):  # one that was just forked leads no group yet
+                with contextlib.suppress(ProcessLookupError):
+                    kill(pid, signal.SIGKILL)
 
 
 def preload(names: Sequence[str]) -> None:

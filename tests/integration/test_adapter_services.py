@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,69 +87,59 @@ class Running:
         return await self.bus.call(self.subject, QUESTIONS[self.name], JobAck, Deadline.after_ms(HUNG_MS))
 
 
-@pytest.fixture(params=list(MODULES))
-async def service(
-    request: pytest.FixtureRequest, nats_url: str, redis_url: str, tmp_path: Path
-) -> AsyncIterator[Running]:
-    module, instance = MODULES[request.param], new_instance(request.param)
+@asynccontextmanager
+async def started(name: ServiceName, nats_url: str, redis_url: str, folder: Path) -> AsyncIterator[Running]:
+    """The service, truly started."""
+    instance = new_instance(name)
     addressed = subjects.controlnet(instance, "open")
-    subject = addressed if request.param is ServiceName.CONTROLNET else subjects.lora("read")
+    subject = addressed if name is ServiceName.CONTROLNET else subjects.lora("read")
     states: asyncio.Queue[ServiceState] = asyncio.Queue()
     async with AsyncExitStack() as stack:
         connected = await stack.enter_async_context(bus.connect(nats_url, "test"))
-        telemetry = subjects.telemetry(request.param, instance)
+        telemetry = subjects.telemetry(name, instance)
         await stack.enter_async_context(connected.listen(telemetry, ServiceState, states.put_nowait))
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", module, "--instance", instance),
+            *(sys.executable, "-m", MODULES[name], "--instance", instance),
             env={
                 **os.environ,
                 "GIORNATA_NATS_URL": nats_url,
                 "GIORNATA_BLOBS_URL": redis_url,
-                "GIORNATA_LORA_FOLDER": str(tmp_path),
+                "GIORNATA_LORA_FOLDER": str(folder),
                 "GIORNATA_CONTROLNETS": f"shipped={SHIPPED}",
             },
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
-            running = Running(connected, request.param, process, subject, instance, states)
-            ready = await running.state(draining=False)
-            assert ready.ready, (
-                "the first thing it tells is that it is ready: endpoints come before telemetry"
-            )
-            assert (ready.service, ready.version) == (request.param, __version__)
-            yield running
+            yield Running(connected, name, process, subject, instance, states)
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
 
 
-async def test_the_refusal_reaches_the_caller_as_the_same_error(service: Running) -> None:
-    kind, received = REFUSALS[service.name]
-    with pytest.raises(kind) as raised:
-        await service.ask()
-    assert raised.value.received == received
+@pytest.mark.parametrize("name", list(MODULES))
+async def test_a_service_is_found_answers_clearly_and_drains(
+    nats_url: str, redis_url: str, tmp_path: Path, name: ServiceName
+) -> None:
+    kind, received = REFUSALS[name]
+    async with started(name, nats_url, redis_url, tmp_path) as service:
+        ready = await service.state(draining=False)
+        assert ready.ready, "the first thing it tells is that it is ready: endpoints come before telemetry"
+        assert (ready.service, ready.version) == (name, __version__)
+        found = await service.bus.client.request(f"$SRV.INFO.giornata-{name}", b"", timeout=HUNG_S)
+        assert service.instance.encode() in found.data
+        assert service.subject.encode() in found.data
 
+        wrong = CancelRows(job_id="job", attempt=1)
+        with pytest.raises(MalformedMessage, match="Field required"):
+            await service.bus.call(service.subject, wrong, BlobRef, Deadline.after_ms(HUNG_MS))
+        with pytest.raises(kind) as raised:
+            await service.ask()
+        assert raised.value.received == received
 
-async def test_another_message_is_named_malformed_and_does_no_harm(service: Running) -> None:
-    wrong = CancelRows(job_id="job", attempt=1)
-    with pytest.raises(MalformedMessage, match="Field required"):
-        await service.bus.call(service.subject, wrong, BlobRef, Deadline.after_ms(HUNG_MS))
-    with pytest.raises(REFUSALS[service.name][0]):
-        await service.ask()
-
-
-async def test_it_is_discovered_as_a_micro_service(service: Running) -> None:
-    message = await service.bus.client.request(f"$SRV.INFO.giornata-{service.name}", b"", timeout=HUNG_S)
-    assert service.instance.encode() in message.data
-    assert service.subject.encode() in message.data
-
-
-async def test_sigterm_says_draining_and_ends_with_status_0(service: Running) -> None:
-    service.process.terminate()
-    last = await service.state(draining=True)
-    assert not last.ready
-    async with asyncio.timeout(HUNG_S):
-        assert await service.process.wait() == 0
-    with pytest.raises(ServiceUnavailable):
-        await service.ask()
+        service.process.terminate()
+        assert not (await service.state(draining=True)).ready
+        async with asyncio.timeout(HUNG_S):
+            assert await service.process.wait() == 0
+        with pytest.raises(ServiceUnavailable):
+            await service.ask()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -17,6 +18,7 @@ from typing import cast
 import pytest
 import torch
 
+from giornata import device_claims
 from giornata.checkpoints import DeviceConfig
 from giornata.device_claims import claim_gpus, gpus_of, lock_gpus, visible_gpus
 from giornata.gpus import VISIBLE, host_device, see_alone, visible_alone
@@ -88,7 +90,9 @@ def replicas(folder: Path, count: int, wanted: int = 1, *flags: str) -> Iterator
             replica.end()
 
 
-def test_replicas_that_start_together_have_a_gpu_each(tmp_path: Path) -> None:
+def test_replicas_that_start_together_have_a_gpu_each_and_a_killed_one_leaves_it_to_the_next(
+    tmp_path: Path,
+) -> None:
     with replicas(tmp_path, len(GPUS)) as started:
         told = [replica.told() for replica in started]
         assert sorted(devices for devices, _ in told) == [[gpu.device] for gpu in GPUS]
@@ -102,21 +106,10 @@ def test_replicas_that_start_together_have_a_gpu_each(tmp_path: Path) -> None:
         assert "Received: 1 wanted, 0 of 3 free." in line["error"]
         for devices, holder in zip([devices for devices, _ in told], range(3), strict=True):
             assert f"{devices[0]} by d{holder}" in line["error"]
-
-
-def test_a_killed_holder_frees_its_gpu_for_the_next(tmp_path: Path) -> None:
-    with replicas(tmp_path, 1, 3) as started:
-        devices, _ = started[0].told()
         started[0].process.kill()
         started[0].end()
-        with replicas(tmp_path, 1, 3) as [successor]:
-            assert successor.told()[0] == devices
-
-
-def test_of_two_pools_that_start_together_one_has_all_that_it_wants(tmp_path: Path) -> None:
-    with replicas(tmp_path, 2, 2) as started:
-        lines = [replica.process.stdout.readline() for replica in started if replica.process.stdout]
-        assert sorted(bool(line) for line in lines) == [False, True]
+        with replicas(tmp_path, 1) as [successor]:
+            assert successor.told() == told[0]
 
 
 def test_a_replica_with_a_device_by_number_claims_nothing(tmp_path: Path) -> None:
@@ -138,6 +131,23 @@ def test_what_cannot_be_claimed_whole_is_left_to_others(tmp_path: Path) -> None:
             pass
         with lock_gpus(tmp_path, "denoiser", "d3", GPUS[:2], 1) as found:
             assert found == GPUS[1:2]
+
+
+def test_of_those_that_claim_several_one_is_at_it_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = device_claims._claim
+
+    def claimed(path: Path, instance: str) -> AbstractContextManager[str | None]:
+        other = os.open(tmp_path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(other)
+        return claim(path, instance)
+
+    monkeypatch.setattr(device_claims, "_claim", claimed)
+    with lock_gpus(tmp_path, "denoiser", "d1", GPUS, 2) as found:
+        assert found == GPUS[:2]
 
 
 def test_a_folder_is_made_for_this_user_alone_and_an_unfit_one_is_told(tmp_path: Path) -> None:

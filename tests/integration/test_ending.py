@@ -65,7 +65,6 @@ STRESS: Final = ("tests.stress", "--rounds", "1")
         (WORKERS, signal.SIGTERM, None),
         (WORKERS, signal.SIGKILL, ""),
         (STRESS, signal.SIGTERM, "torn down "),
-        (STRESS, signal.SIGKILL, ""),
     ],
     ids=lambda value: value[0] + value[-1] if isinstance(value, tuple) else str(value),
 )

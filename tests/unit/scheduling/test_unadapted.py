@@ -13,19 +13,13 @@ from typing import Final
 
 import pytest
 
-from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
-from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
-from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler, SchedulingDecision
+from giornata.scheduling.queue import FairQueue, SchedulingParams
+from giornata.scheduling.scheduler import QueueOrderScheduler
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import LoadSample, RowProgress, ServiceState, Tier
-from giornata_lab.bench.systems.networks import PLAIN
-from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob
-from giornata_lab.simulation.machines import Machine
-from giornata_lab.simulation.options import RunOptions
-from giornata_lab.simulation.simulator import Simulation
 from tests.fakes.fleet import CARD
 from tests.unit.scheduling.test_placement import worker
 
@@ -36,14 +30,6 @@ ROUTED: Final = {
     "mask_aware": "c208749232c874e8",
     "finish_time": "4009b720a5a1a204",
     "deadline_aware": "bbec45eebed5db46",
-}
-SIMULATED: Final = {
-    "round_robin": "81ec96d374534cdc",
-    "request_level": "8bb05b9793ae0476",
-    "token_level": "69d3c02322427b77",
-    "mask_aware": "8bb05b9793ae0476",
-    "finish_time": "29f82e1bc2dce353",
-    "deadline_aware": "2f337b16c1ecff49",
 }
 WORKERS: Final = 7
 TICK_S: Final = 0.25
@@ -132,38 +118,6 @@ def routed(policy: PolicyName, seed: int) -> Iterator[object]:
             yield tick, key, name, rows, passes
 
 
-@dataclass
-class Noting:
-    """Decides as `serves`, and notes what it decides."""
-
-    serves: Scheduler
-    noted: list[object] = field(default_factory=list)
-
-    def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
-        """See :class:`Scheduler`."""
-        decision = self.serves.decide(line, placement, now)
-        self.noted += map(tuple, decision.placements)
-        return decision
-
-
-def simulated(policy: PolicyName) -> list[object]:
-    """The same of simulated workers of two speeds."""
-    chance, at_s = Random(11), 0.0  # noqa: S311 - a workload
-    jobs = list[SimulatedJob]()
-    costs = StepCosts((10.0, 0.0, 1.0, 0.0, 0.0, 0.0))
-    for number in range(150):
-        at_s += chance.expovariate(14.0)
-        steps, computed = chance.choice((10, 20, 30)), chance.choice((4, 9, 20))
-        shape = RowShape(text=2, image=20, computed=computed, steps=steps)
-        demand = JobDemand(MODEL, DIGEST, (shape,) * chance.choice((1, 1, 3)), f"t{chance.randrange(30)}")
-        jobs.append(SimulatedJob(f"j{number}", at_s, demand, chance.uniform(0.5, 4.0)))
-    machines = [Machine(costs, PLAIN, rows=4, slowness=1.0 + number % 2) for number in range(5)]
-    options = RunOptions.of(policy)
-    noting = Noting(options.scheduler())
-    Simulation(machines, jobs, options, scheduler=noting).run()
-    return noting.noted
-
-
 def digest(noted: object) -> str:
     return hashlib.sha256(repr(noted).encode()).hexdigest()[:16]
 
@@ -171,8 +125,3 @@ def digest(noted: object) -> str:
 @pytest.mark.parametrize("policy", list(ROUTED))
 def test_routed_rows_go_where_they_went(policy: str) -> None:
     assert digest(list(routed(PolicyName(policy), seed=5))) == ROUTED[policy]
-
-
-@pytest.mark.parametrize("policy", list(SIMULATED))
-def test_simulated_rows_go_where_they_went(policy: str) -> None:
-    assert digest(simulated(PolicyName(policy))) == SIMULATED[policy]
