@@ -61,8 +61,8 @@ up: setup ## run the whole system in the foreground; Ctrl-C drains it
 quality: setup ## measure the model's edits on held-out scenes and write out/quality.{json,html}
 	$(BIN)/giornata quality $(ARGS)
 
-test: setup ## run the tests, but for those that train, or last for minutes
-	$(PYTEST) -m 'not long' $(ARGS)
+test: setup ## run the tests of all that serves, but for those that last for minutes
+	$(PYTEST) -m 'not long' --ignore tests/lab $(ARGS)
 
 # None of them waits: a worker for each processor, for each spends twenty seconds on what it imports.
 test-unit: setup ## run the fast tests that start no server: while you work
@@ -71,7 +71,7 @@ test-unit: setup ## run the fast tests that start no server: while you work
 test-stress: setup ## run changed tests that start something 20 times on a machine that stands still, or ARGS="FILE --rounds 5"
 	$(BIN)/python -m tests.stress $(ARGS)
 
-test-long: setup ## run the tests that train a model, judge its pictures, or disturb a stack for minutes
+test-long: setup ## run the tests that last for minutes: whole families, a stack that is disturbed, the doors' clients
 	$(PYTEST) -m long --ignore tests/lab
 
 test-lab: setup ## run all tests of the lab: simulator, load generator, quality, training, benchmarks and rehearsals

@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -223,6 +224,30 @@ async def program(module: str, *arguments: str, env: Mapping[str, str], log: Pat
 def _number(told: bytes) -> int:
     found: int = forkserver.SIGNED_STRUCT.unpack(told)[0]
     return found
+
+
+class EndedProgram(NamedTuple):
+    """What a program has left."""
+
+    status: int
+    out: bytes
+    err: str
+
+
+async def run(
+    *argv: str, env: Mapping[str, str], stdin: bytes = b"", cwd: str | Path | None = None
+) -> EndedProgram:
+    """Start a program as :func:`spawn` does, give it `stdin` and wait for its end."""
+    with ExitStack() as opened:
+        given, out, err = (opened.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+        given.write(stdin)
+        given.seek(0)
+        files = {"stdin": given.fileno(), "stdout": out.fileno(), "stderr": err.fileno()}
+        process = await spawn(*argv, env=env, cwd=cwd, start_new_session=True, **files)
+        status: int = await process.wait()
+        for each in (out, err):
+            each.seek(0)
+        return EndedProgram(status, out.read(), err.read().decode())
 
 
 def _alike(env: Mapping[str, str]) -> bool:

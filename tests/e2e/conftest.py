@@ -7,11 +7,12 @@ settings of its own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
+import aiohttp
 import pytest
 
 from giornata.families import Family
@@ -67,6 +68,13 @@ def stack(tiny_model: Path, pace: Path) -> Iterator[LiveStack]:
         with paced(pace) as env_of:
             live = opened.enter_context(live_stack(tiny_model, env_of=env_of))
         yield live
+
+
+@pytest.fixture
+async def http(stack: LiveStack) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session whose base is the gateway of `stack`."""
+    async with aiohttp.ClientSession(stack.url) as session:
+        yield session
 
 
 @pytest.fixture(scope="session")

@@ -26,20 +26,6 @@ async def told(http: aiohttp.ClientSession, job: str) -> list[dict[str, Any]]:
         return [json.loads(line[6:]) async for line in answer.content if line.startswith(b"data: ")]
 
 
-async def steps_told(
-    http: aiohttp.ClientSession, job: str, goal: int = 0, reached: asyncio.Event | None = None
-) -> list[int]:
-    """The steps that are told of a job from now on, until it ends; `reached` is set at the step `goal`."""
-    steps: list[int] = []
-    async with http.get(f"{job}/events") as answer:
-        async for line in answer.content:
-            if line.startswith(b"data: ") and (step := json.loads(line[6:]).get("step")):
-                steps.append(step)
-                if reached is not None and step >= goal:
-                    reached.set()
-    return steps
-
-
 async def until_step(http: aiohttp.ClientSession, job: str, step: int) -> None:
     """Return when the job has computed `step` steps."""
     async with http.get(f"{job}/events") as answer:

@@ -45,27 +45,6 @@ async def test_a_node_edits_as_the_gateway_does(stack: LiveStack, at: None) -> N
     assert torch.equal(edited[0, :8], IMAGE[0, :8])
 
 
-def test_every_picture_of_a_batch_is_edited(at: None) -> None:
-    other = torch.from_numpy(scene(seed=1) / 255).float()[None]
-    edited = run(image=torch.cat([IMAGE, other]), mask=MASK, **QUICK)
-    assert edited.shape == (2, *IMAGE.shape[1:])
-    assert torch.equal(edited[:, :8], torch.cat([IMAGE, other])[:, :8])
-    alone = run(image=other, mask=MASK, **QUICK | {"seed": 8})
-    assert (edited[1:] - alone).abs().max() <= 2 / 255
-
-
-def test_why_there_is_no_picture_is_told(at: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RuntimeError, match=r"model\b.*another"):
-        run(image=IMAGE, mask=MASK, **QUICK | {"model": "another"})
-    with pytest.raises(ValueError, match="nothing is marked"):
-        run(image=IMAGE, mask=MASK * 0, **QUICK)
-    with pytest.raises(ValueError, match=r"received \(3, 96, 128\)"):
-        run(image=IMAGE, mask=MASK.expand(3, -1, -1), **QUICK)
-    monkeypatch.setenv("GIORNATA_URL", "http://127.0.0.1:9")
-    with pytest.raises(RuntimeError, match=r"http://127\.0\.0\.1:9 does not answer"):
-        run(image=IMAGE, mask=MASK, **QUICK)
-
-
 class Interrupted(Exception):
     """What ComfyUI raises in a node when its user stops the workflow."""
 

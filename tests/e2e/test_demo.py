@@ -1,31 +1,45 @@
-"""`make demo`, with fewer steps: edits through a stack of its own, without and with adapters, pictures and a report."""
+"""`giornata demo`, with fewer steps: edits through its own stack, without and with adapters, pictures and a report.
+
+Its services are forked, and it runs in this process: what a true start of each service imports is tested beside it.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from giornata_lab.cli.system import demo as command
+from giornata_lab.demo import demo
 from giornata_lab.demo.exhibits import by_words, exhibits
+from giornata_tools.clients import http
+from giornata_tools.launcher.plan import StackPlan
+from giornata_tools.launcher.stack import Stack, running
+from tests import forked_programs
+from tests.patience import HUNG_S
 
-ROOT = Path(__file__).parents[2]
+
+def forked(plan: StackPlan, tell: Callable[[str], None]) -> AbstractAsyncContextManager[Stack]:
+    """A stack whose services are forked and may take their time."""
+    return running(replace(plan, ready_s=HUNG_S), tell, spawn=forked_programs.spawn)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_the_demo_edits_pictures_one_by_words_shows_the_adapters_and_reports(tmp_path: Path) -> None:
+async def test_the_demo_edits_pictures_one_by_words_shows_the_adapters_and_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "demo"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "giornata_tools.cli", "demo", "--out", str(out), "--steps", "2",
-        cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    output, _ = await process.communicate()
-    assert process.returncode == 0, output.decode()
+    monkeypatch.setattr(demo, "running", forked)
+    monkeypatch.setattr(http, "SILENCE_S", HUNG_S)
+    flags = ["--out", str(out), "--steps", "2", "--torch-threads", "1"]
+    status = await demo.demo(demo.DemoOptions(**command.make_context("demo", flags).params))
+    assert status == 0, capsys.readouterr().out
 
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert report["model"] == "fresco"

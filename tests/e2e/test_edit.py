@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -18,14 +17,6 @@ from giornata.wire.messages import StepEvent
 from giornata.wire.requests import Reuse
 from giornata_lab.bench.systems.edit_forms import Pixels, box, edit_form, file, pixels, scene
 from tests.e2e.live import LiveStack
-from tests.patience import HUNG_S
-
-
-@pytest.fixture
-async def http(stack: LiveStack) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session whose base is the gateway."""
-    async with aiohttp.ClientSession(stack.url) as session:
-        yield session
 
 
 async def edited(http: aiohttp.ClientSession, form: aiohttp.FormData) -> dict[str, Any]:
@@ -112,60 +103,6 @@ async def edited_at(
     return pixels(base64.b64decode(made.data[0].b64_json or ""))
 
 
-async def test_equal_seeds_give_equal_pictures_and_row_i_is_seed_plus_i(http: aiohttp.ClientSession) -> None:
-    three = await edited(http, edit_form(n=3, seed=20, reuse="off"))
-    alone = await edited(http, edit_form(seed=21, reuse="off"))
-    other = pixels(base64.b64decode(alone["data"][0]["b64_json"])).astype(int)
-    same = pixels(base64.b64decode(three["data"][1]["b64_json"])).astype(int)
-    different = pixels(base64.b64decode(three["data"][2]["b64_json"])).astype(int)
-    assert np.abs(same - other).max() <= 1
-    assert np.abs(different - other).max() > 1
-
-
-@pytest.mark.parametrize(("output_format", "kind"), [("png", "PNG"), ("jpeg", "JPEG"), ("webp", "WEBP")])
-async def test_the_answer_can_be_the_picture_itself(
-    http: aiohttp.ClientSession, output_format: str, kind: str
-) -> None:
-    form = edit_form(output_format=output_format, response_format="image")
-    async with http.post("/v1/images/edits", data=form) as answer:
-        data = await answer.read()
-        assert answer.status == 200, data
-        assert answer.content_type == f"image/{output_format}"
-    assert pixels(data).shape == (96, 128, 3)
-    assert kind.encode() in data[:16] or data[:2] == b"\xff\xd8"
-
-
-async def test_a_stream_tells_every_step_and_then_the_picture(http: aiohttp.ClientSession) -> None:
-    async with http.post(
-        "/v1/images/edits", data=edit_form(stream=True, progress=True, num_inference_steps=6)
-    ) as answer:
-        told = [event async for event in events(answer)]
-    steps = [data["step"] for name, _, data in told if name == "image_edit.progress" and data.get("step")]
-    assert steps == [1, 2, 3, 4, 5, 6]
-    name, _, last = told[-1]
-    assert name == "image_edit.completed"
-    assert pixels(base64.b64decode(last["b64_json"])).shape == (96, 128, 3)
-    numbers = [number for _, number, _ in told if number is not None]
-    assert numbers == sorted(numbers)
-
-
-async def test_a_stream_shows_the_picture_on_its_way(http: aiohttp.ClientSession) -> None:
-    form = edit_form(stream=True, num_inference_steps=6, n=2, partial_images=2)
-    async with http.post("/v1/images/edits", data=form) as answer:
-        told = [event async for event in events(answer)]
-    shown = [data for name, _, data in told if name == "image_edit.partial_image"]
-    assert [(view["index"], view["step"], view["partial_image_index"]) for view in shown] == [
-        (0, 2, 0), (1, 2, 0), (0, 4, 1), (1, 4, 1),
-    ]  # fmt: skip
-    previews = [base64.b64decode(view["b64_json"]) for view in shown]
-    assert all(len(preview) <= 32 << 10 for preview in previews)
-    assert [pixels(preview).shape for preview in previews] == [(12, 16, 3)] * 4
-    assert len(set(previews)) == 4
-    assert {(view["size"], tuple(view["box"]), view["media_type"]) for view in shown} == {
-        ("16x12", (0, 0, 128, 96), "image/jpeg")
-    }
-
-
 async def test_a_crop_is_edited_alone_and_the_rest_stays_exact(http: aiohttp.ClientSession) -> None:
     original = scene()
     form = edit_form(mask_blur=0, padding_mask_crop=8, stream=True, partial_images=1)
@@ -179,67 +116,6 @@ async def test_a_crop_is_edited_alone_and_the_rest_stays_exact(http: aiohttp.Cli
     inside = box() == 255
     assert np.array_equal(result[~inside], original[~inside])
     assert np.abs(result[inside].astype(int) - original[inside]).mean() > 5
-
-
-async def test_a_job_is_followed_replayed_and_fetched(http: aiohttp.ClientSession) -> None:
-    async with http.post("/v1/jobs", data=edit_form(num_inference_steps=5)) as answer:
-        assert answer.status == 202
-        location = answer.headers["Location"]
-    async with http.get(f"{location}/events") as answer:
-        told = [event async for event in events(answer)]
-    async with http.get(location) as answer:
-        job = await answer.json()
-    assert job["state"] == "completed"
-    async with http.get(f"{location}/image") as answer:
-        assert pixels(await answer.read()).shape == (96, 128, 3)
-    seen = [number for _, number, _ in told if number is not None]
-    middle = seen[len(seen) // 2]
-    async with http.get(f"{location}/events", headers={"Last-Event-ID": str(middle)}) as answer:
-        again = [event async for event in events(answer)]
-    assert [number for _, number, _ in again if number is not None] == [n for n in seen if n > middle]
-
-
-@pytest.mark.usefixtures("slow_steps")
-async def test_cancel_ends_a_job_within_a_few_steps(http: aiohttp.ClientSession) -> None:
-    async with http.post(
-        "/v1/jobs", data=edit_form(file(scene(512, 512)), file(box(512, 512)), num_inference_steps=200)
-    ) as answer:
-        location = answer.headers["Location"]
-    async with http.get(f"{location}/events") as answer:
-        last: dict[str, Any] = {}
-        cancelled = False
-        async for _, _, data in events(answer):
-            if data.get("step") and not cancelled:
-                cancelled = True
-                async with http.delete(location) as deleted:
-                    assert deleted.status == 202
-            last = data if data.get("step") else last
-    async with http.get(location) as answer:
-        job = await answer.json()
-    assert job["state"] == "cancelled"
-    assert last["step"] < 100
-    async with http.get(f"{location}/image") as answer:
-        assert (answer.status, (await answer.json())["error"]["code"]) == (409, "job_cancelled")
-
-
-@pytest.mark.usefixtures("slow_steps")
-async def test_a_client_that_leaves_cancels_its_edit(http: aiohttp.ClientSession, stack: LiveStack) -> None:
-    form = edit_form(
-        file(scene(512, 512)), file(box(512, 512)), num_inference_steps=200, stream=True, progress=True
-    )
-    answer = await http.post("/v1/images/edits", data=form)
-    assert answer.status == 200, await answer.text()
-    job_id = ""
-    async for _, _, data in events(answer):
-        job_id = data["job_id"]
-        if data.get("step"):
-            break
-    answer.close()
-    async with asyncio.timeout(HUNG_S), http.get(f"/v1/jobs/{job_id}/events") as replay:
-        async for _ in events(replay):
-            pass
-    async with http.get(f"/v1/jobs/{job_id}") as status:
-        assert (status.status, (await status.json()).get("state")) == (200, "cancelled")
 
 
 async def test_openais_client_edits_plain_and_streamed(stack: LiveStack) -> None:
@@ -300,15 +176,3 @@ async def test_transparent_pixels_of_the_image_are_its_mask(http: aiohttp.Client
     assert result.shape == original.shape
     assert np.array_equal(result[outside], original[outside])
     assert (result[~outside][:, 3] == 255).all()
-
-
-async def test_the_fleet_is_ready_and_says_who_it_is(http: aiohttp.ClientSession) -> None:
-    async with http.get("/readyz") as answer:
-        assert answer.status == 200
-    async with http.get("/v1/fleet") as answer:
-        services = {instance["service"] for instance in (await answer.json())["instances"]}
-    assert services == {"gateway", "router", "denoiser", "prepost", "lora-store"}
-    async with http.get("/metrics") as answer:
-        text = await answer.text()
-    assert "giornata_requests_total{" in text
-    assert "giornata_worker_running_rows" in text

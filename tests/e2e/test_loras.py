@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,6 @@ LAYERS = (
     "single_transformer_blocks.0.proj_out",
 )
 WAIT_MS = 60_000
-
-
-@pytest.fixture
-async def http(stack: LiveStack) -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(stack.url) as session:
-        yield session
 
 
 @pytest.fixture(scope="module")

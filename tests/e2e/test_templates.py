@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -17,12 +16,6 @@ from giornata_lab.bench.systems.edit_forms import box, file, pixels, scene
 from tests.e2e.live import LiveStack
 
 WAIT_MS = 60_000
-
-
-@pytest.fixture
-async def http(stack: LiveStack) -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(stack.url) as session:
-        yield session
 
 
 def form_of(image: bytes | None = None, mask: bytes | None = None, /, **fields: object) -> aiohttp.FormData:
@@ -93,14 +86,3 @@ async def test_a_template_is_registered_recorded_edited_and_deleted(
     async with giornata.client.connect(stack.nats_url) as client:
         with pytest.raises(TemplateNotFound):
             await client.edit(template_id=name, prompt="a red hat")
-
-
-async def test_what_cannot_be_a_template_is_refused_and_not_kept(http: aiohttp.ClientSession) -> None:
-    async with http.get("/v1/templates") as answer:
-        before = (await answer.json())["data"]
-    async with http.post("/v1/templates", data=form_of(b"no picture")) as answer:
-        assert (answer.status, (await answer.json())["error"]["code"]) == (400, "unsupported_image_format")
-    async with http.post("/v1/templates", data=form_of(file(scene()), size="96x1000")) as answer:
-        assert (answer.status, (await answer.json())["error"]["code"]) == (400, "size_mismatch")
-    async with http.get("/v1/templates") as answer:
-        assert (answer.status, (await answer.json())["data"]) == (200, before)

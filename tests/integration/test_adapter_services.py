@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from contextlib import AsyncExitStack
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -30,7 +33,6 @@ from giornata.wire.loras import ReadFile
 from giornata.wire.messages import CancelRows, JobAck
 from giornata.wire.workers import ServiceName, ServiceState
 from tests.contract.messages import BASE, ENCODING, INSPECTION, JOB
-from tests.forked_programs import program
 from tests.patience import HUNG_MS, HUNG_S
 
 MODULES = {
@@ -63,47 +65,81 @@ QUESTIONS: dict[ServiceName, BaseModel] = {
 }
 
 
-@pytest.mark.parametrize("name", list(MODULES))
-async def test_it_is_ready_when_heard_of_answers_clearly_and_drains(
-    name: ServiceName, nats_url: str, redis_url: str, tmp_path: Path
-) -> None:
+@dataclass
+class Running:
+    """A started service and what is heard of it."""
+
+    bus: bus.Bus
+    name: ServiceName
+    process: asyncio.subprocess.Process
+    subject: str
+    instance: str
+    states: asyncio.Queue[ServiceState]
+
+    async def state(self, *, draining: bool) -> ServiceState:
+        """The next telemetry that says so."""
+        async with asyncio.timeout(HUNG_S):
+            while (state := await self.states.get()).draining is not draining:
+                pass
+        return state
+
+    async def ask(self) -> BaseModel:
+        return await self.bus.call(self.subject, QUESTIONS[self.name], JobAck, Deadline.after_ms(HUNG_MS))
+
+
+@asynccontextmanager
+async def started(name: ServiceName, nats_url: str, redis_url: str, folder: Path) -> AsyncIterator[Running]:
+    """The service, truly started."""
     instance = new_instance(name)
-    asked = subjects.controlnet(instance, "open") if name is ServiceName.CONTROLNET else subjects.lora("read")
+    addressed = subjects.controlnet(instance, "open")
+    subject = addressed if name is ServiceName.CONTROLNET else subjects.lora("read")
     states: asyncio.Queue[ServiceState] = asyncio.Queue()
-    env = {
-        "GIORNATA_NATS_URL": nats_url,
-        "GIORNATA_BLOBS_URL": redis_url,
-        "GIORNATA_LORA_FOLDER": str(tmp_path),
-        "GIORNATA_CONTROLNETS": f"shipped={SHIPPED}",
-    }
     async with AsyncExitStack() as stack:
         connected = await stack.enter_async_context(bus.connect(nats_url, "test"))
         telemetry = subjects.telemetry(name, instance)
         await stack.enter_async_context(connected.listen(telemetry, ServiceState, states.put_nowait))
-        running = program(MODULES[name], "--instance", instance, env=env, log=tmp_path / "log")
-        process = await stack.enter_async_context(running)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", MODULES[name], "--instance", instance),
+            env={
+                **os.environ,
+                "GIORNATA_NATS_URL": nats_url,
+                "GIORNATA_BLOBS_URL": redis_url,
+                "GIORNATA_LORA_FOLDER": str(folder),
+                "GIORNATA_CONTROLNETS": f"shipped={SHIPPED}",
+            },
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            yield Running(connected, name, process, subject, instance, states)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
 
-        async def ask() -> None:
-            await connected.call(asked, QUESTIONS[name], JobAck, Deadline.after_ms(HUNG_MS))
 
-        ready = await asyncio.wait_for(states.get(), HUNG_S)
+@pytest.mark.parametrize("name", list(MODULES))
+async def test_a_service_is_found_answers_clearly_and_drains(
+    nats_url: str, redis_url: str, tmp_path: Path, name: ServiceName
+) -> None:
+    kind, received = REFUSALS[name]
+    async with started(name, nats_url, redis_url, tmp_path) as service:
+        ready = await service.state(draining=False)
         assert ready.ready, "the first thing it tells is that it is ready: endpoints come before telemetry"
         assert (ready.service, ready.version) == (name, __version__)
-        info = await connected.client.request(f"$SRV.INFO.giornata-{name}", b"", timeout=HUNG_S)
-        assert instance.encode() in info.data
-        assert asked.encode() in info.data
+        found = await service.bus.client.request(f"$SRV.INFO.giornata-{name}", b"", timeout=HUNG_S)
+        assert service.instance.encode() in found.data
+        assert service.subject.encode() in found.data
+
         wrong = CancelRows(job_id="job", attempt=1)
         with pytest.raises(MalformedMessage, match="Field required"):
-            await connected.call(asked, wrong, BlobRef, Deadline.after_ms(HUNG_MS))
-        kind, received = REFUSALS[name]
+            await service.bus.call(service.subject, wrong, BlobRef, Deadline.after_ms(HUNG_MS))
         with pytest.raises(kind) as raised:
-            await ask()
-        assert raised.value.received == received, "the refusal reaches the caller as the same error"
-        process.send_signal(signal.SIGTERM)
+            await service.ask()
+        assert raised.value.received == received
+
+        service.process.terminate()
+        assert not (await service.state(draining=True)).ready
         async with asyncio.timeout(HUNG_S):
-            while not (last := await states.get()).draining:
-                pass
-            assert not last.ready
-            assert await process.wait() == 0
+            assert await service.process.wait() == 0
         with pytest.raises(ServiceUnavailable):
-            await ask()
+            await service.ask()

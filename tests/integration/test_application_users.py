@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -30,6 +31,7 @@ from giornata.wire.permissions import RELOADER, NatsRole
 from giornata.wire.requests import EditParameters
 from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig
+from tests import forked_programs
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
 from tests.integration.nats_cluster import nats_cluster
@@ -37,7 +39,6 @@ from tests.integration.nats_server import NatsServer, refused
 from tests.integration.router.bench import running_router
 from tests.patience import HUNG_S
 
-GIORNATA = Path(sys.executable).with_name("giornata")
 PICTURE = b"the finished picture"
 
 
@@ -62,18 +63,15 @@ class Operator:
     users: Path
     keys: Path
 
-    async def run(self, verb: str, *words: str) -> tuple[int | None, str, str]:
-        process = await asyncio.create_subprocess_exec(
-            GIORNATA, "keys", verb, *words,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={
-                "GIORNATA_API_KEYS_FILE": str(self.keys), "GIORNATA_NATS_USERS": str(self.users),
-                "GIORNATA_NATS_URL": self.nats_url, "COLUMNS": "120",
-            },
-        )  # fmt: skip
-        out, err = await process.communicate()
-        return process.returncode, out.decode(), err.decode()
+    async def run(self, verb: str, *words: str) -> tuple[int, str, str]:
+        said = {
+            "GIORNATA_API_KEYS_FILE": str(self.keys), "GIORNATA_NATS_USERS": str(self.users),
+            "GIORNATA_NATS_URL": self.nats_url, "COLUMNS": "120",
+        }  # fmt: skip
+        done = await forked_programs.run(
+            sys.executable, "-m", "giornata_tools.cli", "keys", verb, *words, env={**os.environ, **said}
+        )
+        return done.status, done.out.decode(), done.err
 
     async def add(self, name: str, *, servers: int = 1) -> Application:
         status, out, err = await self.run("add", name)

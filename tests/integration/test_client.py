@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
-from pathlib import Path
 
 import pytest
 from nats.aio.msg import Msg
@@ -30,8 +27,6 @@ from giornata_gateway.jobs import records
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway_fakes import Stage
 from tests.patience import HUNG_MS, HUNG_S
-
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "edit_over_nats.py"
 
 
 async def test_an_edit_with_its_progress(stage: Stage, nats_url: str) -> None:
@@ -191,25 +186,3 @@ async def test_large_pictures_are_claim_checks(stage: Stage, nats_url: str, redi
     job = (await stage.record()).job
     assert job.image is not None
     assert await stage.router.blobs.get(job.image) == large
-
-
-async def test_the_example_edits_a_picture(
-    stage: Stage, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert len(EXAMPLE.read_text().splitlines()) < 20
-    (tmp_path / "photo.png").write_bytes(b"picture")
-    (tmp_path / "mask.png").write_bytes(b"mask")
-    stage.router.steps_when = asyncio.Event()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-u", EXAMPLE, "photo.png", "mask.png", "a red star", cwd=tmp_path,
-        env=os.environ | {"GIORNATA_NATS_URL": nats_url}, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    async for line in process.stdout:
-        if b"RUNNING" in line:
-            stage.router.steps_when.set()
-            break
-    out, _ = await process.communicate()
-    assert process.returncode == 0
-    assert out.count(b"step=") == 3
-    assert (tmp_path / "edited.png").read_bytes() == picture_of(0)

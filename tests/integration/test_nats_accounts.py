@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import nats
@@ -53,11 +53,3 @@ async def test_a_connection_that_is_left_open_is_told_by_its_name_and_its_accoun
         with pytest.raises(IndexError), accounts.lent():
             pass
         await client.close()
-
-
-async def test_a_connection_may_have_ended_in_any_way(tmp_path: Path) -> None:
-    with opened(tmp_path, 1) as accounts, accounts.lent() as url:
-        client = await nats.connect(url, allow_reconnect=False)
-        client._transport.close()  # type: ignore[union-attr]  # as the death of a process does
-        with suppress(nats.errors.Error):
-            await client.close()

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
-from importlib.metadata import requires
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,29 +18,18 @@ import psutil
 import pytest
 import torch
 from click.testing import CliRunner
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from giornata_lab.bench import options
 from giornata_lab.bench.reporting import report
 from giornata_lab.rehearsals.gpu import campaign, needs, wheels
 from giornata_lab.rehearsals.gpu.campaign import Folder, Record, SharedProcess, Status
 from giornata_lab.rehearsals.gpu.command import NO_GPU, main
-from giornata_lab.rehearsals.gpu.parts import SIZES, SUITE, TINY, Part, parts
-from giornata_lab.rehearsals.gpu.table import over_possible, page, peaks, table
+from giornata_lab.rehearsals.gpu.parts import TINY, Part, parts
+from giornata_lab.rehearsals.gpu.table import page
 from tests.fakes.cuda import pretended
 
-LINUX = {
-    "python_version": "3.12",
-    "python_full_version": "3.12.0",
-    "platform_system": "Linux",
-    "sys_platform": "linux",
-    "platform_machine": "x86_64",
-}
 CAMPAIGN = "giornata_lab.rehearsals.gpu"
 LAB = needs.ROOT / "deploy" / "lab"
-EVERYWHERE = {"tzdata"}
-"""What no code of this project comes to import."""
 
 
 def part(how: str, *arguments: str, limit_s: float = 120.0) -> Part:
@@ -155,59 +143,6 @@ def test_what_is_missing_is_found_as_deep_as_it_is_imported_and_told_once() -> N
     assert "constraints.txt rich; without a network" in told[1]
 
 
-def test_a_version_that_is_too_old_counts_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs, "version", lambda _: "4.12.2")
-    assert needs.missing("step_rows") == ["typing-extensions"]
-
-
-def test_what_is_known_of_missing_packages_is_what_the_pinned_ones_say() -> None:
-    """But for what a marker leaves out on Linux, and what torch brings."""
-
-    def said(name: str) -> set[str]:
-        found: set[str] = set()
-        for line in requires(name) or ():
-            requirement = Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate({**LINUX, "extra": ""}):
-                found.add(canonicalize_name(requirement.name))
-        return found
-
-    for everything in (False, True):
-        carried = set(wheels.carried(everything=everything))
-        # torchao needs nothing, and the environment of tests has none.
-        others = {name for of in carried - {"torchao"} for name in said(of)} - carried
-        assert others <= EVERYWHERE | wheels.WITH_TORCH | (set() if everything else wheels.USUAL)
-
-
-def test_carried_wheels_are_what_images_with_torch_lack() -> None:
-    small = wheels.carried(everything=False)
-    assert small == [
-        "annotated-types",
-        "diffusers",
-        "importlib-metadata",
-        "lazy-importer",
-        "msgpack",
-        "nats-py",
-        "pydantic",
-        "pydantic-core",
-        "pydantic-settings",
-        "python-dotenv",
-        "structlog",
-        "tenacity",
-        "torchao",
-        "typing-extensions",
-        "typing-inspection",
-        "uvloop",
-        "zipp",
-    ]
-    everything = wheels.carried(everything=True)
-    assert {"numpy", "scipy", "transformers", "pytest", *small} <= set(everything)
-    assert not {"torch", "triton", "sympy"} & set(everything)
-    command = wheels.command("3.12", Path("out"), everything=False)
-    assert command[-len(small) :] == small
-    assert "--no-deps" in command
-    assert command[command.index("--python-version") + 1] == "3.12"
-
-
 def wheel(folder: Path, name: str, tag: str = "py3-none-any") -> None:
     """A wheel with one module of its name."""
     folder.mkdir(exist_ok=True)
@@ -240,14 +175,6 @@ def test_carried_wheels_are_imported_by_the_campaign_and_its_parts(
     assert Path(site, "carried_here.py").stat().st_mtime_ns == installed, "once"
 
 
-def test_wheels_that_cannot_be_installed_are_told(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="holds no wheels; `make gpu-wheels` collects them"):
-        wheels.installed(tmp_path)
-    wheel(tmp_path, "elsewhere", "cp27-cp27m-manylinux1_i686")
-    with pytest.raises(SystemExit, match=r"This Python is 3\.\d+: `make gpu-wheels ARGS=\"--python 3\.\d+"):
-        wheels.installed(tmp_path)
-
-
 def test_a_python_with_nothing_but_the_standard_library_is_told_all_at_once() -> None:
     command = [sys.executable, "-S", "-E", "-m", CAMPAIGN, "--only", "launches"]
     ended = subprocess.run(command, cwd=LAB, capture_output=True, text=True, check=False)
@@ -257,65 +184,12 @@ def test_a_python_with_nothing_but_the_standard_library_is_told_all_at_once() ->
     assert not ended.stderr
 
 
-def test_figures_are_held_against_what_the_device_can_do_at_most() -> None:
-    most = [
-        {"what": "matrix product 8192³", "unit": "TFLOP/s", "median": 800.0},
-        {"what": "copy on the device", "unit": "GB/s", "median": 3000.0},
-        {"what": "copy to pinned memory", "unit": "GB/s", "median": 50.0},
-        {"what": "gather, aligned", "unit": "GB/s", "median": 1200.0},
-    ]
-    records = [
-        record("device_peaks", Status.DONE, report={"rows": most}),
-        record(
-            "step_rows", Status.DONE, report={"rows": [{"rows": 8, "full ms": 2.0, "full TFLOP/s": 600.0}]}
-        ),
-    ]
-    assert peaks(records) == {"TFLOP/s": 800.0, "GB/s": 3000.0}
-    assert over_possible(most, peaks(records))[3]["of the peak"] == 0.4
-    assert "| rows | full ms | full TFLOP/s | full of the peak |" in page(records)
-    assert "| 8 | 2.000 | 600.0 | 0.750 |" in page(records)
-    assert over_possible(most, {}) == most
-
-
-def test_the_page_has_a_table_of_every_report() -> None:
-    machine = {
-        "accelerator": {"name": "GPU", "memory_mib": 81920, "cuda": "13.0"},
-        "versions": {"torch": "2.11.0"},
-    }
-    report = {"rows": [{"mask": 0.11, "why": "a|b\nc"}], "machine": machine}
-    text = page([record("x", Status.DONE, report=report), record("y", Status.CUT, output="1\n2")])
-    assert "GPU, 80 GiB, CUDA 13.0, torch 2.11.0" in text
-    assert "| mask | why |\n| --- | --- |\n| 0.110 | a\\|b<br>c |" in text
-    assert "Cut short:\n\n```text\n1\n2\n```" in text
-    assert table([{"a": 1}, {"a": 2, "b": 3}]).splitlines()[2:] == ["| 1 |  |", "| 2 | 3 |"]
-
-
 def test_without_a_gpu_it_says_so_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     ended = CliRunner().invoke(main, [])
     assert ended.exit_code == NO_GPU
     assert "has no CUDA device" in ended.output
     assert "--device cpu --size tiny" in " ".join(ended.output.split())
-
-
-def test_a_part_that_there_is_not_is_refused() -> None:
-    ended = CliRunner().invoke(main, ["--device", "cpu", "--size", TINY, "--only", "nothing"])
-    assert ended.exit_code != 0
-    assert "There is no part nothing" in ended.output
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_the_limits_of_the_parts_leave_each_inside_ten_minutes(size: str) -> None:
-    every = parts(size, "cuda")
-    assert all(0 < each.limit_s < 600 for each in every)
-    assert len({each.name for each in every}) == len(every)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_the_benchmarks_take_the_flags_that_parts_give_them(size: str) -> None:
-    for each in parts(size, "cuda"):
-        if each.module != SUITE:
-            importlib.import_module(each.module).options_of(each.arguments)
 
 
 IMPORTED = """

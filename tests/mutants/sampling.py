@@ -28,7 +28,7 @@ class Package(NamedTuple):
 PURE: Final = {
     "scheduling": Package(
         "shared/giornata/scheduling",
-        ("tests/unit/scheduling", "tests/lab/simulation"),
+        ("tests/unit/scheduling",),
         ("tests/unit/scheduling/test_placement.py",),
     ),
     "planning": Package("shared/giornata/planning", ("tests/unit/planning", "tests/unit/denoiser/engine")),

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.order import RECORDED, SHARED_STACKS, ByGroup, recorded
-
 ROOT = Path(__file__).parents[2]
 ORDERED = """
 import pytest
@@ -26,12 +24,6 @@ def pairs():
 """
 SHARING = "def test_alone(): pass\ndef test_shares(stack): pass\ndef test_shares_another(pairs): pass\n"
 OWN = "import pytest\n@pytest.fixture\ndef stack(): pass\ndef test_own(stack): pass\n"
-
-
-def test_groups_that_are_recorded_exist() -> None:
-    groups = recorded(RECORDED.read_text(encoding="utf-8"))
-    assert [group for group in groups if group not in SHARED_STACKS and not (ROOT / group).is_file()] == []
-    assert list(groups.values()) == sorted(groups.values(), reverse=True)
 
 
 def test_the_longest_groups_come_first_and_each_shared_stack_is_one(
@@ -80,15 +72,3 @@ def test_a_shared_stack_is_started_by_one_worker_alone(
     run = pytester.runpytest_subprocess("-p", "xdist.plugin", "-n", "2", "--dist", "loadgroup")
     run.assert_outcomes(passed=4)
     assert len((pytester.path / "started").read_text().split()) == 1
-
-
-@pytest.mark.parametrize(
-    ("nodeid", "group"),
-    [
-        ("tests/unit/test_a.py::test_one[x@y]", "tests/unit/test_a.py"),
-        ("tests/e2e/test_a.py::test_one[x]@stack", "stack"),
-    ],
-)
-def test_a_worker_is_given_a_file_or_a_shared_stack(nodeid: str, group: str) -> None:
-    made = object.__new__(ByGroup)
-    assert made._split_scope(nodeid) == group

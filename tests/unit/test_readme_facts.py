@@ -118,18 +118,6 @@ def test_a_page_answers_its_question_in_few_words() -> None:
     assert {page: count for page, count in words.items() if count > PAGE_WORDS} == {}
 
 
-def test_no_blank_line_cuts_a_table() -> None:
-    """Rows without a head above them are shown as text."""
-    tables = [(page, rows) for page, rows in named(r"(?:^\|.*\n)+")]
-    assert len(tables) > 100
-    assert [table for table in tables if not re.match(r".*\n\|[-|: ]+\|\n", table[1])] == []
-
-
-def test_prose_is_what_stands_outside_of_code_tables_and_comments() -> None:
-    page = "# A page\n\n<!-- index: a, b -->\n- a *list*\n\n  ```sh\n  a command\n  ```\n\n| a | table |\n|---|---|\n"
-    assert prose(page) == ["#", "A", "page", "-", "a", "*list*"]
-
-
 def test_files_that_are_named_exist(files: list[str]) -> None:
     names = list(named(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|yaml|toml))`"))
     assert len(names) > 60

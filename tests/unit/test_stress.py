@@ -17,7 +17,6 @@ import pytest
 from tests.ending import marked
 from tests.patience import HUNG_S
 from tests.stress import disturbing
-from tests.stress.__main__ import changed
 from tests.stress.disturbing import busy_loops, disturb
 
 TESTS = """
@@ -53,11 +52,6 @@ def test_tests_that_start_something_are_repeated_and_their_failures_counted(
         "test_it.py::test_starts[1]": [3, 0],
         "test_it.py::test_starts[2]": [3, 1],
     }
-
-
-def test_a_test_that_is_named_is_repeated_whatever_it_does(pytester: pytest.Pytester, tmp_path: Path) -> None:
-    found = counted(pytester, tmp_path / "record.json", "test_it.py::test_starts_nothing")
-    assert found == {"test_it.py::test_starts_nothing": [3, 0]}
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -98,19 +92,3 @@ def test_busy_loops_end(monkeypatch: pytest.MonkeyPatch) -> None:
         while len(list(marked("GIO_TEST_LOOPS=these"))) < 2:
             assert time.monotonic() < until
     assert list(marked("GIO_TEST_LOOPS=these")) == []
-
-
-def test_new_and_changed_files_of_tests_are_those_that_run_by_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org")
-    for name in ("kept", "edited"):
-        (tmp_path / "tests").mkdir(exist_ok=True)
-        (tmp_path / f"tests/test_{name}.py").touch()
-    for command in (("init", "-q", "-b", "main"), ("add", "."), ("commit", "-q", "-m", "first")):
-        subprocess.run([*git, *command], check=True)
-    (tmp_path / "tests/test_edited.py").write_text("edited")
-    for name in ("tests/test_new.py", "tests/helper.py", "test_elsewhere.py"):
-        (tmp_path / name).touch()
-    assert changed() == ["tests/test_edited.py", "tests/test_new.py"]

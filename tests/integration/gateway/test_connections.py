@@ -220,3 +220,29 @@ async def test_tenants_share_connections_and_strangers_take_none_of_them(
         )
         own.write(bob)
         assert (await one_answer(first)).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux ends such connections by tcp(7)")
+async def test_a_peer_that_vanishes_is_noticed_by_the_kernel(
+    opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's part cannot be tested without cutting a line; that it was asked to can."""
+    peers: list[socket.socket] = []
+    ask = connections.drop_vanished
+
+    def asked(peer: socket.socket, unheard_s: float) -> None:
+        ask(peer, unheard_s)
+        peers.append(peer)
+
+    monkeypatch.setattr(connections, "drop_vanished", asked)
+    async with opening(stall_s=7) as stage, connection(stage) as (reader, writer):
+        writer.write(PING)
+        await one_answer(reader)
+        options = {
+            socket.TCP_USER_TIMEOUT: 7000,
+            socket.TCP_KEEPIDLE: 7,
+            socket.TCP_KEEPINTVL: 1,
+            socket.TCP_KEEPCNT: connections.PROBES,
+        }
+        assert {name: peers[-1].getsockopt(socket.IPPROTO_TCP, name) for name in options} == options
+        assert peers[-1].getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -15,13 +15,12 @@ from openai.types import ImageGenCompletedEvent, ImageGenPartialImageEvent, Imag
 
 import giornata.client
 from giornata.families import Family
-from giornata.wire.errors import GiornataError, IdempotencyKeyReused, InvalidField, TaskNotSupported
+from giornata.wire.errors import GiornataError, InvalidField, TaskNotSupported
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import StepEvent
 from giornata.wire.models import DISCRETE_TIME, Task
 from giornata.wire.requests import Reuse
 from tests.integration.fake_router import CARD, picture_of
-from tests.integration.gateway.repeating import fresh
 from tests.integration.gateway_fakes import Stage
 
 FLUX = CARD.model_copy(
@@ -115,19 +114,6 @@ async def test_the_nats_door_generates(painter: Stage, nats_url: str) -> None:
         with pytest.raises(TaskNotSupported) as refused:
             await client.generate(prompt="a red barn", model="tiny")
         assert refused.value.accepted == "flux"
-
-
-async def test_an_idempotency_key_leads_to_the_same_generation(painter: Stage, nats_url: str) -> None:
-    key = fresh()
-    async with giornata.client.connect(nats_url) as client:
-        first = await (await client.generate(prompt="a red barn", idempotency_key=key))
-        again = await (await client.generate(prompt="a red barn", idempotency_key=key))
-        assert again.job_id == first.job_id
-        with pytest.raises(IdempotencyKeyReused):
-            await client.generate(prompt="a blue barn", idempotency_key=key)
-        with pytest.raises(IdempotencyKeyReused):
-            await client.edit(image=b"picture", prompt="a red barn", model="flux", idempotency_key=key)
-    assert len(painter.router.jobs) == 1
 
 
 @pytest.mark.parametrize(

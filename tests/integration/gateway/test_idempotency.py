@@ -18,7 +18,6 @@ from giornata.wire.errors import (
     InvalidField,
     QueueFull,
     RowPoisoned,
-    ServiceUnavailable,
 )
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import IDEMPOTENCY_HEADER, EditMessage, EditReply
@@ -70,14 +69,6 @@ async def test_the_same_key_with_another_edit_is_refused_by_what_differs(stage: 
     assert len(stage.router.jobs) == 1
 
 
-@pytest.mark.parametrize("key", ["", " ", "x" * 256, "a\tb", "schlüssel"])
-async def test_bad_keys_are_refused(stage: Stage, key: str) -> None:
-    for path in ("/v1/images/edits", "/v1/jobs"):
-        status, answer, _ = await edit(stage, key, path)
-        assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_field", HEADER)
-    assert not stage.router.submitted
-
-
 async def test_a_client_that_lost_its_connection_comes_again_for_its_picture(stage: Stage) -> None:
     stage.router.hold = asyncio.Event()
     key = fresh()
@@ -105,16 +96,6 @@ async def test_an_error_is_repeated_too_and_a_refusal_is_not(stage: Stage) -> No
     assert [first[2], again[2]] == [False, True]
     assert len(stage.router.jobs) == 1
     assert len(await stored(stage)) == 2, "the pictures of the refused one stayed behind"
-
-
-async def test_an_answer_that_never_came_is_asked_for_again(opening: Opening) -> None:
-    async with opening(submit_window_s=0.2) as stage:
-        key = fresh()
-        stage.router.refusals = [ServiceUnavailable() for _ in range(100)]
-        assert (await edit(stage, key))[0] == 503
-        stage.router.refusals = []
-        status, _, repeated = await edit(stage, key)
-        assert (status, repeated) == (200, False)
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -278,22 +259,6 @@ async def test_a_gateway_that_leaves_keeps_the_job_for_another(stage: Stage, tmp
     stage.router.hold.set()
     assert [(await again)[position] for position in (0, 2)] == [200, True]
     assert len(stage.router.jobs) == 1
-
-
-async def test_a_stream_and_a_waiter_share_a_job_of_another_gateway(stage: Stage, tmp_path: Path) -> None:
-    stage.router.hold = asyncio.Event()
-    key = fresh()
-    first = asyncio.create_task(edit(stage, key))
-    await stage.router.held.wait()
-    async with (
-        second_gateway(stage, tmp_path) as second,
-        second.http.post(
-            "/v1/images/edits", data=stage.form(stream="true"), headers={HEADER: key}
-        ) as response,
-    ):
-        stage.router.hold.set()
-        assert "event: image_edit.completed" in await response.text()
-        assert (await first)[0] == 200
 
 
 async def test_the_nats_door_shares_keys_with_http(stage: Stage, nats_url: str) -> None:

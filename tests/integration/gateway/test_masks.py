@@ -131,12 +131,6 @@ async def test_threshold_and_number_choose_regions(scene: Scene) -> None:
         assert (await scene.mask_of_job()).sum() == 26 * 16
 
 
-async def test_a_job_names_what_it_repaints_and_has_its_mask_before_it_is_accepted(scene: Scene) -> None:
-    status, answer = await scene.edit("/v1/jobs")
-    assert status == 202, answer
-    assert np.array_equal(await scene.mask_of_job(), RED)
-
-
 async def test_a_repeated_request_is_one_job_and_one_mask(scene: Scene) -> None:
     headers = {"Idempotency-Key": secrets.token_hex(8)}
     for _ in range(2):
@@ -207,13 +201,6 @@ async def test_what_belongs_to_words_is_refused_without_them(scene: Scene, field
     status, answer = await scene.stage.edit(**{field: "1"})
     assert (status, answer["error"]["param"]) == (400, field)
     assert "needs mask_prompt" in answer["error"]["message"]
-
-
-async def test_a_generation_has_no_mask(scene: Scene) -> None:
-    body = {"prompt": "a hat", "mask_prompt": "red"}
-    async with scene.stage.http.post("/v1/images/generations", json=body) as response:
-        told = (await response.json())["error"]
-    assert (response.status, told["param"]) == (400, "mask_prompt")
 
 
 async def test_where_nothing_makes_masks_words_are_refused_at_once(stage: Stage) -> None:
@@ -291,16 +278,6 @@ async def test_other_files_and_keys_are_refused_with_a_request_for_a_mask(scene:
         assert (response.status, (await response.json())["error"]["param"]) == (400, "mask")
     status, answer = await scene.told(FILE, {"Idempotency-Key": "k"})
     assert (status, answer["error"]["code"]) == (400, "not_supported")
-
-
-async def test_hostile_pictures_are_refused_at_both_ways(scene: Scene) -> None:
-    status, answer = await scene.told(b"GIF89a")
-    assert (status, answer["error"]["code"]) == (400, "unsupported_image_format")
-    async with scene.stage.http.post(
-        "/v1/images/edits", data=scene.stage.form(FILE[:80], None, mask_prompt="red")
-    ) as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (400, "image_unreadable")
-    assert scene.stage.router.submitted == set()
 
 
 async def test_masks_count_as_pictures_of_their_tenant(opening: Opening, tmp_path: Path) -> None:

@@ -10,16 +10,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from giornata.bus import bus
-from giornata.deadlines import Deadline
 from giornata.wire import stores, subjects, templates
-from giornata.wire.errors import ImageUnreadable, ServiceUnavailable, TemplateNotFound
-from giornata.wire.messages import EditMessage, EditReply, RemoveTemplate
-from giornata.wire.requests import EditParameters, Reuse
+from giornata.wire.errors import ImageUnreadable, ServiceUnavailable
+from giornata.wire.messages import RemoveTemplate
+from giornata.wire.requests import Reuse
 from giornata.wire.templates import TemplateRecord, TemplateState
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Opening, Stage
-from tests.patience import HUNG_MS, HUNG_S
+from tests.patience import HUNG_S
 
 ALICE = {"Authorization": "Bearer sk-alice-123"}
 BOB = {"Authorization": "Bearer sk-robert-12"}
@@ -151,37 +149,6 @@ async def test_lists_are_whole_and_leave_no_consumer_behind(stage: Stage) -> Non
     assert all(mine <= {view["id"] for view in told["data"]} for _, told in lists)
     after = await stage.router.bus.jetstream.stream_info(f"KV_{stores.TEMPLATES}")
     assert after.state.consumer_count == before.state.consumer_count
-
-
-async def test_templates_are_their_tenants_own_at_both_doors(
-    nats_url: str, opening: Opening, tmp_path: Path
-) -> None:
-    async with opening(api_keys_file=keys(tmp_path)) as stage:
-        mine = [(await register(stage, None, ALICE))[1]["id"] for _ in range(3)]
-        assert (await get(stage, f"/{mine[0]}", ALICE))[0] == 200
-        assert (await get(stage, f"/{mine[0]}"))[0] == 401
-        others = [
-            await get(stage, f"/{mine[0]}", BOB),
-            await get(stage, f"/{mine[0]}?wait_ms=1000", BOB),
-            await edit(stage, BOB, template_id=mine[0]),
-            await edit(stage, BOB, template_id="no template"),
-        ]
-        async with stage.http.delete(f"/v1/templates/{mine[0]}", headers=BOB) as response:
-            others.append((response.status, await response.json()))
-        assert {(status, told["error"]["code"]) for status, told in others} == {(404, "template_not_found")}
-        assert (await get(stage, "", BOB))[1] == {"object": "list", "data": [], "has_more": False}
-        page = (await get(stage, "?limit=2", ALICE))[1]
-        rest = (await get(stage, f"?limit=2&after={page['data'][-1]['id']}", ALICE))[1]
-        assert {view["id"] for view in page["data"] + rest["data"]} == set(mine)
-        assert (page["has_more"], rest["has_more"]) == (True, False)
-        message = EditMessage(parameters=EditParameters(prompt="x"), template_id=mine[0])
-        async with bus.connect(nats_url, "bare") as connected:
-            bobs = message.model_copy(update={"api_key": "sk-robert-12"})
-            with pytest.raises(TemplateNotFound):
-                await connected.call(subjects.EDIT, bobs, EditReply, Deadline.after_ms(HUNG_MS))
-            alices = message.model_copy(update={"api_key": "sk-alice-123"})
-            reply = await connected.call(subjects.EDIT, alices, EditReply, Deadline.after_ms(HUNG_MS))
-        assert len(reply.pictures) == 1
 
 
 async def test_a_deleted_template_is_forgotten_by_all_and_its_edits_end(stage: Stage) -> None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from giornata.scheduling.policies import PolicyName
-from giornata.scheduling.queue import AGEING_S, FAVOURED
+from giornata.scheduling.queue import AGEING_S
 from giornata.wire import subjects
 from giornata.wire.jobs import Job, JobState, Priority
 from giornata.wire.messages import DoneEvent
@@ -96,16 +96,6 @@ async def test_one_edit_does_not_wait_for_all_those_of_a_tenant_that_floods(
     assert [one for one in order if one is not single] == flood
 
 
-async def test_a_tenant_of_three_times_the_weight_has_three_times_the_share(
-    bench: Bench, nats_account: str
-) -> None:
-    heavy, light = [job("heavy", weight=3.0) for _ in range(6)], [job("light") for _ in range(6)]
-    async with counter(bench, nats_account) as line:
-        await line.join(*light, *heavy)
-        order, _ = await line.served(*light, *heavy)
-    assert sum(one.tenant == "heavy" for one in order[:8]) == 6
-
-
 @pytest.mark.parametrize("ageing_s", [0.5, 600.0])
 async def test_a_batch_edit_comes_last_until_it_has_waited_for_long(
     bench: Bench, nats_account: str, ageing_s: float
@@ -139,15 +129,6 @@ async def test_the_earliest_deadline_comes_first_and_one_that_cannot_be_met_take
     records = [await bench.records.get(one.job_id) for one in (missed, whenever, later, sooner)]
     assert [record.slo_met for record in records] == [False, None, True, True]
     assert {record.state for record in records} == {JobState.COMPLETED}
-
-
-async def test_urgent_edits_without_end_starve_nobody(bench: Bench, nats_account: str) -> None:
-    missed, urgent = job(slo_ms=1), [job(slo_ms=400_000) for _ in range(FAVOURED + 3)]
-    async with counter(bench, nats_account, policy=PolicyName.DEADLINE_AWARE, ageing_s=0.1) as line:
-        await line.join(missed, *urgent)
-        order, _ = await line.served(missed, *urgent)
-    assert order.index(missed) == FAVOURED
-    assert [one for one in order if one is not missed] == urgent
 
 
 async def test_without_the_policy_deadlines_decide_nothing_and_are_told(

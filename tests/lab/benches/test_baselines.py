@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from giornata.planning.batch_plans import evaluate_modes, plan_batch
-from giornata.planning.block_plans import LoadLink
 from giornata.wire.values import BlockMode
 from giornata_lab.bench.compute import families
 from giornata_lab.bench.compute.brute_force import best_ms
@@ -79,9 +78,3 @@ def test_brute_force_finds_the_least_of_all_plans(seed: int, *, shared: bool) ->
     least = min(evaluate_modes(rows, modes, link).timeline.finish_ms for modes in plans)
     assert best_ms(rows, link) == pytest.approx(least)
     assert plan_batch(rows, link).timeline.finish_ms >= least - 1e-9
-
-
-def test_a_busy_link_delays_the_best_plan() -> None:
-    rows = [random_row(random.Random(0), 3, 0)]  # noqa: S311 - likewise
-    free, busy = (best_ms(rows, LoadLink(0.5, busy)) for busy in (0.0, 100.0))
-    assert free < busy

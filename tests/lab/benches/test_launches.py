@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -17,34 +16,6 @@ from giornata_lab.bench.options import rows_of
 X = torch.ones(4, 6)
 FEW = torch.tensor([2, 0])
 X_BYTES, FEW_BYTES = 4 * 6 * 4, 2 * 8
-
-
-@pytest.mark.parametrize(
-    ("compute", "operations", "size_bytes"),
-    [
-        (lambda: X + 1, 1, 2 * X_BYTES),
-        (lambda: torch.add(X, X), 1, 2 * X_BYTES),
-        (lambda: X.view(24)[3:9], 0, 0),
-        (lambda: (X.unsqueeze(0), X.flatten(), X.unbind(), X.to(torch.float32), X.contiguous()), 0, 0),
-        (lambda: X.t().reshape(24), 1, 2 * X_BYTES),
-        (lambda: X.to(torch.float64), 1, 3 * X_BYTES),
-        (lambda: torch.empty_like(X), 0, 0),
-        (lambda: torch.zeros(4, 6).fill_(1), 2, 2 * X_BYTES),
-        (lambda: torch.empty(4, 6).copy_(X), 1, 2 * X_BYTES),
-        (lambda: torch.add(X, X, out=torch.empty(4, 6)), 1, 2 * X_BYTES),
-        (lambda: torch.empty(4, 6).mul_(2), 1, 2 * X_BYTES),
-        (lambda: X.index_select(0, FEW), 1, 2 * 2 * 6 * 4 + FEW_BYTES),
-        (lambda: torch.empty(4, 6).index_copy_(0, FEW, X[:2]), 1, 2 * 2 * 6 * 4 + FEW_BYTES),
-        (lambda: torch.nn.functional.dropout(X, training=False), 0, 0),
-        (lambda: torch.nn.functional.linear(X, X), 1, X_BYTES + 4 * 4 * 4),
-    ],
-)
-def test_what_only_looks_at_memory_or_allocates_it_is_no_launch(
-    compute: Callable[[], object], operations: int, size_bytes: int
-) -> None:
-    with torch.inference_mode(), Launches("cpu") as found:
-        compute()
-    assert (found.count(TraceLane.COMPUTE), found.moved_bytes[TraceLane.COMPUTE]) == (operations, size_bytes)
 
 
 def test_what_runs_on_another_device_is_not_counted_but_copies_to_it_are() -> None:

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
-
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from giornata.planning.operations import SequenceShape
 from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
 from giornata_lab.bench.compute.workload import (
-    IMAGES,
     MIXES,
     PERCENTILES,
-    WorkloadEdit,
     arrivals,
     edits,
     operation_limit,
-    square,
     token_limit,
 )
 from giornata_lab.loadgen.workload import at_percentile
-
-
-def test_masks_have_the_mean_of_the_production_trace() -> None:
-    drawn = edits(200, MIXES["production"], templates=3, seed=0)
-    assert statistics.mean(edit.ratio for edit in drawn) == pytest.approx(0.112, abs=0.001)
-    assert {edit.template for edit in drawn} == {0, 1, 2}
 
 
 def test_few_edits_still_follow_both_distributions() -> None:
@@ -45,32 +30,12 @@ def test_a_seed_makes_the_same_edits_and_another_one_others() -> None:
     assert same[0] == same[1] != same[2]
 
 
-def test_divided_step_counts_are_never_zero() -> None:
-    assert {edit.steps for edit in edits(8, {8: 1.0}, templates=1, seed=0, divide=100)} == {1}
-
-
 def test_pictures_of_a_request_share_all_but_their_number() -> None:
     of = edits(2, {4: 1.0}, templates=1, seed=0)
     found = arrivals([0.1, 0.2, 0.3], of, {4: 1.0}, seed=0)
     assert [edit.index for request in found for edit in request.edits] == list(range(12))
     assert all(len({(e.ratio, e.top, e.steps) for e in request.edits}) == 1 for request in found)
     assert found[2].edits[0].ratio == of[0].ratio
-
-
-def test_requests_ask_for_as_many_pictures_as_in_production() -> None:
-    found = arrivals([0.0] * 4000, edits(1, {1: 1.0}, templates=1, seed=0), IMAGES["production"], seed=0)
-    assert statistics.mean(len(request.edits) for request in found) == pytest.approx(2.69, abs=0.1)
-
-
-@given(ratio=st.floats(0, 1), top=st.floats(0, 1), left=st.floats(0, 1), side=st.integers(1, 64))
-def test_a_square_lies_inside_and_is_next_to_its_ratio(
-    ratio: float, top: float, left: float, side: int
-) -> None:
-    touched = square(WorkloadEdit(0, 0, ratio, top, left, 1), side)
-    assert touched.shape == (side, side)
-    width = int(touched.any(0).sum())
-    assert int(touched.sum()) == width * width
-    assert width == max(1, round(side * ratio**0.5))
 
 
 def test_the_limit_is_total_tokens_in_full_over_total_tokens_computed() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from giornata_lab.baseline.server import BaselineOptions
-from giornata_lab.cli import workload
-from giornata_lab.cli.bench.plan import size
 from giornata_lab.loadgen import traces
-from giornata_lab.loadgen import workload as facts
 from giornata_lab.loadgen.pictures import generated
 from giornata_tools.checkout import TRAINED
 from giornata_tools.cli.app import cli
@@ -27,25 +21,6 @@ NOBODY = ("--url", "http://127.0.0.1:1")
 
 def serve(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["bench", "serve", *NOBODY, *arguments])
-
-
-@pytest.mark.parametrize(
-    ("parse", "text", "expected"),
-    [
-        (workload.rates, "0.5", [0.5]),
-        (workload.rates, "0.5,1,0.5,2", [0.5, 1.0, 2.0]),
-        (workload.mask_ratios, "0.25", (0.25, 0.25)),
-        (workload.mask_ratios, "public", facts.MASK_RATIOS["public"]),
-        (workload.steps, "production", facts.STEPS),
-        (workload.steps, "server", None),
-        (workload.steps, "8", {8: 1.0}),
-        (workload.images, "production", facts.IMAGES),
-        (workload.images, "4", {4: 1.0}),
-        (size, "640x480", (640, 480)),
-    ],
-)
-def test_values_are_read(parse: Any, text: str, expected: Any) -> None:
-    assert parse(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -131,20 +106,6 @@ def test_a_saved_trace_is_the_run_and_replays_as_the_same(tmp_path: Path, suffix
     assert Path(again).read_text() == text
 
 
-@pytest.mark.slow
-def test_bursts_come_with_the_variation_of_a_real_trace_unless_told_otherwise(tmp_path: Path) -> None:
-    def times(*arguments: str) -> list[float]:
-        path = tmp_path / "saved.jsonl"
-        serve(
-            "--rate", "50", "--duration", "60", "--save-trace", str(path), *arguments, "--out", str(tmp_path)
-        )
-        return [json.loads(line)["timestamp"] for line in path.read_text().splitlines()]
-
-    assert times() != times("--arrivals", "bursty")
-    assert times("--arrivals", "bursty") == times("--arrivals", "bursty", "--cv", f"{facts.BURSTS}")
-    assert times() == times("--arrivals", "bursty", "--cv", "1")
-
-
 def test_the_baseline_takes_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, Any]] = []
 
@@ -165,10 +126,3 @@ def test_the_baseline_takes_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
         "dtype": "auto",
     }
     assert ran == [("baseline", BaselineOptions(model=str(TRAINED), batch=2, torch_threads=1, **usual))]  # type: ignore[arg-type]  # of several types
-
-
-def test_the_load_generator_imports_nothing_that_computes_tensors() -> None:
-    computing = {"torch", "diffusers", "nats", "matplotlib"}
-    code = f"import sys, giornata_lab.cli.bench.command; print(*sorted({computing} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []

@@ -11,12 +11,7 @@ from click.testing import CliRunner
 
 from giornata.scheduling.degrees.pool import DEGREES as POOL_DEGREES
 from giornata.scheduling.degrees.recording import DecisionRecord, RecordedRule, as_json
-from giornata.scheduling.degrees.rule import ReplanningOptions
-from giornata_lab.cli.simulate_pool import command
-from giornata_lab.cli.simulate_pool.run import LACKING
 from giornata_lab.simulation.degrees import step_times
-from giornata_lab.simulation.degrees.baselines import RoundSwitches, TieBreak
-from giornata_lab.simulation.degrees.rules import RuleName
 from giornata_lab.simulation.degrees.workloads import PoolWorkload, SizeMix
 from giornata_lab.simulation.degrees.world import PoolWorld
 from giornata_tools.cli.app import cli
@@ -33,18 +28,6 @@ def run(*flags: object, status: int = 0) -> str:
 def runs(folder: Path) -> list[dict[str, object]]:
     found: list[dict[str, object]] = json.loads((folder / "report.json").read_text())["runs"]
     return found
-
-
-def test_the_names_that_help_tells_are_those_there_are() -> None:
-    assert tuple(RuleName) == command.RULES
-    assert command.DEGREES == POOL_DEGREES
-    assert set(command.PARTS) == {*LACKING, "waits", "widens", "shares"}
-    assert all(hasattr(ReplanningOptions(), part) for part in set(command.PARTS) - LACKING.keys())
-    assert all(getattr(RoundSwitches(), part) for part in command.ROUND_PARTS)
-    told = run("simulate-pool", "--help")
-    assert all(
-        name in told for name in (*RuleName, *TieBreak, *SizeMix, *command.PARTS, *command.ROUND_PARTS)
-    )
 
 
 @pytest.mark.slow
@@ -68,15 +51,6 @@ def test_a_run_prints_a_table_and_writes_what_it_prints(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_equal_commands_give_equal_figures(tmp_path: Path) -> None:
-    flags = [*QUICK, "--cv", 3, "--masks", "production", "--rate", 144]
-    for name in ("a", "b"):
-        run(*flags, "--rule", "replanning", "--no-bound", "--out", tmp_path / name)
-    assert (tmp_path / "a" / "rows.csv").read_text() == (tmp_path / "b" / "rows.csv").read_text()
-    assert "bound" not in run(*flags, "--rule", "events", "--no-bound", "--in-full")
-
-
-@pytest.mark.slow
 def test_each_option_of_a_rule_makes_a_run_of_its_own(tmp_path: Path) -> None:
     ours = ["--without", "waits,ageing,short_steps", "--steps-between", "1,10", "--every-subset"]
     rounds = ["--round-steps", "1,5", "--ties", "fewest", "--rounds-without", "fill,scale_up"]
@@ -92,26 +66,6 @@ def test_each_option_of_a_rule_makes_a_run_of_its_own(tmp_path: Path) -> None:
         "rounds of 1, fewest",
         "rounds of 5, fewest",
     ]
-
-
-def test_what_nothing_would_read_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "decisions.jsonl"
-    file.write_bytes(b"")
-    for flags, told in (
-        (["--rule", "events", "--round-steps", 2], "--round-steps is of rounds"),
-        (["--rule", "rounds", "--without", "waits"], "--without is of replanning"),
-        (["--masks", "production", "--mix", "skewed"], "it takes no --mix"),
-        (["--in-full"], "it needs --masks"),
-        (["--rule", "none"], "--rule names none"),
-        (["--rule", "best"], "no rule is called best; there are replanning, events"),
-        (["--masks", "mine"], "no trace is called mine"),
-        (["--degrees", "5"], "accepted are 1, 2, 3, 4, 6, 8"),
-        (["--devices", 2, "--degrees", "4,8"], "2 devices have none of the degrees 4, 8"),
-        (["--steps-between", "0"], "accepted are 1 and more"),
-        (["--replay", file, "--devices", 4], "--replay stands alone; received --devices too"),
-    ):
-        shown = run("simulate-pool", *flags, status=2)
-        assert told in " ".join(shown.split())
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from giornata_lab.demo.demo import DemoExhibits, DemoOptions, edited, told_to
 from giornata_lab.demo.exhibits import exhibits
 from giornata_tools.clients.edits import EditProgress
 from giornata_tools.launcher.process import LaunchError
-from giornata_tools.terminal import edit_steps
 
 
 async def test_a_gateway_that_hangs_up_is_told_in_a_sentence(tmp_path: Path) -> None:
@@ -34,11 +33,3 @@ def test_a_dumb_terminal_gets_a_line_per_step() -> None:
         for step in (1, 2):
             tell(EditProgress("running", 1, 0, step, 2))
     assert out.getvalue().splitlines() == ["  preparing", "  running: step 1 of 2", "  running: step 2 of 2"]
-
-
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    out = StringIO()
-    with edit_steps(1, Console(file=out, force_terminal=True, width=100)) as draw:
-        assert draw(EditProgress("running", 1, 0, 2, 2)), "it says that there is a bar"
-    assert "2/2" in out.getvalue()

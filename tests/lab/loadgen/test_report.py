@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 from typing import Any
-from xml.etree import ElementTree as ET
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
-from giornata_lab.loadgen.charts import Chart, PointStyle
-from giornata_lab.loadgen.drawing import figure, svg
 from giornata_lab.loadgen.driver import judged
-from giornata_lab.loadgen.outcomes import LoadFigures, RequestOutcome, ServerAnswer, figures, spread
-from giornata_lab.loadgen.report import MeasuredRun, charts, notes, table, value
+from giornata_lab.loadgen.outcomes import LoadFigures, RequestOutcome, ServerAnswer, figures
+from giornata_lab.loadgen.report import MeasuredRun, notes, table
 from giornata_lab.loadgen.workload import MaskShape, WorkloadRequest
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -53,11 +47,6 @@ def test_an_answer_is_judged_by_status_and_form(status: int, body: Any, answer: 
     assert bool(found.message) == (found.code is not None)
 
 
-def test_what_is_no_json_is_told_as_it_is() -> None:
-    assert judged(502, b"<html>\xff", 1) == ServerAnswer(0, "http_502", "<html>\ufffd")
-    assert judged(200, b"\x89PNG", 1).code == "not_an_image_answer"
-
-
 def test_fewer_pictures_than_asked_for_are_an_error_with_the_servers_code() -> None:
     told: dict[str, Any] = {"data": [{"b64_json": "x"}]}
     assert judged(200, json.dumps(told).encode(), 2) == ServerAnswer(
@@ -67,18 +56,6 @@ def test_fewer_pictures_than_asked_for_are_an_error_with_the_servers_code() -> N
     assert judged(200, json.dumps(told).encode(), 2) == ServerAnswer(1, "row_poisoned", "bad")
     told["giornata"] = {"errors": ["?"]}
     assert judged(200, json.dumps(told).encode(), 2).code == "pictures_missing"
-
-
-@given(values=st.lists(st.floats(0, 1e6), min_size=1, max_size=300))
-def test_percentiles_are_those_of_numpy(values: list[float]) -> None:
-    found = spread(values)
-    assert found is not None
-    expected = [np.mean(values), *np.percentile(values, [50, 95, 99]), max(values)]
-    assert [found.mean, found.p50, found.p95, found.p99, found.most] == pytest.approx(expected, abs=1e-9)
-
-
-def test_there_are_no_percentiles_of_nothing() -> None:
-    assert spread([]) is None
 
 
 def figures_of(outcomes: list[RequestOutcome], **how: Any) -> LoadFigures:
@@ -121,14 +98,6 @@ def test_throughput_counts_until_the_last_answer() -> None:
     found = figures_of([ended(10.0, 1.0), ended(29.0, 21.0)])
     assert found.throughput_per_s == pytest.approx(2 / 40)
     assert found.goodput_per_s == pytest.approx(1 / 40)
-
-
-def test_lateness_is_of_what_was_sent() -> None:
-    found = figures_of(
-        [ended(10.0, 1.0, late_s=0.5), RequestOutcome(request(11.0), 11.0, ServerAnswer(code="x"))]
-    )
-    assert found.late_s is not None
-    assert found.late_s.mean == 0.5
 
 
 def test_what_did_not_end_is_counted_apart() -> None:
@@ -176,68 +145,3 @@ def test_notes_tell_errors_with_a_reason_and_a_slow_generator() -> None:
         "ours, 3/s: the generator itself was slow: requests left up to 900 ms late.",
     ]
     assert notes([run("ours", 1.0, 1.0)]) == []
-
-
-def test_the_report_has_every_request() -> None:
-    told = json.loads(json.dumps(value(run("ours", 1.0, 1.0, 3.0))))
-    assert [line["ended_s"] - line["at_s"] for line in told["requests"]] == [1.0, 3.0]
-    assert told["figures"]["latency_s"]["mean"] == 2.0
-    assert told["requests"][0]["mask_ratio"] == 0.25
-
-
-def test_one_rate_has_two_charts_and_several_have_five() -> None:
-    one = charts([run("ours", 1.0, 1.0, 3.0, 2.0)])
-    assert one.keys() == {"latency_cdf.svg", "latency_over_time.svg"}
-    assert one["latency_over_time.svg"].lines == {"1/s": [(0.0, 1.0), (1.0, 3.0), (2.0, 2.0)]}
-    two = charts([run(name, rate, 1.0, 3.0) for rate in (1.0, 2.0) for name in ("ours", "theirs")])
-    assert two.keys() - one.keys() == {"latency_by_rate.svg", "throughput_by_rate.svg", "slo_by_rate.svg"}
-    assert {"ours P50", "ours P99", "theirs P95"} <= two["latency_by_rate.svg"].lines.keys()
-    assert two["slo_by_rate.svg"].lines == {name: [(1.0, 0.5), (2.0, 0.5)] for name in ("ours", "theirs")}
-
-
-def test_without_an_answer_there_is_no_chart() -> None:
-    outcomes = [ended(10.0, 1.0, "timeout")]
-    assert charts([MeasuredRun("ours", 1.0, 10.0, tuple(outcomes), figures_of(outcomes))]) == {}
-
-
-def test_the_last_point_of_a_cdf_is_the_slowest_request() -> None:
-    [points] = charts([run("ours", 1.0, *range(1, 1000))])["latency_cdf.svg"].lines.values()
-    assert points[-1] == (999.0, 1.0)
-    assert max(points) == points[-1]
-    assert len(points) < 600
-
-
-CHART = Chart("P50", "rate", "s", {"a < b": [(1, 0.5), (2, 4.0)], "c": [(1, 1.0)]}, logarithmic=True)
-
-
-def test_a_chart_has_a_line_a_system_with_its_points() -> None:
-    drawn = figure(CHART)
-    [axes] = drawn.axes
-    assert [np.asarray(line.get_xydata()).tolist() for line in axes.lines] == [
-        [[1, 0.5], [2, 4.0]],
-        [[1, 1.0]],
-    ]
-    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["a < b", "c"]
-    assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("P50", "rate", "s")
-    assert (axes.get_yscale(), axes.get_xlim()[0]) == ("log", 0)
-
-
-def test_a_linear_axis_begins_at_nothing_and_points_need_no_line() -> None:
-    [axes] = figure(Chart("", "", "", {"a": [(0, 0.0), (1, 0.5), (1, 1.0)]}, PointStyle.DOTS)).axes
-    assert (axes.get_yscale(), axes.get_ylim()[0]) == ("linear", 0)
-    [line] = axes.lines
-    assert (line.get_linestyle(), line.get_marker()) == ("None", ".")
-
-
-def test_equal_charts_are_equal_files_that_can_be_read_on_any_page() -> None:
-    text = svg(figure(CHART))
-    assert text == svg(figure(CHART))
-    found = ET.fromstring(text)  # noqa: S314 - our own
-    assert "a < b" in [one.text for one in found.iter(f"{SVG}text")], "text stays text"
-    ground = next(path for path in found.iter(f"{SVG}path") if path.attrib.get("style"))
-    assert "fill: #ffffff" in ground.attrib["style"], "also on a dark page"
-
-
-def test_a_chart_without_points_is_refused() -> None:
-    with pytest.raises(ValueError, match="one point"):
-        figure(Chart("", "", "", {}))

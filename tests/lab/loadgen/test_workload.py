@@ -18,10 +18,7 @@ from giornata_lab.loadgen.workload import (
     Workload,
     WorkloadRequest,
     arrival_times,
-    at_percentile,
-    chosen,
     draw,
-    faster,
     zipf,
 )
 
@@ -46,44 +43,10 @@ def test_arrivals_have_their_rate_and_their_variation(rate: float, cv: float, se
     assert statistics.stdev(gaps) / statistics.mean(gaps) == pytest.approx(cv, rel=0.35, abs=1e-6)
 
 
-def test_equal_seeds_make_equal_arrivals() -> None:
-    same = [arrival_times(3.0, 50.0, seed, cv) for seed, cv in ((1, 1.0), (1, 1.0), (2, 1.0), (1, 2.0))]
-    assert same[0] == same[1]
-    assert same[0] != same[2]
-    assert same[0] != same[3]
-
-
 @pytest.mark.parametrize(("rate", "cv"), [(0.0, 1.0), (-1.0, 1.0), (1.0, -0.1)])
 def test_no_rate_and_no_variation_below_nothing(rate: float, cv: float) -> None:
     with pytest.raises(ValueError, match="received"):
         arrival_times(rate, 1.0, 0, cv)
-
-
-def test_percentiles_are_joined_by_straight_lines() -> None:
-    assert at_percentile([0.0, 1.0, 3.0], 0.75) == 2.0
-    assert at_percentile([0.0, 1.0, 3.0], 1.0) == 3.0
-
-
-def test_a_mix_is_chosen_by_weight() -> None:
-    mix = {30: 3.0, 8: 1.0}
-    assert [chosen(mix, share) for share in (0.0, 0.2, 0.3, 0.99, 1.0)] == [8, 8, 30, 30, 30]
-
-
-def test_zipf_falls_with_the_rank() -> None:
-    assert zipf(4, 1.0) == pytest.approx({0: 1.0, 1: 1 / 2, 2: 1 / 3, 3: 1 / 4})
-    assert zipf(3, 0.0) == pytest.approx({0: 1.0, 1: 1.0, 2: 1.0})
-
-
-def test_every_trace_is_a_distribution_of_ratios() -> None:
-    for table in workload.MASK_RATIOS.values():
-        assert len(table) >= 101
-        assert sorted(table) == table
-        assert 0 <= table[0] < table[-1] <= 1
-
-
-def test_mixed_masks_are_of_all_traces_alike() -> None:
-    means = [statistics.mean(table) for name, table in workload.MASK_RATIOS.items() if name != "mixed"]
-    assert statistics.mean(workload.MASK_RATIOS["mixed"]) == pytest.approx(statistics.mean(means))
 
 
 def test_requests_drawn_one_by_one_vary_more_than_equal_shares_and_are_not_told_by_their_times() -> None:
@@ -109,21 +72,6 @@ def test_few_requests_still_have_productions_masks_steps_and_pictures(seed: int)
     assert Counter(request.n for request in found)[1] == pytest.approx(60 * 0.578, abs=2)
     assert [request.at_s for request in found] == [float(number) for number in range(60)]
     assert len({request.seed for request in found}) == 60
-
-
-def test_templates_are_as_popular_as_they_should_be() -> None:
-    found = Counter(request.template for request in draw([0.0] * 5000, PRODUCTION, seed=0))
-    total = 1 + 1 / 2 + 1 / 3 + 1 / 4
-    assert [found[number] / 5000 for number in range(4)] == pytest.approx(
-        [1 / (rank * total) for rank in (1, 2, 3, 4)], abs=0.03
-    )
-
-
-def test_what_is_fixed_is_the_same_for_all() -> None:
-    for request in draw([0.0, 1.0], FIXED, seed=0):
-        assert (request.mask_ratio, request.steps, request.n, request.shape) == (0.2, 8, 2, MaskShape.SQUARE)
-    [request] = draw([0.0], Workload((0.2, 0.2), None, {1: 1.0}, {0: 1.0}, MaskShape.BLOB), seed=0)
-    assert request.steps is None
 
 
 requests = st.builds(
@@ -172,11 +120,6 @@ def test_what_a_trace_does_not_tell_is_drawn_and_what_it_tells_is_kept() -> None
 def test_a_trace_says_which_line_is_wrong(text: str, suffix: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         traces.read_trace(text, suffix)
-
-
-def test_a_trace_can_be_replayed_faster() -> None:
-    found = faster(draw([2.0, 6.0], FIXED, seed=0), 4.0)
-    assert [request.at_s for request in found] == [0.5, 1.5]
 
 
 def test_every_rate_is_a_load_that_goes_on_after_the_warm_up() -> None:

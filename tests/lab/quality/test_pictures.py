@@ -37,10 +37,6 @@ def test_pictures_come_back_as_they_were(folder: Path, some: list[QualityCase]) 
         assert np.array_equal(picture, case.scene.after)
 
 
-def test_an_edit_that_run_did_not_make_is_none(folder: Path, some: list[QualityCase]) -> None:
-    assert pictures.earlier(folder).picture(some[3]) is None
-
-
 def test_other_scenes_are_refused(folder: Path, some: list[QualityCase]) -> None:
     scene = some[0].scene
     scene.after[0, 0, 0] ^= 1
@@ -55,19 +51,6 @@ def test_a_lost_picture_is_told_by_its_name(folder: Path, some: list[QualityCase
     (folder / f"{some[0].slot.name}.png").unlink()
     with pytest.raises(LaunchError, match=some[0].slot.name):
         pictures.earlier(folder).picture(some[0])
-
-
-def test_an_unfinished_run_is_none(tmp_path: Path, some: list[QualityCase]) -> None:
-    pictures.empty(tmp_path)
-    pictures.save(tmp_path, some[0], some[0].scene.after)
-    with pytest.raises(LaunchError, match="no finished run"):
-        pictures.earlier(tmp_path)
-
-
-def test_a_foreign_file_of_that_name_is_told(tmp_path: Path) -> None:
-    (tmp_path / pictures.MANIFEST).write_text("{}")
-    with pytest.raises(LaunchError, match="not what a run writes"):
-        pictures.earlier(tmp_path)
 
 
 def test_emptying_removes_an_earlier_run_and_nothing_else(folder: Path) -> None:

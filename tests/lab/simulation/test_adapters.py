@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.operations import low_rank_weights
 from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.wire.workers import AdapterLoad, Tier
-from giornata_lab.bench.systems.networks import PLAIN
-from giornata_lab.loadgen import workload as facts
-from giornata_lab.loadgen.workload import AdapterWorkload, MaskShape, WorkloadRequest
-from giornata_lab.simulation.adapters import AdapterDemand, held_controls, with_adapters
-from giornata_lab.simulation.baselines import SimPolicy
 from giornata_lab.simulation.jobs import SimulatedJob
-from giornata_lab.simulation.machines import Machine, flashps_flux, h800_flux, read
+from giornata_lab.simulation.machines import Machine
 from giornata_lab.simulation.options import RunOptions, StageSetting
 from giornata_lab.simulation.processors import SimClock
-from giornata_lab.simulation.residency import AdapterSetting, LoadReason, SimHost, SimLoras
+from giornata_lab.simulation.residency import AdapterSetting, LoadReason, SimLoras
 from giornata_lab.simulation.results import SimulatedRun, summary
 from giornata_lab.simulation.simulator import Simulation
 from tests.lab.simulation.test_simulation import MACHINE, ends, job
@@ -97,20 +90,6 @@ def test_loads_queue_on_their_links() -> None:
     assert ready == pytest.approx([11, 21, 31])
 
 
-def test_workers_of_a_host_share_its_memory_and_its_link_to_the_store() -> None:
-    clock = SimClock()
-    roomy = replace(SETTING, device_bytes=1e3, memory_bytes=1e3)
-    host = SimHost(roomy, clock)
-    one, other = (SimLoras(roomy, clock, lambda _: None, host) for _ in range(2))
-    assert one.ready_s([A], 0.0) == pytest.approx(11)
-    assert other.ready_s([A], 0.0) == pytest.approx(11), "it comes from the store once"
-    assert other.ready_s([B], 0.0) == pytest.approx(10 + 20 + 2)
-    while clock.step():
-        pass
-    assert other.ready_s([A, B], 50.0) == 50.0
-    assert one.ready_s([B], 50.0) == pytest.approx(52)
-
-
 def test_loads_ahead_take_no_room_from_rows() -> None:
     """A device of 300 bytes: with A (100) held, B (200) fits beside it, and then nothing until A's rows have left."""
     clock = SimClock()
@@ -128,29 +107,6 @@ def test_loads_ahead_take_no_room_from_rows() -> None:
     while clock.step():
         pass
     assert set(loras.resident()[Tier.DEVICE]) == {"a", "c"}, "B, which no row holds, makes room"
-
-
-def test_what_keeps_nothing_loads_every_time() -> None:
-    clock = SimClock()
-    loras = SimLoras(replace(SETTING, memory_bytes=1e3, keeps=False), clock, lambda _: None)
-    for attempt in range(3):
-        loras.hold(("j", attempt), [A])
-        loras.ready_s([A], clock.now)
-        while clock.step():
-            pass
-        loras.release(("j", attempt))
-        assert loras.resident()[Tier.DEVICE] == ()
-    assert len(loras.loaded) == 3
-
-
-def test_what_was_prefetched_is_waited_for_less() -> None:
-    waits = {
-        encode_ms: summary(simulated([asking(0, 0.0, A)], encode_ms=encode_ms)).lora_wait_mean_s
-        for encode_ms in (0.0, 4000.0, 60_000.0)
-    }
-    assert waits == pytest.approx({0.0: 11, 4000.0: 7, 60_000.0: 0})
-    blind = simulated([asking(0, 0.0, A)], encode_ms=4000.0, adapters=False)
-    assert summary(blind).lora_wait_mean_s == pytest.approx(11)
 
 
 needs = st.lists(
@@ -189,44 +145,6 @@ def test_loras_arrive_within_their_time_and_tiers_within_their_budgets(
     assert sum(load.source is None for load in told) >= loras.hits[None] * (min(budgets) > 0)
 
 
-def asked_for(
-    jobs: list[SimulatedJob], workload: AdapterWorkload, asked: AdapterDemand, seed: int
-) -> list[SimulatedJob]:
-    """The jobs with adapters that are drawn for their times."""
-    names = workload.draw([one.at_s for one in jobs], seed)
-    requests = [
-        WorkloadRequest(one.at_s, 0, 0.1, 10, 1, 0, MaskShape.BLOB, adapters)
-        for one, adapters in zip(jobs, names, strict=True)
-    ]
-    return with_adapters(jobs, requests, asked, seed)
-
-
-def test_jobs_have_as_many_adapters_as_the_published_services() -> None:
-    jobs = [job(number, float(number)) for number in range(3000)]
-    asked = AdapterDemand(controls=facts.ADAPTERS["katz-a"]["controlnets"])
-    made = asked_for(jobs, AdapterWorkload.of("katz-a"), asked, seed=1)
-    assert made == asked_for(jobs, AdapterWorkload.of("katz-a"), asked, seed=1)
-    shares = {
-        kind: {number: count / len(made) for number, count in Counter(counts).items()}
-        for kind, counts in (
-            ("loras", [len(one.demand.adapters) for one in made]),
-            ("controlnets", [len(one.demand.controls) for one in made]),
-        )
-    }
-    for kind, told in shares.items():
-        assert told == pytest.approx(facts.ADAPTERS["katz-a"][kind], abs=0.03)
-    used = Counter(lora.digest for one in made for lora in one.demand.adapters)
-    most = sum(count for _, count in used.most_common(round(0.2 * facts.LORAS)))
-    assert most / used.total() == pytest.approx(0.735, abs=0.03), "a fifth of 874 by Zipf's law of 0.92"
-    for one in made:
-        digests = [lora.digest for lora in one.demand.adapters]
-        assert len(set(digests)) == len(digests)
-        (shape,) = one.demand.shapes
-        assert shape.low_rank == sum(low_rank_weights(0, lora.size_bytes) for lora in one.demand.adapters)
-    assert {lora.size_bytes for one in made for lora in one.demand.adapters} == set(facts.LORA_BYTES)
-    assert asked_for(jobs, AdapterWorkload(), AdapterDemand(), seed=1) == jobs
-
-
 def test_loras_and_controlnets_lengthen_steps_by_their_multiplications() -> None:
     costs = StepCosts((10.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.25, 2.0, 0.5))
     machine = replace(MACHINE, costs=costs, controls=(("c", 8),))
@@ -237,50 +155,3 @@ def test_loras_and_controlnets_lengthen_steps_by_their_multiplications() -> None
     run = simulated([made], machine)
     work_ms = 10 + 20 + 0.25 * 4 * 20 + 2 + 0.5 * (0.5 * 4 * 20)
     assert ends(run)["j0"] == pytest.approx(10 * work_ms / 1e3)
-
-
-@pytest.mark.parametrize("machine", [h800_flux(), flashps_flux()])
-def test_a_published_machine_takes_a_percent_longer_with_a_lora_of_a_percent_of_its_weights(
-    machine: Machine,
-) -> None:
-    plain = job(0, 0.0).demand.shapes[0]
-    whole = replace(plain, text=512, image=4096, computed=800)
-    flux_weights = h800_flux().operations.total[1, 1]
-    one = replace(whole, low_rank=0.01 * flux_weights)
-    pace = machine.pace
-    linear_ms = pace.costs.compute[2] * machine.operations.total[1, 1] * (512 + 800)
-    (alone,), (adapted,) = (
-        replace(job(0, 0.0).demand, shapes=(shape,)).loads(pace, reuses=True) for shape in (whole, one)
-    )
-    assert adapted.step_ms - alone.step_ms == pytest.approx(0.01 * linear_ms)
-
-
-def test_costs_by_hand_without_adapters_let_them_cost_nothing() -> None:
-    text = "[[workers]]\ncosts = {compute = [1, 0, 1, 0, 0, 0]}"
-    (machine,) = read(text, ".toml", lambda _: "")
-    assert list(machine.costs.compute) == [1, 0, 1, 0, 0, 0, 0, 0, 0]
-    with pytest.raises(ValueError, match="compute"):
-        read(text.replace("[1, 0, 1", "[0, 1"), ".toml", lambda _: "")
-
-
-def test_a_router_that_knows_loras_finds_them_more_often_and_rows_wait_less() -> None:
-    plain = [job(number, number / 2, template=None) for number in range(240)]
-    jobs = asked_for(plain, AdapterWorkload.of("katz-b", 40), AdapterDemand(), seed=2)
-    setting = AdapterSetting(
-        device_bytes=2e9, memory_bytes=6e9, disk_bytes=6e9, store_bytes_per_s=2e9, disk_bytes_per_s=4e9
-    )
-    machine = Machine(StepCosts((10.0, 0.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)), PLAIN, rows=4)
-    found = {}
-    for knows in (True, False):
-        run = Simulation([machine] * 4, jobs, RunOptions(adapters=knows), adapters=setting).run()
-        found[knows] = summary(run)
-    assert (found[True].lora_ready_share or 0) > (found[False].lora_ready_share or 0) + 0.1
-    assert (found[True].lora_loads or 0) < 0.85 * (found[False].lora_loads or 0)
-    assert (found[True].lora_wait_mean_s or 0) < 0.9 * (found[False].lora_wait_mean_s or 0)
-    assert found[True].mean_s < found[False].mean_s
-
-
-def test_baselines_do_not_know_adapters() -> None:
-    assert RunOptions.of(SimPolicy.FINISH_TIME).adapters
-    assert not RunOptions.of(SimPolicy.REQUEST_LEVEL).adapters
-    assert len(held_controls(5)) == 47

@@ -15,9 +15,9 @@ from giornata_lab.loadgen.outcomes import percentile
 from giornata_lab.loadgen.workload import MaskShape, Workload
 from giornata_lab.simulation.baselines import SimPolicy
 from giornata_lab.simulation.bound import PooledTask, most_on_time
-from giornata_lab.simulation.machines import FLUX, FLUX_PICTURE, h800_flux
+from giornata_lab.simulation.machines import FLUX_PICTURE, h800_flux
 from giornata_lab.simulation.options import BindingTime, RunOptions
-from giornata_lab.simulation.scenario import ArrivalSetting, Scenario, fewest_workers
+from giornata_lab.simulation.scenario import ArrivalSetting, Scenario
 from giornata_lab.simulation.templates import TemplateSetting
 from tests.examples import examples
 
@@ -50,11 +50,6 @@ def ordered(draw: st.DrawFn) -> list[PooledTask]:
 @examples(times=4)  # few draws have subsets that differ, and a draw costs little
 def test_the_rule_keeps_as_many_as_any_subset(tasks: list[PooledTask]) -> None:
     assert most_on_time(tasks) == brute(tasks)
-
-
-def test_orders_that_disagree_are_refused() -> None:
-    with pytest.raises(ValueError, match="by release and by deadline alike"):
-        most_on_time([PooledTask(0.0, 5.0, 1.0), PooledTask(1.0, 4.0, 1.0)])
 
 
 def scenario(**fields: Any) -> Scenario:
@@ -99,21 +94,3 @@ def test_the_bound_is_met_by_a_job_alone_and_grows_with_the_load() -> None:
     assert made.bound([only]).percentile(95) == pytest.approx(alone[0], abs=0.01)
     at_once = made.bound(jobs).percentile(95)
     assert at_once > 2 * made.bound(made.jobs(0.4, 1)).percentile(95)
-
-
-def test_published_times_are_met_by_the_costs_that_are_derived_from_them() -> None:
-    machine = h800_flux()
-    pace, tokens = machine.pace, FLUX_PICTURE
-    jobs_shape = scenario(reuse=False).jobs(1.0, 1)[0].demand.shapes[0]
-    row_ms = jobs_shape.load(pace, reuses=False).step_ms
-    assert (jobs_shape.text, jobs_shape.image) == (tokens.text, tokens.image)
-    for batch, published_ms in zip((1, 2, 4, 8), FLUX["step_ms"], strict=True):
-        assert pace.base_ms + batch * row_ms == pytest.approx(published_ms, rel=0.01)
-
-
-def test_as_few_workers_as_are_enough() -> None:
-    made = scenario()
-    answer = fewest_workers(made, 1.0, RunOptions(), slo_s=20.0, percent=95, seeds=(1, 2), most=16)
-    assert answer.workers is not None
-    assert answer.tried[answer.workers] <= 20.0 < answer.tried[answer.workers - 1]
-    assert fewest_workers(made, 1.0, RunOptions(), slo_s=0.1, percent=95, seeds=(1,), most=4).workers is None

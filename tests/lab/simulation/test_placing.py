@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.adapters import NeededLora
 from giornata_lab.simulation.baselines import PROACTIVE, SimPolicy
 from giornata_lab.simulation.jobs import SimulatedJob
@@ -58,25 +57,9 @@ def test_plans_load_no_more_than_fits_beside_what_rows_use() -> None:
         assert worker.loras.device.size_bytes <= SETTING.device_bytes
 
 
-def test_the_plan_by_use_fills_the_home_host_and_no_device() -> None:
-    jobs = [asking(number, number * 10.0, "abcdef"[number % 6]) for number in range(12)]
-    run = simulated(jobs, RunOptions(placing=AdapterPlan.USE), workers=4)
-    assert LoadReason.PLAN not in reasons(run)
-    assert len(run.ended) == 12
-
-
 @pytest.mark.parametrize("policy", [SimPolicy.RROD, SimPolicy.LRUMS])
 def test_baselines_load_when_rows_have_a_place(policy: SimPolicy) -> None:
     """Two jobs at one worker: the second one's LoRA is loaded once the first has ended."""
     run = simulated([asking(0, 0.0, "a"), asking(1, 0.0, "b")], RunOptions.of(policy), workers=1)
     assert ends(run) == pytest.approx({"j0": 2 + COMPUTING_S, "j1": 4 + 2 * COMPUTING_S})
     assert summary(run).lora_ready_share == 0.0
-
-
-def test_rrod_keeps_nothing_and_lrums_does() -> None:
-    jobs = [asking(0, 0.0, "a"), asking(1, 10.0, "a")]
-    loads = {
-        policy: len(reasons(simulated(jobs, RunOptions.of(policy), workers=1)))
-        for policy in (SimPolicy.RROD, SimPolicy.LRUMS)
-    }
-    assert loads == {SimPolicy.RROD: 2, SimPolicy.LRUMS: 1}

@@ -14,9 +14,7 @@ from giornata.scheduling.demand import JobDemand, RowShape
 from giornata_lab.bench.systems.networks import PLAIN
 from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob
 from giornata_lab.simulation.machines import Machine
-from giornata_lab.simulation.options import RunOptions, StageSetting
 from giornata_lab.simulation.processors import Processors, SimClock, StageServers
-from giornata_lab.simulation.simulator import Simulation
 
 MACHINE = Machine(StepCosts((0.0, 0.0, 1.0, 0.0, 0.0, 0.0)), PLAIN)
 """A token takes a millisecond."""
@@ -28,42 +26,6 @@ def jobs(*times: float) -> list[SimulatedJob]:
     return [
         SimulatedJob(f"j{i}", at_s, JobDemand(MODEL, DIGEST, (SHAPE,), None)) for i, at_s in enumerate(times)
     ]
-
-
-def latencies(count: int, cores: float, *times: float, stages: StageSetting | None = None) -> list[float]:
-    made = Simulation((MACHINE,) * count, jobs(*times), RunOptions(), stages=stages, cores=cores)
-    return made.run().latencies()
-
-
-def test_two_workers_on_one_core_take_twice_as_long() -> None:
-    assert latencies(2, 2, 0, 0) == pytest.approx([1, 1])
-    assert latencies(2, 1, 0, 0) == pytest.approx([2, 2])
-    assert latencies(2, 1.6, 0, 0) == pytest.approx([1.25, 1.25])
-
-
-def test_who_is_alone_is_not_slowed() -> None:
-    assert latencies(2, 1, 0, 5) == pytest.approx([1, 1])
-    assert latencies(2, math.inf, 0, 0) == pytest.approx([1, 1])
-
-
-def test_a_stage_takes_its_share_from_workers() -> None:
-    stages = StageSetting(finish_ms=400, servers=1)
-    alone, crowded = (latencies(2, cores, 0, 0.5, stages=stages) for cores in (3, 1))
-    assert alone == pytest.approx([1.4, 1.4])
-    assert crowded[0] > alone[0]
-    assert crowded[1] > alone[1]
-    assert max(crowded[0], crowded[1] + 0.5) == pytest.approx(2.8), "one core does 2.8 s of work"
-
-
-def test_what_is_relayed_is_relayed_one_after_the_other() -> None:
-    relaying = StageSetting(relay_ms=400)
-    assert latencies(1, math.inf, 0, stages=relaying) == pytest.approx([1.4])
-    assert latencies(3, math.inf, 0, 0, 0, stages=relaying) == pytest.approx([1.4, 1.6, 1.8])
-    assert max(latencies(2, 1, 0, 0, stages=relaying)) == pytest.approx(2.8), "on one core it takes its share"
-
-
-def test_hops_delay_and_take_no_processor() -> None:
-    assert latencies(2, 1, 0, stages=StageSetting(hops_ms=300)) == pytest.approx([1.3])
 
 
 @given(

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import JobDemand, RowLoad, RowShape
-from giornata.wire.values import BlockMode
 from giornata_lab.bench.systems.networks import PLAIN, PLAIN_4
-from giornata_lab.loadgen.outcomes import percentile
 from giornata_lab.loadgen.workload import arrival_times
 from giornata_lab.simulation.baselines import SimPolicy
 from giornata_lab.simulation.jobs import (
@@ -25,13 +23,9 @@ from giornata_lab.simulation.jobs import (
     MODEL,
     EqualStepRun,
     SimulatedJob,
-    digest_of,
-    progress,
-    row_of,
-    sample,
 )
-from giornata_lab.simulation.machines import FLUX_PICTURE, Machine, TemplateStorage, flashps_flux, h800_flux
-from giornata_lab.simulation.options import BASELINES, BindingTime, RunOptions, StageSetting
+from giornata_lab.simulation.machines import Machine, TemplateStorage
+from giornata_lab.simulation.options import BindingTime, RunOptions, StageSetting
 from giornata_lab.simulation.results import SimulatedRun, summary
 from giornata_lab.simulation.simulator import Simulation
 from giornata_lab.simulation.templates import TemplateSetting
@@ -66,39 +60,8 @@ def ends(run: SimulatedRun) -> dict[str, float]:
     return {ended.job.job_id: ended.ended_s for ended in run.ended}
 
 
-def test_a_row_without_text_tells_how_far_it_is() -> None:
-    row = row_of(KEY, shape(), MACHINE.pace, template=None)
-    told = progress(row, 3)
-    assert (told.step, told.steps, told.shape_known) == (3, 10, True)
-
-
-def test_a_job_alone_takes_its_steps() -> None:
-    assert ends(simulated([job(0, 1.0)])) == pytest.approx({"j0": 1.0 + 10 * 0.015})
-
-
 def test_the_first_step_of_an_edit_that_corrects_is_computed_in_full() -> None:
     assert ends(simulated([job(0, 0.0, shape(corrects=True))])) == pytest.approx({"j0": 0.03 + 9 * 0.015})
-
-
-@pytest.mark.parametrize(
-    ("corrects", "template", "expected_s"),
-    [(True, "t0", 0.038 + 9 * 0.017), (False, "t0", 10 * 0.017), (True, None, 10 * 0.038)],
-)
-def test_padding_is_computed_in_steps_in_full(
-    corrects: bool, template: str | None, expected_s: float
-) -> None:
-    """Of 8 text tokens 6 are padding, of 20 of the picture 5 are computed; and telemetry tells the same."""
-    padded = replace(shape(corrects=corrects), text=8, padding=6)
-    row = row_of(KEY, padded, MACHINE.pace, template=template)
-    segment = EqualStepRun((row,), began_s=0.0, step_s=1.0, steps=1, number=0)
-    assert row.told.padding_tokens == (6 if template else 0)
-    masked = template is not None and not corrects
-    assert (sample(segment, PLAIN).text_tokens, row.first) == (
-        2 if masked else 8,
-        corrects and bool(template),
-    )
-    assert sample(segment, PLAIN).attention_pairs == (7 if masked else 28) * 28
-    assert ends(simulated([job(0, 0.0, padded, template=template)])) == pytest.approx({"j0": expected_s})
 
 
 def test_stages_are_passed_through_pictures_one_by_one_on_each_server() -> None:
@@ -225,14 +188,6 @@ def test_every_job_ends_once_and_no_worker_computes_two_batches_at_a_time(
     assert again == run, "equal seeds, equal runs"
 
 
-def test_noise_has_the_spread_that_is_asked_for_and_follows_the_seed() -> None:
-    jobs = [job(number, number * 10.0, shape(steps=200)) for number in range(5)]
-    noisy = [replace(MACHINE, noise=0.5)]
-    first, second = (simulated(jobs, noisy, RunOptions(seed=seed)) for seed in (1, 2))
-    assert first != second
-    assert fmean(first.latencies()) == pytest.approx(3.0, rel=0.1)
-
-
 def test_what_is_edited_again_is_recorded_and_then_reused() -> None:
     jobs = [job(number, float(number)) for number in range(4)]
     run = simulated(jobs, templates=TemplateSetting(size_bytes=1.0))
@@ -300,14 +255,6 @@ def test_a_worker_on_which_loads_do_not_hide_is_found_out_and_gets_less() -> Non
     assert share(60e6) > 0.6
 
 
-def test_a_worker_that_is_slower_than_its_kind_is_found_out_and_gets_less() -> None:
-    jobs = [job(number, number * 0.05) for number in range(600)]
-    machines = [MACHINE, replace(MACHINE, slowness=3.0)]
-    run = simulated(jobs, machines, RunOptions(policy=SimPolicy.FINISH_TIME))
-    counts = [sum(ended.worker == f"w{number:04d}" for ended in run.ended[100:]) for number in (0, 1)]
-    assert counts[0] > 2 * counts[1]
-
-
 def test_jobs_bound_at_their_arrival_wait_at_workers_and_others_in_the_line() -> None:
     jobs = [job(number, 0.001 * number) for number in range(20)]
     machine = replace(MACHINE, rows=2)
@@ -315,68 +262,3 @@ def test_jobs_bound_at_their_arrival_wait_at_workers_and_others_in_the_line() ->
     late = simulated(jobs, [machine], RunOptions(binding=BindingTime.LATE))
     assert max(ended.waited_s for ended in arrival.ended) == 0.0
     assert sum(ended.waited_s > 0 for ended in late.ended) == 18
-
-
-def test_percentiles_are_numpys() -> None:
-    np = pytest.importorskip("numpy")
-    values = [3.0, 1.0, 4.0, 1.5, 9.0, 2.6]
-    for percent in (0, 50, 95, 100):
-        assert percentile(values, percent) == pytest.approx(np.percentile(values, percent))
-
-
-def test_a_warm_up_that_leaves_nothing_is_told() -> None:
-    with pytest.raises(ValueError, match="warm-up of 9 s"):
-        summary(simulated([job(0, 0.0)]), 9.0)
-
-
-def test_a_masked_row_alone_is_as_much_faster_as_flashps_says_and_not_as_full_pictures_scaled_down() -> None:
-    def faster(machine: Machine) -> float:
-        full, masked = (
-            RowShape(FLUX_PICTURE.text, FLUX_PICTURE.image, FLUX_PICTURE.computed(ratio), 1, begun=True)
-            for ratio in (1.0, 0.2)
-        )
-        base_ms = machine.pace.base_ms
-        return (base_ms + machine.pace.row_ms(full, BlockMode.KV)) / (
-            base_ms + machine.pace.row_ms(masked, BlockMode.KV)
-        )
-
-    assert faster(flashps_flux()) == pytest.approx(1.9, abs=0.02)
-    assert faster(h800_flux()) > 2.5
-
-
-def test_baselines_take_jobs_from_one_line_in_order_while_workers_have_places() -> None:
-    """As FlashPS's artifact: the third job waits for the first place, though a shorter one waits behind it."""
-    machine = replace(MACHINE, rows=1)
-    jobs = [
-        job(0, 0.0, shape(steps=10)),
-        job(1, 0.0, shape(steps=20)),
-        job(2, 0.01),
-        job(3, 0.02, shape(steps=1)),
-    ]
-    for policy in BASELINES:
-        run = simulated(jobs, [machine, machine], RunOptions.of(policy))
-        assert {e.job.job_id: e.assigned_s for e in run.ended} == pytest.approx(
-            {"j0": 0.0, "j1": 0.0, "j2": 0.15, "j3": 0.3}
-        ), policy
-    ours = simulated(jobs, [machine, machine], RunOptions.of(SimPolicy.FINISH_TIME))
-    assert next(e.assigned_s for e in ours.ended if e.job.job_id == "j3") == pytest.approx(0.15)
-
-
-def test_a_run_of_one_kind_of_jobs_leaves_out_the_others() -> None:
-    run = simulated([job(0, 0.0), job(1, 0.0, shape(), shape())])
-    assert [ended.job.job_id for ended in run.of_rows(2).ended] == ["j1"]
-    assert run.of_rows(2).workers == run.workers
-
-
-def test_a_model_waits_for_no_other_models_queue() -> None:
-    """The first model's worker has four times too much to do; the second one's jobs end as they do alone."""
-    machines = (MACHINE, replace(MACHINE, model="other"))
-    many = [job(number, 0.01 * number) for number in range(100)]
-    of_other = [job(200 + number, 0.4 * number) for number in range(5)]
-    of_other = [
-        replace(one, demand=replace(one.demand, model="other", model_digest=digest_of("other")))
-        for one in of_other
-    ]
-    beside = ends(simulated(sorted(many + of_other, key=lambda one: one.at_s), machines))
-    alone = ends(simulated(of_other, machines))
-    assert {name: beside[name] for name in alone} == pytest.approx(alone)

@@ -85,16 +85,6 @@ def test_no_secret_is_shown(secret: str, scheme: str) -> None:
         assert shown.endswith(place)
 
 
-def test_addresses_without_secrets_stay() -> None:
-    assert without_password("nats://a:1,nats://b:2") == "nats://a:1,nats://b:2"
-    assert without_password("unix:///run/a.sock") == "unix:///run/a.sock"
-
-
-def test_several_addresses_are_shown_without_their_passwords() -> None:
-    shown = without_password("nats://user:secret@a:4222, nats://b:4222")
-    assert shown == "nats://***@a:4222, nats://b:4222"
-
-
 HERE = StackAddresses(
     "http://127.0.0.1:4711",
     "nats://127.0.0.1:4712",

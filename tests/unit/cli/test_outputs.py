@@ -168,19 +168,6 @@ def test_where_no_terminal_reads_a_row_is_a_line() -> None:
     assert lines[1].rstrip().endswith("[end]")
 
 
-def test_a_terminal_wraps_prose_alone() -> None:
-    lines = shown(80, terminal=True).splitlines()
-    assert len(lines) > 5
-    assert sum(ID in line for line in lines) == 1
-
-
-def test_standard_output_that_is_no_terminal_has_no_colours(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = table("state")
-    lines.add_row(Text("ready", "green"))
-    show(lines)
-    assert capsys.readouterr().out.split() == ["state", "ready"]
-
-
 EVIL: Final = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202ehat"
 
 

@@ -45,16 +45,6 @@ def test_every_field_is_an_option_with_its_default() -> None:
         assert option_name(name) in option.opts
 
 
-def test_help_speaks_of_options_and_not_of_fields() -> None:
-    text = " ".join(CliRunner().invoke(command(), ["--help"], terminal_width=1000).output.split())
-    assert "`" not in text
-    for name in EditParameters.model_fields:
-        if "_" in name:
-            assert name not in text
-    assert "Classifier-free guidance against --negative-prompt" in text
-    assert "[0<x<=1]" in text
-
-
 CONTROLS = st.builds(
     AskedControl,
     model=st.sampled_from(["outline", "union-1.0"]),

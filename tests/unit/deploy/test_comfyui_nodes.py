@@ -215,6 +215,18 @@ def test_a_refusal_is_told_in_words(gateway: Gateway, error: dict[str, Any], sen
     assert str(raised.value) == sentence
 
 
+def test_what_cannot_be_edited_is_told_and_not_sent(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="nothing is marked"):
+        edit(mask=MASK * 0)
+    with pytest.raises(ValueError, match=r"received \(3, "):
+        edit(mask=MASK.expand(3, *MASK.shape[-2:]))
+    monkeypatch.setenv("GIORNATA_URL", "http://127.0.0.1:9")
+    with pytest.raises(RuntimeError, match=r"http://127\.0\.0\.1:9 does not answer"):
+        edit()
+
+
 def test_what_stops_the_node_cancels_its_jobs(gateway: Gateway) -> None:
     gateway.stuck = True
     asking = comfyui_nodes.load().nodes.gateway

@@ -1,4 +1,4 @@
-"""The Makefile, by what it would run: `make --dry-run` in a folder that only looks like a checkout."""
+"""The Makefile, by what it would run, in a folder that only looks like a checkout; and `make images`, which runs."""
 
 from __future__ import annotations
 
@@ -71,3 +71,58 @@ def test_later_commands_keep_the_build_that_setup_was_asked_for(checkout: Path) 
     ]
     os.utime(ready, (0, 0))  # older than the pins: set up again, the same build
     assert "+cu130" in would_run(checkout, "up")
+
+
+def fake(folder: Path, name: str, version: str | None, words: str = "") -> None:
+    """A program `name` whose Compose, called with `words` first, tells `version`; it writes down how it is called."""
+    told = "exit 1" if version is None else f"echo {version}"
+    program = folder / name
+    program.write_text(
+        f'#!/bin/sh\nif [ "$*" = "{words}version --short" ] || [ "$*" = "{words}version" ]; then {told}; exit; fi\n'
+        f'echo "{name} $*" >>"{folder}/calls"\n'
+        f'case "$*" in *--images) echo giornata/router:1; echo nats:2; echo giornata/router:1;; esac\n'
+    )
+    program.chmod(0o755)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of programs, the only one but those of the system that make and sh need."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for name in ("sh", "make", "sed", "cat", "grep", "sort", "uname", "env"):
+        if found := shutil.which(name):
+            (folder / name).symlink_to(found)
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize(("name", "words"), [("docker", "compose "), ("docker-compose", "")])
+def test_one_command_builds_all_images_and_names_them(programs: Path, name: str, words: str) -> None:
+    fake(programs, name, "2.26.1", words)
+    done = make_images("PROFILE=gpu")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "giornata/router:1\n"
+    files = f"{name} {words}-f deploy/compose.yaml --profile gpu --profile profiling"
+    assert (programs / "calls").read_text().splitlines() == [f"{files} build", f"{files} config --images"]
+
+
+def test_without_compose_it_says_what_it_needs(programs: Path) -> None:
+    done = make_images()
+    assert done.returncode != 0
+    assert "make images needs a Docker engine and docker compose 2.20 or newer" in done.stderr
+    assert list(programs.glob("calls")) == []
+
+
+def make_images(*variables: str) -> subprocess.CompletedProcess[str]:
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "ARGS", "PROFILE"))
+    }
+    return subprocess.run(
+        ["make", "--silent", "images", *variables],  # noqa: S607 - by the path of this test
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -22,10 +22,8 @@ OTHER_UNITS = {
     *("ms", "us", "ns", "milliseconds", "microseconds", "minutes", "hours", "days"),
     *("kb", "mb", "gb", "kib", "mib", "gib", "kilobytes", "megabytes", "bits", "percent", "pct"),
 }
-OF_THE_LIBRARY = {"le", "quantile"}
 RATES = re.compile(r"\b(?:rate|irate|increase)\((?:giornata_\w+)")
 USED = re.compile(r"giornata_\w+")
-BY = re.compile(r"\bby \(([^)]*)\)")
 UNITS = {"s": "seconds", "bytes": "bytes"}
 """Grafana's unit of a panel, and how the names of all that it shows end."""
 
@@ -77,25 +75,3 @@ def test_a_panel_asks_for_metrics_that_exist_and_for_rates_of_what_counts(panel:
             assert (one in rated) == cumulative, f"{one} is a {metric.type}"
         if unit in UNITS:
             assert all(UNITS[unit] in one for one in used), f"the axis says {unit}"
-
-
-@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: str(panel["title"]))
-def test_a_panel_groups_by_labels_that_its_metrics_have(panel: dict[str, Any]) -> None:
-    source = " ".join(
-        path.read_text(encoding="utf-8")
-        for path in (Path(__file__).parents[3] / "services/gateway/giornata_gateway").glob("*metrics.py")
-    )
-    labels = {
-        label.strip()
-        for target in panel["targets"]
-        for by in BY.findall(target["expr"])
-        for label in by.split(",")
-    }
-    for label in labels - OF_THE_LIBRARY:
-        assert f'"{label}"' in source, label
-
-
-def test_every_panel_says_what_it_shows_and_no_two_say_the_same() -> None:
-    told = [panel.get("description", "") for panel in PANELS]
-    assert all(told)
-    assert len(set(told)) == len(told), sorted(one for one in told if told.count(one) > 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.mutant import ROOT, Fault, StaleFaultError, listed
-from tests.mutants.sampling import PURE, Package, applied, edits, nearest_tests, sample
+from tests.mutants.sampling import PURE, applied, edits, sample
 
 
 @pytest.mark.parametrize("fault", listed(), ids=lambda fault: fault.name)
@@ -17,11 +17,6 @@ def test_a_fault_of_the_list_can_be_put_in(fault: Fault) -> None:
     ast.parse(faulty)
     assert faulty != (ROOT / fault.file).read_text()
     assert [test for test in fault.tests if not (ROOT / test).is_file()] == []
-
-
-def test_faults_have_names_of_their_own() -> None:
-    names = [fault.name for fault in listed()]
-    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("text", ["a = 1\n", "a = 2\nb = 2\na = 2\n", None])
@@ -73,18 +68,3 @@ def test_a_seed_draws_the_same_faults_again_and_no_fault_twice() -> None:
     for one in drawn:
         compile(one.text, one.file, "exec")
         assert one.tests
-
-
-def test_a_module_is_tested_by_those_who_import_it_or_by_its_package(tmp_path: Path) -> None:
-    module = tmp_path / "shared/giornata/packed/pages.py"
-    for name, text in {
-        "tests/unit/packed/test_kernels.py": "import giornata.packed.pages\n",
-        "tests/unit/packed/test_pages.py": "from giornata.packed.pages import Pages\n",
-        "tests/unit/packed/test_others.py": "from giornata.packed.pages_of import Pages\n",
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    package = Package("shared/giornata/packed", ("tests/unit/packed",), ("tests/unit/test_all.py",))
-    named = ("tests/unit/packed/test_pages.py", "tests/unit/packed/test_kernels.py", "tests/unit/test_all.py")
-    assert nearest_tests(module, package, tmp_path) == named
-    assert nearest_tests(module.with_name("moving.py"), package, tmp_path) == ("tests/unit/packed",)

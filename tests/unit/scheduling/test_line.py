@@ -115,16 +115,6 @@ def test_tenants_that_wait_get_their_shares_but_for_one_job_each(
         assert max(got) - min(got) <= 2 * max(most) + 1e-9
 
 
-def test_a_tenant_with_many_jobs_does_not_hold_up_one_with_few() -> None:
-    line = FairQueue()
-    for i in range(100):
-        line.join(f"many{i}", demand(), SchedulingParams(tenant="many"), 0)
-    for i in range(3):
-        serve(line, f"many{i}")
-    line.join("few", demand(), SchedulingParams(tenant="few"), 1)
-    assert order(line, 1).index("few") <= 1
-
-
 def test_twice_the_weight_is_twice_the_share() -> None:
     line = FairQueue()
     for i in range(60):
@@ -132,14 +122,6 @@ def test_twice_the_weight_is_twice_the_share() -> None:
         line.join(f"b{i}", demand(), SchedulingParams(tenant="b"), 0)
     first = [job[0] for job in order(line)[:30]]
     assert first.count("a") == 20
-
-
-def test_interactive_comes_first_and_batch_never_starves() -> None:
-    line = FairQueue()
-    line.join("batch", demand(), SchedulingParams(Priority.BATCH), 0)
-    line.join("now", demand(), SchedulingParams(), 1)
-    assert order(line, 2) == ["now", "batch"]
-    assert order(line, AGEING_S) == ["batch", "now"]
 
 
 def test_the_earliest_deadline_comes_first_while_it_can_be_met() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,17 +49,6 @@ def test_a_tenant_with_9000_jobs_delays_anothers_one_job_by_one_job() -> None:
     waiting.join(few)
     assert waiting.ahead(few) == 1
     assert "few" in {serve(waiting), serve(waiting)}
-
-
-def test_twice_the_weight_is_twice_the_share() -> None:
-    waiting = JobQueue()
-    for i in range(60):
-        waiting.join(job(f"a{i}", "a", weight=2.0))
-        waiting.join(job(f"b{i}", "b"))
-    assert waiting.ahead(job("b", "b")) == 60 + 60
-    assert waiting.ahead(job("a", "a", weight=2.0)) == 60 + 30
-    first = [serve(waiting)[0] for _ in range(30)]
-    assert first.count("a") == pytest.approx(20, abs=1)
 
 
 def test_a_flood_of_batch_jobs_lets_interactive_ones_pass_and_ages() -> None:

@@ -6,12 +6,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import product
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.degrees.pool import PoolRow, StepStart
-from giornata_lab.simulation.degrees import step_times
 from giornata_lab.simulation.degrees.baselines import (
     DegreeOption,
     EventDrivenRule,
@@ -22,8 +20,6 @@ from giornata_lab.simulation.degrees.baselines import (
     least_device_time,
     placed,
 )
-from giornata_lab.simulation.degrees.workloads import PoolRowSize, PoolWorkload, SizeMix
-from giornata_lab.simulation.degrees.world import PoolWorld
 
 TIMES = {1: 1.0, 2: 0.6, 4: 0.4}
 ALL = frozenset(range(4))
@@ -119,10 +115,6 @@ def test_a_row_gets_the_degree_that_its_deadline_needs() -> None:
     assert degrees_of(rounds(0.4).decide(0.0, [tight], ALL).begins) == {0: (4, 1)}
 
 
-def test_a_row_whose_step_is_longer_than_a_round_gets_none() -> None:
-    assert rounds(0.3).decide(0.0, [row()], ALL).begins == ()
-
-
 def test_of_choices_that_keep_as_many_deadlines_ties_take_progress_or_fewest_devices() -> None:
     calm = [row(due_s=100.0)]
     bare = {"fill": False, "scale_up": False}
@@ -138,16 +130,6 @@ def test_idle_devices_go_to_rows_that_were_not_chosen_and_then_widen() -> None:
     assert degrees_of(widened) == {0: (4, 3)}
 
 
-def test_late_rows_come_last_on_one_device_each() -> None:
-    late = [row(0, due_s=0.1), replace(row(1, due_s=0.2), arrived_s=-1.0)]
-    only = frozenset({3})
-    assert degrees_of(rounds().decide(0.0, late, only).begins) == {1: (1, 1)}
-    slow = {2: 0.6, 4: 0.4}
-    wide = [replace(late[0], step_s=slow, moved_s=slow)]
-    assert degrees_of(rounds(0.7, scale_up=False).decide(0.0, wide, ALL).begins) == {0: (2, 1)}
-    assert degrees_of(rounds(1.3).decide(0.0, wide, ALL).begins) == {0: (4, 3)}
-
-
 def test_a_round_reckons_with_what_whole_steps_leave_unused() -> None:
     """In 1.5 s one device makes one step of 1 s: four take 6 s, and so 5 s need more devices."""
     bare = {"ties": TieBreak.EAGER, "fill": False, "scale_up": False}
@@ -160,35 +142,3 @@ def test_events_begin_one_step_of_what_deadlines_need_and_then_widen() -> None:
     begins = EventDrivenRule().decide(0.0, [row(0, due_s=1.7), row(1, due_s=1.7)], ALL).begins
     assert list(degrees_of(begins).values()) == [(4, 1)], "one of the two can be in time"
     assert degrees_of(EventDrivenRule().decide(0.0, [row(0, due_s=100.0)], ALL).begins) == {0: (4, 1)}
-
-
-def test_events_serve_one_late_row_at_a_time_in_short_steps() -> None:
-    quick = {1: 0.2, 2: 0.15}
-    late = [replace(row(n, due_s=0.01, left=n + 1), step_s=quick, moved_s=quick) for n in range(2)]
-    assert degrees_of(EventDrivenRule().decide(0.0, late, ALL).begins) == {0: (2, 1)}
-    running = replace(late[0], devices=(0, 1), until_s=0.1)
-    assert EventDrivenRule().decide(0.0, [running, late[1]], ALL - {0, 1}).begins == ()
-
-
-@pytest.mark.parametrize(
-    ("mix", "steps", "ties", "met"),
-    [
-        (SizeMix.UNIFORM, 5, TieBreak.FEWEST, (43, 62)),
-        (SizeMix.UNIFORM, 2, TieBreak.EAGER, (49, 64)),
-        (SizeMix.SKEWED, 5, TieBreak.EAGER, (27, 56)),
-        (SizeMix.SKEWED, None, None, (40, 55)),
-    ],
-)
-def test_as_many_deadlines_are_kept_as_measured(
-    mix: SizeMix, steps: int | None, ties: TieBreak | None, met: tuple[int, int]
-) -> None:
-    """Deadlines kept, of 80 at scales 1.0 and 1.5: figures of an independent simulation of the same rules."""
-    longest_s = step_times.times(PoolRowSize(2048, 16384), POWERS)[8]
-    for scale, expected in zip((1.0, 1.5), met, strict=True):
-        rule = (
-            RoundBasedRule.of_steps(steps, longest_s, 8, RoundSwitches(ties=ties))
-            if steps and ties
-            else EventDrivenRule()
-        )
-        load = PoolWorkload(mix=mix, scale=scale, requests=80)
-        assert sum(ended.met for ended in PoolWorld(load.draw(), rule, POWERS).run()) == expected

@@ -94,13 +94,6 @@ def test_of_rows_that_share_a_step_those_that_move_compute_in_full() -> None:
     )
 
 
-def test_together_tells_what_the_world_takes() -> None:
-    rows = [PoolRow(n, 0.0, 1.0, 3, ALONE_S, ALONE_S, size=SMALL) for n in range(9)]
-    assert step_times.together(rows[:2], 2) == step_times.shared_s([(SMALL, False)] * 2, 2)
-    assert step_times.together(rows, 2) is None
-    assert step_times.shared_s([(SMALL, False)], 2) == pytest.approx(ALONE_S[2])
-
-
 def test_a_rule_is_woken_when_it_asked_and_once() -> None:
     rule = Script(PoolDecision(wake_s=0.5), begin(0, steps=3))
     (ended,) = PoolWorld([request()], rule, DEGREES).run()
@@ -137,15 +130,3 @@ def test_what_cannot_begin_is_refused(decisions: list[PoolDecision], text: str) 
     with pytest.raises(WrongDecision) as refused:
         world.run()
     assert text in str(refused.value)
-
-
-def test_more_rows_than_share_a_step_are_refused() -> None:
-    rows = [request(number) for number in range(step_times.MOST_ROWS + 1)]
-    with pytest.raises(WrongDecision, match="received 9 rows in a step"):
-        PoolWorld(rows, Script(begin(*range(9))), DEGREES).run()
-
-
-def test_a_rule_that_wakes_for_ever_and_begins_nothing_is_refused() -> None:
-    rule = Saying(lambda now_s, *_: PoolDecision(wake_s=now_s + 1.0))
-    with pytest.raises(WrongDecision, match="1 rows wait, and none begins in 1000 decisions"):
-        PoolWorld([request()], rule, DEGREES).run()

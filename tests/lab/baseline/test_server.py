@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import re
 import signal
 import sys
@@ -11,21 +10,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import aiohttp
-import numpy as np
 import pytest
 from PIL import Image
 
 from giornata_lab.baseline.pipeline import PipelineCallSettings, PipelineRow
 from giornata_lab.baseline.server import BatchPolicy
-from giornata_lab.cli.bench.run import BenchPlan, BenchTarget, run
-from giornata_lab.loadgen.driver import ApiDialect
-from giornata_lab.loadgen.pictures import mask_file
-from giornata_lab.loadgen.schedule import OfferedLoad
-from giornata_lab.loadgen.workload import MaskShape, WorkloadRequest
-from tests.integration.baseline.served import FOREVER_S, PICTURES, SIZE, edited, form, pixels, served
+from tests.lab.baseline.served import FOREVER_S, edited, form, pixels, served
 
 
 @dataclass
@@ -64,11 +56,6 @@ def held(painter: Painter) -> Iterator[None]:
         painter.may.set()
 
 
-async def refusal(http: aiohttp.ClientSession, fields: dict[str, str]) -> tuple[int, str, str | None]:
-    status, body = await edited(http, 0, **fields)
-    return status, body["error"]["code"], body["error"]["param"]
-
-
 async def test_requests_that_differ_in_steps_are_not_one_batch(painter: Painter) -> None:
     async with served(painter, BatchPolicy(2, FOREVER_S)) as http:
         answers = await asyncio.gather(
@@ -83,12 +70,6 @@ async def test_pictures_of_a_request_have_seeds_of_their_own_and_fill_a_batch(pa
         status, body = await edited(http, n="3", seed="7")
     assert (status, [int(pixels(body, index)[0, 0]) for index in range(3)]) == (200, [7, 8, 9])
     assert (body["size"], len(painter.calls)) == ("64x48", 1)
-
-
-async def test_a_batch_that_is_not_full_begins_after_the_window(painter: Painter) -> None:
-    async with served(painter, BatchPolicy(8, 0.01)) as http:
-        status, body = await edited(http)
-    assert (status, body["static_batching"][0]["batch"]) == (200, 1)
 
 
 async def test_who_comes_while_a_batch_is_computed_waits_for_the_next_or_is_refused(painter: Painter) -> None:
@@ -136,53 +117,9 @@ async def test_what_it_cannot_do_is_refused_by_name(
     painter: Painter, fields: dict[str, str], expected: tuple[int, str, str]
 ) -> None:
     async with served(painter, BatchPolicy(1, 0.0)) as http:
-        assert await refusal(http, fields) == expected
+        status, body = await edited(http, 0, **fields)
+    assert (status, body["error"]["code"], body["error"]["param"]) == expected
     assert painter.calls == []
-
-
-@pytest.mark.parametrize(
-    ("files", "code"),
-    [
-        ({}, "invalid_field"),
-        ({"image": b"text"}, "unsupported_image_format"),
-        ({"image": PICTURES[0], "mask": PICTURES[0][:100]}, "image_unreadable"),
-        ({"image": PICTURES[0], "mask": mask_file(np.zeros((48, 64), np.bool_))}, "mask_empty"),
-        ({"image": PICTURES[0], "mask": mask_file(np.ones((16, 16), np.bool_))}, "mask_size_mismatch"),
-        ({"image": PICTURES[0], "lora": b"x"}, "invalid_field"),
-    ],
-)
-async def test_files_that_do_not_do_are_refused(painter: Painter, files: dict[str, bytes], code: str) -> None:
-    made = aiohttp.FormData({"prompt": "a hat"})
-    for name, data in files.items():
-        made.add_field(name, io.BytesIO(data), filename=name)
-    async with (
-        served(painter, BatchPolicy(1, 0.0)) as http,
-        http.post("/v1/images/edits", data=made) as response,
-    ):
-        body = await response.json()
-    assert (response.status, body["error"]["code"]) == (400, code)
-
-
-async def test_it_is_measured_as_any_server(painter: Painter, tmp_path: Path) -> None:
-    requests = tuple(WorkloadRequest(0.0, number, 0.2, 4, 2, number, MaskShape.SQUARE) for number in range(3))
-    async with served(painter, BatchPolicy(2, 0.0)) as http:
-        asked_for = BenchPlan(
-            targets=(BenchTarget("baseline", str(http._base_url)),),
-            api=ApiDialect.GIORNATA,
-            api_key=None,
-            loads=(OfferedLoad(None, requests, 0.0, 1.0),),
-            templates=None,
-            size=SIZE,
-            fields={"prompt": "a hat"},
-            slo_s=None,
-            in_flight=10,
-            timeout_s=60.0,
-            seed=0,
-            out=tmp_path,
-            options={},
-        )
-        assert await run(asked_for) == 0
-    assert sum(rows for rows, _ in painter.calls) == 2 * (3 + 1)
 
 
 async def test_the_program_serves_the_model_that_ships_until_it_is_told_to_stop() -> None:

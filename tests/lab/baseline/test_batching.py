@@ -2,38 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata_lab.baseline.server import BatchCandidate, BatchPolicy, next_batch
-
-RULE = BatchPolicy(size=2, window_s=1.0)
-
-
-def rows(*alike: str, since: float = 0.0) -> list[BatchCandidate]:
-    return [BatchCandidate(kind, since) for kind in alike]
-
-
-@pytest.mark.parametrize(
-    ("alike", "now", "expected"),
-    [
-        ("", 9.0, []),
-        ("a", 0.5, []),
-        ("a", 1.0, [0]),
-        ("ab", 0.5, []),
-        ("aab", 0.0, [0, 1]),
-        ("aba", 0.0, [0, 2]),
-        ("abb", 0.0, [1, 2]),
-        ("abb", 1.0, [0]),
-        ("aaaa", 5.0, [0, 1]),
-    ],
-)
-def test_a_batch_begins_when_it_is_full_or_its_first_row_waited_long_enough(
-    alike: str, now: float, expected: list[int]
-) -> None:
-    waiting = rows(*alike)
-    assert list(map(waiting.index, next_batch(waiting, RULE, now))) == expected
 
 
 @given(
@@ -45,7 +17,7 @@ def test_a_batch_begins_when_it_is_full_or_its_first_row_waited_long_enough(
 def test_rows_of_a_batch_are_alike_and_the_first_of_their_kind(
     kinds: list[str], size: int, window_s: float, now: float
 ) -> None:
-    waiting = rows(*kinds)
+    waiting = [BatchCandidate(kind, 0.0) for kind in kinds]
     places = list(map(waiting.index, next_batch(waiting, BatchPolicy(size, window_s), now)))
     assert len(places) <= size
     if places:

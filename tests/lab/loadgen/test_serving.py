@@ -7,7 +7,6 @@ import io
 import json
 import signal
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,15 +58,6 @@ def report(out: Path) -> dict[str, Any]:
     return told
 
 
-def sent(asked: Sequence[Asked]) -> object:
-    """In any order: requests that are due within a hundredth of a second may overtake each other."""
-    return sorted((sorted(one.fields.items()), sorted(one.files.items())) for one in asked)
-
-
-def names(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
 async def test_requests_are_sent_as_drawn_and_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,16 +81,6 @@ async def test_requests_are_sent_as_drawn_and_counted(
     printed = "".join(capsys.readouterr())
     assert "served/s" in printed
     assert KEY not in printed + (tmp_path / "report.json").read_text()
-
-
-async def test_to_a_server_of_openais_api_go_only_its_fields(tmp_path: Path) -> None:
-    async with images_server() as server:
-        fields = {"prompt": "a hat", "model": "gpt-image-1"}
-        url = f"{server.url}/v1"
-        assert await run(plan(tmp_path, url, loads=(load(1),), api=ApiDialect.OPENAI, fields=fields)) == 0
-    assert [asked.fields for asked in server.asked] == [{"n": "1", **fields}] * 2
-    assert server.asked[0].files.keys() == {"image", "mask"}
-    assert server.asked[0].authorization is None
 
 
 async def test_errors_are_told_by_their_codes_and_the_rest_goes_on(
@@ -134,20 +114,6 @@ async def test_errors_are_told_by_their_codes_and_the_rest_goes_on(
     assert "ours, 100/s: 2 x queue_full: come again" in capsys.readouterr().out
 
 
-async def test_a_server_that_never_answers_in_time_is_an_error(tmp_path: Path) -> None:
-    held = asyncio.Event()
-
-    async def respond(asked: Asked) -> web.StreamResponse:
-        if asked.number:
-            await held.wait()
-        return await at_once(asked)
-
-    async with images_server(respond) as server:
-        assert await run(plan(tmp_path, server.url, loads=(load(3),), timeout_s=4.0)) == 1, "none succeeded"
-        held.set()
-    assert report(tmp_path)["runs"][0]["figures"]["errors"] == {"timeout": 3}
-
-
 async def test_an_overloaded_server_is_sent_everything_before_it_has_answered_anything(
     tmp_path: Path,
 ) -> None:
@@ -176,39 +142,6 @@ async def test_an_overloaded_server_is_sent_everything_before_it_has_answered_an
         for line in sorted(told["requests"], key=lambda line: line["ended_s"])
     ]
     assert ends[0] < ends[-1]
-
-
-async def test_what_is_due_while_too_many_wait_is_not_sent(tmp_path: Path) -> None:
-    held = asyncio.Event()
-
-    async def respond(asked: Asked) -> web.StreamResponse:
-        if asked.number:
-            await held.wait()
-        return await at_once(asked)
-
-    async def let_go() -> None:
-        await server.until(1 + 2)
-        held.set()
-
-    async with images_server(respond) as server, asyncio.TaskGroup() as group:
-        group.create_task(let_go())
-        assert await run(plan(tmp_path, server.url, loads=(load(4, gap_s=0.0),), in_flight=2)) == 0
-    [told] = report(tmp_path)["runs"]
-    assert told["figures"]["errors"] == {"too_many_in_flight": 2}
-    assert len(server.asked) == 1 + 2
-
-
-async def test_two_servers_get_the_same_requests_and_a_chart_over_rates(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loads = (load(3, rate=50.0), load(4, rate=100.0))
-    async with images_server() as ours, images_server() as theirs:
-        assert await run(plan(tmp_path, ours.url, theirs.url, loads=loads)) == 0
-    assert sent(ours.asked) == sent(theirs.asked)
-    told = [(line["target"], line["rate"], len(line["requests"])) for line in report(tmp_path)["runs"]]
-    assert told == [("ours", 50.0, 3), ("theirs", 50.0, 3), ("ours", 100.0, 4), ("theirs", 100.0, 4)]
-    assert "x P95" in capsys.readouterr().out
-    assert (tmp_path / "latency_by_rate.svg").is_file()
 
 
 async def test_a_server_that_refuses_the_first_request_ends_the_run(
@@ -272,9 +205,3 @@ async def test_giornatas_gateway_takes_every_field(stage: Stage, tmp_path: Path)
     assert (told["figures"]["errors"], told["figures"]["pictures"]) == ({}, 6)
     parameters = (await stage.record()).job.parameters
     assert (parameters.num_inference_steps, parameters.n, parameters.halo) == (8, 2, 2)
-
-
-async def test_giornatas_refusals_keep_their_codes(stage: Stage, tmp_path: Path) -> None:
-    fields = {"prompt": "a hat", "model": "unknown"}
-    assert await run(plan(tmp_path, stage.url, loads=(load(1),), fields=fields)) == 1
-    assert names(tmp_path) == {"port"}, "no report of nothing"
