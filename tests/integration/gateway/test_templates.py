@@ -16,7 +16,7 @@ from giornata.wire.messages import RemoveTemplate
 from giornata.wire.requests import Reuse
 from giornata.wire.templates import TemplateRecord, TemplateState
 from tests.fakes.key_files import write_keys
-from tests.integration.gateway_fakes import Opening, Stage
+from tests.integration.gateway_fakes import Opening, Stage, open_stage
 from tests.patience import HUNG_S
 
 ALICE = {"Authorization": "Bearer sk-alice-123"}
@@ -227,10 +227,11 @@ async def test_a_failure_is_told_with_its_code(stage: Stage) -> None:
 
 
 async def test_templates_of_one_tenant_leave_room_and_deleted_ones_count_no_more(
-    opening: Opening, tmp_path: Path
+    nats_account: str, redis_url: str, tmp_path: Path
 ) -> None:
+    """In an account of its own: those of other tests' tenants would count, too."""
     options = {"max_template_bytes": 400_000, "api_keys_file": keys(tmp_path)}
-    async with opening(**options) as stage:
+    async with open_stage(nats_account, redis_url, tmp_path, **options) as stage:
         for _ in range(3):
             status, kept = await register(stage, secrets.token_bytes(90_000), ALICE)
             assert status == 202
