@@ -24,8 +24,10 @@ from tests.fakes.fleet import CARD
 
 NOW: Final = 100.0
 SHAPE: Final = RowShape(text=4, image=16, computed=8, steps=10)
-SCHEDULERS_SERVED: Final[dict[str, Scheduler]] = {str(name): each for name, each in SCHEDULERS.items()}
-SCHEDULERS_SERVED["rock on one queue"] = RockScheduler()
+SCHEDULERS_SERVED: Final[Mapping[str, Scheduler]] = {
+    **{str(name): one for name, one in SCHEDULERS.items()},
+    "rock on one queue": RockScheduler(),
+}
 schedulers = pytest.mark.parametrize("scheduler", SCHEDULERS_SERVED.values(), ids=SCHEDULERS_SERVED)
 
 
