@@ -31,6 +31,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
@@ -504,6 +505,7 @@ def _as_host(world: World, patch: pytest.MonkeyPatch) -> None:
         made: Tensor = _made(data, *args, **kwargs)
         return _to_device(world, made) if _is_cuda(device) else made
 
+    _device_constructors()  # which remembers torch's own for good, not what stands in for it here
     patch.setattr(torch, "tensor", tensor)
     patch.setattr(Tensor, "pin_memory", lambda self, *_: world.pin(self.clone()))
     patch.setattr(Tensor, "is_pinned", lambda self, *_: _is_pinned(world, self))
