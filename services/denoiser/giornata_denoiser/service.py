@@ -50,7 +50,8 @@ from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.pool.leader import DevicePool
 from giornata_denoiser.pool.ranks import RankSupervisor
 from giornata_denoiser.pool.setup import check_adapters, decisions, in_thread, pool_of
-from giornata_denoiser.pool.shared_memory import Arena, shared_memory
+from giornata_denoiser.pool.shared_memory import Arena
+from giornata_denoiser.pool.shared_rows import shared_memory
 from giornata_denoiser.rows.row import RowLora
 from giornata_denoiser.templates.identity import ORDINARY, PINNED, HostMemory
 from giornata_denoiser.templates.lookup import TemplateLookup
