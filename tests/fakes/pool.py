@@ -18,7 +18,7 @@ from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.pool.leader import DevicePool
 from giornata_denoiser.pool.messages import RankReady, connect
-from giornata_denoiser.pool.rank import Loaded, Rank, RankSteps
+from giornata_denoiser.pool.rank import Loaded, Rank, RankLoras, RankSteps
 from giornata_denoiser.pool.ranks import RankSupervisor, RankTimeouts
 from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.state import PoolTimes
@@ -71,10 +71,12 @@ class ThreadRank:
 
     @contextmanager
     def _loaded(self) -> Iterator[Loaded]:
-        def make(family: ModelFamily) -> ModelRunner:
-            return ModelRunner(family, time.perf_counter, judge=FiniteCheck)
+        loras = RankLoras(self._family.device)
 
-        yield RankSteps(self._me, OneDevice(self._family), make), RankReady(self._profile)
+        def make(family: ModelFamily) -> ModelRunner:
+            return ModelRunner(family, time.perf_counter, judge=FiniteCheck, low_ranks=loras)
+
+        yield RankSteps(self._me, OneDevice(self._family), make, loras), RankReady(self._profile)
 
     def _run(self) -> None:
         rank = Rank(self._there, on_end=lambda: None)
@@ -101,7 +103,9 @@ def pool(
     ranks = RankSupervisor(
         ["cpu"] * len(families), lambda me: ThreadRank(me, families[me], profile), patience or RankTimeouts()
     )
-    times = PoolTimes(CostModel.of(ranks.loaded()), families[0].operations, BlockMode.KV, rows, tokens)
+    times = PoolTimes(
+        CostModel.of(ranks.loaded().profile), families[0].operations, BlockMode.KV, rows, tokens
+    )
     return DevicePool(
         ranks,
         Arena(),

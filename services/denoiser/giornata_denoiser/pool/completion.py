@@ -13,7 +13,7 @@ from torch import Tensor
 
 from giornata.scheduling.degrees.pool import Devices
 from giornata.wire.errors import GiornataError, InternalError, from_body
-from giornata.wire.workers import RankPhase, StepSample
+from giornata.wire.workers import RankPhase, StepCacheCounters
 from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
 from giornata_denoiser.pool.messages import (
     AbortGroup,
@@ -28,7 +28,7 @@ from giornata_denoiser.pool.messages import (
 )
 from giornata_denoiser.pool.ranks import RankHandle, RankSupervisor
 from giornata_denoiser.pool.shared_memory import Arena, TensorLocation, viewed
-from giornata_denoiser.pool.shared_rows import parcel, plain
+from giornata_denoiser.pool.shared_rows import parcel
 from giornata_denoiser.pool.state import InFlightPoolStep, LeaderRow, PoolState, failed
 from giornata_denoiser.rows.row import Row
 
@@ -206,19 +206,16 @@ class StepCompletionHandler:
                 self._leave([held])
         way = {"degree": len(flight.devices), "halves": flight.halves}
         sample = answer.sample and answer.sample.model_copy(update=way)
-        self._tell(answer.began_s, answer.ended_s, rows, failures, sample, previews)
-
-    def _tell(  # noqa: PLR0917 - a report's parts
-        self,
-        began_s: float,
-        ended_s: float,
-        rows: list[Row],
-        failures: list[FailedRow],
-        sample: StepSample | None,
-        previews: list[RowPreview],
-    ) -> None:
         self.reports.append(
-            StepReport(began_s, ended_s, tuple(rows), tuple(failures), sample, tuple(previews))
+            StepReport(
+                answer.began_s,
+                answer.ended_s,
+                tuple(rows),
+                tuple(failures),
+                sample,
+                tuple(previews),
+                answer.cached or StepCacheCounters(),
+            )
         )
 
     def _undo(self, flight: InFlightPoolStep, answer: RankStepFailed) -> None:
@@ -275,8 +272,8 @@ def _advanced(held: LeaderRow, told: RowAdvanced, degree: int) -> Row:
     """A row as a step has left it: its state is in its slab, for whoever has it next."""
     row = held.row
     if told.plain:
-        held.plain, row = True, plain(row)
-    state = held.shared.ring.read(held.shared.memory, row, told.step)
+        held.plain, row = True, row.plain()
+    state = held.shared.ring.read(held.shared.memory, row, told.step, told.remembers)
     made = row.advanced(
         state.latent,
         state.memory,
@@ -284,6 +281,7 @@ def _advanced(held: LeaderRow, told: RowAdvanced, degree: int) -> Row:
         entry=told.entry,
         corrections=told.corrections,
         degree=degree,
+        cached=state.cached,
     )
     return replace(made, step=told.step)
 

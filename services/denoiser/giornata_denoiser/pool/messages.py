@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from importlib import import_module
 from typing import Any, Final, Literal
 
 import msgpack
@@ -16,20 +17,19 @@ from torch import Tensor
 
 from giornata.frames import FramedConnection
 from giornata.packed.compute_set import Region
+from giornata.packed.low_rank import LowRankFactors, SequenceLoras
 from giornata.planning.cost_model import Profile
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.degrees.pool import Devices
-from giornata.wire.adapters import ControlWork
+from giornata.wire.adapters import ControlCard, ControlWork
 from giornata.wire.errors import ErrorBody
 from giornata.wire.jobs import Priority
 from giornata.wire.models import TaylorSeerSchedule
 from giornata.wire.workers import StepCacheCounters, StepSample
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.families.driven.prompts import DrivenPrompt
-from giornata_denoiser.families.flux import FluxPrompt
-from giornata_denoiser.families.unet.prompts import UnetPrompt
 from giornata_denoiser.pool.shared_memory import (
+    ExpansionHead,
     RowStateLayout,
     StateRing,
     TensorLocation,
@@ -80,7 +80,7 @@ class MapSlab:
 
 @dataclass(frozen=True)
 class PutSharedObject:
-    """A template or correction that rows refer to."""
+    """A template, correction or set of LoRAs that rows refer to."""
 
     number: int
     data: bytes
@@ -117,6 +117,12 @@ class OrderedRow:
     """Whether a fresh row takes nothing from a template, since a step that did has failed."""
     leaves: bool = False
     """Whether a fresh row records its steps for later edits, as far as it was put so."""
+    loras_from: int = 0
+    """As :attr:`giornata_denoiser.rows.row.Adapters.loras_from`: LoRAs may join after the row was put."""
+    remembers: ExpansionHead | None = None
+    """What a fresh row's step cache remembers; the factors are in its slab."""
+    low_rank: int | None = None
+    """Number of the set of LoRAs that act in the step, if any do."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +209,8 @@ class RowAdvanced:
     """What the step has recorded of it."""
     corrections: tuple[Correction, ...] | None = None
     """By sequence, if the step has taught them."""
+    remembers: ExpansionHead | None = None
+    """What its step cache remembers."""
     preview: tuple[int, Tensor] | None = None
     """What it looks like after the step: which preview, and (height, width, 3) uint8."""
 
@@ -223,6 +231,8 @@ class RankReady:
 
     profile: Profile
     """What steps cost here."""
+    controls: tuple[ControlCard, ...] = ()
+    """ControlNets that are loaded beside it."""
 
 
 @dataclass(frozen=True)
@@ -270,7 +280,7 @@ Answer = RankReady | RankRefused | Pong | RankStepEnded | RankStepFailed
 # of a tensor there is the place where it lies.
 
 
-KEPT: Final = (CachedTemplate, Correction)
+KEPT: Final = (CachedTemplate, Correction, SequenceLoras)
 """What rows share: a rank has one object of each, whatever row it came with."""
 _CLASS: Final = ""
 """The key of a class's name, which no field and no conditioning has."""
@@ -288,9 +298,9 @@ _CLASSES: Final[Mapping[str, Any]] = {
             RankSetup,
             ReleaseRows,
         ),
-        *(StepOrder, Stop, WarmGroup, RowStateLayout, StateRing, TensorLocation),
+        *(StepOrder, Stop, WarmGroup, RowStateLayout, StateRing, TensorLocation, ExpansionHead),
         *(Pong, RankReady, RankRefused, RankStepEnded, RankStepFailed, RowAdvanced, RowBlamed),
-        *(ControlWork, DenoiserConfig, ErrorBody, Profile, StepCacheCounters, StepSample),
+        *(ControlCard, ControlWork, DenoiserConfig, ErrorBody, Profile, StepCacheCounters, StepSample),
         *(
             Adapters,
             RecordingSpec,
@@ -302,11 +312,27 @@ _CLASSES: Final[Mapping[str, Any]] = {
             TaylorRule,
             TaylorSeerSchedule,
         ),
-        *(CachedBlock, CachedTemplate, Correction, Entry, Region, StoredTensor),
-        *(DrivenPrompt, FluxPrompt, UnetPrompt, CacheForm, Priority, frozenset),
+        *(
+            CachedBlock,
+            CachedTemplate,
+            Correction,
+            Entry,
+            LowRankFactors,
+            Region,
+            SequenceLoras,
+            StoredTensor,
+        ),
+        *(CacheForm, Priority, frozenset),
     )
 }
-"""Nothing else is made of what comes."""
+_PROMPTS: Final[Mapping[str, str]] = {
+    "DrivenPrompt": "giornata_denoiser.families.driven.prompts",
+    "FluxPrompt": "giornata_denoiser.families.flux",
+    "UnetPrompt": "giornata_denoiser.families.unet.prompts",
+}
+"""Modules of the families' prompts: of the checkpoint's own family alone one is imported.
+
+Nothing else is made of what comes."""
 
 
 def pack(
@@ -326,13 +352,14 @@ def pack(
             return {_CLASS: "Tensor", "at": list(places.place(part))}
         if isinstance(part, torch.dtype):
             return {_CLASS: "dtype", "name": dtype_name(part)}
-        if kind not in _CLASSES.values():
+        name = kind.__name__
+        if _CLASSES.get(name) is not kind and _PROMPTS.get(name) != kind.__module__:
             if isinstance(part, Mapping):
                 return dict(part)
             raise TypeError(f"received a {kind.__name__}; accepted in messages: {', '.join(_CLASSES)}")
         if isinstance(part, KEPT) and (known := number(part)) is not None:
             return {_CLASS: "kept", "number": known}
-        return {_CLASS: kind.__name__, **_fields(part)}
+        return {_CLASS: name, **_fields(part)}
 
     packed: bytes = msgpack.packb(thing, default=fields, strict_types=True)
     return packed
@@ -348,6 +375,10 @@ def _fields(part: Any) -> dict[str, Any]:
     if isinstance(part, tuple):  # a named one
         return dict(zip(part._fields, part, strict=True))  # type: ignore[attr-defined]  # of a NamedTuple
     return {each.name: getattr(part, each.name) for each in dataclasses.fields(part) if each.init}
+
+
+def _class(name: str) -> Any:
+    return getattr(import_module(_PROMPTS[name]), name) if name in _PROMPTS else _CLASSES[name]
 
 
 def _made(kind: Any, fields: dict[str, Any]) -> Any:
@@ -378,7 +409,7 @@ def unpack(
             case {"": "kept", "number": known}:
                 return (kept or {})[known]
             case {"": kind}:
-                return _made(_CLASSES[kind], {name: each for name, each in fields.items() if name != _CLASS})
+                return _made(_class(kind), {name: each for name, each in fields.items() if name != _CLASS})
         return fields
 
     return msgpack.unpackb(data, object_hook=made, use_list=False, strict_map_key=False)

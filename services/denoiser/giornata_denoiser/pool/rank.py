@@ -18,9 +18,14 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
 from giornata.frames import FramedConnection, PeerEnded, framed
+from giornata.packed.low_rank import SequenceLoras
 from giornata.planning.cost_model import CostModel
 from giornata.scheduling.degrees.pool import Devices
-from giornata_denoiser.checkpoint import open_checkpoint
+from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.controls.controlnets import ControlDispatcher
+from giornata_denoiser.controls.local import LocalControls, control_target
+from giornata_denoiser.engine.adapters import ControlExecutor
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.model_runner import FiniteCheck, ModelRunner
 from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
@@ -52,10 +57,9 @@ from giornata_denoiser.pool.messages import (
     pack,
     unpack,
 )
-from giornata_denoiser.pool.shared_memory import MappedSlabs, StateRing, TensorPlaces
-from giornata_denoiser.pool.shared_rows import plain
+from giornata_denoiser.pool.shared_memory import ExpansionHead, MappedSlabs, StateRing, TensorPlaces
 from giornata_denoiser.profiling.fitting import profile_of
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.row import Row, RowLora, name_of
 from giornata_denoiser.rows.template import Correction
 from giornata_denoiser.tuning import memory_on, reusing_of
 
@@ -120,17 +124,41 @@ class _Group:
     """Whether no row is there."""
 
 
+class RankLoras:
+    """The sets of LoRAs that the leader has put, on the rank's device; satisfies `LowRanks`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._sets: dict[int, SequenceLoras] = {}
+
+    def put(self, number: int, thing: object) -> None:
+        """Copy to the device what has come, if it is a set."""
+        if isinstance(thing, SequenceLoras):
+            self._sets[number] = thing.to(self.device)
+
+    def forget(self, number: int) -> None:
+        """Let a set go, if this is the number of one."""
+        self._sets.pop(number, None)
+
+    def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
+        """See :meth:`giornata_denoiser.engine.adapters.LowRanks.find`."""
+        name = name_of(loras)
+        return next((each for each in self._sets.values() if each.name == name), None)
+
+
 class RankSteps:
     """The rows of a rank, and what it keeps of them in each group. One thread uses it, but for :meth:`abort`.
 
     Args:
         me: this rank's place among the pool's devices.
         families: see :class:`Families`.
-        make: makes what computes steps over a family; all of them share one loader.
+        make: makes what computes steps over a family; all of them share one loader, and the `loras`.
     """
 
-    def __init__(self, me: int, families: Families, make: Callable[[ModelFamily], ModelRunner]) -> None:
-        self._me, self._families, self._make = me, families, make
+    def __init__(
+        self, me: int, families: Families, make: Callable[[ModelFamily], ModelRunner], loras: RankLoras
+    ) -> None:
+        self._me, self._families, self._make, self._loras = me, families, make, loras
         self._mapped = MappedSlabs()
         self._kept: dict[int, object] = {}
         self._rows: dict[int, _RankRow] = {}
@@ -149,7 +177,8 @@ class RankSteps:
                 for descriptor in files:
                     self._mapped.map(number, size_bytes, descriptor)
             case PutSharedObject(number, data, own):
-                self._kept[number] = self._unpacked(data, own)
+                self._kept[number] = thing = self._unpacked(data, own)
+                self._loras.put(number, thing)
             case PutRow(number, data, own, slab, ring):
                 row: Row = self._unpacked(data, own)
                 self._rows[number] = _RankRow(row, row, self._mapped.memory(slab), ring)
@@ -235,13 +264,17 @@ class RankSteps:
                 raise StaleOrder(
                     f"row {ordered.number} is at step {held.row.step}; ordered was {ordered.step}"
                 )
-            return held.row
+            joins = held.row.adapters.loras_from != ordered.loras_from
+            return _joined(replace(held.row, corrections=None), ordered) if joins else held.row
         known = ordered.corrections
         corrections = None if known is None else tuple(cast("Correction", self._kept[each]) for each in known)
-        put = plain(held.put) if ordered.plain else held.put
+        put = held.put.plain() if ordered.plain else held.put
         if not ordered.leaves:
             put = replace(put, records=None)
-        return replace(held.ring.read(held.slab, put, ordered.step), corrections=corrections)
+        row = held.ring.read(held.slab, put, ordered.step, ordered.remembers)
+        # What is in the slab lasts for three steps.
+        cached = None if row.cached is None else row.cached.copied(self._loras.device)
+        return _joined(replace(row, corrections=corrections, cached=cached), ordered)
 
     def _meet(self, way: _GroupKey) -> None:
         """Have what computes in this way at hand."""
@@ -270,6 +303,7 @@ class RankSteps:
             self._retain()
         for number in kept:
             self._kept.pop(number, None)
+            self._loras.forget(number)
 
     def _told(self, order: StepOrder, report: StepReport, began: float) -> RankStepEnded:
         """Take in what a step has come to, and describe it if this is the group's first rank."""
@@ -287,6 +321,7 @@ class RankSteps:
             advanced,
             tuple(_blamed(numbers[failure.row.key], failure) for failure in report.failed),
             report.sample,
+            report.cached,
         )
 
     def _advanced(
@@ -307,8 +342,13 @@ class RankSteps:
             plain=changed,
             entry=row.entries[-1] if row.entries else None,
             corrections=row.corrections if row.taught and alone else None,
+            remembers=ExpansionHead.of(row),
             preview=(shown[0].index, torch.from_numpy(shown[0].pixels)) if shown else None,
         )
+
+
+def _joined(row: Row, ordered: OrderedRow) -> Row:
+    return replace(row, adapters=replace(row.adapters, loras_from=ordered.loras_from))
 
 
 def _blamed(number: int, failure: FailedRow) -> RowBlamed:
@@ -440,6 +480,14 @@ class GroupFamilies:
         self._groups.drop(devices)
 
 
+def rank_controls(checkpoint: Checkpoint, config: DenoiserConfig) -> ControlExecutor | None:
+    """What computes the ControlNets of a group's rows: each of its members does, all of them alike."""
+    target = control_target(checkpoint.family.network, checkpoint.card.pixel_multiple)
+    if target is None or not checkpoint.controlnets:
+        return None
+    return ControlDispatcher(LocalControls(checkpoint.controlnets, target, config.control_held_steps), None)
+
+
 @contextmanager
 def loaded(opening: RankSetup) -> Iterator[Loaded]:
     """Load the model and compute a picture; what steps load ends with the context.
@@ -454,21 +502,28 @@ def loaded(opening: RankSetup) -> Iterator[Loaded]:
     model = CostModel.of(profile)
     device = checkpoint.family.device
     memory = memory_on(config, checkpoint, opening.groups * GROUP_BYTES)
+    loras = RankLoras(device)
     with Loader() as loader:
         reusing = reusing_of(config, device, memory, loader, model)
 
         def make(family: ModelFamily) -> ModelRunner:
             # A step's latents go to the host at its end: its verdict is there as early.
             return ModelRunner(
-                family, time.perf_counter, checkpoint.preview_map, reusing=reusing, judge=FiniteCheck
+                family,
+                time.perf_counter,
+                checkpoint.preview_map,
+                reusing=reusing,
+                judge=FiniteCheck,
+                low_ranks=loras,
+                controls=rank_controls(checkpoint, config),
             )
 
         store = TCPStore(*opening.store, is_master=False, timeout=timedelta(seconds=STORE_S))
         groups = RankGroups(store, opening.me, device, opening.group_s)
         try:
             yield (
-                RankSteps(opening.me, GroupFamilies(checkpoint.family, groups), make),
-                RankReady(profile),
+                RankSteps(opening.me, GroupFamilies(checkpoint.family, groups), make, loras),
+                RankReady(profile, tuple(checkpoint.control_cards.values())),
             )
         finally:
             groups.close()

@@ -18,7 +18,6 @@ import structlog
 from giornata.config import ENV_PREFIX
 from giornata.frames import FramedConnection
 from giornata.gpus import VISIBLE
-from giornata.planning.cost_model import Profile
 from giornata.wire.errors import Failed, from_body
 from giornata.wire.workers import RankPhase, RankState
 from giornata_denoiser.pool.messages import Ping, RankReady, RankRefused, RankSetup, Stop, connect, unpack
@@ -186,26 +185,26 @@ class RankSupervisor:
         for member in self.members:
             self.selector.register(member.process.channel, selectors.EVENT_READ, member)
 
-    def loaded(self) -> Profile:
-        """Wait until every rank has loaded its model. Returns what steps cost on the first device.
+    def loaded(self) -> RankReady:
+        """Wait until every rank has loaded its model. Returns what the first one says.
 
         Raises:
             GiornataError: a rank refuses; the others are ended.
             Failed: one has ended without a word, or takes too long.
         """
-        profiles: dict[int, Profile] = {}
+        ready: dict[int, RankReady] = {}
         try:
-            while len(profiles) < len(self.members):
+            while len(ready) < len(self.members):
                 limit_s = self.members[0].started_s + self.patience.load_s - self._clock()
-                ready = self.selector.select(max(limit_s, 0.0))
-                if not ready:
+                heard = self.selector.select(max(limit_s, 0.0))
+                if not heard:
                     raise Failed("The ranks have not loaded the model in time.")  # noqa: TRY301 - others are ended
-                for key, _ in ready:
-                    self._heard(key.data, profiles)
+                for key, _ in heard:
+                    self._heard(key.data, ready)
         except BaseException:
             self.close(within_s=0.0)
             raise
-        return profiles[0]
+        return ready[0]
 
     def send(self, member: RankHandle, parcels: Iterable[RankMessage]) -> bool:
         """Tell a rank; False where it does not listen any more, which its channel tells as well, or will."""
@@ -251,7 +250,7 @@ class RankSupervisor:
             member.phase = RankPhase.LOST
         self.selector.close()
 
-    def _heard(self, member: RankHandle, profiles: dict[int, Profile]) -> None:
+    def _heard(self, member: RankHandle, ready: dict[int, RankReady]) -> None:
         messages, ended = member.process.channel.receive_ready()
         for message in messages:
             answer = unpack(message)
@@ -259,6 +258,6 @@ class RankSupervisor:
                 raise from_body(answer.error)
             if isinstance(answer, RankReady):
                 member.phase = RankPhase.READY
-                profiles[member.me] = answer.profile
+                ready[member.me] = answer
         if ended:
             raise Failed(f"The rank of {member.device} has ended while it was loading; its log tells why.")

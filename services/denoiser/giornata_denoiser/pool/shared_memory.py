@@ -17,6 +17,7 @@ from torch import Tensor
 
 from giornata import anonymous_memory
 from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.step_cache import TaylorExpansion
 
 # Tensors in memory that leader and ranks map: made once, shown to each rank once, gone with the last view
 # of it.
@@ -237,6 +238,20 @@ VERSIONS: Final = 3
 """States of a row that its slab holds: the last one that is known, that in flight, and the one ordered ahead."""
 
 
+class ExpansionHead(NamedTuple):
+    """A row's :class:`TaylorExpansion` but for its factors, of which there are so many."""
+
+    began: int
+    step: int
+    factors: int
+
+    @classmethod
+    def of(cls, row: Row) -> ExpansionHead | None:
+        """That of what `row` remembers; None where it remembers nothing."""
+        known = row.cached
+        return None if known is None else cls(known.began, known.step, len(known.factors))
+
+
 @dataclass(frozen=True)
 class RowStateLayout:
     """Where one state of a row is in its slab."""
@@ -244,6 +259,8 @@ class RowStateLayout:
     latent: TensorLocation
     memory: TensorLocation | None
     generator: TensorLocation | None
+    factors: tuple[TensorLocation, ...] = ()
+    """Those that a step cache remembers; the first ones of them are there."""
 
 
 @dataclass(frozen=True)
@@ -261,20 +278,24 @@ class StateRing:
         memory = (
             torch.empty((remembered, *row.latent.shape), dtype=wide, device="meta") if remembered else None
         )
+        orders = 0 if row.step_cache is None else row.step_cache.order + 1
+        shape = len(row.prompts), row.computed_tokens, row.latent.shape[1]
+        expansion = [torch.empty(shape, dtype=torch.float32, device="meta")] * orders
         offset, states = 0, []
         for _ in range(VERSIONS):
             places: list[TensorLocation | None] = []
-            for part in (row.latent, memory, row.generator):
+            for part in (row.latent, memory, row.generator, *expansion):
                 if part is None:
                     places.append(None)
                     continue
                 name = str(part.dtype).removeprefix("torch.")
                 places.append(TensorLocation(0, offset, tuple(part.shape), name))
                 offset += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
-            latent, *others = places
+            latent, *others = places[:3]
             if latent is None:
                 raise ValueError(f"row {row.key} has no latent")
-            states.append(RowStateLayout(latent, *others))
+            factors = tuple(place for place in places[3:] if place is not None)
+            states.append(RowStateLayout(latent, others[0], others[1], factors))
         return cls(tuple(states), offset)
 
     def write(self, slab: Tensor, row: Row) -> None:
@@ -287,15 +308,32 @@ class StateRing:
         ):
             if place is not None and part is not None:
                 viewed(slab, place).copy_(part)
+        for place, factor in zip(
+            state.factors, () if row.cached is None else row.cached.factors, strict=False
+        ):
+            viewed(slab, place).copy_(factor)
 
-    def read(self, slab: Tensor, row: Row, step: int) -> Row:
-        """`row` at `step`, whose state is there: views of the slab, which last until three steps later."""
+    def read(self, slab: Tensor, row: Row, step: int, known: ExpansionHead | None = None) -> Row:
+        """`row` at `step`, whose state is there: views of the slab, which last until three steps later.
+
+        `known` is what its step cache remembers.
+        """
         state = self.states[step % VERSIONS]
         memory = None if state.memory is None or not step else viewed(slab, state.memory)
         generator = None if state.generator is None else viewed(slab, state.generator)
-        return replace(row, step=step, latent=viewed(slab, state.latent), memory=memory, generator=generator)
+        factors = (
+            () if known is None else tuple(viewed(slab, each) for each in state.factors[: known.factors])
+        )
+        return replace(
+            row,
+            step=step,
+            latent=viewed(slab, state.latent),
+            memory=memory,
+            generator=generator,
+            cached=None if known is None else TaylorExpansion(known.began, known.step, factors),
+        )
 
 
 def bare(row: Row) -> Row:
     """`row` as ranks get it, once: without what orders tell of it, and without what its steps have left."""
-    return replace(row, entries=(), corrections=None, begun=False, taught=False)
+    return replace(row, entries=(), corrections=None, begun=False, taught=False, cached=None)

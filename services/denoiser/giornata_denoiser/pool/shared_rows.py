@@ -5,13 +5,14 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from giornata.frames import framed
+from giornata.packed.low_rank import SequenceLoras
 from giornata_denoiser.pool.messages import (
     ForgetResources,
     MapSlab,
@@ -23,7 +24,7 @@ from giornata_denoiser.pool.messages import (
     pack,
     unpack,
 )
-from giornata_denoiser.pool.shared_memory import Arena, StateRing, TensorPlaces, bare
+from giornata_denoiser.pool.shared_memory import Arena, ExpansionHead, StateRing, TensorPlaces, bare
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.templates.identity import HostMemory
 
@@ -102,18 +103,38 @@ class SharedRowStore:
         slab = self._arena.number_of(memory)
         return SharedRow(next(self._numbers), packed, ring, memory, slab), held
 
-    def ordered(self, row: Row, shared: SharedRow, step: int, *, fresh: bool, plain: bool) -> OrderedRow:
-        """`row` as an order of the step after so many names it."""
+    def ordered(
+        self,
+        row: Row,
+        shared: SharedRow,
+        step: int,
+        low_rank: SequenceLoras | None = None,
+        *,
+        fresh: bool,
+        plain: bool,
+    ) -> OrderedRow:
+        """`row` as an order of the step after so many, in which the LoRAs of `low_rank` act, names it."""
         known = tuple(self._keep(each) for each in row.corrections or ()) if fresh else ()
-        return OrderedRow(shared.number, step, fresh, known or None, plain, row.records is not None)
+        return OrderedRow(
+            shared.number,
+            step,
+            fresh,
+            known or None,
+            plain,
+            row.records is not None,
+            row.adapters.loras_from,
+            ExpansionHead.of(row) if fresh else None,
+            None if low_rank is None else self._keep(low_rank),
+        )
 
     def parcels(
         self, told: RankKnowledge, rows: Sequence[tuple[SharedRow, OrderedRow]]
     ) -> Iterator[RankMessage]:
         """Return what a rank has to be told before a step of `rows`."""
         for shared, ordered in rows:
-            for number in ordered.corrections or ():
-                yield from self._kept_parcels(told, number)
+            for number in (*(ordered.corrections or ()), ordered.low_rank):
+                if number is not None:
+                    yield from self._kept_parcels(told, number)
             if shared.number in told.rows:
                 continue
             for each in shared.packed.kept:
@@ -187,11 +208,6 @@ class SharedRowStore:
 def parcel(order: Order | RankSetup, *files: int) -> RankMessage:
     """`order` as it travels to a rank."""
     return RankMessage(framed(pack(order)), files)
-
-
-def plain(row: Row) -> Row:
-    """`row` without a template, and without what its steps in full would leave."""
-    return replace(row, template=None, renewed_every=0, records=None)
 
 
 def _own_slab(arena: Arena, places: TensorPlaces) -> tuple[int, Tensor | None]:

@@ -24,7 +24,7 @@ from giornata_denoiser.pool.messages import (
     StepOrder,
     unpack,
 )
-from giornata_denoiser.pool.rank import Families, RankSteps
+from giornata_denoiser.pool.rank import Families, RankLoras, RankSteps
 from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.shared_rows import RankKnowledge, SharedRow, SharedRowStore
 from giornata_denoiser.pool.state import PoolState, RowStepStart, RowStepTimes
@@ -45,7 +45,7 @@ class Bench:
 
     def __init__(self, families: Families | None = None) -> None:
         self.computing: list[ModelRunner] = []
-        self.steps = RankSteps(0, families or OneDevice(FAMILY), self._made)
+        self.steps = RankSteps(0, families or OneDevice(FAMILY), self._made, RankLoras(FAMILY.device))
         self._shelf, self._told = SharedRowStore(Arena()), RankKnowledge()
 
     def _made(self, family: ModelFamily) -> ModelRunner:
