@@ -48,19 +48,14 @@ _RESIDUALS: Final = PairRefusal(
     "invalid_field",
     "what a ControlNet adds belongs to one step, and a step that is skipped has no place for it",
 )
-_ADAPTERS: Final = PairRefusal(
-    "not_supported", "a denoiser of several devices computes no LoRA and no ControlNet"
+_NO_SERVICE: Final = PairRefusal(
+    "controlnet_not_found",
+    "a denoiser of several devices computes the ControlNets of `GIORNATA_CONTROLNETS` and asks no service",
 )
-_CACHES: Final = PairRefusal("invalid_field", "a denoiser of several devices has no step cache")
 REFUSED: Final[Mapping[Pair, PairRefusal]] = {
     ("control", "cache"): _RESIDUALS,
     ("service", "cache"): _RESIDUALS,
-    ("lora", "degree"): _ADAPTERS,
-    ("loras", "degree"): _ADAPTERS,
-    ("control", "degree"): _ADAPTERS,
-    ("service", "degree"): _ADAPTERS,
-    ("cache", "degree"): _CACHES,
-    ("degree", "late"): _ADAPTERS,
+    ("service", "degree"): _NO_SERVICE,
 }
 """Pairs that no family computes."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 import sys
 from collections.abc import Mapping
@@ -11,8 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 from giornata_denoiser.pool.__main__ import main
-from giornata_denoiser.pool.messages import ChannelClosed, RankSetup, pair
-from giornata_denoiser.pool.ranks import SEND_S, LocalRankProcess
+from giornata_denoiser.pool.messages import RankSetup, connect
+from giornata_denoiser.pool.ranks import LocalRankProcess
+from giornata_denoiser.pool.shared_rows import parcel
 from tests.forked_processes import TorchProcess
 
 
@@ -27,13 +27,14 @@ class ForkedRankProcess(LocalRankProcess):
 
     def __init__(self, opening: RankSetup, visible: str | None = None) -> None:
         assert visible is None
-        self.channel, there = pair(SEND_S)
+        here, there = socket.socketpair()
+        self.channel = connect(here)
         process: Any = WaitedProcess(target=_run, args=(there, dict(os.environ)), daemon=True)
         with there:
             process.start()
         self._process = process
-        with suppress(ChannelClosed):  # it has died already: its channel tells
-            self.channel.send(pickle.dumps(opening))
+        with suppress(OSError):  # it has died already: its channel tells
+            self.channel.send(parcel(opening).frame)
 
 
 def _run(there: socket.socket, environment: Mapping[str, str]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from giornata.frames import PeerEnded
 from giornata.planning.cost_model import CostModel, Profile
 from giornata.scheduling.degrees.pool import Devices
 from giornata.scheduling.degrees.rule import ReplanningOptions, ReplanningRule
@@ -15,8 +17,8 @@ from giornata_denoiser.engine.model_runner import FiniteCheck, ModelRunner
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.pool.leader import DevicePool
-from giornata_denoiser.pool.messages import Channel, ChannelClosed, RankReady, pair
-from giornata_denoiser.pool.rank import Loaded, Rank, RankSteps
+from giornata_denoiser.pool.messages import RankReady, connect
+from giornata_denoiser.pool.rank import Loaded, Rank, RankLoras, RankSteps
 from giornata_denoiser.pool.ranks import RankSupervisor, RankTimeouts
 from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.state import PoolTimes
@@ -52,15 +54,14 @@ class ThreadRank:
     """Satisfies :class:`giornata_denoiser.pool.ranks.RankProcess`."""
 
     def __init__(self, me: int, family: ModelFamily, profile: Profile = PROFILE) -> None:
-        self.channel, there = pair(HUNG_S)
-        self._there = Channel(there)
+        self.channel, self._there = map(connect, socket.socketpair())
         self._me, self._family, self._profile = me, family, profile
         self._thread = threading.Thread(target=self._run, name=f"rank {me}")
         self._thread.start()
 
     def kill(self) -> None:
         """Its thread ends with its step, of which nobody hears."""
-        self._there.end()
+        self._there.interrupt()
         self.channel.close()
 
     def join(self, within_s: float) -> None:
@@ -70,16 +71,18 @@ class ThreadRank:
 
     @contextmanager
     def _loaded(self) -> Iterator[Loaded]:
-        def make(family: ModelFamily) -> ModelRunner:
-            return ModelRunner(family, time.perf_counter, judge=FiniteCheck)
+        loras = RankLoras(self._family.device)
 
-        yield RankSteps(self._me, OneDevice(self._family), make), RankReady(profile=self._profile)
+        def make(family: ModelFamily) -> ModelRunner:
+            return ModelRunner(family, time.perf_counter, judge=FiniteCheck, low_ranks=loras)
+
+        yield RankSteps(self._me, OneDevice(self._family), make, loras), RankReady(self._profile)
 
     def _run(self) -> None:
         rank = Rank(self._there, on_end=lambda: None)
         try:
             rank.run(self._loaded())
-        except ChannelClosed:
+        except PeerEnded:
             pass
         finally:
             rank.close()
@@ -100,7 +103,9 @@ def pool(
     ranks = RankSupervisor(
         ["cpu"] * len(families), lambda me: ThreadRank(me, families[me], profile), patience or RankTimeouts()
     )
-    times = PoolTimes(CostModel.of(ranks.loaded()), families[0].operations, BlockMode.KV, rows, tokens)
+    times = PoolTimes(
+        CostModel.of(ranks.loaded().profile), families[0].operations, BlockMode.KV, rows, tokens
+    )
     return DevicePool(
         ranks,
         Arena(),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -38,7 +40,7 @@ from giornata.packed.compute_set import with_companions
 from giornata.packed.low_rank import SequenceLoras, low_rank
 from giornata.packed.sharding import AllToAllGroup
 from giornata.scheduling.batch import Capacity
-from giornata.wire.adapters import ControlUse, LoraUse
+from giornata.wire.adapters import ControlUse
 from giornata.wire.controlnets import DataPath
 from giornata.wire.errors import GiornataError
 from giornata.wire.models import ModelCard, Sampler
@@ -46,9 +48,8 @@ from giornata.wire.requests import EditParameters, asked, check_taken
 from giornata.wire.resolution import resolve
 from giornata_controlnet.compute_thread import ControlNetThread
 from giornata_controlnet.rows import ActiveControlNet, OpenRow
-from giornata_denoiser.checkpoint import Checkpoint, without_step_caches
 from giornata_denoiser.choices import EXACT, CacheForm
-from giornata_denoiser.controls.controlnets import ControlDispatcher
+from giornata_denoiser.controls.controlnets import ControlDispatcher, open_rows
 from giornata_denoiser.controls.local import HELD_STEPS, LocalControls, control_conditions, control_target
 from giornata_denoiser.controls.remote import ControlNetSession, RemoteControlOptions, RemoteControls
 from giornata_denoiser.engine.adapters import LowRanks
@@ -59,7 +60,6 @@ from giornata_denoiser.families.flux import FluxInpaint, FluxKontext
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.sampling.schedules import DiscreteTime
 from giornata_denoiser.parallel.families import halve_guidance, shared
-from giornata_denoiser.pool.setup import check_adapters
 from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl, RowLora
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
@@ -485,16 +485,7 @@ def test_who_computes_a_controlnet_and_where_a_row_goes_on_show_in_no_picture(ma
 # What is refused.
 
 
-LORA: Final = LoraUse(lora_id="lora_1", sha256="a" * 64, size_bytes=600, rank=4, modules=3)
 CONTROL: Final = ControlUse(model="edges", digest="a" * 64, image=0)
-USES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "lora": {"loras": (LORA,)},
-    "late": {"loras": (LORA,)},
-    "loras": {"loras": (LORA, LORA)},
-    "control": {"controls": (CONTROL,)},
-    "service": {"controls": (CONTROL,)},
-}
-"""What a job has of each adapter."""
 NAMED: Final[Mapping[str, Mapping[str, Any]]] = {
     "cache": {"step_cache": "taylorseer"},
     "stochastic": {"sampler": "euler_ancestral"},
@@ -519,13 +510,17 @@ def ask(card: ModelCard, *features: str) -> None:
     """A request for these, as gateway and denoiser read it."""
     fields = {name: value for feature in features for name, value in NAMED.get(feature, {}).items()}
     check_taken(int("reference" in features), card)
-    if "degree" in features:
-        family: Any = None
-        card = without_step_caches(Checkpoint(card, family, None)).card
     resolve(asked(EditParameters, {"prompt": "a hat", **fields}), card, seed=7)
     if "degree" in features:
-        uses = {name: value for feature in features for name, value in USES.get(feature, {}).items()}
-        check_adapters(JOB.model_copy(update={"loras": (), "controls": (), **uses}))
+        asyncio.run(opened_in_a_pool(*features))
+
+
+async def opened_in_a_pool(*features: str) -> None:
+    """The ControlNets of a row are computed by the pool, which has that of `control`."""
+    uses = (CONTROL,) if {"control", "service"} & set(features) else ()
+    request: Any = SimpleNamespace(job=JOB.model_copy(update={"controls": uses}))
+    async with open_rows(None, request, (), {CONTROL.digest} if "control" in features else ()):
+        pass
 
 
 @pytest.mark.parametrize("of", FAMILIES)

@@ -16,6 +16,7 @@ from giornata.families import Family, when_called
 from giornata.gpus import host_device
 from giornata.memory_plan import ModelMemory
 from giornata.model_cards import model_memory, read_model_card
+from giornata.wire.adapters import ControlCard
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName
@@ -61,10 +62,20 @@ class Checkpoint:
     """What previews are seen through; of the checkpoint's own autoencoder. None of an outline."""
     controlnets: Mapping[str, ControlNet] = field(default_factory=dict)
     """Those that this process computes, by digest."""
+    rank_controls: tuple[ControlCard, ...] = ()
+    """Those that each rank of a pool computes; of an outline."""
     ledger: DeviceLedger = field(default_factory=DeviceLedger)
     """Where this process states what it needs of its GPU."""
     memory: ModelMemory | None = None
     """What the checkpoint takes of that; None without a ledger."""
+
+    @property
+    def control_cards(self) -> Mapping[str, ControlCard]:
+        """The ControlNets that are computed beside it, by digest."""
+        return {
+            card.digest: card
+            for card in (*(net.card for net in self.controlnets.values()), *self.rank_controls)
+        }
 
 
 def open_checkpoint(config: DenoiserConfig) -> Checkpoint:
@@ -141,8 +152,3 @@ def load(
         return Checkpoint(card, LOADERS[card.family](folder, dtype, device, WeightQuantization.OFF), None)
     preview_map = fit_autoencoder(folder, device)  # before the network: never both in memory
     return Checkpoint(card, LOADERS[card.family](folder, dtype, device, quantized), preview_map)
-
-
-def without_step_caches(checkpoint: Checkpoint) -> Checkpoint:
-    """`checkpoint` for several devices: what rows remember of their steps does not follow them from one to another."""
-    return replace(checkpoint, card=checkpoint.card.model_copy(update={"step_caches": ()}))

@@ -42,15 +42,16 @@ from giornata_denoiser.attempts.inputs import adapters_of, rows_of
 from giornata_denoiser.attempts.results import AttemptResultWriter
 from giornata_denoiser.attempts.runner import AttemptInputs, AttemptRunner, EpochFence
 from giornata_denoiser.attempts.telemetry import Reporter
-from giornata_denoiser.checkpoint import Checkpoint, without_step_caches
+from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.controlnets import DenoiserControlNets, control_room, controls_of, open_rows
 from giornata_denoiser.engine.engine import EngineLoop
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.pool.leader import DevicePool
 from giornata_denoiser.pool.ranks import RankSupervisor
-from giornata_denoiser.pool.setup import check_adapters, decisions, in_thread, pool_of
-from giornata_denoiser.pool.shared_memory import Arena, shared_memory
+from giornata_denoiser.pool.setup import decisions, in_thread, pool_of
+from giornata_denoiser.pool.shared_memory import Arena
+from giornata_denoiser.pool.shared_rows import shared_memory
 from giornata_denoiser.rows.row import RowLora
 from giornata_denoiser.templates.identity import ORDINARY, PINNED, HostMemory
 from giornata_denoiser.templates.lookup import TemplateLookup
@@ -73,7 +74,6 @@ class Denoiser:
 
     _engine: EngineLoop | DevicePool
     _loras: LoraTiers[SequenceLoras]
-    _controls: DenoiserControlNets | None
     _carrier: AttemptRunner
     _store: TemplateStore
     _runs: TemplateRuns
@@ -93,8 +93,7 @@ class Denoiser:
         gpus: tuple[HostDevice, ...] = (),
     ) -> None:
         self._ranks, self._arena, self._gpus = ranks, Arena(), gpus
-        if ranks is not None:
-            checkpoint = without_step_caches(checkpoint)
+        self._controls: DenoiserControlNets | None = None
         self._config, self._bus, self._blobs, self._checkpoint = config, bus, blobs, checkpoint
         self._profile, self._costs = profile, costs
         self._outcomes = AttemptResultWriter(blobs, records, config.instance)
@@ -117,9 +116,10 @@ class Denoiser:
         async with AsyncExitStack() as stack:
             network, told = self._checkpoint.family.network, self._reporter.adapter_loaded
             self._loras = stack.enter_context(tiers_of(config, bus, network, told))
-            self._controls = await stack.enter_async_context(
-                control_room(config, bus, self._checkpoint, self._costs, self._resume)
-            )
+            if self._ranks is None:
+                self._controls = await stack.enter_async_context(
+                    control_room(config, bus, self._checkpoint, self._costs, self._resume)
+                )
             self._engine = await self._opened_engine(stack, stop)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self._make_rooms(registrations, tasks)
@@ -166,7 +166,15 @@ class Denoiser:
         if self._ranks is not None:
             recorder = stack.enter_context(decisions(config.trace_folder))
             pool = pool_of(
-                config, self._ranks, self._arena, checkpoint, self._costs, recorder, on_report, on_crash
+                config,
+                self._ranks,
+                self._arena,
+                checkpoint,
+                self._costs,
+                recorder,
+                on_report,
+                on_crash,
+                self._loras,
             )
             return await stack.enter_async_context(in_thread(pool))
         engine = engine_of(
@@ -225,7 +233,7 @@ class Denoiser:
             rows = await rows_of(request, self._checkpoint, self._blobs, reusing)
             async with (
                 hold_loras(self._loras, rows) as arriving,
-                open_rows(self._controls, request, rows) as kept,
+                open_rows(self._controls, request, rows, self._checkpoint.control_cards) as kept,
             ):
                 yield AttemptInputs(kept.rows, arriving, kept.failed)
 
@@ -244,8 +252,6 @@ class Denoiser:
         if not self._obeys(request):
             return RunReply(answer=RunAnswer.STALE)
         request.job.check_model(self._checkpoint.card)
-        if self._ranks is not None:
-            check_adapters(request.job)
         return RunReply(answer=self._carrier.take(request))
 
     async def _record(self, request: RecordRequest) -> RunReply:
@@ -268,12 +274,11 @@ class Denoiser:
         """Subject ``giornata.worker.<worker>.prefetch``."""
         if self._obeys(message):
             self._lookup.prefetch(message)
-            if self._ranks is None:
-                self._loras.prefetch(adapters_of(message.job, steps=1).loras)
+            self._loras.prefetch(adapters_of(message.job, steps=1).loras)
 
     def _load(self, message: LoadLoras) -> None:
         """Subject ``giornata.worker.<worker>.load``."""
-        if self._obeys(message) and self._ranks is None:
+        if self._obeys(message):
             self._loras.plan(
                 RowLora(digest=file.sha256, size_bytes=file.size_bytes) for file in message.files
             )
@@ -326,7 +331,7 @@ class Denoiser:
             self._config,
             draining=self._draining,
             models=(self._checkpoint.card,),
-            controlnets=tuple(net.card for net in self._checkpoint.controlnets.values()),
+            controlnets=tuple(self._checkpoint.control_cards.values()),
             worker=worker,
             gpus=self._gpus,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from typing import Any, Final, NamedTuple
 
@@ -39,29 +40,36 @@ class LowRankFactors(NamedTuple):
         return LowRankFactors(self.down, self.up[outputs])
 
 
+@dataclass(frozen=True, eq=False)
 class SequenceLoras:
     """The LoRAs of a sequence, by path of a module in the denoising network.
 
     Compared by identity: sequences of equal sets have one object, whose `name` tells the set.
     """
 
-    def __init__(self, name: str, modules: Mapping[str, LowRankFactors]) -> None:
-        self.name = name
-        self._modules = dict(modules)
+    name: str
+    modules: Mapping[str, LowRankFactors]
 
     def factors(self, path: str) -> LowRankFactors | None:
         """Return those of a module; None where the set leaves it as it is."""
-        return self._modules.get(path)
+        return self.modules.get(path)
 
     @property
     def paths(self) -> tuple[str, ...]:
         """All modules that it changes."""
-        return tuple(self._modules)
+        return tuple(self.modules)
 
     @property
     def rank(self) -> int:
         """The largest of a module."""
-        return max((len(factors.down) for factors in self._modules.values()), default=0)
+        return max((len(factors.down) for factors in self.modules.values()), default=0)
+
+    def to(self, device: torch.device) -> SequenceLoras:
+        """The same on `device`."""
+        modules = {
+            path: LowRankFactors(*(part.to(device) for part in each)) for path, each in self.modules.items()
+        }
+        return SequenceLoras(self.name, modules)
 
     @property
     def size_bytes(self) -> int:
@@ -71,7 +79,7 @@ class SequenceLoras:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All factors."""
-        return tuple(part for factors in self._modules.values() for part in factors)
+        return tuple(part for factors in self.modules.values() for part in factors)
 
 
 def low_rank(name: str, loras: Sequence[tuple[Mapping[str, Tensor], float]]) -> SequenceLoras:

@@ -176,8 +176,6 @@ class Placement:
         self._workers: dict[str, WorkerOccupancy] = {}
         self._rosters: dict[Served, WorkerIndex] = {}
         self._refused: set[str] = set()
-        self._pools: set[str] = set()
-        """Workers with several devices."""
         self._host_tiers: HostTiers | None = None
         self._control_offers = ControlOffers()
         self._now = 0.0
@@ -209,8 +207,6 @@ class Placement:
                 worker.unseen.pop(attempt, None)
         worker.stalled = self._is_stalled(worker)
         self._workers[name] = worker
-        if shown.ranks:
-            self._pools.add(name)
         served, left = worker.served, before.served if before else []
         self._slacks.count(left, -before.shown.capacity_rows if before else 0)
         self._slacks.count(served, shown.capacity_rows)
@@ -242,7 +238,6 @@ class Placement:
                     self._roster(model).drop(name)
             self.estimates.forget(name)
             self._refused.discard(name)
-            self._pools.discard(name)
         return [
             booking
             for booking in self._bookings.values()
@@ -415,18 +410,17 @@ class Placement:
     def _lacking(self, demand: JobDemand) -> set[str]:
         """Workers that cannot have what `demand` needs.
 
-        Pools have no adapters. Others lack ControlNets that no instance of the service computes for them. None where
-        all do: it is refused there, and does not wait.
+        They lack ControlNets that no instance of the service computes for them. None where all do: it is refused there,
+        and does not wait.
         """
-        if not demand.controls and not (demand.adapters and self._pools):
+        if not demand.controls:
             return set()
         needed = {net.digest for net in demand.controls}
         serving, offered = self._serving(demand).all(()), self._control_offers.has(needed)
         lacking = {
             worker.name
             for worker in serving
-            if worker.shown.ranks
-            or not (needed <= worker.controlnets or (offered and worker.shown.controlled is not None))
+            if not (needed <= worker.controlnets or (offered and worker.shown.controlled is not None))
         }
         return lacking if len(lacking) < len(serving) else set()
 

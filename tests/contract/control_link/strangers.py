@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, settings
 
 from giornata.control.link import slabs
 from giornata.control.link.client import ControlLink
+from giornata.control.link.messages import encode_frame
 from giornata.control.link.server import ControlStepRequest, Listener, is_known_token
-from giornata.control.link.sockets import LENGTH, encode_frame
+from giornata.frames import LENGTH
 from giornata.wire import codec
 from giornata.wire.controlnets import (
     CancelStep,

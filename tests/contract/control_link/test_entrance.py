@@ -18,11 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from giornata import anonymous_memory
-from giornata.control.link import server, slabs, sockets
+from giornata import anonymous_memory, frames
+from giornata.control.link import server, slabs
 from giornata.control.link.client import ControlLink
+from giornata.control.link.messages import LinkLost, encode_frame
 from giornata.control.link.server import ControlStepRequest, Listener, is_known_token
-from giornata.control.link.sockets import LENGTH, LinkLost, encode_frame
+from giornata.frames import LENGTH
 from giornata.wire.controlnets import CancelStep, DataPath, LinkOpened, OpenLink, ResidualReady
 from tests.contract.control_link.strangers import (
     ASK,
@@ -294,7 +295,7 @@ def test_any_bytes_behind_the_first_message(in_process: Served, path: DataPath) 
 def test_a_denoiser_that_takes_nothing_in_does_not_hold_up_the_instance(
     in_process: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "STALLED_S", 1)
+    monkeypatch.setattr(frames, "STALLED_S", 1)
     with capture_logs() as logs, in_process.connect(DataPath.TCP) as stranger:
         size = 1 << 28
         stranger.sendall(encode_frame(OpenLink(token=TOKEN, path=DataPath.TCP, slab_bytes=2 * size)))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from giornata.control.link.client import ControlLink
-from giornata.control.link.sockets import LinkLost
+from giornata.control.link.messages import LinkLost
 from giornata.wire.controlnets import DataPath
 from tests.contract.control_link.links import (
     SHAPES,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from giornata.control.link.client import ControlLink
-from giornata.control.link.sockets import ControlFailed, LinkLate
+from giornata.control.link.messages import ControlFailed, LinkLate
 from giornata.wire.controlnets import DataPath
 from tests.contract.control_link.links import (
     SHAPES,

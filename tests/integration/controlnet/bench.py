@@ -18,7 +18,7 @@ from giornata import tensors
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.control.link.client import ControlLink, ControlStepHandle
-from giornata.control.link.sockets import ControlFailed
+from giornata.control.link.messages import ControlFailed
 from giornata.control.networks import (
     ControlConditions,
     ControlNet,

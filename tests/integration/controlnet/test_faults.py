@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from giornata.control.link.client import ControlLink
-from giornata.control.link.sockets import ControlFailed, LinkLost
+from giornata.control.link.messages import ControlFailed, LinkLost
 from giornata.wire import subjects
 from giornata.wire.errors import ControlNetUnavailable, InternalError
 from giornata.wire.workers import ServiceName, ServiceState

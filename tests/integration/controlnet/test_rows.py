@@ -12,7 +12,7 @@ from torch import Tensor
 
 from giornata import tensors
 from giornata.blobs.store import MemoryBlobs
-from giornata.control.link.sockets import ControlFailed
+from giornata.control.link.messages import ControlFailed
 from giornata.control.networks import ControlConditions, ControlSequenceStep, ControlText, load, run
 from giornata.control.operations import skip_channels
 from giornata.tensors import NEGATIVE

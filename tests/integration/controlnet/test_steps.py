@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from giornata.control.expansion import sum_residuals
-from giornata.control.link.sockets import ControlFailed
+from giornata.control.link.messages import ControlFailed
 from giornata.runtime import usable_cores
 from giornata.wire.controlnets import DataPath
 from giornata.wire.values import CellMap

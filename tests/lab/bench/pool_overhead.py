@@ -23,8 +23,7 @@ import structlog
 import torch
 
 from giornata.scheduling.degrees.pool import Devices
-from giornata_denoiser.pool.messages import Ping, Pong
-from giornata_denoiser.pool.ranks import answered
+from giornata_denoiser.pool.messages import Ping, Pong, unpack
 from giornata_denoiser.pool.setup import loaded, start_ranks
 from giornata_denoiser.pool.shared_memory import Arena, StateRing
 from giornata_denoiser.pool.shared_rows import parcel
@@ -142,7 +141,7 @@ def heard(ranks: Any) -> Iterator[object]:
     """What ranks say next."""
     for key, _ in ranks.selector.select():
         messages, _ = key.data.process.channel.receive_ready()
-        yield from map(answered, messages)
+        yield from map(unpack, messages)
 
 
 class Heard:

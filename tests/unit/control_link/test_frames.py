@@ -11,16 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from giornata.control.link.sockets import (
-    LENGTH,
+from giornata.control.link.messages import (
     MAX_MESSAGE_BYTES,
     MAX_OPENING_BYTES,
-    MalformedFrame,
     encode_frame,
-    frame_length,
     read_from_denoiser,
     read_from_instance,
 )
+from giornata.frames import LENGTH, MalformedFrame, frame_length
 from giornata.wire import codec
 from giornata.wire.controlnets import ALIGNMENT_BYTES, CancelStep, Dtype, OpenLink, ResidualsRequest
 from tests.contract.control_steps import CONTROL_STEPS

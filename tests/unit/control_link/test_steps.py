@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from giornata.control.link.sockets import ControlFailed, MalformedFrame
+from giornata.control.link.messages import ControlFailed
 from giornata.control.link.steps import ControlStepTable, InFlightControlStep
+from giornata.frames import MalformedFrame
 from giornata.wire.controlnets import Dtype, ResidualsRequest
 
 SLAB_BYTES = 1 << 16

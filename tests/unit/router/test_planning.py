@@ -76,10 +76,11 @@ def test_hosts_and_memories_of_workers_are_places() -> None:
     catalogue = LoraCatalogue.of([record("a", 5), record("b", 6)])
     here = {"a": Tier.DEVICE, "b": Tier.DISK, "unknown": Tier.MEMORY}
     workers = [worker("w", host="h"), worker("old", 0), worker("pool", ranks=2)]
-    host, device = observed(catalogue, tiers(), workers, lambda _: here, NOW_S).places
+    host, device, pool = observed(catalogue, tiers(), workers, lambda _: here, NOW_S).places
     assert (host.name, host.kind, host.budget_bytes, host.held) == ("h", TierKind.HOST, 50, {"a": 5})
     assert host.bytes_per_s == 7.0
     assert (device.name, device.kind, device.host) == ("w", TierKind.DEVICE, "h")
+    assert (pool.name, pool.kind) == ("pool", TierKind.DEVICE), "its leader holds them for its ranks"
     assert device.held == {"a": 5}
 
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from giornata.scheduling.adapters import NeededLora
+from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.degrees.pool import DEGREES, PoolRow
 from giornata.scheduling.demand import JobDemand, PlacementEstimate, RowShape, WorkerLoad
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.scheduling.pool_rows import PoolFinishEstimator
+from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.workers import (
     CostFit,
     DegreeCosts,
@@ -29,6 +30,7 @@ from giornata_lab.bench.systems.networks import plain
 from tests.fakes.fleet import CARD
 
 STEPS = 10
+EDGES = ControlCard(name="edges", digest="e" * 64, kind=ControlKind.FLUX, text_channels=8)
 LARGE, SMALL = 800, 100
 """Tokens: 0.8 and 0.1 s a step on one device."""
 
@@ -128,12 +130,17 @@ def test_a_large_job_goes_to_the_pool_that_keeps_its_deadline_and_breaks_none() 
     assert chosen(placement, demand(LARGE, within_s=9.0)) == "promised", "there is time after the promises"
 
 
-def test_a_job_with_adapters_goes_to_a_pool_only_where_there_is_nothing_else() -> None:
-    asked = replace(demand(SMALL), adapters=(NeededLora("a" * 64, 1),))
+def test_a_job_with_controlnets_goes_to_a_pool_that_has_them_or_where_there_is_nothing_else() -> None:
+    with_lora = replace(demand(SMALL), adapters=(NeededLora("a" * 64, 1),))
+    asked = replace(demand(SMALL), controls=(NeededControl(EDGES.digest, 1.0),))
     busy = [row("busy", LARGE)]
-    placement = fleet(worker("alone", busy), worker("pool", ready=8))
+    alone = worker("alone", busy).model_copy(update={"controlnets": (EDGES,)})
+    placement = fleet(alone, worker("pool", ready=8))
     assert chosen(placement, demand(SMALL)) == "pool"
-    assert chosen(placement, asked) == "alone", "ranks have no adapters"
+    assert chosen(placement, with_lora) == "pool"
+    assert chosen(placement, asked) == "alone", "ranks ask no service"
+    has = worker("pool", ready=8).model_copy(update={"controlnets": (EDGES,)})
+    assert chosen(fleet(alone, has), asked) == "pool"
     assert chosen(fleet(worker("pool", ready=8)), asked) == "pool", (
         "which refuses it, so that it does not wait"
     )

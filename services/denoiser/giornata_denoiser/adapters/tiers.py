@@ -26,7 +26,7 @@ from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
 from giornata_denoiser.adapters.files import LoraFile, LoraStoreFetcher, open_lora
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import Network
-from giornata_denoiser.rows.row import Row, RowLora
+from giornata_denoiser.rows.row import Row, RowLora, name_of
 
 # Where LoRAs are: on disk, as mapped pages in memory, and as sets on the device.
 #
@@ -84,7 +84,8 @@ class LoraTiers(Generic[S]):
     Args:
         fetch: brings a file that is not in the folder.
         make: makes sets.
-        layers: what LoRAs may change, by path; the device and dtype of their weights are those of sets.
+        layers: what LoRAs may change, by path; the device and dtype of their weights are those of sets. Those of an
+            outline have sets in host memory.
         folder: its files are taken over, oldest use first.
         loads: how many loads run at a time.
         told: is called, in any thread, with each hop of a LoRA that has ended.
@@ -104,7 +105,7 @@ class LoraTiers(Generic[S]):
         self._told = told
         self._fetch, self._make, self._layers = fetch, make, layers
         some = next(parameter for layer in layers.values() for parameter in layer.parameters())
-        self._device, self._dtype = some.device, some.dtype
+        self._device, self._dtype = torch.device("cpu") if some.is_meta else some.device, some.dtype
         self._stream: Any = None
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch's is not typed
@@ -291,11 +292,6 @@ class LoraTiers(Generic[S]):
     def _count(self, name: str) -> None:
         with self._lock:
             self._counters[name] += 1
-
-
-def name_of(loras: tuple[RowLora, ...]) -> str:
-    """The name of a set: the same for the same LoRAs and scales."""
-    return ",".join(f"{lora.digest}*{lora.scale!r}" for lora in loras)
 
 
 # The LoRAs of a denoiser's rows: tiers over the LoRA store, and what an attempt keeps of them while it

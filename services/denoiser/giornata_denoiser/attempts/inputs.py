@@ -126,7 +126,7 @@ async def _controls(
 ) -> bytes | None:
     """Return what the ControlNets of a row see; None without any, and where this process cannot compute them all."""
     uses = request.job.controls
-    if not uses or any(use.digest not in checkpoint.controlnets for use in uses):
+    if not uses or any(use.digest not in checkpoint.control_cards for use in uses):
         return None
     return await intermediate(blobs, select_control_images(request.encoding, index), Intermediate.ENCODING)
 
@@ -203,7 +203,7 @@ def _made(
             request.job,
             track.steps,
             None if latents is None else row.resume,
-            {digest: work_of(net.card) for digest, net in checkpoint.controlnets.items()},
+            {digest: work_of(card) for digest, card in checkpoint.control_cards.items()},
         ),
     )
     built = replace(built, step_cache=rule_of(parameters))

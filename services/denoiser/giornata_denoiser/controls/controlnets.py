@@ -229,21 +229,23 @@ class ControlledRows(NamedTuple):
 
 @asynccontextmanager
 async def open_rows(
-    room: DenoiserControlNets | None, request: RunRequest, rows: Sequence[Row]
+    room: DenoiserControlNets | None, request: RunRequest, rows: Sequence[Row], here: Collection[str] = ()
 ) -> AsyncIterator[ControlledRows]:
-    """Have the ControlNets of `rows` computed within the context.
+    """Have the ControlNets of `rows` computed within the context; without a room those `here` alone, by digest.
 
     Raises:
-        ControlNetNotFound: they have some, and the network can have none.
+        ControlNetNotFound: they have others, and there is no room.
     """
     if room is not None:
         placed = room.placed(rows)
         async with room.held(request, placed) as failed:
             yield ControlledRows(placed, failed)
         return
-    if request.job.controls:
+    if lacking := [use.model for use in request.job.controls if use.digest not in here]:
         raise ControlNetNotFound(
-            field="controlnets", received=request.job.controls[0].model, accepted="none for this model"
+            field="controlnets",
+            received=lacking[0],
+            accepted="those of this denoiser's own" if here else "none for this model",
         )
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:

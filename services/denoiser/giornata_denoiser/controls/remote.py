@@ -12,7 +12,7 @@ from torch import Tensor
 
 from giornata.control.expansion import Behind, ResidualLayout, count_sequences, sum_residuals
 from giornata.control.link.client import ControlLink, ControlStepHandle
-from giornata.control.link.sockets import ControlFailed, LinkLate, LinkLost
+from giornata.control.link.messages import ControlFailed, LinkLate, LinkLost
 from giornata.packed.packing import to_device
 from giornata.scheduling.batch import RowKey
 from giornata_denoiser.blocks.slabs import WaitTimer

@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -379,7 +378,7 @@ class ModelRunner:
             if self.family.device.type == "cuda":
                 torch.cuda.empty_cache()
         if len(rows) == 1:  # what is taken is never the reason of a failure
-            alone = rows[0] if plain else replace(rows[0], template=None, renewed_every=0, records=None)
+            alone = rows[0] if plain else rows[0].plain()
             return self.compute((alone,), roomy=out_of_memory)
         parts = [self.compute((row,)) for row in rows]
         return StepReport(

@@ -38,7 +38,9 @@ def extrapolated(row: Row, *, learns: bool) -> TaylorExpansion | None:
     where the engine `learns` them.
     """
     rule, known = row.step_cache, row.cached
-    if rule is None or known is None or _forgotten(row):
+    # Later steps take what its first one here makes.
+    begins = not row.begun and (row.region is not None or any(row.prefix))
+    if rule is None or known is None or begins or _forgotten(row):
         return None
     teaches = learns and row.template is not None and row.region is not None and row.corrections is None
     renews = row.renews and not row.masked
@@ -74,7 +76,7 @@ def cache_bytes(row: Row) -> int:
 
 def _forgotten(row: Row) -> bool:
     """Return whether what `row` remembers says nothing of its next step."""
-    return row.joins_loras or not row.begun
+    return bool(row.adapters.loras) and row.step == row.adapters.loras_from
 
 
 # Whether rows may share a step: by its predicted time, by memory, and by how many of their size are worth

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -13,11 +12,12 @@ from typing import Final
 import structlog
 import torch
 
+from giornata.frames import PeerEnded
 from giornata.logs import configure_logs
 from giornata.runtime import keep_freed
 from giornata.wire.errors import GiornataError
-from giornata_denoiser.pool.messages import Channel, ChannelClosed, RankRefused, RankSetup
-from giornata_denoiser.pool.rank import Rank, loaded
+from giornata_denoiser.pool.messages import RankRefused, RankSetup, connect, unpack
+from giornata_denoiser.pool.rank import Rank, loaded, tell
 
 PARENT_DEATH_SIGNAL: Final = 1
 """`PR_SET_PDEATHSIG` of Linux's `prctl`."""
@@ -39,8 +39,8 @@ def main(descriptor: int) -> int:
     """Be a rank whose leader is at the other end of the socket `descriptor`. Returns the exit status."""
     ends_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells the leader, too, which drains
-    channel = Channel(socket.socket(fileno=descriptor))
-    opening: RankSetup = pickle.loads(channel.receive().data)  # noqa: S301 - of the process that started this one
+    channel = connect(socket.socket(fileno=descriptor))
+    opening: RankSetup = unpack(channel.receive())
     config = opening.config
     configure_logs(config.log_level, config.log_format, f"{config.instance}/{opening.me}")
     try:
@@ -49,10 +49,10 @@ def main(descriptor: int) -> int:
         if opening.threads is not None:
             torch.set_num_threads(opening.threads)
         Rank(channel, on_end=lambda: os._exit(1)).run(loaded(opening))
-    except ChannelClosed:
+    except PeerEnded:
         return 1
     except GiornataError as error:
-        channel.send(RankRefused(error=error.body()).model_dump_json().encode())
+        tell(channel, RankRefused(error.body()))
         log.warning("rank_refused", device=config.device, error=str(error))
         return 1
     except Exception:  # the process's edge: logged, and told by its end

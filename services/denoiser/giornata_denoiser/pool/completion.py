@@ -9,26 +9,27 @@ from dataclasses import replace
 from itertools import count
 
 import structlog
+from torch import Tensor
 
 from giornata.scheduling.degrees.pool import Devices
 from giornata.wire.errors import GiornataError, InternalError, from_body
-from giornata.wire.workers import RankPhase, StepSample
+from giornata.wire.workers import RankPhase, StepCacheCounters
 from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
 from giornata_denoiser.pool.messages import (
     AbortGroup,
-    Message,
+    Answer,
     Pong,
     RankReady,
     RankRefused,
     RankStepEnded,
     RankStepFailed,
     RowAdvanced,
+    unpack,
 )
-from giornata_denoiser.pool.ranks import RankHandle, RankSupervisor, answered
-from giornata_denoiser.pool.shared_memory import Arena
-from giornata_denoiser.pool.shared_rows import parcel, plain
+from giornata_denoiser.pool.ranks import RankHandle, RankSupervisor
+from giornata_denoiser.pool.shared_memory import Arena, TensorLocation, viewed
+from giornata_denoiser.pool.shared_rows import parcel
 from giornata_denoiser.pool.state import InFlightPoolStep, LeaderRow, PoolState, failed
-from giornata_denoiser.pool.step_results import StepResultReader
 from giornata_denoiser.rows.row import Row
 
 log = structlog.get_logger(__name__)
@@ -78,7 +79,7 @@ class StepCompletionHandler:
         messages, ended = member.process.channel.receive_ready()
         news = False
         for message in messages:
-            news |= self._take(member, message, now_s)
+            news |= self._take(member, self._answer(member, message), now_s)
         if ended:
             self._lose(member, now_s, "ended")
         return news or ended
@@ -139,8 +140,20 @@ class StepCompletionHandler:
             self._ranks.ping(member, next(self._pings), now_s)
         return False
 
-    def _take(self, member: RankHandle, message: Message, now_s: float) -> bool:
-        answer = answered(message)
+    def _answer(self, member: RankHandle, message: bytes) -> Answer:
+        """What a rank says; the file with its tensors, if it has any, becomes a slab."""
+        memory: list[Tensor] = []
+
+        def tensor(place: TensorLocation) -> Tensor:
+            if not memory:
+                descriptor = member.process.channel.take_file()
+                memory.append(self._arena.adopted(descriptor, os.fstat(descriptor).st_size))
+            return viewed(memory[0], place)
+
+        answer: Answer = unpack(message, tensor)
+        return answer
+
+    def _take(self, member: RankHandle, answer: Answer, now_s: float) -> bool:
         match answer:
             case RankReady():
                 member.phase = RankPhase.READY
@@ -153,33 +166,27 @@ class StepCompletionHandler:
                 log.error("rank_refused", device=member.device, error=str(from_body(answer.error)))
             case RankStepEnded() | RankStepFailed():
                 member.asked_s, member.vain = None, 0
-                self._ended(member, answer, message.files, now_s)
+                self._ended(member, answer, now_s)
                 return True
         return isinstance(answer, RankReady)
 
-    def _ended(
-        self, member: RankHandle, answer: RankStepEnded | RankStepFailed, files: tuple[int, ...], now_s: float
-    ) -> None:
+    def _ended(self, member: RankHandle, answer: RankStepEnded | RankStepFailed, now_s: float) -> None:
         flight = self._book.flights.get(answer.order)
         if flight is None or flight.settled or member.me != flight.devices[0]:
-            for descriptor in files:
-                os.close(descriptor)
+            pass  # nobody waits for it, or another rank tells
         elif isinstance(answer, RankStepFailed):
             self._undo(flight, answer)
         else:
-            self._settle(flight, answer, files)
+            self._settle(flight, answer)
         if flight is not None:
             if isinstance(answer, RankStepFailed) and len(flight.devices) > 1 and answer.reason != "stale":
                 self.epochs.renew_group(flight.devices)
                 self._abort(flight, member)
             self._book.answered(flight, member.me, now_s)
 
-    def _settle(self, flight: InFlightPoolStep, answer: RankStepEnded, files: tuple[int, ...]) -> None:
+    def _settle(self, flight: InFlightPoolStep, answer: RankStepEnded) -> None:
         advanced = {each.number: each for each in answer.advanced}
         blamed = {each.number: each for each in answer.blamed}
-        found: StepResultReader | None = None
-        for descriptor in files:
-            found = StepResultReader(self._arena.adopted(descriptor, answer.left_bytes))
         rows: list[Row] = []
         failures: list[FailedRow] = []
         previews: list[RowPreview] = []
@@ -187,9 +194,9 @@ class StepCompletionHandler:
             number = held.shared.number
             if number in advanced:
                 before = held.row
-                held.row = row = _advanced(held, advanced[number], found, len(flight.devices))
+                held.row = row = _advanced(held, advanced[number], len(flight.devices))
                 rows.append(row)
-                previews += _preview(before, row, advanced[number], found)
+                previews += _preview(before, row, advanced[number])
                 if row.done:
                     self._leave([held])
             elif number in blamed:
@@ -199,19 +206,16 @@ class StepCompletionHandler:
                 self._leave([held])
         way = {"degree": len(flight.devices), "halves": flight.halves}
         sample = answer.sample and answer.sample.model_copy(update=way)
-        self._tell(answer.began_s, answer.ended_s, rows, failures, sample, previews)
-
-    def _tell(  # noqa: PLR0917 - a report's parts
-        self,
-        began_s: float,
-        ended_s: float,
-        rows: list[Row],
-        failures: list[FailedRow],
-        sample: StepSample | None,
-        previews: list[RowPreview],
-    ) -> None:
         self.reports.append(
-            StepReport(began_s, ended_s, tuple(rows), tuple(failures), sample, tuple(previews))
+            StepReport(
+                answer.began_s,
+                answer.ended_s,
+                tuple(rows),
+                tuple(failures),
+                sample,
+                tuple(previews),
+                answer.cached or StepCacheCounters(),
+            )
         )
 
     def _undo(self, flight: InFlightPoolStep, answer: RankStepFailed) -> None:
@@ -264,28 +268,25 @@ def _failure(row: Row, cause: Exception) -> FailedRow:
     return FailedRow(row, error)
 
 
-def _advanced(held: LeaderRow, told: RowAdvanced, found: StepResultReader | None, degree: int) -> Row:
+def _advanced(held: LeaderRow, told: RowAdvanced, degree: int) -> Row:
     """A row as a step has left it: its state is in its slab, for whoever has it next."""
     row = held.row
     if told.plain:
-        held.plain, row = True, plain(row)
-    state = held.shared.ring.read(held.shared.memory, row, told.step)
+        held.plain, row = True, row.plain()
+    state = held.shared.ring.read(held.shared.memory, row, told.step, told.remembers)
     made = row.advanced(
         state.latent,
         state.memory,
         state.generator,
-        entry=None if found is None or told.entry is None else found.entry(told.entry),
-        corrections=None
-        if found is None or told.corrections is None
-        else found.corrections(told.corrections),
+        entry=told.entry,
+        corrections=told.corrections,
         degree=degree,
+        cached=state.cached,
     )
     return replace(made, step=told.step)
 
 
-def _preview(
-    before: Row, row: Row, told: RowAdvanced, found: StepResultReader | None
-) -> Iterator[RowPreview]:
-    if found is not None and told.preview is not None:
-        pixels = found.pixels(told.preview)
-        yield RowPreview(before.key, row.step, row.steps, told.preview.index, pixels)
+def _preview(before: Row, row: Row, told: RowAdvanced) -> Iterator[RowPreview]:
+    if told.preview is not None:
+        index, pixels = told.preview
+        yield RowPreview(before.key, row.step, row.steps, index, pixels.numpy())

@@ -9,16 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final, Self
 
 import structlog
 
+from giornata.packed.low_rank import SequenceLoras
 from giornata.planning.cost_model import HALVED
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.degrees.pool import Devices, PoolRow, PoolRule, SharedStepTime, StepStart
 from giornata.scheduling.pool_rows import StepSize
 from giornata.wire.errors import Failed
 from giornata.wire.workers import RankState, StepSample
+from giornata_denoiser.engine.adapters import LowRanks, NoLoras, ready_row
 from giornata_denoiser.engine.protocol import EngineState, StepReport
 from giornata_denoiser.pool.completion import GroupEpochs, StepCompletionHandler
 from giornata_denoiser.pool.messages import ReleaseRows, StepOrder, WarmGroup
@@ -51,9 +54,14 @@ class StepDispatcher:
         rule: PoolRule,
         together: SharedStepTime | None,
         halves: HalvesOf,
+        low_ranks: LowRanks,
     ) -> None:
         self._ranks, self._book, self._shelf, self._epochs = ranks, book, shelf, epochs
-        self._rule, self._together, self._halves = rule, together, halves
+        self._rule, self._together, self._halves, self._low_ranks = rule, together, halves, low_ranks
+        self.paused = 0
+        """How many rows have waited for LoRAs while others could go on."""
+        self._late: frozenset[RowKey] = frozenset()
+        """Rows that wait for their LoRAs, as of the last look."""
         self._wake_s = math.inf
         self.news = True
         """Whether something has happened since the last decision."""
@@ -88,6 +96,7 @@ class StepDispatcher:
         """Order what is to begin, where something has happened; then what follows steps that are about to end."""
         if self.news or now_s >= self._wake_s:
             self.news, self._wake_s = False, math.inf
+            self._pause()
             rows = self._book.shown(now_s)
             free = self._ready() - self._book.busy()
             if free and any(row.boundary for row in rows):
@@ -103,6 +112,23 @@ class StepDispatcher:
         if ending:
             self._decide_ahead(ending, now_s)
 
+    def _pause(self) -> None:
+        """Let rows wait whose LoRAs are missing, and LoRAs that have arrived act from the next step on.
+
+        LoRAs join a row at its boundary: one in flight is not ordered ahead where they have arrived.
+        """
+        late: set[RowKey] = set()
+        for key, held in self._book.rows.items():
+            row = replace(held.row, step=held.row.step + len(held.flights)) if held.flights else held.row
+            now = ready_row(row, self._low_ranks)
+            if now is None:
+                late.add(key)
+            elif not held.flights:
+                held.row = now
+            held.waits = now is None or (now is not row and bool(held.flights))
+        self.paused += len(late - self._late)  # others are looked at again, and wait still
+        self._late = frozenset(late)
+
     def _decide_ahead(self, ending: Collection[InFlightPoolStep], now_s: float) -> None:
         """Decide as if `ending` had ended, and order what their ranks can begin without another word.
 
@@ -110,6 +136,7 @@ class StepDispatcher:
         """
         for flight in ending:
             flight.next_asked = True
+        self._pause()
         held = {device for flight in ending for device in flight.devices}
         numbers = frozenset(flight.number for flight in ending)
         moment_s = max(now_s, *(flight.until_s(now_s) for flight in ending))
@@ -155,7 +182,12 @@ class StepDispatcher:
         halves, seconds = self._halved(begin, shown), self._seconds(begin, shown)
         flight, entered = self._book.begin(begin, now_s, epoch=epoch, halves=halves, seconds=seconds)
         named = [
-            (held.shared, self._shelf.ordered(held.row, held.shared, step, fresh=fresh, plain=held.plain))
+            (
+                held.shared,
+                self._shelf.ordered(
+                    held.row, held.shared, step, self._acting(held.row, step), fresh=fresh, plain=held.plain
+                ),
+            )
             for held, step, fresh, _ in entered
         ]
         ordered = tuple(each for _, each in named)
@@ -164,6 +196,11 @@ class StepDispatcher:
             member = self._ranks.members[device]
             self._ranks.send(member, [*self._shelf.parcels(member.told, named), parcel(order)])
         self._leave(entered)
+
+    def _acting(self, row: Row, step: int) -> SequenceLoras | None:
+        """The LoRAs that act in a step of `row`; a rank fails the step where they are missing."""
+        loras = row.adapters.acting(step)
+        return self._low_ranks.find(loras) if loras else None
 
     def _leave(self, entered: Iterable[RowStepStart]) -> None:
         """Have ranks let go of what they keep of rows that go on elsewhere."""
@@ -219,10 +256,8 @@ class DevicePool:
         observe: told of every sample, with the devices that computed it, in that thread.
         on_report: told of every step, likewise.
         on_crash: told that no rank is left and none can load; rows can still be taken.
+        low_ranks: holds the LoRAs of rows in host memory.
     """
-
-    paused: Final = 0
-    """No row waits for adapters here."""
 
     def __init__(
         self,
@@ -237,6 +272,7 @@ class DevicePool:
         observe: Callable[[StepSample], object],
         on_report: Callable[[StepReport], object],
         on_crash: Callable[[Exception], object],
+        low_ranks: LowRanks | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._ranks, self._clock = ranks, clock
@@ -245,7 +281,7 @@ class DevicePool:
         shelf = SharedRowStore(arena)
         self._settling = StepCompletionHandler(ranks, self._book, arena, clock)
         self._deciding = StepDispatcher(
-            ranks, self._book, shelf, self._settling.epochs, rule, together, halves
+            ranks, self._book, shelf, self._settling.epochs, rule, together, halves, low_ranks or NoLoras()
         )
         self._groups = groups
         self._lock = threading.Lock()
@@ -283,8 +319,14 @@ class DevicePool:
         self._wake()
         return True
 
-    def resume(self, job_id: str, attempt: int) -> None:
-        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.resume`: no row waits here."""
+    @property
+    def paused(self) -> int:
+        """How many rows have waited for LoRAs while others could go on."""
+        return self._deciding.paused
+
+    def resume(self, job_id: str, attempt: int) -> None:  # noqa: ARG002 - protocol
+        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.resume`: all rows that wait are looked at."""
+        self._wake()
 
     def cancel(self, job_id: str, attempt: int | None = None) -> tuple[Row, ...]:
         """See :meth:`giornata_denoiser.engine.protocol.RowEngine.cancel`."""

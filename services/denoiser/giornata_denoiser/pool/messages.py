@@ -1,159 +1,55 @@
-"""The messages of leader and ranks, over pairs of Unix sockets."""
+"""What leader and ranks send each other: frames over pairs of Unix sockets, tensors in shared memory."""
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import socket
-import struct
-import threading
-from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, NamedTuple
+from enum import Enum
+from importlib import import_module
+from typing import Any, Final, Literal
 
-from pydantic import Field, TypeAdapter
+import msgpack
+import torch
+from pydantic import BaseModel
+from torch import Tensor
 
+from giornata.frames import FramedConnection
+from giornata.packed.compute_set import Region
+from giornata.packed.low_rank import LowRankFactors, SequenceLoras
 from giornata.planning.cost_model import Profile
+from giornata.scheduling.batch import RowKey
 from giornata.scheduling.degrees.pool import Devices
+from giornata.wire.adapters import ControlCard, ControlWork
 from giornata.wire.errors import ErrorBody
-from giornata.wire.values import WireModel
-from giornata.wire.workers import StepSample
+from giornata.wire.jobs import Priority
+from giornata.wire.models import TaylorSeerSchedule
+from giornata.wire.workers import StepCacheCounters, StepSample
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.pool.shared_memory import StateRing
+from giornata_denoiser.pool.shared_memory import (
+    ExpansionHead,
+    RowStateLayout,
+    StateRing,
+    TensorLocation,
+    TensorPlaces,
+    dtype_name,
+)
+from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl, RowLora, SamplerTable
+from giornata_denoiser.rows.step_cache import TaylorRule
+from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Correction, Entry, StoredTensor
 
-# Whole messages between leader and rank over a pair of Unix sockets, with open files beside them.
-#
-# The socket ends when the process at its other end does, however that ends.
-
-
-HEAD: Final = struct.Struct("<QH")
-"""Bytes of a message, and how many files come with it."""
-_DESCRIPTOR: Final = struct.Struct("@i")
-CHUNK: Final = 1 << 18
+MESSAGE_BYTES: Final = 1 << 30
 MOST_FILES: Final = 64
-_CLOSED_ON_EXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
-class ChannelClosed(ConnectionError):
-    """The other end has closed, or takes nothing in."""
+def connect(one: socket.socket) -> FramedConnection:
+    """An end of a pair of Unix sockets; it ends when the process at its other end does, however that ends."""
+    return FramedConnection(one, MESSAGE_BYTES, files=MOST_FILES)
 
 
-class Message(NamedTuple):
-    """A message that has come."""
-
-    data: bytes
-    files: tuple[int, ...]
-    """Descriptors, the receiver's to close."""
-
-
-class Channel:
-    """One end. Any thread may send, one receives.
-
-    Args:
-        connected: a Unix stream socket, from now on this object's.
-        patience_s: how long the other end may take in nothing of what is sent; None for ever.
-    """
-
-    def __init__(self, connected: socket.socket, patience_s: float | None = None) -> None:
-        self._socket = connected
-        self._sending = threading.Lock()
-        self._buffer = bytearray()
-        self._files: deque[int] = deque()
-        self._ended = False
-        if patience_s is not None:
-            whole = int(patience_s)
-            limit = struct.pack("@ll", whole, int((patience_s - whole) * 1e6))
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-
-    def fileno(self) -> int:
-        """Return what a selector waits for: it is readable where :meth:`receive_ready` has something to tell."""
-        return self._socket.fileno()
-
-    def send(self, data: bytes, files: Sequence[int] = ()) -> None:
-        """Send a message; the files stay the sender's.
-
-        Raises:
-            Ended: the other end is gone, or has taken in nothing for too long. Nothing more can be sent then.
-        """
-        head = HEAD.pack(len(data), len(files))
-        try:
-            with self._sending:
-                sent = socket.send_fds(self._socket, [head, data], files)
-                whole = memoryview(head + data)[sent:] if sent < len(head) + len(data) else b""
-                if whole:
-                    self._socket.sendall(whole)
-        except OSError as error:
-            raise ChannelClosed(f"the other process does not listen: {error}") from error
-
-    def receive(self) -> Message:
-        """The next message, however long it takes. Raises Ended where none comes any more."""
-        while (found := self._whole()) is None:
-            if self._ended:
-                raise ChannelClosed("the other process has ended")
-            self._read(0)
-        return found
-
-    def receive_ready(self) -> tuple[tuple[Message, ...], bool]:
-        """The messages that are here, and whether the other end has closed, so that no others come. Never waits."""
-        while not self._ended:
-            try:
-                self._read(socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                break
-        found: list[Message] = []
-        while (message := self._whole()) is not None:
-            found.append(message)
-        return tuple(found), self._ended
-
-    def end(self) -> None:
-        """Wake whoever receives: nothing travels any more."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Only when no thread uses it any more."""
-        self._socket.close()
-        while self._files:
-            os.close(self._files.popleft())
-
-    def _read(self, flags: int) -> None:
-        try:
-            # Not `socket.recv_fds`, which drops the flags.
-            room = socket.CMSG_SPACE(MOST_FILES * _DESCRIPTOR.size)
-            data, beside, _, _ = self._socket.recvmsg(CHUNK, room, flags | _CLOSED_ON_EXEC)
-        except BlockingIOError:
-            raise
-        except OSError:  # such as a reset by a process that was killed
-            data, beside = b"", []
-        self._buffer += data
-        for level, kind, content in beside:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                whole = len(content) - len(content) % _DESCRIPTOR.size
-                self._files += (descriptor for (descriptor,) in _DESCRIPTOR.iter_unpack(content[:whole]))
-        self._ended = not data
-
-    def _whole(self) -> Message | None:
-        if len(self._buffer) < HEAD.size:
-            return None
-        length, count = HEAD.unpack_from(self._buffer)
-        if len(self._buffer) < HEAD.size + length:
-            return None
-        data = bytes(self._buffer[HEAD.size : HEAD.size + length])
-        del self._buffer[: HEAD.size + length]
-        return Message(data, tuple(self._files.popleft() for _ in range(count)))
-
-
-def pair(patience_s: float) -> tuple[Channel, socket.socket]:
-    """The leader's end, and the socket of the rank's."""
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    return Channel(here, patience_s), there
-
-
-# What leader and ranks tell each other.
-#
-# Ranks unpickle what their own leader sends; a leader reads JSON from its ranks. Rows, slabs and kept
-# objects are named by the leader's numbers.
+# What leader and ranks tell each other. Rows, slabs and kept objects are named by the leader's numbers.
 
 
 @dataclass(frozen=True)
@@ -184,10 +80,13 @@ class MapSlab:
 
 @dataclass(frozen=True)
 class PutSharedObject:
-    """A template or correction that rows refer to."""
+    """A template, correction or set of LoRAs that rows refer to."""
 
     number: int
     data: bytes
+    """See :func:`pack`."""
+    own: int
+    """The slab of tensors that were in none; 0 where there are none."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +95,8 @@ class PutRow:
 
     number: int
     data: bytes
+    own: int
+    """As :attr:`PutSharedObject.own`."""
     slab: int
     ring: StateRing
 
@@ -216,6 +117,12 @@ class OrderedRow:
     """Whether a fresh row takes nothing from a template, since a step that did has failed."""
     leaves: bool = False
     """Whether a fresh row records its steps for later edits, as far as it was put so."""
+    loras_from: int = 0
+    """As :attr:`giornata_denoiser.rows.row.Adapters.loras_from`: LoRAs may join after the row was put."""
+    remembers: ExpansionHead | None = None
+    """What a fresh row's step cache remembers; the factors are in its slab."""
+    low_rank: int | None = None
+    """Number of the set of LoRAs that act in the step, if any do."""
 
 
 @dataclass(frozen=True)
@@ -289,46 +196,8 @@ Order = (
 )
 
 
-class TensorLayout(WireModel):
-    """A tensor in the file that comes along."""
-
-    offset: int
-    shape: tuple[int, ...]
-    dtype: str
-
-
-class StoredTensorLayout(WireModel):
-    """A :class:`giornata_denoiser.rows.template.StoredTensor`."""
-
-    data: TensorLayout
-    scale: TensorLayout | None = None
-    low: TensorLayout | None = None
-
-
-class EntryLayout(WireModel):
-    """The layout of an entry that a step recorded of a row."""
-
-    level: float
-    blocks: tuple[dict[str, StoredTensorLayout], ...]
-    """By block: its parts by name."""
-
-
-class CorrectionDeltaLayout(WireModel):
-    """A part of a correction."""
-
-    block: int
-    part: str
-    delta: StoredTensorLayout
-
-
-class PreviewLayout(WireModel):
-    """The layout of a row's preview after a step."""
-
-    index: int
-    pixels: TensorLayout
-
-
-class RowAdvanced(WireModel):
+@dataclass(frozen=True)
+class RowAdvanced:
     """A row whose state is in its slab, one step further."""
 
     number: int
@@ -336,13 +205,18 @@ class RowAdvanced(WireModel):
     """Steps computed now."""
     plain: bool = False
     """Whether it takes nothing from a template any more, since a step that did has failed."""
-    entry: EntryLayout | None = None
-    corrections: tuple[tuple[CorrectionDeltaLayout, ...], ...] | None = None
+    entry: Entry | None = None
+    """What the step has recorded of it."""
+    corrections: tuple[Correction, ...] | None = None
     """By sequence, if the step has taught them."""
-    preview: PreviewLayout | None = None
+    remembers: ExpansionHead | None = None
+    """What its step cache remembers."""
+    preview: tuple[int, Tensor] | None = None
+    """What it looks like after the step: which preview, and (height, width, 3) uint8."""
 
 
-class RowBlamed(WireModel):
+@dataclass(frozen=True)
+class RowBlamed:
     """A row that could not be computed, as of its last good step."""
 
     number: int
@@ -351,32 +225,34 @@ class RowBlamed(WireModel):
     """What was raised, for the log."""
 
 
-class RankReady(WireModel):
+@dataclass(frozen=True)
+class RankReady:
     """The model is loaded and has computed a picture."""
 
-    kind: Literal["ready"] = "ready"
     profile: Profile
     """What steps cost here."""
+    controls: tuple[ControlCard, ...] = ()
+    """ControlNets that are loaded beside it."""
 
 
-class RankRefused(WireModel):
+@dataclass(frozen=True)
+class RankRefused:
     """The model cannot be loaded as it is configured, or cannot compute; the process ends."""
 
-    kind: Literal["refused"] = "refused"
     error: ErrorBody
 
 
-class Pong(WireModel):
+@dataclass(frozen=True)
+class Pong:
     """The process runs."""
 
-    kind: Literal["pong"] = "pong"
     number: int
 
 
-class RankStepEnded(WireModel):
+@dataclass(frozen=True)
+class RankStepEnded:
     """A step has been computed. Those of a group all tell so; its first rank tells what it did."""
 
-    kind: Literal["ended"] = "ended"
     order: int
     began_s: float
     ended_s: float
@@ -384,22 +260,156 @@ class RankStepEnded(WireModel):
     advanced: tuple[RowAdvanced, ...] = ()
     blamed: tuple[RowBlamed, ...] = ()
     sample: StepSample | None = None
-    left_bytes: int = 0
-    """Size of the file that comes along; 0 for none."""
+    cached: StepCacheCounters | None = None
 
 
-class RankStepFailed(WireModel):
+@dataclass(frozen=True)
+class RankStepFailed:
     """Nothing of a step has come to anything: its rows are as they were."""
 
-    kind: Literal["failed"] = "failed"
     order: int
     reason: Literal["stale", "group", "memory", "raised"]
     """`group`: another member has ended or closed it."""
     text: str = ""
 
 
-Answer = Annotated[
-    RankReady | RankRefused | Pong | RankStepEnded | RankStepFailed, Field(discriminator="kind")
-]
-ANSWER: TypeAdapter[RankReady | RankRefused | Pong | RankStepEnded | RankStepFailed] = TypeAdapter(Answer)
-"""Reads what a rank tells."""
+Answer = RankReady | RankRefused | Pong | RankStepEnded | RankStepFailed
+
+
+# Messages, rows, templates and corrections as msgpack. An object is a map of its fields with the name of its class;
+# of a tensor there is the place where it lies.
+
+
+KEPT: Final = (CachedTemplate, Correction, SequenceLoras)
+"""What rows share: a rank has one object of each, whatever row it came with."""
+_CLASS: Final = ""
+"""The key of a class's name, which no field and no conditioning has."""
+_CLASSES: Final[Mapping[str, Any]] = {
+    each.__name__: each
+    for each in (
+        *(
+            AbortGroup,
+            ForgetResources,
+            MapSlab,
+            OrderedRow,
+            Ping,
+            PutRow,
+            PutSharedObject,
+            RankSetup,
+            ReleaseRows,
+        ),
+        *(StepOrder, Stop, WarmGroup, RowStateLayout, StateRing, TensorLocation, ExpansionHead),
+        *(Pong, RankReady, RankRefused, RankStepEnded, RankStepFailed, RowAdvanced, RowBlamed),
+        *(ControlCard, ControlWork, DenoiserConfig, ErrorBody, Profile, StepCacheCounters, StepSample),
+        *(
+            Adapters,
+            RecordingSpec,
+            Row,
+            RowControl,
+            RowKey,
+            RowLora,
+            SamplerTable,
+            TaylorRule,
+            TaylorSeerSchedule,
+        ),
+        *(
+            CachedBlock,
+            CachedTemplate,
+            Correction,
+            Entry,
+            LowRankFactors,
+            Region,
+            SequenceLoras,
+            StoredTensor,
+        ),
+        *(CacheForm, Priority, frozenset),
+    )
+}
+_PROMPTS: Final[Mapping[str, str]] = {
+    "DrivenPrompt": "giornata_denoiser.families.driven.prompts",
+    "FluxPrompt": "giornata_denoiser.families.flux",
+    "UnetPrompt": "giornata_denoiser.families.unet.prompts",
+}
+"""Modules of the families' prompts: of the checkpoint's own family alone one is imported.
+
+Nothing else is made of what comes."""
+
+
+def pack(
+    thing: object,
+    places: TensorPlaces | None = None,
+    number: Callable[[object], int | None] = lambda _: None,
+) -> bytes:
+    """`thing` as bytes; its tensors are put into `places`, and only the `number` is told of objects that have one."""
+
+    def fields(part: Any) -> Any:
+        kind = type(part)
+        if kind is tuple:
+            return list(part)
+        if isinstance(part, Tensor):
+            if places is None:
+                raise TypeError("a message without shared memory has a tensor")
+            return {_CLASS: "Tensor", "at": list(places.place(part))}
+        if isinstance(part, torch.dtype):
+            return {_CLASS: "dtype", "name": dtype_name(part)}
+        name = kind.__name__
+        if _CLASSES.get(name) is not kind and _PROMPTS.get(name) != kind.__module__:
+            if isinstance(part, Mapping):
+                return dict(part)
+            raise TypeError(f"received a {kind.__name__}; accepted in messages: {', '.join(_CLASSES)}")
+        if isinstance(part, KEPT) and (known := number(part)) is not None:
+            return {_CLASS: "kept", "number": known}
+        return {_CLASS: name, **_fields(part)}
+
+    packed: bytes = msgpack.packb(thing, default=fields, strict_types=True)
+    return packed
+
+
+def _fields(part: Any) -> dict[str, Any]:
+    if isinstance(part, BaseModel):
+        return {"fields": part.model_dump(mode="json")}
+    if isinstance(part, Enum):
+        return {"value": part.value}
+    if isinstance(part, frozenset):
+        return {"items": list(part)}
+    if isinstance(part, tuple):  # a named one
+        return dict(zip(part._fields, part, strict=True))  # type: ignore[attr-defined]  # of a NamedTuple
+    return {each.name: getattr(part, each.name) for each in dataclasses.fields(part) if each.init}
+
+
+def _class(name: str) -> Any:
+    return getattr(import_module(_PROMPTS[name]), name) if name in _PROMPTS else _CLASSES[name]
+
+
+def _made(kind: Any, fields: dict[str, Any]) -> Any:
+    if issubclass(kind, BaseModel):
+        return kind.model_validate(fields["fields"])
+    if issubclass(kind, Enum | frozenset):
+        return kind(*fields.values())
+    return kind(**fields)
+
+
+def _no_tensor(place: TensorLocation) -> Tensor:
+    raise ValueError(f"received a tensor at {place}; accepted are messages without")
+
+
+def unpack(
+    data: bytes,
+    tensor: Callable[[TensorLocation], Tensor] = _no_tensor,
+    kept: Mapping[int, object] | None = None,
+) -> Any:
+    """The inverse of :func:`pack`; `tensor` finds what lies at a place, and `kept` are numbered objects."""
+
+    def made(fields: dict[str, Any]) -> Any:
+        match fields:
+            case {"": "Tensor", "at": at}:
+                return tensor(TensorLocation(*at))
+            case {"": "dtype", "name": name}:
+                return getattr(torch, name)
+            case {"": "kept", "number": known}:
+                return (kept or {})[known]
+            case {"": kind}:
+                return _made(_class(kind), {name: each for name, each in fields.items() if name != _CLASS})
+        return fields
+
+    return msgpack.unpackb(data, object_hook=made, use_list=False, strict_map_key=False)

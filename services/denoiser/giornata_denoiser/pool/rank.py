@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import queue
 import threading
 import time
@@ -11,16 +10,22 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import structlog
 import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
+from giornata.frames import FramedConnection, PeerEnded, framed
+from giornata.packed.low_rank import SequenceLoras
 from giornata.planning.cost_model import CostModel
 from giornata.scheduling.degrees.pool import Devices
-from giornata_denoiser.checkpoint import open_checkpoint
+from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.controls.controlnets import ControlDispatcher
+from giornata_denoiser.controls.local import LocalControls, control_target
+from giornata_denoiser.engine.adapters import ControlExecutor
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.model_runner import FiniteCheck, ModelRunner
 from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
@@ -30,11 +35,9 @@ from giornata_denoiser.parallel.families import halve_guidance, shared
 from giornata_denoiser.parallel.groups import RankGroups
 from giornata_denoiser.pool.messages import (
     AbortGroup,
-    Channel,
-    ChannelClosed,
+    Answer,
     ForgetResources,
     MapSlab,
-    Message,
     Order,
     OrderedRow,
     Ping,
@@ -51,11 +54,12 @@ from giornata_denoiser.pool.messages import (
     StepOrder,
     Stop,
     WarmGroup,
+    pack,
+    unpack,
 )
-from giornata_denoiser.pool.shared_memory import MappedSlabs, StateRing, unpacked
-from giornata_denoiser.pool.step_results import StepResultWriter
+from giornata_denoiser.pool.shared_memory import ExpansionHead, MappedSlabs, StateRing, TensorPlaces
 from giornata_denoiser.profiling.fitting import profile_of
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.row import Row, RowLora, name_of
 from giornata_denoiser.rows.template import Correction
 from giornata_denoiser.tuning import memory_on, reusing_of
 
@@ -120,17 +124,41 @@ class _Group:
     """Whether no row is there."""
 
 
+class RankLoras:
+    """The sets of LoRAs that the leader has put, on the rank's device; satisfies `LowRanks`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._sets: dict[int, SequenceLoras] = {}
+
+    def put(self, number: int, thing: object) -> None:
+        """Copy to the device what has come, if it is a set."""
+        if isinstance(thing, SequenceLoras):
+            self._sets[number] = thing.to(self.device)
+
+    def forget(self, number: int) -> None:
+        """Let a set go, if this is the number of one."""
+        self._sets.pop(number, None)
+
+    def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
+        """See :meth:`giornata_denoiser.engine.adapters.LowRanks.find`."""
+        name = name_of(loras)
+        return next((each for each in self._sets.values() if each.name == name), None)
+
+
 class RankSteps:
     """The rows of a rank, and what it keeps of them in each group. One thread uses it, but for :meth:`abort`.
 
     Args:
         me: this rank's place among the pool's devices.
         families: see :class:`Families`.
-        make: makes what computes steps over a family; all of them share one loader.
+        make: makes what computes steps over a family; all of them share one loader, and the `loras`.
     """
 
-    def __init__(self, me: int, families: Families, make: Callable[[ModelFamily], ModelRunner]) -> None:
-        self._me, self._families, self._make = me, families, make
+    def __init__(
+        self, me: int, families: Families, make: Callable[[ModelFamily], ModelRunner], loras: RankLoras
+    ) -> None:
+        self._me, self._families, self._make, self._loras = me, families, make, loras
         self._mapped = MappedSlabs()
         self._kept: dict[int, object] = {}
         self._rows: dict[int, _RankRow] = {}
@@ -148,10 +176,11 @@ class RankSteps:
             case MapSlab(number, size_bytes):
                 for descriptor in files:
                     self._mapped.map(number, size_bytes, descriptor)
-            case PutSharedObject(number, data):
-                self._kept[number] = unpacked(data, self._mapped, self._kept)
-            case PutRow(number, data, slab, ring):
-                row = cast("Row", unpacked(data, self._mapped, self._kept))
+            case PutSharedObject(number, data, own):
+                self._kept[number] = thing = self._unpacked(data, own)
+                self._loras.put(number, thing)
+            case PutRow(number, data, own, slab, ring):
+                row: Row = self._unpacked(data, own)
                 self._rows[number] = _RankRow(row, row, self._mapped.memory(slab), ring)
             case ReleaseRows(rows):
                 for number in self._rows.keys() & set(rows):
@@ -168,8 +197,8 @@ class RankSteps:
                 ) as error:  # a member was lost meanwhile: the leader names another epoch
                     log.warning("group_not_warm", devices=devices, error=str(error))
 
-    def compute(self, order: StepOrder) -> tuple[RankStepEnded | RankStepFailed, int | None]:
-        """The step that is ordered, and a descriptor of what it has left, the caller's to close.
+    def compute(self, order: StepOrder) -> RankStepEnded | RankStepFailed:
+        """The step that is ordered.
 
         Raises:
             torch.AcceleratorError: the device is lost, and so is this process.
@@ -180,16 +209,19 @@ class RankSteps:
             report = self._step(order, rows)
             self._families.check(order.devices, order.epoch)
         except StaleOrder as stale:
-            return RankStepFailed(order=order.number, reason="stale", text=str(stale)), None
+            return RankStepFailed(order=order.number, reason="stale", text=str(stale))
         except torch.AcceleratorError:
             raise
         except Exception as error:  # noqa: BLE001 - a step's edge: the leader is told, and blames nobody yet
-            return self._failed(order, error), None
+            return self._failed(order, error)
         return self._told(order, report, began)
 
     def abort(self, devices: Devices, epoch: int) -> None:
         """Have a step of a group fail that has lost a member. Any thread."""
         self._families.abort(devices, epoch)
+
+    def _unpacked(self, data: bytes, own: int) -> Any:
+        return unpack(data, lambda place: self._mapped.tensor(place, own), self._kept)
 
     def _failed(self, order: StepOrder, error: Exception) -> RankStepFailed:
         """Let the group go, so that its other members fail at once."""
@@ -232,13 +264,17 @@ class RankSteps:
                 raise StaleOrder(
                     f"row {ordered.number} is at step {held.row.step}; ordered was {ordered.step}"
                 )
-            return held.row
+            joins = held.row.adapters.loras_from != ordered.loras_from
+            return _joined(replace(held.row, corrections=None), ordered) if joins else held.row
         known = ordered.corrections
         corrections = None if known is None else tuple(cast("Correction", self._kept[each]) for each in known)
-        put = _plain(held.put) if ordered.plain else held.put
+        put = held.put.plain() if ordered.plain else held.put
         if not ordered.leaves:
             put = replace(put, records=None)
-        return replace(held.ring.read(held.slab, put, ordered.step), corrections=corrections)
+        row = held.ring.read(held.slab, put, ordered.step, ordered.remembers)
+        # What is in the slab lasts for three steps.
+        cached = None if row.cached is None else row.cached.copied(self._loras.device)
+        return _joined(replace(row, corrections=corrections, cached=cached), ordered)
 
     def _meet(self, way: _GroupKey) -> None:
         """Have what computes in this way at hand."""
@@ -267,62 +303,57 @@ class RankSteps:
             self._retain()
         for number in kept:
             self._kept.pop(number, None)
+            self._loras.forget(number)
 
-    def _told(self, order: StepOrder, report: StepReport, began: float) -> tuple[RankStepEnded, int | None]:
+    def _told(self, order: StepOrder, report: StepReport, began: float) -> RankStepEnded:
         """Take in what a step has come to, and describe it if this is the group's first rank."""
         numbers = {self._rows[ordered.number].row.key: ordered.number for ordered in order.rows}
-        first, leaving = order.devices[0] == self._me, StepResultWriter()
-        advanced = [
-            self._advanced(numbers[row.key], row, report.previews, leaving if first else None)
-            for row in report.advanced
-        ]
+        first = order.devices[0] == self._me
+        advanced = tuple(
+            self._advanced(numbers[row.key], row, report.previews, first=first) for row in report.advanced
+        )
         if not first:
-            return RankStepEnded(
-                order=order.number, began_s=began, ended_s=time.perf_counter(), left_bytes=0
-            ), None
-        left = leaving.written()
+            return RankStepEnded(order.number, began, time.perf_counter())
         return RankStepEnded(
-            order=order.number,
-            began_s=began,
-            ended_s=time.perf_counter(),
-            advanced=tuple(each for each in advanced if each is not None),
-            blamed=tuple(_blamed(numbers[failure.row.key], failure) for failure in report.failed),
-            sample=report.sample,
-            left_bytes=leaving.size_bytes,
-        ), left
+            order.number,
+            began,
+            time.perf_counter(),
+            advanced,
+            tuple(_blamed(numbers[failure.row.key], failure) for failure in report.failed),
+            report.sample,
+            report.cached,
+        )
 
     def _advanced(
-        self, number: int, row: Row, previews: Collection[RowPreview], leaving: StepResultWriter | None
-    ) -> RowAdvanced | None:
+        self, number: int, row: Row, previews: Collection[RowPreview], *, first: bool
+    ) -> RowAdvanced:
         held = self._rows[number]
         way = held.way
         if way is not None and row.entries:
             self._groups[way].computing.hosting.finish(row.entries)
-        plain = row.template is not held.row.template or row.renewed_every != held.row.renewed_every
+        changed = row.template is not held.row.template or row.renewed_every != held.row.renewed_every
         held.row, alone = replace(row, entries=()), way is not None and len(way.devices) == 1
-        if leaving is None:
-            return None
-        held.ring.write(held.slab, row)
+        if first:
+            held.ring.write(held.slab, row)
         shown = [preview for preview in previews if preview.key == row.key]
         return RowAdvanced(
-            number=number,
-            step=row.step,
-            plain=plain,
-            entry=leaving.entry(row.entries[-1]) if row.entries else None,
-            corrections=tuple(map(leaving.correction, row.corrections or ()))
-            if row.taught and alone
-            else None,
-            preview=leaving.preview(shown[0].index, shown[0].pixels) if shown else None,
+            number,
+            row.step,
+            plain=changed,
+            entry=row.entries[-1] if row.entries else None,
+            corrections=row.corrections if row.taught and alone else None,
+            remembers=ExpansionHead.of(row),
+            preview=(shown[0].index, torch.from_numpy(shown[0].pixels)) if shown else None,
         )
 
 
-def _plain(row: Row) -> Row:
-    return replace(row, template=None, renewed_every=0, records=None)
+def _joined(row: Row, ordered: OrderedRow) -> Row:
+    return replace(row, adapters=replace(row.adapters, loras_from=ordered.loras_from))
 
 
 def _blamed(number: int, failure: FailedRow) -> RowBlamed:
     cause = failure.error.__cause__
-    return RowBlamed(number=number, error=failure.error.body(), cause="" if cause is None else repr(cause))
+    return RowBlamed(number, failure.error.body(), "" if cause is None else repr(cause))
 
 
 # A rank: the process that computes on one device of a pool. It ends with its leader, however that ends.
@@ -343,7 +374,7 @@ class Rank:
         on_end: told, in the reading thread, that the leader is gone; what is being computed then is for nobody.
     """
 
-    def __init__(self, channel: Channel, on_end: Callable[[], object]) -> None:
+    def __init__(self, channel: FramedConnection, on_end: Callable[[], object]) -> None:
         self._channel, self._on_end = channel, on_end
         self._orders: queue.SimpleQueue[tuple[Order, tuple[int, ...]]] = queue.SimpleQueue()
         self._steps: RankSteps | None = None
@@ -353,7 +384,7 @@ class Rank:
         """Load, then compute until the leader says stop. Pings are answered from now on.
 
         Raises:
-            Ended: the leader is gone.
+            PeerEnded: the leader is gone.
             torch.AcceleratorError: the device is lost.
         """
         self._reading.start()
@@ -365,30 +396,26 @@ class Rank:
 
     def close(self) -> None:
         """Let the leader go, and wait for the thread that reads."""
-        self._channel.end()
+        self._channel.interrupt()
         self._reading.join()
         self._channel.close()
 
     def _obey(self, steps: RankSteps, order: Order, files: tuple[int, ...]) -> None:
         if isinstance(order, StepOrder):
-            answer, left = steps.compute(order)
-            try:
-                self._tell(answer, *(() if left is None else (left,)))
-            finally:
-                if left is not None:
-                    os.close(left)
+            self._tell(steps.compute(order))
         elif not isinstance(order, AbortGroup | Ping | Stop):
             steps.take(order, files)
 
-    def _tell(self, answer: RankReady | Pong | RankStepEnded | RankStepFailed, *files: int) -> None:
-        self._channel.send(answer.model_dump_json().encode(), files)
+    def _tell(self, answer: Answer) -> None:
+        tell(self._channel, answer)
 
     def _read(self) -> None:
         try:
             while True:
-                order, files = opened(self._channel.receive())
+                order: Order = unpack(self._channel.receive())
+                files = (self._channel.take_file(),) if isinstance(order, MapSlab) else ()
                 if isinstance(order, Ping):
-                    self._tell(Pong(number=order.number))
+                    self._tell(Pong(order.number))
                 elif isinstance(order, AbortGroup):
                     if self._steps is not None:
                         self._steps.abort(order.devices, order.epoch)
@@ -396,14 +423,22 @@ class Rank:
                     self._orders.put((order, files))
                 if isinstance(order, Stop):
                     return
-        except ChannelClosed:
+        except OSError:
             self._on_end()
 
 
-def opened(message: Message) -> tuple[Order, tuple[int, ...]]:
-    """Return what the rank's own leader has sent."""
-    order: Order = pickle.loads(message.data)  # noqa: S301 - of the process that started this one
-    return order, message.files
+def tell(channel: FramedConnection, answer: Answer) -> None:
+    """Send an answer, its tensors in a file; PeerEnded where the leader is gone."""
+    places = TensorPlaces()
+    data = pack(answer, places)
+    left = places.written()
+    try:
+        channel.send(framed(data), () if left is None else (left,))
+    except OSError as error:
+        raise PeerEnded(f"the leader does not listen: {error}") from error
+    finally:
+        if left is not None:
+            os.close(left)
 
 
 # What a rank loads before it is ready: the model, what computes steps over it, and the groups' store.
@@ -445,6 +480,14 @@ class GroupFamilies:
         self._groups.drop(devices)
 
 
+def rank_controls(checkpoint: Checkpoint, config: DenoiserConfig) -> ControlExecutor | None:
+    """What computes the ControlNets of a group's rows: each of its members does, all of them alike."""
+    target = control_target(checkpoint.family.network, checkpoint.card.pixel_multiple)
+    if target is None or not checkpoint.controlnets:
+        return None
+    return ControlDispatcher(LocalControls(checkpoint.controlnets, target, config.control_held_steps), None)
+
+
 @contextmanager
 def loaded(opening: RankSetup) -> Iterator[Loaded]:
     """Load the model and compute a picture; what steps load ends with the context.
@@ -459,21 +502,28 @@ def loaded(opening: RankSetup) -> Iterator[Loaded]:
     model = CostModel.of(profile)
     device = checkpoint.family.device
     memory = memory_on(config, checkpoint, opening.groups * GROUP_BYTES)
+    loras = RankLoras(device)
     with Loader() as loader:
         reusing = reusing_of(config, device, memory, loader, model)
 
         def make(family: ModelFamily) -> ModelRunner:
             # A step's latents go to the host at its end: its verdict is there as early.
             return ModelRunner(
-                family, time.perf_counter, checkpoint.preview_map, reusing=reusing, judge=FiniteCheck
+                family,
+                time.perf_counter,
+                checkpoint.preview_map,
+                reusing=reusing,
+                judge=FiniteCheck,
+                low_ranks=loras,
+                controls=rank_controls(checkpoint, config),
             )
 
         store = TCPStore(*opening.store, is_master=False, timeout=timedelta(seconds=STORE_S))
         groups = RankGroups(store, opening.me, device, opening.group_s)
         try:
             yield (
-                RankSteps(opening.me, GroupFamilies(checkpoint.family, groups), make),
-                RankReady(profile=profile),
+                RankSteps(opening.me, GroupFamilies(checkpoint.family, groups), make, loras),
+                RankReady(profile, tuple(checkpoint.control_cards.values())),
             )
         finally:
             groups.close()

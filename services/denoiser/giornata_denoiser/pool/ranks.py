@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import os
-import pickle
 import selectors
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 import structlog
 
 from giornata.config import ENV_PREFIX
+from giornata.frames import FramedConnection
 from giornata.gpus import VISIBLE
-from giornata.planning.cost_model import Profile
 from giornata.wire.errors import Failed, from_body
 from giornata.wire.workers import RankPhase, RankState
-from giornata_denoiser.pool.messages import (
-    ANSWER,
-    Channel,
-    ChannelClosed,
-    Message,
-    Ping,
-    RankReady,
-    RankRefused,
-    RankSetup,
-    Stop,
-    pair,
-)
+from giornata_denoiser.pool.messages import Ping, RankReady, RankRefused, RankSetup, Stop, connect, unpack
 from giornata_denoiser.pool.shared_rows import RankKnowledge, RankMessage, parcel
 
 # How long a leader waits for its ranks.
@@ -65,15 +54,11 @@ class RankTimeouts:
 # Starting and ending rank processes, as a leader sees them.
 
 
-SEND_S: Final = 5.0
-"""How long a rank's reading thread may take in nothing, before the rank counts as stalled."""
-
-
 class RankProcess(Protocol):
     """A rank that has been started."""
 
     @property
-    def channel(self) -> Channel:
+    def channel(self) -> FramedConnection:
         """To it; ends when the rank does."""
 
     def kill(self) -> None:
@@ -95,7 +80,8 @@ class LocalRankProcess:
     """
 
     def __init__(self, opening: RankSetup, visible: str | None = None) -> None:
-        self.channel, there = pair(SEND_S)
+        here, there = socket.socketpair()
+        self.channel = connect(here)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
         if visible is not None:
             environment[VISIBLE] = visible
@@ -107,8 +93,8 @@ class LocalRankProcess:
                 stdin=subprocess.DEVNULL,
                 env=environment,
             )
-        with suppress(ChannelClosed):  # it has died already: its channel tells
-            self.channel.send(pickle.dumps(opening))
+        with suppress(OSError):  # it has died already: its channel tells
+            self.channel.send(parcel(opening).frame)
 
     @property
     def pid(self) -> int:
@@ -199,33 +185,33 @@ class RankSupervisor:
         for member in self.members:
             self.selector.register(member.process.channel, selectors.EVENT_READ, member)
 
-    def loaded(self) -> Profile:
-        """Wait until every rank has loaded its model. Returns what steps cost on the first device.
+    def loaded(self) -> RankReady:
+        """Wait until every rank has loaded its model. Returns what the first one says.
 
         Raises:
             GiornataError: a rank refuses; the others are ended.
             Failed: one has ended without a word, or takes too long.
         """
-        profiles: dict[int, Profile] = {}
+        ready: dict[int, RankReady] = {}
         try:
-            while len(profiles) < len(self.members):
+            while len(ready) < len(self.members):
                 limit_s = self.members[0].started_s + self.patience.load_s - self._clock()
-                ready = self.selector.select(max(limit_s, 0.0))
-                if not ready:
+                heard = self.selector.select(max(limit_s, 0.0))
+                if not heard:
                     raise Failed("The ranks have not loaded the model in time.")  # noqa: TRY301 - others are ended
-                for key, _ in ready:
-                    self._heard(key.data, profiles)
+                for key, _ in heard:
+                    self._heard(key.data, ready)
         except BaseException:
             self.close(within_s=0.0)
             raise
-        return profiles[0]
+        return ready[0]
 
     def send(self, member: RankHandle, parcels: Iterable[RankMessage]) -> bool:
         """Tell a rank; False where it does not listen any more, which its channel tells as well, or will."""
         try:
             for each in parcels:
-                member.process.channel.send(each.data, each.files)
-        except ChannelClosed as error:
+                member.process.channel.send(each.frame, each.files)
+        except OSError as error:
             log.warning("rank_does_not_listen", device=member.device, error=str(error))
             return False
         return True
@@ -264,19 +250,14 @@ class RankSupervisor:
             member.phase = RankPhase.LOST
         self.selector.close()
 
-    def _heard(self, member: RankHandle, profiles: dict[int, Profile]) -> None:
+    def _heard(self, member: RankHandle, ready: dict[int, RankReady]) -> None:
         messages, ended = member.process.channel.receive_ready()
         for message in messages:
-            answer = answered(message)
+            answer = unpack(message)
             if isinstance(answer, RankRefused):
                 raise from_body(answer.error)
             if isinstance(answer, RankReady):
                 member.phase = RankPhase.READY
-                profiles[member.me] = answer.profile
+                ready[member.me] = answer
         if ended:
             raise Failed(f"The rank of {member.device} has ended while it was loading; its log tells why.")
-
-
-def answered(message: Message) -> object:
-    """Return what a rank has said; files that came along are the caller's."""
-    return ANSWER.validate_json(message.data)

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +18,11 @@ from giornata.planning.cost_model import CostModel, Profile
 from giornata.scheduling.degrees.pool import Devices, device_subsets
 from giornata.scheduling.degrees.recording import DecisionRecord, RecordedRule, as_json
 from giornata.scheduling.degrees.rule import ReplanningRule
-from giornata.wire.errors import NotSupported
-from giornata.wire.jobs import Job
 from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint, open_outline
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.devices import check_present
+from giornata_denoiser.engine.adapters import LowRanks
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.parallel.families import is_possible
 from giornata_denoiser.pool.leader import DevicePool
@@ -87,9 +87,10 @@ def loaded(config: DenoiserConfig, ranks: RankSupervisor) -> tuple[Checkpoint, P
     except BaseException:
         ranks.close(within_s=0.0)
         raise
-    profile = ranks.loaded()
-    degrees = tuple(fit for fit in profile.degrees if is_possible(described.family, fit.way))
-    return described, profile.model_copy(update={"degrees": degrees})
+    ready = ranks.loaded()
+    degrees = tuple(fit for fit in ready.profile.degrees if is_possible(described.family, fit.way))
+    outline = replace(described, rank_controls=ready.controls)
+    return outline, ready.profile.model_copy(update={"degrees": degrees})
 
 
 def pool_of(  # noqa: PLR0917 - the parts of an engine
@@ -101,6 +102,7 @@ def pool_of(  # noqa: PLR0917 - the parts of an engine
     record: Callable[[DecisionRecord], None] | None,
     on_report: Callable[[StepReport], object],
     on_crash: Callable[[Exception], object],
+    low_ranks: LowRanks,
 ) -> DevicePool:
     """The engine of a denoiser with `ranks`; every decision is told to `record`, if there is one."""
     reused = BlockMode(form_of(config, checkpoint.family))
@@ -125,6 +127,7 @@ def pool_of(  # noqa: PLR0917 - the parts of an engine
         observe=times.observe,
         on_report=on_report,
         on_crash=on_crash,
+        low_ranks=low_ranks,
     )
 
 
@@ -152,24 +155,6 @@ async def in_thread(pool: DevicePool) -> AsyncIterator[DevicePool]:
         yield pool
     finally:
         await asyncio.shield(asyncio.create_task(asyncio.to_thread(pool.__exit__), name="pool ends"))
-
-
-def check_adapters(job: Job) -> None:
-    """Have a job refused whose rows have adapters: ranks hold none.
-
-    Raises:
-        NotSupported: it has some.
-    """
-    received = [
-        *(f"LoRA {lora.sha256[:12]}" for lora in job.loras),
-        *(f"ControlNet {net.model}" for net in job.controls),
-    ]
-    if received:
-        raise NotSupported(
-            "A denoiser of several devices computes neither LoRAs nor ControlNets.",
-            received=", ".join(received),
-            accepted="none",
-        )
 
 
 def groups_of(devices: int) -> tuple[Devices, ...]:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import mmap
 import os
-import pickle
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from giornata import anonymous_memory
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.template import CachedTemplate, Correction
-from giornata_denoiser.templates.identity import HostMemory
+from giornata_denoiser.rows.step_cache import TaylorExpansion
 
 # Tensors in memory that leader and ranks map: made once, shown to each rank once, gone with the last view
 # of it.
@@ -107,6 +104,13 @@ class Arena:
             return None
         return TensorLocation(number, tensor.data_ptr() - base, tuple(tensor.shape), dtype_name(tensor.dtype))
 
+    def number_of(self, memory: Tensor) -> int:
+        """Return the number of the slab whose memory this is; ValueError where it is not this arena's."""
+        place = self.place_of(memory)
+        if place is None:
+            raise ValueError("received memory that ranks do not map")
+        return place.slab
+
     def slab(self, number: int) -> ArenaSlab:
         """The slab of a number that :meth:`place_of` told; the tensor is still held."""
         with self._lock:
@@ -118,24 +122,6 @@ class Arena:
             self._collect()
             told, self._untold = tuple(self._untold), []
             return told
-
-    def shared(self, tensor: Tensor) -> Tensor:
-        """A copy of `tensor` in memory of its own that ranks map; itself where it is there."""
-        return self.all_shared([tensor])[0]
-
-    def all_shared(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """The same of several, which lie one behind the other in one slab; equal objects once."""
-        given = list(tensors)
-        foreign = {id(each): each for each in given if self.place_of(each) is None and each.numel()}
-        if not foreign:
-            return given
-        ends = layout(foreign.values())
-        memory = self.allocated(ends[-1])
-        copies: Mapping[int, Tensor] = {
-            key: copied(each, memory, start)
-            for (key, each), start in zip(foreign.items(), starts(ends, foreign.values()), strict=True)
-        }
-        return [copies.get(id(each), each) for each in given]
 
     def _collect(self) -> None:
         while self._dead:
@@ -168,31 +154,9 @@ class MappedSlabs:
         """All of a slab, (bytes,) uint8."""
         return self._memory[number]
 
-    def tensor(self, place: TensorLocation) -> Tensor:
-        """Return what lies there."""
-        return viewed(self._memory[place.slab], place)
-
-
-def layout(tensors: Iterable[Tensor]) -> list[int]:
-    """Return where each of `tensors` ends, aligned, if they lie one behind the other."""
-    ends: list[int] = []
-    for tensor in tensors:
-        begin = ends[-1] if ends else 0
-        ends.append(-(-(begin + tensor.nbytes) // ALIGNMENT) * ALIGNMENT)
-    return ends
-
-
-def starts(ends: list[int], tensors: Iterable[Tensor]) -> list[int]:
-    """Return where each begins, for the same tensors as `ends`."""
-    return [0, *ends[:-1]][: len(list(tensors))]
-
-
-def copied(tensor: Tensor, memory: Tensor, offset: int) -> Tensor:
-    """`tensor`, on any device, copied to byte `offset` of a slab."""
-    place = TensorLocation(0, offset, tuple(tensor.shape), dtype_name(tensor.dtype))
-    target = viewed(memory, place)
-    target.copy_(tensor.detach())
-    return target
+    def tensor(self, place: TensorLocation, own: int) -> Tensor:
+        """Return what lies there; slab 0 is `own`."""
+        return viewed(self._memory[place.slab or own], place)
 
 
 def viewed(memory: Tensor, place: TensorLocation) -> Tensor:
@@ -220,107 +184,72 @@ def _tensor(held: mmap.mmap) -> Tensor:
         return whole  # type: ignore[no-any-return]  # a tensor
 
 
-# Rows, templates and corrections as ranks get them: structure by a message, tensors by their place in
-# shared memory.
-#
-# Only a leader writes such messages, and only its own ranks read them.
+# Rows, templates and corrections: their tensors' places in messages, and a row's states.
 
 
-KEPT: Final = (CachedTemplate, Correction)
-"""What rows share: a rank has one object of each, whatever row it came with."""
+class TensorPlaces:
+    """Where the tensors of one message lie: in the slabs of `arena` that have them, else in a file of its own."""
+
+    def __init__(self, arena: Arena | None = None) -> None:
+        self._arena = arena
+        self._found: dict[int, tuple[Tensor, TensorLocation]] = {}
+        """By identity."""
+        self.size_bytes = 0
+        """Of the file, which the places call slab 0."""
+
+    def place(self, tensor: Tensor) -> TensorLocation:
+        """Return where the message's reader finds `tensor`."""
+        if id(tensor) not in self._found:
+            place = None if self._arena is None else self._arena.place_of(tensor)
+            if place is None:
+                place = TensorLocation(0, self.size_bytes, tuple(tensor.shape), dtype_name(tensor.dtype))
+                self.size_bytes += -(-max(tensor.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+            self._found[id(tensor)] = tensor, place
+        return self._found[id(tensor)][1]
+
+    @property
+    def slabs(self) -> frozenset[int]:
+        """Slabs of the arena with tensors of the message."""
+        return frozenset(place.slab for _, place in self._found.values() if place.slab)
+
+    def tensor(self, place: TensorLocation, own: Tensor) -> Tensor:
+        """The tensor at a place that :meth:`place` told; `own` are the bytes of the message's file."""
+        if not place.slab:
+            return viewed(own, place)
+        return next(tensor for tensor, known in self._found.values() if known == place)
+
+    def written(self) -> int | None:
+        """A descriptor of the file, the caller's to close; None where it would be empty. OSError without memory."""
+        if not self.size_bytes:
+            return None
+        descriptor = anonymous_memory.allocated("giornata-pool", self.size_bytes)
+        try:
+            memory = mapped_tensor(descriptor, self.size_bytes)
+            for tensor, place in self._found.values():
+                if not place.slab:
+                    viewed(memory, place).copy_(tensor.detach())
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+
 VERSIONS: Final = 3
 """States of a row that its slab holds: the last one that is known, that in flight, and the one ordered ahead."""
 
 
-class PackedObject(NamedTuple):
-    """An object without its tensors."""
+class ExpansionHead(NamedTuple):
+    """A row's :class:`TaylorExpansion` but for its factors, of which there are so many."""
 
-    data: bytes
-    slabs: frozenset[int]
-    """Where they are."""
-    kept: tuple[object, ...]
-    """What it refers to of :data:`KEPT`, in any order."""
-    memory: Tensor | None = None
-    """Holds the slab that was made for it; None where all was in shared memory."""
+    began: int
+    step: int
+    factors: int
 
-
-class ObjectPacker:
-    """Packs objects; `numbers` gives each object of :data:`KEPT` its number, by identity."""
-
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-
-    def packed(self, thing: object, numbers: Mapping[int, int]) -> PackedObject:
-        """`thing`, and its tensors in shared memory; those that are elsewhere are copied to a new slab.
-
-        `numbers` are by ``id``. Objects of :data:`KEPT` below `thing` must have one.
-        """
-        found: dict[int, Tensor] = {}
-        kept: dict[int, object] = {}
-        _Pickler(io.BytesIO(), thing, found, kept, {}, {}).dump(thing)
-        foreign = [each for each in found.values() if self._arena.place_of(each) is None and each.numel()]
-        made: dict[int, Tensor] = {}
-        target: Tensor | None = None
-        if foreign:
-            ends = layout(foreign)
-            target = self._arena.allocated(ends[-1])
-            for each, start in zip(foreign, starts(ends, foreign), strict=True):
-                made[id(each)] = copied(each, target, start)
-        places: dict[int, TensorLocation | None] = {
-            key: self._arena.place_of(made.get(key, each)) for key, each in found.items()
-        }
-        data = io.BytesIO()
-        _Pickler(data, thing, found, kept, places, numbers).dump(thing)
-        slabs = frozenset(place.slab for place in places.values() if place is not None)
-        return PackedObject(data.getvalue(), slabs, tuple(kept.values()), target)
-
-
-class _Pickler(pickle.Pickler):
-    def __init__(  # noqa: PLR0917 - its own parts
-        self,
-        file: io.BytesIO,
-        whole: object,
-        found: dict[int, Tensor],
-        kept: dict[int, object],
-        places: Mapping[int, TensorLocation | None],
-        numbers: Mapping[int, int],
-    ) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._whole, self._found, self._kept = whole, found, kept
-        self._places, self._numbers = places, numbers
-
-    def persistent_id(self, obj: Any) -> object:
-        if isinstance(obj, KEPT) and obj is not self._whole:
-            self._kept[id(obj)] = obj
-            return ("kept", self._numbers.get(id(obj)))
-        if isinstance(obj, Tensor):
-            self._found[id(obj)] = obj
-            place = self._places.get(id(obj))
-            if place is None:  # without elements
-                return ("empty", tuple(obj.shape), obj.dtype)
-            return ("at", tuple(place))
-        return None
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, mapped: MappedSlabs, kept: Mapping[int, object]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._mapped, self._kept = mapped, kept
-
-    def persistent_load(self, pid: Any) -> object:
-        match pid:
-            case ("kept", number):
-                return self._kept[number]
-            case ("empty", shape, dtype):
-                return torch.empty(shape, dtype=dtype)
-            case ("at", place):
-                return self._mapped.tensor(TensorLocation(*place))
-        raise pickle.UnpicklingError(f"received the reference {pid!r}")
-
-
-def unpacked(data: bytes, mapped: MappedSlabs, kept: Mapping[int, object]) -> Any:
-    """The inverse of :meth:`ObjectPacker.packed`, in a rank; `kept` are by number."""
-    return _Unpickler(data, mapped, kept).load()
+    @classmethod
+    def of(cls, row: Row) -> ExpansionHead | None:
+        """That of what `row` remembers; None where it remembers nothing."""
+        known = row.cached
+        return None if known is None else cls(known.began, known.step, len(known.factors))
 
 
 @dataclass(frozen=True)
@@ -330,6 +259,8 @@ class RowStateLayout:
     latent: TensorLocation
     memory: TensorLocation | None
     generator: TensorLocation | None
+    factors: tuple[TensorLocation, ...] = ()
+    """Those that a step cache remembers; the first ones of them are there."""
 
 
 @dataclass(frozen=True)
@@ -347,20 +278,24 @@ class StateRing:
         memory = (
             torch.empty((remembered, *row.latent.shape), dtype=wide, device="meta") if remembered else None
         )
+        orders = 0 if row.step_cache is None else row.step_cache.order + 1
+        shape = len(row.prompts), row.computed_tokens, row.latent.shape[1]
+        expansion = [torch.empty(shape, dtype=torch.float32, device="meta")] * orders
         offset, states = 0, []
         for _ in range(VERSIONS):
             places: list[TensorLocation | None] = []
-            for part in (row.latent, memory, row.generator):
+            for part in (row.latent, memory, row.generator, *expansion):
                 if part is None:
                     places.append(None)
                     continue
                 name = str(part.dtype).removeprefix("torch.")
                 places.append(TensorLocation(0, offset, tuple(part.shape), name))
                 offset += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
-            latent, *others = places
+            latent, *others = places[:3]
             if latent is None:
                 raise ValueError(f"row {row.key} has no latent")
-            states.append(RowStateLayout(latent, *others))
+            factors = tuple(place for place in places[3:] if place is not None)
+            states.append(RowStateLayout(latent, others[0], others[1], factors))
         return cls(tuple(states), offset)
 
     def write(self, slab: Tensor, row: Row) -> None:
@@ -373,66 +308,32 @@ class StateRing:
         ):
             if place is not None and part is not None:
                 viewed(slab, place).copy_(part)
+        for place, factor in zip(
+            state.factors, () if row.cached is None else row.cached.factors, strict=False
+        ):
+            viewed(slab, place).copy_(factor)
 
-    def read(self, slab: Tensor, row: Row, step: int) -> Row:
-        """`row` at `step`, whose state is there: views of the slab, which last until three steps later."""
+    def read(self, slab: Tensor, row: Row, step: int, known: ExpansionHead | None = None) -> Row:
+        """`row` at `step`, whose state is there: views of the slab, which last until three steps later.
+
+        `known` is what its step cache remembers.
+        """
         state = self.states[step % VERSIONS]
         memory = None if state.memory is None or not step else viewed(slab, state.memory)
         generator = None if state.generator is None else viewed(slab, state.generator)
-        return replace(row, step=step, latent=viewed(slab, state.latent), memory=memory, generator=generator)
+        factors = (
+            () if known is None else tuple(viewed(slab, each) for each in state.factors[: known.factors])
+        )
+        return replace(
+            row,
+            step=step,
+            latent=viewed(slab, state.latent),
+            memory=memory,
+            generator=generator,
+            cached=None if known is None else TaylorExpansion(known.began, known.step, factors),
+        )
 
 
 def bare(row: Row) -> Row:
     """`row` as ranks get it, once: without what orders tell of it, and without what its steps have left."""
-    return replace(row, entries=(), corrections=None, begun=False, taught=False)
-
-
-def kept_of(row: Row) -> Sequence[object]:
-    """Return what `row` refers to of :data:`KEPT`."""
-    return (*(() if row.template is None else (row.template,)), *(row.corrections or ()))
-
-
-# Templates and corrections in memory that all ranks map: put there once, when they are kept.
-
-
-T = TypeVar("T")
-
-
-def shared_memory(arena: Arena) -> HostMemory:
-    """The memory of `arena`: what lies there already, as ranks leave it, stays where it is. OSError without room."""
-
-    def recording(given: CachedTemplate) -> CachedTemplate:
-        return _shared(arena, given, _each_of_recording)
-
-    def correction(given: Correction) -> Correction:
-        return _shared(arena, given, _each_of_correction)
-
-    return HostMemory(recording, correction)
-
-
-def _shared(arena: Arena, given: T, each: Callable[[T, Callable[[Tensor], Tensor]], T]) -> T:
-    found: list[Tensor] = []
-
-    def seen(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    each(given, seen)
-    if all(arena.place_of(tensor) is not None for tensor in found):
-        return given
-    copies = dict(zip(map(id, found), arena.all_shared(found), strict=True))
-    return each(given, lambda tensor: copies[id(tensor)])
-
-
-def _each_of_recording(given: CachedTemplate, change: Callable[[Tensor], Tensor]) -> CachedTemplate:
-    return replace(
-        given,
-        entries=tuple(
-            replace(entry, blocks=tuple(kept.each(change) for kept in entry.blocks))
-            for entry in given.entries
-        ),
-    )
-
-
-def _each_of_correction(given: Correction, change: Callable[[Tensor], Tensor]) -> Correction:
-    return Correction({place: delta.each(change) for place, delta in given.deltas.items()})
+    return replace(row, entries=(), corrections=None, begun=False, taught=False, cached=None)

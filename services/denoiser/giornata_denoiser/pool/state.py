@@ -94,6 +94,8 @@ class LeaderRow:
     """Steps that were lost with a rank."""
     plain: bool = False
     """Whether it has to do without its template."""
+    waits: bool = False
+    """Whether its next step waits for its LoRAs."""
     fresh: bool = True
     """Whether its next step begins from what is in its slab alone."""
 
@@ -214,7 +216,7 @@ class PoolState:
         row = held.row
         flights = [flight for flight in held.flights if flight.number not in ended]
         left = row.steps - row.step - len(held.flights)
-        if not flights and not left:
+        if held.waits or (not flights and not left):
             return None
         step_s, moved_s, size = self._times(row)
         if held.alone:

@@ -229,7 +229,7 @@ def list_mixtures(extent: ProfileScope, seed: int) -> tuple[StepShape, ...]:
 
 
 def plain_mixtures(extent: ProfileScope, seed: int, *, guided: bool = False) -> tuple[StepShape, ...]:
-    """Those of :func:`mixtures` without adapters, which pools compute; all rows are `guided` where that is asked."""
+    """Those of :func:`mixtures` without adapters, for pools; all rows are `guided` where that is asked."""
     found = [
         StepShape(tuple(replace(row, guided=True) for row in mixture.rows)) if guided else mixture
         for mixture in list_mixtures(extent, seed)

@@ -41,6 +41,11 @@ class RowLora:
     """In the factors of those modules."""
 
 
+def name_of(loras: tuple[RowLora, ...]) -> str:
+    """The name of a set: the same for the same LoRAs and scales."""
+    return ",".join(f"{lora.digest}*{lora.scale!r}" for lora in loras)
+
+
 @dataclass(frozen=True)
 class RowControl:
     """A ControlNet of a row."""
@@ -546,6 +551,10 @@ class Row:
             taught=corrections is not None,
             cached=cached,
         )
+
+    def plain(self) -> Row:
+        """The row without a template, and without what its steps in full would leave."""
+        return replace(self, template=None, renewed_every=0, records=None)
 
     def export(self) -> Snapshot:
         """The row's state as a value: with the same inputs it makes an equal row elsewhere.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from giornata.wire.models import StepCache, TaylorSeerSchedule
@@ -49,6 +50,10 @@ class TaylorExpansion:
     def size_bytes(self) -> int:
         """Bytes of all factors."""
         return sum(factor.nbytes for factor in self.factors)
+
+    def copied(self, device: torch.device) -> TaylorExpansion:
+        """A copy on `device`."""
+        return replace(self, factors=tuple(each.to(device, copy=True) for each in self.factors))
 
     def at(self, step: int) -> Tensor:
         """(sequences, computed, channels) float32: what the network is taken to answer in a later step."""

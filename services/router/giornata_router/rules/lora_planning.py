@@ -86,15 +86,10 @@ def _devices(
     adapters: Callable[[str], Mapping[str, Tier]],
     sizes: Mapping[str, int],
 ) -> Iterator[AdapterTier]:
-    """Workers that tell how many bytes of LoRAs their memory holds; pools have none."""
+    """Workers that tell how many bytes of LoRAs their memory holds."""
     for state in workers:
         worker = state.worker
-        if (
-            worker is None
-            or worker.ranks
-            or worker.adapters is None
-            or not worker.adapters.memory_limit_bytes
-        ):
+        if worker is None or worker.adapters is None or not worker.adapters.memory_limit_bytes:
             continue
         here = adapters(state.instance)
         held = {

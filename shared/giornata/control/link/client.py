@@ -13,15 +13,10 @@ import torch
 from torch import Tensor
 
 from giornata.control.link import slabs
+from giornata.control.link.messages import MAX_MESSAGE_BYTES, LinkLost, encode_frame, read_from_instance
 from giornata.control.link.slabs import SharedSlab
-from giornata.control.link.sockets import (
-    MAX_MESSAGE_BYTES,
-    FramedConnection,
-    LinkLost,
-    MalformedFrame,
-    read_from_instance,
-)
 from giornata.control.link.steps import ControlStepTable, InFlightControlStep
+from giornata.frames import FramedConnection, MalformedFrame
 from giornata.wire.controlnets import (
     CancelStep,
     ControlNetStepFailed,
@@ -48,15 +43,12 @@ def connect_link(path: DataPath, address: str, token: str, slab: SharedSlab) -> 
         LinkLost: no instance is there, or it refuses.
     """
     try:
-        connection = FramedConnection(_socket(path, address))
+        connection = FramedConnection(_socket(path, address), MAX_MESSAGE_BYTES)
     except (OSError, ValueError) as error:
         raise LinkLost(f"no ControlNet instance can be reached at {address}: {error}") from error
     opening = OpenLink(token=token, path=path, slab_bytes=len(slab.memory), memory=slab.device_memory)
     try:
-        if slab.descriptor is None:
-            connection.send(opening)
-        else:
-            connection.send_with(opening, [slab.descriptor])
+        connection.send(encode_frame(opening), () if slab.descriptor is None else (slab.descriptor,))
         _wait_until_opened(connection)
     except (OSError, MalformedFrame) as error:
         connection.close()
@@ -67,7 +59,7 @@ def connect_link(path: DataPath, address: str, token: str, slab: SharedSlab) -> 
 
 
 def _wait_until_opened(connection: FramedConnection) -> None:
-    data, descriptor = connection.receive_opening(MAX_MESSAGE_BYTES, CONNECT_S)
+    data, descriptor = connection.receive_first(MAX_MESSAGE_BYTES, CONNECT_S)
     if descriptor is not None:
         os.close(descriptor)
     message = read_from_instance(data)
@@ -277,7 +269,7 @@ class ControlLink:
 
     def _send(self, message: ResidualsRequest | CancelStep, data: memoryview | None = None) -> None:
         try:
-            self._connection.send(message, data)
+            self._connection.send(encode_frame(message), behind=data)
         except OSError as error:
             reason = f"the ControlNet instance at {self._address} takes nothing in: {error}"
             self._steps.lose(reason)

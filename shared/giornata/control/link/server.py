@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from giornata.control.link import slabs
-from giornata.control.link.slabs import DTYPES
-from giornata.control.link.sockets import (
+from giornata.control.link.messages import (
+    MAX_MESSAGE_BYTES,
     MAX_OPENING_BYTES,
-    FramedConnection,
-    LinkEnded,
-    MalformedFrame,
+    encode_frame,
     read_from_denoiser,
 )
+from giornata.control.link.slabs import DTYPES
+from giornata.frames import FramedConnection, MalformedFrame, PeerEnded
 from giornata.wire.controlnets import (
     CancelStep,
     ControlNetStepFailed,
@@ -186,7 +186,7 @@ class ControlLinkHandler:
             self._counted(opening.token, 1)
             while True:
                 self._take(read_from_denoiser(self._connection.receive()), opening)
-        except LinkEnded as ended:
+        except PeerEnded as ended:
             log.info("control_link_ended", peer=self._name, reason=str(ended))
         except MalformedFrame as error:
             log.error("control_link_refused", peer=self._name, error=str(error))
@@ -227,7 +227,7 @@ class ControlLinkHandler:
 
     def _open(self) -> OpenLink:
         """Admit the denoiser, and map its memory only then."""
-        data, descriptor = self._connection.receive_opening(MAX_OPENING_BYTES, OPENING_S)
+        data, descriptor = self._connection.receive_first(MAX_OPENING_BYTES, OPENING_S)
         try:
             opening = read_from_denoiser(data)
             if not isinstance(opening, OpenLink):
@@ -240,7 +240,7 @@ class ControlLinkHandler:
         finally:
             if descriptor is not None:
                 os.close(descriptor)
-        self._connection.send(LinkOpened())
+        self._connection.send(encode_frame(LinkOpened()))
         return opening
 
     def _take(self, message: OpenLink | ResidualsRequest | CancelStep, opening: OpenLink) -> None:
@@ -252,7 +252,7 @@ class ControlLinkHandler:
                     step = self._steps.pop(message.number, None)
                 if step is not None:
                     step.let_go()
-                self._connection.send(StepCancelled(number=message.number))
+                self._connection.send(encode_frame(StepCancelled(number=message.number)))
             case OpenLink():
                 raise MalformedFrame("the data path was opened twice")
 
@@ -285,7 +285,7 @@ class ControlLinkHandler:
     def _send(self, message: ResidualReady | ControlNetStepFailed, data: memoryview | None = None) -> None:
         """From a thread that computes, which serves others too: a denoiser that is gone is only noted."""
         try:
-            self._connection.send(message, data)
+            self._connection.send(encode_frame(message), behind=data)
         except OSError as error:
             log.warning("control_link_broken", peer=self._name, error=str(error))
             self.interrupt()
@@ -435,7 +435,7 @@ class Listener:
         connected.settimeout(None)
         name = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix"
         serving = ControlLinkHandler(
-            FramedConnection(connected),
+            FramedConnection(connected, MAX_MESSAGE_BYTES),
             name,
             paths,
             self._admits,

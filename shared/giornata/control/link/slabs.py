@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from giornata import anonymous_memory
-from giornata.control.link.sockets import MalformedFrame
+from giornata.frames import MalformedFrame
 from giornata.wire.controlnets import ALIGNMENT_BYTES, DataPath, DeviceMemory, Dtype, OpenLink
 
 # Which bytes of a slab are taken. Values in, values out: the memory itself is the caller's.

@@ -8,8 +8,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from giornata.control.link.messages import ControlFailed, LinkLate, LinkLost
 from giornata.control.link.slabs import RingAllocator, align_up
-from giornata.control.link.sockets import ControlFailed, LinkLate, LinkLost, MalformedFrame
+from giornata.frames import MalformedFrame
 from giornata.wire.controlnets import ResidualsRequest
 
 

@@ -24,6 +24,7 @@ from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.engine.adapters import ControlExecutor, LowRanks
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.families.rows import build_row, text_shapes
@@ -97,11 +98,15 @@ class Model:
         cells[1:3, 1:3] = True
         return Row(**{**vars(made), "region": make_region(cells), "renewed_every": 3})
 
-    def alone(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+    def alone(
+        self, rows: Sequence[Row], low_ranks: LowRanks | None = None, controls: ControlExecutor | None = None
+    ) -> dict[str, torch.Tensor]:
         """The final latents of rows, each computed by itself in this process."""
         found: dict[str, torch.Tensor] = {}
         for row in rows:
-            engine = Engine(self.checkpoint.family, Capacity(1, 1), lambda: 0.0)
+            engine = Engine(
+                self.checkpoint.family, Capacity(1, 1), lambda: 0.0, low_ranks=low_ranks, controls=controls
+            )
             engine.batch.submit([row])
             while (report := engine.step()) is not None:
                 assert not report.failed
@@ -167,10 +172,14 @@ class Gathered:
     """A pool, and what it has told."""
 
     pool: DevicePool
+    checkpoint: Checkpoint
+    """As the leader has it."""
     told: queue.Queue[StepReport | Exception]
     ended: dict[str, Row | Exception] = field(default_factory=dict)
     degrees: list[int] = field(default_factory=list)
     """Degrees of each row's steps, in order."""
+    skipped_blocks: int = 0
+    """Blocks that step caches stood in for."""
     samples: list[StepSample] = field(default_factory=list)
     """The sample of each step."""
 
@@ -180,6 +189,7 @@ class Gathered:
             report = self.told.get(timeout=HUNG_S)
             assert isinstance(report, StepReport), report
             self.degrees += [row.degree for row in report.advanced]
+            self.skipped_blocks += report.cached.skipped_blocks
             self.samples += [] if report.sample is None else [report.sample]
             ends: dict[str, Row | Exception] = {row.key.job_id: row for row in report.advanced if row.done}
             ends |= {failure.row.key.job_id: failure.error for failure in report.failed}
@@ -231,6 +241,7 @@ def running(
     rule: PoolRule | None = None,
     patience: RankTimeouts | None = None,
     after: After | None = None,
+    low_ranks: LowRanks | None = None,
 ) -> Iterator[Gathered]:
     """A pool as `config` says."""
     ranks = start_ranks(config, patience)
@@ -255,9 +266,10 @@ def running(
         observe=times.observe,
         on_report=report,
         on_crash=told.put,
+        low_ranks=low_ranks,
     )
     with pool:
-        yield Gathered(pool, told)
+        yield Gathered(pool, checkpoint, told)
 
 
 def equal(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:

@@ -125,6 +125,17 @@ def test_a_set_is_there_once_it_is_loaded_and_each_tier_counts(
     assert (again.counted().hits_disk, len(remote.asked)) == (1, 2)
 
 
+def test_the_sets_of_an_outline_are_in_host_memory(remote: Remote, tmp_path: Path, stack: ExitStack) -> None:
+    """A pool's leader has no weights, and its ranks read the sets from its memory."""
+    outline = nn.ModuleDict({"layer": nn.Linear(6, 4, device="meta", dtype=torch.bfloat16)})
+    one = remote.add(factors(1))
+    store = LoraTiers(remote.fetch, Summed, dict(outline.named_modules()), tmp_path, ROOMY)
+    remote.stores.append(store)
+    with stack.enter_context(store).held((one,)) as loading:
+        made = loading.result(HUNG_S)
+    assert {(each.device.type, each.dtype) for each in made.tensors} == {("cpu", torch.bfloat16)}
+
+
 def test_every_hop_of_a_lora_is_told_once(remote: Remote, tmp_path: Path, stack: ExitStack) -> None:
     one, two = remote.add(factors(1)), remote.add(factors(2))
     told: list[AdapterLoad] = []

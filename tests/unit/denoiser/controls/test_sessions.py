@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 
 from giornata.bus.bus import Bus
 from giornata.control.link import slabs
+from giornata.control.link.messages import ControlFailed
 from giornata.control.link.server import Listener
-from giornata.control.link.sockets import ControlFailed
 from giornata.wire.controlnets import (
     CloseControl,
     CloseControlReply,

@@ -108,7 +108,9 @@ def test_steps_that_others_take_from_are_computed() -> None:
     assert [step for step, now in enumerate(computed) if now] == [0, 1, 4, 8]  # the rule's own is the step 1
 
 
-def test_what_is_remembered_says_nothing_of_other_loras_other_engines_and_recordings() -> None:
+def test_what_is_remembered_says_nothing_of_other_loras_first_steps_that_others_take_from_and_recordings() -> (
+    None
+):
     of = tiny_flux.family()
     output = torch.zeros(1, 12, 64)
     known = TaylorExpansion(0, 3, (output,))
@@ -116,11 +118,15 @@ def test_what_is_remembered_says_nothing_of_other_loras_other_engines_and_record
         cached(tiny_flux.row(of, Spec(steps=9)), taylor(100, 1, 1)), step=4, begun=True, cached=known
     )
     assert extrapolated(row, learns=True) is known
+    assert extrapolated(replace(row, begun=False), learns=True) is known, (
+        "it has brought along what it remembers"
+    )
     late = replace(row, adapters=Adapters((RowLora("l"),), loras_from=4))
     recording = RecordingSpec(frozenset({CacheForm.KV}), EXACT)
     for other in (
         late,
-        replace(row, begun=False),
+        replace(row, begun=False, prefix=(3,)),
+        replace(row, begun=False, region=edit(of, None, Spec(grid=GRID)).region),
         replace(row, cached=None),
         replace(row, records=recording),
     ):

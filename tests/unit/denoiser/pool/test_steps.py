@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from giornata.frames import LENGTH
 from giornata.scheduling.degrees.pool import Devices, StepStart
 from giornata.wire.jobs import Priority
 from giornata_denoiser.engine.model_runner import FiniteCheck, ModelRunner
@@ -22,8 +22,9 @@ from giornata_denoiser.pool.messages import (
     RankStepFailed,
     ReleaseRows,
     StepOrder,
+    unpack,
 )
-from giornata_denoiser.pool.rank import Families, RankSteps
+from giornata_denoiser.pool.rank import Families, RankLoras, RankSteps
 from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.shared_rows import RankKnowledge, SharedRow, SharedRowStore
 from giornata_denoiser.pool.state import PoolState, RowStepStart, RowStepTimes
@@ -44,7 +45,7 @@ class Bench:
 
     def __init__(self, families: Families | None = None) -> None:
         self.computing: list[ModelRunner] = []
-        self.steps = RankSteps(0, families or OneDevice(FAMILY), self._made)
+        self.steps = RankSteps(0, families or OneDevice(FAMILY), self._made, RankLoras(FAMILY.device))
         self._shelf, self._told = SharedRowStore(Arena()), RankKnowledge()
 
     def _made(self, family: ModelFamily) -> ModelRunner:
@@ -59,10 +60,9 @@ class Bench:
     ) -> RankStepEnded | RankStepFailed:
         ordered = self._shelf.ordered(row, shared, step, fresh=fresh, plain=False)
         for parcel in self._shelf.parcels(self._told, [(shared, ordered)]):
-            self.steps.take(pickle.loads(parcel.data), [os.dup(file) for file in parcel.files])  # noqa: S301 - its own
-        answer, left = self.steps.compute(StepOrder(1, (0,), 1, (ordered,)))
-        assert left is None
-        return answer
+            order = unpack(parcel.frame[LENGTH.size :])
+            self.steps.take(order, [os.dup(file) for file in parcel.files])
+        return self.steps.compute(StepOrder(1, (0,), 1, (ordered,)))
 
 
 @pytest.mark.parametrize("gone", [ReleaseRows, ForgetResources])

@@ -46,6 +46,7 @@ CHECKPOINT: Any = SimpleNamespace(
     card=CARD.model_copy(update={"family": FamilyName.FLUX_INPAINT}),
     family=FAMILY,
     controlnets={},
+    control_cards={},
 )
 
 
