@@ -81,9 +81,11 @@ def _finished(family: ModelFamily, rows: Sequence[Row]) -> list[Row]:
     done: list[Row] = []
     while (report := engine.step()) is not None:  # a step may be judged in the next one
         for failure in report.failed:
-            if isinstance(failure.error.__cause__, torch.OutOfMemoryError):
-                raise failure.error.__cause__
-            raise Failed("The model cannot compute a picture; is its dtype right?") from failure.error
+            cause = failure.error.__cause__ or failure.error
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause
+            message = "The model cannot compute a picture; is its dtype right?"
+            raise Failed(message, received=repr(cause)) from failure.error
         done += [row for row in report.advanced if row.done]
     return done
 

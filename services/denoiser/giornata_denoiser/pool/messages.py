@@ -66,6 +66,8 @@ class RankSetup:
     """How many groups of several devices the rank belongs to: their memory is set aside."""
     group_s: float
     """How long members of a group wait for each other, before they take it for lost."""
+    template_bits: int
+    """Bits in which the leader keeps what edits learn."""
     threads: int | None = None
     """Threads of torch on a CPU; None as the environment says."""
 

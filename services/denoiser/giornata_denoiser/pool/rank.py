@@ -495,7 +495,7 @@ def loaded(opening: RankSetup) -> Iterator[Loaded]:
     Raises:
         Failed: the model cannot be loaded, or cannot compute.
     """
-    config = opening.config
+    config = opening.config.model_copy(update={"template_bits": opening.template_bits})
     checkpoint = open_checkpoint(config)
     rehearse(checkpoint)
     profile = profile_of(config, checkpoint)
