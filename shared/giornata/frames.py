@@ -32,7 +32,7 @@ _CLOSED_ON_EXEC: Final = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class MalformedFrame(ValueError):
-    """What came is no message of this connection."""
+    """The bytes that came are no message of this connection."""
 
 
 class PeerEnded(ConnectionError):

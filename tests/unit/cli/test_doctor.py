@@ -239,7 +239,7 @@ def test_a_model_whose_templates_do_not_fit_is_told() -> None:
     assert doctor_checks.model(folder).verdict is CheckStatus.OK
     tight = doctor_checks.model(folder, memory_bytes=1000)
     assert tight.verdict is CheckStatus.WARN
-    assert "TEMPLATE_MEMORY_MB" in (tight.remedy or "")
+    assert "GIORNATA_CACHE_MEMORY_MB" in (tight.remedy or "")
 
 
 def of_device(name: str, size: str, folder: Path) -> DoctorFinding:

@@ -14,7 +14,7 @@ ANYWHERE = "0.0.0.0"  # noqa: S104 - what is refused
 @pytest.mark.parametrize(
     ("options", "mistake"),
     [
-        ({"max_held_bytes": 2 << 20, "max_request_bytes": 3 << 20}, "at least max_request_bytes"),
+        ({"max_held_bytes": 2 << 20, "max_request_bytes": 3 << 20}, "max_held_bytes must be at least"),
         ({"host": ANYWHERE}, "other machines reach the host '0.0.0.0', so that API keys are needed"),
         ({"host": "::"}, "API keys are needed"),
         ({"host": ""}, "API keys are needed"),

@@ -1,4 +1,4 @@
-"""What leader and ranks send each other: frames over pairs of Unix sockets, tensors in shared memory."""
+"""The messages of leader and ranks: frames over pairs of Unix sockets, tensors in shared memory."""
 
 from __future__ import annotations
 

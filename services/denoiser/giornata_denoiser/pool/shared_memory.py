@@ -188,7 +188,7 @@ def _tensor(held: mmap.mmap) -> Tensor:
 
 
 class TensorPlaces:
-    """Where the tensors of one message lie: in the slabs of `arena` that have them, else in a file of its own."""
+    """The places of the tensors of one message: in the slabs of `arena` that have them, else in a file of its own."""
 
     def __init__(self, arena: Arena | None = None) -> None:
         self._arena = arena

@@ -21,7 +21,7 @@ class LinkLost(ConnectionError):
 
 
 class LinkLate(TimeoutError):
-    """What was waited for has not come in time; the link is up."""
+    """An answer has not come in time; the link is up."""
 
 
 class ControlFailed(Exception):
