@@ -243,8 +243,8 @@ def running(
     after: After | None = None,
     low_ranks: LowRanks | None = None,
 ) -> Iterator[Gathered]:
-    """A pool as `config` says."""
-    ranks = start_ranks(config, patience)
+    """A pool as `config` says; a rank that a busy machine starves is not taken for a stalled one."""
+    ranks = start_ranks(config, patience or RankTimeouts(ping_s=HUNG_S))
     checkpoint, found = loaded(config, ranks)
     times = PoolTimes(CostModel.of(found), checkpoint.family.operations, BlockMode.KV, 8, 10_000)
     told: queue.Queue[StepReport | Exception] = queue.Queue()
