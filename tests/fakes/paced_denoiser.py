@@ -28,7 +28,11 @@ STEP_S = "PACED_STEP_S"
 Without it forwards do not wait, and costs are settled: whether an edit reuses does not depend on the machine.
 """
 STEP_FILE = "PACED_STEP_FILE"
-"""Environment variable: a file that holds other seconds while it is there. It may come and go."""
+"""Environment variable: a file that holds other seconds while it is there. It may come and go.
+
+Without the variable this is the plain denoiser: while a worker's shared stack stands, each stack that its tests start
+has this program in the denoiser's place.
+"""
 PICTURE_TOKENS = 48
 """Tokens of a picture of 128 x 96 pixels."""
 MAX_PICTURES = 4
@@ -67,8 +71,9 @@ def settled(checkpoint: Checkpoint, _bits: int) -> Profile:
 
 if __name__ == "__main__":
     with ExitStack() as patched:
-        patched.enter_context(mock.patch.object(FluxTransformer2DModel, "from_pretrained", load_paced))
-        if STEP_S not in os.environ:
+        if STEP_FILE in os.environ:
+            patched.enter_context(mock.patch.object(FluxTransformer2DModel, "from_pretrained", load_paced))
+        if STEP_FILE in os.environ and STEP_S not in os.environ:
             patched.enter_context(mock.patch.object(fitting, "calibrate", settled))
             patched.enter_context(mock.patch.object(cost_model, "CostModel", Steady))
         runpy.run_module("giornata_denoiser", run_name="__main__", alter_sys=True)
