@@ -345,3 +345,5 @@ async def hold_loras(
         finally:
             arriving.cancel()
             await asyncio.wait([arriving])
+            if not arriving.cancelled():  # whoever waited for it has heard of its error
+                arriving.exception()
