@@ -124,11 +124,11 @@ async def test_a_picture_under_a_lora_equals_one_of_fused_weights(bench: Bench) 
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
         assert (found - plain).abs().max() > 1e-2
         async with asyncio.timeout(WAIT_S):
-            while (told := (await bench.states.get()).worker) is None or Tier.DEVICE not in (
-                told.adapters_resident or {}
-            ):
-                pass  # what is heard of while it is loaded is in memory alone
-        assert told.adapters_resident[Tier.DEVICE] == (store.use.sha256,)
+            resident: dict[Tier, tuple[str, ...]] = {}
+            while Tier.DEVICE not in resident:  # what is heard of while it is loaded is in memory alone
+                told = (await bench.states.get()).worker
+                resident = (told and told.adapters_resident) or {}
+        assert resident[Tier.DEVICE] == (store.use.sha256,)
 
 
 async def test_a_file_in_the_stores_folder_is_copied_and_a_damaged_one_there_is_asked_for(
