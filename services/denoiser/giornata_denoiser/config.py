@@ -218,6 +218,11 @@ class DenoiserConfig(ModelConfig):
         return LORA_DEVICE_MB if self.cache_device_mb is None else self.cache_device_mb // 2
 
     @property
+    def correction_bits(self) -> int | None:
+        """Bits in which steps keep what they learn; None where they learn nothing."""
+        return self.template_bits if self.template_correction else None
+
+    @property
     def device_names(self) -> tuple[str, ...]:
         """The devices of a pool, in order; none where this process computes."""
         return parse_devices(self.devices)

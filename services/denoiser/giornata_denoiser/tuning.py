@@ -103,7 +103,7 @@ def engine_of(
 
     try:
         with Loader(on_loaded=loaded) as loader:
-            reusing = reusing_of(config, device, memory, loader, model)
+            reusing = reusing_of(config.correction_bits, device, memory, loader, model)
             yield Engine(
                 checkpoint.family,
                 Capacity(config.capacity_rows, config.capacity_tokens),
@@ -123,7 +123,11 @@ def engine_of(
 
 
 def reusing_of(
-    config: DenoiserConfig, device: torch.device, memory: MemoryBudget, loader: Loader, model: CostModel
+    correction_bits: int | None,
+    device: torch.device,
+    memory: MemoryBudget,
+    loader: Loader,
+    model: CostModel,
 ) -> ReuseOptions:
     """Return how steps on `device` reuse templates."""
     return ReuseOptions(
@@ -132,7 +136,7 @@ def reusing_of(
         planner=plan_batch,
         device=device_for(device, memory.device),
         ahead_bytes=memory.ahead,
-        correction_bits=config.template_bits if config.template_correction else None,
+        correction_bits=correction_bits,
     )
 
 

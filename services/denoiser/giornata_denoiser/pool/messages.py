@@ -66,8 +66,8 @@ class RankSetup:
     """How many groups of several devices the rank belongs to: their memory is set aside."""
     group_s: float
     """How long members of a group wait for each other, before they take it for lost."""
-    template_bits: int
-    """Bits in which the leader keeps what edits learn."""
+    correction_bits: int | None
+    """See :class:`giornata_denoiser.engine.step_plan.ReuseOptions`: every rank keeps what edits learn alike."""
     threads: int | None = None
     """Threads of torch on a CPU; None as the environment says."""
 

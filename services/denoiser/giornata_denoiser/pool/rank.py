@@ -495,7 +495,7 @@ def loaded(opening: RankSetup) -> Iterator[Loaded]:
     Raises:
         Failed: the model cannot be loaded, or cannot compute.
     """
-    config = opening.config.model_copy(update={"template_bits": opening.template_bits})
+    config = opening.config
     checkpoint = open_checkpoint(config)
     rehearse(checkpoint)
     profile = profile_of(config, checkpoint)
@@ -504,7 +504,7 @@ def loaded(opening: RankSetup) -> Iterator[Loaded]:
     memory = memory_on(config, checkpoint, opening.groups * GROUP_BYTES)
     loras = RankLoras(device)
     with Loader() as loader:
-        reusing = reusing_of(config, device, memory, loader, model)
+        reusing = reusing_of(opening.correction_bits, device, memory, loader, model)
 
         def make(family: ModelFamily) -> ModelRunner:
             # A step's latents go to the host at its end: its verdict is there as early.

@@ -71,7 +71,7 @@ def opening_of(config: DenoiserConfig, me: int, port: int) -> RankSetup:
     if on_cpu and "OMP_NUM_THREADS" not in os.environ:
         threads = max(1, (os.cpu_count() or 1) // len(devices))
     groups = sum(me in group for group in groups_of(len(devices)))
-    return RankSetup(own, me, (LOOPBACK, port), groups, GROUP_S, config.template_bits, threads)
+    return RankSetup(own, me, (LOOPBACK, port), groups, GROUP_S, config.correction_bits, threads)
 
 
 def loaded(config: DenoiserConfig, ranks: RankSupervisor) -> tuple[Checkpoint, Profile]:
