@@ -1,14 +1,58 @@
-"""The expansion of ControlNets' samples: which is added behind which block, and what a ControlNet sees. Pure."""
+"""Names of ControlNets, what they see, and behind which blocks their samples are added. Free of torch. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from giornata.wire.adapters import ControlInput, ControlKind
+from giornata.wire.adapters import ControlCard, ControlInput, ControlKind
+from giornata.wire.controlnets import ControlBase
 
-# What a ControlNet sees of its control image, by its configuration. Free of torch. Pure.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
+Behind = tuple[int | None, ...]
+"""By block of a denoising network: which sample of a ControlNet is added behind it; None for nothing."""
+
+
+def parse_checkpoints(configured: str) -> dict[str, str]:
+    """Checkpoints by name, of ``NAME=CHECKPOINT,NAME=CHECKPOINT``; a checkpoint alone is called as its folder.
+
+    ValueError where a name is given twice, or is none.
+    """
+    found: dict[str, str] = {}
+    for entry in filter(None, (part.strip() for part in configured.split(","))):
+        name, equals, checkpoint = entry.partition("=")
+        if not equals:
+            name, checkpoint = Path(entry).resolve().name, entry
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a ControlNet: letters, digits, _ . -")
+        if name in found:
+            raise ValueError(f"two ControlNets are called {name}")
+        found[name] = checkpoint
+    return found
+
+
+class ControlMismatch(ValueError):
+    """A ControlNet cannot act on a row: says why."""
+
+
+def check_fits(card: ControlCard, base: ControlBase, *pairs: tuple[str, object, object]) -> None:
+    """Compare what a ControlNet has with what a denoising network has: (what, the ControlNet's, the network's).
+
+    Raises:
+        ControlMismatch: it is one of another kind of network, or a pair differs.
+    """
+    if card.kind is not base.kind:
+        raise ControlMismatch(
+            f"the ControlNet {card.name} is one of {card.kind}, and the model is of {base.kind}"
+        )
+    for what, own, others in pairs:
+        if own != others:
+            raise ControlMismatch(
+                f"the ControlNet {card.name} does not fit: {what} {own}, and the model's {others}"
+            )
 
 
 def control_input(config: Mapping[str, Any]) -> ControlInput:
@@ -35,13 +79,6 @@ def control_input(config: Mapping[str, Any]) -> ControlInput:
             raise ValueError(f"a ControlNet of SD3 has {more} extra channels; served are 0, or 1 for a mask")
     unshifted = config.get("force_zeros_for_pooled_projection", True)
     return ControlInput.UNSHIFTED if unshifted else ControlInput.USUAL
-
-
-# Which sample of a ControlNet is added behind which block, and how those of several are summed. Pure.
-
-
-Behind = tuple[int | None, ...]
-"""By block of a denoising network: which sample of a ControlNet is added behind it; None for nothing."""
 
 
 @dataclass(frozen=True)

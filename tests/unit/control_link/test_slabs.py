@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.control.link.slabs import RingAllocator, align_up
+from giornata.control.link.slabs import SlabAllocator, align_up
 from giornata.wire.controlnets import ALIGNMENT_BYTES
 
 UNITS = 12
@@ -37,7 +37,7 @@ class Model:
 def test_places_never_overlap_and_are_refused_only_where_no_gap_is_long_enough(
     turns: list[tuple[bool, int]],
 ) -> None:
-    ring, model = RingAllocator(UNITS * ALIGNMENT_BYTES), Model()
+    ring, model = SlabAllocator(UNITS * ALIGNMENT_BYTES), Model()
     held: list[tuple[int, int]] = []
     for number, (gives_back, size) in enumerate(turns):
         if gives_back and held:
@@ -57,27 +57,8 @@ def test_places_never_overlap_and_are_refused_only_where_no_gap_is_long_enough(
     assert ring.take(ring.size_bytes) == 0, "all that was given back is one place again"
 
 
-def test_places_go_around() -> None:
-    ring = RingAllocator(4 * ALIGNMENT_BYTES)
-    offsets = [ring.take(ALIGNMENT_BYTES) for _ in range(3)]
-    for offset in offsets:
-        ring.give_back(offset or 0)
-    assert [ring.take(1) for _ in range(4)] == [3 * ALIGNMENT_BYTES, *(offset for offset in offsets)]
-    assert ring.take(1) is None
-
-
-def test_a_place_that_is_kept_holds_up_nobody() -> None:
-    ring = RingAllocator(3 * ALIGNMENT_BYTES)
-    kept, middle, last = (ring.take(1) for _ in range(3))
-    for _ in range(5):
-        ring.give_back(middle or 0)
-        ring.give_back(last or 0)
-        middle, last = ring.take(1), ring.take(1)
-        assert {kept, middle, last} == {0, ALIGNMENT_BYTES, 2 * ALIGNMENT_BYTES}
-
-
 def test_what_is_no_place_is_refused() -> None:
-    ring = RingAllocator(1000)
+    ring = SlabAllocator(1000)
     with pytest.raises(ValueError, match="at least one byte"):
         ring.take(0)
     ring.take(100)

@@ -1,20 +1,28 @@
-"""The recognition of LoRA files by their headers alone, and what a record keeps of how late one may join. Pure."""
+"""LoRA files by their headers alone: read without torch and without their tensors, and recognised within limits."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections import defaultdict
+import struct
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from safetensors import SafetensorError, safe_open
 
 from giornata.lora_names import ALPHA, FactorName, read_factor_name
-from giornata.wire.errors import GiornataError, InvalidField, LoraMismatch, LoraNotSupported, LoraTooLarge
-from giornata.wire.loras import LoraRecord, LoraStyle, ProfiledLora
+from giornata.wire.errors import GiornataError, LoraNotSupported, LoraTooLarge, LoraUnreadable
+from giornata.wire.loras import LoraStyle
 
-# Which files are LoRAs, by names, shapes and dtypes of their tensors alone. Prepost checks their values.
-
-
+TENSOR_QUOTES: Final = 10
+"""Quotes of a tensor in a header: two each of its name, its three fields and its dtype."""
+OTHER_QUOTES: Final = 1 << 14
+"""Quotes of a trainer's notes, which have about a hundred names; those within texts are escaped."""
+LENGTH: Final = struct.Struct("<Q")
+SAFETENSORS: Final = "a whole file of safetensors"
 DTYPES: Final = ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 """Dtypes of factors, as safetensors calls them."""
 ALPHA_DTYPES: Final = (*DTYPES, "F64", "I64", "I32", "I16", "I8", "U8")
@@ -59,6 +67,7 @@ class LoraSizeLimits:
 
     rank: int
     tensors: int
+    header_bytes: int = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,11 @@ class LoraHeader:
     rank: int
     """The largest of any module."""
     modules: int
+
+
+def inspect_file(path: Path, limits: LoraSizeLimits) -> LoraHeader:
+    """Return what the header of a file says; raises as :func:`read_header` and :func:`recognise_header`. Blocking."""
+    return recognise_header(read_header(path, limits.header_bytes, limits.tensors), limits)
 
 
 def recognise_header(tensors: Mapping[str, TensorInfo], limits: LoraSizeLimits) -> LoraHeader:
@@ -156,27 +170,60 @@ def _unknown(message: str, received: str) -> GiornataError:
     return LoraNotSupported(message, received=received, accepted=ACCEPTED)
 
 
-# What a record keeps of how late its LoRA may join. Pure.
+def read_header(path: Path, limit_bytes: int, most_tensors: int) -> dict[str, TensorInfo]:
+    """Name, dtype and shape of every tensor in a file.
 
+    The library reads the header into its own types, and refuses every other structure, before Python makes objects of
+    it. It checks that tensors do not overlap, leave no hole and fill the file. It takes the last of two tensors with
+    one name, so names are checked here.
 
-def check_share(share: float) -> None:
-    """Raise InvalidField unless `share` is a part of the steps, and not all of them."""
-    if not 0 <= share < 1:
-        raise InvalidField(field="joins_within", received=share, accepted="0 to below 1")
-
-
-def with_share(record: LoraRecord, told: ProfiledLora) -> LoraRecord:
-    """`record` with what was `told`; LoraMismatch where pictures of another file or checkpoint were compared."""
-    canonical = record.canonical
-    if canonical is None or (canonical.file.sha256, canonical.model_digest) != (
-        told.sha256,
-        told.model_digest,
-    ):
-        raise LoraMismatch(
-            f"The LoRA {record.lora_id} is another file, or for another checkpoint, than the one that was profiled.",
-            received=f"file {told.sha256[:12]}, checkpoint {told.model_digest[:12]}",
-            accepted="none: it is not ready"
-            if canonical is None
-            else f"file {canonical.file.sha256[:12]}, checkpoint {canonical.model_digest[:12]}",
+    Raises:
+        LoraUnreadable: it is no file of safetensors, or not a whole one.
+        LoraTooLarge: its header is larger than `limit_bytes`, or has more than `most_tensors`.
+    """
+    text = _header_text(path, limit_bytes)
+    quotes = text.count(b'"') - text.count(b'\\"')
+    if quotes > (most := TENSOR_QUOTES * most_tensors + OTHER_QUOTES):
+        raise LoraTooLarge(
+            "The header has too many names.", received=f"{quotes} quotes", accepted=f"at most {most}"
         )
-    return record.model_copy(update={"joins_within": told.joins_within})
+    try:
+        with safe_open(path, framework="numpy") as file:
+            _check_names(text)
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no dictionary
+            return {name: TensorInfo(one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise LoraUnreadable(received=str(error), accepted=SAFETENSORS) from error
+
+
+def _header_text(path: Path, limit_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        head = file.read(LENGTH.size)
+        if len(head) < LENGTH.size:
+            raise LoraUnreadable(received=f"{len(head)} bytes", accepted=SAFETENSORS)
+        (size_bytes,) = LENGTH.unpack(head)
+        left = path.stat().st_size - LENGTH.size
+        if size_bytes > left:
+            received = f"a header of {size_bytes} bytes in {left} bytes"
+            raise LoraUnreadable(
+                "The file is not whole safetensors; maybe it is another format, such as a pickle.",
+                received=received,
+                accepted=SAFETENSORS,
+            )
+        if size_bytes > limit_bytes:
+            raise LoraTooLarge(
+                "The header is too large.", received=f"{size_bytes} bytes", accepted=f"at most {limit_bytes}"
+            )
+        return file.read(size_bytes)
+
+
+def _check_names(text: bytes) -> None:
+    """ValueError where a map in a header has a name twice; what the maps hold is let go of at once."""
+
+    def once_each(pairs: list[tuple[str, Any]]) -> None:
+        if len({name for name, _ in pairs}) < len(pairs):
+            counts = Counter(name for name, _ in pairs)
+            twice = next(name for name, count in counts.items() if count > 1)
+            raise ValueError(f"the name {twice!r} is given twice")
+
+    json.loads(text, object_pairs_hook=once_each)
