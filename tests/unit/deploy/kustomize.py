@@ -65,7 +65,9 @@ def identity(resource: Mapping[str, Any]) -> tuple[str, str]:
 
 def _documents(path: Path) -> list[Resource]:
     # what a YAML anchor names is one object in several places: a patch is to change one place
-    return [json.loads(json.dumps(document)) for document in yaml.load_all(path.read_text(), yaml.CSafeLoader)]
+    return [
+        json.loads(json.dumps(document)) for document in yaml.load_all(path.read_text(), yaml.CSafeLoader)
+    ]
 
 
 def _patched(found: list[Resource], target: Mapping[str, str], patch: Any, folder: Path) -> list[Resource]:
