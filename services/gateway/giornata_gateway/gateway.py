@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from giornata.api_keys import DEFAULT_TENANT, TenantLimits
 from giornata.blobs import BlobStore
@@ -24,22 +25,84 @@ from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job
 from giornata.wire.masks import MaskParameters
 from giornata.wire.messages import DoneEvent
 from giornata.wire.templates import WebhookState
+from giornata_gateway.admission import (
+    GRACE_S,
+    AdmissionSlot,
+    ConcurrencyLimiter,
+    KeyFile,
+    MemoryLimiter,
+    Quotas,
+)
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.intake.key_file import KeyFile
-from giornata_gateway.intake.limits import GRACE_S, AdmissionSlot, ConcurrencyLimiter, MemoryLimiter, Quotas
-from giornata_gateway.intake.rules.tenants import Tenant, tenant_of
-from giornata_gateway.intake.shutdown import GracefulShutdown
-from giornata_gateway.jobs.loras import Loras
-from giornata_gateway.jobs.masks import SegmentationClient, StandaloneMask
-from giornata_gateway.jobs.preparation import EditOrder, JobPreparer, PreparedJob
+from giornata_gateway.jobs.preparation import (
+    EditOrder,
+    JobPreparer,
+    PreparedJob,
+    SegmentationClient,
+    StandaloneMask,
+)
 from giornata_gateway.jobs.records import JobEnds, JobLedger, JobRecords
+from giornata_gateway.jobs.resources import Loras, TemplateRegistry
 from giornata_gateway.jobs.submission import AwaitedJob, JobSubmitter
-from giornata_gateway.jobs.template_registry import TemplateRegistry
 from giornata_gateway.metrics import Metrics
+from giornata_gateway.rules.tenants import Tenant, tenant_of
 from giornata_gateway.storage import StorageProbe
 from giornata_gateway.views.resources import webhook_body
-from giornata_gateway.webhooks.delivery import WebhookService
+from giornata_gateway.webhooks import WebhookService
+
+T = TypeVar("T")
+
+SWALLOWED_S: Final = 0.2
+"""A cancellation that has done nothing for so long was lost."""
+
+
+class GracefulShutdown:
+    """Announced once, then begun once; counts the HTTP requests that are still to be answered."""
+
+    def __init__(self) -> None:
+        self.announced = asyncio.Event()
+        """The gateway is not ready any more, and each answer closes its connection. It still takes requests."""
+        self.begun = asyncio.Event()
+        """No request comes any more. Requests that any gateway can serve are answered at once."""
+        self.asking: Counter[asyncio.BaseTransport] = Counter()
+        """Connections on which a request is being answered."""
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    @contextmanager
+    def answering(self, connection: asyncio.BaseTransport) -> Iterator[None]:
+        """Count a request while inside: from its head to its answer."""
+        self.asking[connection] += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self.asking -= Counter([connection])
+            if not self.asking:
+                self._quiet.set()
+
+    async def quiet(self, limit_s: float) -> int:
+        """Wait until no request is being answered, at most `limit_s`; how many are left."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._quiet.wait()
+        return self.asking.total()
+
+    async def before(self, work: Awaitable[T]) -> T | None:
+        """Return what `work` returns; None where this gateway begins to leave first, which cancels `work`."""
+        working = asyncio.ensure_future(work)
+        begun = asyncio.ensure_future(self.begun.wait())
+        try:
+            await asyncio.wait([working, begun], return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            begun.cancel()
+            # Repeated, since Python 3.11's wait_for, which nats-py uses, may swallow a cancellation.
+            while not working.done():
+                working.cancel()
+                await asyncio.wait([working], timeout=SWALLOWED_S)
+
 
 STRANGERS: Final = 4
 """One of so many connections may be one on which no key was shown yet."""

@@ -18,11 +18,11 @@ from giornata.wire.messages import DoneEvent
 from giornata.wire.templates import WebhookState
 from giornata.wire.workers import ServiceState
 from giornata_gateway.views.catalog import stores_of
-from giornata_gateway.webhooks.rules.delivery_rules import DeliveryOutcome
+from giornata_gateway.webhooks import DeliveryOutcome
 
 
 class FleetScrape(NamedTuple):
-    """What is known at one scrape: what instances report, waits by model in seconds, and this gateway's pools."""
+    """The state of the fleet at one scrape: reports of instances, waits by model in seconds, this gateway's pools."""
 
     reports: Sequence[InstanceReport]
     waits_s: Mapping[str, float]

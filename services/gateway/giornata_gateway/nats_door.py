@@ -32,7 +32,10 @@ from giornata.wire.messages import (
 from giornata.wire.models import Task
 from giornata.wire.permissions import NatsRole, inbox
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.intake.rules.envelopes import (
+from giornata_gateway.jobs.feed import ClientEvent, open_feed, until_done
+from giornata_gateway.jobs.preparation import EditOrder, StandaloneMask
+from giornata_gateway.jobs.submission import AwaitedJob
+from giornata_gateway.rules.envelopes import (
     EditEnvelope,
     Envelope,
     GenerateEnvelope,
@@ -49,13 +52,9 @@ from giornata_gateway.intake.rules.envelopes import (
     read_mask,
     read_parameters,
 )
-from giornata_gateway.intake.rules.forms import check_no_key
-from giornata_gateway.intake.rules.idempotency import read_key
-from giornata_gateway.intake.rules.tenants import Tenant
-from giornata_gateway.jobs.feed import ClientEvent, open_feed, until_done
-from giornata_gateway.jobs.masks import StandaloneMask
-from giornata_gateway.jobs.preparation import EditOrder
-from giornata_gateway.jobs.submission import AwaitedJob
+from giornata_gateway.rules.forms import check_no_key
+from giornata_gateway.rules.idempotency import read_key
+from giornata_gateway.rules.tenants import Tenant
 from giornata_gateway.views.answers import error_of
 from giornata_gateway.views.jobs import forecast_fields
 from giornata_gateway.views.resources import mask_made

@@ -18,12 +18,11 @@ from giornata.wire import subjects
 from giornata.wire.fleet import FleetSummary
 from giornata.wire.messages import DoneEvent, EventKind
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_gateway.config import GatewayConfig
+from giornata_gateway.admission import KeyFile
+from giornata_gateway.config import GatewayConfig, aliases_in
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.server import listening
-from giornata_gateway.intake.key_file import KeyFile
-from giornata_gateway.intake.rules.model_aliases import aliases_in
 from giornata_gateway.jobs.records import JobRecords
 from giornata_gateway.nats_door import open_door
 

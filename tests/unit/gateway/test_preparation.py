@@ -18,9 +18,8 @@ from giornata.wire.requests import EditParameters
 from giornata.wire.workers import ServiceName
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.intake.rules.tenants import Tenant
-from giornata_gateway.jobs.masks import SegmentationClient
-from giornata_gateway.jobs.preparation import EditOrder, JobPreparer
+from giornata_gateway.jobs.preparation import EditOrder, JobPreparer, SegmentationClient
+from giornata_gateway.rules.tenants import Tenant
 
 CARD = ModelCard(
     name="tiny", family=Family.FLUX_FILL, digest="d", vae_scale_factor=8, latent_channels=16, max_text_tokens=48,

@@ -19,9 +19,8 @@ from giornata.wire.errors import BadRequest, InvalidField, PayloadTooLarge, Requ
 from giornata.wire.loras import PIECE_BYTES, LoraRecord
 from giornata.wire.requests import asked
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http.body import JSON_COPIES, room, send
-from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
 from giornata_gateway.http.requests import base_path, check_query, number_of, page_of
+from giornata_gateway.http.responses import GATEWAY, JSON_COPIES, TENANT, json_answer, room, send
 from giornata_gateway.http.uploads import (
     BUFFER_BYTES,
     LATE,
@@ -34,7 +33,8 @@ from giornata_gateway.http.uploads import (
     read_upload,
     too_large,
 )
-from giornata_gateway.intake.rules.forms import (
+from giornata_gateway.jobs.preparation import StandaloneMask
+from giornata_gateway.rules.forms import (
     LoraForm,
     MaskFormat,
     check_no_key,
@@ -42,23 +42,21 @@ from giornata_gateway.intake.rules.forms import (
     read_mask_form,
     read_template_form,
 )
-from giornata_gateway.intake.rules.idempotency import HEADER
-from giornata_gateway.jobs.masks import StandaloneMask
+from giornata_gateway.rules.idempotency import HEADER
 from giornata_gateway.views.resources import (
     LoraDeleted,
+    LoraList,
     TemplateDeleted,
+    TemplateList,
     WebhookDeleted,
+    WebhookList,
     WebhookSecret,
-    lora_list,
     lora_view,
     mask_answer,
-    template_list,
+    page,
     template_view,
-    webhook_list,
     webhook_view,
 )
-
-# ``/v1/masks``: what words name in a picture, before or without an edit.
 
 
 async def make_mask(request: web.Request) -> web.StreamResponse:
@@ -91,9 +89,6 @@ async def _answer(
         body = await asyncio.to_thread(lambda: mask_answer(reply, pngs, now).model_dump_json().encode())
         pngs.clear()
         return await send(request, body, "application/json", {})
-
-
-# ``/v1/templates``: pictures that are registered once and edited often.
 
 
 MAX_WAIT_MS: Final = 60_000
@@ -132,7 +127,7 @@ async def list_templates(request: web.Request) -> web.Response:
     """The tenant's templates, page by page, the newest first."""
     limit, after = page_of(request.query)
     records = await request.app[GATEWAY].registration.of(request[TENANT].name)
-    return json_answer(template_list(records, limit, after))
+    return json_answer(page(TemplateList, template_view, records, "template_id", limit=limit, after=after))
 
 
 async def delete_template(request: web.Request) -> web.Response:
@@ -142,14 +137,11 @@ async def delete_template(request: web.Request) -> web.Response:
     return json_answer(TemplateDeleted(id=name))
 
 
-# ``/v1/webhooks``: those that were not taken yet, or were given up, and the secret that signs them.
-
-
 async def list_webhooks(request: web.Request) -> web.Response:
     """The tenant's webhooks that were not taken yet, page by page, the newest first."""
     limit, after = page_of(request.query)
     hooks = await request.app[GATEWAY].webhooks.of(request[TENANT].name)
-    return json_answer(webhook_list(hooks, limit, after))
+    return json_answer(page(WebhookList, webhook_view, hooks, "job_id", limit=limit, after=after))
 
 
 async def retry_webhook(request: web.Request) -> web.Response:
@@ -168,9 +160,6 @@ async def delete_webhook(request: web.Request) -> web.Response:
 async def webhook_secret(request: web.Request) -> web.Response:
     """The secret by which the tenant's receivers know that a webhook is ours."""
     return json_answer(WebhookSecret(secret=request.app[GATEWAY].webhooks.secret(request[TENANT].name)))
-
-
-# A LoRA's file on its way through the gateway, which never holds more than a few pieces of it.
 
 
 FILE: Final = "file"
@@ -285,9 +274,6 @@ def _stem(filename: str | None) -> str | None:
     return "".join(character for character in stem if character.isprintable())[:MAX_NAME] or None
 
 
-# ``/v1/loras``: adapters that are uploaded once and named by edits.
-
-
 HELD_BYTES: Final = BUFFER_BYTES + 3 * PIECE_BYTES
 """What an upload holds: a piece that fills, one on its way, and its message."""
 
@@ -322,7 +308,7 @@ async def list_loras(request: web.Request) -> web.Response:
     """The LoRAs that the tenant may use, page by page, the newest first."""
     limit, after = page_of(request.query)
     records = await request.app[GATEWAY].loras.of(request[TENANT].name)
-    return json_answer(lora_list(records, limit, after))
+    return json_answer(page(LoraList, lora_view, records, "lora_id", limit=limit, after=after))
 
 
 async def pin_lora(request: web.Request) -> web.Response:

@@ -15,9 +15,16 @@ from giornata.bus.bus import Bus
 from giornata.wire.errors import GiornataError, ServiceUnavailable
 from giornata.wire.fleet import FleetView, InstanceReport
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.http.body import EVENT_STREAM, frame, looking_on, write
-from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
 from giornata_gateway.http.requests import base_path
+from giornata_gateway.http.responses import (
+    EVENT_STREAM,
+    GATEWAY,
+    TENANT,
+    frame,
+    json_answer,
+    looking_on,
+    write,
+)
 from giornata_gateway.views.catalog import (
     HealthView,
     ModelList,

@@ -16,13 +16,11 @@ from giornata.wire.codec import JsonLimits
 from giornata.wire.codec import read_json as read_value
 from giornata.wire.errors import BadRequest, InvalidField, PayloadTooLarge, RequestTimeout
 from giornata.wire.requests import REFERENCE, check_count
+from giornata_gateway.admission import ByteReservation
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.http.errors import GATEWAY
-from giornata_gateway.intake.limits import ByteReservation
-from giornata_gateway.intake.rules.adapters import in_order
-from giornata_gateway.intake.rules.forms import FILES, RequestBody, check_filled, once_each
-
-# How long a request's body may take.
+from giornata_gateway.http.responses import GATEWAY
+from giornata_gateway.rules.adapters import in_order
+from giornata_gateway.rules.forms import FILES, RequestBody, check_filled, once_each
 
 
 class ReceiveTimeout:
@@ -51,11 +49,6 @@ class ReceiveTimeout:
         yield
         self._first_s += loop.time() - began_s
         self.come(0)
-
-
-# Bodies of HTTP requests, read within limits: nothing larger than allowed is ever held.
-#
-# A multipart body is read part by part; a JSON body is small, unless it holds references.
 
 
 BUFFER_BYTES: Final = 128 << 10

@@ -22,8 +22,6 @@ from giornata.wire.errors import GiornataError, JobNotFound, ServiceUnavailable
 from giornata.wire.jobs import JobRecord
 from giornata.wire.messages import CancelRows, DoneEvent, JobEstimate, JobEstimateRequest
 
-# The job records as a gateway reads them, which may start before their bucket is there.
-
 
 class JobRecords:
     """Job records by id. No job is known before a router has made the bucket, nor after its loss."""
@@ -52,10 +50,6 @@ class JobRecords:
             if self._opened is None:
                 self._opened = await JobRecordStore.open(self._jetstream)
         return self._opened
-
-
-# Jobs as records, router and events tell of them: their state, a forecast, their end, and how one is
-# cancelled.
 
 
 log = structlog.get_logger(__name__)

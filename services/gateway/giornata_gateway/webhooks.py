@@ -1,14 +1,20 @@
-"""Webhooks of all gateways: kept before their job is submitted, and sent when it has ended."""
+"""Webhooks of all gateways: kept before their job is submitted, signed, and sent when it has ended."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
+import hmac
 import ipaddress
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -37,11 +43,125 @@ from giornata.wire.messages import DoneEvent, EventKind
 from giornata.wire.templates import WebhookRecord, WebhookState
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.jobs.records import JobRecords
-from giornata_gateway.webhooks.rules import addresses, delivery_rules
-from giornata_gateway.webhooks.rules.addresses import Network, may_connect
-from giornata_gateway.webhooks.rules.delivery_rules import AT_ONCE, LEAST_BYTES
+from giornata_gateway.rules import addresses
+from giornata_gateway.rules.addresses import Network, may_connect
 
-# The file of the secrets from which tenants' are made.
+# Signatures of webhooks as Standard Webhooks has them (standardwebhooks.com, version 1.0.0).
+
+
+PREFIX: Final = "whsec_"
+LEAST_BYTES: Final = 24
+"""Least length of the secret from which all tenants' secrets are made."""
+
+
+def secret_of(master: bytes, tenant: str) -> str:
+    """The secret of a tenant, as its receivers are told it; no secret gives another one away."""
+    derived = hmac.digest(master, b"giornata webhook\0" + tenant.encode(), hashlib.sha256)
+    return PREFIX + base64.b64encode(derived).decode()
+
+
+def headers(secrets: Sequence[str], message_id: str, timestamp_s: int, body: str) -> dict[str, str]:
+    """The headers of an attempt, with a signature by each secret: receivers accept any that they know."""
+    signed = f"{message_id}.{timestamp_s}.{body}".encode()
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp_s),
+        "webhook-signature": " ".join(f"v1,{_signature(secret, signed)}" for secret in secrets),
+    }
+
+
+def _signature(secret: str, signed: bytes) -> str:
+    key = base64.b64decode(secret.removeprefix(PREFIX))
+    return base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
+
+
+FACTOR: Final = 4.0
+LONGEST_S: Final = 6 * 3600.0
+AT_ONCE: Final = 32
+"""Webhooks that a gateway sends at a time."""
+AT_ONCE_OF_TENANT: Final = 4
+"""Webhooks of one tenant among them, so that its slow receivers hold up no other tenant's."""
+CLAIM_S: Final = 60.0
+"""For so long a webhook belongs to the gateway that sends it, longer than an attempt may take."""
+GONE: Final = 410
+"""The status by which a receiver wants no more of it."""
+ERROR_CHARACTERS: Final = 200
+
+
+class DeliveryOutcome(StrEnum):
+    """The outcome of an attempt to deliver a webhook."""
+
+    TAKEN = "taken"
+    FAILED = "failed"
+    """It is sent again."""
+    GIVEN_UP = "given_up"
+
+
+@dataclass(frozen=True)
+class WebhookRetryPolicy:
+    """A policy of how often a webhook is sent again."""
+
+    attempts: int
+    first_s: float
+    """After the first failure; each following pause is four times as long, six hours at most."""
+
+    def pause_s(self, attempts: int) -> float:
+        """Before the next attempt, after so many."""
+        return min(LONGEST_S, self.first_s * FACTOR ** min(attempts - 1, 20))
+
+
+def claimed(hook: WebhookRecord, body: str | None, now_s: float) -> WebhookRecord | None:
+    """The record while a gateway sends it; None where it is not to be sent now: another one does, or has."""
+    if hook.state is not WebhookState.WAITING or hook.next_s > now_s:
+        return None
+    return hook.model_copy(update={"body": hook.body or body, "next_s": now_s + CLAIM_S})
+
+
+def failed(
+    hook: WebhookRecord, why: str, status: int | None, now_s: float, patience: WebhookRetryPolicy
+) -> WebhookRecord:
+    """The record after an attempt failed, with its receiver's answer `status` if there was one."""
+    attempts = hook.attempts + 1
+    over = attempts >= patience.attempts or status == GONE
+    return hook.model_copy(
+        update={
+            "attempts": attempts,
+            "error": why[:ERROR_CHARACTERS],
+            "state": WebhookState.DEAD if over else WebhookState.WAITING,
+            "next_s": now_s + patience.pause_s(attempts),
+        }
+    )
+
+
+def revived(hook: WebhookRecord) -> WebhookRecord:
+    """The record of a webhook that is sent again, as often as a new one."""
+    return hook.model_copy(update={"state": WebhookState.WAITING, "attempts": 0, "next_s": 0.0})
+
+
+def chosen(
+    hooks: Mapping[str, WebhookRecord], looks_s: Mapping[str, float], busy: Collection[str], now_s: float
+) -> tuple[list[str], float | None]:
+    """Return which of `hooks`, by key, are sent now, and the time at which the next one is due.
+
+    `looks_s` says before when a job that has not ended is not looked at. `busy` are being sent.
+    """
+    due: list[tuple[float, str]] = []
+    next_s = None
+    for key, hook in hooks.items():
+        if hook.state is WebhookState.WAITING and key not in busy:
+            at_s = max(hook.next_s, looks_s.get(key, 0.0))
+            if at_s <= now_s:
+                due.append((at_s, key))
+            elif next_s is None or at_s < next_s:
+                next_s = at_s
+    tenants = Counter(hooks[key].tenant for key in busy if key in hooks)
+    found: list[str] = []
+    for _, key in sorted(due):
+        tenant = hooks[key].tenant
+        if len(busy) + len(found) < AT_ONCE and tenants[tenant] < AT_ONCE_OF_TENANT:
+            found.append(key)
+            tenants[tenant] += 1
+    return found, next_s
 
 
 def read_secrets(path: Path | None) -> tuple[bytes, ...]:
@@ -63,9 +183,6 @@ def read_secrets(path: Path | None) -> tuple[bytes, ...]:
             accepted=f"a line of {LEAST_BYTES} characters or more, such as `openssl rand -base64 32` prints",
         )
     return secrets
-
-
-# One attempt: a POST to an address that was looked at when it was connected to.
 
 
 ATTEMPT_S: Final = 15.0
@@ -179,13 +296,13 @@ class WebhookService:
         jobs: JobRecords,
         *,
         payload: Payload,
-        count: Callable[[delivery_rules.DeliveryOutcome], None],
+        count: Callable[[DeliveryOutcome], None],
     ) -> None:
         self._retry_s, self._bus, self._records, self._jobs = config.webhook_retry_s, bus, records, jobs
         self._payload, self._count = payload, count
         self._masters = read_secrets(config.webhook_secret_file)
         self._networks = addresses.networks_in(config.webhook_networks)
-        self._patience = delivery_rules.WebhookRetryPolicy(config.webhook_attempts, config.webhook_retry_s)
+        self._patience = WebhookRetryPolicy(config.webhook_attempts, config.webhook_retry_s)
         self._hooks: dict[str, WebhookRecord] = {}
         self._keys: dict[str, str] = {}
         """By job."""
@@ -205,7 +322,7 @@ class WebhookService:
                 field=addresses.FIELD,
                 accepted="no webhook; operators name GIORNATA_WEBHOOK_SECRET_FILE to allow them",
             )
-        return [delivery_rules.secret_of(master, tenant) for master in self._masters]
+        return [secret_of(master, tenant) for master in self._masters]
 
     @asynccontextmanager
     async def promised(self, tenant: str, job_id: str, url: str | None) -> AsyncIterator[None]:
@@ -249,7 +366,7 @@ class WebhookService:
         return await self._records.change(
             tenant,
             job_id,
-            lambda hook: delivery_rules.revived(hook) if hook.state is WebhookState.DEAD else None,
+            lambda hook: revived(hook) if hook.state is WebhookState.DEAD else None,
         )
 
     async def forget(self, tenant: str, job_id: str) -> None:
@@ -310,7 +427,7 @@ class WebhookService:
             while True:
                 self._news.clear()
                 now_s = time.time()
-                found, next_s = delivery_rules.chosen(self._hooks, self._looks_s, self._busy, now_s)
+                found, next_s = chosen(self._hooks, self._looks_s, self._busy, now_s)
                 for key in found:
                     self._busy.add(key)
                     # with the record: it may be forgotten before the task begins
@@ -348,34 +465,30 @@ class WebhookService:
 
         def claim(present: WebhookRecord) -> WebhookRecord | None:
             nonlocal won
-            claimed = delivery_rules.claimed(present, body, time.time())
-            won = claimed is not None
-            return claimed
+            taken = claimed(present, body, time.time())
+            won = taken is not None
+            return taken
 
         hook = await self._records.change(hook.tenant, hook.job_id, claim)
         self._hooks[key] = hook
         if not won or hook.body is None:
             return
-        signed = delivery_rules.headers(
-            self._secrets(hook.tenant), f"msg_{hook.job_id}", int(time.time()), hook.body
-        )
+        signed = headers(self._secrets(hook.tenant), f"msg_{hook.job_id}", int(time.time()), hook.body)
         status, why = await sender.send(hook.url, signed, hook.body)
         if status is not None and 200 <= status < 300:
             await self._records.delete(hook)
             self._forgotten(key)
-            self._count(delivery_rules.DeliveryOutcome.TAKEN)
+            self._count(DeliveryOutcome.TAKEN)
             log.info("webhook_taken", job=hook.job_id, attempts=hook.attempts + 1)
             return
         now_s = time.time()
         hook = self._hooks[key] = await self._records.change(
             hook.tenant,
             hook.job_id,
-            lambda present: delivery_rules.failed(present, why, status, now_s, self._patience),
+            lambda present: failed(present, why, status, now_s, self._patience),
         )
         over = hook.state is WebhookState.DEAD
-        self._count(
-            delivery_rules.DeliveryOutcome.GIVEN_UP if over else delivery_rules.DeliveryOutcome.FAILED
-        )
+        self._count(DeliveryOutcome.GIVEN_UP if over else DeliveryOutcome.FAILED)
         log.info("webhook_not_taken", tenant=hook.tenant, job=hook.job_id, why=why, attempts=hook.attempts)
 
     async def _told(self, hook: WebhookRecord) -> str | None:

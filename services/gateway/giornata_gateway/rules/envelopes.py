@@ -16,10 +16,10 @@ from giornata.wire.jobs import BlobRef
 from giornata.wire.masks import MaskMessage, MaskParameters
 from giornata.wire.messages import IDEMPOTENCY_HEADER, INLINE_BYTES, EditMessage, GenerateMessage
 from giornata.wire.requests import REFERENCE, EditParameters, GenerationParameters, asked, check_count
-from giornata_gateway.intake.rules.forms import TemplateId, check_filled, check_source
-from giornata_gateway.intake.rules.idempotency import HEADER as IDEMPOTENCY_KEY
-from giornata_gateway.intake.rules.tenants import Tenant
-from giornata_gateway.webhooks.rules.addresses import FIELD as WEBHOOK
+from giornata_gateway.rules.addresses import FIELD as WEBHOOK
+from giornata_gateway.rules.forms import TemplateId, check_filled, check_source
+from giornata_gateway.rules.idempotency import HEADER as IDEMPOTENCY_KEY
+from giornata_gateway.rules.tenants import Tenant
 
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""

@@ -20,20 +20,23 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from giornata.wire.errors import InvalidField, ServiceUnavailable, WebhookNotFound
 from giornata.wire.templates import WebhookRecord, WebhookState
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.webhooks.delivery import ATTEMPT_S, WebhookSender, WebhookService, read_secrets
-from giornata_gateway.webhooks.rules.addresses import MAX_URL, check_url, may_connect, networks_in
-from giornata_gateway.webhooks.rules.delivery_rules import (
+from giornata_gateway.rules.addresses import MAX_URL, check_url, may_connect, networks_in
+from giornata_gateway.webhooks import (
     AT_ONCE,
     AT_ONCE_OF_TENANT,
+    ATTEMPT_S,
     CLAIM_S,
     GONE,
     LEAST_BYTES,
     LONGEST_S,
     WebhookRetryPolicy,
+    WebhookSender,
+    WebhookService,
     chosen,
     claimed,
     failed,
     headers,
+    read_secrets,
     revived,
     secret_of,
 )
