@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
@@ -20,11 +19,9 @@ from giornata.deadlines import Deadline
 from giornata.records import LoraRecords, TemplateRecords, WebhookRecords
 from giornata.shares import SharedPool
 from giornata.wire.errors import InputLost, ResultExpired, TooManyStreams
-from giornata.wire.fleet import InstanceReport
-from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job
+from giornata.wire.jobs import TAKE_OVER_S, BlobRef
 from giornata.wire.masks import MaskParameters
 from giornata.wire.messages import DoneEvent
-from giornata.wire.templates import WebhookState
 from giornata_gateway.admission import (
     GRACE_S,
     AdmissionSlot,
@@ -38,13 +35,12 @@ from giornata_gateway.fleet import FleetListener
 from giornata_gateway.jobs.preparation import (
     EditOrder,
     JobPreparer,
-    PreparedJob,
     SegmentationClient,
     StandaloneMask,
 )
-from giornata_gateway.jobs.records import JobEnds, JobLedger, JobRecords
+from giornata_gateway.jobs.records import JobEnds, JobLedger
 from giornata_gateway.jobs.resources import Loras, TemplateRegistry
-from giornata_gateway.jobs.submission import AwaitedJob, JobSubmitter
+from giornata_gateway.jobs.submission import AdmittedJob, JobSubmitter
 from giornata_gateway.metrics import Metrics
 from giornata_gateway.rules.tenants import Tenant, tenant_of
 from giornata_gateway.storage import StorageProbe
@@ -108,28 +104,6 @@ STRANGERS: Final = 4
 """One of so many connections may be one on which no key was shown yet."""
 
 
-@dataclass(frozen=True)
-class AdmittedJob:
-    """An edit that may be submitted, and its stay."""
-
-    prepared: PreparedJob
-    stay: AdmissionSlot
-    started_s: float = field(default_factory=time.monotonic)
-
-    def submitting(self) -> None:
-        """The job is on its way. From here on a new job with an idempotency key outlives its request."""
-        self.stay.lasting = self.prepared.shared and not self.prepared.known
-
-    def accepted(self, job: Job, *, awaited: bool) -> None:
-        """The edit has become `job`. Leaving cancels a job that is `awaited` and has no idempotency key."""
-        self.stay.repeated = self.prepared.known or job is not self.prepared.job
-        self.stay.lasting = not self.stay.repeated and (self.prepared.shared or not awaited)
-
-    def carried_out(self) -> None:
-        """The edit is done. Its duration, unless it was repeated, tells refused requests when to come again."""
-        self.stay.seconds = None if self.stay.repeated else time.monotonic() - self.started_s
-
-
 class Gateway:
     """Everything a request needs.
 
@@ -142,7 +116,6 @@ class Gateway:
         bus: Bus,
         blobs: BlobStore,
         *,
-        records: JobRecords,
         templates: TemplateRecords,
         loras: LoraRecords,
         webhooks: WebhookRecords,
@@ -152,8 +125,8 @@ class Gateway:
     ) -> None:
         self.config, self.bus, self.blobs, self.fleet, self.keys = config, bus, blobs, fleet, keys
         self.departure = GracefulShutdown()
-        self.ledger = JobLedger(bus, records)
-        self.ends = JobEnds(records, self._ended)
+        self.ledger = JobLedger(bus)
+        self.ends = JobEnds(self.ledger, self._ended)
         strangers = max(1, config.max_connections // STRANGERS)
         pools = self.pools = {
             "pictures": SharedPool(config.max_concurrent_rows, self._alone),
@@ -165,7 +138,7 @@ class Gateway:
         }
         if blobs.pool is not None:
             pools["blobs"], blobs.pool.weight_of = blobs.pool, self._weight
-        self.metrics = Metrics(lambda: len(self.ends), self._webhooks_kept, pools)
+        self.metrics = Metrics(lambda: len(self.ends), lambda one: self.webhooks.kept(one), pools)  # noqa: PLW0108 - made below
         self.places = ConcurrencyLimiter(pools["pictures"])
         """For pictures in progress."""
         self.quotas = Quotas(self.places.estimate_s, self.metrics.tenant_refused)
@@ -194,7 +167,7 @@ class Gateway:
         self.registration = TemplateRegistry(config, bus, blobs, templates, fleet, tasks)
         told = partial(webhook_body, base_url=config.public_url)
         self.webhooks = WebhookService(
-            config, bus, webhooks, records, payload=told, count=self.metrics.webhook_sent
+            config, bus, webhooks, self.ledger, payload=told, count=self.metrics.webhook_sent
         )
 
     def tenant(self, key: str | None) -> Tenant:
@@ -213,30 +186,13 @@ class Gateway:
         order = await order.identified(key)
         known = await self.submission.known(order)
         if known is not None:  # nothing is computed, and its pictures may be gone
-            return AdmittedJob(known, stay or held.enter_context(self.places.held(order.tenant)))
+            stay = stay or held.enter_context(self.places.held(order.tenant))
+            return AdmittedJob(known, order.deadline, stay, known=True)
         await self.preparation.check_blobs(order)
         started_s = time.monotonic()
         stay = stay or self.stay_of(order, held)
-        prepared = await self.preparation.prepare(await self.registration.applied(order))
-        return AdmittedJob(prepared, stay, started_s)
-
-    async def submit(self, admitted: AdmittedJob) -> Job:
-        """Have a job accepted; the one that is carried out, which with an idempotency key may be an earlier one."""
-        admitted.submitting()
-        job = await self.submission.submit(admitted.prepared)
-        admitted.accepted(job, awaited=False)
-        return job
-
-    @asynccontextmanager
-    async def awaited(self, admitted: AdmittedJob, *, streamed: bool) -> AsyncIterator[AwaitedJob]:
-        """A job while its request waits, `streamed` where its steps are told.
-
-        Leaving cancels it, unless it has an idempotency key.
-        """
-        admitted.submitting()
-        async with self.submission.awaited(admitted.prepared, streamed=streamed) as awaited:
-            admitted.accepted(awaited.job, awaited=True)
-            yield awaited
+        job = await self.preparation.prepare(await self.registration.applied(order))
+        return AdmittedJob(job, order.deadline, stay, started_s=started_s)
 
     def stay_of(self, order: EditOrder, held: ExitStack, *, always: bool = False) -> AdmissionSlot:
         """Hold the places of an order until `held` is closed; counts and raises as :meth:`stay`."""
@@ -293,10 +249,6 @@ class Gateway:
             store_bytes=config.nats_store_bytes,
         )
 
-    async def reports(self) -> list[InstanceReport] | None:
-        """Return what the routers know of every instance; None where no router answers."""
-        return await self.fleet.reports(self.bus)
-
     async def picture(self, ref: BlobRef) -> bytes:
         """A finished picture; ResultExpired where its time in the store is over."""
         try:
@@ -312,9 +264,6 @@ class Gateway:
         """Return whether there is one tenant alone."""
         keys = () if self.keys is None else self.keys.current.keys
         return all(key.tenant == keys[0].tenant for key in keys)
-
-    def _webhooks_kept(self, state: WebhookState) -> int:
-        return self.webhooks.kept(state)
 
     def _ended(self, event: DoneEvent) -> None:
         self.metrics.job_ended(event, awaited=event.job_id in self.ends)

@@ -42,7 +42,7 @@ from giornata.wire.jobs import JobRecord
 from giornata.wire.messages import DoneEvent, EventKind
 from giornata.wire.templates import WebhookRecord, WebhookState
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.jobs.records import JobRecords
+from giornata_gateway.jobs.records import JobLedger
 from giornata_gateway.rules import addresses
 from giornata_gateway.rules.addresses import Network, may_connect
 
@@ -293,7 +293,7 @@ class WebhookService:
         config: GatewayConfig,
         bus: Bus,
         records: WebhookRecords,
-        jobs: JobRecords,
+        jobs: JobLedger,
         *,
         payload: Payload,
         count: Callable[[DeliveryOutcome], None],

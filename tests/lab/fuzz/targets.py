@@ -46,9 +46,7 @@ from giornata_gateway.rules.envelopes import (
     MaskEnvelope,
     check_envelope,
     check_mask_image,
-    check_pictures,
     check_time,
-    read_generation,
     read_mask,
     read_parameters,
 )
@@ -202,13 +200,11 @@ def envelope(data: bytes) -> None:
         edit = _message(EditEnvelope, data)
         with refused():
             codec.encode(read_parameters(edit), limit_bytes=1 << 30)
-        check_envelope(edit, TENANT)
-        check_pictures(edit, TENANT, CONFIG.max_file_bytes)
+        check_envelope(edit, TENANT, CONFIG.max_file_bytes)
     with refused(), _unreadable():
         asked = _message(GenerateEnvelope, data)
-        read_generation(asked)
-        check_envelope(asked, TENANT)
-        check_pictures(asked, TENANT, CONFIG.max_file_bytes)
+        read_parameters(asked)
+        check_envelope(asked, TENANT, CONFIG.max_file_bytes)
     with refused(), _unreadable():
         words = _message(MaskEnvelope, data)
         with refused():

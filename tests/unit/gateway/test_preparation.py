@@ -68,7 +68,7 @@ async def test_forgetting_a_job_leaves_the_claim_checks_of_its_caller() -> None:
     own = await blobs.put("alice/upload_1/image", b"image", 60)
     async with asyncio.TaskGroup() as tasks:
         preparation = preparation_of(blobs, tasks)
-        job = (await preparation.prepare(order_of(own, b"mask"))).job
+        job = await preparation.prepare(order_of(own, b"mask"))
         assert job.image == own
         assert job.mask is not None
         assert job.mask.key.startswith(f"alice/{job.job_id}/")

@@ -117,7 +117,7 @@ async def progress(request: web.Request) -> web.Response:
     check_query(request.query, "skip_current_image")
     ledger, tenant = request.app[GATEWAY].ledger, request[TENANT].name
     awaited = request.app[AWAITED_JOBS].of(tenant)
-    records = [await ledger.records.get(job_id) for job_id in awaited]
+    records = [await ledger.get(job_id) for job_id in awaited]
     forecast, oldest = None, next(iter(awaited), None)
     if oldest is not None:
         told = await ledger.forecast(oldest) or JobEstimate()
@@ -185,7 +185,7 @@ async def _painted(request: web.Request, kind: type[TextToImage]) -> web.StreamR
                 form, ignored = read(kind, await read_json(request, grow, PICTURES))
                 ignore(request, ignored)
                 admitted = await gateway.admit(await order_of(request, form), None, held)
-            async with gateway.awaited(admitted, streamed=True) as awaited:
+            async with gateway.submission.awaited(admitted, streamed=True) as awaited:
                 request[JOB_ID] = awaited.job.job_id
                 with request.app[AWAITED_JOBS].held(awaited):
                     record = await gateway.submission.outcome(awaited)

@@ -128,13 +128,13 @@ class JobEventStream:
     async def _record(self) -> JobRecord | None:
         """The job's record; None where NATS does not answer, since the stream outlives an outage."""
         try:
-            return await self.request.app[GATEWAY].ledger.records.get(self.job.job_id)
+            return await self.request.app[GATEWAY].ledger.get(self.job.job_id)
         except nats.errors.Error:
             return None
 
     async def _tell_end(self, last: StreamedEvent | None) -> None:
         """Completed pictures first, since OpenAI's clients stop at the first error; the last frame has the id."""
-        record = await self.request.app[GATEWAY].ledger.records.get(self.job.job_id)
+        record = await self.request.app[GATEWAY].ledger.get(self.job.job_id)
         if not record.state.terminal:
             if self.ended.done() and not self.inline:  # a reader that only looks on loses nothing
                 await write(self.request, self.response, GO_ON_ELSEWHERE)
@@ -191,7 +191,7 @@ async def _carried_out(request: web.Request, kind: type[EditForm | GenerationFor
     gateway = request.app[GATEWAY]
     with ExitStack() as held:
         form, admitted = await receive(request, kind, held)
-        async with gateway.awaited(admitted, streamed=form.stream and form.progress) as awaited:
+        async with gateway.submission.awaited(admitted, streamed=form.stream and form.progress) as awaited:
             request[JOB_ID] = awaited.job.job_id
             request[REPEATED] = admitted.stay.repeated
             if form.stream:
@@ -217,12 +217,12 @@ async def create(request: web.Request) -> web.Response:
     kind = GenerationJobForm if request.content_type == JSON else JobForm
     with ExitStack() as held:
         form, admitted = await receive(request, kind, held)
-        url = None if admitted.prepared.known else form.webhook
-        async with gateway.webhooks.promised(request[TENANT].name, admitted.prepared.job.job_id, url):
-            job = await gateway.submit(admitted)
+        url = None if admitted.known else form.webhook
+        async with gateway.webhooks.promised(request[TENANT].name, admitted.job.job_id, url):
+            job = await gateway.submission.submit(admitted)
         request[REPEATED] = admitted.stay.repeated
     request[JOB_ID] = job.job_id
-    record = await gateway.ledger.records.get(job.job_id)
+    record = await gateway.ledger.get(job.job_id)
     location = f"{base_path(request)}/v1/jobs/{job.job_id}"
     return json_answer(await _view(request, record), status=202, headers={"Location": location})
 
@@ -272,7 +272,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers=EVENT_STREAM)
     async with looking_on(request, response):
         with gateway.ends.expect(job.job_id, watching=True) as ended:
-            record = await gateway.ledger.records.get(job.job_id)
+            record = await gateway.ledger.get(job.job_id)
             if record.state.terminal:
                 last = await done_sequence(gateway.bus, job)
                 if last is not None and after >= last:

@@ -23,10 +23,10 @@ from giornata.wire.jobs import Priority
 from giornata.wire.requests import REFERENCE, asked, check_count
 from giornata_gateway.admission import ByteReservation
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.gateway import AdmittedJob
 from giornata_gateway.http.responses import GATEWAY, JOB_ID, JSON, OUTCOME, TENANT, Handler, ignore
 from giornata_gateway.http.uploads import PICTURES, read_json, read_upload, too_large
 from giornata_gateway.jobs.preparation import EditOrder
+from giornata_gateway.jobs.submission import AdmittedJob
 from giornata_gateway.rules.adapters import in_order
 from giornata_gateway.rules.addresses import check_url, hosts_in, names_of, networks_in
 from giornata_gateway.rules.forms import (

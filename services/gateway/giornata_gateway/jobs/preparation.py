@@ -257,21 +257,6 @@ async def _sha256(data: bytes | BlobRef) -> str:
 
 
 @dataclass(frozen=True)
-class PreparedJob:
-    """A job that is ready to be submitted; it holds no pictures."""
-
-    job: Job
-    deadline: Deadline
-    known: bool = False
-    """The job was accepted before, under the same idempotency key."""
-
-    @property
-    def shared(self) -> bool:
-        """Return whether every request with the same idempotency key is about this job."""
-        return self.job.fingerprint is not None
-
-
-@dataclass(frozen=True)
 class JobPreparer:
     """Makes jobs of orders."""
 
@@ -283,7 +268,7 @@ class JobPreparer:
     tasks: asyncio.TaskGroup
     """Owns what outlives a request: forgetting the pictures of an order that failed."""
 
-    async def prepare(self, order: EditOrder) -> PreparedJob:
+    async def prepare(self, order: EditOrder) -> Job:
         """Resolve the parameters, find the adapters, and store the pictures; submit the job at once."""
         if order.image is None and order.task is Task.EDIT:
             raise missing_image()
@@ -317,7 +302,7 @@ class JobPreparer:
             refs = [BlobRef(key=f"{folder}/{name}", size_bytes=0, sha256="") for name in names]
             self.tasks.create_task(forget(self.blobs, *refs), name=f"forget-{order.job_id}")
             raise
-        job = Job(
+        return Job(
             job_id=order.job_id,
             tenant=order.tenant.name,
             gateway=self.config.instance,
@@ -341,7 +326,6 @@ class JobPreparer:
             evaluations=evaluations_of(parameters, keeps_whole_steps=card.keeps_whole_steps),
             cfg_scale=cfg_scale(parameters, card),
         )
-        return PreparedJob(job, order.deadline)
 
     async def check_blobs(self, order: EditOrder) -> None:
         """Raise InvalidField where a claim check of the order leads to no blob."""
