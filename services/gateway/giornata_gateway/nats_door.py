@@ -111,12 +111,12 @@ class NatsEndpoints:
         edited = envelope if isinstance(envelope, EditEnvelope) else None
         order = EditOrder(
             parameters,
-            edited and edited.image,
-            edited and edited.mask,
+            edited.image if edited else None,
+            edited.mask if edited else None,
             tenant,
             envelope.priority,
             Deadline.after_ms(envelope.remaining_ms).at_most(gateway.config.job_budget_s),
-            template_id=edited and edited.template_id,
+            template_id=edited.template_id if edited else None,
             task=Task.EDIT if edited else Task.GENERATE,
             references=envelope.reference,
             control_images=envelope.control_image,

@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -97,17 +96,9 @@ class DeliveryOutcome(StrEnum):
     GIVEN_UP = "given_up"
 
 
-@dataclass(frozen=True)
-class WebhookRetryPolicy:
-    """A policy of how often a webhook is sent again."""
-
-    attempts: int
-    first_s: float
-    """After the first failure; each following pause is four times as long, six hours at most."""
-
-    def pause_s(self, attempts: int) -> float:
-        """Before the next attempt, after so many."""
-        return min(LONGEST_S, self.first_s * FACTOR ** min(attempts - 1, 20))
+def pause_s(first_s: float, attempts: int) -> float:
+    """The pause after so many attempts: `first_s` after the first, then four times as long, six hours at most."""
+    return min(LONGEST_S, first_s * FACTOR ** min(attempts - 1, 20))
 
 
 def claimed(hook: WebhookRecord, body: str | None, now_s: float) -> WebhookRecord | None:
@@ -118,19 +109,15 @@ def claimed(hook: WebhookRecord, body: str | None, now_s: float) -> WebhookRecor
 
 
 def failed(
-    hook: WebhookRecord, why: str, status: int | None, now_s: float, patience: WebhookRetryPolicy
+    hook: WebhookRecord, why: str, status: int | None, now_s: float, *, most: int, first_s: float
 ) -> WebhookRecord:
-    """The record after an attempt failed, with its receiver's answer `status` if there was one."""
+    """The record after an attempt failed, of at most so many, with its receiver's answer `status` if there was one."""
     attempts = hook.attempts + 1
-    over = attempts >= patience.attempts or status == GONE
-    return hook.model_copy(
-        update={
-            "attempts": attempts,
-            "error": why[:ERROR_CHARACTERS],
-            "state": WebhookState.DEAD if over else WebhookState.WAITING,
-            "next_s": now_s + patience.pause_s(attempts),
-        }
-    )
+    over = attempts >= most or status == GONE
+    state = WebhookState.DEAD if over else WebhookState.WAITING
+    next_s = now_s + pause_s(first_s, attempts)
+    told = {"attempts": attempts, "error": why[:ERROR_CHARACTERS], "state": state, "next_s": next_s}
+    return hook.model_copy(update=told)
 
 
 def revived(hook: WebhookRecord) -> WebhookRecord:
@@ -195,37 +182,25 @@ class AddressRefusedError(OSError):
     """This address may not be connected to."""
 
 
-class WebhookSender:
-    """Sends webhooks. Make it with :meth:`open`."""
+async def send(
+    networks: Sequence[Network], url: str, headers: Mapping[str, str], body: str
+) -> tuple[int | None, str]:
+    """One attempt: the status of the answer, of which no more is read, and what to tell of it; none where none came.
 
-    def __init__(self, sessions: Mapping[str, aiohttp.ClientSession]) -> None:
-        """`sessions` by the scheme that they are for."""
-        self._sessions = sessions
-
-    @classmethod
-    @asynccontextmanager
-    async def open(cls, networks: Sequence[Network]) -> AsyncIterator[WebhookSender]:
-        """Connect to public addresses over HTTPS, and to `networks` over either.
-
-        A name is resolved for each attempt, and each address is looked at as its socket is made: there is no second
-        look-up by which another address could come (DNS rebinding). No redirect is followed, and no proxy asked.
-        """
+    It goes to public addresses over HTTPS, and to `networks` over either scheme. The name is resolved for the attempt,
+    and each address is looked at as its socket is made: there is no second look-up by which another address could come
+    (DNS rebinding). No redirect is followed, and no proxy asked.
+    """
+    try:
         async with (
-            guarded_session(networks, plain=False) as https,
-            guarded_session(networks, plain=True) as http,
-        ):
-            yield cls({"https": https, "http": http})
-
-    async def send(self, url: str, headers: Mapping[str, str], body: str) -> tuple[int | None, str]:
-        """The status of the answer, of which no more is read, and what to tell of it; no status where none came."""
-        try:
-            http = self._sessions[urlsplit(url).scheme]
-            async with http.post(
+            guarded_session(networks, plain=urlsplit(url).scheme == "http") as http,
+            http.post(
                 url, data=body.encode(), headers={**TYPE, **headers}, allow_redirects=False
-            ) as response:
-                return response.status, f"status {response.status}"
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            return None, told(error)
+            ) as response,
+        ):
+            return response.status, f"status {response.status}"
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        return None, told(error)
 
 
 def told(error: Exception) -> str:
@@ -242,7 +217,6 @@ def guarded_session(networks: Sequence[Network], *, plain: bool) -> aiohttp.Clie
     It looks at each address as its socket is made, and asks no proxy.
     """
     connector = aiohttp.TCPConnector(
-        limit=AT_ONCE,
         force_close=True,
         use_dns_cache=False,
         socket_factory=partial(_socket, networks, plain=plain),
@@ -298,11 +272,10 @@ class WebhookService:
         payload: Payload,
         count: Callable[[DeliveryOutcome], None],
     ) -> None:
-        self._retry_s, self._bus, self._records, self._jobs = config.webhook_retry_s, bus, records, jobs
+        self._config, self._bus, self._records, self._jobs = config, bus, records, jobs
         self._payload, self._count = payload, count
         self._masters = read_secrets(config.webhook_secret_file)
         self._networks = addresses.networks_in(config.webhook_networks)
-        self._patience = WebhookRetryPolicy(config.webhook_attempts, config.webhook_retry_s)
         self._hooks: dict[str, WebhookRecord] = {}
         self._keys: dict[str, str] = {}
         """By job."""
@@ -380,14 +353,14 @@ class WebhookService:
             yield
             return
         done = subjects.events_of_kind(EventKind.DONE)
+        follow = retries.patiently((nats.errors.Error, GiornataError))  # what fails is begun again
         async with (
-            WebhookSender.open(self._networks) as sender,
             self._bus.listen(done, DoneEvent, self._hear),
             asyncio.TaskGroup() as tasks,
         ):
             running = [
-                tasks.create_task(self._follow(), name="webhooks-follow"),
-                tasks.create_task(self._send_all(sender), name="webhooks-send"),
+                tasks.create_task(follow(self._follow_changes), name="webhooks-follow"),
+                tasks.create_task(self._send_all(), name="webhooks-send"),
             ]
             try:
                 yield
@@ -402,11 +375,8 @@ class WebhookService:
             self._looks_s.pop(key, None)
             self._news.set()
 
-    async def _follow(self) -> None:
-        """Know all webhooks, for ever; what fails is begun again."""
-        await retries.patiently((nats.errors.Error, GiornataError))(self._follow_changes)
-
     async def _follow_changes(self) -> None:
+        """Know all webhooks, for ever."""
         self._hooks.clear()
         async for key, hook in self._records.bucket.changes(">"):
             if hook is None:
@@ -422,7 +392,7 @@ class WebhookService:
         if hook is not None:
             self._keys.pop(hook.job_id, None)
 
-    async def _send_all(self, sender: WebhookSender) -> None:
+    async def _send_all(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._news.clear()
@@ -431,18 +401,18 @@ class WebhookService:
                 for key in found:
                     self._busy.add(key)
                     # with the record: it may be forgotten before the task begins
-                    tasks.create_task(self._attend(self._hooks[key], key, sender), name=f"webhook-{key}")
+                    tasks.create_task(self._attend(self._hooks[key], key), name=f"webhook-{key}")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(None if next_s is None else next_s - now_s):
                         await self._news.wait()
 
-    async def _attend(self, hook: WebhookRecord, key: str, sender: WebhookSender) -> None:
+    async def _attend(self, hook: WebhookRecord, key: str) -> None:
         try:
-            await self._attempt(hook, key, sender)
+            await self._attempt(hook, key)
         except WebhookNotFound:  # its tenant has forgotten it
             self._forgotten(key)
         except (GiornataError, nats.errors.Error) as error:  # a store that is away: looked at again
-            self._looks_s[key] = time.time() + self._retry_s
+            self._looks_s[key] = time.time() + self._config.webhook_retry_s
             log.info("webhook_waits", job=hook.job_id, error=str(error))
         except Exception:  # the task's edge: logged; the others go on
             self._looks_s[key] = time.time() + LOOK_S
@@ -451,7 +421,7 @@ class WebhookService:
             self._busy.discard(key)
             self._news.set()
 
-    async def _attempt(self, hook: WebhookRecord, key: str, sender: WebhookSender) -> None:
+    async def _attempt(self, hook: WebhookRecord, key: str) -> None:
         body = hook.body
         if body is None:
             self._looks_s[key] = (
@@ -474,18 +444,19 @@ class WebhookService:
         if not won or hook.body is None:
             return
         signed = headers(self._secrets(hook.tenant), f"msg_{hook.job_id}", int(time.time()), hook.body)
-        status, why = await sender.send(hook.url, signed, hook.body)
+        status, why = await send(self._networks, hook.url, signed, hook.body)
         if status is not None and 200 <= status < 300:
             await self._records.delete(hook)
             self._forgotten(key)
             self._count(DeliveryOutcome.TAKEN)
             log.info("webhook_taken", job=hook.job_id, attempts=hook.attempts + 1)
             return
-        now_s = time.time()
+        now_s, most = time.time(), self._config.webhook_attempts
+        first_s = self._config.webhook_retry_s
         hook = self._hooks[key] = await self._records.change(
             hook.tenant,
             hook.job_id,
-            lambda present: failed(present, why, status, now_s, self._patience),
+            lambda present: failed(present, why, status, now_s, most=most, first_s=first_s),
         )
         over = hook.state is WebhookState.DEAD
         self._count(DeliveryOutcome.GIVEN_UP if over else DeliveryOutcome.FAILED)

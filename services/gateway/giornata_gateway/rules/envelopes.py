@@ -168,9 +168,8 @@ def check_envelope(envelope: Envelope, tenant: Tenant, limit_bytes: int) -> None
             accepted=f"a subject below {tenant.inbox}., without wildcards",
         )
     check_time(envelope.remaining_ms)
-    edits = isinstance(envelope, EditEnvelope)
-    _check_inline(inline_bytes(envelope), "image" if edits else REFERENCE)
-    if edits:
+    _check_inline(inline_bytes(envelope), "image" if isinstance(envelope, EditEnvelope) else REFERENCE)
+    if isinstance(envelope, EditEnvelope):
         _check_picture(envelope.image, "image", tenant.name, limit_bytes)
         check_source(envelope.image, envelope.template_id)
         _check_picture(envelope.mask, "mask", tenant.name, limit_bytes)
