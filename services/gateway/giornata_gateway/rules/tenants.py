@@ -15,8 +15,6 @@ from giornata.api_keys import KeysFile, TenantLimits, hash_of
 from giornata.wire import subjects
 from giornata.wire.errors import CrossSite, Unauthorized
 
-# Tenants and their API keys, and what may ask without a key: no page of another web site, no other machine.
-
 
 @dataclass(frozen=True)
 class Tenant:
@@ -97,9 +95,6 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-# Which pages of other origins may call the gateway from a browser (the Fetch Standard's CORS). Pure.
 
 
 _ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s,@?#*]+")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from giornata.wire.adapters import Annotator, AskedControl
 from giornata.wire.errors import BadRequest
-from giornata_gateway.intake.rules.a1111.forms import HARMLESS, hash_of, model_of, title_of, unlabelled
-from giornata_gateway.intake.rules.a1111.parameters import (
+from giornata_gateway.rules.a1111_forms import HARMLESS, hash_of, model_of, title_of, unlabelled
+from giornata_gateway.rules.a1111_parameters import (
     MODULES,
     NEUTRAL,
     ControlNetUnitForm,

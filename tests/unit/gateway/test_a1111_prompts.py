@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from giornata.wire.adapters import AskedLora
 from giornata.wire.errors import InvalidField, LoraNotFound
 from giornata.wire.loras import LoraRecord, LoraState
-from giornata_gateway.intake.rules.a1111.forms import Emphasis, LoraTag, named, split
+from giornata_gateway.rules.a1111_forms import Emphasis, LoraTag, named, split
 from tests.fakes.fleet import CARD
 
 NAMES = st.text(st.characters(exclude_characters="<>:", exclude_categories=("Cc", "Cs")), min_size=1)

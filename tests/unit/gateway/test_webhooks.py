@@ -20,26 +20,29 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from giornata.wire.errors import InvalidField, ServiceUnavailable, WebhookNotFound
 from giornata.wire.templates import WebhookRecord, WebhookState
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.webhooks.delivery import ATTEMPT_S, WebhookSender, WebhookService, read_secrets
-from giornata_gateway.webhooks.rules.addresses import MAX_URL, check_url, may_connect, networks_in
-from giornata_gateway.webhooks.rules.delivery_rules import (
+from giornata_gateway.rules.addresses import MAX_URL, check_url, may_connect, networks_in
+from giornata_gateway.webhooks import (
     AT_ONCE,
     AT_ONCE_OF_TENANT,
+    ATTEMPT_S,
     CLAIM_S,
     GONE,
     LEAST_BYTES,
     LONGEST_S,
-    WebhookRetryPolicy,
+    WebhookService,
     chosen,
     claimed,
     failed,
     headers,
+    pause_s,
+    read_secrets,
     revived,
     secret_of,
+    send,
 )
 from tests.patience import HUNG_S
 
-PATIENCE = WebhookRetryPolicy(attempts=3, first_s=5.0)
+POLICY: dict[str, Any] = {"most": 3, "first_s": 5.0}
 
 
 def hook(name: str = "job", tenant: str = "alice", **fields: object) -> WebhookRecord:
@@ -62,18 +65,18 @@ def test_one_gateway_claims_it_for_longer_than_an_attempt_takes() -> None:
 def test_pauses_grow_and_the_last_failure_gives_it_up() -> None:
     now = hook(body="told")
     pauses = []
-    for _ in range(PATIENCE.attempts):
+    for _ in range(3):
         assert now.state is WebhookState.WAITING
-        now = failed(now, "status 500", 500, 100.0, PATIENCE)
+        now = failed(now, "status 500", 500, 100.0, **POLICY)
         pauses.append(now.next_s - 100.0)
     assert (now.state, now.attempts, pauses) == (WebhookState.DEAD, 3, [5.0, 20.0, 80.0])
-    assert WebhookRetryPolicy(20, 3600.0).pause_s(20) == LONGEST_S
+    assert pause_s(3600.0, 20) == LONGEST_S
     again = revived(now)
     assert (again.state, again.attempts, again.body) == (WebhookState.WAITING, 0, "told")
 
 
 def test_a_receiver_that_wants_no_more_gives_it_up() -> None:
-    assert failed(hook(), "status 410", GONE, 0.0, PATIENCE).state is WebhookState.DEAD
+    assert failed(hook(), "status 410", GONE, 0.0, **POLICY).state is WebhookState.DEAD
 
 
 @given(
@@ -259,8 +262,8 @@ def test_plain_http_is_for_the_networks_that_the_operator_allows() -> None:
 
 
 async def test_over_plain_http_no_public_address_is_connected_to() -> None:
-    async with WebhookSender.open(networks_in("10.1.0.0/16")) as sender:
-        assert await sender.send("http://1.1.1.1/hook", {}, "{}") == (None, "the address is not allowed")
+    outcome = await send(networks_in("10.1.0.0/16"), "http://1.1.1.1/hook", {}, "{}")
+    assert outcome == (None, "the address is not allowed")
 
 
 KEY = "alice.job_1"
@@ -291,10 +294,9 @@ async def test_a_webhook_that_is_forgotten_as_it_is_to_be_sent_ends_nothing_else
         asked.set()
         raise WebhookNotFound
 
-    anything = cast("Any", SimpleNamespace(change=change))
     desk = desk_of(SimpleNamespace(change=change))
     desk._hooks[KEY] = HOOK  # as the bucket tells of it
-    sending = asyncio.ensure_future(desk._send_all(anything))  # what a gateway runs
+    sending = asyncio.ensure_future(desk._send_all())  # what a gateway runs
     asyncio.get_running_loop().call_soon(desk._forgotten, KEY)  # after the choice, before its task
     async with asyncio.timeout(HUNG_S):
         await asyncio.wait(

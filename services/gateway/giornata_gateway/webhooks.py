@@ -1,14 +1,19 @@
-"""Webhooks of all gateways: kept before their job is submitted, and sent when it has ended."""
+"""Webhooks of all gateways: kept before their job is submitted, signed, and sent when it has ended."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
+import hmac
 import ipaddress
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -36,12 +41,114 @@ from giornata.wire.jobs import JobRecord
 from giornata.wire.messages import DoneEvent, EventKind
 from giornata.wire.templates import WebhookRecord, WebhookState
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.jobs.records import JobRecords
-from giornata_gateway.webhooks.rules import addresses, delivery_rules
-from giornata_gateway.webhooks.rules.addresses import Network, may_connect
-from giornata_gateway.webhooks.rules.delivery_rules import AT_ONCE, LEAST_BYTES
+from giornata_gateway.jobs.records import JobLedger
+from giornata_gateway.rules import addresses
+from giornata_gateway.rules.addresses import Network, may_connect
 
-# The file of the secrets from which tenants' are made.
+# Signatures of webhooks as Standard Webhooks has them (standardwebhooks.com, version 1.0.0).
+
+
+PREFIX: Final = "whsec_"
+LEAST_BYTES: Final = 24
+"""Least length of the secret from which all tenants' secrets are made."""
+
+
+def secret_of(master: bytes, tenant: str) -> str:
+    """The secret of a tenant, as its receivers are told it; no secret gives another one away."""
+    derived = hmac.digest(master, b"giornata webhook\0" + tenant.encode(), hashlib.sha256)
+    return PREFIX + base64.b64encode(derived).decode()
+
+
+def headers(secrets: Sequence[str], message_id: str, timestamp_s: int, body: str) -> dict[str, str]:
+    """The headers of an attempt, with a signature by each secret: receivers accept any that they know."""
+    signed = f"{message_id}.{timestamp_s}.{body}".encode()
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp_s),
+        "webhook-signature": " ".join(f"v1,{_signature(secret, signed)}" for secret in secrets),
+    }
+
+
+def _signature(secret: str, signed: bytes) -> str:
+    key = base64.b64decode(secret.removeprefix(PREFIX))
+    return base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
+
+
+FACTOR: Final = 4.0
+LONGEST_S: Final = 6 * 3600.0
+AT_ONCE: Final = 32
+"""Webhooks that a gateway sends at a time."""
+AT_ONCE_OF_TENANT: Final = 4
+"""Webhooks of one tenant among them, so that its slow receivers hold up no other tenant's."""
+CLAIM_S: Final = 60.0
+"""For so long a webhook belongs to the gateway that sends it, longer than an attempt may take."""
+GONE: Final = 410
+"""The status by which a receiver wants no more of it."""
+ERROR_CHARACTERS: Final = 200
+
+
+class DeliveryOutcome(StrEnum):
+    """The outcome of an attempt to deliver a webhook."""
+
+    TAKEN = "taken"
+    FAILED = "failed"
+    """It is sent again."""
+    GIVEN_UP = "given_up"
+
+
+def pause_s(first_s: float, attempts: int) -> float:
+    """The pause after so many attempts: `first_s` after the first, then four times as long, six hours at most."""
+    return min(LONGEST_S, first_s * FACTOR ** min(attempts - 1, 20))
+
+
+def claimed(hook: WebhookRecord, body: str | None, now_s: float) -> WebhookRecord | None:
+    """The record while a gateway sends it; None where it is not to be sent now: another one does, or has."""
+    if hook.state is not WebhookState.WAITING or hook.next_s > now_s:
+        return None
+    return hook.model_copy(update={"body": hook.body or body, "next_s": now_s + CLAIM_S})
+
+
+def failed(
+    hook: WebhookRecord, why: str, status: int | None, now_s: float, *, most: int, first_s: float
+) -> WebhookRecord:
+    """The record after an attempt failed, of at most so many, with its receiver's answer `status` if there was one."""
+    attempts = hook.attempts + 1
+    over = attempts >= most or status == GONE
+    state = WebhookState.DEAD if over else WebhookState.WAITING
+    next_s = now_s + pause_s(first_s, attempts)
+    told = {"attempts": attempts, "error": why[:ERROR_CHARACTERS], "state": state, "next_s": next_s}
+    return hook.model_copy(update=told)
+
+
+def revived(hook: WebhookRecord) -> WebhookRecord:
+    """The record of a webhook that is sent again, as often as a new one."""
+    return hook.model_copy(update={"state": WebhookState.WAITING, "attempts": 0, "next_s": 0.0})
+
+
+def chosen(
+    hooks: Mapping[str, WebhookRecord], looks_s: Mapping[str, float], busy: Collection[str], now_s: float
+) -> tuple[list[str], float | None]:
+    """Return which of `hooks`, by key, are sent now, and the time at which the next one is due.
+
+    `looks_s` says before when a job that has not ended is not looked at. `busy` are being sent.
+    """
+    due: list[tuple[float, str]] = []
+    next_s = None
+    for key, hook in hooks.items():
+        if hook.state is WebhookState.WAITING and key not in busy:
+            at_s = max(hook.next_s, looks_s.get(key, 0.0))
+            if at_s <= now_s:
+                due.append((at_s, key))
+            elif next_s is None or at_s < next_s:
+                next_s = at_s
+    tenants = Counter(hooks[key].tenant for key in busy if key in hooks)
+    found: list[str] = []
+    for _, key in sorted(due):
+        tenant = hooks[key].tenant
+        if len(busy) + len(found) < AT_ONCE and tenants[tenant] < AT_ONCE_OF_TENANT:
+            found.append(key)
+            tenants[tenant] += 1
+    return found, next_s
 
 
 def read_secrets(path: Path | None) -> tuple[bytes, ...]:
@@ -65,9 +172,6 @@ def read_secrets(path: Path | None) -> tuple[bytes, ...]:
     return secrets
 
 
-# One attempt: a POST to an address that was looked at when it was connected to.
-
-
 ATTEMPT_S: Final = 15.0
 """From the look-up of a host to the last byte of its answer; Standard Webhooks recommends 15 to 30 s."""
 AGENT: Final = {"User-Agent": f"Giornata/{__version__}"}
@@ -78,37 +182,25 @@ class AddressRefusedError(OSError):
     """This address may not be connected to."""
 
 
-class WebhookSender:
-    """Sends webhooks. Make it with :meth:`open`."""
+async def send(
+    networks: Sequence[Network], url: str, headers: Mapping[str, str], body: str
+) -> tuple[int | None, str]:
+    """One attempt: the status of the answer, of which no more is read, and what to tell of it; none where none came.
 
-    def __init__(self, sessions: Mapping[str, aiohttp.ClientSession]) -> None:
-        """`sessions` by the scheme that they are for."""
-        self._sessions = sessions
-
-    @classmethod
-    @asynccontextmanager
-    async def open(cls, networks: Sequence[Network]) -> AsyncIterator[WebhookSender]:
-        """Connect to public addresses over HTTPS, and to `networks` over either.
-
-        A name is resolved for each attempt, and each address is looked at as its socket is made: there is no second
-        look-up by which another address could come (DNS rebinding). No redirect is followed, and no proxy asked.
-        """
+    It goes to public addresses over HTTPS, and to `networks` over either scheme. The name is resolved for the attempt,
+    and each address is looked at as its socket is made: there is no second look-up by which another address could come
+    (DNS rebinding). No redirect is followed, and no proxy asked.
+    """
+    try:
         async with (
-            guarded_session(networks, plain=False) as https,
-            guarded_session(networks, plain=True) as http,
-        ):
-            yield cls({"https": https, "http": http})
-
-    async def send(self, url: str, headers: Mapping[str, str], body: str) -> tuple[int | None, str]:
-        """The status of the answer, of which no more is read, and what to tell of it; no status where none came."""
-        try:
-            http = self._sessions[urlsplit(url).scheme]
-            async with http.post(
+            guarded_session(networks, plain=urlsplit(url).scheme == "http") as http,
+            http.post(
                 url, data=body.encode(), headers={**TYPE, **headers}, allow_redirects=False
-            ) as response:
-                return response.status, f"status {response.status}"
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            return None, told(error)
+            ) as response,
+        ):
+            return response.status, f"status {response.status}"
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        return None, told(error)
 
 
 def told(error: Exception) -> str:
@@ -125,7 +217,6 @@ def guarded_session(networks: Sequence[Network], *, plain: bool) -> aiohttp.Clie
     It looks at each address as its socket is made, and asks no proxy.
     """
     connector = aiohttp.TCPConnector(
-        limit=AT_ONCE,
         force_close=True,
         use_dns_cache=False,
         socket_factory=partial(_socket, networks, plain=plain),
@@ -176,16 +267,15 @@ class WebhookService:
         config: GatewayConfig,
         bus: Bus,
         records: WebhookRecords,
-        jobs: JobRecords,
+        jobs: JobLedger,
         *,
         payload: Payload,
-        count: Callable[[delivery_rules.DeliveryOutcome], None],
+        count: Callable[[DeliveryOutcome], None],
     ) -> None:
-        self._retry_s, self._bus, self._records, self._jobs = config.webhook_retry_s, bus, records, jobs
+        self._config, self._bus, self._records, self._jobs = config, bus, records, jobs
         self._payload, self._count = payload, count
         self._masters = read_secrets(config.webhook_secret_file)
         self._networks = addresses.networks_in(config.webhook_networks)
-        self._patience = delivery_rules.WebhookRetryPolicy(config.webhook_attempts, config.webhook_retry_s)
         self._hooks: dict[str, WebhookRecord] = {}
         self._keys: dict[str, str] = {}
         """By job."""
@@ -205,7 +295,7 @@ class WebhookService:
                 field=addresses.FIELD,
                 accepted="no webhook; operators name GIORNATA_WEBHOOK_SECRET_FILE to allow them",
             )
-        return [delivery_rules.secret_of(master, tenant) for master in self._masters]
+        return [secret_of(master, tenant) for master in self._masters]
 
     @asynccontextmanager
     async def promised(self, tenant: str, job_id: str, url: str | None) -> AsyncIterator[None]:
@@ -249,7 +339,7 @@ class WebhookService:
         return await self._records.change(
             tenant,
             job_id,
-            lambda hook: delivery_rules.revived(hook) if hook.state is WebhookState.DEAD else None,
+            lambda hook: revived(hook) if hook.state is WebhookState.DEAD else None,
         )
 
     async def forget(self, tenant: str, job_id: str) -> None:
@@ -263,14 +353,14 @@ class WebhookService:
             yield
             return
         done = subjects.events_of_kind(EventKind.DONE)
+        follow = retries.patiently((nats.errors.Error, GiornataError))  # what fails is begun again
         async with (
-            WebhookSender.open(self._networks) as sender,
             self._bus.listen(done, DoneEvent, self._hear),
             asyncio.TaskGroup() as tasks,
         ):
             running = [
-                tasks.create_task(self._follow(), name="webhooks-follow"),
-                tasks.create_task(self._send_all(sender), name="webhooks-send"),
+                tasks.create_task(follow(self._follow_changes), name="webhooks-follow"),
+                tasks.create_task(self._send_all(), name="webhooks-send"),
             ]
             try:
                 yield
@@ -285,11 +375,8 @@ class WebhookService:
             self._looks_s.pop(key, None)
             self._news.set()
 
-    async def _follow(self) -> None:
-        """Know all webhooks, for ever; what fails is begun again."""
-        await retries.patiently((nats.errors.Error, GiornataError))(self._follow_changes)
-
     async def _follow_changes(self) -> None:
+        """Know all webhooks, for ever."""
         self._hooks.clear()
         async for key, hook in self._records.bucket.changes(">"):
             if hook is None:
@@ -305,27 +392,27 @@ class WebhookService:
         if hook is not None:
             self._keys.pop(hook.job_id, None)
 
-    async def _send_all(self, sender: WebhookSender) -> None:
+    async def _send_all(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._news.clear()
                 now_s = time.time()
-                found, next_s = delivery_rules.chosen(self._hooks, self._looks_s, self._busy, now_s)
+                found, next_s = chosen(self._hooks, self._looks_s, self._busy, now_s)
                 for key in found:
                     self._busy.add(key)
                     # with the record: it may be forgotten before the task begins
-                    tasks.create_task(self._attend(self._hooks[key], key, sender), name=f"webhook-{key}")
+                    tasks.create_task(self._attend(self._hooks[key], key), name=f"webhook-{key}")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(None if next_s is None else next_s - now_s):
                         await self._news.wait()
 
-    async def _attend(self, hook: WebhookRecord, key: str, sender: WebhookSender) -> None:
+    async def _attend(self, hook: WebhookRecord, key: str) -> None:
         try:
-            await self._attempt(hook, key, sender)
+            await self._attempt(hook, key)
         except WebhookNotFound:  # its tenant has forgotten it
             self._forgotten(key)
         except (GiornataError, nats.errors.Error) as error:  # a store that is away: looked at again
-            self._looks_s[key] = time.time() + self._retry_s
+            self._looks_s[key] = time.time() + self._config.webhook_retry_s
             log.info("webhook_waits", job=hook.job_id, error=str(error))
         except Exception:  # the task's edge: logged; the others go on
             self._looks_s[key] = time.time() + LOOK_S
@@ -334,7 +421,7 @@ class WebhookService:
             self._busy.discard(key)
             self._news.set()
 
-    async def _attempt(self, hook: WebhookRecord, key: str, sender: WebhookSender) -> None:
+    async def _attempt(self, hook: WebhookRecord, key: str) -> None:
         body = hook.body
         if body is None:
             self._looks_s[key] = (
@@ -348,34 +435,31 @@ class WebhookService:
 
         def claim(present: WebhookRecord) -> WebhookRecord | None:
             nonlocal won
-            claimed = delivery_rules.claimed(present, body, time.time())
-            won = claimed is not None
-            return claimed
+            taken = claimed(present, body, time.time())
+            won = taken is not None
+            return taken
 
         hook = await self._records.change(hook.tenant, hook.job_id, claim)
         self._hooks[key] = hook
         if not won or hook.body is None:
             return
-        signed = delivery_rules.headers(
-            self._secrets(hook.tenant), f"msg_{hook.job_id}", int(time.time()), hook.body
-        )
-        status, why = await sender.send(hook.url, signed, hook.body)
+        signed = headers(self._secrets(hook.tenant), f"msg_{hook.job_id}", int(time.time()), hook.body)
+        status, why = await send(self._networks, hook.url, signed, hook.body)
         if status is not None and 200 <= status < 300:
             await self._records.delete(hook)
             self._forgotten(key)
-            self._count(delivery_rules.DeliveryOutcome.TAKEN)
+            self._count(DeliveryOutcome.TAKEN)
             log.info("webhook_taken", job=hook.job_id, attempts=hook.attempts + 1)
             return
-        now_s = time.time()
+        now_s, most = time.time(), self._config.webhook_attempts
+        first_s = self._config.webhook_retry_s
         hook = self._hooks[key] = await self._records.change(
             hook.tenant,
             hook.job_id,
-            lambda present: delivery_rules.failed(present, why, status, now_s, self._patience),
+            lambda present: failed(present, why, status, now_s, most=most, first_s=first_s),
         )
         over = hook.state is WebhookState.DEAD
-        self._count(
-            delivery_rules.DeliveryOutcome.GIVEN_UP if over else delivery_rules.DeliveryOutcome.FAILED
-        )
+        self._count(DeliveryOutcome.GIVEN_UP if over else DeliveryOutcome.FAILED)
         log.info("webhook_not_taken", tenant=hook.tenant, job=hook.job_id, why=why, attempts=hook.attempts)
 
     async def _told(self, hook: WebhookRecord) -> str | None:

@@ -19,9 +19,6 @@ from giornata.wire.errors import ControlNetNotFound, InvalidField, LoraMismatch,
 from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.models import ModelCard, Task
 
-# What a job keeps of the ControlNets that its request names. Pure.
-
-
 CONTROLNETS_FIELD: Final = "controlnets"
 
 T = TypeVar("T")
@@ -138,9 +135,6 @@ def _check_mode(asked: AskedControl, net: ControlCard) -> None:
             received="none" if asked.mode is None else asked.mode,
             accepted=f"0 to {net.modes - 1}",
         )
-
-
-# What a job keeps of the LoRAs that its request names. Pure.
 
 
 LORAS_FIELD: Final = "loras"

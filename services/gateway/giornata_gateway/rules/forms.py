@@ -31,9 +31,6 @@ from giornata.wire.requests import (
     reference_name,
 )
 
-# Fields of a form that are lists: JSON in its text. Pure.
-
-
 LISTS: Final[Mapping[str, str]] = {
     "loras": '[{"id": "lora_…", "scale": 1.0}]',
     "controlnets": '[{"model": "outline", "image": 0}]',
@@ -64,9 +61,6 @@ def _parsed(name: str, text: str) -> Any:
             received=text[:100],
             accepted=f"JSON such as {LISTS[name]}",
         ) from error
-
-
-# The forms of edits, generations and templates as typed values.
 
 
 LoraName = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -405,9 +399,6 @@ def check_alone(upload: RequestBody, why: str) -> None:
         raise InvalidField(why, field=brought[0], received="a file", accepted="files: image")
 
 
-# Pictures that are written as text in a JSON body.
-
-
 _DATA_URL = re.compile(r"data:image/[a-z]+;base64,")
 PIECE_CHARACTERS: Final = 64 << 10
 ACCEPTED = "PNG, JPEG or WebP, as base64 or data URL"
@@ -451,9 +442,6 @@ def _pieces(text: str, start: int) -> Iterator[bytes]:
         if at + PIECE_CHARACTERS < len(text) and len(piece) * 4 != PIECE_CHARACTERS * 3:
             raise ValueError("padding before its end")
         yield piece
-
-
-# The form of a mask from words as a typed value.
 
 
 class MaskFormat(StrEnum):

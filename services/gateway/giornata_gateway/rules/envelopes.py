@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from pydantic import ConfigDict
 
@@ -16,10 +16,10 @@ from giornata.wire.jobs import BlobRef
 from giornata.wire.masks import MaskMessage, MaskParameters
 from giornata.wire.messages import IDEMPOTENCY_HEADER, INLINE_BYTES, EditMessage, GenerateMessage
 from giornata.wire.requests import REFERENCE, EditParameters, GenerationParameters, asked, check_count
-from giornata_gateway.intake.rules.forms import TemplateId, check_filled, check_source
-from giornata_gateway.intake.rules.idempotency import HEADER as IDEMPOTENCY_KEY
-from giornata_gateway.intake.rules.tenants import Tenant
-from giornata_gateway.webhooks.rules.addresses import FIELD as WEBHOOK
+from giornata_gateway.rules.addresses import FIELD as WEBHOOK
+from giornata_gateway.rules.forms import TemplateId, check_filled, check_source
+from giornata_gateway.rules.idempotency import HEADER as IDEMPOTENCY_KEY
+from giornata_gateway.rules.tenants import Tenant
 
 REPLY_MARGIN_BYTES: Final = 64 << 10
 """Room in a reply for everything but the pictures."""
@@ -29,20 +29,18 @@ NAME_CHARACTERS: Final = 64
 KEY_NAMES: Final = frozenset({"idempotency_key", IDEMPOTENCY_HEADER, IDEMPOTENCY_KEY})
 """What callers may take for the name of an idempotency key."""
 
-P = TypeVar("P", bound=GenerationParameters)
-
 _TOKENS = re.compile(r"(\.[A-Za-z0-9_-]{1,64}){1,6}\Z")
 
 
 class GenerateEnvelope(GenerateMessage):
     """A generation's message whose parameters are still to be validated, field by field."""
 
-    model_config = ConfigDict(extra="allow")  # for check_places; a name that means nothing here is ignored
+    model_config = ConfigDict(extra="allow")  # for _check_places; a name that means nothing here is ignored
 
     parameters: Any
-    """A map; :func:`read_generation` validates it, and its errors are short."""
+    """A map; :func:`read_parameters` validates it, and its errors are short."""
     webhook: Any = None
-    """Named to be refused: see :func:`check_no_webhook`."""
+    """Named to be refused."""
 
 
 class EditEnvelope(EditMessage):
@@ -73,16 +71,30 @@ class MaskEnvelope(MaskMessage):
 Envelope = EditEnvelope | GenerateEnvelope
 
 
-def read_parameters(envelope: EditEnvelope) -> EditParameters:
-    """The parameters. An error of :func:`asked` names the field at fault, with at most a short value."""
-    return _read(EditParameters, envelope)
-
-
-def read_generation(envelope: GenerateEnvelope) -> EditParameters:
-    """The parameters with which the generation is carried out; raises as :func:`read_parameters`."""
-    if isinstance(envelope.parameters, dict):
+def read_parameters(envelope: Envelope) -> EditParameters:
+    """The parameters with which a job is carried out; an error names the field at fault, with at most a short value."""
+    edits = isinstance(envelope, EditEnvelope)
+    if not edits and isinstance(envelope.parameters, dict):
         resolution.check_fields(name for name in envelope.parameters if isinstance(name, str))
-    return resolution.carried_out(_read(GenerationParameters, envelope))
+    given = _named(envelope.parameters)
+    webhook = envelope.webhook if envelope.webhook is not None else given.get(WEBHOOK)
+    if webhook is not None:
+        raise InvalidField(
+            "The answer to this message tells the end, so there is no webhook of it.",
+            field=WEBHOOK,
+            received=webhook if isinstance(webhook, str) else type(webhook).__name__,
+            accepted="no webhook; a job of POST /v1/jobs may have one",
+        )
+    _check_places(envelope)
+    parameters = asked(EditParameters if edits else GenerationParameters, given)
+    if parameters.partial_images and envelope.progress is None:
+        raise InvalidField(
+            "Partial images are told as progress.",
+            field="partial_images",
+            received=parameters.partial_images,
+            accepted="0, or a subject for the progress",
+        )
+    return parameters if isinstance(parameters, EditParameters) else resolution.carried_out(parameters)
 
 
 def read_mask(envelope: MaskEnvelope) -> MaskParameters:
@@ -106,33 +118,7 @@ def _named(given: object) -> dict[str, Any]:
     return given
 
 
-def _read(kind: type[P], envelope: Envelope) -> P:
-    given = _named(envelope.parameters)
-    check_no_webhook(envelope.webhook if envelope.webhook is not None else given.get(WEBHOOK))
-    check_places(envelope)
-    parameters = asked(kind, given)
-    if parameters.partial_images and envelope.progress is None:
-        raise InvalidField(
-            "Partial images are told as progress.",
-            field="partial_images",
-            received=parameters.partial_images,
-            accepted="0, or a subject for the progress",
-        )
-    return parameters
-
-
-def check_no_webhook(webhook: object) -> None:
-    """Refuse a webhook, wherever it stands in a message: the message's own answer tells the end of its job."""
-    if webhook is not None:
-        raise InvalidField(
-            "The answer to this message tells the end, so there is no webhook of it.",
-            field=WEBHOOK,
-            received=webhook if isinstance(webhook, str) else type(webhook).__name__,
-            accepted="no webhook; a job of POST /v1/jobs may have one",
-        )
-
-
-def check_places(envelope: Envelope) -> None:
+def _check_places(envelope: Envelope) -> None:
     """Refuse what has a meaning elsewhere in a message, and would be ignored where it stands.
 
     Names that no version knows are ignored, as in every message: see :class:`giornata.wire.values.WireModel`.
@@ -169,8 +155,11 @@ def _is_below(inbox: str, subject: str) -> bool:
     return subject.startswith(inbox) and _TOKENS.match(subject, len(inbox)) is not None
 
 
-def check_envelope(envelope: Envelope, tenant: Tenant) -> None:
-    """Check what `tenant` sends beside parameters and pictures; InvalidField names the field at fault."""
+def check_envelope(envelope: Envelope, tenant: Tenant, limit_bytes: int) -> None:
+    """Check what `tenant` sends beside parameters, pictures of at most `limit_bytes` each among it.
+
+    InvalidField or PayloadTooLarge names the field at fault.
+    """
     if envelope.progress is not None and not _is_below(tenant.inbox, envelope.progress):
         raise InvalidField(
             "Progress goes to the caller's own inbox only.",
@@ -179,21 +168,6 @@ def check_envelope(envelope: Envelope, tenant: Tenant) -> None:
             accepted=f"a subject below {tenant.inbox}., without wildcards",
         )
     check_time(envelope.remaining_ms)
-
-
-def check_time(remaining_ms: int) -> None:
-    """Raise InvalidField where a message allows no time for its answer."""
-    if remaining_ms <= 0:
-        raise InvalidField(
-            "No time is left.", field="remaining_ms", received=remaining_ms, accepted="above 0"
-        )
-
-
-def check_pictures(envelope: Envelope, tenant: Tenant, limit_bytes: int) -> None:
-    """Check the pictures of a message, none of them larger than `limit_bytes`.
-
-    InvalidField or PayloadTooLarge names the field at fault.
-    """
     _check_inline(inline_bytes(envelope), "image" if isinstance(envelope, EditEnvelope) else REFERENCE)
     if isinstance(envelope, EditEnvelope):
         _check_picture(envelope.image, "image", tenant.name, limit_bytes)
@@ -207,8 +181,16 @@ def check_pictures(envelope: Envelope, tenant: Tenant, limit_bytes: int) -> None
         _check_picture(picture, name, tenant.name, limit_bytes)
 
 
+def check_time(remaining_ms: int) -> None:
+    """Raise InvalidField where a message allows no time for its answer."""
+    if remaining_ms <= 0:
+        raise InvalidField(
+            "No time is left.", field="remaining_ms", received=remaining_ms, accepted="above 0"
+        )
+
+
 def check_mask_image(envelope: MaskEnvelope, tenant: Tenant, limit_bytes: int) -> None:
-    """Check the picture in which words are looked for; raises as :func:`check_pictures`."""
+    """Check the picture in which words are looked for; raises as :func:`check_envelope`."""
     _check_inline(inline_bytes(envelope), "image")
     _check_picture(envelope.image, "image", tenant.name, limit_bytes)
 

@@ -14,9 +14,9 @@ from giornata.wire.errors import BadRequest, InvalidField
 from giornata.wire.models import DISCRETE_TIME, ModelCard, Sampler
 from giornata.wire.requests import EditParameters, MaskMode, Reuse
 from giornata.wire.resolution import resolve
-from giornata_gateway.intake.rules.a1111 import forms
-from giornata_gateway.intake.rules.a1111.forms import ImageToImage, Settings, TextToImage, read
-from giornata_gateway.intake.rules.a1111.parameters import (
+from giornata_gateway.rules import a1111_forms as forms
+from giornata_gateway.rules.a1111_forms import ImageToImage, Settings, TextToImage, read
+from giornata_gateway.rules.a1111_parameters import (
     NAMES,
     RequestedControlNets,
     parameters_of,

@@ -13,7 +13,7 @@ from giornata.wire.adapters import MAX_CONTROLNETS, MAX_SCALE, Annotator, AskedL
 from giornata.wire.errors import GiornataError, InvalidField
 from giornata.wire.models import WITH_LIGHTNING, Guidance, ModelCard, Sampler
 from giornata.wire.requests import EditParameters, GenerationParameters, MaskMode, asked
-from giornata_gateway.intake.rules.a1111.forms import (
+from giornata_gateway.rules.a1111_forms import (
     OFF,
     ORIGINAL,
     STRENGTH,
@@ -24,10 +24,7 @@ from giornata_gateway.intake.rules.a1111.forms import (
     shown,
     unlabelled,
 )
-from giornata_gateway.intake.rules.forms import picture
-
-# A1111's names of samplers and schedulers.
-
+from giornata_gateway.rules.forms import picture
 
 AUTOMATIC: Final = "automatic"
 KARRAS: Final = "karras"
@@ -107,9 +104,6 @@ def sampler_of(name: str | None, scheduler: str | None, card: ModelCard) -> Samp
 def taken(card: ModelCard) -> list[A1111SamplerName]:
     """A1111's names of what a model takes."""
     return [NAMES[Sampler(sampler)] for sampler in card.samplers]
-
-
-# Units of A1111's extension for ControlNets (sd-webui-controlnet).
 
 
 SCRIPTS: Final = "alwayson_scripts"
@@ -262,9 +256,6 @@ def _annotator(unit: ControlNetUnitForm, index: int) -> Annotator | None:
 
 def _field(index: int, name: str) -> str:
     return f"{SCRIPTS}.{CONTROLNET}.args.{index}.{name}"
-
-
-# From A1111's fields to the parameters of a job.
 
 
 CLIENTS_CFG: Final = 7.0

@@ -173,9 +173,6 @@ def schema_of(neutral: Mapping[str, Values], unread: Mapping[str, str]) -> dict[
     }
 
 
-# How A1111 names models: `name [hash]`, or a file.
-
-
 HASH_CHARACTERS: Final = 10
 _LABEL: Final = re.compile(r"(?P<name>.*?)(?:\.(?:safetensors|ckpt|pt|pth))?(?:\s*\[[0-9A-Fa-f]*\])?")
 
@@ -200,9 +197,6 @@ def model_of(label: str, cards: Mapping[str, ModelCard]) -> str:
     """The name of the model that a title, a name or a hash means; what means none stays as it is."""
     by_hash = {known: card.name for card in cards.values() for known in (hash_of(card), card.digest)}
     return by_hash.get(label.strip(), unlabelled(label))
-
-
-# What a prompt of A1111 says beside its words: LoRAs, and syntax that no model here reads.
 
 
 _TAG: Final = re.compile(r"<(\w+):([^<>]*)>")
@@ -335,9 +329,6 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return number if isfinite(number) else None
-
-
-# The bodies of A1111's ``txt2img`` and ``img2img`` as typed values.
 
 
 ORIGINAL = 1
