@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from giornata.api_keys import DEFAULT_TENANT
-from giornata.lora_transfer import WHOLE_FILES
+from giornata.lora_files import WHOLE_FILES
 from giornata.records import BucketMirror, LoraRecords
 from giornata.shares import has_room
 from giornata.wire import subjects

@@ -52,7 +52,18 @@ from giornata_denoiser.engine.adapters import (
 from giornata_denoiser.engine.step_budget import predicted_ms
 from giornata_denoiser.rows.row import Row
 
-# ControlNets of a step's rows, each computed where its row is open: in this process, or at an instance.
+SLAB_SHARE: Final = 16
+"""A data path takes at most one part in so many of the machine's memory by default."""
+SLAB_MB: Final = 1024
+"""And at most so much."""
+
+
+class ControlledRows(NamedTuple):
+    """Rows whose ControlNets are computed somewhere."""
+
+    rows: tuple[Row, ...]
+    failed: asyncio.Future[None]
+    """Has the error of a row whose ControlNets cannot be had."""
 
 
 class ControlDispatcher:
@@ -126,16 +137,6 @@ class ControlDispatcher:
         return self._remote is not None and self._remote.has(row.key)
 
 
-# All that a denoiser has of ControlNets: those of its own, and those that instances of the service compute
-# for it.
-
-
-SLAB_SHARE: Final = 16
-"""A data path takes at most one part in so many of the machine's memory by default."""
-SLAB_MB: Final = 1024
-"""And at most so much."""
-
-
 class DenoiserControlNets:
     """The ControlNets of one denoiser whose network can have some."""
 
@@ -174,12 +175,17 @@ class DenoiserControlNets:
         return tuple(with_control_costs(row, {}) if self._asks(row) else row for row in rows)
 
     @asynccontextmanager
-    async def held(self, request: RunRequest, rows: Sequence[Row]) -> AsyncIterator[asyncio.Future[None]]:
-        """Keep rows that instances compute open there; the future has the error of one that cannot be."""
-        asked = [row for row in rows if row.adapters.controls and not _costs_here(row)]
+    async def opened(self, request: RunRequest, rows: Sequence[Row]) -> AsyncIterator[ControlledRows]:
+        """Keep rows that instances compute open there."""
+        placed = self.placed(rows)
         local = all(use.digest in self._checkpoint.controlnets for use in request.job.controls)
+        asked = [
+            row
+            for row in placed
+            if row.adapters.controls and all(use.work is None for use in row.adapters.controls)
+        ]
         async with self._sessions.held(request, asked, fall_back=local) as failed:
-            yield failed
+            yield ControlledRows(placed, failed)
 
     def _asks(self, row: Row) -> bool:
         """Return whether an instance computes the ControlNets of a row."""
@@ -225,14 +231,6 @@ class DenoiserControlNets:
         )
 
 
-class ControlledRows(NamedTuple):
-    """Rows whose ControlNets are computed somewhere."""
-
-    rows: tuple[Row, ...]
-    failed: asyncio.Future[None]
-    """Has the error of a row whose ControlNets cannot be had."""
-
-
 @asynccontextmanager
 async def open_rows(
     room: DenoiserControlNets | None, request: RunRequest, rows: Sequence[Row], here: Collection[str] = ()
@@ -243,9 +241,8 @@ async def open_rows(
         ControlNetNotFound: they have others, and there is no room.
     """
     if room is not None:
-        placed = room.placed(rows)
-        async with room.held(request, placed) as failed:
-            yield ControlledRows(placed, failed)
+        async with room.opened(request, rows) as opened:
+            yield opened
         return
     if lacking := [use.model for use in request.job.controls if use.digest not in here]:
         raise ControlNetNotFound(
@@ -258,10 +255,6 @@ async def open_rows(
         yield ControlledRows(tuple(rows), never)
     finally:
         never.cancel()
-
-
-def _costs_here(row: Row) -> bool:
-    return any(use.work is not None for use in row.adapters.controls)
 
 
 @asynccontextmanager

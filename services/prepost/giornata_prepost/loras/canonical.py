@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from giornata.bus.bus import Bus
-from giornata.lora_transfer import fetch
+from giornata.lora_files import fetch
 from giornata.residency.tiers import FolderTier
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraMismatch, LoraUnreadable

@@ -18,7 +18,7 @@ from diffusers.utils.state_dict_utils import StateDictType
 from torch import nn
 
 from giornata.kinds import KINDS
-from giornata.lora_names import read_factor_name
+from giornata.lora_files import read_factor_name
 from giornata.wire.errors import LoraNotSupported
 
 LAYERS = nn.Linear, nn.Conv2d

@@ -12,7 +12,7 @@ import structlog
 
 from giornata.bus.bus import Bus
 from giornata.checkpoints import checkpoint_folder
-from giornata.lora_transfer import fetch, open_upload
+from giornata.lora_files import fetch, open_upload
 from giornata.scratch import scratch_folder
 from giornata.wire.errors import GiornataError, LoraTooLarge, LoraUnreadable, MalformedMessage
 from giornata.wire.loras import PIECE_BYTES, CanonicalLora, LoraRecord, NormaliseLora, StoredFile
