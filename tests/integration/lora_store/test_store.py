@@ -296,21 +296,6 @@ async def test_it_waits_for_prepost_and_another_instance_takes_over(bench: Store
         assert (await bench.settled(sent)).state is LoraState.READY
 
 
-async def test_a_prepost_that_becomes_ready_is_asked_at_once_for_what_waits(bench: Store) -> None:
-    def away(_: NormaliseLora) -> object:
-        raise ServiceUnavailable("still loading its model")
-
-    bench.answer = away  # type: ignore[assignment]  # it raises
-    ready = ServiceState(service=ServiceName.PREPOST, instance="fake", ready=True, host="h", version="0")
-    async with bench.instance(lora_scan_s=86400):
-        sent = await bench.send(lora(21), tenant())
-        async with asyncio.timeout(HUNG_S):
-            await bench.asked.get()
-        bench.answer = canonical
-        await bench.bus.publish(subjects.telemetry(ServiceName.PREPOST, "fake"), ready)
-        assert (await bench.settled(sent)).state is LoraState.READY
-
-
 async def test_an_instance_that_leaves_lets_go_of_what_prepost_has_not_answered(bench: Store) -> None:
     bench.may_answer.clear()
     async with bench.instance():

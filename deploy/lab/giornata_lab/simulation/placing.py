@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from giornata.residency.popularity import AdapterUsage
-from giornata.residency.use_based import AdapterTier, ResidencySnapshot, TierKind, Wanted
+from giornata.residency.use_based import AdapterTier, AdapterUsage, ResidencySnapshot, TierKind, Wanted
 from giornata.scheduling.adapters import NeededLora
 from giornata_lab.simulation.baselines import PLANNERS
 from giornata_lab.simulation.residency import AdapterSetting, LoadReason, SimHost

@@ -18,17 +18,16 @@ from giornata.wire.adapters import ControlKind, ControlWork
 from giornata.wire.controlnets import ControlState
 from giornata.wire.workers import ServiceState
 from giornata_denoiser.choices import ControlNetExecutor
-from giornata_denoiser.controls.executor_choice import (
+from giornata_denoiser.controls.controlnets import (
     DenoiserProcess,
     ResidualTiming,
     RowWork,
-    able_instances,
-    best_instance,
     choose_executor,
     exposed_ms,
     residual_timing,
 )
 from giornata_denoiser.controls.local import ControlNetTarget, control_target, open_controls
+from giornata_denoiser.controls.sessions import able_instances, best_instance
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from tests.fakes import tiny_driven, tiny_flux_control, tiny_sd3_control, tiny_unet_control
 from tests.unit.scheduling.test_adapters import instance

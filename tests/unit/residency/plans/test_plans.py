@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.residency.popularity import AdapterUsage
-from giornata.residency.use_based import ResidencySnapshot, TierKind
+from giornata.residency.use_based import AdapterUsage, ResidencySnapshot, TierKind
 from giornata_lab.simulation.baselines import PLANNERS
 from tests.unit.residency.plans.clusters import Drawn, applied, drawn
 
