@@ -335,7 +335,7 @@ def run_process(reader: int, tracker: int, *inherited: int) -> None:
 
 def preload(names: Sequence[str]) -> None:
     """Import what forks would import."""
-    sys.modules["opentelemetry"] = None  # type: ignore[assignment]  # as giornata.observability.tracing.switch_off has it
+    sys.modules["opentelemetry"] = None  # type: ignore[assignment]  # as giornata.tracing.switch_off has it
     for name in names:
         module, _, part = name.partition(":")
         imported = importlib.import_module(module)

@@ -13,7 +13,7 @@ from giornata import retries
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.observability.tracing import TraceSpanKind, span
+from giornata.tracing import TraceSpanKind, span
 from giornata.wire import subjects
 from giornata.wire.errors import InvalidField, MasksNotServed, ServiceUnavailable
 from giornata.wire.jobs import BlobRef

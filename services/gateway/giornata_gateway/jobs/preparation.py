@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from giornata import tracing
 from giornata.blobs import BlobStore, refer
 from giornata.deadlines import Deadline
-from giornata.observability import tracing
 from giornata.wire import resolution
 from giornata.wire.adapters import LoraUse, named_control_images
 from giornata.wire.jobs import BlobRef, Job, Priority
