@@ -109,7 +109,7 @@ async def system(
     guarded_nats: tuple[NatsServer, Path], redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[System]:
     """A gateway, a router and fakes behind them; the application ``shop`` is known already."""
-    monkeypatch.setattr("giornata_gateway.intake.key_file.LOOK_S", 0.0)
+    monkeypatch.setattr("giornata_gateway.admission.LOOK_S", 0.0)
     server, users = guarded_nats
     operator = Operator(server.url, users, tmp_path / "keys.json")
     shop = await operator.add("shop")
