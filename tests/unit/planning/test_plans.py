@@ -43,7 +43,10 @@ def blocks_of(*blocks: Block) -> RowBlocks:
 
 
 def equal_blocks(count: int, full: float, hidden: float, kv: float, *slabs: int) -> RowBlocks:
-    return blocks_of(*[(full, hidden, kv, *slabs, place == 0, True, True) for place in range(count)])  # type: ignore[list-item]  # two
+    hidden_slabs, kv_slabs = slabs
+    return blocks_of(
+        *[(full, hidden, kv, hidden_slabs, kv_slabs, place == 0, True, True) for place in range(count)]
+    )
 
 
 def finish_ms(row: BatchRow, modes: Modes, link: LoadLink, base_ms: float = 0.0) -> float:

@@ -140,12 +140,13 @@ def _loaded(scene: LoadingScene, entry: Entry) -> Slabs:
 def _row(scene: LoadingScene, costs: block_costs.Costs) -> tuple[BatchRow, Numbers]:
     """All blocks of all steps of the picture, and what is around a step's blocks, which counts as the first one's."""
     kept, steps = scene.entries[0].blocks[0], len(scene.entries)
-    times = (np.tile(costs.blocks[mode], steps) for mode in BlockMode)
+    full, hidden, kv = (np.tile(costs.blocks[mode], steps) for mode in BlockMode)
     count = steps * scene.blocks
-    slabs = (np.full(count, float(size)) for size in (HIDDEN_SLABS, KV_SLABS))
+    hidden_slabs, kv_slabs = (np.full(count, float(size)) for size in (HIDDEN_SLABS, KV_SLABS))
     fresh = np.arange(count) % scene.blocks == 0
-    there = (np.full(count, part is not None) for part in (kept.hidden, kept.key))
-    return BatchRow(RowBlocks(*times, *slabs, fresh, *there), "t"), np.where(fresh, costs.around_ms, 0.0)
+    hidden_kept, kv_kept = (np.full(count, part is not None) for part in (kept.hidden, kept.key))
+    blocks = RowBlocks(full, hidden, kv, hidden_slabs, kv_slabs, fresh, hidden_kept, kv_kept)
+    return BatchRow(blocks, "t"), np.where(fresh, costs.around_ms, 0.0)
 
 
 def _compared(

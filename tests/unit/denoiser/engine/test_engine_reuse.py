@@ -118,9 +118,8 @@ def chaotic(seed: int) -> BatchPlanner:
 
     def planner(rows: Sequence[BatchRow], link: LoadLink, base_ms: float) -> BatchPlan:
         plan = plan_batch(rows, link, base_ms)
-        return BatchPlan(
-            tuple(tuple(draw.choice(list(BlockMode)) for _ in chosen) for chosen in plan.modes), plan.timeline
-        )
+        modes = tuple(tuple(draw.choice(list(BlockMode)) for _ in chosen) for chosen in plan.modes)
+        return replace(plan, modes=modes)
 
     return planner
 
