@@ -401,7 +401,7 @@ def run_process(reader: int, tracker: int, *inherited: int) -> None:
 
 def preload(names: Sequence[str]) -> None:
     """Import what forks would import."""
-    sys.modules["opentelemetry"] = None  # type: ignore[assignment]  # as giornata.observability.tracing.switch_off has it
+    sys.modules["opentelemetry"] = None  # type: ignore[assignment]  # as giornata.tracing.switch_off has it
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # its remarks on torchvision concern no test
     for name in names:
         module, _, part = name.partition(":")

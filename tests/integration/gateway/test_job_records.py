@@ -9,7 +9,7 @@ from giornata.records import JobRecordStore
 from giornata.wire import stores
 from giornata.wire.errors import JobNotFound
 from giornata_gateway.jobs.records import JobLedger
-from giornata_router.rules.job_records import accepted
+from giornata_router.job_records import accepted
 from tests.integration.router.bench import make_job
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, MutableMapping
 from typing import Any, Final, Self, Unpack
 
-import structlog
 from opentelemetry import context as contexts
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -21,7 +20,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from giornata import __version__
-from giornata.observability.tracing import (
+from giornata.tracing import (
     NO_SPAN,
     NO_STEPS,
     STEPS,
@@ -40,8 +39,6 @@ PATH: Final = "/v1/traces"
 EXPORT_S: Final = 5.0
 """Longest try to reach the collector. Meanwhile 2,048 spans wait, and more are dropped."""
 
-log = structlog.get_logger(__name__)
-
 _KINDS: Final = {
     TraceSpanKind.INSIDE: SpanKind.INTERNAL,
     TraceSpanKind.ASKS: SpanKind.CLIENT,
@@ -56,9 +53,6 @@ def sending(service: str, instance: str, url: str, share: float) -> OtlpTracer:
 
     `share` of the traces that begin here are told; a trace that came with a ``traceparent`` is told as that says.
     """
-    library = logging.getLogger("opentelemetry")
-    library.addHandler(_OpenTelemetryLogHandler(logging.WARNING))
-    library.propagate = False  # or each line is told twice
     logging.getLogger("opentelemetry.trace.span").setLevel(
         logging.ERROR
     )  # or it repeats a stranger's tracestate
@@ -67,7 +61,7 @@ def sending(service: str, instance: str, url: str, share: float) -> OtlpTracer:
 
 
 class OtlpTracer:
-    """Satisfies :class:`giornata.observability.tracing.Tracer`; ended spans go to `processor`."""
+    """Makes the spans of :mod:`giornata.tracing`; ended ones go to `processor`."""
 
     def __init__(self, service: str, instance: str, share: float, processor: SpanProcessor) -> None:
         resource = {
@@ -91,7 +85,7 @@ class OtlpTracer:
         began_ago_s: float,
         told: SpanAttributes,
     ) -> Span:
-        """See :func:`giornata.observability.tracing.span`."""
+        """See :func:`giornata.tracing.span`."""
         within = contexts.get_current() if parent is None else _extracted(parent)
         if not root and not _sampled(within):
             return NO_SPAN
@@ -106,7 +100,7 @@ class OtlpTracer:
         return _OtlpSpan(self._tracer, made, within, kind)
 
     def headers(self) -> dict[str, str] | None:
-        """See :func:`giornata.observability.tracing.headers`."""
+        """See :func:`giornata.tracing.headers`."""
         carrier: dict[str, str] = {}
         _W3C.inject(carrier)
         return carrier or None
@@ -115,13 +109,6 @@ class OtlpTracer:
         """Send what is left; a collector that does not answer holds up nothing for long."""
         self._provider.force_flush(int(EXPORT_S * 1e3))
         self._provider.shutdown()
-
-
-class _OpenTelemetryLogHandler(logging.Handler):
-    """A handler that writes the SDK's and the exporter's messages as lines of this process's log."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        log.warning("spans_not_sent", reason=record.getMessage()[:300])
 
 
 def add_ids(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

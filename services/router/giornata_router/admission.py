@@ -1,34 +1,40 @@
-"""Rules of admission: which jobs are accepted, and when they will have their pictures. Pure."""
+"""Admission: which jobs are accepted, and when they will have their pictures."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
+import nats.errors
+import structlog
+from nats.js import JetStreamContext
+
+from giornata.retries import ask_jetstream
 from giornata.scheduling.demand import JobDemand, JobFinishEstimate, estimate_computed
 from giornata.scheduling.job_queue import JobQueue, QueuedJob
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.queue import DemandTotal, RowQueue
 from giornata.scheduling.scheduler import ROW
+from giornata.wire import stores
 from giornata.wire.errors import (
     BatchQueueFull,
     InteractiveQueueFull,
     QueueFull,
     QueueTooLong,
+    StoreFull,
     TenantQueueFull,
 )
 from giornata.wire.jobs import Job, Priority
 from giornata.wire.messages import JobEstimate
 from giornata.wire.models import ModelCard
-from giornata.wire.workers import QueueState, ServiceName
-from giornata_router.rules.stages import StagePlacement
-
-# How many jobs may be accepted and unfinished: by priority, and by tenant. Pure.
-
+from giornata.wire.workers import QueueState, ServiceName, StoreRoom
+from giornata_router.prepost import StagePlacement
 
 RETRY_AFTER_S: Final = 5.0
 _FULL: Final[Mapping[Priority, type[QueueFull]]] = {
@@ -85,10 +91,6 @@ class QueueLimiter:
             del self._tenants[job.flow]
 
 
-# When jobs will have their pictures, for clients that submit them or ask; and whether they may come at all.
-# Pure.
-
-
 class FinishTimeEstimator:
     """Tells when jobs end; a job whose pictures were not inspected counts as the latest one of its model.
 
@@ -105,7 +107,6 @@ class FinishTimeEstimator:
         self._prepost = prepost or StagePlacement(placement.fleet)
         self._preparing: dict[str, QueuedJob] = {}
         """Carried jobs that neither wait for a worker nor have one."""
-        self._preparing_by: Counter[Priority] = Counter()
         self._latest: dict[str, JobDemand] = {}
         """The latest demand of each model, by its digest."""
         self._finishing: dict[str, float] = {}
@@ -118,24 +119,22 @@ class FinishTimeEstimator:
     def begin(self, job: QueuedJob) -> None:
         """A job's pictures are inspected and encoded from now on."""
         self._preparing[job.job_id] = job
-        self._preparing_by[job.priority] += 1
 
     def prepared(self, job_id: str) -> None:
         """The job's rows come into the line now, or it has ended."""
-        job = self._preparing.pop(job_id, None)
-        if job is not None:
-            self._preparing_by[job.priority] -= 1
+        self._preparing.pop(job_id, None)
 
     def queue(self, waiting: JobQueue, *, full: bool, unreadable: int = 0) -> QueueState:
         """Return what telemetry tells of the jobs that no worker has; `full` where more jobs are refused."""
-        line = self._line.totals.all
+        line, served = self._line.totals.all, self._served()
+        one = served[0].name if len(served) == 1 else None  # of several models each has a wait of its own
         return QueueState(
             jobs=line.jobs + len(waiting),
             rows=line.rows + waiting.rows,
             steps=line.steps + waiting.steps,
             full=full,
             unreadable=unreadable,
-            wait_ms=self._next_wait_ms(len(waiting)),
+            wait_ms=self.waits_ms(len(waiting)).get(one) if one else None,
             costs=tuple(self._placement.estimates.kinds()),
         )
 
@@ -202,21 +201,19 @@ class FinishTimeEstimator:
             return None
         return JobEstimate(position=position, finish_ms=computed_ms + sum(map(self.finish_ms, demands)))
 
-    def finish_ms(self, demand: JobDemand) -> float:
+    def finish_ms(self, of: JobDemand) -> float:
         """Time that decoding and pasting all rows take."""
-        return self._finish_ms(demand.model_digest, demand.rows)
+        return of.rows * self._prepost.costs.known(of.model_digest, "finish").total_ms
 
     @contextmanager
     def finishing(self, job: Job, now: float) -> Iterator[None]:
         """Inside, all rows of a job are decoded and pasted, from `now` on."""
-        self._finishing[job.job_id] = now + self._finish_ms(job.model_digest, job.row_count) / 1e3
+        each_ms = self._prepost.costs.known(job.model_digest, "finish").total_ms
+        self._finishing[job.job_id] = now + job.row_count * each_ms / 1e3
         try:
             yield
         finally:
             del self._finishing[job.job_id]
-
-    def _finish_ms(self, model_digest: str, rows: int) -> float:
-        return rows * self._prepost.costs.known(model_digest, "finish").total_ms
 
     def waits_ms(self, waiting: int) -> dict[str, float]:
         """Return how long one more picture would wait behind `waiting` jobs that are not carried yet, by model.
@@ -232,20 +229,13 @@ class FinishTimeEstimator:
                 found[card.name] = max(wait_ms, self._prepost.wait_ms(card.digest, jobs=waiting))
         return found
 
-    def _next_wait_ms(self, waiting: int) -> float | None:
-        """How long one more picture would wait; None while it is unknown, and where several models are served."""
-        served = self._served()
-        return self.waits_ms(waiting).get(served[0].name) if len(served) == 1 else None
-
     def _served(self) -> list[ModelCard]:
         ready = self._placement.fleet.ready(ServiceName.DENOISER)
         return list({card.digest: card for state in ready for card in state.models}.values())
 
     def _preparing_before(self, priority: Priority) -> int:
         """Jobs that are prepared and come before a new one."""
-        if priority is Priority.INTERACTIVE:
-            return self._preparing_by[Priority.INTERACTIVE]
-        return len(self._preparing)
+        return sum(priority in {job.priority, Priority.BATCH} for job in self._preparing.values())
 
     def _wait_ms(self, demand: JobDemand, ahead: DemandTotal, jobs: int) -> float | None:
         """Return how long `demand` would wait behind others and so many jobs like it; None while it is unknown."""
@@ -266,3 +256,68 @@ class FinishTimeEstimator:
             return None
         shape = replace(latest.shapes[0], steps=job.steps)
         return replace(latest, shapes=(shape,) * job.rows, template=None)
+
+
+READ_S: Final = 1.0
+FULL_RETRY_S: Final = 30.0
+DOOR: Final = 0.9
+"""Share of the bucket beyond which no job is accepted."""
+GROWTH_BYTES: Final = 16 << 10
+"""Room kept for every unfinished job, whose record grows until it ends: with ten pictures of 4096 tokens to 10 kB."""
+
+_STREAMS: Final = (stores.JOBS, *stores.STREAMS)
+
+log = structlog.get_logger(__name__)
+
+
+class StreamCapacity:
+    """The fill level of each stream. Nothing is known, and every job may come, until :meth:`watch` has read it."""
+
+    def __init__(self, jetstream: JetStreamContext) -> None:
+        self._jetstream = jetstream
+        self._stores: Mapping[str, StoreRoom] = {}
+        self._unfinished = 0
+        """Jobs in the work queue at the last reading, and accepted since."""
+
+    @property
+    def stores(self) -> tuple[StoreRoom, ...] | None:
+        """Every stream; None while nothing is known."""
+        return tuple(self._stores.values()) or None
+
+    def take(self) -> None:
+        """Count one more job, or raise StoreFull if its record may not fit."""
+        records = self._stores.get(stores.bucket_stream(stores.RECORDS))
+        if records is not None and not may_come(records, self._unfinished):
+            raise StoreFull(
+                received=f"{records.used_bytes} of {records.limit_bytes} bytes taken by records, "
+                f"{self._unfinished} unfinished jobs",
+                retry_after_s=FULL_RETRY_S,
+            )
+        self._unfinished += 1
+
+    async def watch(self) -> None:
+        """Read the room for ever; a reading that fails leaves what is known."""
+        while True:
+            try:
+                await self._read()
+            except nats.errors.Error as error:
+                log.warning("room_not_read", error=repr(error))
+            await asyncio.sleep(READ_S)  # no event tells of it
+
+    async def _read(self) -> None:
+        asks = (ask_jetstream(partial(self._jetstream.stream_info, name)) for name in _STREAMS)
+        found = dict(zip(_STREAMS, await asyncio.gather(*asks), strict=True))
+        self._stores = {
+            name: StoreRoom(store=name, used_bytes=info.state.bytes, limit_bytes=info.config.max_bytes)
+            for name, info in found.items()
+            if info.config.max_bytes is not None and info.config.max_bytes > 0
+        }
+        self._unfinished = found[stores.JOBS].state.messages
+
+
+def may_come(records: StoreRoom, unfinished: int) -> bool:
+    """Return whether one more job fits, so that all of the `unfinished` ones before it can still write their ends.
+
+    A full stream takes no revision that is as large as the one that it replaces, and with replicas none at all.
+    """
+    return records.used_bytes + (unfinished + 1) * GROWTH_BYTES <= DOOR * records.limit_bytes

@@ -1,26 +1,51 @@
-"""The placement of jobs' stages on instances of prepost. Pure: time is an argument, in seconds.
+"""Prepost, as jobs' stages ask it: which instance does which stage when, and again elsewhere where it fails.
 
 Stages wait here, in the fair order of rows (:mod:`giornata.scheduling.queue`), where what they probably cost counts
-as work. An instance gets what it can begin now: its own queue knows no tenants.
+as work. An instance gets what it can begin now: its own queue knows no tenants. What an instance's silence, absence or
+failure ends is one question, never a job; an error that asking again cannot mend is raised at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from typing import Final, Literal, NamedTuple
+from functools import partial, reduce
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
-from giornata.fleet import Fleet
+import structlog
+from pydantic import BaseModel
+from tenacity import AsyncRetrying
+
+from giornata import retries
+from giornata.bus.bus import Bus
+from giornata.deadlines import Deadline
+from giornata.fleet import Fleet, LastSeenTimes
 from giornata.scheduling.adapters import UnitTime
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.job_queue import QueuedJob
 from giornata.scheduling.queue import AGEING_S, FairQueue, Key, SchedulingParams
 from giornata.scheduling.scheduler import ROW
-from giornata.wire.jobs import Priority
+from giornata.tracing import TraceSpanKind, span
+from giornata.wire import subjects
+from giornata.wire.errors import DeadlineExceeded, GiornataError
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority
+from giornata.wire.messages import (
+    EncodeRequest,
+    FinishReply,
+    FinishRequest,
+    InspectRequest,
+    Question,
+    TemplateRequest,
+    question,
+)
+from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.workers import ServiceName, ServiceState
+from giornata_router.config import RouterConfig
 
 Verb = Literal["inspect", "encode", "finish", "template"]
 
@@ -32,8 +57,6 @@ RECENT_S: Final = 30.0
 """After its last job a tenant may come again: so long a process stays free for its short work."""
 ENCODINGS: Final = 2
 """Encodings that an instance has at a time: one computes, and one is on its way."""
-OLD_PROCESSES: Final = 2
-"""Image processes of an instance whose version does not tell them: the default."""
 
 
 class StageCost(NamedTuple):
@@ -63,6 +86,14 @@ UNKNOWN: Final[dict[Verb, StageCost]] = {
 """Costs before the first answer. They also tell which resources a stage uses."""
 
 
+TOOK: Final[dict[Verb, Callable[[Any], StageCost]]] = {
+    "inspect": lambda reply: StageCost(images_ms=reply.compute_ms),
+    "encode": lambda reply: StageCost(model_ms=reply.compute_ms),
+    "finish": lambda reply: StageCost(reply.paste_ms, reply.decode_ms),
+}
+"""Costs as answers tell them; a template's tells none."""
+
+
 class StageCosts:
     """Learns what stages cost from answers. A tenant's pictures have a size of their own, unknown beforehand."""
 
@@ -74,8 +105,8 @@ class StageCosts:
         """Take in the cost of a tenant's stage; `amount` is its size, in the unit of its verb."""
         for owner, size in ((tenant, amount), ("", amount), (None, 1.0)):
             times = self._seen.setdefault((verb, digest, owner), (UnitTime(), UnitTime()))
-            for time, ms in zip(times, cost, strict=True):
-                time.observe(size, ms)
+            for known, ms in zip(times, cost, strict=True):
+                known.observe(size, ms)
 
     def of(self, verb: Verb, digest: str, tenant: str | None, amount: float = 1.0) -> StageCost:
         """The estimated cost of a stage; of a tenant that is new, the average over all tenants."""
@@ -272,8 +303,218 @@ class StagePlacement:
 
 def processes_of(state: ServiceState) -> int:
     """Return how many pictures an instance works on at a time."""
-    return OLD_PROCESSES if state.prepost is None else state.prepost.image_processes
+    return 1 if state.prepost is None else state.prepost.image_processes
 
 
 def _serves(state: ServiceState, stage: PrepostStage) -> bool:
     return any((card.name, card.digest) == (stage.model, stage.digest) for card in state.models)
+
+
+R = TypeVar("R", bound=BaseModel)
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class _StageQuestion(Generic[R]):
+    """A stage as it is asked for, again and again with the time that is left."""
+
+    verb: Verb
+    owner: Job | TemplateRecord
+    make: Callable[..., Question]
+    reply: type[R]
+    amount: float = 1.0
+    """Its size, in the unit of its verb."""
+
+
+class PrepostRequests:
+    """The open questions to prepost. What no living instance says to have is lost, with its instance or its message.
+
+    `connected` says whether telemetry could be heard now. `listened_s` is the clock in which silence is counted, and
+    that :meth:`observe` and :meth:`look` are told (:class:`giornata.fleet.ListeningClock`).
+    """
+
+    def __init__(
+        self, connected: Callable[[], bool] = lambda: True, listened_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._connected, self._listened_s = connected, listened_s
+        self._heard = LastSeenTimes[asyncio.Timeout]()
+        """When a question was asked, or an instance last said to have it."""
+        self._names: dict[asyncio.Timeout, str] = {}
+
+    @asynccontextmanager
+    async def asked(self, name: str) -> AsyncIterator[None]:
+        """Ask and wait for the answer inside.
+
+        Raises:
+            DeadlineExceeded: no instance has the question, so that no answer will come.
+        """
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._heard.hear(scope, self._listened_s())
+                self._names[scope] = name
+                yield
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            raise DeadlineExceeded("The question, or its answer, was lost.", received=name) from error
+        finally:
+            self._heard.forget(scope)
+            self._names.pop(scope, None)
+
+    def observe(self, state: ServiceState, now: float) -> None:
+        """Take in telemetry: the questions that an instance has."""
+        for scope, name in self._names.items():
+            if name in (state.answering or ()):
+                self._heard.hear(scope, now)
+
+    def look(self, now: float) -> None:
+        """End the waiting for answers that will not come; without a connection no instance is heard."""
+        if not self._connected():
+            self._heard.listen(now)
+        for scope in self._heard.silent(now):
+            if not scope.expired():
+                scope.reschedule(asyncio.get_running_loop().time())
+
+
+class PrepostClient:
+    """Each question raises its own errors, and DeadlineExceeded where it stays unanswered until its deadline."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        questions: PrepostRequests,
+        placement: StagePlacement,
+        stage_s: float = RouterConfig.stage_s,
+    ) -> None:
+        self._bus, self._questions, self._placement, self._stage_s = bus, questions, placement, stage_s
+        self._waiting: dict[Key, asyncio.Future[str]] = {}
+        self._wake: asyncio.TimerHandle | None = None
+
+    def observe(self, state: ServiceState, now: float) -> None:
+        """Take in telemetry, after the fleet has; `now` is when this process heard it, by its listening clock."""
+        self._questions.observe(state, now)
+        self._placement.observe(state)
+        if state.service is ServiceName.PREPOST:
+            self._place()
+
+    def look(self, now: float) -> None:
+        """Give up questions that were lost, and ask others in place of instances that are gone."""
+        self._questions.look(now)
+        self._place()
+
+    @contextmanager
+    def carrying(self, job: Job) -> Iterator[None]:
+        """Inside, a job goes on: stages of it may come."""
+        self._placement.begin_job(job.tenant)
+        try:
+            yield
+        finally:
+            self._placement.end_job(job.tenant, time.monotonic())
+            self._place()
+
+    async def inspect(self, job: Job, deadline: Deadline) -> Inspection:
+        """Decode and measure the job's pictures."""
+        make = partial(InspectRequest, job=job)
+        return await self._ask(_StageQuestion("inspect", job, make, Inspection), deadline)
+
+    async def encode(self, job: Job, inspection: Inspection, deadline: Deadline) -> Encoding:
+        """Make the conditioning of all rows."""
+        make = partial(EncodeRequest, job=job, inspection=inspection)
+        return await self._ask(_StageQuestion("encode", job, make, Encoding, job.row_count), deadline)
+
+    async def finish(
+        self,
+        job: Job,
+        inspection: Inspection,
+        index: int,
+        latents: tuple[BlobRef, ...],
+        deadline: Deadline,
+    ) -> FinishReply:
+        """Decode and paste one picture: of its row's latents, or of those of all its regions."""
+        make = partial(
+            FinishRequest, job=job, inspection=inspection, index=index, latents=latents[0], others=latents[1:]
+        )
+        pixels = max(inspection.width * inspection.height, inspection.output_width * inspection.output_height)
+        return await self._ask(_StageQuestion("finish", job, make, FinishReply, pixels / 1e6), deadline)
+
+    async def template(self, template: TemplateRecord, deadline: Deadline) -> TemplateInputs:
+        """Decode and encode a template's picture, from which its run begins."""
+        make = partial(TemplateRequest, template=template)
+        return await self._ask(_StageQuestion("template", template, make, TemplateInputs), deadline)
+
+    async def _ask(self, stage: _StageQuestion[R], deadline: Deadline) -> R:
+        """The answer of any instance; one that fails or takes too long is passed over while there is another."""
+        tries, failed = list[str](), list[str]()
+
+        async def ask_once() -> R:
+            async with self._at_instance(stage, deadline, frozenset(failed)) as instance:
+                name = f"ask prepost {stage.verb}"
+                with span(name, TraceSpanKind.ASKS, links=tries[-1:], tries=len(tries) + 1) as asking:
+                    tries.append(asking.traceparent or "")
+                    asking.note(worker=instance)
+                    # a stage that needs longer than its limit would never end: each failure doubles it
+                    limit = deadline.at_most(self._stage_s * 2.0 ** min(len(failed), 16))
+                    request = stage.make(remaining_ms=limit.remaining_ms())
+                    try:
+                        async with self._questions.asked(question(request)):
+                            subject = subjects.prepost_at(instance, stage.verb)
+                            return await self._bus.call(subject, request, stage.reply, limit)
+                    except GiornataError as error:
+                        failed.append(instance)
+                        if _worth_another_try(error):
+                            log.warning("stage_failed", stage=stage.verb, instance=instance, error=str(error))
+                        raise
+
+        def policy() -> AsyncRetrying:
+            return retries.elsewhere(_worth_another_try, lambda _: not deadline.remaining_s())
+
+        reply, owner = await retries.retry(policy, ask_once), stage.owner
+        if (took := TOOK.get(stage.verb)) is not None:
+            costs = self._placement.costs
+            costs.observe(stage.verb, owner.model_digest, owner.tenant, stage.amount, took(reply))
+        return reply
+
+    @asynccontextmanager
+    async def _at_instance(
+        self, asked: _StageQuestion[R], deadline: Deadline, avoid: frozenset[str]
+    ) -> AsyncIterator[str]:
+        """Wait for the stage's turn; inside, it takes room of an instance."""
+        owner = asked.owner
+        cost = self._placement.costs.of(asked.verb, owner.model_digest, owner.tenant, asked.amount)
+        stage = PrepostStage(asked.verb, owner.model, owner.model_digest, cost, avoid)
+        if isinstance(owner, Job):
+            slo_ms, since_s = owner.parameters.slo_ms, deadline.at_s - owner.budget_ms / 1e3
+            by_s = None if slo_ms is None else since_s + slo_ms / 1e3
+            name, claim = owner.job_id, SchedulingParams(owner.priority, owner.tenant, owner.weight, by_s)
+        else:
+            name, claim, since_s = owner.template_id, SchedulingParams(tenant=owner.tenant), time.monotonic()
+        key = self._placement.join(name, stage, claim, since_s)
+        given = self._waiting[key] = asyncio.get_running_loop().create_future()
+        self._place()
+        try:
+            yield await given
+        finally:
+            del self._waiting[key]
+            self._placement.leave(key, time.monotonic())
+            self._place()
+
+    def _place(self) -> None:
+        """Let stages go whose turn it is, now and when a model's thread should be free."""
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        now = time.monotonic()
+        placed, wake_at = self._placement.place(now)
+        for key, instance in placed:
+            given = self._waiting[key]
+            if not given.done():  # a job that was cancelled gives its room back in a moment
+                given.set_result(instance)
+        if wake_at is not None:
+            self._wake = asyncio.get_running_loop().call_later(wake_at - now, self._place)
+
+
+def _worth_another_try(error: BaseException) -> bool:
+    """Return whether an instance failed, and not the input: a stage's own time limit is one's silence, too."""
+    return isinstance(error, GiornataError) and (error.retryable or isinstance(error, DeadlineExceeded))

@@ -1,21 +1,29 @@
-"""Spans of this process: told to a collector where tracing is switched on, nothing where it is off."""
+"""Spans of this process: told to a collector where tracing is switched on, nothing where it is off.
+
+Off, :func:`span` returns one value that exists once, and no module of OpenTelemetry is imported. On,
+:mod:`giornata.otlp` makes the spans. The present span belongs to the running task and to the tasks that it creates.
+
+A trace begins at a door of a gateway. Elsewhere a span needs another around it, unless it is a `root`: so nothing is
+told of what no edit waits for, and of an edit that is not sampled.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Final, Protocol, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Final, Self, TypedDict, Unpack
 
 import structlog
 
 from giornata.wire.errors import Failed
 
-# What a span may tell. No prompt, key, file or tenant has a place here. Pure.
+if TYPE_CHECKING:
+    from giornata.otlp import OtlpTracer
 
 
 class SpanAttributes(TypedDict, total=False):
-    """Attributes by name. A span tells these and nothing else: text of users has no name here."""
+    """Attributes by name. A span tells these and nothing else: no prompt, key, file or tenant has a name here."""
 
     job: str
     model: str
@@ -90,16 +98,6 @@ class TraceSpanKind(StrEnum):
     """From a queue."""
 
 
-# Spans of this process: told to a collector where tracing is switched on, nothing where it is off.
-#
-# Off, `span` returns one value that exists once, and no module of OpenTelemetry is imported. On,
-# `giornata.observability.otlp` makes the spans. The present span belongs to the running task and to the
-# tasks that it creates.
-#
-# A trace begins at a door of a gateway. Elsewhere a span needs another around it, unless it is a `root`: so
-# nothing is told of what no edit waits for, and of an edit that is not sampled.
-
-
 TRACEPARENT: Final = "traceparent"
 """The header of W3C Trace Context."""
 STEPS: Final = 100
@@ -149,33 +147,10 @@ NO_STEPS: Final = StepSpans()
 NO_SPAN: Final = Span()
 
 
-class Tracer(Protocol):
-    """Makes spans; see the functions of this module."""
-
-    def span(
-        self,
-        name: str,
-        kind: TraceSpanKind,
-        *,
-        root: bool,
-        parent: Headers | None,
-        links: Iterable[str],
-        began_ago_s: float,
-        told: SpanAttributes,
-    ) -> Span:
-        """See :func:`span`."""
-
-    def headers(self) -> dict[str, str] | None:
-        """See :func:`headers`."""
-
-    def close(self) -> None:
-        """Tell what is left, within seconds."""
+_tracer: OtlpTracer | None = None
 
 
-_tracer: Tracer | None = None
-
-
-def switch(tracer: Tracer | None) -> Tracer | None:
+def switch(tracer: OtlpTracer | None) -> OtlpTracer | None:
     """Have `tracer` make the spans of this process from now on, or nothing; the one before."""
     global _tracer  # one for the process, as for logs
     before, _tracer = _tracer, tracer
@@ -237,9 +212,6 @@ def close() -> None:
         tracer.close()
 
 
-# Switching tracing on or off, once, when a process starts.
-
-
 def switch_on(service: str, instance: str, url: str, share: float) -> None:
     """Send spans to the collector at `url`, and have every line of the log within a span name it.
 
@@ -247,7 +219,7 @@ def switch_on(service: str, instance: str, url: str, share: float) -> None:
         Failed: the extra ``traces`` is not installed.
     """
     try:
-        from giornata.observability import otlp  # noqa: PLC0415 - hundreds of modules, which nothing needs where it is off
+        from giornata import otlp  # noqa: PLC0415 - hundreds of modules, which nothing needs where it is off
     except ImportError as error:
         raise Failed(
             "GIORNATA_TRACES_URL is set, and what sends traces is not installed.",

@@ -1,30 +1,160 @@
-"""The connection to Giornata over NATS, by which edits and generations are submitted, and masks asked for."""
+"""Giornata from another application, over NATS: submit edits and generations, watch and cancel them, ask for masks.
+
+Example::
+
+    async with giornata.client.connect("nats://127.0.0.1:4222") as client:
+        edit = await client.edit(image=photo, mask=mask, prompt="a red star")
+        async for progress in edit:
+            print(progress)
+        result = await edit
+        pathlib.Path("edited.png").write_bytes(result.pictures[0].data)
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from nats.aio.client import NO_RESPONDERS_STATUS
 from nats.aio.msg import Msg
 
 from giornata.blobs import BlobStore, open_blobs
 from giornata.bus import bus
-from giornata.client.edit import Edit
-from giornata.client.mask import MaskResult, fetch_masks
 from giornata.deadlines import Deadline
-from giornata.observability.tracing import TRACEPARENT
+from giornata.tracing import TRACEPARENT
 from giornata.wire import codec, messages, resolution, subjects
 from giornata.wire.adapters import CONTROL_IMAGES, check_control_images, named_control_images
-from giornata.wire.errors import NotPermitted, PayloadTooLarge
+from giornata.wire.errors import (
+    DeadlineExceeded,
+    GiornataError,
+    NotPermitted,
+    PayloadTooLarge,
+    ServiceUnavailable,
+)
 from giornata.wire.jobs import BlobRef, Priority
-from giornata.wire.masks import MaskMessage, MaskMessageReply, MaskParameters, MaskPicture
+from giornata.wire.masks import MaskedRegion, MaskMessage, MaskMessageReply, MaskParameters, MaskPicture
+from giornata.wire.messages import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
 from giornata.wire.requests import EditParameters, GenerationParameters, asked, named_references
+
+__all__ = ["Client", "Edit", "EditResult", "EditedPicture", "MaskResult", "Progress", "RegionMask", "connect"]
 
 GRACE_S: Final = 5.0
 """How much longer than the edit's own time a client waits for the answer."""
+T = TypeVar("T")
+Cancel = Callable[[str], Awaitable[None]]
+"""Cancels the job with an id."""
+PictureBytes = Callable[[messages.Picture], Awaitable[bytes]]
+"""The file of a picture in a reply."""
+
+Progress = StateEvent | StepEvent | PreviewEvent | DoneEvent
+"""Events of a running edit; the last is a DoneEvent. Previews come if `partial_images` asks for them."""
+
+
+class EditedPicture(messages.Picture):
+    """One finished picture, in the edit's output_format."""
+
+    data: bytes
+
+
+class EditResult(messages.EditReply):
+    """A finished edit."""
+
+    pictures: tuple[EditedPicture, ...]
+
+
+class Edit:
+    """An accepted edit or generation. Await it for its result, iterate over its progress, or both in any order."""
+
+    def __init__(self, deadline: Deadline, cancel: Cancel, picture_bytes: PictureBytes) -> None:
+        self._cancel, self._picture_bytes = cancel, picture_bytes
+        self.deadline = deadline
+        """How long the client waits for the answer."""
+        loop = asyncio.get_running_loop()
+        self._job_id: asyncio.Future[str] = loop.create_future()
+        self._reply: asyncio.Future[messages.EditReply] = loop.create_future()
+        self._progress: asyncio.Queue[Progress | None] = asyncio.Queue()
+
+    @property
+    def job_id(self) -> str:
+        """The job's id, the same as at the REST door."""
+        return self._job_id.result()
+
+    async def result(self) -> EditResult:
+        """The finished pictures; raise why there are none, DeadlineExceeded if no answer has come in time."""
+        reply = await self._in_time(asyncio.shield(self._reply))
+        pictures = [dict(p) | {"data": await self._picture_bytes(p)} for p in reply.pictures]
+        return EditResult.model_validate(dict(reply) | {"pictures": pictures})
+
+    def __await__(self) -> Generator[Any, None, EditResult]:
+        return self.result().__await__()
+
+    async def __aiter__(self) -> AsyncIterator[Progress]:
+        """States and steps until the edit has ended; DeadlineExceeded if the gateway has fallen silent.
+
+        For one reader: each event is told once.
+        """
+        while (progress := await self._in_time(self._progress.get())) is not None:
+            yield progress
+        self._progress.put_nowait(None)  # a later reader finds the end, too
+
+    async def cancel(self) -> None:
+        """End the edit at its next step; its result is then :class:`~giornata.wire.errors.JobCancelled`."""
+        await self._cancel(self.job_id)
+
+    async def accepted(self) -> None:
+        """Return once the gateway has accepted the edit; raise why it has not."""
+        either: set[asyncio.Future[Any]] = {self._job_id, self._reply}
+        await asyncio.wait(either, timeout=self.deadline.remaining_s(), return_when=asyncio.FIRST_COMPLETED)
+        if not self._job_id.done():
+            reply = await self._in_time(asyncio.shield(self._reply))
+            self._job_id.set_result(reply.job_id)
+
+    def receive_progress(self, message: Msg) -> None:
+        """Take in one progress message."""
+        kind = (message.headers or {}).get(messages.EVENT_HEADER)
+        if kind is None or kind not in set(EventKind):
+            return  # a newer gateway's
+        event = codec.decode(EVENT_TYPES[EventKind(kind)], message.data)
+        if not isinstance(event, Progress):
+            return
+        if not self._job_id.done():
+            self._job_id.set_result(event.job_id)
+        self._progress.put_nowait(event)
+
+    def receive_reply(self, message: Msg) -> None:
+        """Take in the answer; it is the last message."""
+        try:
+            if (message.headers or {}).get("Status") == NO_RESPONDERS_STATUS:
+                raise ServiceUnavailable("No gateway answers.", retry_after_s=1)
+            self._reply.set_result(bus.answer_in(message, messages.EditReply))
+        except GiornataError as error:
+            self._reply.set_exception(error)
+            self._reply.exception()  # seen: a caller who only watches progress need not await the result
+        self._progress.put_nowait(None)
+
+    async def _in_time(self, awaited: Awaitable[T]) -> T:
+        """Return what has come already, or comes before the deadline."""
+        try:
+            async with asyncio.timeout(self.deadline.remaining_s()):
+                return await awaited
+        except TimeoutError as error:
+            raise DeadlineExceeded from error
+
+
+class RegionMask(MaskedRegion):
+    """One thing in the picture."""
+
+    data: bytes
+
+
+class MaskResult(MaskMessageReply):
+    """The mask that some words name. `data` is the mask of all regions together, as an edit takes it."""
+
+    data: bytes
+    regions: tuple[RegionMask, ...]
 
 
 @asynccontextmanager
@@ -73,21 +203,18 @@ class Client:
         answers = f"{self._inbox}.*.*"
         subscription = await self._bus.client.subscribe(answers, cb=self._receive)
         try:
-            await self._heard(answers)
+            try:
+                await self._bus.client.in_force(answers)
+            except NotPermitted as error:
+                raise NotPermitted(
+                    "The NATS server does not let this user hear answers.",
+                    received=answers,
+                    accepted="user and password in the address, as `giornata keys add` has printed it",
+                ) from error
             yield
         finally:
             if not self._bus.client.is_closed:
                 await subscription.unsubscribe()
-
-    async def _heard(self, answers: str) -> None:
-        try:
-            await self._bus.client.in_force(answers)
-        except NotPermitted as error:
-            raise NotPermitted(
-                "The NATS server does not let this user hear answers.",
-                received=answers,
-                accepted="user and password in the address, as `giornata keys add` has printed it",
-            ) from error
 
     async def edit(
         self,
@@ -120,22 +247,16 @@ class Client:
             traceparent: the caller's span (W3C Trace Context), which the edit's trace goes on from.
             parameters: other fields of :class:`giornata.wire.requests.EditParameters`.
         """
-        deadline = Deadline.after_ms(timeout_s * 1000)
-        wanted = asked(EditParameters, {"prompt": prompt, **parameters})
-        pictures = {"image": image, "mask": mask} | named_references(reference)
-        stored = await self._claim_checks(pictures | _controls(control_image), int(timeout_s) + 60)
-        message = messages.EditMessage(
-            parameters=wanted,
-            image=stored.pop("image", None),
-            template_id=template_id,
-            mask=stored.pop("mask", None),
-            **_lists(stored),
-            remaining_ms=deadline.remaining_ms(),
-            priority=priority,
-            api_key=self._api_key,
+        pictures = {"image": image, "mask": mask} | named_references(reference) | _controls(control_image)
+        told = asked(EditParameters, {"prompt": prompt, **parameters})
+        return await self._submitted(
+            subjects.EDIT,
+            messages.EditMessage,
+            {"parameters": told, "template_id": template_id, "priority": priority},
+            pictures=pictures,
+            timeout_s=timeout_s,
+            headers=_headers(idempotency_key, traceparent),
         )
-        headers = _headers(idempotency_key, traceparent)
-        return await self._submitted(subjects.EDIT, message, deadline, headers)
 
     async def generate(
         self,
@@ -161,31 +282,44 @@ class Client:
             traceparent: as of :meth:`edit`.
             parameters: other fields of :class:`giornata.wire.requests.GenerationParameters`.
         """
-        deadline = Deadline.after_ms(timeout_s * 1000)
         resolution.check_fields(parameters)
         pictures = named_references(reference) | _controls(control_image)
-        stored = await self._claim_checks(pictures, int(timeout_s) + 60)
-        message = messages.GenerateMessage(
-            parameters=asked(GenerationParameters, {"prompt": prompt, **parameters}),
-            **_lists(stored),
-            remaining_ms=deadline.remaining_ms(),
-            priority=priority,
-            api_key=self._api_key,
+        told = asked(GenerationParameters, {"prompt": prompt, **parameters})
+        return await self._submitted(
+            subjects.GENERATE,
+            messages.GenerateMessage,
+            {"parameters": told, "priority": priority},
+            pictures=pictures,
+            timeout_s=timeout_s,
+            headers=_headers(idempotency_key, traceparent),
         )
-        headers = _headers(idempotency_key, traceparent)
-        return await self._submitted(subjects.GENERATE, message, deadline, headers)
 
     async def _submitted(
         self,
         subject: str,
-        message: messages.GenerateMessage,
-        deadline: Deadline,
+        kind: type[messages.GenerateMessage],
+        fields: Mapping[str, Any],
+        *,
+        pictures: Mapping[str, bytes | None],
+        timeout_s: float,
         headers: dict[str, str] | None,
     ) -> Edit:
-        """The job that `message` becomes, once it is accepted."""
-        token = secrets.token_hex(8)
-        told = message.model_copy(update={"progress": f"{self._inbox}.{token}.progress"})
-        data = codec.encode(told, limit_bytes=self._bus.client.max_payload)
+        """The job that a message with these fields and pictures becomes, once it is accepted."""
+        deadline, token = Deadline.after_ms(timeout_s * 1000), secrets.token_hex(8)
+        stored = await self._claim_checks(pictures, int(timeout_s) + 60)
+        single = {name: stored.pop(name) for name in ("image", "mask") if name in stored}
+        message = kind.model_validate(
+            {
+                **fields,
+                **single,
+                "reference": tuple(data for name, data in stored.items() if name not in CONTROL_IMAGES),
+                "control_image": tuple(data for name, data in stored.items() if name in CONTROL_IMAGES),
+                "remaining_ms": deadline.remaining_ms(),
+                "api_key": self._api_key,
+                "progress": f"{self._inbox}.{token}.progress",
+            }
+        )
+        data = codec.encode(message, limit_bytes=self._bus.client.max_payload)
         edit = Edit(Deadline(deadline.at_s + GRACE_S), self.cancel, self.picture_bytes)
         self._edits[token] = edit
         asyncio.get_running_loop().call_later(edit.deadline.remaining_s(), self._edits.pop, token, None)
@@ -220,7 +354,9 @@ class Client:
         )
         until, limit = Deadline(deadline.at_s + GRACE_S), self._bus.client.max_payload
         made = await self._bus.call(subjects.MASK, message, MaskMessageReply, until, limit_bytes=limit)
-        return await fetch_masks(made, self.picture_bytes)
+        regions = [dict(one) | {"data": await self.picture_bytes(one)} for one in made.regions]
+        whole = {"data": await self.picture_bytes(made), "regions": regions}
+        return MaskResult.model_validate(dict(made) | whole)
 
     async def cancel(self, job_id: str) -> None:
         """Cancel a job of this tenant, submitted by any of its clients."""
@@ -270,21 +406,9 @@ class Client:
 
 
 def _controls(images: Sequence[bytes]) -> dict[str, bytes]:
-    """Control images by name.
-
-    InvalidField where there are more than a request may bring.
-    """
+    """Control images by name; InvalidField where there are more than a request may bring."""
     check_control_images(len(images))
     return named_control_images(images)
-
-
-def _lists(stored: Mapping[str, bytes | BlobRef]) -> dict[str, Any]:
-    """The pictures of a message that come in lists."""
-    controls = tuple(data for name, data in stored.items() if name in CONTROL_IMAGES)
-    return {
-        "reference": tuple(data for name, data in stored.items() if name not in CONTROL_IMAGES),
-        "control_image": controls,
-    }
 
 
 def _headers(idempotency_key: str | None, traceparent: str | None) -> dict[str, str] | None:
