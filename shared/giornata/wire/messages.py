@@ -117,7 +117,7 @@ class RunRequest(WireModel):
     """Time left until the last step of these rows should end, so that the job ends as its client wishes: what decoding
     and pasting are expected to take is off. Negative where it has passed; None for no wish."""
     epoch: Epoch | None = None
-    """The router's; None from a version that sends none."""
+    """The router's."""
 
 
 class RunAnswer(StrEnum):
@@ -284,7 +284,7 @@ class EditReply(WireModel):
     """Sentences of the pictures that failed, when others succeeded."""
     prompt_tokens: PromptTokens | None = None
     negative_prompt_tokens: PromptTokens | None = None
-    """How much of the prompts was read; None without one, or where a prepost of an earlier version read it."""
+    """How much of the prompts was read; None without one."""
 
 
 # Events of a running job. The kind is the last token of the subject
@@ -358,7 +358,7 @@ class PreviewEvent(WireModel):
     box: Box
     """The part of the output picture that the preview covers, in pixels of the output."""
     size: tuple[int, int] | None = None
-    """Width and height of `image`; None of an older denoiser, which does not tell."""
+    """Width and height of `image`."""
 
 
 class DenoisedEvent(WireModel):

@@ -36,7 +36,7 @@ class CostFit(WireModel):
     weights: tuple[float, ...]
     """ms per unit; of computing, by :data:`giornata.planning.operations.NETWORK`."""
     adapting: tuple[float, ...] = ()
-    """By :data:`giornata.planning.operations.ADAPTING`; empty of loads, and from versions without adapters."""
+    """By :data:`giornata.planning.operations.ADAPTING`; empty of loads."""
     r2: float
     """Over the worker's latest samples; the first fit's, while they are too few."""
     residual_ms: float
@@ -150,7 +150,7 @@ class RowProgress(WireModel):
     due_ms: float | None = None
     """Time left until its last step should end; negative once that has passed. None for no wish."""
     encoded: bool | None = None
-    """Whether its inputs are here, which tell its shape; None from versions whose text passed the blocks always."""
+    """Whether its inputs are here, which tell its shape; None: it has text tokens."""
 
     @property
     def shape_known(self) -> bool:
@@ -183,8 +183,7 @@ class StepSample(WireModel):
     """Forwards of the network. This, `sequences` and the next seven are the features of a step,
     :data:`giornata.planning.operations.COMPUTE`."""
     linear: float = 0.0
-    """Multiplications of linear layers, in all blocks; as in the next three, of all sequences together. 0 in all of
-    them from versions that counted none."""
+    """Multiplications of linear layers, in all blocks; as in the next three, of all sequences together."""
     attention: float = 0.0
     convolution: float = 0.0
     gathered: float = 0.0
@@ -196,7 +195,7 @@ class StepSample(WireModel):
     control: float = 0.0
     """Multiplications of ControlNets in this process."""
     blocks: int = 0
-    """Blocks that were computed, of all sequences; 0 from versions that did not count them."""
+    """Blocks that were computed, of all sequences."""
     skipped_blocks: int = 0
     """Blocks that step caches stood in for: all of rows whose outputs were extrapolated. Nothing else of this sample
     counts them."""
@@ -313,7 +312,7 @@ class AdapterCounters(WireModel):
     device_bytes: int = 0
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
-    """Most bytes of unpinned LoRAs in memory; 0 from versions that do not tell."""
+    """Most bytes of unpinned LoRAs in memory."""
     disk_bytes: int = 0
     planned: int = 0
     """LoRAs that were loaded since the placement wanted them; not among `prefetched`."""
@@ -383,7 +382,7 @@ class WorkerState(WireModel):
     adapter_lanes: int = 2
     """How many loads of LoRAs run at a time; each takes those of a job one after the other."""
     cost_model: WorkerCosts | None = None
-    """None if the worker has no cost model, or one that an older version counts by tokens."""
+    """None if the worker has no cost model."""
     blocks: tuple[BlockSpec, ...] | None = None
     """The blocks of its network, equal ones counted, in the order of the first of each. None: as the worker, or another
     one of its model, told last; telemetry has them every few seconds, as `resident`."""
@@ -394,7 +393,6 @@ class WorkerState(WireModel):
     quantized: str = "off"
     """In which numbers it has its network's weights; `off`: in those of the model's dtype."""
     step_cache: StepCacheCounters | None = None
-    """None from versions without step caches."""
 
 
 class PrepostState(WireModel):
@@ -433,11 +431,11 @@ class ServiceState(WireModel):
     gpus: tuple[HostDevice, ...] = ()
     """GPUs that this process computes on, claimed or not (:mod:`giornata.device_claims`)."""
     masks: MaskCard | None = None
-    """What makes masks from words in a prepost; None where nothing does, and from versions that do not tell."""
+    """What makes masks from words in a prepost; None where nothing does."""
     prepost: PrepostState | None = None
-    """A prepost's; None from versions that share one queue."""
+    """A prepost's."""
     answering: tuple[str, ...] | None = None
-    """Questions that a prepost works on (:func:`giornata.wire.messages.question`); None: the version does not tell."""
+    """Questions that a prepost works on (:func:`giornata.wire.messages.question`)."""
     log_lines_lost: int = 0
     """Lines of its log that this process could not write, such as to a full disk."""
 

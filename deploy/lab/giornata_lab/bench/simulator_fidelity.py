@@ -120,7 +120,7 @@ def jobs_of(
 def _tokens(image: bytes, mask: bytes, card: ModelCard) -> tuple[int, int]:
     """Tokens of the picture; and of its region, halo included."""
     parameters = EditParameters(prompt=PROMPT)
-    found = inspect(image, mask, parameters, card, LIMITS)
+    found = inspect(image, mask, parameters, card, LIMITS).measures
     return found.tokens, found.tokens if found.compute_set is None else found.compute_set[1].count
 
 

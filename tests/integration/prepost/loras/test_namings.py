@@ -23,8 +23,7 @@ from giornata.wire.errors import LoraMismatch, LoraNotSupported
 from giornata_lora_store.header_reader import LoraHeaderInspector
 from giornata_lora_store.rules.headers import LoraSizeLimits
 from giornata_prepost.loras import normalisation
-from giornata_prepost.loras.checkpoint_modules import CheckpointModules
-from giornata_prepost.loras.normalisation import normalise
+from giornata_prepost.loras.normalisation import CheckpointModules, normalise
 from tests.integration.prepost.loras import namings, oracle
 from tests.integration.prepost.loras.namings import Changes, applied
 

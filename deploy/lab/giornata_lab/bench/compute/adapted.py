@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, cast
+from typing import Final
 
 import torch
 from safetensors.torch import load_file
@@ -23,7 +23,7 @@ from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute.bench_model import BenchModel, Request
 from giornata_lab.bench.compute.setting import DEFAULT
 from giornata_lab.model.adapters import card, judging
-from giornata_prepost.families.protocol import ControlImage, ControlledModel
+from giornata_prepost.families.protocol import ControlImage
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.loras.normalisation import normalise
 from giornata_tools.checkout import TRAINED
@@ -95,7 +95,7 @@ class AdaptedBenchModel:
     def _seen(self, image: Pixels) -> Tensor:
         """(tokens, channels) of a control image."""
         shown = [ControlImage(image, ControlInput.USUAL)]
-        encoded = cast("ControlledModel", self._model.images).encode_controls(shown, None)
+        encoded = self._model.images.encode_controls(shown, None)
         return encoded.condition(torch.Generator())[control_name(0)]
 
     def templates(self, edits: Edits, adapters: Adapters = NONE) -> list[CachedTemplate]:
