@@ -22,8 +22,8 @@ from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
 from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import state_of, telemetry
-from giornata.observability.tracing import span
 from giornata.scratch import scratch_folder
+from giornata.tracing import span
 from giornata.wire import subjects
 from giornata.wire.errors import InputLost, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job

@@ -23,7 +23,7 @@ from torch.nn.functional import linear
 from giornata.bus.bus import Bus
 from giornata.checkpoints import checkpoint_folder
 from giornata.lora_transfer import fetch, open_upload
-from giornata.residency.folder_tier import FolderTier
+from giornata.residency.tiers import FolderTier
 from giornata.scratch import scratch_folder
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraMismatch, LoraUnreadable, MalformedMessage
