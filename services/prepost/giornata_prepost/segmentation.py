@@ -12,7 +12,7 @@ import numpy as np
 from giornata.blobs import BlobStore
 from giornata.tracing import span
 from giornata.wire.errors import Failed
-from giornata.wire.masks import MASK, FoundRegion, MaskCard, MaskReply, MaskRequest, region_name
+from giornata.wire.messages import MASK, FoundRegion, MaskCard, MaskReply, MaskRequest, region_name
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.regions import (

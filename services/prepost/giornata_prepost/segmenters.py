@@ -20,7 +20,7 @@ from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from giornata.checkpoints import checkpoint_folder
 from giornata.wire.errors import Failed, InvalidField
-from giornata.wire.masks import MaskCard
+from giornata.wire.messages import MaskCard
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.regions import Detection, HeatMap, RegionCriteria, suppress_overlaps

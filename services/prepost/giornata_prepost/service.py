@@ -28,12 +28,12 @@ from giornata.wire import subjects
 from giornata.wire.errors import InputLost, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.wire.loras import NormaliseLora
-from giornata.wire.masks import MaskRequest
 from giornata.wire.messages import (
     EncodeRequest,
     FinishReply,
     FinishRequest,
     InspectRequest,
+    MaskRequest,
     Question,
     TemplateRequest,
     question,

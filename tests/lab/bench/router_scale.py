@@ -24,7 +24,7 @@ from giornata.wire.jobs import Job, Priority
 from giornata.wire.messages import DoneEvent, EventKind, JobAck, SubmitRequest
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import resolve
-from giornata.wire.stores import EVENTS
+from giornata.wire.subjects import EVENTS
 from giornata_lab.bench.reporting.report import write
 from giornata_lab.flags import Several, option, parsed
 from giornata_tools.launcher.plan import socket_folder

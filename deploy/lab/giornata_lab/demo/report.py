@@ -13,8 +13,8 @@ import numpy.typing as npt
 from PIL import Image
 from pydantic import BaseModel
 
-from giornata.wire.fleet import InstanceView
 from giornata.wire.values import StageTimes
+from giornata.wire.workers import InstanceView
 from giornata_lab.demo.exhibits import Exhibit
 from giornata_lab.model.adapters.card import AdapterCard, AdapterKind
 from giornata_prepost.images.masks import Alpha, Region, edited_region, effective_alpha

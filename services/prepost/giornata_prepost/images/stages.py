@@ -45,7 +45,7 @@ class PixelLimits:
 
 
 class InspectedEdit(NamedTuple):
-    """What the inspection of an edit measures, and the blobs to be stored under the names of its fields."""
+    """The measures of an edit, and the blobs to be stored under the names of the inspection's fields."""
 
     measures: Inspection
     """Without claim checks."""
