@@ -29,7 +29,7 @@ from giornata.wire.messages import (
     JobEstimateRequest,
     SubmitRequest,
 )
-from giornata.wire.workers import QueueState, RowProgress, ServiceName, ServiceState
+from giornata.wire.workers import QueueState, ServiceName
 from giornata_router import job_records
 from giornata_router.admission import RETRY_AFTER_S, QueueLimiter
 from giornata_router.job_records import RouterContext
@@ -62,7 +62,8 @@ class LeaderJobQueue:
         """Every accepted and unfinished job."""
         self._carried: dict[str, HeldJob] = {}
         self._caught_up_by_s = time.monotonic() + CATCH_UP_S
-        self._begun = {row.job_id for state in tools.dispatch.placement.fleet.all() for row in _rows(state)}
+        workers = [state.worker for state in tools.dispatch.placement.fleet.all() if state.worker]
+        self._begun = {row.job_id for told in workers for row in (*told.running, *told.waiting)}
         """Jobs that workers have had since before the queue was taken over."""
         self._unreadable: dict[int, Msg] = {}
         """Messages that another version accepted, or that are damaged, by sequence; a later leader may read them."""
@@ -289,7 +290,3 @@ class LeaderJobQueue:
             await asyncio.sleep(held.pause_s)
             self._waiting.join(held.job)
             self._fill()
-
-
-def _rows(state: ServiceState) -> Iterable[RowProgress]:
-    return (*state.worker.running, *state.worker.waiting) if state.worker else ()

@@ -172,7 +172,9 @@ class QueueConsumer:
         subscription = await self._client.subscribe(inbox, cb=news.put)
         try:
             while True:
-                await self._pull(inbox)
+                asked = {"batch": PULLED, "expires": int(PULL_S * 1e9)}
+                subject = f"$JS.API.CONSUMER.MSG.NEXT.{stores.JOBS}.{self._name}"
+                await self._client.publish(subject, json.dumps(asked).encode(), reply=inbox)
                 for _ in range(PULLED):
                     try:
                         async with asyncio.timeout(PULL_S + 1):
@@ -191,11 +193,6 @@ class QueueConsumer:
         finally:
             with contextlib.suppress(nats.errors.Error):  # without a connection there is nothing to end
                 await subscription.unsubscribe()
-
-    async def _pull(self, inbox: str) -> None:
-        asked = {"batch": PULLED, "expires": int(PULL_S * 1e9)}
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{stores.JOBS}.{self._name}"
-        await self._client.publish(subject, json.dumps(asked).encode(), reply=inbox)
 
     def again(self) -> None:
         """End :meth:`messages`: some may have been lost on their way."""
