@@ -223,6 +223,7 @@ class LeaderJobQueue:
         if kept:
             self._unreadable[sequence] = message
         else:
+            self._unreadable.pop(sequence, None)
             await message.term()
 
     def _hold(self, job: QueuedJob) -> HeldJob:
