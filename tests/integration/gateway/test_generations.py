@@ -47,8 +47,7 @@ async def painter(stage: Stage) -> Stage:
 
 
 async def generated(stage: Stage, path: str = "/v1/images/generations", **fields: Any) -> tuple[int, Any]:
-    async with stage.http.post(path, json={"prompt": "a red barn"} | fields) as response:
-        return response.status, await response.json()
+    return (await stage.post(path, json={"prompt": "a red barn"} | fields)).told
 
 
 async def test_a_generation_is_answered_in_openais_form(painter: Stage) -> None:
@@ -91,12 +90,10 @@ async def test_the_official_client_generates_and_is_told_of_it(painter: Stage) -
 async def test_a_job_whose_body_is_json_is_a_generation(painter: Stage) -> None:
     status, view = await generated(painter, "/v1/jobs", partial_images=1)
     assert (status, view["object"]) == (202, "image_generation.job")
-    async with painter.http.get(f"/v1/jobs/{view['id']}/events") as response:
-        told = (await response.read()).decode()
+    told = ((await painter.get(f"/v1/jobs/{view['id']}/events")).body).decode()
     assert "event: image_generation.completed" in told
     assert "image_edit" not in told
-    async with painter.http.get(f"/v1/jobs/{view['id']}") as response:
-        assert (await response.json())["state"] == JobState.COMPLETED
+    assert (await painter.get(f"/v1/jobs/{view['id']}")).json["state"] == JobState.COMPLETED
 
 
 async def test_the_nats_door_generates(painter: Stage, nats_url: str) -> None:
@@ -182,8 +179,7 @@ async def test_a_form_is_no_generation_and_a_fill_model_says_who_generates(stage
     status, answer = await generated(stage)
     assert (status, answer["error"]["code"]) == (400, "task_not_supported")
     assert "tiny (flux-fill)" in answer["error"]["message"]
-    async with stage.http.get("/v1/models") as response:
-        (told,) = (await response.json())["data"]
+    (told,) = (await stage.get("/v1/models")).json["data"]
     assert (told["tasks"], told["size_multiple"], told["generation_guidance_scale"]) == (["edit"], 16, None)
 
 

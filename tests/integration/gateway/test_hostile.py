@@ -79,8 +79,7 @@ async def test_bytes_in_flight_are_limited_and_given_back_once_stored(opening: O
         stage.router.hold = asyncio.Event()
         running = asyncio.create_task(stage.http.post("/v1/images/edits", data=stage.form(large)))
         await stage.router.held.wait()
-        async with stage.http.post("/v1/jobs", data=stage.form(large)) as response:
-            assert response.status == 202  # the first one's bytes lie in the blob store
+        assert (await stage.post("/v1/jobs", data=stage.form(large))).status == 202
         stage.router.hold.set()
         async with await running as response:
             assert response.status == 200
@@ -159,10 +158,8 @@ async def test_every_route_wants_a_key(opening: Opening, tmp_path: Path) -> None
             async with stage.http.request(route.method, path, headers=wrong) as response:
                 assert response.status == 401, path
                 assert (await response.json())["error"]["type"] == "authentication_error"
-        async with stage.http.get("/v1/fleet", headers={"Accept": "text/event-stream"}) as response:
-            assert response.status == 401
-        async with stage.http.get("/") as response:
-            assert response.status == 200, "the page itself asks for the key"
+        assert (await stage.get("/v1/fleet", headers={"Accept": "text/event-stream"})).status == 401
+        assert (await stage.get("/")).status == 200, "the page itself asks for the key"
 
 
 async def test_a_page_of_another_site_changes_nothing_where_no_key_is_asked_for(stage: Stage) -> None:
@@ -180,16 +177,14 @@ async def test_a_page_of_another_site_changes_nothing_where_no_key_is_asked_for(
             assert (response.status, (await response.json())["error"]["code"]) == (403, "cross_site")
     assert list(stage.router.jobs) == [job_id]
     assert not (await stage.record()).cancel
-    async with stage.http.get(f"/v1/jobs/{job_id}", headers=foreign) as response:
-        assert response.status == 200  # a link to it; a page cannot read the answer
+    assert (await stage.get(f"/v1/jobs/{job_id}", headers=foreign)).status == 200
     for headers, expected in (
         *(({"Sec-Fetch-Site": site}, 202) for site in ("same-origin", "same-site", "none")),
         ({"Origin": stage.url}, 202),
         ({"Origin": "https://other.example", "Sec-Fetch-Site": "same-site"}, 202),
         ({"Origin": "https://other.example"}, 403),
     ):
-        async with stage.http.post("/v1/jobs", data=stage.form(), headers=headers) as response:
-            assert response.status == expected
+        assert (await stage.post("/v1/jobs", data=stage.form(), headers=headers)).status == expected
     stage.router.hold.set()
 
 
@@ -235,8 +230,7 @@ async def test_other_methods(stage: Stage) -> None:
     async with stage.http.head(f"/v1/jobs/{job_id}/image") as response:
         assert (response.status, response.content_length) == (200, len(picture_of(0)))
         assert (response.content_type, await response.read()) == ("image/png", b"")
-    async with stage.http.head(f"/v1/jobs/{job_id}/events") as response:
-        assert response.status == 405
+    assert (await stage.ask("HEAD", f"/v1/jobs/{job_id}/events")).status == 405
     async with stage.http.options("/v1/jobs") as response:
         assert (response.status, response.headers["Allow"]) == (405, "POST")
     async with stage.http.get(f"/v1/jobs/{job_id}/image") as response:  # the connection is in order

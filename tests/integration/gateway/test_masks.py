@@ -76,8 +76,7 @@ class Scene:
 
     async def edit(self, path: str = "/v1/images/edits", /, **fields: str) -> tuple[int, dict[str, Any]]:
         form = self.stage.form(FILE, None, **({"mask_prompt": "the red hats"} | fields))
-        async with self.stage.http.post(path, data=form) as response:
-            return response.status, await response.json()
+        return (await self.stage.post(path, data=form)).told
 
     async def masks(
         self, image: bytes = FILE, headers: dict[str, str] | None = None, /, **fields: str
@@ -135,8 +134,7 @@ async def test_a_repeated_request_is_one_job_and_one_mask(scene: Scene) -> None:
     headers = {"Idempotency-Key": secrets.token_hex(8)}
     for _ in range(2):
         form = scene.stage.form(FILE, None, mask_prompt="red")
-        async with scene.stage.http.post("/v1/jobs", data=form, headers=headers) as response:
-            assert response.status == 202
+        assert (await scene.stage.post("/v1/jobs", data=form, headers=headers)).status == 202
     assert len(scene.prepost.asked) == 1
     form = scene.stage.form(FILE, None, mask_prompt="blue")
     async with scene.stage.http.post("/v1/jobs", data=form, headers=headers) as response:
@@ -146,13 +144,11 @@ async def test_a_repeated_request_is_one_job_and_one_mask(scene: Scene) -> None:
 async def test_a_template_is_edited_by_words(scene: Scene) -> None:
     form = aiohttp.FormData()
     form.add_field("image", FILE, filename="i.png")
-    async with scene.stage.http.post("/v1/templates", data=form) as response:
-        name = (await response.json())["id"]
+    name = (await scene.stage.post("/v1/templates", data=form)).json["id"]
     form = aiohttp.FormData(default_to_multipart=True)
     for field, value in {"template_id": name, "prompt": "a hat", "mask_prompt": "red"}.items():
         form.add_field(field, value)
-    async with scene.stage.http.post("/v1/images/edits", data=form) as response:
-        assert response.status == 200, await response.text()
+    assert (await scene.stage.post("/v1/images/edits", data=form)).status == 200
     assert np.array_equal(await scene.mask_of_job(), RED)
 
 
@@ -213,15 +209,13 @@ async def test_where_nothing_makes_masks_words_are_refused_at_once(stage: Stage)
     )
     status, answer = await scene.told()
     assert (status, answer["error"]["code"]) == (400, "masks_not_served")
-    async with stage.http.get("/v1/models") as response:
-        (model,) = (await response.json())["data"]
+    (model,) = (await stage.get("/v1/models")).json["data"]
     assert model["masks"] is None
     assert "mask_prompt" not in model["fields"]["edit"]
 
 
 async def test_models_tell_what_makes_masks(scene: Scene) -> None:
-    async with scene.stage.http.get("/v1/models") as response:
-        (model,) = (await response.json())["data"]
+    (model,) = (await scene.stage.get("/v1/models")).json["data"]
     assert model["masks"] == CARD.name
     assert {"mask_prompt", "mask_threshold", "max_regions"} <= set(model["fields"]["edit"])
 
@@ -274,8 +268,7 @@ async def test_bad_requests_for_masks_are_refused_by_name(
 
 
 async def test_other_files_and_keys_are_refused_with_a_request_for_a_mask(scene: Scene) -> None:
-    async with scene.stage.http.post("/v1/masks", data=scene.stage.form(FILE)) as response:
-        assert (response.status, (await response.json())["error"]["param"]) == (400, "mask")
+    assert (await scene.stage.post("/v1/masks", data=scene.stage.form(FILE))).fault == (400, "mask")
     status, answer = await scene.told(FILE, {"Idempotency-Key": "k"})
     assert (status, answer["error"]["code"]) == (400, "not_supported")
 
@@ -356,15 +349,12 @@ async def test_each_region_may_be_edited_by_itself(scene: Scene) -> None:
 async def test_a_picture_of_regions_is_told_as_one(scene: Scene) -> None:
     status, told = await scene.edit("/v1/jobs", auto_edit="true")
     assert status == 202, told
-    async with scene.stage.http.get(f"/v1/jobs/{told['id']}/events") as response:
-        events = (await response.text()).split("event: ")
+    events = ((await scene.stage.get(f"/v1/jobs/{told['id']}/events")).text).split("event: ")
     assert len([event for event in events if event.startswith("image_edit.completed")]) == 1
-    async with scene.stage.http.get(f"/v1/jobs/{told['id']}") as response:
-        view = await response.json()
+    view = (await scene.stage.get(f"/v1/jobs/{told['id']}")).json
     assert [picture["index"] for picture in view["pictures"]] == [0]
     for index, status in ((0, 200), (1, 400)):
-        async with scene.stage.http.get(f"/v1/jobs/{told['id']}/image?index={index}") as response:
-            assert response.status == status
+        assert (await scene.stage.get(f"/v1/jobs/{told['id']}/image?index={index}")).status == status
 
 
 @pytest.mark.parametrize(
@@ -389,15 +379,12 @@ async def test_regions_need_words_and_a_picture_of_their_own(scene: Scene) -> No
     assert (status, answer["error"]["param"]) == (400, "auto_edit")
     form = aiohttp.FormData()
     form.add_field("image", FILE, filename="i.png")
-    async with scene.stage.http.post("/v1/templates", data=form) as response:
-        name = (await response.json())["id"]
+    name = (await scene.stage.post("/v1/templates", data=form)).json["id"]
     form = aiohttp.FormData(default_to_multipart=True)
     asked = {"template_id": name, "prompt": "a hat", "mask_prompt": "red", "auto_edit": "true"}
     for field, value in asked.items():
         form.add_field(field, value)
-    async with scene.stage.http.post("/v1/images/edits", data=form) as response:
-        answer = await response.json()
-    assert (response.status, answer["error"]["param"]) == (400, "auto_edit")
+    assert (await scene.stage.post("/v1/images/edits", data=form)).fault == (400, "auto_edit")
 
 
 async def test_regions_count_as_pictures(opening: Opening) -> None:
@@ -416,8 +403,7 @@ HATS = "the red hats"
 
 async def answered_masks(scene: Scene) -> float:
     """How many masks were asked for over NATS."""
-    async with scene.stage.http.get("/metrics") as response:
-        lines = (await response.text()).splitlines()
+    lines = ((await scene.stage.get("/metrics")).text).splitlines()
     told = [line for line in lines if line.startswith("giornata_requests_total") and subjects.MASK in line]
     return sum(float(line.rpartition(" ")[2]) for line in told)
 
