@@ -18,7 +18,7 @@ from giornata.families import Family
 from giornata.wire.errors import GiornataError, InvalidField, TaskNotSupported
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import StepEvent
-from giornata.wire.models import DISCRETE_TIME, Task
+from giornata.wire.models import Task
 from giornata.wire.requests import Reuse
 from tests.integration.fake_router import CARD, picture_of
 from tests.integration.gateway_fakes import Stage
@@ -136,26 +136,6 @@ async def test_refusals_name_the_field_and_what_is_accepted(
     told = answer["error"]
     assert (status // 100, told["code"], told["param"]) == (4, code, param)
     assert accepted is None or told["accepted"] == accepted
-    assert painter.router.submitted == set()
-
-
-@pytest.mark.parametrize(
-    "field", [{"guidance_scale": 2.0}, {"negative_prompt": "x", "true_cfg_scale": 2.0}, {"sampler": "ddim"}]
-)
-async def test_a_field_of_another_model_is_refused_with_the_models_that_take_it(
-    painter: Stage, field: dict[str, Any]
-) -> None:
-    rigid = FLUX.model_copy(update={"name": "rigid", "takes_guidance": False, "takes_true_cfg": False})
-    painter.router.cards = (rigid, FLUX.model_copy(update={"name": "free", "samplers": DISCRETE_TIME}))
-    await painter.router.announce()
-    for status, answer in (
-        await generated(painter, model="rigid", **field),
-        await painter.edit(model="rigid", **{name: str(value) for name, value in field.items()}),
-    ):
-        error = answer["error"]
-        assert (status, error["code"], error["param"]) == (400, "invalid_field", next(iter(field)))
-        assert error["received"]
-        assert error["accepted"].endswith("models that take it: free")
     assert painter.router.submitted == set()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from giornata_gateway.http.routes import ROUTES
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway.test_jobs import frames_of, submit
@@ -21,8 +19,6 @@ from tests.patience import HUNG_S
 MIB = 1 << 20
 LARGE = 7 * MIB
 """Bytes of a picture that fits into no buffer of the kernel: the largest of a sender has 4 MiB."""
-OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
-"""For probes and for readers of the API; they tell nothing of a tenant."""
 
 
 @asynccontextmanager
@@ -142,24 +138,6 @@ async def test_a_client_that_leaves_while_its_job_is_submitted_leaves_no_job(sta
         async with asyncio.timeout(HUNG_S):
             await stage.router.ended.wait()
         assert (await stage.record()).state == "cancelled"
-
-
-async def test_every_route_wants_a_key(opening: Opening, tmp_path: Path) -> None:
-    named = {"{job_id}": "job_1", "{template_id}": "template_1", "{lora_id}": "lora_1", "{model}": "tiny"}
-    closed = [route for route in ROUTES if route.path not in OPEN]
-    assert len(closed) > 20
-    keys = write_keys(tmp_path, {"sk-alice-123": "alice"})
-    async with opening(api_keys_file=keys) as stage:
-        for route in closed:
-            path = re.sub(r"\{\w+\}", lambda found: named[found[0]], route.path)
-            async with stage.http.request(route.method, path) as response:
-                assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer"), path
-            wrong = {"Authorization": "Bearer sk-nobody-12"}
-            async with stage.http.request(route.method, path, headers=wrong) as response:
-                assert response.status == 401, path
-                assert (await response.json())["error"]["type"] == "authentication_error"
-        assert (await stage.get("/v1/fleet", headers={"Accept": "text/event-stream"})).status == 401
-        assert (await stage.get("/")).status == 200, "the page itself asks for the key"
 
 
 async def test_a_page_of_another_site_changes_nothing_where_no_key_is_asked_for(stage: Stage) -> None:

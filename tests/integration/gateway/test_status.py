@@ -39,17 +39,6 @@ async def test_ready_only_while_an_edit_could_be_done(stage: Stage) -> None:
     assert (status, answer["error"]["code"]) == (503, "service_unavailable")
 
 
-async def test_several_models_must_be_told_apart(stage: Stage) -> None:
-    stage.router.cards = (CARD, CARD.model_copy(update={"name": "other", "digest": "e" * 64}))
-    await stage.router.announce()
-    status, answer = await stage.edit()
-    assert (status, answer["error"]["param"], answer["error"]["accepted"]) == (400, "model", "other, tiny")
-    status, answer = await stage.edit(model="other")
-    assert status == 200
-    assert (await stage.record()).job.model_digest == "e" * 64
-    assert [model["id"] for model in (await stage.get("/v1/models")).json["data"]] == ["other", "tiny"]
-
-
 async def test_models_have_other_names_where_the_configuration_gives_them_some(opening: Opening) -> None:
     async with opening(model_aliases="gpt-image-1=tiny") as stage:
         assert (await stage.edit(model="gpt-image-1"))[0] == 200
