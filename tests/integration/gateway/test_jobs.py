@@ -102,9 +102,7 @@ async def test_a_job_waits_in_the_queue_that_it_asks_for(stage: Stage, kind: str
             job_id = await submit(stage, model=CARD.name, **asked)
         else:
             body = {"prompt": "a red barn", "model": PAINTER.name, **asked}
-            async with stage.http.post("/v1/jobs", json=body) as response:
-                assert response.status == 202, await response.text()
-                job_id = (await response.json())["id"]
+            job_id = (await stage.post("/v1/jobs", json=body)).expect(202).json["id"]
         told = (await stage.get(f"/v1/jobs/{job_id}")).json["priority"]
         queues[asked.get("priority")] = (told, (await stage.record()).job.priority)
     assert queues == {

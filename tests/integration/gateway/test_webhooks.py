@@ -46,9 +46,7 @@ async def ask(stage: Stage, method: str, path: str, headers: dict[str, str] = AL
 
 
 async def secret_of(stage: Stage, headers: dict[str, str] = ALICE) -> str:
-    async with stage.http.get("/v1/webhook-secret", headers=headers) as response:
-        assert response.status == 200
-        return str((await response.json())["secret"])
+    return str((await stage.get("/v1/webhook-secret", headers=headers)).expect(200).json["secret"])
 
 
 async def listed(stage: Stage, headers: dict[str, str] = ALICE) -> list[dict[str, Any]]:
