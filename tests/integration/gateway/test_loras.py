@@ -78,15 +78,13 @@ async def upload(
         form.add_field("file", io.BytesIO(data), filename="rims.safetensors")
     for name, value in fields.items():
         form.add_field(name, value)
-    async with stage.http.post("/v1/loras", data=form, headers=headers) as response:
-        return response.status, await response.json()
+    return (await stage.post("/v1/loras", data=form, headers=headers)).told
 
 
 async def ask(
     stage: Stage, method: str, path: str, headers: dict[str, str] = ALICE
 ) -> tuple[int, dict[str, Any]]:
-    async with stage.http.request(method, f"/v1/loras{path}", headers=headers) as response:
-        return response.status, await response.json()
+    return (await stage.ask(method, f"/v1/loras{path}", headers=headers)).told
 
 
 async def test_a_lora_is_uploaded_awaited_listed_and_deleted(doors: Stage) -> None:
@@ -162,8 +160,7 @@ async def edit(
     stage: Stage, loras: object, headers: dict[str, str] = ALICE, path: str = "/v1/images/edits"
 ) -> tuple[int, dict[str, Any]]:
     form = stage.form(loras=json.dumps(loras))
-    async with stage.http.post(path, data=form, headers=headers) as response:
-        return response.status, await response.json()
+    return (await stage.post(path, data=form, headers=headers)).told
 
 
 async def test_an_edit_names_loras_and_its_job_keeps_what_they_are(doors: Stage) -> None:
