@@ -141,6 +141,7 @@ async def test_what_the_store_has_not_or_has_damaged_or_has_no_room_for_is_refus
             with pytest.raises(error):
                 await bring(bench, asked)
         assert list((bench.folder.parent / "host" / WHOLE_FILES).iterdir()) == []
+        assert (await bring(bench, put(bench.folder, 1))).loaded, "what failed is not taken to be here"
 
 
 async def test_a_snapshot_tells_what_a_listener_has_missed(bench: Store) -> None:
@@ -173,12 +174,13 @@ async def test_wanted_files_come_and_push_out_what_is_not_wanted(bench: Store) -
 
 
 async def test_demand_takes_the_place_of_the_least_wanted(bench: Store) -> None:
-    files = [put(bench.folder, seed) for seed in range(5)]
+    files = [put(bench.folder, seed) for seed in range(6)]
     async with hearing(bench) as heard, bench.instance(**options(bench, lora_scan_s=3600)):
-        await want(bench, 1, *files[:4])
+        await want(bench, 1, *files[:5])
         await heard.holds(*files[:4])
-        await bring(bench, files[4])
-        await heard.holds(*files[:3], files[4])
+        await bring(bench, files[5])
+        await heard.holds(*files[:3], files[5])
+        assert (heard.told.loads.plan, heard.told.evicted) == (4, 1), "none comes by plan for a wanted one"
 
 
 async def test_older_and_unreadable_plans_are_ignored_and_told(bench: Store) -> None:
