@@ -16,7 +16,7 @@ async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
     from giornata.bus.bus import connect_as
     from giornata.device_claims import DeviceLedger, gpus_of
     from giornata.runtime import keep_freed
-    from giornata_controlnet.resident_nets import ResidentControlNets, read_cards
+    from giornata_controlnet.rows import ResidentControlNets, read_cards
     from giornata_controlnet.service import ControlNetService
 
     configured = await asyncio.to_thread(read_cards, config.controlnets)

@@ -35,8 +35,7 @@ from giornata.wire.errors import ControlNetUnavailable, Failed, InternalError
 from giornata.wire.workers import HostDevice, ServiceName, ServiceState
 from giornata_controlnet.compute_thread import ControlNetThread
 from giornata_controlnet.config import ControlNetConfig
-from giornata_controlnet.resident_nets import ResidentControlNets
-from giornata_controlnet.rows import OpenRowTable, open_row
+from giornata_controlnet.rows import OpenRowTable, ResidentControlNets, open_row
 
 SUFFIX: Final = ".sock"
 

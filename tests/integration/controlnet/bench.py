@@ -47,7 +47,7 @@ from giornata.wire.jobs import Encoding
 from giornata.wire.values import CellMap
 from giornata.wire.workers import HostDevice, ServiceName, ServiceState
 from giornata_controlnet.config import ControlNetConfig
-from giornata_controlnet.resident_nets import read_cards
+from giornata_controlnet.rows import read_cards
 from giornata_controlnet.service import ControlNetService
 from giornata_lab.bench.compute import tiny_flux
 from tests.configs import configured

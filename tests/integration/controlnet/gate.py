@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from giornata.control.networks import ControlNet, ControlSequenceStep
-from giornata_controlnet.resident_nets import ResidentControlNets
+from giornata_controlnet.rows import ResidentControlNets
 from tests.patience import HUNG_S
 
 

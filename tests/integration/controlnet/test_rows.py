@@ -35,8 +35,7 @@ from giornata.wire.errors import (
 from giornata.wire.jobs import Encoding
 from giornata.wire.workers import HostDevice
 from giornata_controlnet.compute_thread import QueuedStep, step_refusal
-from giornata_controlnet.resident_nets import ResidentControlNets, read_cards
-from giornata_controlnet.rows import open_row
+from giornata_controlnet.rows import ResidentControlNets, open_row, read_cards
 from giornata_lab.bench.compute import tiny_unet
 from tests.contract.messages import INSPECTION, JOB
 from tests.fakes import tiny_driven, tiny_sd3_control, tiny_unet_control

@@ -19,7 +19,7 @@ from giornata.wire.jobs import JobState
 from giornata.wire.messages import RunRequest
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_controlnet.config import ControlNetConfig
-from giornata_controlnet.resident_nets import read_cards
+from giornata_controlnet.rows import read_cards
 from giornata_controlnet.service import ControlNetService
 from giornata_denoiser.choices import ControlNetExecutor
 from tests import configs
