@@ -18,7 +18,7 @@ from giornata.observability import tracing
 from giornata.observability.tracing import TraceSpanKind
 from giornata.records import RecordRevision
 from giornata.scheduling.demand import JobDemand
-from giornata.scheduling.job_queue import QueuedJob
+from giornata.scheduling.queue import QueuedJob
 from giornata.wire import codec
 from giornata.wire.errors import (
     AttemptsExhausted,

@@ -21,11 +21,10 @@ from giornata.bus.telemetry import state_of, telemetry
 from giornata.fleet import ListeningClock
 from giornata.records import JobRecordStore, Quarantine, TemplateRecords
 from giornata.retries import read_just_made
-from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.placement import Placement, StallTimeout
 from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.scheduling.queue import FairQueue
-from giornata.scheduling.rock import RockScheduler
+from giornata.scheduling.rock import AdapterPlan, rock_match
 from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler
 from giornata.wire import subjects
 from giornata.wire.fleet import FleetRequest
@@ -69,7 +68,7 @@ log = structlog.get_logger(__name__)
 def scheduler_of(config: RouterConfig) -> Scheduler:
     """The rule that gives waiting rows to workers."""
     if config.adapter_plan is AdapterPlan.ROCK:
-        return RockScheduler()
+        return QueueOrderScheduler(rock_match, loads_ahead=False)
     return QueueOrderScheduler(POLICIES[config.policy])
 
 

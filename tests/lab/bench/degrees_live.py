@@ -25,13 +25,13 @@ import torch
 from diffusers import FluxTransformer2DModel
 
 from giornata.families import Family
-from giornata.scheduling.degrees.fixed import FixedDegrees
 from giornata.scheduling.degrees.pool import Devices, PoolDecision, PoolRow, PoolRule
 from giornata.scheduling.degrees.rule import ReplanningRule
 from giornata_denoiser.engine.protocol import StepReport
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.reporting.report import write
 from giornata_lab.flags import option, parsed
+from giornata_lab.simulation.degrees.baselines import FixedDegrees
 from giornata_tools.model.random.build import build
 from tests.integration.denoiser.pool.bench import Gathered, Model, Walk, profiled, running
 from tests.patience import HUNG_S

@@ -24,9 +24,9 @@ import torch
 
 from giornata.scheduling.degrees.pool import Devices
 from giornata_denoiser.pool.messages import Ping, Pong, unpack
-from giornata_denoiser.pool.setup import loaded, start_ranks
+from giornata_denoiser.pool.ranks import loaded, start_ranks
 from giornata_denoiser.pool.shared_memory import Arena, StateRing
-from giornata_denoiser.pool.shared_rows import parcel
+from giornata_denoiser.pool.state import parcel
 from giornata_lab.bench.reporting.report import write
 from giornata_lab.flags import option, parsed
 from giornata_lab.simulation.degrees.step_times import eager_s
@@ -126,9 +126,9 @@ def order(model: Model, repeats: int) -> dict[str, Any]:
     ranks = start_ranks(config)
     try:
         loaded(config, ranks)
-        for number in range(repeats):
+        for _ in range(repeats):
             began = time.perf_counter()
-            ranks.send(ranks.members[0], [parcel(Ping(number))])
+            ranks.send(ranks.members[0], [parcel(Ping())])
             while not any(isinstance(answer, Pong) for answer in heard(ranks)):
                 pass
             took.append((time.perf_counter() - began) * 1e3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from giornata.scheduling.job_queue import QueuedJob
+from giornata.scheduling.queue import QueuedJob
 from giornata.wire.errors import BatchQueueFull, InteractiveQueueFull, QueueFull, TenantQueueFull
 from giornata.wire.jobs import Priority
 from giornata_router.rules.admission import QueueLimiter

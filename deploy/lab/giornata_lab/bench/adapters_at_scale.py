@@ -17,9 +17,8 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, Final
 
-from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.queue import TenantJobOrder
-from giornata.scheduling.rock import RockScheduler
+from giornata.scheduling.rock import AdapterPlan
 from giornata.scheduling.scheduler import Scheduler
 from giornata_lab.bench.reporting import report
 from giornata_lab.bench.systems.adapter_rooms import (
@@ -40,6 +39,7 @@ from giornata_lab.simulation.baselines import PROACTIVE, SimPolicy
 from giornata_lab.simulation.jobs import SimulatedJob
 from giornata_lab.simulation.options import QueueOrder, RunOptions
 from giornata_lab.simulation.results import summary
+from giornata_lab.simulation.rock_kinds import RockScheduler
 from giornata_lab.simulation.simulator import Simulation
 
 WARMUP_S: Final = 600.0

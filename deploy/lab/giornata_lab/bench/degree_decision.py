@@ -12,11 +12,11 @@ import random
 import time
 from typing import Any, Final
 
-from giornata.scheduling.degrees.fixed import FixedDegrees
 from giornata.scheduling.degrees.pool import DEGREES, PoolRow, PoolRule
 from giornata.scheduling.degrees.rule import ReplanningRule
 from giornata_lab.bench.reporting.report import Measurement, measured, write
 from giornata_lab.flags import Several, option, parsed
+from giornata_lab.simulation.degrees.baselines import FixedDegrees
 from giornata_lab.simulation.degrees.step_times import eager_s
 
 ROWS: Final = (4, 8, 16, 32, 64)

@@ -29,7 +29,7 @@ from giornata_lab.bench.systems.deciding import TEMPLATES, demand_of, fleet, mix
 from giornata_lab.flags import Several, option, parsed
 from giornata_lab.simulation.baselines import POLICIES, SimPolicy
 from giornata_lab.simulation.rock_fit import fit_kinds
-from giornata_lab.simulation.rock_kinds import JobKindQueue, kinds_scheduler
+from giornata_lab.simulation.rock_kinds import JobKindQueue, RockScheduler
 
 FLEETS: Final = (8, 100, 1000)
 JOBS: Final = 400
@@ -145,7 +145,7 @@ def matches(states: Sequence[ServiceState], loras: int) -> Measurement:
         while not placements:  # a place may be beyond the workers that are looked at
             placement.release(held.pop(chance.randrange(len(held))), 1)
             began = time.perf_counter()
-            placements = kinds_scheduler().decide(line, placement, number).placements
+            placements = RockScheduler().decide(line, placement, number).placements
         for key, worker, rows, passes in placements:
             placement.assign(key[0], 1, worker, line.serve(key, rows, number, passes), number)
         times.append((time.perf_counter() - began) * 1e3)
@@ -161,7 +161,7 @@ def _within_ms(states: Sequence[ServiceState]) -> float | None:
 
 
 def _rock_row(workers: int, states: Sequence[ServiceState], loras: int) -> dict[str, Any]:
-    decide = whole_decisions(kinds_scheduler(), kinds_line(loras), states, loras)
+    decide = whole_decisions(RockScheduler(), kinds_line(loras), states, loras)
     matched = matches(states, loras)
     return {
         "workers": workers,

@@ -13,9 +13,8 @@ import tracemalloc
 from typing import Any, Final
 
 from giornata.scheduling.demand import JobDemand, RowShape
-from giornata.scheduling.job_queue import InFlightJobWindow, JobQueue, QueuedJob
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.queue import FairQueue, SchedulingParams
+from giornata.scheduling.queue import FairQueue, InFlightJobWindow, JobQueue, QueuedJob, SchedulingParams
 from giornata.wire.jobs import Priority
 from giornata_lab.bench.reporting.report import measured, write
 from giornata_lab.bench.router_decision import SEED

@@ -16,8 +16,7 @@ from typing import Final, Literal, NamedTuple
 from giornata.fleet import Fleet
 from giornata.scheduling.adapters import UnitTime
 from giornata.scheduling.demand import JobDemand
-from giornata.scheduling.job_queue import QueuedJob
-from giornata.scheduling.queue import AGEING_S, FairQueue, Key, SchedulingParams
+from giornata.scheduling.queue import AGEING_S, FairQueue, Key, QueuedJob, SchedulingParams
 from giornata.scheduling.scheduler import ROW
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import ServiceName, ServiceState

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.policies import LOAD_WEIGHT
+from giornata.scheduling.rock import AdapterPlan
 from giornata_lab.cli import workload
 from giornata_lab.loadgen import workload as facts
 from giornata_lab.simulation.baselines import PLANNERS, SimPolicy

@@ -11,7 +11,7 @@ import click
 from giornata_lab.cli import workload
 from giornata_lab.loadgen import workload as facts
 from giornata_tools.cli import extras
-from giornata_tools.cli.options import AT_LEAST_0, COUNT, READABLE, folder_option, typed
+from giornata_tools.cli.options import AT_LEAST_0, COUNT, folder_option, typed
 
 RULES: Final = ("replanning", "events", "rounds", "deadline", "resolution", "fixed")
 DEGREES: Final = (1, 2, 3, 4, 6, 8)
@@ -157,12 +157,6 @@ def _masks(text: str) -> str | None:
 @click.option("--ages-s", type=AT_LEAST_0, default=30.0, help="When replanning puts late pictures first.")
 @click.option("--bound/--no-bound", default=True, help="Compare with what no rule could beat.")
 @click.option("--processes", type=COUNT, default=os.cpu_count() or 1, help="Runs at the same time.")
-@click.option(
-    "--replay",
-    type=READABLE,
-    metavar="FILE",
-    help="Decide again what a live pool recorded, and tell whether all decisions are equal; nothing else.",
-)
 @folder_option("-o", "--out", help="Write report.json, runs.csv, rows.csv and charts there.")
 @click.pass_context
 def simulate_pool(ctx: click.Context, /, **given: Any) -> None:
@@ -183,11 +177,6 @@ def simulate_pool(ctx: click.Context, /, **given: Any) -> None:
         extras.require("bench", "lab")
     read = {name: v.value if isinstance(v, workload.ParsedOption) else v for name, v in given.items()}
     _check(read, typed(ctx))
-    if read["replay"] is not None:
-        from giornata_lab.cli.simulate_pool.replay import replay
-
-        replay(read["replay"])
-        return
     from giornata_lab.cli.simulate_pool.run import run
 
     try:
@@ -198,8 +187,6 @@ def simulate_pool(ctx: click.Context, /, **given: Any) -> None:
 
 def _check(given: dict[str, Any], named: set[str]) -> None:
     """Refuse options that nothing would read."""
-    if given["replay"] is not None and named - {"replay"}:
-        raise click.UsageError(f"--replay stands alone; received {_options(named - {'replay'})} too.")
     for name, rule in OF_RULES.items():
         if name in named and rule not in given["rules"]:
             raise click.UsageError(f"{_options({name})} is of {rule}, which --rule does not name.")

@@ -9,11 +9,15 @@ from enum import StrEnum
 from itertools import combinations
 from typing import Final
 
-from giornata.scheduling.degrees.fixed import FixedDegrees
 from giornata.scheduling.degrees.pool import DEGREES, Devices, PoolDecision, PoolRow, PoolRule, device_subsets
 from giornata.scheduling.degrees.rule import ReplanningOptions, ReplanningRule
 from giornata_lab.simulation.degrees import step_times
-from giornata_lab.simulation.degrees.baselines import EventDrivenRule, RoundBasedRule, RoundSwitches
+from giornata_lab.simulation.degrees.baselines import (
+    EventDrivenRule,
+    FixedDegrees,
+    RoundBasedRule,
+    RoundSwitches,
+)
 from giornata_lab.simulation.degrees.bound import FluidTask, most_in_time
 from giornata_lab.simulation.degrees.results import PoolRun, summarise
 from giornata_lab.simulation.degrees.workloads import (
