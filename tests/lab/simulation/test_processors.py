@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata_lab.bench.systems.networks import PLAIN
 from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob

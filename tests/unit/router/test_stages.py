@@ -12,7 +12,7 @@ from giornata.scheduling.queue import Key, QueuedJob, SchedulingParams
 from giornata.wire.jobs import Priority
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import PrepostState, ServiceName, ServiceState
-from giornata_router.rules.stages import (
+from giornata_router.prepost import (
     AHEAD_MS,
     RECENT_S,
     PrepostStage,

@@ -20,7 +20,6 @@ LONG: Final[dict[str, list[str]]] = {
     "tracing": ["--edits", "200"],
     "control_link": ["--repeats", "200"],
     "control_service": ["--repeats", "15", "--turns", "40"],
-    "planner_gap": ["--cases", "200", "--greedy-cases", "2000"],
     "step_time": ["--tokens", "4096", "--text", "512"],
     "unet_step": ["--repeats", "9"],
     "unet_rows": [],

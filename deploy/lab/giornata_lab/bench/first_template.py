@@ -19,7 +19,7 @@ import torch
 
 from giornata.packed.block_inputs import BlockInputs
 from giornata.packed.compute_set import Region, unite_regions
-from giornata.planning.step_costs import refresh_interval
+from giornata.planning.cost_model import refresh_interval
 from giornata_denoiser.blocks.recorders import EntryRecorder
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.batch_tensors import assemble, place_inputs

@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from giornata.planning.step_costs import refresh_interval, refresh_offset
+from giornata.planning.cost_model import refresh_interval, refresh_offset
 from giornata_denoiser.blocks.recorders import renew_steps
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.step_plan import ReuseOptions

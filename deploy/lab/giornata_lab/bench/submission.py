@@ -20,7 +20,7 @@ from giornata_lab.bench.reporting.report import measured, write
 from giornata_lab.bench.router_decision import SEED
 from giornata_lab.bench.systems.deciding import CARD, fleet
 from giornata_lab.flags import Several, option, parsed
-from giornata_router.rules.admission import FinishTimeEstimator, QueueLimiter
+from giornata_router.admission import FinishTimeEstimator, QueueLimiter
 
 QUEUED: Final = (0, 1000, 10_000, 100_000)
 WORKERS: Final = 100

@@ -23,8 +23,8 @@ from typing import Any, Final
 import aiohttp
 import psutil
 
-from giornata.observability import tracing
-from giornata.observability.tracing import NO_STEPS
+from giornata import tracing
+from giornata.tracing import NO_STEPS
 from giornata.wire.workers import ServiceName
 from giornata_lab.bench.reporting.report import OUT, write
 from giornata_lab.bench.systems.collector import CollectedSpan, Collector, collecting

@@ -15,7 +15,7 @@ from statistics import fmean, median
 from types import SimpleNamespace
 from typing import Any, Final
 
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata_lab.bench.reporting.report import write
 from giornata_lab.bench.systems.clusters import WARMUP_S, scenario
 from giornata_lab.flags import option, parsed

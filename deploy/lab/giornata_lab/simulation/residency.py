@@ -13,12 +13,12 @@ from enum import StrEnum
 from itertools import islice
 from typing import Final
 
-from giornata.residency.tiers import EvictionLedger, FifoLink
+from giornata.residency.ledger import EvictionLedger
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.worker_state import Attempt
 from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
 from giornata_lab.simulation.processors import SimClock
-from giornata_lab.simulation.templates import TOLD
+from giornata_lab.simulation.templates import TOLD, FifoLink
 
 
 class LoadReason(StrEnum):

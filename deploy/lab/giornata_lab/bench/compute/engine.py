@@ -12,7 +12,7 @@ from unittest.mock import patch
 import torch
 
 from giornata.packed.compute_set import make_region
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.batch_tensors import BatchTensors, assemble

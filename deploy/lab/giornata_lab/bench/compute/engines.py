@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from giornata.planning.batch_plans import BatchPlanner, plan_batch
+from giornata.planning.plans import BatchPlanner, plan_batch
 from giornata.scheduling.batch import BatchingMode, Capacity, RowKey
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader, device_for

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from giornata.planning.batch_plans import BatchPlanner, plan_batch, plan_each_alone
-from giornata.planning.block_plans import greedy_modes, uniform_modes
+from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import NetworkOperations, SequenceShape, StepWork, step_work
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.plans import BatchPlanner, greedy_modes, plan_batch, plan_each_alone, uniform_modes
 from giornata.wire.values import BlockMode
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute.block_costs import Costs

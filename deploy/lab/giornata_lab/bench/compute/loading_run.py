@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from giornata.packed.block_inputs import BlockInputs, CachedTokens
-from giornata.planning.block_plans import takes
+from giornata.planning.plans import takes
 from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.slabs import Device, Slabs
 from giornata_denoiser.engine.batch_tensors import assemble

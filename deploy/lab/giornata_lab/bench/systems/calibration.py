@@ -23,9 +23,8 @@ import psutil
 
 from giornata.bus import bus
 from giornata.fleet import Fleet
-from giornata.planning.cost_model import LinearFit, fit
+from giornata.planning.cost_model import LinearFit, StepCosts, fit
 from giornata.planning.operations import COMPUTE, NetworkOperations
-from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.cost_models import work_of
 from giornata.wire import subjects
 from giornata.wire.permissions import NatsRole
@@ -249,7 +248,7 @@ def _relay_s(stack: Stack) -> float:
 
 def steps(samples: Sequence[StepSample]) -> tuple[LinearFit, float]:
     """Return what steps cost, all together what was measured, and by how much equal ones differ."""
-    features = np.array([work_of(sample).features for sample in samples])
+    features = np.array([work_of(sample) for sample in samples])
     times = np.array([sample.step_ms for sample in samples])
     found = fit(COMPUTE, features, times, relative=True)
     scale = float(times.sum() / (features @ np.array(found.weights)).sum())
