@@ -23,12 +23,11 @@ from giornata.deadlines import Deadline
 from giornata.fleet import ListeningClock
 from giornata.records import JobRecordStore, Quarantine, TemplateRecords
 from giornata.retries import read_just_made
-from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.placement import Placement, StallTimeout
 from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.scheduling.queue import FairQueue
-from giornata.scheduling.rock import RockScheduler
+from giornata.scheduling.rock import AdapterPlan, rock_match
 from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler
 from giornata.wire import subjects, templates
 from giornata.wire.errors import DeadlineExceeded, InternalError, Overloaded, ServiceUnavailable
@@ -72,7 +71,7 @@ log = structlog.get_logger(__name__)
 def scheduler_of(config: RouterConfig) -> Scheduler:
     """The rule that gives waiting rows to workers."""
     if config.adapter_plan is AdapterPlan.ROCK:
-        return RockScheduler()
+        return QueueOrderScheduler(rock_match, loads_ahead=False)
     return QueueOrderScheduler(POLICIES[config.policy])
 
 

@@ -431,7 +431,7 @@ class ServiceState(WireModel):
     host_tier: HostTier | None = None
     """The host tier of a LoRA store that fills one; None elsewhere."""
     gpus: tuple[HostDevice, ...] = ()
-    """GPUs that this process computes on, claimed or not (:mod:`giornata.device_claims`)."""
+    """GPUs that this process computes on, claimed or not (:mod:`giornata.gpus`)."""
     masks: MaskCard | None = None
     """What makes masks from words in a prepost; None where nothing does."""
     prepost: PrepostState | None = None

@@ -17,9 +17,9 @@ from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.records import JobRecordStore, Quarantine
-from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.queue import AGEING_S
+from giornata.scheduling.rock import AdapterPlan
 from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Job, Priority

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from giornata.config import load
-from giornata.device_claims import DeviceLedger
+from giornata.gpus import DeviceLedger
 from giornata.runtime import memory_bytes
 from giornata_controlnet.config import ControlNetConfig
 
