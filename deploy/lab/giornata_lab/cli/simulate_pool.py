@@ -45,7 +45,6 @@ from giornata_tools.cli import extras
 from giornata_tools.cli.options import AT_LEAST_0, COUNT, folder_option, typed
 from giornata_tools.terminal import counting, show, table
 
-
 LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "ageing": {"ages_s": inf},
     "short_steps": {"cap_s": inf},

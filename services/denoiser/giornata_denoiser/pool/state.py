@@ -464,7 +464,7 @@ class GroupEpochs:
 
 
 class PoolTimes:
-    """What steps of a pool's rows take by degree, predicted from what steps have taken; one thread uses it.
+    """Step times of a pool's rows by degree, predicted from what steps have taken; one thread uses it.
 
     Args:
         model: follows what steps cost, by degree.
