@@ -32,7 +32,7 @@ from giornata_gateway.rules.idempotency import HEADER
 from giornata_gateway.views.answers import images_answer
 from giornata_gateway.views.catalog import fleet_view
 from giornata_gateway.views.jobs import completed_event, partial_image_event
-from giornata_router.rules.reports import StepRates, report
+from giornata_router.fleet_reports import StepRates, report
 
 BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
 

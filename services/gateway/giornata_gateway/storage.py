@@ -13,7 +13,7 @@ import structlog
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.bus.streams import is_full
-from giornata.wire import stores, subjects
+from giornata.wire import subjects
 from giornata.wire.errors import BlobStoreFull, GiornataError, StorageFull
 
 BLOBS: Final = "blobs"
@@ -111,10 +111,10 @@ class StorageProbe:
         return True
 
 
-_RECORDS: Final = stores.bucket_stream(stores.RECORDS)
+_RECORDS: Final = subjects.bucket_stream(subjects.RECORDS)
 _TRIALS: Final[Mapping[str, tuple[str, dict[str, str] | None]]] = {
-    stores.JOBS: (subjects.TRIAL_JOB, None),
-    _RECORDS: (f"$KV.{stores.RECORDS}.writable", {"KV-Operation": "DEL"}),
+    subjects.JOBS: (subjects.TRIAL_JOB, None),
+    _RECORDS: (f"$KV.{subjects.RECORDS}.writable", {"KV-Operation": "DEL"}),
 }
 """Subject and headers of a message that is stored for a moment, by the streams into which an accepted job is written.
 Readers take a record's trial for a deletion."""

@@ -260,7 +260,7 @@ async def test_a_store_that_is_away_is_not_the_clients_slowness(
     opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is here; its pace was counted while the store was waited for, and the client got 408."""
-    monkeypatch.setattr("giornata.lora_transfer.RESTART_S", 1.5)
+    monkeypatch.setattr("giornata.lora_files.RESTART_S", 1.5)
     async with opening(head_s=0.5) as stage:
         status, answer = await upload(stage, lora(), {}, model=CARD.name)
     assert (status, answer["error"]["code"]) == (503, "service_unavailable")

@@ -36,8 +36,12 @@ from giornata.wire.errors import (
     Unauthorized,
 )
 from giornata.wire.jobs import BlobRef
-from giornata.wire.masks import MaskMessage, MaskMessageReply, MaskParameters
-from giornata.wire.messages import IDEMPOTENCY_HEADER
+from giornata.wire.messages import (
+    IDEMPOTENCY_HEADER,
+    MaskMessage,
+    MaskMessageReply,
+    MaskParameters,
+)
 from giornata_gateway import nats_door
 from giornata_gateway.rules.envelopes import REPLY_MARGIN_BYTES
 from tests.fakes.colours import CARD, ColourMasks

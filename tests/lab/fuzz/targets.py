@@ -61,8 +61,7 @@ from giornata_gateway.rules.tenants import Tenant
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
 from giornata_gateway.views.catalog import choose_card
 from giornata_lab.loadgen import traces
-from giornata_lora_store.header_reader import read_header
-from giornata_lora_store.rules.headers import LoraSizeLimits, recognise_header
+from giornata_lora_store.headers import LoraSizeLimits, inspect_file
 from giornata_prepost.images.pictures import decode
 from tests.fakes.fleet import CARD, SDXL
 
@@ -243,9 +242,7 @@ def safetensors(data: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=_memory()) as file, refused():
         file.write(data)
         file.flush()
-        recognise_header(
-            read_header(Path(file.name), HEADER_BYTES, 4096), LoraSizeLimits(rank=256, tensors=4096)
-        )
+        inspect_file(Path(file.name), LoraSizeLimits(256, 4096, HEADER_BYTES))
 
 
 def _memory() -> str | None:

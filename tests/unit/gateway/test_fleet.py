@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from giornata.fleet import SILENCE_S
-from giornata.wire.fleet import FleetSummary, FleetView
-from giornata.wire.masks import MaskCard
+from giornata.wire.messages import MaskCard
 from giornata.wire.workers import (
+    FleetSummary,
+    FleetView,
     QueueState,
     RowProgress,
     ServiceName,
@@ -20,7 +21,7 @@ from giornata_gateway.fleet import FleetListener
 from giornata_gateway.http.status import FleetFrames
 from giornata_gateway.metrics import Metrics
 from giornata_gateway.views.catalog import fleet_view, mask_card
-from giornata_router.rules.reports import SAMPLES_S, WINDOW_S, StepRates, report, summary
+from giornata_router.fleet_reports import SAMPLES_S, WINDOW_S, StepRates, report, summary
 from tests.fakes.fleet import CARD
 
 EMPTY = QueueState(wait_ms=0.0)

@@ -23,7 +23,7 @@ from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.rules.adapters import check_images, control_use, in_order, use_of
 from giornata_gateway.rules.forms import with_lists
-from giornata_router.rules.reports import summary
+from giornata_router.fleet_reports import summary
 from tests.fakes.fleet import CARD
 
 OUTLINE = ControlCard(name="outline", digest="o1", kind=ControlKind.FLUX, text_channels=32)

@@ -11,17 +11,16 @@ import numpy as np
 
 from giornata.packed.block_inputs import BlockInputs, by_sequence
 from giornata.packed.packing import LaneTracer, to_device
-from giornata.planning.batch_plans import BatchPlanner, plan_batch
+from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import (
     NetworkOperations,
     SequenceShape,
     StepWork,
     is_all_or_nothing,
-    mean_amounts,
     sample_fields,
     step_work,
 )
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.plans import BatchPlanner, plan_batch
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
@@ -42,7 +41,7 @@ def work_of(operations: NetworkOperations, rows: Iterable[RunningRow]) -> StepWo
     rows = tuple(rows)
     work = step_work(operations, *_sequences(operations, rows))
     sets = {each.row.adapters.acting(each.row.step) for each in rows}
-    return replace(work, segments=float(len(sets - {()})))
+    return work._replace(segments=float(len(sets - {()})))
 
 
 class CountedRow(NamedTuple):
@@ -86,7 +85,7 @@ def count_step(
     if last is not None and last.rows == counted:
         return last
     work = work_of(operations, rows)
-    fields = sample_fields(work, mean_amounts(*_sequences(operations, rows)))
+    fields = sample_fields(work, *_sequences(operations, rows))
     return CountedStep(counted, work, fields, [predicted_work([each.row], operations) for each in rows])
 
 

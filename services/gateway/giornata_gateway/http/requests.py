@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp import hdrs, web
 
 from giornata.deadlines import Deadline
-from giornata.observability.tracing import TraceSpanKind, span
+from giornata.tracing import TraceSpanKind, span
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import BadRequest, InvalidField
 from giornata.wire.jobs import Priority

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from aiohttp import hdrs, web
 
 from giornata.deadlines import Deadline
-from giornata.lora_transfer import open_upload
+from giornata.lora_files import open_upload
 from giornata.wire.errors import InvalidField
 from giornata.wire.loras import PIECE_BYTES, LoraRecord
 from giornata.wire.requests import asked

@@ -17,7 +17,7 @@ import structlog
 import swagger_ui
 from aiohttp import hdrs, web
 
-from giornata.observability import tracing as spans
+from giornata import tracing as spans
 from giornata.wire.errors import GiornataError, ServiceUnavailable, Unauthorized
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http import status

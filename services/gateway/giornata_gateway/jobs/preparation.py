@@ -11,17 +11,16 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from giornata import retries
+from giornata import retries, tracing
 from giornata.blobs import BlobStore, refer
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.observability import tracing
-from giornata.observability.tracing import TraceSpanKind, span
+from giornata.tracing import TraceSpanKind, span
 from giornata.wire import resolution, subjects
 from giornata.wire.adapters import LoraUse, named_control_images
 from giornata.wire.errors import InvalidField, MasksNotServed, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Job, Priority
-from giornata.wire.masks import MASK, MaskParameters, MaskReply, MaskRequest, region_name
+from giornata.wire.messages import MASK, MaskParameters, MaskReply, MaskRequest, region_name
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import (
     EACH_REGIONS,

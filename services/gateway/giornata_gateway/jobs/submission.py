@@ -19,7 +19,7 @@ import structlog
 from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.observability.tracing import TraceSpanKind, span
+from giornata.tracing import TraceSpanKind, span
 from giornata.wire import subjects
 from giornata.wire.errors import (
     DeadlineExceeded,
