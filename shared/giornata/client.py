@@ -35,8 +35,19 @@ from giornata.wire.errors import (
     ServiceUnavailable,
 )
 from giornata.wire.jobs import BlobRef, Priority
-from giornata.wire.masks import MaskedRegion, MaskMessage, MaskMessageReply, MaskParameters, MaskPicture
-from giornata.wire.messages import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
+from giornata.wire.messages import (
+    EVENT_TYPES,
+    DoneEvent,
+    EventKind,
+    MaskedRegion,
+    MaskMessage,
+    MaskMessageReply,
+    MaskParameters,
+    MaskPicture,
+    PreviewEvent,
+    StateEvent,
+    StepEvent,
+)
 from giornata.wire.requests import EditParameters, GenerationParameters, asked, named_references
 
 __all__ = ["Client", "Edit", "EditResult", "EditedPicture", "MaskResult", "Progress", "RegionMask", "connect"]
@@ -336,7 +347,7 @@ class Client:
             prompt: what the mask shows, in words: "the left shoe".
             image: PNG, JPEG or WebP.
             timeout_s: time allowed for the answer.
-            parameters: other fields of :class:`giornata.wire.masks.MaskParameters`.
+            parameters: other fields of :class:`giornata.wire.messages.MaskParameters`.
         """
         deadline = Deadline.after_ms(timeout_s * 1000)
         wanted = asked(MaskParameters, {"prompt": prompt, **parameters})

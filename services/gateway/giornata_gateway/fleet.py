@@ -15,10 +15,16 @@ from giornata.fleet import SILENCE_S
 from giornata.wire import codec, subjects
 from giornata.wire.adapters import ControlCard
 from giornata.wire.errors import GiornataError
-from giornata.wire.fleet import FleetPage, FleetRequest, FleetSummary, InstanceReport, InstanceReports
-from giornata.wire.masks import MaskCard
+from giornata.wire.messages import MaskCard
 from giornata.wire.models import ModelCard, Task
-from giornata.wire.workers import ServiceName
+from giornata.wire.workers import (
+    FleetPage,
+    FleetRequest,
+    FleetSummary,
+    InstanceReport,
+    InstanceReports,
+    ServiceName,
+)
 from giornata_gateway.views.catalog import NEEDED, choose_card
 
 KEPT_S: Final = 0.25

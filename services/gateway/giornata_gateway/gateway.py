@@ -20,8 +20,7 @@ from giornata.records import LoraRecords, TemplateRecords, WebhookRecords
 from giornata.shares import SharedPool
 from giornata.wire.errors import InputLost, ResultExpired, TooManyStreams
 from giornata.wire.jobs import TAKE_OVER_S, BlobRef
-from giornata.wire.masks import MaskParameters
-from giornata.wire.messages import DoneEvent
+from giornata.wire.messages import DoneEvent, MaskParameters
 from giornata_gateway.admission import (
     GRACE_S,
     AdmissionSlot,

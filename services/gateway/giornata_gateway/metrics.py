@@ -13,10 +13,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from giornata.shares import SharedPool
-from giornata.wire.fleet import InstanceReport
 from giornata.wire.messages import DoneEvent
 from giornata.wire.templates import WebhookState
-from giornata.wire.workers import ServiceState
+from giornata.wire.workers import InstanceReport, ServiceState
 from giornata_gateway.views.catalog import stores_of
 from giornata_gateway.webhooks import DeliveryOutcome
 

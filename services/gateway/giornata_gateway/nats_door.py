@@ -18,7 +18,6 @@ from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
 from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError
 from giornata.wire.jobs import JobRecord, JobState
-from giornata.wire.masks import MaskMessageReply
 from giornata.wire.messages import (
     EVENT_HEADER,
     EVENT_TYPES,
@@ -26,6 +25,7 @@ from giornata.wire.messages import (
     CancelMessage,
     EditReply,
     JobAck,
+    MaskMessageReply,
     Picture,
     StateEvent,
 )

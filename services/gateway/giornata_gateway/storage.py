@@ -13,7 +13,7 @@ import structlog
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.bus.streams import is_full
-from giornata.wire import stores, subjects
+from giornata.wire import subjects
 from giornata.wire.errors import BlobStoreFull, GiornataError, StorageFull
 
 BLOBS: Final = "blobs"
@@ -118,9 +118,9 @@ class _Trial(NamedTuple):
     headers: dict[str, str] | None
 
 
-_RECORDS: Final = stores.bucket_stream(stores.RECORDS)
+_RECORDS: Final = subjects.bucket_stream(subjects.RECORDS)
 _TRIALS: Final[Mapping[str, _Trial]] = {
-    stores.JOBS: _Trial(subjects.TRIAL_JOB, None),
-    _RECORDS: _Trial(f"$KV.{stores.RECORDS}.writable", {"KV-Operation": "DEL"}),
+    subjects.JOBS: _Trial(subjects.TRIAL_JOB, None),
+    _RECORDS: _Trial(f"$KV.{subjects.RECORDS}.writable", {"KV-Operation": "DEL"}),
 }
 """By the streams into which an accepted job is written. Readers take a record's trial for a deletion."""

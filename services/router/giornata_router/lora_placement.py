@@ -24,7 +24,7 @@ from giornata.residency.popularity import AdapterUsage
 from giornata.residency.use_based import AdapterTier, ResidencySnapshot, TierKind, Wanted
 from giornata.scheduling.adapter_plans import PLANNERS, AdapterPlan
 from giornata.scheduling.placement import Placement
-from giornata.wire import codec, stores, subjects
+from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError
 from giornata.wire.loras import (
     MESSAGE_BYTES,
@@ -250,6 +250,6 @@ class LoraPlacementPlanner:
         told = WantedFiles(
             epoch=leadership.check(), number=self._number, sha256s=packed(digests[:MOST_WANTED])
         )
-        bucket = await self._bus.jetstream.key_value(stores.WANTED)
-        await bucket.put(stores.wanted_key(tier), codec.encode(told))
+        bucket = await self._bus.jetstream.key_value(subjects.WANTED)
+        await bucket.put(subjects.wanted_key(tier), codec.encode(told))
         self._written[tier] = frozenset(digests)

@@ -25,7 +25,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from giornata.bus.bus import Bus
 from giornata.retries import ask_jetstream
-from giornata.wire import stores, subjects
+from giornata.wire import subjects
 from giornata.wire.jobs import Priority
 from giornata.wire.messages import Epoch
 
@@ -68,7 +68,7 @@ class QueueConsumer:
     def __init__(self, bus: Bus, priority: Priority, epoch: Epoch) -> None:
         self._client, self._jetstream = bus.client, bus.jetstream
         self._subject, self._priority, self._epoch = subjects.jobs(priority), priority, epoch
-        self._name = stores.queue_consumer_name(priority, epoch)
+        self._name = subjects.queue_consumer_name(priority, epoch)
         self._news = asyncio.Queue[Msg | None]()
         self.behind = 1
         """Messages that were in the queue when it was taken over, and have not come yet."""
@@ -135,7 +135,7 @@ class QueueConsumer:
         for _ in range(_TRIES):
             await self._delete_earlier()
             try:
-                info = await ask_jetstream(partial(self._jetstream.add_consumer, stores.JOBS, config))
+                info = await ask_jetstream(partial(self._jetstream.add_consumer, subjects.JOBS, config))
             except APIError as error:
                 if error.err_code != _NOT_UNIQUE:
                     raise
@@ -145,17 +145,17 @@ class QueueConsumer:
 
     async def _delete_earlier(self) -> None:
         for name in await ask_jetstream(self._names):
-            epoch = stores.queue_consumer_epoch(name, self._priority)
+            epoch = subjects.queue_consumer_epoch(name, self._priority)
             if epoch is None:
                 continue
             if epoch > self._epoch:
                 raise LaterLeaderError
             with contextlib.suppress(NotFoundError):
-                await ask_jetstream(partial(self._jetstream.delete_consumer, stores.JOBS, name))
+                await ask_jetstream(partial(self._jetstream.delete_consumer, subjects.JOBS, name))
 
     async def _names(self) -> list[str]:
         """The queue's consumers, also those without a leader, which a list of their states lacks."""
-        answer = await self._client.request(f"$JS.API.CONSUMER.NAMES.{stores.JOBS}", timeout=NAMED_S)
+        answer = await self._client.request(f"$JS.API.CONSUMER.NAMES.{subjects.JOBS}", timeout=NAMED_S)
         told = json.loads(answer.data)
         if "error" in told:
             raise APIError.from_error(told["error"])
@@ -173,7 +173,7 @@ class QueueConsumer:
         try:
             while True:
                 asked = {"batch": PULLED, "expires": int(PULL_S * 1e9)}
-                subject = f"$JS.API.CONSUMER.MSG.NEXT.{stores.JOBS}.{self._name}"
+                subject = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.JOBS}.{self._name}"
                 await self._client.publish(subject, json.dumps(asked).encode(), reply=inbox)
                 for _ in range(PULLED):
                     try:
@@ -200,7 +200,7 @@ class QueueConsumer:
 
     async def delivered(self) -> tuple[int, int]:
         """Return how many messages are delivered and unacknowledged, and the sequence number of the last one."""
-        info = await ask_jetstream(partial(self._jetstream.consumer_info, stores.JOBS, self._name))
+        info = await ask_jetstream(partial(self._jetstream.consumer_info, subjects.JOBS, self._name))
         return info.num_ack_pending or 0, info.delivered.stream_seq if info.delivered else 0
 
     async def end(self) -> None:
@@ -208,7 +208,7 @@ class QueueConsumer:
         if self._client.is_connected:
             with contextlib.suppress(nats.errors.Error, TimeoutError):
                 async with asyncio.timeout(LEFT_S):
-                    await self._jetstream.delete_consumer(stores.JOBS, self._name)
+                    await self._jetstream.delete_consumer(subjects.JOBS, self._name)
 
 
 async def acknowledge(client: Client, reply: str) -> None:

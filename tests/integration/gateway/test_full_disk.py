@@ -14,7 +14,7 @@ import pytest_asyncio
 from giornata.blobs import RedisBlobs
 from giornata.bus import streams
 from giornata.wire.errors import BlobStoreFull, StorageFull
-from giornata.wire.stores import JOBS, RECORDS, bucket_stream
+from giornata.wire.subjects import JOBS, RECORDS, bucket_stream
 from giornata_gateway.storage import KNOWN_S
 from tests.full_disk import SmallDisk, small_disk
 from tests.integration.gateway_fakes import Stage, open_stage

@@ -13,8 +13,7 @@ from structlog.testing import capture_logs
 from giornata.bus import bus
 from giornata.bus.connection import barrier
 from giornata.wire import codec, subjects
-from giornata.wire.masks import MaskMessage, MaskParameters
-from giornata.wire.messages import CancelMessage, EditMessage, GenerateMessage
+from giornata.wire.messages import CancelMessage, EditMessage, GenerateMessage, MaskMessage, MaskParameters
 from giornata.wire.permissions import NatsRole, rights
 from giornata.wire.requests import EditParameters, GenerationParameters
 from tests.integration.gateway_fakes import Stage

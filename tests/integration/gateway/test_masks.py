@@ -37,8 +37,14 @@ from giornata.wire.errors import (
     Unauthorized,
 )
 from giornata.wire.jobs import BlobRef
-from giornata.wire.masks import MaskMessage, MaskMessageReply, MaskParameters
-from giornata.wire.messages import IDEMPOTENCY_HEADER, EditMessage, EditReply
+from giornata.wire.messages import (
+    IDEMPOTENCY_HEADER,
+    EditMessage,
+    EditReply,
+    MaskMessage,
+    MaskMessageReply,
+    MaskParameters,
+)
 from giornata.wire.requests import EditParameters
 from giornata_gateway import nats_door
 from giornata_gateway.rules.envelopes import REPLY_MARGIN_BYTES

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from giornata.wire import stores, subjects, templates
+from giornata.wire import subjects, templates
 from giornata.wire.errors import ImageUnreadable, ServiceUnavailable
 from giornata.wire.messages import RemoveTemplate
 from giornata.wire.requests import Reuse
@@ -145,10 +145,10 @@ async def test_edits_that_do_not_fit_their_template_are_refused_by_name(stage: S
 
 async def test_lists_are_whole_and_leave_no_consumer_behind(stage: Stage) -> None:
     mine = {(await register(stage))[1]["id"] for _ in range(3)}
-    before = await stage.router.bus.jetstream.stream_info(f"KV_{stores.TEMPLATES}")
+    before = await stage.router.bus.jetstream.stream_info(f"KV_{subjects.TEMPLATES}")
     lists = await asyncio.gather(*(get(stage, "") for _ in range(20)))
     assert all(mine <= {view["id"] for view in told["data"]} for _, told in lists)
-    after = await stage.router.bus.jetstream.stream_info(f"KV_{stores.TEMPLATES}")
+    after = await stage.router.bus.jetstream.stream_info(f"KV_{subjects.TEMPLATES}")
     assert after.state.consumer_count == before.state.consumer_count
 
 

@@ -14,11 +14,11 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.records import Quarantine
-from giornata.wire import codec, stores, subjects
+from giornata.wire import codec, subjects
 from giornata.wire.errors import BatchQueueFull, TenantQueueFull
 from giornata.wire.jobs import Job, JobState, Priority
 from giornata.wire.messages import Epoch
-from giornata.wire.stores import RECORDS
+from giornata.wire.subjects import RECORDS
 from giornata.wire.workers import QueueState, ServiceName, ServiceState
 from giornata_router import job_queue as router_queue
 from giornata_router.job_records import RouterContext
@@ -60,7 +60,7 @@ async def told(bench: Bench, router: str, holds: Callable[[QueueState], bool]) -
 
 async def left(bench: Bench) -> int:
     """Messages in the work queue."""
-    return (await bench.bus.jetstream.stream_info(stores.JOBS)).state.messages
+    return (await bench.bus.jetstream.stream_info(subjects.JOBS)).state.messages
 
 
 def ended(bench: Bench, jobs: Sequence[Job]) -> int:
@@ -194,7 +194,7 @@ async def test_the_queue_belongs_to_the_latest_leader(bench: Bench) -> None:
         filter_subject=subjects.jobs(Priority.BATCH),
         ack_policy=AckPolicy.EXPLICIT,
     )
-    await bench.bus.jetstream.add_consumer(stores.JOBS, before)
+    await bench.bus.jetstream.add_consumer(subjects.JOBS, before)
     first, second = consumer_of(bench.bus, 9), consumer_of(bench.bus, 10)
     assert await first.begin() == 300
     held = await received(first, 300)

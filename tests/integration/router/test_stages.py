@@ -11,7 +11,7 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.fleet import SILENCE_S
 from giornata.records import JobRecordStore
-from giornata.wire import codec, stores, subjects
+from giornata.wire import codec, subjects
 from giornata.wire.errors import (
     ImageUnreadable,
 )
@@ -150,11 +150,11 @@ async def test_an_end_that_is_told_again_is_kept_once(bench: Bench, stack: Async
     await bench.submit(job)
     await bench.ended(job)
     bench.done[job.job_id] = asyncio.get_running_loop().create_future()
-    while (await bench.bus.jetstream.stream_info(stores.JOBS)).state.messages:  # noqa: ASYNC110 - nothing tells of it
+    while (await bench.bus.jetstream.stream_info(subjects.JOBS)).state.messages:  # noqa: ASYNC110 - nothing tells of it
         await asyncio.sleep(0.01)  # until it is acknowledged
     await bench.bus.jetstream.publish(subjects.jobs(job.priority), codec.encode(job))
     assert (await bench.ended(job)).state is JobState.COMPLETED
     assert bench.done_count[job.job_id] == 2, "whoever missed the first hears the second"
     done = subjects.events_of_kind(EventKind.DONE)
-    kept = await bench.bus.jetstream.stream_info(stores.EVENTS, subjects_filter=done)
+    kept = await bench.bus.jetstream.stream_info(subjects.EVENTS, subjects_filter=done)
     assert kept.state.subjects == {subjects.event(job.gateway, job.job_id, EventKind.DONE): 1}

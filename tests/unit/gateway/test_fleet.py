@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from giornata.fleet import SILENCE_S
-from giornata.wire.fleet import FleetSummary, FleetView
-from giornata.wire.masks import MaskCard
+from giornata.wire.messages import MaskCard
 from giornata.wire.workers import (
+    FleetSummary,
+    FleetView,
     QueueState,
     RowProgress,
     ServiceName,

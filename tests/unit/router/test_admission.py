@@ -13,7 +13,7 @@ from giornata.fleet import Fleet
 from giornata.scheduling.job_queue import JobQueue, QueuedJob
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
-from giornata.wire import stores
+from giornata.wire import subjects
 from giornata.wire.errors import (
     BatchQueueFull,
     InteractiveQueueFull,
@@ -388,13 +388,13 @@ def test_a_job_comes_while_all_before_it_can_write_their_ends(
     assert may_come(room, unfinished) is comes
 
 
-@pytest.mark.parametrize("store_bytes", [stores.LEAST_STORE_BYTES, stores.STORE_BYTES])
+@pytest.mark.parametrize("store_bytes", [subjects.LEAST_STORE_BYTES, subjects.STORE_BYTES])
 def test_every_stream_has_a_share_of_the_file_store_and_all_fit(store_bytes: int) -> None:
-    limits = stores.limits(store_bytes)
-    assert set(limits) == {stores.JOBS, *stores.STREAMS}
-    in_memory = limits.pop(stores.EVENTS)
+    limits = subjects.limits(store_bytes)
+    assert set(limits) == {subjects.JOBS, *subjects.STREAMS}
+    in_memory = limits.pop(subjects.EVENTS)
     assert min(limits.values()) > 0
-    free = (store_bytes - stores.LEASE_BYTES) // 32  # what earlier versions have left there
+    free = (store_bytes - subjects.LEASE_BYTES) // 32  # what earlier versions have left there
     assert store_bytes - free - 16 <= sum(limits.values()) <= store_bytes - free
     assert in_memory <= 512 << 20
 
@@ -409,4 +409,4 @@ def test_the_default_fits_every_server_that_we_configure() -> None:
     ]
     assert sizes
     assert {*sizes, MAX_FILE_STORE} == {"8GB"}
-    assert stores.STORE_BYTES < 8 << 30
+    assert subjects.STORE_BYTES < 8 << 30

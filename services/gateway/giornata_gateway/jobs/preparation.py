@@ -20,7 +20,7 @@ from giornata.wire import resolution, subjects
 from giornata.wire.adapters import LoraUse, named_control_images
 from giornata.wire.errors import InvalidField, MasksNotServed, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Job, Priority
-from giornata.wire.masks import MASK, MaskParameters, MaskReply, MaskRequest, region_name
+from giornata.wire.messages import MASK, MaskParameters, MaskReply, MaskRequest, region_name
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import (
     EACH_REGIONS,

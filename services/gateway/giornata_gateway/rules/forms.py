@@ -16,7 +16,7 @@ from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.codec import read_json
 from giornata.wire.errors import InvalidField, NotSupported
 from giornata.wire.jobs import Priority
-from giornata.wire.masks import MaskParameters
+from giornata.wire.messages import MaskParameters
 from giornata.wire.models import Task
 from giornata.wire.requests import (
     MAX_REFERENCES,
