@@ -20,8 +20,7 @@ from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline, heed_cancel
 from giornata.records import BucketMirror, LoraRecords
 from giornata.residency.host_tiers import HostTiers
-from giornata.residency.popularity import AdapterUsage
-from giornata.residency.use_based import AdapterTier, ResidencySnapshot, TierKind, Wanted
+from giornata.residency.use_based import AdapterTier, AdapterUsage, ResidencySnapshot, TierKind, Wanted
 from giornata.scheduling.adapter_plans import PLANNERS, AdapterPlan
 from giornata.scheduling.placement import Placement
 from giornata.wire import codec, subjects
