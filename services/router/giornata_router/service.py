@@ -151,13 +151,13 @@ class Router:
     def _hear(self, state: ServiceState) -> None:
         self._dispatch.observe(state)
         self._prepost.observe(state, self._clock.listened_s)
-        self._desk.observe(state, time.monotonic())
+        self._desk.rates.observe(state, time.monotonic())
         self._places.observe(state)
 
     def _look(self) -> None:
         self._dispatch.look(self._clock.listened_s)
         self._prepost.look(self._clock.listened_s)
-        self._desk.look()
+        self._desk.rates.keep({state.instance for state in self._dispatch.placement.fleet.all()})
         self._places.look()
 
     async def _lead(self, lease: Lease, stop: asyncio.Event) -> None:
