@@ -39,7 +39,7 @@ from giornata.wire.workers import ServiceName
 
 NO_SUBJECTS = {
     *("token", "is_inbox", "get_args", "lora", "controlnet", "limits", "bucket_stream", "wanted_key"),
-    *("queue_consumer_name", "queue_consumer_epoch"),
+    *("queue_consumer_name", "queue_consumer_epoch", "prepost"),
 }
 """Functions that name no single subject."""
 SERVICES = [NatsRole(service) for service in ServiceName]
@@ -74,6 +74,7 @@ def one_of_each() -> dict[str, str]:
     found |= {f"worker_{verb}": subjects.worker("x", verb) for verb in get_args(subjects.WorkerVerb)}
     found |= {f"controlnet_{verb}": subjects.controlnet("x", verb) for verb in get_args(subjects.ControlVerb)}
     found |= {f"lora_{verb}": subjects.lora(verb) for verb in get_args(subjects.LoraVerb)}
+    found |= {f"prepost_{verb}": subjects.prepost(verb, "x") for verb in ("adapter", "mask")}
     del found["event"], found["worker"]
     constants = (
         "EDIT",

@@ -128,8 +128,6 @@ def _and(granted: NatsPermissions, *publish: str) -> NatsPermissions:
     return granted._replace(publish=(*granted.publish, *publish))
 
 
-_SUMMARIES: Final = (subjects.SUMMARY, f"{subjects.SUMMARY}.*")
-"""Gateways and profilers of the version before this one listen to both."""
 _NEEDS: Final[Mapping[NatsRole, NatsPermissions]] = {
     NatsRole.GATEWAY: NatsPermissions(
         publish=(
@@ -151,7 +149,6 @@ _NEEDS: Final[Mapping[NatsRole, NatsPermissions]] = {
             *_keeps(subjects.WEBHOOKS),
             *_follows(subjects.bucket_stream(subjects.WEBHOOKS)),
             *_follows(subjects.EVENTS),
-            f"{API}.STREAM.NAMES",  # gateways of the version before this one list streams
             f"{API}.STREAM.INFO.{subjects.EVENTS}",
             f"{API}.STREAM.MSG.GET.{subjects.EVENTS}",
             *_of_streams(("CREATE",), subjects.SHARED_STREAMS),
@@ -165,14 +162,13 @@ _NEEDS: Final[Mapping[NatsRole, NatsPermissions]] = {
             subjects.EDIT_CANCEL,
             subjects.events_of_kind(EventKind.DONE),
             subjects.events_of_kind(EventKind.STEP),
-            *_SUMMARIES,
+            subjects.SUMMARY,
             subjects.telemetry_of(NatsRole.GATEWAY),
             *_micro(NatsRole.GATEWAY),
         ),
     ),
     NatsRole.ROUTER: NatsPermissions(
         publish=(
-            subjects.ALL_PREPOST,
             subjects.ALL_PREPOST_AT,
             *subjects.ALL_WORKERS,
             subjects.ALL_JOBS,
@@ -231,7 +227,7 @@ _NEEDS: Final[Mapping[NatsRole, NatsPermissions]] = {
     NatsRole.PREPOST: _and(
         _stateless(
             NatsRole.PREPOST,
-            (subjects.ALL_PREPOST, subjects.ALL_PREPOST_AT),
+            (subjects.ALL_ADAPTER, subjects.ALL_MASK, subjects.ALL_PREPOST_AT),
             NatsRole.ROUTER,
             NatsRole.GATEWAY,
             NatsRole.LORA_STORE,
@@ -259,7 +255,7 @@ _NEEDS: Final[Mapping[NatsRole, NatsPermissions]] = {
         (subjects.EDIT, subjects.GENERATE, subjects.MASK, subjects.EDIT_CANCEL), ()
     ),
     NatsRole.PROFILER: NatsPermissions(
-        (subjects.EDIT_PROBE, *_lora("profiled"), *_reads(subjects.LORAS)), _SUMMARIES
+        (subjects.EDIT_PROBE, *_lora("profiled"), *_reads(subjects.LORAS)), (subjects.SUMMARY,)
     ),
     NatsRole.OBSERVER: NatsPermissions(("$SRV.>",), (subjects.ALL_TELEMETRY,)),
     NatsRole.OPERATOR: NatsPermissions(

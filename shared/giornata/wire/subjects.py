@@ -41,8 +41,6 @@ ALL_CANCELS = "giornata.cancel.*"
 ALL_JOBS = "giornata.jobs.*"
 TRIAL_JOB = "giornata.jobs.trial"
 """Gateways write there to see whether the work queue takes messages; no consumer takes any of them."""
-ALL_PREPOST = "giornata.prepost.*.*"
-"""Any prepost of a model."""
 _ADDRESSED = "at"
 ALL_PREPOST_AT = f"giornata.prepost.{_ADDRESSED}.*.*"
 """One instance of prepost."""
@@ -90,7 +88,7 @@ def token(value: str) -> str:
 
 
 def prepost(verb: str, model: str) -> str:
-    """Micro endpoint of any prepost that has `model`; verbs: inspect, encode, finish, template, adapter, mask.
+    """Micro endpoint of any prepost that has `model`; verbs: adapter, mask.
 
     A dot in the model's name (FLUX.1) becomes an underscore; the digest in a job tells such models apart.
     """
@@ -98,7 +96,7 @@ def prepost(verb: str, model: str) -> str:
 
 
 def prepost_at(instance: str, verb: str) -> str:
-    """Micro endpoint of one prepost instance, for the router, which knows who has room; verbs as of :func:`prepost`."""
+    """Micro endpoint of one prepost, for the router, which knows who has room: inspect, encode, finish, template."""
     return f"giornata.prepost.{_ADDRESSED}.{token(instance)}.{token(verb)}"
 
 

@@ -132,20 +132,6 @@ async def test_an_instance_with_another_version_of_the_model_is_asked_nothing(
     assert other.asked == []
 
 
-async def test_an_older_prepost_is_asked_by_the_name_of_its_model(
-    bench: Bench, stack: AsyncExitStack
-) -> None:
-    await denoiser(stack, bench, "d1")
-    bench.prepost.going.clear()
-    older = FakePrepost(bench.bus, "p-old")
-    older.addressed = False
-    await another(stack, bench, "p-old", older)
-    job = make_job()
-    await bench.submit(job)
-    bench.prepost.going.set()
-    await all_completed(bench, [job])
-
-
 async def test_unexpected_errors_end_no_job_however_many(bench: Bench, stack: AsyncExitStack) -> None:
     await denoiser(stack, bench, "d1")
     failures = iter([InternalError()] * 5)
