@@ -29,8 +29,8 @@ from giornata.wire.permissions import NatsRole
 from giornata.wire.subjects import RECORDS
 from giornata.wire.templates import WebhookRecord
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_tools.cli.doctor import checks
-from giornata_tools.cli.doctor.checks import CheckStatus
+from giornata_tools.cli import doctor_checks as checks
+from giornata_tools.cli.doctor_checks import CheckStatus
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
 from tests.integration.nats_server import NatsServer, refused

@@ -127,7 +127,7 @@ class NatsEndpoints:
             streamed = envelope.progress is not None
             async with gateway.submission.awaited(admitted, streamed=streamed) as awaited:
                 if admitted.stay.repeated:
-                    gateway.metrics.repeated("nats")
+                    gateway.metrics.repeated.labels("nats").inc()
                 if envelope.progress is not None:
                     await self._relay(awaited, envelope.progress)
                 record = await gateway.submission.outcome(awaited)

@@ -24,7 +24,7 @@ from nats.js.errors import APIError
 from giornata.bus import streams
 from giornata.bus.bus import Bus, Endpoint
 from giornata.deadlines import heed_cancel
-from giornata.lora_transfer import TIER_NAME, WHOLE_FILES, WHOLE_MS
+from giornata.lora_files import TIER_NAME, WHOLE_FILES, WHOLE_MS
 from giornata.records import LoraRecords
 from giornata.residency.tiers import PART, FolderTier, LoadTokenBucket
 from giornata.wire import codec, subjects

@@ -26,9 +26,8 @@ from nats.js.errors import APIError, NotFoundError
 from giornata.bus.bus import Bus
 from giornata.retries import ask_jetstream
 from giornata.wire import subjects
-from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import Priority
-from giornata.wire.messages import IDEMPOTENCY_HEADER, Epoch
+from giornata.wire.messages import Epoch
 
 PULL_S: Final = 5.0
 """A pull waits this long: a restarted server forgets it without a word."""
@@ -55,8 +54,6 @@ SETTLED_S = 5.0
 """Time in which a message that JetStream has delivered arrives, if it does."""
 AGAIN_S = 1.0
 """Time after which a queue that does not answer is asked again."""
-KEPT_S: Final = 24 * 3600.0
-"""An unreadable message is kept for the longest budget. No client waits after that, and the record is gone too."""
 
 log = structlog.get_logger(__name__)
 
@@ -175,7 +172,9 @@ class QueueConsumer:
         subscription = await self._client.subscribe(inbox, cb=news.put)
         try:
             while True:
-                await self._pull(inbox)
+                asked = {"batch": PULLED, "expires": int(PULL_S * 1e9)}
+                subject = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.JOBS}.{self._name}"
+                await self._client.publish(subject, json.dumps(asked).encode(), reply=inbox)
                 for _ in range(PULLED):
                     try:
                         async with asyncio.timeout(PULL_S + 1):
@@ -194,11 +193,6 @@ class QueueConsumer:
         finally:
             with contextlib.suppress(nats.errors.Error):  # without a connection there is nothing to end
                 await subscription.unsubscribe()
-
-    async def _pull(self, inbox: str) -> None:
-        asked = {"batch": PULLED, "expires": int(PULL_S * 1e9)}
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.JOBS}.{self._name}"
-        await self._client.publish(subject, json.dumps(asked).encode(), reply=inbox)
 
     def again(self) -> None:
         """End :meth:`messages`: some may have been lost on their way."""
@@ -220,44 +214,3 @@ class QueueConsumer:
 async def acknowledge(client: Client, reply: str) -> None:
     """Take a message out of the queue, and return when it is out."""
     await client.request(reply, b"+ACK", timeout=ACKNOWLEDGED_S)
-
-
-class UnreadableMessages:
-    """Holds messages without a place in the queue, for a leader that can read them.
-
-    `tasks` owns the wait for the end.
-    """
-
-    def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        self._tasks = tasks
-        self._held: dict[int, Msg] = {}
-        """The messages, by their sequence number in the stream."""
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def count(self, subject: str, last: int) -> int:
-        """Messages of a subject that are held, up to sequence number `last`."""
-        return sum(s <= last and message.subject == subject for s, message in self._held.items())
-
-    def hold(self, message: Msg, error: GiornataError) -> None:
-        """Put a message aside, and tell of it once."""
-        sequence = message.metadata.sequence.stream
-        if sequence not in self._held:
-            log.error("job_unreadable", job=_job_id(message), sequence=sequence, error=str(error))
-            self._tasks.create_task(self._end(sequence), name="unreadable")
-        self._held[sequence] = message
-
-    async def _end(self, sequence: int) -> None:
-        """Remove a message when the job's budget is surely over."""
-        await asyncio.sleep(KEPT_S)
-        message = self._held.pop(sequence)
-        log.error("unreadable_job_removed", job=_job_id(message), sequence=sequence)
-        try:
-            await message.term()
-        except nats.errors.Error as error:  # the next leader removes it
-            log.warning("unreadable_job_not_removed", sequence=sequence, error=repr(error))
-
-
-def _job_id(message: Msg) -> str | None:
-    return (message.headers or {}).get(IDEMPOTENCY_HEADER)

@@ -13,9 +13,7 @@ from giornata.fleet import SILENCE_S
 from giornata.records import JobRecordStore
 from giornata.wire import codec, subjects
 from giornata.wire.errors import (
-    GiornataError,
     ImageUnreadable,
-    InternalError,
 )
 from giornata.wire.jobs import JobState, Priority
 from giornata.wire.messages import CancelRows, DoneEvent, EventKind
@@ -79,22 +77,6 @@ async def test_a_bad_image_fails_the_job_with_its_own_code_and_no_other(
     good = make_job()
     await bench.submit(good)
     assert (await bench.ended(good)).state is JobState.COMPLETED
-
-
-async def test_a_stage_that_fails_once_is_asked_again(bench: Bench, stack: AsyncExitStack) -> None:
-    await denoiser(stack, bench, "d1")
-    failures = iter([InternalError()])
-
-    def fail(_verb: str) -> None:
-        error: GiornataError | None = next(failures, None)
-        if error:
-            raise error
-
-    bench.prepost.fail = fail
-    job = make_job()
-    await bench.submit(job)
-    assert (await bench.ended(job)).state is JobState.COMPLETED
-    assert bench.prepost.calls.count("inspect") == 2
 
 
 @pytest.mark.parametrize("verb", ["inspect", "encode", "finish"])

@@ -16,10 +16,9 @@ from giornata.wire.messages import DoneEvent
 from giornata.wire.values import StageTimes
 from giornata.wire.workers import ServiceName
 from giornata_lab.rehearsals.chaos.audit import GROWTH_MIB, AuditedSystem, violations
-from giornata_lab.rehearsals.chaos.edits import ChaosEdit, edits
-from giornata_lab.rehearsals.chaos.inflict import Inflicted
+from giornata_lab.rehearsals.chaos.edits import ChaosEdit, Outcome, OutcomeRecord, edits
+from giornata_lab.rehearsals.chaos.faults import Inflicted
 from giornata_lab.rehearsals.chaos.look import Blob, ProcessUsage, Streams
-from giornata_lab.rehearsals.chaos.outcomes import Outcome, OutcomeRecord
 from giornata_lab.rehearsals.chaos.plan import Fault, Kind
 
 EDITS = edits(0, 3)

@@ -22,7 +22,7 @@ from torch.nn.functional import linear
 
 from giornata.bus.bus import Bus
 from giornata.checkpoints import checkpoint_folder
-from giornata.lora_transfer import fetch, open_upload
+from giornata.lora_files import fetch, open_upload
 from giornata.residency.tiers import FolderTier
 from giornata.scratch import scratch_folder
 from giornata.wire.adapters import LoraUse

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from giornata.kinds import KINDS
-from giornata.lora_names import read_factor_name
+from giornata.lora_files import read_factor_name
 from giornata.wire.errors import LoraMismatch, LoraNotFinite, LoraNotSupported, LoraUnreadable
 from giornata_prepost.loras.canonical import TEXT_ENCODERS, write_canonical
 from giornata_prepost.loras.source import LoraFactors, read_source

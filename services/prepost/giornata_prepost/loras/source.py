@@ -14,7 +14,7 @@ from diffusers.loaders.single_file_utils import convert_sd3_transformer_checkpoi
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StringConstraints, ValidationError
 from torch import Tensor
 
-from giornata.lora_names import ALPHA, read_factor_name
+from giornata.lora_files import ALPHA, read_factor_name
 from giornata.wire.errors import LoraMismatch, LoraNotSupported
 from giornata_prepost.loras.canonical import DOWN, UP
 

@@ -15,7 +15,7 @@ from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
 from giornata.config import new_instance
 from giornata.families import Family
-from giornata.lora_transfer import fetch, read_pieces
+from giornata.lora_files import fetch, read_pieces
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraNotFound
 from giornata.wire.jobs import BlobRef

@@ -40,7 +40,7 @@ from giornata_denoiser.profiling.scatter import scatter
 from giornata_denoiser.rows.template import StoredTensor
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.systems.networks import PLAIN_4, plain
-from giornata_lab.simulation.h100 import MACHINES, shipped
+from giornata_lab.simulation.machines import DERIVED, shipped
 from tests.fakes import tiny_driven
 from tests.fakes.profiles import PROFILE
 from tests.unit.denoiser.engine.test_rehearsal import CARD
@@ -450,7 +450,7 @@ def test_a_derived_profile_is_refused_though_all_else_fits(
         read_profile(path, checkpoint)
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", DERIVED)
 def test_the_derived_profiles_that_ship_are_refused(
     tmp_path: Path, checkpoint: Checkpoint, name: str
 ) -> None:

@@ -13,9 +13,9 @@ from giornata.wire import subjects
 from giornata.wire.jobs import TAKE_OVER_S, JobState
 from giornata.wire.messages import DoneEvent
 from giornata.wire.workers import ServiceName
-from giornata_lab.rehearsals.chaos.inflict import Inflicted
+from giornata_lab.rehearsals.chaos.edits import Outcome, OutcomeRecord
+from giornata_lab.rehearsals.chaos.faults import Inflicted
 from giornata_lab.rehearsals.chaos.look import Blob, ProcessUsage, Streams
-from giornata_lab.rehearsals.chaos.outcomes import Outcome, OutcomeRecord
 from giornata_lab.rehearsals.chaos.plan import Kind
 from giornata_tools.launcher.servers import NATS, VALKEY
 

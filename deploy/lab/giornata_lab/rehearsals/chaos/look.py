@@ -25,7 +25,7 @@ from giornata.wire.jobs import JobRecord
 from giornata.wire.messages import DoneEvent, EventKind
 from giornata.wire.permissions import NatsRole
 from giornata.wire.subjects import events_of_kind
-from giornata_lab.rehearsals.chaos.outcomes import OutcomeRecord
+from giornata_lab.rehearsals.chaos.edits import OutcomeRecord
 
 QUIET_S: Final = 60.0
 """How long the stack may take to clear up behind the last edit."""
