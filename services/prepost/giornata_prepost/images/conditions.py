@@ -21,7 +21,7 @@ from giornata.wire.errors import InvalidField, SizeMismatch
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import REFERENCE, named_references
 from giornata_prepost.images.geometry import Box, Size, model_size, of_area, same_aspect
-from giornata_prepost.images.paste import resize
+from giornata_prepost.images.masks import resize
 from giornata_prepost.images.pictures import Pixels, decode, flatten
 
 # References of a request: decoded, and sized as the model's pipeline in diffusers sizes them.
