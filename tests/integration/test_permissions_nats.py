@@ -25,8 +25,7 @@ from giornata.wire import codec, subjects
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import CancelMessage, CancelRows, DoneEvent, EventKind, JobAck, SubmitRequest
-from giornata.wire.permissions import NatsRole
-from giornata.wire.subjects import RECORDS
+from giornata.wire.subjects import RECORDS, NatsRole
 from giornata.wire.templates import WebhookRecord
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.cli import doctor_checks as checks
