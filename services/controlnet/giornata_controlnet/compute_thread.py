@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import structlog
 import torch
@@ -96,16 +96,6 @@ def count_sharing(tokens: Iterable[int], limit: int) -> int:
     return count
 
 
-class ControlStepStats(NamedTuple):
-    """The work that was computed so far, and the work that waits."""
-
-    steps: int
-    late: int
-    work_ms: float | None
-    """Milliseconds of 1e9 multiplications, of this thread's processor on one; None before the first forward."""
-    pending_ms: float
-
-
 class ControlNetThread:
     """Computes steps in the order in which they are asked for, in a thread, from entering to leaving the context.
 
@@ -133,6 +123,7 @@ class ControlNetThread:
         self._running: Sequence[QueuedStep] = ()
         self._steps, self._late = 0, 0
         self._work_ms: float | None = None
+        """Milliseconds of 1e9 multiplications, of this thread's processor on one; None before the first forward."""
         self._stopping = False
         self._changed = threading.Condition()
         """Guards all that is above."""
@@ -162,12 +153,17 @@ class ControlNetThread:
             self._waiting.append(QueuedStep(asked, row))
             self._changed.notify()
 
-    def counted(self) -> ControlStepStats:
-        """The counters; in any thread."""
+    def counted(self) -> dict[str, Any]:
+        """Steps that were computed or came late, and the work that waits, by field of `ControlState`; in any thread."""
         with self._changed:
             work = sum(due.work for due in (*self._waiting, *self._running))
             pending_ms = work / WORK * (self._work_ms or 0.0)
-            return ControlStepStats(self._steps, self._late, self._work_ms, pending_ms)
+            return {
+                "steps_total": self._steps,
+                "late_total": self._late,
+                "work_ms": self._work_ms,
+                "pending_ms": pending_ms,
+            }
 
     def _run(self) -> None:
         try:

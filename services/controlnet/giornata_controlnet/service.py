@@ -205,7 +205,7 @@ class ControlNetService:
         log.info("drained")
 
     def _state(self) -> ServiceState:
-        nets, computed = self._nets, self._computing.counted()
+        nets = self._nets
         state = ControlState(
             capacity_rows=self._config.control_rows,
             machine=host_name(),
@@ -218,10 +218,7 @@ class ControlNetService:
             hits=nets.hits,
             misses=nets.misses,
             evicted=nets.tier.evicted,
-            steps_total=computed.steps,
-            late_total=computed.late,
-            work_ms=computed.work_ms,
-            pending_ms=computed.pending_ms,
+            **self._computing.counted(),
         )
         return telemetry.state_of(
             ServiceName.CONTROLNET,

@@ -76,7 +76,7 @@ class LoraStoreEndpoints:
                 )
             )
         self.uploads += 1
-        return UploadProgress(size_bytes=size_bytes, limit_bytes=self.files.file_bytes)
+        return self._progress(size_bytes)
 
     async def piece(self, request: UploadChunk) -> UploadProgress:
         """Keep a piece, then acknowledge it."""
@@ -87,7 +87,7 @@ class LoraStoreEndpoints:
         )
         if request.tenant is not None:
             await self._tell(request.tenant, request.upload_id, size_bytes)
-        return UploadProgress(size_bytes=size_bytes, limit_bytes=self.files.file_bytes)
+        return self._progress(size_bytes)
 
     async def finish(self, request: FinishUpload) -> LoraRecord:
         """Make a LoRA of an upload; the same file of the same tenant and model is the same LoRA.
@@ -99,18 +99,8 @@ class LoraStoreEndpoints:
         path = await asyncio.to_thread(self.files.whole, request.upload_id, request.file)
         found = await asyncio.to_thread(inspect_file, path, self.limits)
         await asyncio.to_thread(self.files.keep, path, request.file)
-        record = LoraRecord(
-            lora_id=loras.lora_id(request.tenant, request.model, request.file.sha256),
-            tenant=request.tenant,
-            created_s=int(time.time()),
-            state=LoraState.VALIDATING,
-            model=request.model,
-            name=request.name,
-            received_bytes=request.file.size_bytes,
-            source=request.file,
-            style=found.style,
-            rank=found.rank,
-        )
+        record = validating(request.tenant, request.model, request.name, request.file)
+        record = record.model_copy(update={"style": found.style, "rank": found.rank})
         self.shares.note(record)
         kept = await self.begun(record)
         await self._forget_upload(request.tenant, request.upload_id)
@@ -141,7 +131,7 @@ class LoraStoreEndpoints:
         await asyncio.to_thread(self.files.drop, request.upload_id)
         if request.tenant is not None:
             await self._forget_upload(request.tenant, request.upload_id)
-        return UploadProgress(size_bytes=0, limit_bytes=self.files.file_bytes)
+        return self._progress(0)
 
     async def read(self, request: ReadFile) -> FileChunk:
         """Give bytes of a file out."""
@@ -178,6 +168,9 @@ class LoraStoreEndpoints:
         log.info("lora_profiled", lora=record.lora_id, joins_within=record.joins_within)
         return record
 
+    def _progress(self, size_bytes: int) -> UploadProgress:
+        return UploadProgress(size_bytes=size_bytes, limit_bytes=self.files.file_bytes)
+
     async def _tell(self, tenant: str, upload_id: str, size_bytes: int) -> None:
         now = time.monotonic()
         if now - self._told_s.setdefault(upload_id, now) < TOLD_S:
@@ -192,6 +185,20 @@ class LoraStoreEndpoints:
             record = await self.records.get(tenant, upload_id)
             if record.state is LoraState.UPLOADING:
                 await self.records.delete(record)
+
+
+def validating(tenant: str, model: str, name: str | None, file: StoredFile) -> LoraRecord:
+    """The record of a LoRA whose source is whole."""
+    return LoraRecord(
+        lora_id=loras.lora_id(tenant, model, file.sha256),
+        tenant=tenant,
+        created_s=int(time.time()),
+        state=LoraState.VALIDATING,
+        model=model,
+        name=name,
+        received_bytes=file.size_bytes,
+        source=file,
+    )
 
 
 def _check_profiled(record: LoraRecord, told: ProfiledLora) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,10 +13,9 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from giornata.wire import loras
 from giornata.wire.errors import GiornataError
 from giornata.wire.loras import EVERYONE, LoraRecord, LoraState, StoredFile
-from giornata_lora_store.endpoints import LoraStoreEndpoints
+from giornata_lora_store.endpoints import LoraStoreEndpoints, validating
 from giornata_lora_store.headers import inspect_file
 
 SUFFIX: Final = ".safetensors"
@@ -94,17 +92,8 @@ class SharedFolder:
         await self._intake.begun(record)
 
     async def _record(self, path: str, file: SharedFile, stored: StoredFile) -> LoraRecord:
-        record = LoraRecord(
-            lora_id=loras.lora_id(EVERYONE, file.model, stored.sha256),
-            tenant=EVERYONE,
-            created_s=int(time.time()),
-            state=LoraState.VALIDATING,
-            model=file.model,
-            name=file.name,
-            received_bytes=stored.size_bytes,
-            source=stored,
-            shared_path=path,
-        )
+        record = validating(EVERYONE, file.model, file.name, stored)
+        record = record.model_copy(update={"shared_path": path})
         files, limits = self._intake.files, self._intake.limits
         try:
             header = await asyncio.to_thread(inspect_file, files.path(stored.sha256), limits)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final
 
 import torch
 from diffusers.models.controlnets.controlnet_flux import FluxControlNetModel
 from torch import Tensor, nn
 from torch.nn import functional
 
-from giornata.control.layout import Behind, BlockCounts, check_fits, flux_layout
+from giornata.control.layout import Behind, BlockCounts, flux_layout
 from giornata.control.networks import (
     ControlConditions,
     ControlNet,
@@ -61,8 +61,7 @@ class FluxControl(ControlNet):
         """As `FluxTransformer2DModel.forward` adds samples."""
         blocks = BlockCounts(len(base.channels) - base.singles, base.singles)
         config = self.net.config
-        check_fits(
-            self.card,
+        self.check_fits(
             base,
             ("width of blocks", self.net.inner_dim, max(base.channels)),
             ("channels of latents", config.in_channels, base.latent_channels),
@@ -104,7 +103,7 @@ class FluxControl(ControlNet):
     def open(self, conditions: ControlConditions) -> FluxControlSession:
         """Flux has one sequence."""
         net, given, own = self.net, conditions, conditions.texts[0]
-        self.check_text(own, int(net.config.joint_attention_dim))
+        pooled = self.check_text(own, int(net.config.joint_attention_dim))
         text = net.context_embedder(to_device(own.embeds, self.device))
         mode = self._mode(given.mode)
         if mode is not None:
@@ -118,7 +117,7 @@ class FluxControl(ControlNet):
         scaled = [times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS]
         if net.config.guidance_embeds:
             scaled.append(torch.full_like(times, own.guidance_scale).to(self.dtype) * TRAIN_TIMESTEPS)
-        pooled = to_device(cast("Tensor", own.pooled), self.device).expand(len(times), -1)
+        pooled = to_device(pooled, self.device).expand(len(times), -1)
         return FluxControlSession(
             prepare_modulation(net, net.time_text_embed(*scaled, pooled)),
             hint,
@@ -129,7 +128,7 @@ class FluxControl(ControlNet):
     @torch.inference_mode()
     def run(self, items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
         """All items share one packed forward."""
-        opened = [cast("FluxControlSession", item.opened) for item in items]
+        opened: list[FluxControlSession] = [item.opened for item in items]
         sequences = PackedBatch(
             make_layout(
                 [len(each.text) for each in opened], [len(item.latents) for item in items], self.device

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from giornata.wire.adapters import ControlCard, ControlInput, ControlKind
-from giornata.wire.controlnets import ControlBase
+from giornata.wire.adapters import ControlInput, ControlKind
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
 Behind = tuple[int | None, ...]
@@ -36,23 +35,6 @@ def parse_checkpoints(configured: str) -> dict[str, str]:
 
 class ControlMismatch(ValueError):
     """A ControlNet cannot act on a row: says why."""
-
-
-def check_fits(card: ControlCard, base: ControlBase, *pairs: tuple[str, object, object]) -> None:
-    """Compare what a ControlNet has with what a denoising network has: (what, the ControlNet's, the network's).
-
-    Raises:
-        ControlMismatch: it is one of another kind of network, or a pair differs.
-    """
-    if card.kind is not base.kind:
-        raise ControlMismatch(
-            f"the ControlNet {card.name} is one of {card.kind}, and the model is of {base.kind}"
-        )
-    for what, own, others in pairs:
-        if own != others:
-            raise ControlMismatch(
-                f"the ControlNet {card.name} does not fit: {what} {own}, and the model's {others}"
-            )
 
 
 def control_input(config: Mapping[str, Any]) -> ControlInput:
@@ -87,11 +69,6 @@ class BlockCounts:
 
     double: int
     single: int
-
-    @property
-    def all(self) -> int:
-        """Number of both kinds together."""
-        return self.double + self.single
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class ControlConditions:
 class ControlSequenceStep:
     """The next step of one sequence of a row."""
 
-    opened: object
+    opened: Any
     """What :meth:`ControlNet.open` made of the row."""
     step: int
     latents: Tensor
@@ -119,14 +119,29 @@ class ControlNet(ABC):
     def run(self, items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
         """Its samples in order, as they are computed: by item (tokens, channels), unscaled."""
 
-    def check_text(self, text: ControlText, width: int, *, pooled: bool = True) -> None:
-        """Raise ControlMismatch unless text embeddings have this width, and there is a `pooled` one if it is taken."""
-        if text.embeds.shape[-1] != width:
-            raise self.mismatch(
-                f"takes text embeddings of width {width}, and the model has {text.embeds.shape[-1]}"
-            )
-        if pooled and text.pooled is None:
+    def check_fits(self, base: ControlBase, *pairs: tuple[str, object, object]) -> None:
+        """Compare what it has with what a denoising network has: (what, the ControlNet's, the network's).
+
+        Raises:
+            ControlMismatch: it is one of another kind of network, or a pair differs.
+        """
+        if self.card.kind is not base.kind:
+            raise self.mismatch(f"is one of {self.card.kind}, and the model is of {base.kind}")
+        for what, own, others in pairs:
+            if own != others:
+                raise self.mismatch(f"does not fit: {what} {own}, and the model's {others}")
+
+    def check_width(self, text: ControlText, width: int) -> None:
+        """Raise ControlMismatch unless text embeddings have this width."""
+        if (found := text.embeds.shape[-1]) != width:
+            raise self.mismatch(f"takes text embeddings of width {width}, and the model has {found}")
+
+    def check_text(self, text: ControlText, width: int) -> Tensor:
+        """The pooled embedding; ControlMismatch where there is none, or text embeddings have another width."""
+        self.check_width(text, width)
+        if text.pooled is None:
             raise self.mismatch("takes a pooled text, and the model has none")
+        return text.pooled
 
     def check_hint(self, hint: Tensor, grid: tuple[int, int], channels: int) -> Tensor:
         """`hint`, of (tokens, channels); ControlMismatch where it is of another shape."""

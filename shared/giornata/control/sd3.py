@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from diffusers import SD3ControlNetModel
 from torch import Tensor
 from torch.nn import functional
 
-from giornata.control.layout import Behind, check_fits, sd3_layout
+from giornata.control.layout import Behind, sd3_layout
 from giornata.control.networks import (
     ControlConditions,
     ControlNet,
@@ -52,8 +52,7 @@ class SD3Control(ControlNet):
     def behind(self, base: ControlBase) -> Behind:
         """As `SD3Transformer2DModel.forward` adds samples."""
         config, blocks = self.net.config, len(base.channels)
-        check_fits(
-            self.card,
+        self.check_fits(
             base,
             ("width of blocks", self.net.inner_dim, base.channels[0]),
             ("channels of latents", int(config.in_channels) * PATCH**2, base.latent_channels),
@@ -93,8 +92,8 @@ class SD3Control(ControlNet):
         zeros = net.config.force_zeros_for_pooled_projection or self.card.sees is ControlInput.MASKED
         texts, vectors = [], []
         for text in conditions.texts:
-            self.check_text(text, int(net.config.joint_attention_dim))
-            pooled = to_device(cast("Tensor", text.pooled), self.device).to(self.dtype)
+            pooled = self.check_text(text, int(net.config.joint_attention_dim))
+            pooled = to_device(pooled, self.device).to(self.dtype)
             if zeros:
                 pooled = torch.zeros_like(pooled)
             texts.append(net.context_embedder(to_device(text.embeds, self.device).to(self.dtype)))
@@ -110,16 +109,16 @@ class SD3Control(ControlNet):
     def run(self, items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
         """Items of one size and text length are one forward."""
         yield from grouped_samples(
-            items, lambda item: (_of(item).grid, len(_of(item).texts[item.sequence])), self._forward
+            items, lambda item: (item.opened.grid, len(item.opened.texts[item.sequence])), self._forward
         )
 
     def _forward(self, items: Sequence[ControlSequenceStep]) -> Iterator[Tensor]:
         """(items, tokens, inner_dim) of each sample, block by block."""
         net = self.net
         latents = torch.stack([item.latents for item in items])
-        image = _embedded(net.pos_embed, latents) + torch.stack([_of(item).added for item in items])
-        text = torch.stack([_of(item).texts[item.sequence] for item in items])
-        vectors = torch.stack([_of(item).vectors[item.sequence][item.step] for item in items])
+        image = _embedded(net.pos_embed, latents) + torch.stack([item.opened.added for item in items])
+        text = torch.stack([item.opened.texts[item.sequence] for item in items])
+        vectors = torch.stack([item.opened.vectors[item.sequence][item.step] for item in items])
         for block, sample in zip(net.transformer_blocks, net.controlnet_blocks, strict=True):
             text, image = block(hidden_states=image, encoder_hidden_states=text, temb=vectors)
             yield sample(image)
@@ -128,7 +127,3 @@ class SD3Control(ControlNet):
 def _embedded(embed: Any, patches: Tensor) -> Tensor:
     """(..., tokens, channels * 4) as its convolution sees their pixels: (..., tokens, inner_dim)."""
     return functional.linear(patches, embed.proj.weight.flatten(1), embed.proj.bias)
-
-
-def _of(item: ControlSequenceStep) -> SD3ControlSession:
-    return cast("SD3ControlSession", item.opened)

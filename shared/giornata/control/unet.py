@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from diffusers import ControlNetModel
 from torch import Tensor, nn
 
-from giornata.control.layout import Behind, check_fits
+from giornata.control.layout import Behind
 from giornata.control.networks import (
     ControlConditions,
     ControlNet,
@@ -69,8 +69,7 @@ class UnetControl(ControlNet):
         if config.addition_embed_type is not None:
             sizes = TIME_IDS * int(config.addition_time_embed_dim)
             pooled = int(config.projection_class_embeddings_input_dim) - sizes
-        check_fits(
-            self.card,
+        self.check_fits(
             base,
             ("channels of latents", int(config.in_channels) * side**2, base.latent_channels),
             ("width of text", int(config.cross_attention_dim), base.text_channels),
@@ -129,13 +128,13 @@ class UnetControl(ControlNet):
         """Items of one size and text length are one forward."""
 
         def key(item: ControlSequenceStep) -> object:
-            return _of(item).grid, item.latents.shape[1], len(_text_of(item).embeds)
+            return item.opened.grid, item.latents.shape[1], len(_text_of(item).embeds)
 
         yield from grouped_samples(items, key, self._forward)
 
     def _forward(self, items: Sequence[ControlSequenceStep]) -> Iterator[Tensor]:
         """(items, tokens, channels) of each sample."""
-        grid, channels = _of(items[0]).grid, int(self.net.config.in_channels)
+        grid, channels = items[0].opened.grid, int(self.net.config.in_channels)
         latents = torch.stack([item.latents for item in items])
         side = math.isqrt(latents.shape[2] // channels)
         sample = tiles_to_maps(latents.view(*latents.shape[:2], channels, side, side), grid)
@@ -149,9 +148,9 @@ class UnetControl(ControlNet):
             added = {"text_embeds": pooled, "time_ids": sizes}
         skips, middle = self.net(
             sample,
-            torch.stack([_of(item).times[item.step] for item in items]),
+            torch.stack([item.opened.times[item.step] for item in items]),
             torch.stack([each.embeds for each in texts]),
-            controlnet_cond=torch.stack([_of(item).hint for item in items]),
+            controlnet_cond=torch.stack([item.opened.hint for item in items]),
             added_cond_kwargs=added,
             return_dict=False,
         )
@@ -159,7 +158,7 @@ class UnetControl(ControlNet):
 
     def _check(self, given: ControlConditions) -> None:
         for text in given.texts:
-            self.check_text(text, int(self.net.config.cross_attention_dim), pooled=False)
+            self.check_width(text, int(self.net.config.cross_attention_dim))
             sized = text.pooled is not None and text.time_ids is not None
             if self.net.config.addition_embed_type is not None and not sized:
                 raise self.mismatch("is one of SDXL, and the model's text has no pooled embedding")
@@ -169,12 +168,9 @@ class UnetControl(ControlNet):
             )
 
 
-def _of(item: ControlSequenceStep) -> UnetControlSession:
-    return cast("UnetControlSession", item.opened)
-
-
 def _text_of(item: ControlSequenceStep) -> ControlText:
-    return _of(item).texts[item.sequence]
+    text: ControlText = item.opened.texts[item.sequence]
+    return text
 
 
 class _Tally:

@@ -30,7 +30,6 @@ from giornata.wire.errors import (
     ControlNetUnavailable,
     GiornataError,
     IntermediateLost,
-    Overloaded,
     SchemaMismatch,
 )
 from giornata.wire.jobs import Encoding
@@ -98,17 +97,6 @@ async def test_a_row_that_cannot_be_computed_is_refused(bench: Bench) -> None:
         with pytest.raises(IntermediateLost):
             await denoiser.ask(request)
         await running.told(lambda state: state.rows == 0)
-
-
-async def test_as_many_rows_are_open_as_may_be(bench: Bench) -> None:
-    async with bench.service(control_rows=1) as running:
-        denoiser = bench.denoiser(running)
-        row = await denoiser.open(bench.use("edges"))
-        with pytest.raises(Overloaded, match=r"Received: 1\. Accepted: 1\."):
-            await denoiser.open(bench.use("edges"))
-        assert await denoiser.ask(row.request) == row.opened, "a row that is open already is no further one"
-        assert await denoiser.close(row)
-        await denoiser.open(bench.use("edges"))
 
 
 async def test_weights_of_open_rows_stay_beyond_the_budget(bench: Bench) -> None:

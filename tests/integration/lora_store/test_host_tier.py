@@ -15,7 +15,7 @@ from giornata.deadlines import Deadline
 from giornata.lora_files import TIER_NAME, WHOLE_FILES
 from giornata.residency.host_tiers import HostTiers
 from giornata.wire import codec, subjects
-from giornata.wire.errors import Failed, LoraNotFound, LoraPinsFull, LoraTooLarge
+from giornata.wire.errors import Failed, LoraNotFound, LoraPinsFull, LoraTooLarge, LoraUnreadable
 from giornata.wire.loras import (
     CanonicalLora,
     HostTier,
@@ -131,20 +131,16 @@ async def test_a_damaged_file_is_brought_again(bench: Store) -> None:
         assert len(here.read_bytes()) == file.size_bytes
 
 
-async def test_what_the_store_has_not_or_has_damaged_is_refused(bench: Store) -> None:
+async def test_what_the_store_has_not_or_has_damaged_or_has_no_room_for_is_refused(bench: Store) -> None:
     file = put(bench.folder, 1)
     (bench.folder / WHOLE_FILES / file.sha256).write_bytes(b"damaged")
     async with bench.instance(**options(bench)):
-        for error, asked in ((LoraNotFound, StoredFile(sha256="0" * 64, size_bytes=1)), (Exception, file)):
+        large = put(bench.folder, 2, 2 * MB)
+        missing = StoredFile(sha256="0" * 64, size_bytes=1)
+        for error, asked in ((LoraNotFound, missing), (LoraUnreadable, file), (LoraTooLarge, large)):
             with pytest.raises(error):
                 await bring(bench, asked)
         assert list((bench.folder.parent / "host" / WHOLE_FILES).iterdir()) == []
-
-
-async def test_what_is_larger_than_the_tier_is_refused(bench: Store) -> None:
-    async with bench.instance(**options(bench)):
-        with pytest.raises(LoraTooLarge):
-            await bring(bench, put(bench.folder, 1, 2 * MB))
 
 
 async def test_a_snapshot_tells_what_a_listener_has_missed(bench: Store) -> None:

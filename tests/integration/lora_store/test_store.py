@@ -164,21 +164,6 @@ async def test_a_tenant_leaves_room_in_the_folder_also_by_growing_uploads_and_de
         assert (await other.whole()).size_bytes == 3 << 20
 
 
-async def test_files_of_deleted_loras_count_for_who_had_them_until_they_are_swept(bench: Store) -> None:
-    alice, bob = tenant(), tenant()
-
-    async def send_and_remove() -> None:
-        for seed in range(20):
-            sent = await bench.send(lora(seed, rank=512), alice)
-            gone = RemoveLora(lora_id=sent.lora_id, tenant=alice, remaining_ms=HUNG_MS)
-            await call(bench, "remove", gone, LoraRecord)
-
-    async with bench.instance(lora_folder_bytes=1 << 20, lora_scan_s=86400.0):
-        with pytest.raises(LoraLimit):
-            await send_and_remove()
-        assert (await bench.send(lora(20, rank=512), bob)).tenant == bob
-
-
 async def test_without_keys_one_tenant_may_fill_the_folder(bench: Store) -> None:
     async with bench.instance(lora_folder_bytes=4 << 20), open_upload(bench.bus, DEFAULT_TENANT) as upload:
         await upload.write(bytes(4 << 20))
@@ -420,7 +405,9 @@ def profiled(record: LoraRecord, share: float, **changed: str) -> ProfiledLora:
     return told.model_copy(update=changed)
 
 
-async def test_how_late_a_lora_may_join_is_kept_until_it_is_told_again(bench: Store) -> None:
+async def test_a_share_is_kept_for_this_file_and_checkpoint_and_brings_no_deleted_lora_back(
+    bench: Store,
+) -> None:
     async with bench.instance():
         ready = await bench.settled(await bench.send(lora(), tenant()))
         assert ready.joins_within is None
@@ -428,23 +415,13 @@ async def test_how_late_a_lora_may_join_is_kept_until_it_is_told_again(bench: St
             told = await call(bench, "profiled", profiled(ready, share), LoraRecord)
             assert told.joins_within == share
             assert await bench.records.get(ready.tenant, ready.lora_id) == told
-
-
-async def test_a_share_of_another_file_or_checkpoint_is_refused(bench: Store) -> None:
-    async with bench.instance():
-        ready = await bench.settled(await bench.send(lora(), tenant()))
         for changed in ({"sha256": "f" * 64}, {"model_digest": "other"}):
             with pytest.raises(LoraMismatch, match=next(iter(changed.values()))[:5]):
                 await call(bench, "profiled", profiled(ready, 0.25, **changed), LoraRecord)
         for share in (-0.1, 1.0, float("nan")):
             with pytest.raises(InvalidField, match="0 to below 1"):
                 await call(bench, "profiled", profiled(ready, share), LoraRecord)
-        assert await bench.records.get(ready.tenant, ready.lora_id) == ready
-
-
-async def test_a_share_brings_no_deleted_lora_back(bench: Store) -> None:
-    async with bench.instance():
-        ready = await bench.settled(await bench.send(lora(), tenant()))
+        assert (await bench.records.get(ready.tenant, ready.lora_id)).joins_within == 0.0
         await call(bench, "remove", RemoveLora(**owned(ready), remaining_ms=HUNG_MS), LoraRecord)
         with pytest.raises(LoraNotFound):
             await call(bench, "profiled", profiled(ready, 0.25), LoraRecord)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -57,7 +56,3 @@ def test_weights_take_half_of_the_memory_unless_they_are_told_how_much() -> None
     assert config("--device", "cpu").budget_bytes(DeviceLedger()) == memory_bytes() // 2
     assert config("--control-memory-mb", "0").budget_bytes(DeviceLedger()) == 0
     assert config("--control-memory-mb", "3").budget_bytes(DeviceLedger()) == 3 << 20
-
-
-def test_a_relative_folder_of_a_socket_may_be_short_enough() -> None:
-    assert config("--control-socket", "sockets").control_socket == Path("sockets")

@@ -18,7 +18,7 @@ from giornata.planning.operations import control_work, work_of
 from giornata.runtime import host_name, memory_bytes, usable_cores
 from giornata.scheduling.batch import RowKey
 from giornata.wire.adapters import ControlKind
-from giornata.wire.controlnets import ControlBase, DataPath
+from giornata.wire.controlnets import ControlBase, ControlState, DataPath
 from giornata.wire.errors import ControlNetNotFound
 from giornata.wire.messages import RunRequest
 from giornata.wire.workers import ServiceState
@@ -89,19 +89,6 @@ class RowWork:
     """:func:`due` of its ControlNets."""
 
 
-@dataclass(frozen=True)
-class DenoiserProcess:
-    """The process that asks."""
-
-    host: str
-    """As :attr:`giornata.wire.controlnets.ControlState.machine`."""
-    device: str
-    """:func:`giornata.control.networks.device_id`."""
-    threads: int
-    cores: tuple[int, ...]
-    """:func:`giornata.runtime.usable_cores`."""
-
-
 class ControlledRows(NamedTuple):
     """Rows whose ControlNets are computed somewhere."""
 
@@ -129,15 +116,15 @@ def residual_timing(kind: ControlKind, nets: Sequence[Behind]) -> tuple[Residual
     return tuple(found)
 
 
-def exposed_ms(row: RowWork, state: ServiceState, here: DenoiserProcess) -> float:
+def exposed_ms(row: RowWork, state: ServiceState, here: ControlState) -> float:
     """Predicted time for which a step waits for what an instance computes.
 
     The network computes meanwhile, unless both share a device, or too few cores: then the instance is not faster than
-    this process either, whatever both have measured beside others. An instance that has computed nothing yet is taken
-    to be as fast as this process.
+    this process, `here`, either, whatever both have measured beside others. An instance that has computed nothing yet
+    is taken to be as fast as this process.
     """
     told = control_of(state)
-    same = told.machine == here.host
+    same = told.machine == here.machine
     computed = row.local_ms if told.work_ms is None else row.work / WORK * told.work_ms
     moved = row.moved_bytes / (HOST_BYTES_MS if same else NETWORK_BYTES_MS)
     roomy = here.device == CPU and here.threads + told.threads <= len({*here.cores, *told.cores})
@@ -151,14 +138,14 @@ def choose_executor(
     row: RowWork,
     states: Iterable[ServiceState],
     digests: Collection[str],
-    here: DenoiserProcess,
+    here: ControlState,
     executor: ControlNetExecutor,
 ) -> ServiceState | None:
     """The instance that is to compute a row's ControlNets; None: this process, if it can.
 
     `states` are :func:`able_instances`.
     """
-    found = best_instance(states, digests, here.host)
+    found = best_instance(states, digests, here.machine)
     has = row.local_ms < float("inf")
     if found is None or (executor is ControlNetExecutor.LOCAL and has):
         return None
@@ -302,9 +289,11 @@ class DenoiserControlNets:
             is not None
         )
 
-    def _here(self) -> DenoiserProcess:
+    def _here(self) -> ControlState:
+        """This process, as an instance tells of itself."""
         device = device_id(self._checkpoint.family.device)
-        return DenoiserProcess(host_name(), device, torch.get_num_threads(), usable_cores())
+        threads, cores = torch.get_num_threads(), usable_cores()
+        return ControlState(capacity_rows=0, machine=host_name(), device=device, threads=threads, cores=cores)
 
     def _work(self, row: Row) -> RowWork:
         """The work of a row whose ControlNets are all here."""

@@ -19,7 +19,6 @@ from giornata.wire.controlnets import ControlState
 from giornata.wire.workers import ServiceState
 from giornata_denoiser.choices import ControlNetExecutor
 from giornata_denoiser.controls.controlnets import (
-    DenoiserProcess,
     ResidualTiming,
     RowWork,
     choose_executor,
@@ -36,7 +35,15 @@ from tests.unit.scheduling.test_adapters import instance
 
 
 NETS = frozenset({"a" * 64, "b" * 64})
-HERE = DenoiserProcess(host="m1", device="cuda", threads=1, cores=(0, 1))
+
+
+def here(**changed: object) -> ControlState:
+    """This process."""
+    known = {"capacity_rows": 0, "machine": "m1", "device": "cuda", "threads": 1, "cores": (0, 1)}
+    return ControlState.model_validate(known | changed)
+
+
+HERE = here()
 ROW = RowWork(
     network_ms=100,
     local_ms=60,
@@ -79,37 +86,38 @@ def test_sums_are_made_with_all_samples_before_them_and_read_behind_their_block(
 
 
 @pytest.mark.parametrize(
-    ("here", "control"),
+    ("process", "control"),
     [
-        (replace(HERE, device="cuda:1"), {}),
+        (here(device="cuda:1"), {}),
         (
-            replace(HERE, device="cpu", threads=2, cores=(0, 1, 2)),
+            here(device="cpu", threads=2, cores=(0, 1, 2)),
             {"device": "cpu", "threads": 2, "cores": (0, 1, 2)},
         ),
-        (replace(HERE, device="cpu", cores=(0,)), {"device": "cpu", "cores": (0,)}),
-        (replace(HERE, device="cpu", cores=(0,)), {"device": "cpu"}),
+        (here(device="cpu", cores=(0,)), {"device": "cpu", "cores": (0,)}),
+        (here(device="cpu", cores=(0,)), {"device": "cpu"}),
     ],
 )
 def test_nothing_is_computed_meanwhile_on_one_device_or_too_few_cores(
-    here: DenoiserProcess, control: dict[str, object]
+    process: ControlState, control: dict[str, object]
 ) -> None:
-    assert exposed_ms(ROW, told("c", **control), here) == pytest.approx(64)
-    assert choose_executor(ROW, [told("c", **control)], NETS, here, ControlNetExecutor.AUTO) is None
+    assert exposed_ms(ROW, told("c", **control), process) == pytest.approx(64)
+    assert choose_executor(ROW, [told("c", **control)], NETS, process, ControlNetExecutor.AUTO) is None
     assert (
-        choose_executor(ROW, [told("c", work_ms=0.1, **control)], NETS, here, ControlNetExecutor.AUTO) is None
+        choose_executor(ROW, [told("c", work_ms=0.1, **control)], NETS, process, ControlNetExecutor.AUTO)
+        is None
     )
-    assert choose_executor(ROW, [told("c", **control)], NETS, here, ControlNetExecutor.SERVICE) is not None
+    assert choose_executor(ROW, [told("c", **control)], NETS, process, ControlNetExecutor.SERVICE) is not None
 
 
 def test_an_instance_that_has_computed_nothing_yet_is_asked_where_its_work_would_hide() -> None:
     new = told("c", work_ms=None)
     assert exposed_ms(ROW, new, HERE) == exposed_ms(ROW, told("c"), HERE), "as fast as this process: 60 ms"
     assert choose_executor(ROW, [new], NETS, HERE, ControlNetExecutor.AUTO) is not None
-    assert choose_executor(ROW, [new], NETS, replace(HERE, device="cuda:1"), ControlNetExecutor.AUTO) is None
+    assert choose_executor(ROW, [new], NETS, here(device="cuda:1"), ControlNetExecutor.AUTO) is None
 
 
 def test_cores_of_their_own_are_enough() -> None:
-    alone = replace(HERE, device="cpu", cores=(0,))
+    alone = here(device="cpu", cores=(0,))
     assert exposed_ms(ROW, told("c", device="cpu", cores=(1,)), alone) == pytest.approx(6.4 - 1)
 
 
