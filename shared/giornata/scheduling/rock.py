@@ -12,16 +12,18 @@ from enum import StrEnum
 from random import Random
 from typing import Final, NamedTuple
 
-from giornata.residency.popularity import HALF_LIFE_S, AdapterUsage, rendezvous_weight
 from giornata.residency.use_based import (
+    HALF_LIFE_S,
     USE_PERIOD_S,
     AdapterSelection,
     AdapterTier,
+    AdapterUsage,
     Plan,
     ResidencySnapshot,
     TierKind,
     Wanted,
     pins_of,
+    rendezvous_weight,
     use_plan,
 )
 from giornata.scheduling.demand import JobDemand

@@ -1,4 +1,4 @@
-"""What benchmarks compare with: batches of static batching and brute force."""
+"""Batches of static batching, which benchmarks compare with."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_lab.simulation.templates import FifoLink
+from giornata_lab.simulation.residency import FifoLink
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 1000)), max_size=30))

@@ -8,8 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from giornata.residency.popularity import AdapterUsage
-from giornata.residency.use_based import AdapterSelection, ResidencySnapshot, Wanted, pins_of
+from giornata.residency.use_based import AdapterSelection, AdapterUsage, ResidencySnapshot, Wanted, pins_of
 from giornata.scheduling import policies, rock
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.policies import LOAD_WEIGHT, CandidateWorker, Policy, with_room

@@ -78,10 +78,6 @@ class StageSetting:
     """Decoding and pasting of a picture; a server does one after the other."""
     servers: int = 8
     """Servers that encode, and as many that finish."""
-    hops_ms: float = 0.0
-    """Messages and files of a job, in which no process computes."""
-    relay_ms: float = 0.0
-    """Computing of gateway, router and message servers for a job, half of it at each end, one job after the other."""
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import warnings
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
+
+import numpy as np
 
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.placement import Placement
@@ -20,9 +23,6 @@ from giornata.wire.workers import Tier
 
 # Kinds of jobs: Gaussian mixtures over what jobs ask for (ROCK, CLUSTER '25, section 4.1). Pure.
 #
-# A model is fitted by `giornata_lab.simulation.rock_fit`, which needs scikit-learn. What is here needs no
-# package: which kind a job is of, and whether jobs have changed so much that the model should be fitted
-# again.
 
 
 KEPT: Final = 600
@@ -202,10 +202,6 @@ class JobKindQueue(RowQueue):
         self._queues = {key: model.kind(features) for key, features in self._features.items()}
         self._sizes = Counter(self._queues.values())
         self._work_s.clear()
-
-    def queue_of(self, key: Key) -> int:
-        """The queue of an entry."""
-        return self._queues[key]
 
     def queues(self, now: float) -> dict[int, list[QueuedRows]]:
         """Entries by queue, each in the order of its turns."""
@@ -401,3 +397,61 @@ class _RockDecisionBuilder:
 def _heaviest(pair: _QueueMatch) -> tuple[float, int]:
     """Weight of the queue with its best worker; of equal ones the older job's."""
     return max(match_weights(pair.workers).values()), -pair.entry.key[1]
+
+
+MOST: Final = 8
+"""Components."""
+ADDED: Final = 1e-2
+"""To covariances: features are discrete, and a component of equal ones would have none."""
+BINS: Final = 8
+ITERATIONS: Final = 50
+SPREAD: Final = 1e-9
+"""Least standard deviation by which a feature is divided."""
+
+
+def fit_kinds(jobs: Sequence[Features], most: int = MOST) -> JobKindModel:
+    """The mixture of 1 to `most` components with the least Bayesian information criterion.
+
+    Args:
+        jobs: at least two.
+        most: components; fewer where there are fewer distinct jobs.
+
+    Raises:
+        ValueError: there are fewer than two jobs.
+    """
+    from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415 - takes a second to import
+    from sklearn.mixture import GaussianMixture  # noqa: PLC0415 - likewise
+
+    if len(jobs) < 2:
+        raise ValueError(f"received {len(jobs)} jobs; accepted are 2 and more")
+    told = np.array(jobs, dtype=np.float64)
+    centre, scale = told.mean(0), told.std(0) + SPREAD
+    z = (told - centre) / scale
+    distinct = len(np.unique(z, axis=0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a fit that is not the best there is serves too
+        made = [
+            GaussianMixture(count, reg_covar=ADDED, random_state=0, max_iter=ITERATIONS).fit(z)
+            for count in range(1, min(most, distinct) + 1)
+        ]
+    best = min(made, key=lambda mixture: mixture.bic(z))
+    edges = tuple(_edges(z[:, place]) for place in range(z.shape[1]))
+    return JobKindModel(
+        _row(centre),
+        _row(scale),
+        _row(best.weights_),
+        tuple(_row(mean) for mean in best.means_),
+        tuple(tuple(_row(line) for line in factor) for factor in best.precisions_cholesky_),
+        FeatureHistograms(
+            edges, tuple(shares_of(z[:, place].tolist(), edges[place]) for place in range(z.shape[1]))
+        ),
+    )
+
+
+def _edges(values: np.ndarray) -> Row:
+    """Octiles, each once."""
+    return _row(np.unique(np.quantile(values, np.linspace(0, 1, BINS + 1)[1:-1])))
+
+
+def _row(values: np.ndarray) -> Row:
+    return tuple(float(value) for value in values)

@@ -16,8 +16,7 @@ from giornata.scheduling.degrees.pool import DEGREES, PoolRow, Times
 from giornata.wire.values import BlockMode
 from giornata_lab.loadgen import workload
 from giornata_lab.simulation.degrees.workloads import PoolRowSize
-from giornata_lab.simulation.h100 import MACHINES, path
-from giornata_lab.simulation.machines import FLUX_BLOCKS
+from giornata_lab.simulation.machines import DERIVED, FLUX_BLOCKS, profile_path
 
 # Step times of Flux.1-dev on several H100s, derived and not measured.
 #
@@ -177,8 +176,8 @@ def steps() -> Iterator[DerivedStep]:
 
 
 def made(name: str) -> Profile:
-    """The profile of a machine of :data:`MACHINES`."""
-    fitted, eager = list(steps()), MACHINES[name]
+    """The profile of a machine of :data:`DERIVED`."""
+    fitted, eager = list(steps()), DERIVED[name]
     features = np.array([step.features for step in fitted])
     fits = {
         degree: _fit(features, [step.seconds(degree, eager=eager) for step in fitted]) for degree in DEGREES
@@ -225,6 +224,6 @@ def _rounded(value: float) -> float:
 
 
 if __name__ == "__main__":
-    for machine in MACHINES:
-        path(machine).write_text(made(machine).model_dump_json(indent=2) + "\n", encoding="utf-8")
-        sys.stdout.write(f"{path(machine)}\n")
+    for machine in DERIVED:
+        profile_path(machine).write_text(made(machine).model_dump_json(indent=2) + "\n", encoding="utf-8")
+        sys.stdout.write(f"{profile_path(machine)}\n")
