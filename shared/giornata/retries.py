@@ -25,7 +25,6 @@ from tenacity import (
     retry_if_exception_type,
     stop_after_delay,
     stop_never,
-    wait_fixed,
     wait_random_exponential,
 )
 from tenacity.retry import retry_base
@@ -67,14 +66,6 @@ def elsewhere(worth_it: Callable[[BaseException], bool], stop: Stop) -> AsyncRet
         return (busy if isinstance(error, Overloaded) else failing)(state)
 
     return AsyncRetrying(retry=retry_if_exception(worth_it), wait=wait, stop=stop, reraise=True)
-
-
-def polling(errors: Errors, limit_s: float) -> AsyncRetrying:
-    """For a process of this host that is about to be ready."""
-    stop = stop_after_delay(limit_s)
-    return AsyncRetrying(
-        retry=retry_if_exception_type(errors), wait=wait_fixed(0.05), stop=stop, reraise=True
-    )
 
 
 def until_led(worth_it: Callable[[BaseException], bool], limit_s: float) -> AsyncRetrying:

@@ -18,9 +18,8 @@ from giornata.wire.messages import SubmitRequest
 from giornata.wire.requests import EditParameters
 from giornata.wire.templates import TemplateRecord
 from giornata.wire.values import ComputeTimes, RecordModel, StageTimes
-from giornata_router.job_context import StageTimer
-from giornata_router.rules import job_records
-from giornata_router.rules.job_records import JobTimes
+from giornata_router import job_records
+from giornata_router.job_records import JobTimes, StageTimer
 from tests.contract.messages import INSPECTION, JOB, MESSAGES, REF, TEMPLATE
 from tests.contract.versions import LATER, Path, next_version, parts, sown, unknown
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import aiohttp
 
 import giornata.client
-from giornata.observability.tracing import SpanAttributes, attribute
+from giornata.tracing import SpanAttributes, attribute
 from giornata.wire.workers import ServiceName
 from giornata_lab.bench.systems.edit_forms import edit_form, file, scene
 from tests.e2e.collector import CollectedSpan, Collector

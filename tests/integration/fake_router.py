@@ -50,8 +50,8 @@ from giornata.wire.requests import OutputFormat
 from giornata.wire.templates import TemplateRecord
 from giornata.wire.values import ComputeTimes, StageTimes
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
-from giornata_router.rules import job_records
-from giornata_router.rules.reports import StepRates, report, summary
+from giornata_router import job_records
+from giornata_router.fleet_reports import StepRates, report, summary
 from tests.fakes import fleet
 from tests.patience import HUNG_MS
 

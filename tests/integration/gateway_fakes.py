@@ -92,7 +92,7 @@ async def open_gateway(
         port=0,
         port_file=folder / "port",
         telemetry_hz=20,
-        **options,
+        **{"notice_s": 0.0} | options,
     )
     async with AsyncExitStack() as stack:
         front = await stack.enter_async_context(bus.connect(nats_url, config.instance))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from giornata.model_cards import read_model_card
-from giornata.planning.batch_plans import BatchPlanner, plan_batch
+from giornata.planning.plans import BatchPlanner, plan_batch
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import pack, unpack
 from giornata.wire.models import ModelCard

@@ -31,7 +31,7 @@ from deploy.composition.__main__ import (
     page,
     pairs,
 )
-from giornata.control.expansion import count_sequences
+from giornata.control.layout import count_sequences
 from giornata.control.link.client import ControlLink
 from giornata.control.link.server import Listener, is_known_token
 from giornata.control.networks import ControlNet, RowControlNet, load
@@ -51,7 +51,7 @@ from giornata_controlnet.rows import ActiveControlNet, OpenRow
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.controls.controlnets import ControlDispatcher, open_rows
 from giornata_denoiser.controls.local import HELD_STEPS, LocalControls, control_conditions, control_target
-from giornata_denoiser.controls.remote import ControlNetSession, RemoteControlOptions, RemoteControls
+from giornata_denoiser.controls.remote import ControlNetSession, RemoteControls
 from giornata_denoiser.engine.adapters import LowRanks
 from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.protocol import StepReport
@@ -397,7 +397,8 @@ class Matrix:
             torch.float32,
             CPU,
             lambda _, error: crashed(error),
-            RemoteControlOptions(HELD_STEPS, HUNG_S),
+            held_steps=HELD_STEPS,
+            late_s=HUNG_S,
         )
         for row in rows:
             if "service" in row.key.job_id.split("+"):

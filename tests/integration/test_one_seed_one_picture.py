@@ -17,7 +17,7 @@ from giornata import tensors
 from giornata.blobs.store import MemoryBlobs
 from giornata.families import Family
 from giornata.packed.compute_set import region_of
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.wire.adapters import ControlUse
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, RowRecord
 from giornata.wire.messages import RunRequest

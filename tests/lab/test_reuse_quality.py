@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from giornata.packed.compute_set import unite_regions
-from giornata.planning.step_costs import refresh_interval
+from giornata.planning.cost_model import refresh_interval
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families import flux
 from giornata_denoiser.rows.row import RecordingSpec

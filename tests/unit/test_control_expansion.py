@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.control.expansion import BlockCounts, flux_layout, sd3_layout, sum_residuals
+from giornata.control.layout import BlockCounts, flux_layout, sd3_layout, sum_residuals
 
 COUNTS = st.integers(1, 20)
 

@@ -31,7 +31,7 @@ from giornata.wire.messages import (
 )
 from giornata.wire.models import DISCRETE_TIME, FLOW_MATCHING, WITH_LIGHTNING, Task
 from giornata.wire.requests import PROMPT_BYTES
-from giornata_gateway.intake.rules.forms import EditForm, UnreadFields
+from giornata_gateway.rules.forms import EditForm, UnreadFields
 from giornata_tools.cli.app import COMMANDS
 
 ROOT = Path(__file__).parents[2]

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from giornata.control.naming import ControlMismatch
-from giornata.control.networks import ControlConditions, ControlSequenceStep, ControlText, load
-from giornata.control.operations import skip_channels
+from giornata.control.layout import ControlMismatch
+from giornata.control.networks import ControlConditions, ControlSequenceStep, ControlText, load, skip_channels
 from giornata.control.unet import UnetControl
 from giornata.packed.packing import maps_to_tiles, tiles_to_maps
 from giornata.wire.adapters import ControlKind

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 from pydantic import Field, field_validator
 
 from giornata.checkpoints import DeviceConfig
-from giornata.control.naming import parse_checkpoints
+from giornata.control.layout import parse_checkpoints
 from giornata.memory_plan import CONTEXT_BYTES, USABLE
 from giornata.runtime import memory_bytes
 
@@ -49,9 +49,9 @@ class ControlNetConfig(DeviceConfig):
     control_memory_mb: int | None = Field(
         None,
         ge=0,
-        description="Weights on the device, in MiB, the least popular out first; those that open rows use never go, "
-        "and may exceed it. Default half of the GPU's memory that is free at the start and not stated by others, or of "
-        "the machine's.",
+        description="Weights on the device, in MiB, the least recently used out first; those that open rows use never "
+        "go, and may exceed it. Default half of the GPU's memory that is free at the start and not stated by "
+        "others, or of the machine's.",
     )
     control_loads: ClassVar[int] = 2
     """ControlNets that are loaded at a time."""

@@ -14,8 +14,8 @@ import torch
 
 from giornata.memory_plan import CONTEXT_BYTES, USABLE, plan_prepost
 from giornata.packed.packing import UNTRACED
-from giornata.planning.batch_plans import plan_batch
 from giornata.planning.cost_model import CostModel, Profile
+from giornata.planning.plans import plan_batch
 from giornata.runtime import memory_bytes
 from giornata.scheduling.batch import Capacity
 from giornata.wire.workers import LoadSample, ServiceName, Tier

@@ -13,7 +13,7 @@ import structlog
 
 from giornata.records import LoraRecords
 from giornata.wire import loras
-from giornata.wire.errors import LoraNotFound
+from giornata.wire.errors import InvalidField, LoraMismatch, LoraNotFound
 from giornata.wire.loras import (
     BeginUpload,
     DropUpload,
@@ -30,8 +30,7 @@ from giornata.wire.loras import (
     UploadProgress,
 )
 from giornata_lora_store.files import LoraFiles, TenantStorageQuotas
-from giornata_lora_store.header_reader import LoraHeaderInspector
-from giornata_lora_store.rules.headers import check_share, with_share
+from giornata_lora_store.headers import LoraSizeLimits, inspect_file
 
 TOLD_S: Final = 2.0
 """How often the record of an upload tells what has come; the file itself is the truth."""
@@ -48,7 +47,7 @@ class LoraStoreEndpoints:
 
     records: LoraRecords
     files: LoraFiles
-    inspection: LoraHeaderInspector
+    limits: LoraSizeLimits
     shares: TenantStorageQuotas
     validate: Callable[[LoraRecord], None]
     """Is told of every LoRA that is to be validated."""
@@ -98,7 +97,7 @@ class LoraStoreEndpoints:
             LoraNotFound, InvalidField: as :meth:`LoraFiles.whole`.
         """
         path = await asyncio.to_thread(self.files.whole, request.upload_id, request.file)
-        found = await asyncio.to_thread(self.inspection.inspect, path)
+        found = await asyncio.to_thread(inspect_file, path, self.limits)
         await asyncio.to_thread(self.files.keep, path, request.file)
         record = LoraRecord(
             lora_id=loras.lora_id(request.tenant, request.model, request.file.sha256),
@@ -168,10 +167,14 @@ class LoraStoreEndpoints:
             LoraMismatch: its pictures were of another file or checkpoint than it is now.
             InvalidField: that is no share of the steps.
         """
-        check_share(request.joins_within)
-        record = await self.records.change(
-            request.tenant, request.lora_id, lambda known: with_share(known, request)
-        )
+        if not 0 <= request.joins_within < 1:
+            raise InvalidField(field="joins_within", received=request.joins_within, accepted="0 to below 1")
+
+        def with_share(known: LoraRecord) -> LoraRecord:
+            _check_profiled(known, request)
+            return known.model_copy(update={"joins_within": request.joins_within})
+
+        record = await self.records.change(request.tenant, request.lora_id, with_share)
         log.info("lora_profiled", lora=record.lora_id, joins_within=record.joins_within)
         return record
 
@@ -189,6 +192,19 @@ class LoraStoreEndpoints:
             record = await self.records.get(tenant, upload_id)
             if record.state is LoraState.UPLOADING:
                 await self.records.delete(record)
+
+
+def _check_profiled(record: LoraRecord, told: ProfiledLora) -> None:
+    canonical = record.canonical
+    if canonical and (canonical.file.sha256, canonical.model_digest) == (told.sha256, told.model_digest):
+        return
+    raise LoraMismatch(
+        f"The LoRA {record.lora_id} is another file, or for another checkpoint, than the one that was profiled.",
+        received=f"file {told.sha256[:12]}, checkpoint {told.model_digest[:12]}",
+        accepted=f"file {canonical.file.sha256[:12]}, checkpoint {canonical.model_digest[:12]}"
+        if canonical
+        else "none: it is not ready",
+    )
 
 
 def _again(known: LoraRecord, record: LoraRecord) -> LoraRecord | None:

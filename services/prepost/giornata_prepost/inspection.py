@@ -11,7 +11,7 @@ import torch
 
 from giornata import tensors
 from giornata.blobs import BlobStore
-from giornata.observability.tracing import span
+from giornata.tracing import span
 from giornata.wire.errors import InputLost
 from giornata.wire.jobs import BlobRef, Inspection, Job
 from giornata.wire.messages import FinishRequest

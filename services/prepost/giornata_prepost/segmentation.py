@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from giornata.blobs import BlobStore
-from giornata.observability.tracing import span
+from giornata.tracing import span
 from giornata.wire.errors import Failed
 from giornata.wire.masks import MASK, FoundRegion, MaskCard, MaskReply, MaskRequest, region_name
 from giornata_prepost.config import PrepostConfig

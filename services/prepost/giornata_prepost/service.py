@@ -20,8 +20,8 @@ from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
 from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import state_of, telemetry
-from giornata.observability.tracing import span
 from giornata.scratch import scratch_folder
+from giornata.tracing import span
 from giornata.wire import subjects
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.jobs import Encoding, Inspection, Job

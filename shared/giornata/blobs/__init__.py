@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from giornata import tracing
 from giornata.blobs.store import BlobStore, MemoryBlobs, TracedBlobs, intermediate, refer
-from giornata.observability import tracing
 
 if TYPE_CHECKING:
     from giornata.blobs.redis import RedisBlobs

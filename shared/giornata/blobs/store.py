@@ -8,8 +8,8 @@ import time
 from abc import abstractmethod
 from typing import Final, Protocol
 
-from giornata.observability.tracing import TraceSpanKind, span
 from giornata.shares import SharedPool
+from giornata.tracing import TraceSpanKind, span
 from giornata.wire.errors import BlobStoreFull, InputLost, IntermediateLost
 from giornata.wire.jobs import BlobRef
 from giornata.wire.values import Intermediate

@@ -1,4 +1,10 @@
-"""The NATS edge: connect and drain, call with the remaining time, answer with mapped errors, publish, subscribe."""
+"""The NATS edge: connect and drain, call with the remaining time, answer with mapped errors, publish, subscribe.
+
+This module hides traps of the client library. A subscription runs its callback serially, so handlers run as tasks of a
+group. A micro service's `stop` drops delivered requests, so its subscriptions are drained first. A payload above the
+server's limit closes the connection. `flush` overtakes unwritten commands (:func:`giornata.bus.connection.barrier` does
+not).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +29,7 @@ from nats.micro.request import Request as MicroRequest
 from nats.micro.service import ServiceConfig as MicroConfig
 from pydantic import BaseModel
 
-from giornata import __version__
+from giornata import __version__, tracing
 from giornata.bus.connection import (
     MAX_HEADER_BYTES,
     OVERSIZED,
@@ -38,8 +44,7 @@ from giornata.bus.connection import (
 )
 from giornata.config import ServiceConfig
 from giornata.deadlines import Deadline
-from giornata.observability import tracing
-from giornata.observability.tracing import TraceSpanKind, span
+from giornata.tracing import TraceSpanKind, span
 from giornata.wire import codec, subjects
 from giornata.wire.errors import (
     DeadlineExceeded,
@@ -55,9 +60,6 @@ from giornata.wire.errors import (
 )
 from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName
-
-# Answers to requests: which handler takes which, and how its result or its failure becomes a message.
-
 
 log = structlog.get_logger(__name__)
 
@@ -174,16 +176,6 @@ async def _respond_error(message: Msg, error: GiornataError) -> None:
         await message._client.publish(message.reply, codec.encode(error.body()), headers=headers)  # noqa: SLF001 - Msg.respond takes no headers
     except nats.errors.Error:
         log.warning("reply_lost", subject=message.subject, error=str(error), exc_info=True)
-
-
-# The NATS edge: connect and drain, call with the remaining time, answer with mapped errors, publish,
-# subscribe.
-#
-# This module hides traps of the client library. A subscription runs its callback serially, so handlers run
-# as tasks of a group. A micro service's `stop` drops delivered requests, so its subscriptions are drained
-# first. Leaving a connection's context does not drain it. `request` waits half a second by default. A
-# payload above the server's limit closes the connection. `flush` overtakes unwritten commands
-# (`giornata.bus.connection.barrier` does not).
 
 
 M = TypeVar("M", bound=BaseModel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -100,39 +100,36 @@ async def ensure(
     """
     await ensure_shared(jetstream, replicas=replicas, events_ttl_s=events_ttl_s, store_bytes=store_bytes)
     ttls_s = BUCKET_TTL_S | {stores.RECORDS: records_ttl_s(events_ttl_s, LINGER_S)}
-    most = stores.limits(store_bytes)
-    for bucket, ttl_s in ttls_s.items():
-        size = most[stores.bucket_stream(bucket)]
-        config = KeyValueConfig(bucket, ttl=ttl_s, history=1, max_bytes=size, replicas=replicas)
-        await _ensure_bucket(jetstream, config, store_bytes)
+    await _ensure_buckets(jetstream, ttls_s, replicas, store_bytes)
 
 
 async def ensure_shared(
     jetstream: JetStreamContext, *, replicas: int, events_ttl_s: float, store_bytes: int = stores.STORE_BYTES
 ) -> None:
     """Create what gateways and LoRA stores need, as :func:`ensure`: the event stream, buckets of tenants and plans."""
-    limits = stores.limits(store_bytes)
     events = StreamConfig(
         name=stores.EVENTS,
         subjects=list(KEPT_EVENTS),
         storage=StorageType.MEMORY,
         discard=DiscardPolicy.OLD,
         max_age=events_ttl_s,
-        max_bytes=limits[stores.EVENTS],
+        max_bytes=stores.limits(store_bytes)[stores.EVENTS],
         num_replicas=replicas,
     )
     with _told_of_no_room(events, store_bytes):
         await _made(partial(jetstream.add_stream, events))
-    for bucket, ttl_s in SHARED_TTL_S.items():
+    await _ensure_buckets(jetstream, SHARED_TTL_S, replicas, store_bytes)
+
+
+async def _ensure_buckets(
+    jetstream: JetStreamContext, ttls_s: Mapping[str, float], replicas: int, store_bytes: int
+) -> None:
+    limits = stores.limits(store_bytes)
+    for bucket, ttl_s in ttls_s.items():
         size = limits[stores.bucket_stream(bucket)]
         config = KeyValueConfig(bucket, ttl=ttl_s, history=1, max_bytes=size, replicas=replicas)
-        await _ensure_bucket(jetstream, config, store_bytes)
-
-
-async def _ensure_bucket(jetstream: JetStreamContext, config: KeyValueConfig, store_bytes: int) -> None:
-    stream = StreamConfig(name=stores.bucket_stream(config.bucket), max_bytes=config.max_bytes)
-    with _told_of_no_room(stream, store_bytes):
-        await _made(partial(jetstream.create_key_value, config))
+        with _told_of_no_room(StreamConfig(name=stores.bucket_stream(bucket), max_bytes=size), store_bytes):
+            await _made(partial(jetstream.create_key_value, config))
 
 
 async def update(

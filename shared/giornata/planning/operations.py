@@ -15,9 +15,6 @@ from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
 
-# What a template keeps of a network's blocks, from their specs; its readers need no family. Pure.
-
-
 LEAST_LEVELS: Final = 4
 """Below this many recorded noise levels the picture suffers."""
 
@@ -86,23 +83,19 @@ def largest_scope_within(
     return TemplateRunScope(kept, blocks - min(blocks, slots // kept))
 
 
-# What a step computes, counted by kind of operation from the specs of a network's blocks. Pure.
-
-
 Array = NDArray[np.float64]
 NETWORK: Final = ("calls", "sequences", "linear", "attention", "convolution", "gathered")
 """Features of what the network itself computes."""
 ADAPTING: Final = ("low_rank", "segments", "control")
 """Features of what adapters add."""
 COMPUTE: Final = (*NETWORK, *ADAPTING)
-"""Features of a step's computing, in the order of :attr:`StepWork.features`."""
+"""Features of a step's computing."""
 VALUE_BYTES: Final = 2
 """Bytes of a weight of an adapter whose size alone is known: most files hold 16 bits a weight."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """The work of a step, summed over sequences and blocks."""
+class StepWork(NamedTuple):
+    """The work of a step, summed over sequences and blocks, in the order of :data:`COMPUTE`."""
 
     calls: float = 0.0
     """Forwards of the network; see :meth:`NetworkOperations.calls`."""
@@ -121,21 +114,6 @@ class StepWork:
     """Sets of LoRAs that differ: the rows of one set are multiplied together."""
     control: float = 0.0
     """Multiplications of ControlNets in this process; see :func:`giornata.planning.operations.control_work`."""
-
-    @property
-    def features(self) -> tuple[float, ...]:
-        """In the order of :data:`COMPUTE`."""
-        return (
-            self.calls,
-            self.sequences,
-            self.linear,
-            self.attention,
-            self.convolution,
-            self.gathered,
-            self.low_rank,
-            self.segments,
-            self.control,
-        )
 
     @property
     def multiplications(self) -> float:
@@ -337,9 +315,6 @@ def _matrix(spec: BlockSpec, blocks: int, weights: float) -> list[list[float]]:
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, each, 0],
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, each],
     ]
-
-
-# What ControlNets compute in a step, as multiplications. Pure.
 
 
 def control_work(work: ControlWork, *, text: int, image: int, sequences: int) -> float:

@@ -6,11 +6,9 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from giornata.residency.popularity import AdapterUsage, rank_homes
-
-# What a plan is made from, and what it says. Pure.
 
 
 class TierKind(StrEnum):
@@ -71,9 +69,6 @@ Plan = Callable[[ResidencySnapshot, AdapterUsage, float], Wanted]
 """A rule: what is observed, uses, and the time in seconds on the clock of the uses."""
 
 
-# What every plan does to a place: pinned adapters come first, and the rest fits into what is left. Pure.
-
-
 class AdapterSelection:
     """The adapters that a place should have, most wanted first, as they are chosen.
 
@@ -122,7 +117,7 @@ def pins_of(place: AdapterTier, observed: ResidencySnapshot) -> frozenset[str]:
     return observed.pinned if place.kind is TierKind.HOST else frozenset()
 
 
-# The default plan: each host keeps what is used most for what another load of it would cost. Pure.
+# The default plan.
 #
 # An adapter's uses count in full at its rendezvous home, half at its second place, a third at the next one:
 # so the hosts together hold more of the catalogue than each alone, and what is used most is on several.
@@ -141,16 +136,6 @@ REGISTERED_USES: Final = 1.0
 """What the registration of an adapter counts at its home."""
 
 
-class AdapterCandidate(NamedTuple):
-    """An adapter that a place could have."""
-
-    digest: str
-    uses: float
-    """Recent uses of the adapter, the part that this place should expect."""
-    worth: float
-    """Uses times reload time over bytes."""
-
-
 def use_plan(observed: ResidencySnapshot, uses: AdapterUsage, now: float) -> Wanted:
     """By host, the adapters that are worth most there; devices are left to loads ahead of jobs."""
     hosts = {place.name: place for place in observed.places if place.kind is TierKind.HOST}
@@ -163,77 +148,60 @@ def use_plan(observed: ResidencySnapshot, uses: AdapterUsage, now: float) -> Wan
                 expected = max(expected, REGISTERED_USES)
             if expected >= LEAST_USES:
                 shares[name][digest] = expected
-    return {name: _chosen(place, shares[name], observed) for name, place in hosts.items()}
+    return {name: _wanted(place, shares[name], observed) for name, place in hosts.items()}
 
 
-class _RetainedAdapters:
-    """The adapters that a place keeps while offers come; every change keeps more, or what is used more, so it ends."""
+def _wanted(place: AdapterTier, shares: Mapping[str, float], observed: ResidencySnapshot) -> tuple[str, ...]:
+    """Digests for a host, of adapters whose expected uses there are `shares`.
 
-    def __init__(self, place: AdapterTier, observed: ResidencySnapshot) -> None:
-        self._sizes = observed.sizes
-        self._pins = AdapterSelection(place, observed.sizes, pins_of(place, observed)).chosen
-        self._left_bytes = place.budget_bytes - sum(observed.sizes[digest] for digest in self._pins)
-        self._kept: dict[str, AdapterCandidate] = {}
-        self._order: list[tuple[float, str]] = []
-        """Worth and digest of what is kept, the least first."""
-
-    def settle(self, offers: list[AdapterCandidate], held: Mapping[str, int]) -> tuple[str, ...]:
-        """Return what is wanted in the end, of offers that are worth most first."""
-        offers = [offer for offer in offers if offer.digest not in self._pins]
-        for offer in offers:
-            if offer.digest in held and self._sizes[offer.digest] <= self._left_bytes:
-                self._keep(offer)
-        while self._round(offers):
-            pass
-        return (
-            *self._pins,
-            *(digest for _, digest in sorted(self._order, key=lambda one: (-one[0], one[1]))),
-        )
-
-    def _round(self, offers: list[AdapterCandidate]) -> bool:
-        """Take what is worth it; whether anything was."""
-        came = False
-        for offer in offers:
-            gone = None if offer.digest in self._kept else self._displaced(offer)
-            if gone is not None:
-                for digest in gone:
-                    self._drop(digest)
-                self._keep(offer)
-                came = True
-        return came
-
-    def _displaced(self, offer: AdapterCandidate) -> list[str] | None:
-        """Return what goes for `offer`, worth least first; None where it is worth too much, or used too much, to go."""
-        gone = list[str]()
-        missing_bytes = self._sizes[offer.digest] - self._left_bytes
-        most_s = offer.worth * self._sizes[offer.digest] / STICKY
-        for worth, digest in self._order if missing_bytes > 0 else ():
-            if worth * missing_bytes > most_s:  # as are all after it
-                return None
-            if self._kept[digest].uses * STICKY < offer.uses:
-                gone.append(digest)
-                most_s -= worth * self._sizes[digest]
-                missing_bytes -= self._sizes[digest]
-                if missing_bytes <= 0:
-                    break
-        return gone if missing_bytes <= 0 and most_s >= 0 else None
-
-    def _keep(self, offer: AdapterCandidate) -> None:
-        self._kept[offer.digest] = offer
-        insort(self._order, (offer.worth, offer.digest))
-        self._left_bytes -= self._sizes[offer.digest]
-
-    def _drop(self, digest: str) -> None:
-        offer = self._kept.pop(digest)
-        self._order.remove((offer.worth, digest))
-        self._left_bytes += self._sizes[digest]
-
-
-def _chosen(place: AdapterTier, shares: Mapping[str, float], observed: ResidencySnapshot) -> tuple[str, ...]:
+    It begins with what it has, the worth most first, as far as it fits. Every change keeps more, or what is used more,
+    so it ends. The worth of an adapter is its uses times the time of another load over its bytes.
+    """
+    sizes = observed.sizes
+    pins = AdapterSelection(place, sizes, pins_of(place, observed)).chosen
     offers = [
-        AdapterCandidate(digest, uses, uses * place.load_s(size) / max(1, size))
+        (uses * place.load_s(sizes[digest]) / max(1, sizes[digest]), digest)
         for digest, uses in shares.items()
-        if (size := observed.sizes[digest]) <= place.budget_bytes
+        if digest not in pins and sizes[digest] <= place.budget_bytes
     ]
-    offers.sort(key=lambda offer: (-offer.worth, offer.digest))
-    return _RetainedAdapters(place, observed).settle(offers, place.held)
+    offers.sort(key=lambda offer: (-offer[0], offer[1]))
+    left_bytes = place.budget_bytes - sum(sizes[digest] for digest in pins)
+    kept = list[tuple[float, str]]()  # worth and digest, the least first
+    for offer in offers:
+        if offer[1] in place.held and sizes[offer[1]] <= left_bytes:
+            insort(kept, offer)
+            left_bytes -= sizes[offer[1]]
+    came = True
+    while came:
+        came = False
+        chosen = set(kept)
+        for offer in (offer for offer in offers if offer not in chosen):
+            gone = _displaced(offer, sizes[offer[1]] - left_bytes, kept, sizes, shares)
+            if gone is not None:
+                for one in gone:
+                    kept.remove(one)
+                insort(kept, offer)
+                left_bytes += sum(sizes[digest] for _, digest in gone) - sizes[offer[1]]
+                came = True
+    return (*pins, *(digest for _, digest in sorted(kept, key=lambda one: (-one[0], one[1]))))
+
+
+def _displaced(
+    offer: tuple[float, str],
+    missing_bytes: int,
+    kept: list[tuple[float, str]],
+    sizes: Mapping[str, int],
+    uses: Mapping[str, float],
+) -> list[tuple[float, str]] | None:
+    """What of `kept` goes for `offer`, worth least first; None where it is worth too much, or used too much, to go."""
+    gone, most_s = list[tuple[float, str]](), offer[0] * sizes[offer[1]] / STICKY
+    for worth, digest in kept if missing_bytes > 0 else ():
+        if worth * missing_bytes > most_s:  # as are all after it
+            return None
+        if uses[digest] * STICKY < uses[offer[1]]:
+            gone.append((worth, digest))
+            most_s -= worth * sizes[digest]
+            missing_bytes -= sizes[digest]
+            if missing_bytes <= 0:
+                break
+    return gone if missing_bytes <= 0 and most_s >= 0 else None

@@ -12,9 +12,8 @@ from itertools import accumulate
 from operator import mul
 from typing import Final, NamedTuple
 
-from giornata.planning.cost_model import StepParallelism, Ways
+from giornata.planning.cost_model import StepCosts, StepParallelism, Ways, refresh_interval
 from giornata.planning.operations import NetworkOperations, SequenceShape, control_work
-from giornata.planning.step_costs import StepCosts, refresh_interval
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.wire.adapters import ControlWork
 from giornata.wire.models import BlockSpec
@@ -24,7 +23,7 @@ from giornata.wire.workers import RowProgress
 # What workers still have to compute, when their rows leave, and when rows that no worker has are computed.
 # Pure.
 #
-# A step costs a base and what each of its rows adds (`giornata.planning.step_costs` is linear), all rows
+# A step costs a base and what each of its rows adds (`giornata.planning.cost_model` is linear), all rows
 # advance by one step together, and waiting rows take places in order as others leave, as far as a step may
 # have so many rows and tokens. Between two such moments steps are alike, so that a virtual run costs one
 # heap operation a row, not one a step.

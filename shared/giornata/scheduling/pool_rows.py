@@ -9,8 +9,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from giornata.planning.cost_model import ALONE, HALVED, StepParallelism
-from giornata.planning.step_costs import refresh_interval
+from giornata.planning.cost_model import ALONE, HALVED, StepParallelism, refresh_interval
 from giornata.scheduling.degrees.plans import (
     EPS,
     FreeDeviceSpans,

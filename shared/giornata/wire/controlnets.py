@@ -94,7 +94,7 @@ class OpenControlReply(WireModel):
     """Opens the data path to this denoiser alone: the first thing that is sent there."""
     behind: tuple[tuple[int | None, ...], ...]
     """By ControlNet of the job, and by block: which of its samples is added behind it. A step's samples are the sums
-    of those that act (:func:`giornata.control.expansion.sum_residuals`), scaled, for each sequence that is computed."""
+    of those that act (:func:`giornata.control.layout.sum_residuals`), scaled, for each sequence that is computed."""
 
 
 class StepRefusal(StrEnum):

@@ -31,7 +31,7 @@ class HostDevice(WireModel):
 
 
 class CostFit(WireModel):
-    """A worker's linear cost model; see :mod:`giornata.planning.step_costs`."""
+    """A worker's linear cost model; see :mod:`giornata.planning.cost_model`."""
 
     weights: tuple[float, ...]
     """ms per unit; of computing, by :data:`giornata.planning.operations.NETWORK`."""
@@ -254,7 +254,7 @@ class WorkerCosts(WireModel):
     compute: CostFit
     """What steps on one device cost."""
     load: CostFit
-    """By :data:`giornata.planning.operations.COMPUTE` and :data:`giornata.planning.step_costs.LOAD`."""
+    """By :data:`giornata.planning.operations.COMPUTE` and :data:`giornata.planning.cost_model.LOAD`."""
     degrees: tuple[DegreeCosts, ...] = ()
     """What steps on several devices cost; empty for one device. A degree that is not here is not used."""
     device: str = ""

@@ -18,8 +18,7 @@ from safetensors.numpy import load
 
 from giornata.latents import normalisation_of
 from giornata.packed.compute_set import Region, make_region, with_companions
-from giornata.planning.batch_plans import BatchPlan, BatchPlanner, BatchRow, evaluate_modes, plan_batch
-from giornata.planning.block_plans import LoadLink
+from giornata.planning.plans import BatchPlan, BatchPlanner, BatchRow, LoadLink, evaluate_modes, plan_batch
 from giornata.scheduling.batch import Capacity
 from giornata.tensors import pack, unpack
 from giornata.wire.models import Sampler

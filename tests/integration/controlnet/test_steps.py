@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.control.expansion import sum_residuals
+from giornata.control.layout import sum_residuals
 from giornata.control.link.messages import ControlFailed
 from giornata.runtime import usable_cores
 from giornata.wire.controlnets import DataPath

@@ -50,7 +50,7 @@ async def left(stage: Stage) -> None:
         while True:
             try:
                 async with stage.http.get("/healthz", headers={"Connection": "close"}):
-                    continue
+                    await asyncio.sleep(0.05)  # the balancer's own
             except aiohttp.ClientConnectionError:
                 return
 

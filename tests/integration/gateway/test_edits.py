@@ -219,7 +219,7 @@ async def test_too_many_at_once(opening: Opening) -> None:
 
 
 async def test_a_deadline(opening: Opening) -> None:
-    async with opening(budget_s=4) as stage:
+    async with opening(budget_s=1) as stage:
         stage.router.hold = asyncio.Event()
         while (
             not stage.router.held.is_set()

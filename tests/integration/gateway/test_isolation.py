@@ -19,7 +19,7 @@ from giornata.wire.jobs import BlobRef
 from giornata.wire.masks import MaskMessage, MaskParameters, MaskReply, MaskRequest
 from giornata.wire.messages import IDEMPOTENCY_HEADER, CancelMessage
 from giornata.wire.requests import EditParameters
-from giornata_gateway.intake.rules.idempotency import HEADER, job_id_of
+from giornata_gateway.rules.idempotency import HEADER, job_id_of
 from tests.fakes.colours import CARD as COLOURS
 from tests.integration.fake_router import CARD
 from tests.integration.gateway.attacking import (

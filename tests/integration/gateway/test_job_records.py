@@ -8,20 +8,20 @@ from giornata.bus import bus, streams
 from giornata.records import JobRecordStore
 from giornata.wire import stores
 from giornata.wire.errors import JobNotFound
-from giornata_gateway.jobs.records import JobRecords
-from giornata_router.rules.job_records import accepted
-from tests.integration.nats_server import NatsServer
+from giornata_gateway.jobs.records import JobLedger
+from giornata_router.job_records import accepted
 from tests.integration.router.bench import make_job
 
 
+@pytest.mark.world
 async def test_a_gateway_knows_no_job_until_a_router_has_made_the_bucket_or_made_it_again(
-    private_nats: NatsServer,
+    nats_account: str,
 ) -> None:
     record = accepted(make_job())
     job_id = record.job.job_id
-    async with bus.connect(private_nats.url, "g") as connected:
+    async with bus.connect(nats_account, "g") as connected:
         jetstream = connected.jetstream
-        records = JobRecords(jetstream)
+        records = JobLedger(connected)
         with pytest.raises(JobNotFound):
             await records.get(job_id)
         for _ in range(2):

@@ -138,7 +138,7 @@ async def test_events_are_replayed_from_where_a_client_left(
     ids = [int(frame["id"]) for frame in kept]
     assert ids == sorted(set(ids))
     assert frames[-1]["data"]["url"].endswith(f"/v1/jobs/{job_id}/image?index=0")
-    monkeypatch.setattr("giornata_gateway.http.stream.time", SimpleNamespace(time=lambda: 0.0))
+    monkeypatch.setattr("giornata_gateway.http.jobs.time", SimpleNamespace(time=lambda: 0.0))
     again = await frames_of(stage, job_id, str(ids[0]))
     assert again == kept[1:]  # told when it happened, not when read
     async with stage.http.get(

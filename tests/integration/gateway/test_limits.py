@@ -15,7 +15,7 @@ import pytest
 import giornata.client
 from giornata.api_keys import TenantLimits
 from giornata.wire.errors import ConcurrencyLimited, QueueFull, RateLimited, ServiceUnavailable
-from giornata_gateway.intake import key_file
+from giornata_gateway import admission
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Opening, Stage
 from tests.patience import HUNG_S
@@ -50,7 +50,7 @@ async def edit(
 async def test_keys_come_and_go_without_a_restart(
     limited: Limiting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_file, "LOOK_S", 0.0)
+    monkeypatch.setattr(admission, "LOOK_S", 0.0)
     async with limited() as stage:
 
         async def status(key: str) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import secrets
 from collections.abc import AsyncIterator
-from pathlib import Path
+from itertools import count
 from typing import Any
 
 import aiohttp
@@ -29,31 +28,46 @@ from tests.integration.gateway_fakes import Opening, Stage, open_stage
 from tests.integration.lora_bench import canonical, lora, open_bench
 from tests.patience import HUNG_MS
 
-ALICE = {"Authorization": "Bearer sk-alice-123"}
-BOB = {"Authorization": "Bearer sk-robert-12"}
+ALICE: dict[str, str] = {}
+BOB: dict[str, str] = {}
+"""Headers of two tenants whom no other test has; :func:`doors` writes them."""
+TENANTS = 24
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def doors(nats_account: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Stage]:
-    """A gateway with the keys of two tenants, two LoRAs each, and a store."""
-    alice, bob = (f"{name}-{secrets.token_hex(4)}" for name in ("alice", "bob"))
-    keys = write_keys(tmp_path, {"sk-alice-123": alice, "sk-robert-12": bob})
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(
+    stage_account: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stage]:
+    """A gateway with the keys of many tenants, two LoRAs each, and a store."""
+    folder = tmp_path_factory.mktemp("loras")
+    keys = write_keys(folder, {f"sk-tenant-{n}": f"tenant-{n}" for n in range(TENANTS)})
 
     async def normalise(request: NormaliseLora) -> Any:
         return canonical(request).model_copy(update={"model_digest": CARD.digest})
 
     prepost = Endpoint(subjects.prepost("adapter", "tiny"), NormaliseLora, normalise)
     async with (
-        open_bench(nats_account, tmp_path) as bench,
+        open_bench(stage_account, folder) as bench,
         bench.bus.serve("prepost", prepost, instance="tiny"),
-        bench.instance(
-            lora_file_bytes=4 << 20, lora_host_folder=tmp_path / "host", lora_host_name=bench.model
-        ),
+        bench.instance(lora_file_bytes=4 << 20, lora_host_folder=folder / "host", lora_host_name=bench.model),
         open_stage(
-            nats_account, redis_url, tmp_path, api_keys_file=keys, max_loras=2, max_pinned_loras=1
+            stage_account, redis_url, folder, api_keys_file=keys, max_loras=2, max_pinned_loras=1
         ) as stage,
     ):
         yield stage
+
+
+FRESH = count()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def doors(house: Stage) -> Stage:
+    """The gateway for two fresh tenants."""
+    for headers in (ALICE, BOB):
+        headers["Authorization"] = f"Bearer sk-tenant-{next(FRESH) % TENANTS}"
+    await house.router.reset()
+    await house.router.announce()
+    return house
 
 
 async def upload(
@@ -207,7 +221,7 @@ async def test_a_probe_is_an_edit_with_the_loras_of_the_tenant_that_it_names(doo
         await profiler.call(subjects.EDIT_PROBE, probe, EditReply, Deadline.after_ms(HUNG_MS))
         job = (await doors.record()).job
         assert (job.tenant, job.loras[0].lora_id, job.loras[0].joins_within) == (alice, told["id"], 0.5)
-        stranger = probe.model_copy(update={"tenant": "bob"})
+        stranger = probe.model_copy(update={"tenant": "stranger"})
         with pytest.raises(LoraNotFound):
             await profiler.call(subjects.EDIT_PROBE, stranger, EditReply, Deadline.after_ms(HUNG_MS))
         file = job.loras[0].sha256

@@ -41,7 +41,7 @@ from giornata.wire.masks import MaskMessage, MaskMessageReply, MaskParameters
 from giornata.wire.messages import IDEMPOTENCY_HEADER, EditMessage, EditReply
 from giornata.wire.requests import EditParameters
 from giornata_gateway import nats_door
-from giornata_gateway.intake.rules.envelopes import REPLY_MARGIN_BYTES
+from giornata_gateway.rules.envelopes import REPLY_MARGIN_BYTES
 from tests.fakes.colours import CARD, ColourMasks
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import CARD as MODEL

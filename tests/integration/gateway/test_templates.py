@@ -80,20 +80,21 @@ async def test_the_same_picture_again_is_the_same_template(stage: Stage) -> None
     assert (await register(stage, image, size="128x96"))[1]["id"] != first["id"]
 
 
-async def test_what_the_router_refuses_is_not_kept(stage: Stage) -> None:
-    stage.router.template_refusal = ImageUnreadable()
-    image = secrets.token_bytes(16)
-    status, told = await register(stage, image)
-    assert (status, told["error"]["code"]) == (400, "image_unreadable")
-    stage.router.template_refusal = None
-    status, told = await register(stage, image)
-    assert status == 202
-    kept = stage.router.registered[-1]
-    stage.router.template_refusal = ServiceUnavailable()
-    status, refused = await register(stage, image)
-    assert (status, refused["error"]["code"]) == (503, "service_unavailable")
-    assert (await get(stage, f"/{told['id']}"))[0] == 200, "what was kept before stays"
-    assert await stage.router.blobs.has(kept.image)
+async def test_what_the_router_refuses_is_not_kept(opening: Opening) -> None:
+    async with opening(submit_window_s=0.01) as stage:
+        stage.router.template_refusal = ImageUnreadable()
+        image = secrets.token_bytes(16)
+        status, told = await register(stage, image)
+        assert (status, told["error"]["code"]) == (400, "image_unreadable")
+        stage.router.template_refusal = None
+        status, told = await register(stage, image)
+        assert status == 202
+        kept = stage.router.registered[-1]
+        stage.router.template_refusal = ServiceUnavailable()
+        status, refused = await register(stage, image)
+        assert (status, refused["error"]["code"]) == (503, "service_unavailable")
+        assert (await get(stage, f"/{told['id']}"))[0] == 200, "what was kept before stays"
+        assert await stage.router.blobs.has(kept.image)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from diffusers import (
 from PIL import Image
 from torch import Tensor
 
-from giornata.control.expansion import control_input
+from giornata.control.layout import control_input
 from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata.wire.adapters import ControlInput

@@ -23,8 +23,8 @@ from giornata.wire.messages import DoneEvent, EventKind, JobAck, SubmitRequest
 from giornata.wire.stores import LEASES, LEAST_STORE_BYTES, RECORDS, STORE_BYTES
 from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceState
+from giornata_router import job_records
 from giornata_router.leadership import KEY as LEASE
-from giornata_router.rules import job_records
 from tests.fakes import fleet
 from tests.fakes.fleet import REF, FakePrepost
 from tests.fakes.nats_world.server import nats_world

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 from giornata.wire.jobs import Encoding, JobState
 from giornata.wire.requests import Reuse
-from giornata_router.rules import job_records
+from giornata_router import job_records
 from tests.fakes.fleet import INSPECTION, REF
 from tests.integration.router.bench import Bench, denoiser, make_job
 

@@ -13,7 +13,6 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from giornata.bus import streams
 from giornata.bus.bus import Bus
-from giornata.bus.work_queue import LaterLeaderError, QueueConsumer, acknowledge
 from giornata.records import Quarantine
 from giornata.wire import codec, stores, subjects
 from giornata.wire.errors import BatchQueueFull, TenantQueueFull
@@ -22,8 +21,9 @@ from giornata.wire.messages import Epoch
 from giornata.wire.stores import RECORDS
 from giornata.wire.workers import QueueState, ServiceName, ServiceState
 from giornata_router import job_queue as router_queue
-from giornata_router.job_context import RouterContext
+from giornata_router.job_records import RouterContext
 from giornata_router.job_runner import HeldJob
+from giornata_router.work_queue import LaterLeaderError, QueueConsumer, acknowledge
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_S
 
@@ -183,7 +183,7 @@ async def received(consumer: QueueConsumer, number: int) -> list[Msg]:
 
 
 def consumer_of(bus: Bus, epoch: int) -> QueueConsumer:
-    return QueueConsumer(bus.client, bus.jetstream, Priority.BATCH, Epoch(1, epoch))
+    return QueueConsumer(bus, Priority.BATCH, Epoch(1, epoch))
 
 
 async def test_the_queue_belongs_to_the_latest_leader(bench: Bench) -> None:

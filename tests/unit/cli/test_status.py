@@ -28,7 +28,7 @@ from giornata.wire.workers import (
     WorkerState,
 )
 from giornata_gateway.views.catalog import fleet_view
-from giornata_router.rules.reports import StepRates, report
+from giornata_router.fleet_reports import StepRates, report
 from giornata_tools.cli.status import adapter_table, fleet_table, sums
 from giornata_tools.cli.top import COLUMNS, WINDOW_S, CounterWindow, TelemetryAggregator, screen
 from tests.contract.messages import CARD

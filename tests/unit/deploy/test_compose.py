@@ -20,7 +20,7 @@ from giornata.wire.permissions import NatsRole
 from giornata.wire.workers import ServiceName
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.server import CLOSE_S
-from giornata_gateway.intake.rules.tenants import is_loopback
+from giornata_gateway.rules.tenants import is_loopback
 from giornata_tools.checkout import SEGMENTER
 from giornata_tools.cli.app import cli
 from giornata_tools.launcher import servers

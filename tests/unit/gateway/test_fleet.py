@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from giornata.fleet import SILENCE_S
 from giornata.wire.fleet import FleetSummary, FleetView
 from giornata.wire.masks import MaskCard
 from giornata.wire.workers import (
@@ -19,7 +20,7 @@ from giornata_gateway.fleet import FleetListener
 from giornata_gateway.http.status import FleetFrames
 from giornata_gateway.metrics import Metrics
 from giornata_gateway.views.catalog import fleet_view, mask_card
-from giornata_router.rules.reports import SAMPLES_S, WINDOW_S, StepRates, report, summary
+from giornata_router.fleet_reports import SAMPLES_S, WINDOW_S, StepRates, report, summary
 from tests.fakes.fleet import CARD
 
 EMPTY = QueueState(wait_ms=0.0)
@@ -201,6 +202,17 @@ def test_what_autoscalers_ask_for_is_the_wait_that_routers_predict() -> None:
         'giornata_router_predicted_wait_seconds{model="b"} 0.0',
     ):
         assert line in text, line
+
+
+def test_a_router_that_stays_away_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("giornata_gateway.fleet.time.monotonic", lambda: now_s)
+    fleet = FleetListener(bridged_s=SILENCE_S + 1)
+    fleet.hear(summary("r1", [], {CARD.name: 2000.0}))
+    now_s += SILENCE_S
+    assert (ServiceName.ROUTER in fleet.missing(), fleet.waits_s()) == (False, {CARD.name: 2.0})
+    now_s += 1
+    assert (fleet.missing(), fleet.waits_s()) == ([ServiceName.ROUTER], {})
 
 
 def test_a_gateway_tells_no_router_from_no_workers() -> None:

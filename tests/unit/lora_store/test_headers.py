@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from giornata.wire.errors import LoraNotSupported, LoraTooLarge
 from giornata.wire.loras import LoraStyle
-from giornata_lora_store.rules.headers import (
+from giornata_lora_store.headers import (
     ALPHA_DTYPES,
     DTYPES,
     LoraSizeLimits,
     TensorInfo,
     recognise_header,
 )
-from giornata_lora_store.shared_folder import shared_path
+from giornata_lora_store.shared_folder import shared_file
 
 LIMITS = LoraSizeLimits(rank=64, tensors=100)
 STYLES = {
@@ -181,10 +181,10 @@ def test_any_header_is_a_lora_or_refused_with_a_code(tensors: dict[str, TensorIn
     ],
 )
 def test_names_that_lead_elsewhere_are_no_shared_paths(folder: str, file: str) -> None:
-    assert shared_path(folder, file) is None
+    assert shared_file(folder, file) is None
 
 
 def test_a_shared_path_names_model_and_lora() -> None:
-    found = shared_path("FLUX.1-dev", "outlined_v2.safetensors")
+    found = shared_file("FLUX.1-dev", "outlined_v2.safetensors")
     assert found is not None
     assert (found.model, found.name) == ("FLUX.1-dev", "outlined_v2")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from giornata.residency.folder_tier import FolderTier
+from giornata.residency.tiers import FolderTier
 
 SUFFIX = ".thing.safetensors"
 

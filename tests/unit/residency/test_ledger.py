@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.residency.tiers import EvictionLedger
+from giornata.residency.ledger import EvictionLedger
 
 NAMES = st.sampled_from("abcdef")
 ACTIONS = st.lists(

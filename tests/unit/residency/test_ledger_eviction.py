@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.residency.tiers import EvictionLedger
+from giornata.residency.ledger import EvictionLedger
 
 NAMES = st.sampled_from("abcdefgh")
 USES = st.lists(NAMES, max_size=80)

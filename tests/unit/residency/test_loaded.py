@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from giornata.residency.loaded_tier import LoadedTier, TierLookup
+from giornata.residency.tiers import LoadedTier, TierLookup
 from tests.patience import HUNG_S
 
 NAMES = "abcd"

@@ -17,16 +17,13 @@ from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import CandidateWorker, Policy, finish_time
 from giornata.scheduling.queue import FairQueue, SchedulingParams
-from giornata.scheduling.scheduler import MAX_PASSED, QueueOrderScheduler
+from giornata.scheduling.scheduler import QueueOrderScheduler
 from giornata.wire.jobs import Assignment, Priority
 from giornata.wire.messages import DenoisedEvent
 from giornata.wire.workers import CostFit, LoadSample, ServiceState, TemplateCounters, Tier, WorkerCosts
 from giornata_lab.bench.systems.networks import plain
 from giornata_router.dispatch import Dispatch, NoReport
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker
-
-LARGE = replace(DEMAND, shapes=(SHAPE,) * 4, together=True)
-
 
 TWO = replace(DEMAND, shapes=(SHAPE,) * 2)
 FIRST = Assignment(1, "d1", (0,))
@@ -135,32 +132,6 @@ async def test_what_nobody_has_asked_for_is_released_with_who_leaves_the_line() 
             raise RuntimeError
     assert dispatch.placement.has_room(DEMAND)
     assert (len(dispatch.line), dispatch._pending) == (0, {})
-
-
-async def test_small_jobs_pass_a_large_one_but_not_for_ever() -> None:
-    dispatch = dispatching()
-    waiters = Waiters(dispatch)
-    dispatch.observe(worker("d1"))
-    await waiters.ask("s0")
-    await waiters.ask("large", LARGE)
-    for i in range(2 * MAX_PASSED):  # there is always one small job or more on the worker
-        await waiters.ask(f"s{i + 1}")
-        await waiters.release(f"s{i}")
-    assert waiters.served.index("large") == 1 + MAX_PASSED
-    await waiters.leave()
-
-
-async def test_a_large_batch_job_never_holds_up_an_interactive_one() -> None:
-    dispatch = dispatching()
-    waiters = Waiters(dispatch)
-    dispatch.observe(worker("d1"))
-    await waiters.ask("first")
-    await waiters.ask("large", LARGE, Priority.BATCH)
-    for i in range(2 * MAX_PASSED):
-        await waiters.ask(f"i{i}")
-        await waiters.release(f"i{i}")
-    assert len(waiters.served) == 1 + 2 * MAX_PASSED
-    await waiters.leave()
 
 
 async def test_many_that_wait_cost_one_look_not_one_each() -> None:

@@ -16,8 +16,8 @@ from giornata.wire.errors import InternalError, QueueTooLong
 from giornata.wire.jobs import Priority
 from giornata.wire.workers import CostFit, QueueState, ServiceState, WorkerCosts
 from giornata_lab.bench.systems.networks import plain
-from giornata_router.rules.admission import FinishTimeEstimator
-from giornata_router.rules.stages import PrepostStage, StageCost, StagePlacement, Verb
+from giornata_router.admission import FinishTimeEstimator
+from giornata_router.prepost import PrepostStage, StageCost, StagePlacement, Verb
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD
 from tests.unit.router.test_stages import prepost

@@ -6,7 +6,7 @@ import pytest
 
 from giornata.wire.errors import AttemptsExhausted, GiornataError, InternalError
 from giornata.wire.jobs import BlobRef, JobRecord, JobState, RowRecord, RowState
-from giornata_router.rules.job_records import leftovers
+from giornata_router.job_records import leftovers
 from tests.contract.messages import ENCODING, INSPECTION, JOB
 
 

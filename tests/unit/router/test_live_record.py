@@ -13,8 +13,8 @@ from giornata.records import Change, RecordRevision
 from giornata.wire.errors import JobCancelled
 from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.messages import StateEvent
-from giornata_router.job_context import UNWRITTEN_S, LiveJobRecord
-from giornata_router.rules import job_records
+from giornata_router import job_records
+from giornata_router.job_records import UNWRITTEN_S, LiveJobRecord
 from tests.contract.messages import JOB
 
 KNOWN = RecordRevision(job_records.accepted(JOB), 1)

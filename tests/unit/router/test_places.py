@@ -7,7 +7,7 @@ import pytest
 from giornata.scheduling.job_queue import QueuedJob
 from giornata.wire.errors import BatchQueueFull, InteractiveQueueFull, QueueFull, TenantQueueFull
 from giornata.wire.jobs import Priority
-from giornata_router.rules.admission import QueueLimiter
+from giornata_router.admission import QueueLimiter
 
 
 def job(tenant: str = "a", priority: Priority = Priority.INTERACTIVE) -> QueuedJob:

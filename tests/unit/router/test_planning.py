@@ -14,7 +14,7 @@ from giornata.wire.workers import (
     Tier,
     WorkerState,
 )
-from giornata_router.rules.lora_planning import REGISTERED_S, LoraCatalogue, observed
+from giornata_router.lora_placement import REGISTERED_S, LoraCatalogue, observed
 
 NOW_S = 10_000.0
 

@@ -9,20 +9,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from giornata.fleet import SILENCE_S, Fleet
+from giornata.fleet import SILENCE_S
 from giornata.wire.errors import DeadlineExceeded
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_router.prepost_client import PrepostRequests
+from giornata_router.prepost import PrepostRequests
 
 
 def prepost(*answering: str, instance: str = "p1") -> ServiceState:
     return ServiceState(
         service=ServiceName.PREPOST, instance=instance, host="h", version="1", ready=True, answering=answering
     )
-
-
-SILENT = prepost().model_copy(update={"instance": "old", "answering": None})
-"""A prepost of a version that does not tell what it works on."""
 
 
 @asynccontextmanager
@@ -48,7 +44,7 @@ async def settled() -> None:
 
 
 async def test_a_question_that_nobody_has_is_lost_after_a_while() -> None:
-    questions = PrepostRequests(Fleet())
+    questions = PrepostRequests()
     before = time.monotonic()
     async with asking(questions, "inspect a") as task:
         now = time.monotonic()
@@ -62,7 +58,7 @@ async def test_a_question_that_nobody_has_is_lost_after_a_while() -> None:
 
 
 async def test_a_question_that_somebody_has_is_waited_for_however_long() -> None:
-    questions = PrepostRequests(Fleet())
+    questions = PrepostRequests()
     async with asking(questions, "inspect a") as task:
         now = time.monotonic()
         for second in range(1, 60):
@@ -77,16 +73,11 @@ async def test_a_question_that_somebody_has_is_waited_for_however_long() -> None
             await task
 
 
-@pytest.mark.parametrize(("connected", "tells"), [(False, True), (True, False)])
-async def test_nothing_is_lost_while_one_cannot_know(*, connected: bool, tells: bool) -> None:
-    fleet = Fleet()
-    questions = PrepostRequests(fleet, lambda: connected)
+async def test_nothing_is_lost_while_one_cannot_know() -> None:
+    questions = PrepostRequests(lambda: False)
     async with asking(questions, "inspect a") as task:
         now = time.monotonic()
-        fleet.observe(prepost() if tells else SILENT, now + 100)
-        questions.look(now + 100)
-        await settled()
-        assert not task.done()
-        questions.look(now + 100 + SILENCE_S - 0.1)
-        await settled()
-        assert not task.done()
+        for later_s in (100, 100 + SILENCE_S - 0.1):
+            questions.look(now + later_s)
+            await settled()
+            assert not task.done()

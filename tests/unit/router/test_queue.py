@@ -13,11 +13,11 @@ from giornata.scheduling.placement import Placement
 from giornata.scheduling.queue import FairQueue
 from giornata.wire.messages import CancelRows, Epoch, SubmitRequest
 from giornata_router import job_queue as module
+from giornata_router.admission import FinishTimeEstimator
 from giornata_router.config import RouterConfig
-from giornata_router.job_context import RouterContext
 from giornata_router.job_queue import LeaderJobQueue
+from giornata_router.job_records import RouterContext
 from giornata_router.job_runner import HeldJob
-from giornata_router.rules.admission import FinishTimeEstimator
 from tests.contract.messages import JOB
 
 

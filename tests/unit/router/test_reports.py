@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from giornata.wire.workers import ServiceName, ServiceState, StepSample
-from giornata_router.rules.reports import SAMPLES_S, WINDOW_S, StepRates, coarse, report, summary
+from giornata_router.fleet_reports import SAMPLES_S, WINDOW_S, StepRates, coarse, report, summary
 from tests.unit.scheduling.test_placement import row, worker
 
 STEP = StepSample(

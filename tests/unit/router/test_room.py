@@ -8,7 +8,7 @@ import pytest
 
 from giornata.wire import stores
 from giornata.wire.workers import StoreRoom
-from giornata_router.stream_capacity import GROWTH_BYTES, may_come
+from giornata_router.admission import GROWTH_BYTES, may_come
 from giornata_tools.launcher.servers import MAX_FILE_STORE
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

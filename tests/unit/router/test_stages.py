@@ -13,7 +13,7 @@ from giornata.scheduling.queue import Key, SchedulingParams
 from giornata.wire.jobs import Priority
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import PrepostState, ServiceName, ServiceState
-from giornata_router.rules.stages import (
+from giornata_router.prepost import (
     AHEAD_MS,
     RECENT_S,
     PrepostStage,

@@ -24,9 +24,8 @@ from giornata.wire.errors import (
 from giornata.wire.jobs import Assignment, JobRecord, JobState, RowRecord, RowState
 from giornata.wire.requests import Reuse
 from giornata.wire.values import ComputeTimes, Intermediate, StageTimes
-from giornata_router.job_context import StageTimer
-from giornata_router.rules import job_records
-from giornata_router.rules.job_records import JobTimes
+from giornata_router import job_records
+from giornata_router.job_records import JobTimes, StageTimer
 from tests.contract.messages import ENCODING, INSPECTION, JOB, REF
 
 WHY = "the worker fell silent"

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S
+from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import low_rank_weights
-from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.adapters import (
     LANES,
     LoraLoadTimes,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import RowShape, StepTimeModel
 from giornata.scheduling.worker_state import FEWER, WorkerIndex, WorkerOccupancy, WorkerTotals

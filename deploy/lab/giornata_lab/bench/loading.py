@@ -20,25 +20,29 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import click
+import numpy as np
 import torch
 
 from giornata.packed.block_inputs import BlockInputs, CachedTokens
 from giornata.packed.packing import TraceLane
-from giornata.planning.batch_plans import BatchPlanner, plan_batch, plan_each_alone
-from giornata.planning.block_plans import (
-    BlockCost,
+from giornata.planning.cost_model import StepCosts
+from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
+from giornata.planning.plans import (
+    BatchPlanner,
+    BatchRow,
     LoadLink,
     Modes,
-    Planner,
+    Numbers,
+    RowBlocks,
+    RowPlanner,
+    evaluate_modes,
     exact_modes,
     greedy_modes,
-    sequential_end_ms,
+    plan_batch,
+    plan_each_alone,
     takes,
-    timeline,
     uniform_modes,
 )
-from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
-from giornata.planning.step_costs import StepCosts
 from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.recorders import EntryRecorder
 from giornata_denoiser.blocks.slabs import Device, Slabs
@@ -238,7 +242,7 @@ def picture(scene: LoadingScene, planner: BatchPlanner, costs: StepCosts, rate_b
 NAIVE: Final = "naive"
 THE_PLAN, THE_ENGINE = "the plan", "the engine"
 BEST: Final = "exact"
-PLANNERS: Final[dict[str, Planner]] = {
+PLANNERS: Final[dict[str, RowPlanner]] = {
     "strawman": uniform_modes(BlockMode.KV),
     NAIVE: uniform_modes(BlockMode.KV),
     "greedy": greedy_modes,
@@ -311,24 +315,16 @@ def _loaded(scene: LoadingScene, entry: Entry) -> Slabs:
     return slabs
 
 
-def _blocks(scene: LoadingScene, costs: BlockCosts) -> list[BlockCost]:
-    """All blocks of all steps of the picture; what is around a step's blocks counts as the first one's."""
-    kept = scene.entries[0].blocks[0]
-    return [
-        BlockCost(
-            full_ms=costs.blocks[BlockMode.FULL][index],
-            hidden_ms=costs.blocks[BlockMode.HIDDEN][index],
-            kv_ms=costs.blocks[BlockMode.KV][index],
-            hidden_slabs=HIDDEN_SLABS,
-            kv_slabs=KV_SLABS,
-            fresh=index == 0,
-            others_ms=costs.around_ms if index == 0 else 0.0,
-            hidden_kept=kept.hidden is not None,
-            kv_kept=kept.key is not None,
-        )
-        for _ in scene.entries
-        for index in range(scene.blocks)
-    ]
+def _row(scene: LoadingScene, costs: BlockCosts) -> tuple[BatchRow, Numbers]:
+    """All blocks of all steps of the picture, and what is around a step's blocks, which counts as the first one's."""
+    kept, steps = scene.entries[0].blocks[0], len(scene.entries)
+    full, hidden, kv = (np.tile(costs.blocks[mode], steps) for mode in BlockMode)
+    count = steps * scene.blocks
+    hidden_slabs, kv_slabs = (np.full(count, float(size)) for size in (HIDDEN_SLABS, KV_SLABS))
+    fresh = np.arange(count) % scene.blocks == 0
+    hidden_kept, kv_kept = (np.full(count, part is not None) for part in (kept.hidden, kept.key))
+    blocks = RowBlocks(full, hidden, kv, hidden_slabs, kv_slabs, fresh, hidden_kept, kv_kept)
+    return BatchRow(blocks, "t"), np.where(fresh, costs.around_ms, 0.0)
 
 
 def _compared(
@@ -339,15 +335,17 @@ def _compared(
     size = scene.slabs(scene.entries[0]).load_bytes(0, BlockMode.KV)
     rate = size / (load_ms / 1e3)
     link = LoadLink(load_ms / KV_SLABS)
-    blocks = _blocks(scene, costs)
+    row, around_ms = _row(scene, costs)
     plans: dict[str, Modes] = {}
     plan_ms: dict[str, float] = {}
     for name, planner in PLANNERS.items():
         began = time.perf_counter()
-        plans[name] = planner(blocks, link)
+        plans[name] = planner(row.blocks, link, around_ms)
         plan_ms[name] = (time.perf_counter() - began) * 1e3
-    predicted = {name: timeline(blocks, modes, link).finish_ms for name, modes in plans.items()}
-    predicted[NAIVE] = sequential_end_ms(blocks, plans[NAIVE], link)
+    ran = {name: evaluate_modes([row], [modes], link, around_ms) for name, modes in plans.items()}
+    predicted = {name: plan.finish_ms for name, plan in ran.items()}
+    computing = evaluate_modes([row], [plans[NAIVE]], LoadLink(0.0), around_ms)
+    predicted[NAIVE] = computing.finish_ms + computing.slabs * link.slab_ms
     weights = linear(costs, scene.rows.family.operations, scene.row.shapes, rate)
     carried_out: dict[str, list[LoadTimes]] = {name: [] for name in PLANNERS}
     engines: dict[str, list[LoadTimes]] = {name: [] for name in ENGINE_PLANNERS}

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from giornata.planning.cost_model import refresh_offset
 from giornata.planning.operations import is_all_or_nothing
-from giornata.planning.step_costs import refresh_offset
 from giornata.wire.models import Sampler
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig

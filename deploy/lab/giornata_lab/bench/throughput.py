@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from giornata.planning.step_costs import refresh_interval
+from giornata.planning.cost_model import refresh_interval
 from giornata.scheduling.batch import BatchingMode
 from giornata_denoiser.config import DenoiserConfig
 from giornata_lab.bench.compute import engines

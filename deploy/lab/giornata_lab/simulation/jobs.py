@@ -8,8 +8,6 @@ import random
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from giornata.planning.batch_plans import BatchRow, plan_batch
-from giornata.planning.block_plans import LoadLink
 from giornata.planning.operations import (
     NetworkOperations,
     SequenceShape,
@@ -18,7 +16,7 @@ from giornata.planning.operations import (
     sample_fields,
     step_work,
 )
-from giornata.planning.step_costs import SLABS, BlockLoads, row_blocks
+from giornata.planning.plans import SLABS, BatchRow, BlockLoads, LoadLink, plan_batch, row_blocks
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import JobDemand, RowShape, StepTimeModel
@@ -257,7 +255,7 @@ class StepTimes:
             reusing.append(BatchRow(made, template))
             least_ms += float(made.kv_ms.sum())
         link = LoadLink(pace.costs.load_ms(kv_bytes / SLABS))
-        return plan_batch(reusing, link, base_ms).timeline.finish_ms / least_ms
+        return plan_batch(reusing, link, base_ms).finish_ms / least_ms
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from giornata.planning.cost_model import Profile, encode_compute_fit, fit
+from giornata.planning.cost_model import LOAD, Profile, StepCosts, encode_compute_fit, fit
 from giornata.planning.operations import (
     COMPUTE,
     NETWORK,
@@ -37,7 +37,6 @@ from giornata.planning.operations import (
     step_work,
     work_of_weights,
 )
-from giornata.planning.step_costs import LOAD, StepCosts
 from giornata.scheduling.demand import StepTimeModel
 from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode

@@ -128,7 +128,7 @@ async def answers_200(url: str, limit_s: float) -> None:
             async def ask() -> None:
                 await session.get(url)
 
-            await retries.polling(aiohttp.ClientError, limit_s)(ask)
+            await retries.soon(aiohttp.ClientError, limit_s)(ask)
     except aiohttp.ClientError as error:
         raise LaunchError(f"{url} does not answer 200 within {limit_s:g} s: {error}.") from error
 

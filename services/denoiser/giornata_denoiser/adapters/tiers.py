@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from giornata.bus.bus import Bus
 from giornata.packed.low_rank import SequenceLoras, low_rank
-from giornata.residency.folder_tier import FolderTier
-from giornata.residency.loaded_tier import LoadedTier
+from giornata.residency.tiers import FolderTier, LoadedTier
 from giornata.scratch import scratch_folder
 from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
 from giornata_denoiser.adapters.files import LoraFile, LoraStoreFetcher, open_lora

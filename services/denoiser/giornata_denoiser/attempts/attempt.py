@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
-from giornata.observability.tracing import NO_STEPS
 from giornata.scheduling.batch import RowKey
+from giornata.tracing import NO_STEPS
 from giornata.wire.errors import GiornataError
 from giornata.wire.messages import RunRequest
 from giornata.wire.workers import RowProgress

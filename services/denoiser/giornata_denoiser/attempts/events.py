@@ -17,7 +17,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from giornata.bus.bus import Bus
-from giornata.observability.tracing import NO_STEPS, StepSpans, span
+from giornata.tracing import NO_STEPS, StepSpans, span
 from giornata.wire import subjects
 from giornata.wire.jobs import Job
 from giornata.wire.messages import PREVIEW_BYTES, PREVIEW_JOB_BYTES, EventKind, PreviewEvent, RunRequest

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import torch
 
 from giornata.bus.bus import Bus
-from giornata.control.expansion import count_sequences, sum_residuals
+from giornata.control.layout import count_sequences, sum_residuals
 from giornata.control.networks import device_id
 from giornata.planning.cost_model import CostModel
 from giornata.planning.operations import control_work, work_of
@@ -35,7 +35,7 @@ from giornata_denoiser.controls.local import (
     control_target,
     with_control_costs,
 )
-from giornata_denoiser.controls.remote import RemoteControlOptions, RemoteControls
+from giornata_denoiser.controls.remote import RemoteControls
 from giornata_denoiser.controls.sessions import (
     ControlClientInfo,
     ControlNetInstances,
@@ -154,8 +154,14 @@ class DenoiserControlNets:
         family, nets = checkpoint.family, checkpoint.controlnets
         held = config.control_held_steps
         local = LocalControls(nets, network, held) if nets else None
-        manner = RemoteControlOptions(held, config.control_late_s)
-        sessions.remote = RemoteControls(network, family.dtype, family.device, sessions.lost, manner)
+        sessions.remote = RemoteControls(
+            network,
+            family.dtype,
+            family.device,
+            sessions.lost,
+            held_steps=held,
+            late_s=config.control_late_s,
+        )
         self.controls: ControlExecutor = ControlDispatcher(local, sessions.remote)
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from giornata.control.expansion import Behind, sum_residuals
+from giornata.control.layout import Behind, sum_residuals
 from giornata.control.networks import CPU
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlState

@@ -15,7 +15,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from giornata.residency.tiers import EvictionLedger
+from giornata.residency.ledger import EvictionLedger
 from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.slabs import Device, ExpectedSlabs, Slabs, TransferHandle
 from giornata_denoiser.rows.template import StoredTensor

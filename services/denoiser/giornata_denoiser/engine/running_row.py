@@ -11,10 +11,19 @@ import numpy as np
 
 from giornata.packed.attention import CachedKVRecorder
 from giornata.packed.block_inputs import BlockInputs, CachedTokens
-from giornata.planning.batch_plans import BatchPlanner, BatchRow
-from giornata.planning.block_plans import Counts, LoadLink, takes
+from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import NetworkOperations, SequenceShape
-from giornata.planning.step_costs import SLABS, BlockLoads, StepCosts, row_blocks, slab_unit
+from giornata.planning.plans import (
+    SLABS,
+    BatchPlanner,
+    BatchRow,
+    BlockLoads,
+    Counts,
+    LoadLink,
+    row_blocks,
+    slab_unit,
+    takes,
+)
 from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.recorders import CorrectionRecorder, EntryRecorder, OwnKeysValues, Recorders
 from giornata_denoiser.blocks.slabs import CacheSharder, Slabs
@@ -202,7 +211,7 @@ def plan_modes(
     chosen = [
         _with_modes(row, modes[:blocks], own) for row, modes, own in zip(now, plan.modes, loads, strict=True)
     ]
-    return chosen, plan.timeline.ended_ms[blocks - 1]
+    return chosen, plan.ended_ms[blocks - 1]
 
 
 def _with_modes(served: EntryReuse, modes: tuple[BlockMode, ...], loads: BlockLoads) -> EntryReuse:

@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 from torch import Tensor
 
+from giornata.planning.cost_model import StepCosts, worth_reusing
 from giornata.planning.operations import (
     NetworkOperations,
     SequenceShape,
@@ -18,7 +19,6 @@ from giornata.planning.operations import (
     recording_bytes,
     step_work,
 )
-from giornata.planning.step_costs import StepCosts, worth_reusing
 from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.recorders import own_bits
 from giornata_denoiser.choices import EXACT

@@ -11,7 +11,7 @@ import numpy as np
 
 from giornata.packed.block_inputs import BlockInputs, by_sequence
 from giornata.packed.packing import LaneTracer, to_device
-from giornata.planning.batch_plans import BatchPlanner, plan_batch
+from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import (
     NetworkOperations,
     SequenceShape,
@@ -21,7 +21,7 @@ from giornata.planning.operations import (
     sample_fields,
     step_work,
 )
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.plans import BatchPlanner, plan_batch
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
@@ -42,7 +42,7 @@ def work_of(operations: NetworkOperations, rows: Iterable[RunningRow]) -> StepWo
     rows = tuple(rows)
     work = step_work(operations, *_sequences(operations, rows))
     sets = {each.row.adapters.acting(each.row.step) for each in rows}
-    return replace(work, segments=float(len(sets - {()})))
+    return work._replace(segments=float(len(sets - {()})))
 
 
 class CountedRow(NamedTuple):

@@ -15,9 +15,8 @@ from rich.progress import Progress
 
 from giornata.config import load
 from giornata.gpus import VISIBLE, see_alone
-from giornata.planning.cost_model import ALONE, DegreeFit, Profile, StepParallelism
+from giornata.planning.cost_model import ALONE, LOAD, DegreeFit, Profile, StepParallelism
 from giornata.planning.operations import COMPUTE, taking_modes
-from giornata.planning.step_costs import LOAD
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig

@@ -11,9 +11,18 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from giornata.planning.cost_model import Array, DegreeFit, LinearFit, Profile, StepParallelism, fit, grade_fit
+from giornata.planning.cost_model import (
+    LOAD,
+    Array,
+    DegreeFit,
+    LinearFit,
+    Profile,
+    StepParallelism,
+    complete_weights,
+    fit,
+    grade_fit,
+)
 from giornata.planning.operations import ADAPTING, COMPUTE, NETWORK, NetworkOperations, taking_modes
-from giornata.planning.step_costs import LOAD, complete_weights
 from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
@@ -87,7 +96,7 @@ class ProfileMeasurements:
     @property
     def step_samples(self) -> list[FitSample]:
         """Steps, for a fit."""
-        return [FitSample(mixture.work(self.operations).features, ms) for mixture, ms in self.steps]
+        return [FitSample(mixture.work(self.operations), ms) for mixture, ms in self.steps]
 
 
 def measure(meter: StepMeter, extent: ProfileScope, bar: ProgressBar = iter) -> ProfileMeasurements:
@@ -149,7 +158,7 @@ def activation_bytes(meter: StepMeter, steps: Iterable[StepShape]) -> tuple[floa
 
 
 def fit_samples(names: Sequence[str], samples: Sequence[FitSample]) -> LinearFit:
-    """Over :data:`giornata.planning.operations.COMPUTE` or :data:`giornata.planning.step_costs.LOAD`.
+    """Over :data:`giornata.planning.operations.COMPUTE` or :data:`giornata.planning.cost_model.LOAD`.
 
     Where no sample has any of what adapters add, that weight follows from the others.
 
@@ -249,7 +258,7 @@ def calibrate(checkpoint: Checkpoint, bits: int) -> Profile:
     for step in steps:
         if not step_samples or time.perf_counter() < end_s:
             step_ms = min(meter.step_ms(step) for _ in range(REPEATS))
-            step_samples.append(FitSample(step.work(family.operations).features, step_ms))
+            step_samples.append(FitSample(step.work(family.operations), step_ms))
     sizes = [
         RowSize(side, side, text, (mode,) * family.depth, RATIO).beside(meter.companions, meter.prefix)
         for side in SIDES

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from giornata.planning.cost_model import LinearFit, Profile, StepParallelism
+from giornata.planning.cost_model import LOAD, LinearFit, Profile, StepParallelism
 from giornata.planning.operations import COMPUTE
-from giornata.planning.step_costs import LOAD
 from giornata_denoiser.profiling import fitting
 from giornata_denoiser.profiling.mixtures import RowSize
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import torch
 
 from giornata.packed.compute_set import Region, unite_regions
-from giornata.residency.loaded_tier import LoadedTier
+from giornata.residency.tiers import LoadedTier
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Correction
 from giornata_denoiser.templates.identity import ORDINARY, HostMemory

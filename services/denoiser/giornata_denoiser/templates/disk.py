@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from giornata.residency.folder_tier import FolderTier
+from giornata.residency.tiers import FolderTier
 from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, StoredTensor
 from giornata_denoiser.templates.identity import HostMemory
@@ -48,7 +48,7 @@ class TemplateDiskTier(FolderTier):
     what is read of the file and no more.
 
     Args:
-        folder: see :class:`giornata.residency.folder_tier.FolderTier`.
+        folder: see :class:`giornata.residency.tiers.FolderTier`.
         budget_bytes: most bytes of all files.
         host: where what is read is to lie; where that is ordinary memory, it stays mapped.
         told: told how long each read took, in the reading thread.

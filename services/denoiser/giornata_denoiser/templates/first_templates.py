@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
-from giornata.residency.loaded_tier import LoadedTier
+from giornata.residency.tiers import LoadedTier
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.identity import ORDINARY, HostMemory

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from giornata.residency.loaded_tier import LoadedTier
+from giornata.residency.tiers import LoadedTier
 from giornata.wire.workers import LoadSample, TemplateCounters, Tier
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.corrections import CorrectionCache

@@ -28,8 +28,8 @@ from giornata.wire.errors import (
     RequestTimeout,
     TooManyConnections,
 )
-from giornata_gateway.http.errors import SERVER, error_answer, http_answer
-from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway.http.responses import SERVER, error_answer, http_answer
+from giornata_gateway.rules.tenants import Tenant
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
 
 PROBES: Final = 4

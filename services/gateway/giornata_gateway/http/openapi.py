@@ -14,15 +14,11 @@ from giornata import __version__
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import BY_CODE
 from giornata.wire.requests import MAX_REFERENCES, REFERENCE
-from giornata_gateway.http.body import JSON
-from giornata_gateway.http.errors import HTTP_ERRORS
+from giornata_gateway.http.responses import HTTP_ERRORS, JSON
 from giornata_gateway.http.routes import ROUTES, Body, EventStream, Json, Reply, Route
-from giornata_gateway.intake.rules.forms import LoraForm
-from giornata_gateway.intake.rules.idempotency import HEADER, MAX_CHARACTERS
+from giornata_gateway.rules.forms import LoraForm
+from giornata_gateway.rules.idempotency import HEADER, MAX_CHARACTERS
 from giornata_gateway.views.answers import ErrorAnswer
-
-# What a client may ask next with the ids that an answer names: OpenAPI's links, by operation.
-
 
 ID: Final = "$response.body#/id"
 JOB: Final = "$response.body#/giornata/job_id"
@@ -59,9 +55,6 @@ def links_of(operation: str) -> dict[str, Any]:
         return {}
     parameter, expression, followers = FOLLOWED[operation]
     return {name: {"operationId": name, "parameters": {parameter: expression}} for name in followers}
-
-
-# The OpenAPI 3.1 document, made from the route table.
 
 
 RETRY_AFTER: Final = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}

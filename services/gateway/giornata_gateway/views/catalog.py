@@ -16,9 +16,6 @@ from giornata.wire.resolution import Default, defaults_of, fields_of
 from giornata.wire.workers import ServiceName, ServiceState, StoreRoom, TemplateCounters
 from giornata_gateway.views.answers import View
 
-# What the fleet serves: the model for a request, the list of models, readiness, health.
-
-
 NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
 """An edit needs one ready instance of each."""
 
@@ -239,9 +236,6 @@ def ready_view(
         nearly_full=list(nearly_full),
         storage_full=dict(storage_full),
     )
-
-
-# The fleet as ``/v1/fleet`` tells it: every instance, how fast it is, and what they can do together.
 
 
 TOLD: Final = {"service", "ready", "draining", "active", "models"}

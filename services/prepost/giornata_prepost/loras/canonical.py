@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 
 from giornata.bus.bus import Bus
 from giornata.lora_transfer import fetch
-from giornata.residency.folder_tier import FolderTier
+from giornata.residency.tiers import FolderTier
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraMismatch, LoraUnreadable
 from giornata.wire.loras import StoredFile

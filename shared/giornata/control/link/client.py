@@ -5,17 +5,25 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Final, Self
 
 import torch
 from torch import Tensor
 
 from giornata.control.link import slabs
-from giornata.control.link.messages import MAX_MESSAGE_BYTES, LinkLost, encode_frame, read_from_instance
-from giornata.control.link.slabs import SharedSlab
-from giornata.control.link.steps import ControlStepTable, InFlightControlStep
+from giornata.control.link.messages import (
+    MAX_MESSAGE_BYTES,
+    ControlFailed,
+    LinkLate,
+    LinkLost,
+    encode_frame,
+    read_from_instance,
+)
+from giornata.control.link.slabs import SharedSlab, SlabAllocator, align_up
 from giornata.frames import FramedConnection, MalformedFrame
 from giornata.wire.controlnets import (
     CancelStep,
@@ -29,61 +37,8 @@ from giornata.wire.controlnets import (
     StepCancelled,
 )
 
-# How a denoiser's end is opened.
-
-
 CONNECT_S: Final = 5.0
 """How long an instance may take to be reached, and again to admit this denoiser."""
-
-
-def connect_link(path: DataPath, address: str, token: str, slab: SharedSlab) -> FramedConnection:
-    """A connection to the instance at `address`, which has admitted this denoiser and has its slab.
-
-    Raises:
-        LinkLost: no instance is there, or it refuses.
-    """
-    try:
-        connection = FramedConnection(_socket(path, address), MAX_MESSAGE_BYTES)
-    except (OSError, ValueError) as error:
-        raise LinkLost(f"no ControlNet instance can be reached at {address}: {error}") from error
-    opening = OpenLink(token=token, path=path, slab_bytes=len(slab.memory), memory=slab.device_memory)
-    try:
-        connection.send(encode_frame(opening), () if slab.descriptor is None else (slab.descriptor,))
-        _wait_until_opened(connection)
-    except (OSError, MalformedFrame) as error:
-        connection.close()
-        raise LinkLost(
-            f"the ControlNet instance at {address} does not open the data path: {error}"
-        ) from error
-    return connection
-
-
-def _wait_until_opened(connection: FramedConnection) -> None:
-    data, descriptor = connection.receive_first(MAX_MESSAGE_BYTES, CONNECT_S)
-    if descriptor is not None:
-        os.close(descriptor)
-    message = read_from_instance(data)
-    if not isinstance(message, LinkOpened):
-        raise MalformedFrame(f"the first message is of kind {message.kind!r}; accepted: 'opened'")
-
-
-def _socket(path: DataPath, address: str) -> socket.socket:
-    if path is DataPath.TCP:
-        host, _, port = address.rpartition(":")
-        return socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
-    found = socket.socket(socket.AF_UNIX)
-    try:
-        found.settimeout(CONNECT_S)
-        found.connect(address)
-    except BaseException:
-        found.close()
-        raise
-    return found
-
-
-# The denoiser's end of the data path: its own memory, and the steps that it waits for.
-
-
 ROOM_S: Final = 10.0
 """How long a step waits for others to make room."""
 PARTING_S: Final = 2.0
@@ -93,10 +48,15 @@ PARTING_S: Final = 2.0
 class ControlStepHandle:
     """A step that was asked for; a context that ends with its release. Any thread may use it."""
 
-    def __init__(
-        self, steps: ControlStepTable, step: InFlightControlStep, slab: Tensor, cancel: Callable[[int], None]
-    ) -> None:
-        self._steps, self._step, self._slab, self._cancel = steps, step, slab, cancel
+    def __init__(self, steps: ControlStepTable, ask: ResidualsRequest, start: int) -> None:
+        self._steps = steps
+        self.ask, self.start = ask, start
+        """What was asked, and the byte at which its place begins."""
+        self.here = set[int]()
+        """Indices of the samples that have come."""
+        self.failed: tuple[str, str] | None = None
+        """Code and message, where the instance will not compute the rest."""
+        self.released = False
 
     def __enter__(self) -> Self:
         return self
@@ -105,9 +65,19 @@ class ControlStepHandle:
         self.release()
 
     @property
+    def count(self) -> int:
+        """Return how many samples it has."""
+        return len(self.ask.offsets) - 1
+
+    @property
     def arrived(self) -> int:
         """Return how many samples are here."""
-        return len(self._step.here)
+        return len(self.here)
+
+    @property
+    def under_way(self) -> bool:
+        """Return whether the instance may still write to its place."""
+        return self.failed is None and len(self.here) < self.count
 
     def sample(self, index: int, timeout_s: float) -> Tensor:
         """Sample `index`, when it has come. One that is here can be had after a loss or a failure, too.
@@ -122,20 +92,144 @@ class ControlStepHandle:
             IndexError: the step has no such sample.
             ValueError: the step has been released.
         """
-        ask, count = self._step.ask, self._step.count
-        if not 0 <= index < count:
-            raise IndexError(f"sample {index} of a step with {count}")
-        self._steps.wait(self._step, index, timeout_s)
-        shape = (ask.tokens[index + 1], ask.channels[index + 1])
-        return slabs.tensor_at(self._slab, ask.offsets[index + 1], shape, slabs.DTYPES[ask.dtype])
+        if not 0 <= index < self.count:
+            raise IndexError(f"sample {index} of a step with {self.count}")
+        return self._steps.sample(self, index, timeout_s)
 
     def release(self) -> None:
         """Let other steps have the place of this one; what reads its samples, on a GPU too, has to be done.
 
         A step that is under way is cancelled first. Its place is free when the instance has acknowledged that.
         """
-        if self._steps.release(self._step):
-            self._cancel(self._step.ask.number)
+        self._steps.release(self)
+
+
+class ControlStepTable:
+    """The steps of one link, by number. An instance's word is checked before anything is done about it.
+
+    Any thread may use it.
+
+    Args:
+        slab: (bytes,) uint8, for places.
+        room_s: how long a step may wait for its place.
+        cancel: asks the instance to let go of a step.
+    """
+
+    def __init__(self, slab: Tensor, room_s: float, cancel: Callable[[int], None]) -> None:
+        self._slab, self._places = slab, SlabAllocator(len(slab))
+        self._room_s, self._cancel = room_s, cancel
+        self._steps: dict[int, ControlStepHandle] = {}
+        self._next = 0
+        self.lost: str | None = None
+        """Why the link is down."""
+        self._changed = threading.Condition()
+        """Guards all that is above, and tells of every change."""
+
+    def enter(self, described: ResidualsRequest) -> ControlStepHandle:
+        """Give a step, which is `described` without them, its number and its place; waits for that.
+
+        Raises:
+            ValueError: it has more bytes than the slab.
+            LinkLost: the link is down.
+            LinkLate: others have not made room in time.
+        """
+        sizes = [align_up(size) for size in described.sizes_bytes]
+        size_bytes, until_s = sum(sizes), time.monotonic() + self._room_s
+        if size_bytes > self._places.size_bytes:
+            raise ValueError(
+                f"a step of {size_bytes} bytes, {sizes[0]} of latents and {sizes[1:]} of samples; the slab has "
+                f"{self._places.size_bytes}"
+            )
+        with self._changed:
+            self._raise_if_lost()
+            while (start := self._places.take(size_bytes)) is None:
+                if not self._changed.wait(max(until_s - time.monotonic(), 0)):
+                    raise LinkLate(f"no room for a step of {size_bytes} bytes within {self._room_s} s")
+                self._raise_if_lost()
+            offsets = tuple(accumulate(sizes[:-1], initial=start))
+            placed = described.model_copy(update={"number": self._next, "offsets": offsets})
+            self._next += 1
+            step = self._steps[placed.number] = ControlStepHandle(self, placed, start)
+            return step
+
+    def sample(self, step: ControlStepHandle, index: int, timeout_s: float) -> Tensor:
+        """See :meth:`ControlStepHandle.sample`."""
+
+        def settled() -> bool:
+            return step.released or index in step.here or step.failed is not None or self.lost is not None
+
+        with self._changed:
+            self._changed.wait_for(settled, timeout_s)
+            if step.released:
+                raise ValueError("the step has been released")
+            if index not in step.here:
+                if step.failed is not None:
+                    raise ControlFailed(*step.failed)
+                self._raise_if_lost()
+                raise LinkLate(f"sample {index} of row {step.ask.row} has not come within {timeout_s} s")
+        ask = step.ask
+        shape = (ask.tokens[index + 1], ask.channels[index + 1])
+        return slabs.tensor_at(self._slab, ask.offsets[index + 1], shape, slabs.DTYPES[ask.dtype])
+
+    def release(self, step: ControlStepHandle) -> None:
+        """Give back a step's place, at once or when the instance has :meth:`cancelled` it."""
+        with self._changed:
+            if step.released:
+                return
+            step.released = True
+            self._changed.notify_all()
+            if self.lost is not None:
+                return
+            if not step.under_way:
+                self._forget(step)
+                return
+        self._cancel(step.ask.number)
+
+    def expected(self, number: int, index: int) -> ControlStepHandle:
+        """The step whose sample `index` comes now; MalformedFrame where none is to."""
+        with self._changed:
+            step = self._steps.get(number)
+            if step is None or not step.under_way or index >= step.count or index in step.here:
+                raise MalformedFrame(f"sample {index} of step {number}, which was not to come")
+            return step
+
+    def came(self, step: ControlStepHandle, index: int) -> None:
+        """Sample `index` lies at its place."""
+        with self._changed:
+            step.here.add(index)
+            self._changed.notify_all()
+
+    def failed(self, number: int, code: str, message: str) -> None:
+        """The instance will not compute the rest of a step; MalformedFrame where there is no such step."""
+        with self._changed:
+            step = self._steps.get(number)
+            if step is None or not step.under_way:
+                raise MalformedFrame(f"step {number} failed, and was not under way")
+            step.failed = (code, message)
+            self._changed.notify_all()
+
+    def cancelled(self, number: int) -> None:
+        """The instance writes no more to the place of a released step; MalformedFrame where there is none."""
+        with self._changed:
+            step = self._steps.get(number)
+            if step is None or not step.released:
+                raise MalformedFrame(f"step {number} was cancelled, and nobody asked for that")
+            self._forget(step)
+            self._changed.notify_all()
+
+    def lose(self, reason: str) -> None:
+        """The link is down; the first reason is told. No place is given away any more, so what has come stays."""
+        with self._changed:
+            self.lost = self.lost or reason
+            self._changed.notify_all()
+
+    def _forget(self, step: ControlStepHandle) -> None:
+        del self._steps[step.ask.number]
+        self._places.give_back(step.start)
+
+    def _raise_if_lost(self) -> None:
+        if self.lost is not None:
+            raise LinkLost(self.lost)
 
 
 class ControlLink:
@@ -166,12 +260,12 @@ class ControlLink:
         room_s: float = ROOM_S,
     ) -> None:
         self._slab = slabs.make_slab(path, slab_bytes, device)
-        self._address = address
+        self._instance = f"the ControlNet instance at {address}"
         self._bytes = slabs.tensor_bytes(self._slab.memory) if path is DataPath.TCP else None
         """Bytes of the slab, where tensors' bytes follow their messages; None elsewhere."""
-        self._steps = ControlStepTable(slab_bytes, room_s)
+        self._steps = ControlStepTable(self._slab.memory, room_s, self._cancel)
         try:
-            self._connection = connect_link(path, address, token, self._slab)
+            self._connection = _connect(path, address, token, self._slab)
         except LinkLost:
             self._slab.left()
             raise
@@ -190,7 +284,7 @@ class ControlLink:
     @property
     def lost(self) -> bool:
         """Return whether the connection is closed or broken; that stays so."""
-        return self._steps.lost
+        return self._steps.lost is not None
 
     def ask(
         self,
@@ -238,10 +332,14 @@ class ControlLink:
             tokens=(latents.shape[0], *tokens),
             channels=(latents.shape[1], *channels),
         )
-        entered = self._steps.enter(described)
-        asked = ControlStepHandle(self._steps, entered, self._slab.memory, self._cancel)
+        asked = self._steps.enter(described)
+        shape = (latents.shape[0], latents.shape[1])
         try:
-            self._tell(entered.ask, latents)
+            place = slabs.tensor_at(self._slab.memory, asked.start, shape, latents.dtype)
+            place.copy_(latents.detach())
+            if place.is_cuda:
+                torch.cuda.current_stream(place.device).synchronize()
+            self._send(asked.ask, self._bytes_at(asked.ask, 0))
         except BaseException:
             asked.release()
             raise
@@ -258,20 +356,11 @@ class ControlLink:
         self._reader.join()
         self._connection.close()
 
-    def _tell(self, ask: ResidualsRequest, latents: Tensor) -> None:
-        """Put the latents into their place, and ask."""
-        shape = (latents.shape[0], latents.shape[1])
-        place = slabs.tensor_at(self._slab.memory, ask.offsets[0], shape, latents.dtype)
-        place.copy_(latents.detach())
-        if place.is_cuda:
-            torch.cuda.current_stream(place.device).synchronize()
-        self._send(ask, self._bytes_at(ask, 0))
-
     def _send(self, message: ResidualsRequest | CancelStep, data: memoryview | None = None) -> None:
         try:
             self._connection.send(encode_frame(message), behind=data)
         except OSError as error:
-            reason = f"the ControlNet instance at {self._address} takes nothing in: {error}"
+            reason = f"{self._instance} takes nothing in: {error}"
             self._steps.lose(reason)
             self._connection.finish()
             raise LinkLost(reason) from error
@@ -286,10 +375,10 @@ class ControlLink:
             while True:
                 self._take(read_from_instance(self._connection.receive()))
         except OSError as error:
-            self._steps.lose(f"the ControlNet instance at {self._address} is gone: {error}")
+            self._steps.lose(f"{self._instance} is gone: {error}")
             self._parted = True
         except MalformedFrame as error:
-            self._steps.lose(f"the ControlNet instance at {self._address} is not understood: {error}")
+            self._steps.lose(f"{self._instance} is not understood: {error}")
             self._connection.finish()
 
     def _take(self, message: FromInstance) -> None:
@@ -311,3 +400,48 @@ class ControlLink:
         if self._bytes is None:
             return None
         return self._bytes[ask.offsets[place] : ask.offsets[place] + ask.sizes_bytes[place]]
+
+
+def _connect(path: DataPath, address: str, token: str, slab: SharedSlab) -> FramedConnection:
+    """A connection to the instance at `address`, which has admitted this denoiser and has its slab.
+
+    Raises:
+        LinkLost: no instance is there, or it refuses.
+    """
+    try:
+        connection = FramedConnection(_socket(path, address), MAX_MESSAGE_BYTES)
+    except (OSError, ValueError) as error:
+        raise LinkLost(f"no ControlNet instance can be reached at {address}: {error}") from error
+    opening = OpenLink(token=token, path=path, slab_bytes=len(slab.memory), memory=slab.device_memory)
+    try:
+        connection.send(encode_frame(opening), () if slab.descriptor is None else (slab.descriptor,))
+        _wait_until_opened(connection)
+    except (OSError, MalformedFrame) as error:
+        connection.close()
+        raise LinkLost(
+            f"the ControlNet instance at {address} does not open the data path: {error}"
+        ) from error
+    return connection
+
+
+def _wait_until_opened(connection: FramedConnection) -> None:
+    data, descriptor = connection.receive_first(MAX_MESSAGE_BYTES, CONNECT_S)
+    if descriptor is not None:
+        os.close(descriptor)
+    message = read_from_instance(data)
+    if not isinstance(message, LinkOpened):
+        raise MalformedFrame(f"the first message is of kind {message.kind!r}; accepted: 'opened'")
+
+
+def _socket(path: DataPath, address: str) -> socket.socket:
+    if path is DataPath.TCP:
+        host, _, port = address.rpartition(":")
+        return socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
+    found = socket.socket(socket.AF_UNIX)
+    try:
+        found.settimeout(CONNECT_S)
+        found.connect(address)
+    except BaseException:
+        found.close()
+        raise
+    return found

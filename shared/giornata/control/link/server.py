@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 import structlog
 import torch
@@ -38,27 +38,16 @@ from giornata.wire.controlnets import (
     StepCancelled,
 )
 
-# A step as an instance sees it, from when it is asked for until its last sample has been told.
-
-
 CODE_CHARS, MESSAGE_CHARS = 64, 2000
+OPENING_S: Final = 5
+"""How long a connection may take to say who it is."""
+MAX_STEPS: Final = 1024
+"""Steps of one denoiser under way."""
+MAX_LINKS: Final = 256
+"""Connections at a time; more are closed at once."""
+BACKLOG: Final = 64
 
-
-class DenoiserPeer(Protocol):
-    """The denoiser, as a step writes to it."""
-
-    @property
-    def lost(self) -> bool:
-        """Return whether it is gone."""
-
-    def give(self, ask: ResidualsRequest, index: int, sample: Tensor) -> None:
-        """Write a sample to its place, and tell."""
-
-    def give_up(self, ask: ResidualsRequest, code: str, message: str) -> None:
-        """Tell that the step will not be computed."""
-
-    def forget(self, number: int) -> None:
-        """The step has ended here."""
+log = structlog.get_logger(__name__)
 
 
 class ControlStepRequest:
@@ -67,7 +56,7 @@ class ControlStepRequest:
     What is told after the denoiser has gone, or has let go of the step, is dropped.
     """
 
-    def __init__(self, ask: ResidualsRequest, token: str, latents: Tensor, peer: DenoiserPeer) -> None:
+    def __init__(self, ask: ResidualsRequest, token: str, latents: Tensor, peer: ControlLinkHandler) -> None:
         self.token = token
         """Which the denoiser opened its data path with; a secret."""
         self.row = ask.row
@@ -135,17 +124,6 @@ class ControlStepRequest:
             self._left.clear()
 
 
-# The instance's end of one connection.
-
-
-OPENING_S: Final = 5
-"""How long a connection may take to say who it is."""
-MAX_STEPS: Final = 1024
-"""Steps of one denoiser under way."""
-
-log = structlog.get_logger(__name__)
-
-
 class ControlLinkHandler:
     """Serves one denoiser: reads what it asks for in :meth:`run`, in a thread of its own.
 
@@ -176,7 +154,7 @@ class ControlLinkHandler:
         self._steps: dict[int, ControlStepRequest] = {}
         self._lock = threading.Lock()
         self.lost = False
-        """See :class:`giornata.control.link.server.DenoiserPeer`."""
+        """Whether the denoiser is gone."""
 
     def run(self) -> None:
         """Read until the denoiser goes, says what it must not, or :meth:`interrupt` is called."""
@@ -205,7 +183,7 @@ class ControlLinkHandler:
         self._connection.stop_reading()
 
     def give(self, ask: ResidualsRequest, index: int, sample: Tensor) -> None:
-        """See :class:`giornata.control.link.server.DenoiserPeer`."""
+        """Write a sample to its place, and tell the denoiser."""
         shape, dtype = (ask.tokens[index + 1], ask.channels[index + 1]), slabs.DTYPES[ask.dtype]
         told = ResidualReady(number=ask.number, index=index)
         if self._slab is None:
@@ -217,11 +195,11 @@ class ControlLinkHandler:
         self._send(told)
 
     def give_up(self, ask: ResidualsRequest, code: str, message: str) -> None:
-        """See :class:`giornata.control.link.server.DenoiserPeer`."""
+        """Tell the denoiser that a step will not be computed."""
         self._send(ControlNetStepFailed(number=ask.number, code=code, message=message))
 
     def forget(self, number: int) -> None:
-        """See :class:`giornata.control.link.server.DenoiserPeer`."""
+        """The step has ended here."""
         with self._lock:
             self._steps.pop(number, None)
 
@@ -309,14 +287,6 @@ def _wait_for(*devices: torch.device) -> None:
             torch.cuda.current_stream(device).synchronize()
 
 
-# The instance's end of the data path: who connects, and what is asked.
-
-
-MAX_LINKS: Final = 256
-"""Connections at a time; more are closed at once."""
-BACKLOG: Final = 64
-
-
 def is_known_token(token: str, tokens: Iterable[str]) -> bool:
     """Return whether `token` is one of `tokens`, in a time that does not tell which, or how much of it is right."""
     found = False
@@ -329,7 +299,7 @@ class Listener:
     """Takes connections of denoisers from entering to leaving the context, each in a thread of its own.
 
     Args:
-        admits: whether a token opens a data path; compares as :func:`among` does. Asked in any thread.
+        admits: whether a token opens a data path; compares as :func:`is_known_token` does. Asked in any thread.
         asked: takes each step in the thread that reads the connection, and only puts it into a queue.
         unix: path of the Unix socket; a file that is there is replaced. The folder should be this user's alone.
         tcp: host and port to listen at; port 0 is any that is free.

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from giornata.families import Family
 from giornata.wire.errors import LoraMismatch, LoraNotSupported
-from giornata_lora_store.header_reader import LoraHeaderInspector
-from giornata_lora_store.rules.headers import LoraSizeLimits
+from giornata_lora_store.headers import LoraSizeLimits, inspect_file
 from giornata_prepost.loras import normalisation
 from giornata_prepost.loras.checkpoint_modules import CheckpointModules
 from giornata_prepost.loras.normalisation import normalise
@@ -59,14 +58,14 @@ def loaded(tiny_checkpoint: Checkpoint) -> Callable[[str, Mapping[str, Tensor], 
 
 
 Loaded = Callable[[str, Mapping[str, Tensor], Path], Changes]
-STORE: Final = LoraHeaderInspector(LoraSizeLimits(rank=256, tensors=4096), header_bytes=4 << 20)
+LIMITS: Final = LoraSizeLimits(rank=256, tensors=4096)
 """As the LoRA store looks at a file before prepost does."""
 
 
 def normalised(tensors: Mapping[str, Tensor], folder: Path, scratch: Path) -> Changes:
     """The changes that the canonical file of a source means."""
     save_file({name: one.contiguous() for name, one in tensors.items()}, scratch / "source.safetensors")
-    STORE.inspect(scratch / "source.safetensors")
+    inspect_file(scratch / "source.safetensors", LIMITS)
     normalise(scratch / "source.safetensors", scratch / "canonical", folder, {})
     found = load_file(scratch / "canonical")
     paths = [name.removesuffix(".down") for name in found if name.endswith(".down")]

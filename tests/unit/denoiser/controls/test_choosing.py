@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.control.naming import ControlMismatch
+from giornata.control.layout import ControlMismatch
 from giornata.wire.adapters import ControlKind, ControlWork
 from giornata.wire.controlnets import ControlState
 from giornata.wire.workers import ServiceState

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from giornata.packed.block_inputs import Residuals
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.wire.errors import InternalError
 from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.slabs import Device, Slabs, TransferHandle, WaitTimer

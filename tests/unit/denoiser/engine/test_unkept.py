@@ -14,7 +14,7 @@ from torch import Tensor
 
 from giornata.packed.compute_set import make_region
 from giornata.packed.pages import KVPages
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.scheduling.batch import RowKey
 from giornata.wire.models import Sampler
 from giornata.wire.values import BlockMode

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from giornata.planning.batch_plans import BatchPlanner, plan_batch
+from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import StepWork
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.plans import BatchPlanner, plan_batch
 from giornata.scheduling.batch import BatchingMode, Capacity, RowKey
 from giornata.wire.requests import EditParameters
 from giornata_denoiser.choices import CacheForm

@@ -10,9 +10,8 @@ from typing import Final, cast
 
 import numpy as np
 
-from giornata.planning.cost_model import DegreeFit, LinearFit, Profile, fit
+from giornata.planning.cost_model import LOAD, DegreeFit, LinearFit, Profile, complete_weights, fit
 from giornata.planning.operations import ADAPTING, COMPUTE, NETWORK, SequenceShape, step_work
-from giornata.planning.step_costs import LOAD, complete_weights
 from giornata.scheduling.degrees.pool import DEGREES, PoolRow, Times
 from giornata.wire.values import BlockMode
 from giornata_lab.loadgen import workload
@@ -158,7 +157,7 @@ class DerivedStep:
         mode = BlockMode.KV if self.computed < self.image else BlockMode.FULL
         shape = SequenceShape(TEXT, self.image, self.computed)
         work = step_work(FLUX_BLOCKS, [shape] * self.rows, [(mode,) * FLUX_BLOCKS.blocks] * self.rows)
-        return work.features[: len(NETWORK)]
+        return work[: len(NETWORK)]
 
 
 def steps() -> Iterator[DerivedStep]:
