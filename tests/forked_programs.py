@@ -35,10 +35,10 @@ from giornata_tools.checkout import TRAINED
 
 ROOT: Final = Path(__file__).parents[1]
 PRELOADED: Final = (
-    "numpy", "scipy.ndimage", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin", "throttled.store",
+    "numpy", "scipy.ndimage", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin",
     "giornata_gateway.service", "giornata_router.service", "giornata_lora_store.service",
     "giornata_prepost.config", "giornata_prepost.service", "giornata_prepost.segmenters",
-    "giornata_prepost.families.flux", "giornata_prepost.loras.normalisation",
+    "giornata_prepost.families.flow_transformers", "giornata_prepost.loras.normalisation",
     "giornata_denoiser.service", "giornata_denoiser.engine.rehearsal", "giornata_denoiser.families.flux",
     "giornata_denoiser.families.unet.checkpoints", "giornata_denoiser.profiling.ranks",
     "giornata_controlnet.service", "giornata_controlnet.config",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -35,8 +35,19 @@ from giornata.wire.errors import (
     ServiceUnavailable,
 )
 from giornata.wire.jobs import BlobRef, Priority
-from giornata.wire.masks import MaskedRegion, MaskMessage, MaskMessageReply, MaskParameters, MaskPicture
-from giornata.wire.messages import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
+from giornata.wire.messages import (
+    EVENT_TYPES,
+    DoneEvent,
+    EventKind,
+    MaskedRegion,
+    MaskMessage,
+    MaskMessageReply,
+    MaskParameters,
+    MaskPicture,
+    PreviewEvent,
+    StateEvent,
+    StepEvent,
+)
 from giornata.wire.requests import EditParameters, GenerationParameters, asked, named_references
 
 __all__ = ["Client", "Edit", "EditResult", "EditedPicture", "MaskResult", "Progress", "RegionMask", "connect"]
@@ -44,10 +55,6 @@ __all__ = ["Client", "Edit", "EditResult", "EditedPicture", "MaskResult", "Progr
 GRACE_S: Final = 5.0
 """How much longer than the edit's own time a client waits for the answer."""
 T = TypeVar("T")
-Cancel = Callable[[str], Awaitable[None]]
-"""Cancels the job with an id."""
-PictureBytes = Callable[[messages.Picture], Awaitable[bytes]]
-"""The file of a picture in a reply."""
 
 Progress = StateEvent | StepEvent | PreviewEvent | DoneEvent
 """Events of a running edit; the last is a DoneEvent. Previews come if `partial_images` asks for them."""
@@ -68,9 +75,8 @@ class EditResult(messages.EditReply):
 class Edit:
     """An accepted edit or generation. Await it for its result, iterate over its progress, or both in any order."""
 
-    def __init__(self, deadline: Deadline, cancel: Cancel, picture_bytes: PictureBytes) -> None:
-        self._cancel, self._picture_bytes = cancel, picture_bytes
-        self.deadline = deadline
+    def __init__(self, client: Client, deadline: Deadline) -> None:
+        self._client, self.deadline = client, deadline
         """How long the client waits for the answer."""
         loop = asyncio.get_running_loop()
         self._job_id: asyncio.Future[str] = loop.create_future()
@@ -85,7 +91,7 @@ class Edit:
     async def result(self) -> EditResult:
         """The finished pictures; raise why there are none, DeadlineExceeded if no answer has come in time."""
         reply = await self._in_time(asyncio.shield(self._reply))
-        pictures = [dict(p) | {"data": await self._picture_bytes(p)} for p in reply.pictures]
+        pictures = [dict(p) | {"data": await self._client.picture_bytes(p)} for p in reply.pictures]
         return EditResult.model_validate(dict(reply) | {"pictures": pictures})
 
     def __await__(self) -> Generator[Any, None, EditResult]:
@@ -102,7 +108,7 @@ class Edit:
 
     async def cancel(self) -> None:
         """End the edit at its next step; its result is then :class:`~giornata.wire.errors.JobCancelled`."""
-        await self._cancel(self.job_id)
+        await self._client.cancel(self.job_id)
 
     async def accepted(self) -> None:
         """Return once the gateway has accepted the edit; raise why it has not."""
@@ -320,7 +326,7 @@ class Client:
             }
         )
         data = codec.encode(message, limit_bytes=self._bus.client.max_payload)
-        edit = Edit(Deadline(deadline.at_s + GRACE_S), self.cancel, self.picture_bytes)
+        edit = Edit(self, Deadline(deadline.at_s + GRACE_S))
         self._edits[token] = edit
         asyncio.get_running_loop().call_later(edit.deadline.remaining_s(), self._edits.pop, token, None)
         try:
@@ -341,7 +347,7 @@ class Client:
             prompt: what the mask shows, in words: "the left shoe".
             image: PNG, JPEG or WebP.
             timeout_s: time allowed for the answer.
-            parameters: other fields of :class:`giornata.wire.masks.MaskParameters`.
+            parameters: other fields of :class:`giornata.wire.messages.MaskParameters`.
         """
         deadline = Deadline.after_ms(timeout_s * 1000)
         wanted = asked(MaskParameters, {"prompt": prompt, **parameters})

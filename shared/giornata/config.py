@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from giornata.blob_addresses import s3_address
-from giornata.wire.stores import LEAST_STORE_BYTES, STORE_BYTES
+from giornata.wire.subjects import LEAST_STORE_BYTES, STORE_BYTES
 
 ENV_PREFIX = "GIORNATA_"
 

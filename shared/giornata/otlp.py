@@ -87,14 +87,14 @@ class OtlpTracer:
     ) -> Span:
         """See :func:`giornata.tracing.span`."""
         within = contexts.get_current() if parent is None else _extracted(parent)
-        if not root and not _sampled(within):
+        if not root and not _context_of(within).trace_flags.sampled:
             return NO_SPAN
         made = self._tracer.start_span(
             name,
             context=within,
             kind=_KINDS[kind],
             attributes=_attributes(told),
-            links=[trace.Link(_spoken_of(link)) for link in links if link],
+            links=[trace.Link(_context_of(_extracted({TRACEPARENT: link}))) for link in links if link],
             start_time=_ago_ns(began_ago_s),
         )
         return _OtlpSpan(self._tracer, made, within, kind)
@@ -206,9 +206,5 @@ def _extracted(headers: Headers) -> Context:
     return _W3C.extract({name.lower(): value for name, value in headers.items()}, Context())
 
 
-def _sampled(within: Context) -> bool:
-    return trace.get_current_span(within).get_span_context().trace_flags.sampled
-
-
-def _spoken_of(traceparent: str) -> trace.SpanContext:
-    return trace.get_current_span(_extracted({TRACEPARENT: traceparent})).get_span_context()
+def _context_of(within: Context) -> trace.SpanContext:
+    return trace.get_current_span(within).get_span_context()

@@ -37,7 +37,7 @@ from giornata.wire.errors import (
 )
 from giornata.wire.jobs import JobRecord
 from giornata.wire.loras import EVERYONE, LoraRecord
-from giornata.wire.stores import LORAS, QUARANTINE, RECORDS, TEMPLATES, WEBHOOKS, bucket_stream
+from giornata.wire.subjects import LORAS, QUARANTINE, RECORDS, TEMPLATES, WEBHOOKS, bucket_stream
 from giornata.wire.templates import TemplateRecord, WebhookRecord
 
 R = TypeVar("R", bound=BaseModel)

@@ -111,16 +111,12 @@ async def write_to_jetstream(write: Callable[[], Awaitable[T]]) -> T:
     After a TimeoutError or LostError it may have been taken. A creation meets KeyNotFoundError where another writer was
     faster, and a cluster of servers has taken that record but not applied it: nobody can read it yet.
     """
-    return await retry(partial(until_led, _was_not_taken, LEADERLESS_S), write)
+    return await retry(partial(until_led, lambda error: isinstance(error, _NOT_TAKEN), LEADERLESS_S), write)
 
 
 def error_code(error: BaseException) -> int | None:
     """JetStream's code of an error. An error that the client makes has none, nor even the attribute."""
     return getattr(error, "err_code", None)
-
-
-def _was_not_taken(error: BaseException) -> bool:
-    return isinstance(error, _NOT_TAKEN)
 
 
 def _has_no_leader(error: BaseException) -> bool:

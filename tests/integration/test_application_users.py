@@ -26,8 +26,14 @@ from giornata.nats_users import USERS_CONF, password_file, read_keys, reload_ser
 from giornata.records import JobRecordStore
 from giornata.wire import codec, subjects
 from giornata.wire.errors import ErrorBody, GiornataError, NotPermitted, Unauthorized
-from giornata.wire.masks import MaskMessage, MaskParameters
-from giornata.wire.messages import CancelMessage, EditMessage, FinishReply, FinishRequest
+from giornata.wire.messages import (
+    CancelMessage,
+    EditMessage,
+    FinishReply,
+    FinishRequest,
+    MaskMessage,
+    MaskParameters,
+)
 from giornata.wire.permissions import RELOADER, NatsRole
 from giornata.wire.requests import EditParameters
 from giornata_gateway import service

@@ -34,7 +34,7 @@ from deploy.composition.__main__ import (
 from giornata.control.layout import count_sequences
 from giornata.control.link.client import ControlLink
 from giornata.control.link.server import Listener, is_known_token
-from giornata.control.networks import ControlNet, RowControlNet, load
+from giornata.control.networks import ControlNet, load
 from giornata.model_cards import read_model_card
 from giornata.packed.compute_set import with_companions
 from giornata.packed.low_rank import SequenceLoras, low_rank
@@ -240,12 +240,12 @@ class ControlInstance:
         """`row` as a denoiser has it open here."""
         (use,), behind = row.adapters.controls, self._net.behind(target.base)
         seen = self._net.open(control_conditions(row, 0, target))
-        act = RowControlNet(self._net, seen, use.scale, behind)
+        act = ActiveControlNet(self._net, seen, use.scale, behind, use.first_step, use.end_step, 1.0)
         key = row.key.job_id
         self._rows[key] = OpenRow(
             key,
             "denoiser",
-            [ActiveControlNet(act, use.first_step, use.end_step, work=1.0)],
+            [act],
             (behind,),
             target.base,
             row.grid,

@@ -16,7 +16,7 @@ from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.records import JobRecordStore
-from giornata.wire import stores, subjects
+from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, JobNotFound, ServiceUnavailable
 from giornata.wire.jobs import Job, JobRecord, JobState, Priority
 from giornata.wire.messages import DoneEvent, Epoch, EventKind, JobAck, SubmitRequest
@@ -84,7 +84,7 @@ async def kept(bus: Bus, records: JobRecordStore, accepted: list[JobRecord]) -> 
     """Every accepted job is in the queue once, and has its record; a new leader may have to take them up first."""
     async for attempt in insisting(AssertionError, JobNotFound):
         with attempt:
-            info = await bus.jetstream.stream_info(stores.JOBS)
+            info = await bus.jetstream.stream_info(subjects.JOBS)
             assert info.state.messages == len(accepted)
     for record in accepted:
         async for attempt in insisting(AssertionError, JobNotFound):
@@ -108,21 +108,21 @@ async def test_streams_go_from_one_server_to_three_and_outlive_each_of_these_and
 ) -> None:
     bus, other = [await connected(stack, cluster, NatsRole.ROUTER) for _ in range(2)]
     await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
-    older = (await bus.jetstream.stream_info(stores.EVENTS)).config.evolve(subjects=[subjects.ALL_EVENTS])
+    older = (await bus.jetstream.stream_info(subjects.EVENTS)).config.evolve(subjects=[subjects.ALL_EVENTS])
     await bus.jetstream.update_stream(older)
     await streams.ensure_queue(bus.jetstream, replicas=1, max_messages=1000)
     records, others = [await JobRecordStore.open(each.jetstream) for each in (bus, other)]
     accepted = [await accept(bus, records, make_job())]
     for replicas in (3, 1):  # who comes later with fewer takes nothing away
         await streams.update(
-            bus.jetstream, replicas=replicas, store_bytes=stores.STORE_BYTES, records_ttl_s=24 * 3600
+            bus.jetstream, replicas=replicas, store_bytes=subjects.STORE_BYTES, records_ttl_s=24 * 3600
         )
-        for name in ("KV_giornata-jobs", "KV_giornata-templates", "KV_giornata-leases", stores.EVENTS):
+        for name in ("KV_giornata-jobs", "KV_giornata-templates", "KV_giornata-leases", subjects.EVENTS):
             async for attempt in insisting():
                 with attempt:
                     info = await bus.jetstream.stream_info(name)
                     assert info.config.num_replicas == 3
-    kept_events = (await bus.jetstream.stream_info(stores.EVENTS)).config.subjects
+    kept_events = (await bus.jetstream.stream_info(subjects.EVENTS)).config.subjects
     assert kept_events == list(streams.KEPT_EVENTS), "an older version kept steps, too"
     await streams.ensure_queue(bus.jetstream, replicas=3, max_messages=1000)
     await kept(bus, records, accepted)
@@ -135,7 +135,7 @@ async def test_streams_go_from_one_server_to_three_and_outlive_each_of_these_and
         for created in await asyncio.gather(*pairs):
             assert sorted(revision is not None for revision in created) == [False, True]
 
-    dead = await cluster.leader(bus.jetstream, stores.JOBS)
+    dead = await cluster.leader(bus.jetstream, subjects.JOBS)
     cluster.servers[dead].kill()
     accepted += [await accept(bus, records, make_job()) for _ in range(20)]
     cluster.servers[dead].start()
@@ -205,7 +205,7 @@ async def test_every_accepted_job_ends_though_servers_die_under_the_router(
         await stack.enter_async_context(worker.run())
 
     jobs = [make_job() for _ in range(8)]
-    for stream in (stores.JOBS, "KV_giornata-jobs"):
+    for stream in (subjects.JOBS, "KV_giornata-jobs"):
         batch, jobs = jobs[:4], jobs[4:] + jobs[:4]
         for job in batch:
             await bench.submit(job)

@@ -107,11 +107,8 @@ class Bench:
     def encoded(self, reuse: Reuse) -> tuple[Job, Inspection, JobConditioning]:
         job = self.job(reuse)
         found = self.inspected(job)
-        inspection = Inspection.model_validate(
-            {**vars(found), "prepared": None, "references": None, "controls": None, "alpha": None}
-        )
         inputs = EncodingInputs(found.prepared, controls=found.controls)
-        return job, inspection, encode_job(self.of.images, job, inputs, SIZE)
+        return job, found.measures, encode_job(self.of.images, job, inputs, SIZE)
 
 
 def computed(inspection: Inspection) -> Tensor:

@@ -21,12 +21,12 @@ from giornata.deadlines import Deadline
 from giornata.nats_users import password_file
 from giornata.probe import is_ready
 from giornata.records import JobRecordStore, TemplateRecords, WebhookRecords
-from giornata.wire import codec, stores, subjects
+from giornata.wire import codec, subjects
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import CancelMessage, CancelRows, DoneEvent, EventKind, JobAck, SubmitRequest
 from giornata.wire.permissions import NatsRole
-from giornata.wire.stores import RECORDS
+from giornata.wire.subjects import RECORDS
 from giornata.wire.templates import WebhookRecord
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.cli import doctor_checks as checks
@@ -284,7 +284,7 @@ async def test_templates_are_watched_and_events_replayed_by_the_gateway(connect:
     with capture_logs() as logs:
         assert await (await TemplateRecords.open(gateway.jetstream)).all_of("default") == []
         subscription = await gateway.jetstream.subscribe(
-            subjects.events_of_job("j"), stream=stores.EVENTS, ordered_consumer=True, idle_heartbeat=1
+            subjects.events_of_job("j"), stream=subjects.EVENTS, ordered_consumer=True, idle_heartbeat=1
         )
         router: Bus = await connect(ROUTER)
         event = DoneEvent(job_id="j", state=JobState.COMPLETED, error=None, stage_ms={})  # type: ignore[arg-type]  # pydantic makes it

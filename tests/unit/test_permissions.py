@@ -37,6 +37,11 @@ from giornata.wire.permissions import (
 )
 from giornata.wire.workers import ServiceName
 
+NO_SUBJECTS = {
+    *("token", "is_inbox", "get_args", "lora", "controlnet", "limits", "bucket_stream", "wanted_key"),
+    *("queue_consumer_name", "queue_consumer_epoch"),
+}
+"""Functions that name no single subject."""
 SERVICES = [NatsRole(service) for service in ServiceName]
 
 
@@ -59,7 +64,7 @@ def one_of_each() -> dict[str, str]:
     functions: dict[str, Callable[..., str]] = {
         name: function
         for name, function in inspect.getmembers(subjects, inspect.isfunction)
-        if name not in {"token", "is_inbox", "get_args", "lora", "controlnet"} and "_of" not in name
+        if "_of" not in name and name not in NO_SUBJECTS
     }
     found = {
         name: function(*("x" for _ in inspect.signature(function).parameters))
@@ -256,7 +261,9 @@ def test_a_service_finds_only_its_own_password_below_its_folder(tmp_path: Path) 
     ("subject", "kind"),
     [
         (subjects.EDIT, "edit"),
+        (subjects.EDIT_CANCEL, "edit cancel"),
         (subjects.SUBMIT, "router submit"),
+        ("giornata.worker.w1.run", "worker run"),
         (subjects.prepost("encode", "m"), "prepost encode"),
         (subjects.lora("begin"), "lora begin"),
     ],

@@ -16,7 +16,6 @@ from giornata.families import Family
 from giornata.kinds import KINDS
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import ErrorBody
-from giornata.wire.masks import MaskedRegion, MaskMessage, MaskMessageReply
 from giornata.wire.messages import (
     EVENT_HEADER,
     CancelMessage,
@@ -24,6 +23,9 @@ from giornata.wire.messages import (
     EditMessage,
     EditReply,
     EventKind,
+    MaskedRegion,
+    MaskMessage,
+    MaskMessageReply,
     Picture,
     PreviewEvent,
     StateEvent,

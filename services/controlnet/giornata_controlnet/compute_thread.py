@@ -112,12 +112,8 @@ class ControlNetThread:
     A step that fails with others is computed alone, so that the culprit fails alone. Where memory runs out, half as
     many tokens share a forward, and again more as they fit.
 
-    Args:
-        find: the row of a key that is open to the denoiser with a token; asked in any thread.
-        device: of the ControlNets.
-        dtype: of their weights.
-        tokens: most that share a forward.
-        on_crash: is told in the thread that the device is lost; nothing is computed any more.
+    `find` tells the row of a key that is open to the denoiser with a token; it is asked in any thread. At most `tokens`
+    share a forward. `on_crash` is told in the thread that the device is lost; nothing is computed any more then.
     """
 
     def __init__(

@@ -54,13 +54,6 @@ class ResidentControlNets:
 
     Those that rows have pinned in `tier` stay; the others are let go of beyond `budget_bytes`, least recently used
     first. Used on the event loop alone, but for what the threads of loads do.
-
-    Args:
-        configured: see :func:`read_cards`.
-        device: where they compute.
-        dtype: of their weights.
-        budget_bytes: see above.
-        loads: how many are loaded at a time.
     """
 
     def __init__(
@@ -95,7 +88,7 @@ class ResidentControlNets:
         """Return whether it is configured."""
         return digest in self._folders
 
-    def count(self, digests: frozenset[str]) -> None:
+    def count(self, digests: set[str]) -> None:
         """A row that is to be opened uses these."""
         here = digests <= set(self.tier)
         self.hits, self.misses = self.hits + here, self.misses + (not here)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 import structlog
@@ -28,7 +27,6 @@ from giornata.control.networks import (
 )
 from giornata.packed.compute_set import Region, region_of
 from giornata.planning.operations import control_work
-from giornata.wire.adapters import ControlUse
 from giornata.wire.controlnets import ControlBase, OpenControl, control_row
 from giornata.wire.errors import (
     ControlNetMismatch,
@@ -46,19 +44,14 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class ActiveControlNet:
+class ActiveControlNet(RowControlNet):
     """A ControlNet of a row, and the steps in which it acts."""
 
-    act: RowControlNet
     first: int
     end: int
     """The first step after them."""
     work: float
     """Multiplications in each of them, of all sequences."""
-
-    def acts(self, step: int) -> bool:
-        """Return whether it acts in a step."""
-        return self.first <= step < self.end
 
 
 @dataclass(eq=False)
@@ -84,27 +77,27 @@ class OpenRow:
     """Closed when the row is: lets go of its weights."""
     used_s: float = 0.0
     """When it was opened, or last asked for a step."""
-    _sums: dict[tuple[bool, ...], ResidualLayout] = field(default_factory=dict, init=False, repr=False)
+    _sums: dict[tuple[Behind, ...], ResidualLayout] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def tokens(self) -> int:
         """Tokens of the picture."""
         return self.grid[0] * self.grid[1]
 
-    def acting(self, step: int) -> list[RowControlNet]:
+    def acting(self, step: int) -> list[ActiveControlNet]:
         """The ControlNets that act in a step."""
-        return [net.act for net in self.nets if net.acts(step)]
+        return [net for net in self.nets if net.first <= step < net.end]
 
     def work(self, step: int) -> float:
         """Multiplications of a step that computes the whole picture."""
-        return sum(net.work for net in self.nets if net.acts(step))
+        return sum(net.work for net in self.acting(step))
 
     def sums(self, step: int) -> ResidualLayout:
         """The sums of a step's samples."""
-        acts = tuple(net.acts(step) for net in self.nets)
-        if acts not in self._sums:
-            self._sums[acts] = sum_residuals([act.behind for act in self.acting(step)])
-        return self._sums[acts]
+        behind = tuple(net.behind for net in self.acting(step))
+        if behind not in self._sums:
+            self._sums[behind] = sum_residuals(behind)
+        return self._sums[behind]
 
     def shapes(self, step: int, *, whole: bool) -> tuple[tuple[int, int], ...]:
         """(tokens, channels) of each sum of a step, the sequences one behind the other."""
@@ -244,20 +237,22 @@ async def open_row(request: OpenControl, nets: ResidentControlNets, blobs: BlobS
         SchemaMismatch: the inputs are not those of such a row.
     """
     _check(request, nets)
-    acting = _acting(request)
+    steps = len(request.times)
+    digests = {
+        use.digest
+        for use, (first, end) in zip(request.job.controls, request.acting, strict=True)
+        if use.scale and max(first, 0) < min(end, steps)
+    }
     with ExitStack() as pins:
-        nets.count(frozenset(use.digest for use, _ in acting.values()))
-        for use, _ in acting.values():
-            pins.enter_context(nets.tier.pinned(use.digest))
-        encoding = request.encoding
-        text = await intermediate(blobs, encoding.text, Intermediate.ENCODING)
-        seen = await intermediate(
-            blobs, select_control_images(encoding, request.index), Intermediate.ENCODING
-        )
-        loaded = {use.digest: await nets.loaded(use.digest) for use, _ in acting.values()}
-        work = partial(_made, request, nets, loaded, texts=text, seen=seen)
+        nets.count(digests)
+        for digest in digests:
+            pins.enter_context(nets.tier.pinned(digest))
+        images = select_control_images(request.encoding, request.index)
+        texts = await intermediate(blobs, request.encoding.text, Intermediate.ENCODING)
+        seen = await intermediate(blobs, images, Intermediate.ENCODING)
+        loaded = {digest: await nets.loaded(digest) for digest in digests}
         try:
-            row = await asyncio.to_thread(work)
+            row = await asyncio.to_thread(_made, request, nets, loaded, texts, seen)
         except ControlMismatch as error:
             raise ControlNetMismatch(str(error), field="controlnets") from error
         except torch.OutOfMemoryError as error:
@@ -291,49 +286,35 @@ def _check(request: OpenControl, nets: ResidentControlNets) -> None:
         )
 
 
-def _acting(request: OpenControl) -> Mapping[int, tuple[ControlUse, tuple[int, int]]]:
-    """The ControlNets that act in any step, by their place in the job, and their steps."""
-    steps = len(request.times)
-    return {
-        nth: (use, (max(first, 0), min(end, steps)))
-        for nth, (use, (first, end)) in enumerate(zip(request.job.controls, request.acting, strict=True))
-        if use.scale and max(first, 0) < min(end, steps)
-    }
-
-
 @torch.inference_mode()
 def _made(
     request: OpenControl,
     nets: ResidentControlNets,
     loaded: Mapping[str, ControlNet],
-    *,
     texts: bytes,
     seen: bytes,
 ) -> OpenRow:
-    """The row, with empty pins; to be called in a worker thread."""
+    """The row of the ControlNets that act in any step, with empty pins; to be called in a worker thread."""
     told = read_control_texts(tensors.unpack(texts), request.sequences, request.job.parameters.guidance_scale)
     told = tuple(each.mapped(lambda part: part.to(nets.dtype)) for each in told)
     shown = read_control_images(tensors.unpack(seen), len(request.job.controls))
     times = torch.tensor(request.times, dtype=torch.float32)
     region = None if request.computed is None else region_of(request.computed)
-    steps_of = _acting(request)
     acting: list[ActiveControlNet] = []
     behind: list[Behind] = []
-    for nth, use in enumerate(request.job.controls):
-        steps = steps_of.get(nth)
-        if steps is None:
+    for nth, (use, (first, end)) in enumerate(zip(request.job.controls, request.acting, strict=True)):
+        if not use.scale or max(first, 0) >= min(end, len(request.times)):
             behind.append((None,) * len(request.base.channels))
             continue
-        net, (first, end) = loaded[use.digest], steps[1]
-        added: Behind = net.behind(request.base)
-        behind.append(added)
+        net = loaded[use.digest]
+        behind.append(net.behind(request.base))
         opened = net.open(ControlConditions(shown[nth].to(nets.dtype), request.grid, told, times, use.mode))
         tokens = request.grid[0] * request.grid[1]
         work = sum(
             control_work(net.work(request.base), text=len(text.embeds), image=tokens, sequences=len(told))
             for text in told
         )
-        acting.append(ActiveControlNet(RowControlNet(net, opened, use.scale, added), first, end, work))
+        acting.append(ActiveControlNet(net, opened, use.scale, behind[-1], first, end, work))
     return OpenRow(
         control_row(request.job.job_id, request.attempt, request.index),
         request.denoiser,

@@ -20,8 +20,7 @@ from giornata.records import LoraRecords, TemplateRecords, WebhookRecords
 from giornata.shares import SharedPool
 from giornata.wire.errors import InputLost, ResultExpired, TooManyStreams
 from giornata.wire.jobs import TAKE_OVER_S, BlobRef
-from giornata.wire.masks import MaskParameters
-from giornata.wire.messages import DoneEvent
+from giornata.wire.messages import DoneEvent, MaskParameters
 from giornata_gateway.admission import (
     GRACE_S,
     AdmissionSlot,
@@ -141,7 +140,9 @@ class Gateway:
         self.metrics = Metrics(lambda: len(self.ends), lambda one: self.webhooks.kept(one), pools)  # noqa: PLW0108 - made below
         self.places = ConcurrencyLimiter(pools["pictures"])
         """For pictures in progress."""
-        self.quotas = Quotas(self.places.estimate_s, self.metrics.tenant_refused)
+        self.quotas = Quotas(
+            self.places.estimate_s, lambda *refusal: self.metrics.tenant_refusals.labels(*refusal).inc()
+        )
         self.watchers = ConcurrencyLimiter(pools["streams"], "event streams", TooManyStreams)
         """For event streams that look on."""
         self.uploads = MemoryLimiter(pools["uploads"])
@@ -165,9 +166,13 @@ class Gateway:
             self.quotas.leave,
         )
         self.registration = TemplateRegistry(config, bus, blobs, templates, fleet, tasks)
-        told = partial(webhook_body, base_url=config.public_url)
         self.webhooks = WebhookService(
-            config, bus, webhooks, self.ledger, payload=told, count=self.metrics.webhook_sent
+            config,
+            bus,
+            webhooks,
+            self.ledger,
+            payload=partial(webhook_body, base_url=config.public_url),
+            count=lambda outcome: self.metrics.webhooks.labels(outcome).inc(),
         )
 
     def tenant(self, key: str | None) -> Tenant:

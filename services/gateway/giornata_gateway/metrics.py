@@ -13,12 +13,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from giornata.shares import SharedPool
-from giornata.wire.fleet import InstanceReport
 from giornata.wire.messages import DoneEvent
 from giornata.wire.templates import WebhookState
-from giornata.wire.workers import ServiceState
+from giornata.wire.workers import InstanceReport, ServiceState
 from giornata_gateway.views.catalog import stores_of
-from giornata_gateway.webhooks import DeliveryOutcome
 
 
 class FleetScrape(NamedTuple):
@@ -257,11 +255,11 @@ class Metrics:
         meaning = "Ended jobs that asked for a time to end in, and whether they were completed in it."
         self._slo = count("giornata_slo_total", meaning, ["met"])
         meaning = "Requests refused by a limit of their tenant."
-        self._tenant_refusals = count("giornata_tenant_refusals_total", meaning, ["tenant", "code"])
+        self.tenant_refusals = count("giornata_tenant_refusals_total", meaning, ["tenant", "code"])
         meaning = "Requests answered with the job of an earlier one, by their idempotency key."
-        self._repeated = count("giornata_repeated_requests_total", meaning, ["door"])
+        self.repeated = count("giornata_repeated_requests_total", meaning, ["door"])
         meaning = "Attempts to send a webhook: taken, failed, or given up."
-        self._webhooks = count("giornata_webhook_attempts_total", meaning, ["outcome"])
+        self.webhooks = count("giornata_webhook_attempts_total", meaning, ["outcome"])
         meaning = "Jobs for which a request waits at this gateway."
         in_flight = Gauge("giornata_jobs_in_flight", meaning, registry=self.registry)
         in_flight.set_function(waiting)
@@ -283,18 +281,6 @@ class Metrics:
         self._request_seconds.labels(door).observe(seconds)
         if code != "ok":
             self._errors.labels(code).inc()
-
-    def tenant_refused(self, tenant: str, code: str) -> None:
-        """Count one refusal by a limit of a tenant."""
-        self._tenant_refusals.labels(tenant, code).inc()
-
-    def webhook_sent(self, outcome: DeliveryOutcome) -> None:
-        """Count one attempt to send a webhook."""
-        self._webhooks.labels(outcome).inc()
-
-    def repeated(self, door: str) -> None:
-        """Count one request that computes nothing."""
-        self._repeated.labels(door).inc()
 
     def job_ended(self, event: DoneEvent, *, awaited: bool) -> None:
         """Take in the stage times of a job of this gateway, and its error where no answer will count it."""

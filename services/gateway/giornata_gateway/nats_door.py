@@ -18,7 +18,6 @@ from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
 from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError
 from giornata.wire.jobs import JobRecord, JobState
-from giornata.wire.masks import MaskMessageReply
 from giornata.wire.messages import (
     EVENT_HEADER,
     EVENT_TYPES,
@@ -26,6 +25,7 @@ from giornata.wire.messages import (
     CancelMessage,
     EditReply,
     JobAck,
+    MaskMessageReply,
     Picture,
     StateEvent,
 )
@@ -127,7 +127,7 @@ class NatsEndpoints:
             streamed = envelope.progress is not None
             async with gateway.submission.awaited(admitted, streamed=streamed) as awaited:
                 if admitted.stay.repeated:
-                    gateway.metrics.repeated("nats")
+                    gateway.metrics.repeated.labels("nats").inc()
                 if envelope.progress is not None:
                     await self._relay(awaited, envelope.progress)
                 record = await gateway.submission.outcome(awaited)

@@ -15,9 +15,8 @@ from giornata.bus.telemetry import publish, state_of, telemetry
 from giornata.records import LoraRecords, TemplateRecords, WebhookRecords
 from giornata.retries import read_just_made
 from giornata.wire import subjects
-from giornata.wire.fleet import FleetSummary
 from giornata.wire.messages import DoneEvent, EventKind
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import FleetSummary, ServiceName, ServiceState
 from giornata_gateway.admission import KeyFile
 from giornata_gateway.config import GatewayConfig, aliases_in
 from giornata_gateway.fleet import FleetListener

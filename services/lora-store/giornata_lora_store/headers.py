@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from giornata.lora_names import ALPHA, FactorName, read_factor_name
+from giornata.lora_files import ALPHA, FactorName, read_factor_name
 from giornata.wire.errors import GiornataError, LoraNotSupported, LoraTooLarge, LoraUnreadable
 from giornata.wire.loras import LoraStyle
 

@@ -24,10 +24,10 @@ from nats.js.errors import APIError
 from giornata.bus import streams
 from giornata.bus.bus import Bus, Endpoint
 from giornata.deadlines import heed_cancel
-from giornata.lora_transfer import TIER_NAME, WHOLE_FILES, WHOLE_MS
+from giornata.lora_files import TIER_NAME, WHOLE_FILES, WHOLE_MS
 from giornata.records import LoraRecords
 from giornata.residency.tiers import PART, FolderTier, LoadTokenBucket
-from giornata.wire import codec, stores, subjects
+from giornata.wire import codec, subjects
 from giornata.wire.errors import (
     Failed,
     GiornataError,
@@ -443,11 +443,11 @@ async def follow_plan(config: LoraStoreConfig, bus: Bus, loader: HostTierLoader)
 
     The bucket is opened again every `lora_scan_s`: a watcher does not tell that its bucket was replaced.
     """
-    key = stores.wanted_key(config.lora_host_name)
+    key = subjects.wanted_key(config.lora_host_name)
     while True:
         heed_cancel()
         try:
-            watcher = await (await bus.jetstream.key_value(stores.WANTED)).watch(key)
+            watcher = await (await bus.jetstream.key_value(subjects.WANTED)).watch(key)
             try:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(config.lora_scan_s):

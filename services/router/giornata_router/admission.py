@@ -21,7 +21,7 @@ from giornata.scheduling.job_queue import JobQueue, QueuedJob
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.queue import DemandTotal, RowQueue
 from giornata.scheduling.scheduler import ROW
-from giornata.wire import stores
+from giornata.wire import subjects
 from giornata.wire.errors import (
     BatchQueueFull,
     InteractiveQueueFull,
@@ -265,7 +265,7 @@ DOOR: Final = 0.9
 GROWTH_BYTES: Final = 16 << 10
 """Room kept for every unfinished job, whose record grows until it ends: with ten pictures of 4096 tokens to 10 kB."""
 
-_STREAMS: Final = (stores.JOBS, *stores.STREAMS)
+_STREAMS: Final = (subjects.JOBS, *subjects.STREAMS)
 
 log = structlog.get_logger(__name__)
 
@@ -286,7 +286,7 @@ class StreamCapacity:
 
     def take(self) -> None:
         """Count one more job, or raise StoreFull if its record may not fit."""
-        records = self._stores.get(stores.bucket_stream(stores.RECORDS))
+        records = self._stores.get(subjects.bucket_stream(subjects.RECORDS))
         if records is not None and not may_come(records, self._unfinished):
             raise StoreFull(
                 received=f"{records.used_bytes} of {records.limit_bytes} bytes taken by records, "
@@ -312,7 +312,7 @@ class StreamCapacity:
             for name, info in found.items()
             if info.config.max_bytes is not None and info.config.max_bytes > 0
         }
-        self._unfinished = found[stores.JOBS].state.messages
+        self._unfinished = found[subjects.JOBS].state.messages
 
 
 def may_come(records: StoreRoom, unfinished: int) -> bool:

@@ -26,10 +26,17 @@ from giornata.scheduling.adapters import is_control_of
 from giornata.wire import codec, subjects
 from giornata.wire.adapters import ControlCard
 from giornata.wire.errors import MalformedMessage
-from giornata.wire.fleet import FleetPage, FleetRequest, FleetSummary, InstanceReport, InstanceReports
-from giornata.wire.masks import MaskCard
+from giornata.wire.messages import MaskCard
 from giornata.wire.models import ModelCard
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import (
+    FleetPage,
+    FleetRequest,
+    FleetSummary,
+    InstanceReport,
+    InstanceReports,
+    ServiceName,
+    ServiceState,
+)
 from giornata_router.leadership import Leadership
 
 WINDOW_S: Final = 5.0

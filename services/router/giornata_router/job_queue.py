@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -28,12 +29,12 @@ from giornata.wire.messages import (
     JobEstimateRequest,
     SubmitRequest,
 )
-from giornata.wire.workers import QueueState, RowProgress, ServiceName, ServiceState
+from giornata.wire.workers import QueueState, ServiceName
 from giornata_router import job_records
 from giornata_router.admission import RETRY_AFTER_S, QueueLimiter
 from giornata_router.job_records import RouterContext
 from giornata_router.job_runner import HeldJob, carry, end_unheld, heed_record
-from giornata_router.work_queue import QueueConsumer, UnreadableMessages
+from giornata_router.work_queue import QueueConsumer
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +44,8 @@ CATCH_UP_S = 5.0
 """Limit of the time after a takeover in which no new job is begun: until all are known, no order is fair."""
 ENDED_AT_ONCE = 64
 """Jobs that are ended side by side without being carried: cancelled ones, and those with a budget that is over."""
+KEPT = timedelta(days=1)
+"""An unreadable message is kept for the longest budget. No client waits after that, and the record is gone too."""
 _MESSAGES_EXCEEDED = 10077
 
 
@@ -59,9 +62,11 @@ class LeaderJobQueue:
         """Every accepted and unfinished job."""
         self._carried: dict[str, HeldJob] = {}
         self._caught_up_by_s = time.monotonic() + CATCH_UP_S
-        self._begun = {row.job_id for state in tools.dispatch.placement.fleet.all() for row in _rows(state)}
+        workers = [state.worker for state in tools.dispatch.placement.fleet.all() if state.worker]
+        self._begun = {row.job_id for told in workers for row in (*told.running, *told.waiting)}
         """Jobs that workers have had since before the queue was taken over."""
-        self._unreadable = UnreadableMessages(walks)
+        self._unreadable: dict[int, Msg] = {}
+        """Messages that another version accepted, or that are damaged, by sequence; a later leader may read them."""
         self._ended = False
         self._ending = asyncio.Semaphore(ENDED_AT_ONCE)
         self._consumers = {priority: QueueConsumer(bus, priority, epoch) for priority in Priority}
@@ -167,7 +172,10 @@ class LeaderJobQueue:
         """Messages of a priority that are held, up to sequence number `last`."""
         jobs = (held for held in self._held.values() if held.job.priority is priority)
         arrived = sum(0 < held.sequence <= last for held in jobs)
-        return arrived + self._unreadable.count(subjects.jobs(priority), last)
+        subject = subjects.jobs(priority)
+        return arrived + sum(
+            s <= last and message.subject == subject for s, message in self._unreadable.items()
+        )
 
     async def _follow(self) -> None:
         """Fit the window to the fleet, end jobs that wait for longer than they may, and have lasting states written."""
@@ -187,7 +195,7 @@ class LeaderJobQueue:
         try:
             job = codec.decode(Job, message.data)
         except GiornataError as error:
-            self._unreadable.hold(message, error)
+            await self._put_aside(message, error)
             return
         sequence = message.metadata.sequence.stream
         held = self._held.get(job.job_id) or self._hold(QueuedJob.of(job, time.monotonic()))
@@ -205,6 +213,18 @@ class LeaderJobQueue:
             self._begun.discard(job.job_id)
             self._waiting.leave(job.job_id)
             self._begin(NextJob(held.job, yields=False))
+
+    async def _put_aside(self, message: Msg, error: GiornataError) -> None:
+        """Keep a message that cannot be read, without a place in the queue; end it once its budget is surely over."""
+        sequence, job_id = message.metadata.sequence.stream, (message.headers or {}).get(IDEMPOTENCY_HEADER)
+        kept = datetime.now(UTC) - message.metadata.timestamp < KEPT
+        if sequence not in self._unreadable:
+            log.error("job_unreadable", job=job_id, sequence=sequence, kept=kept, error=str(error))
+        if kept:
+            self._unreadable[sequence] = message
+        else:
+            self._unreadable.pop(sequence, None)
+            await message.term()
 
     def _hold(self, job: QueuedJob) -> HeldJob:
         held = self._held[job.job_id] = HeldJob(job, job.since_s)
@@ -271,7 +291,3 @@ class LeaderJobQueue:
             await asyncio.sleep(held.pause_s)
             self._waiting.join(held.job)
             self._fill()
-
-
-def _rows(state: ServiceState) -> Iterable[RowProgress]:
-    return (*state.worker.running, *state.worker.waiting) if state.worker else ()

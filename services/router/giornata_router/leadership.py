@@ -29,7 +29,7 @@ from giornata.wire.messages import (
     RunReply,
     RunRequest,
 )
-from giornata.wire.stores import LEASES, bucket_stream
+from giornata.wire.subjects import LEASES, bucket_stream
 
 MARGIN: Final = 1.1
 """A router waits this much longer than the lease's life: clocks of two machines run at slightly different rates."""

@@ -20,11 +20,10 @@ from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline, heed_cancel
 from giornata.records import BucketMirror, LoraRecords
 from giornata.residency.host_tiers import HostTiers
-from giornata.residency.popularity import AdapterUsage
-from giornata.residency.use_based import AdapterTier, ResidencySnapshot, TierKind, Wanted
+from giornata.residency.use_based import AdapterTier, AdapterUsage, ResidencySnapshot, TierKind, Wanted
 from giornata.scheduling.adapter_plans import PLANNERS, AdapterPlan
 from giornata.scheduling.placement import Placement
-from giornata.wire import codec, stores, subjects
+from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError
 from giornata.wire.loras import (
     MESSAGE_BYTES,
@@ -186,9 +185,13 @@ class LoraPlacementPlanner:
             heed_cancel()
             try:
                 await self._ask_gaps()
-                if self._planner is None:
-                    await self._withdraw(leadership)
-                elif time.monotonic() - self._planned_s >= self._period_s and self._tiers_known():
+                if self._planner is None:  # what an earlier router wanted is wanted no longer
+                    for tier in self._tiers.names():
+                        if tier not in self._written:
+                            await self._write(tier, (), leadership)
+                elif time.monotonic() - self._planned_s >= self._period_s and (
+                    self._tiers.names() or self._config.adapter_plan is not AdapterPlan.USE
+                ):  # a plan has places: hosts, or workers where it fills them
                     if mirror is None:
                         mirror = BucketMirror((await LoraRecords.open(self._bus.jetstream)).bucket)
                     await self._round(mirror, leadership)
@@ -196,10 +199,6 @@ class LoraPlacementPlanner:
             except (nats.errors.Error, APIError, GiornataError) as error:
                 log.warning("not_planned", error=repr(error))
             await asyncio.sleep(LOOK_S)  # the rate of plans, not a poll
-
-    def _tiers_known(self) -> bool:
-        """Return whether a plan has places: hosts, or workers where it fills them."""
-        return bool(self._tiers.names()) or self._config.adapter_plan is not AdapterPlan.USE
 
     async def _ask_gaps(self) -> None:
         for name, instance in self._tiers.gaps().items():
@@ -250,12 +249,6 @@ class LoraPlacementPlanner:
         told = WantedFiles(
             epoch=leadership.check(), number=self._number, sha256s=packed(digests[:MOST_WANTED])
         )
-        bucket = await self._bus.jetstream.key_value(stores.WANTED)
-        await bucket.put(stores.wanted_key(tier), codec.encode(told))
+        bucket = await self._bus.jetstream.key_value(subjects.WANTED)
+        await bucket.put(subjects.wanted_key(tier), codec.encode(told))
         self._written[tier] = frozenset(digests)
-
-    async def _withdraw(self, leadership: Leadership) -> None:
-        """Without a plan: what an earlier router wanted is wanted no longer."""
-        for tier in self._tiers.names():
-            if tier not in self._written:
-                await self._write(tier, (), leadership)

@@ -235,7 +235,11 @@ class StagePlacement:
             kind = stage.digest, bool(stage.cost.images_ms), bool(stage.cost.model_ms), spare
             if kind in full:
                 continue
-            serving = [state for state in instances if _serves(state, stage)]
+            serving = [
+                state
+                for state in instances
+                if any((card.name, card.digest) == (stage.model, stage.digest) for card in state.models)
+            ]
             wanted = [state for state in serving if state.instance not in stage.avoid] or serving
             best = self._best(wanted, stage.cost, now, spare)
             if best is None:
@@ -304,10 +308,6 @@ class StagePlacement:
 def processes_of(state: ServiceState) -> int:
     """Return how many pictures an instance works on at a time."""
     return 1 if state.prepost is None else state.prepost.image_processes
-
-
-def _serves(state: ServiceState, stage: PrepostStage) -> bool:
-    return any((card.name, card.digest) == (stage.model, stage.digest) for card in state.models)
 
 
 R = TypeVar("R", bound=BaseModel)

@@ -32,7 +32,6 @@ from giornata.scheduling.rock import RockScheduler
 from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler
 from giornata.wire import subjects, templates
 from giornata.wire.errors import DeadlineExceeded, InternalError, Overloaded, ServiceUnavailable
-from giornata.wire.fleet import FleetRequest
 from giornata.wire.messages import (
     CancelRows,
     DenoisedEvent,
@@ -44,9 +43,9 @@ from giornata.wire.messages import (
     SubmitRequest,
     TemplateRequest,
 )
-from giornata.wire.stores import LEASES
+from giornata.wire.subjects import LEASES
 from giornata.wire.templates import TemplateRecord
-from giornata.wire.workers import ServiceName, ServiceState, TelemetryReader
+from giornata.wire.workers import FleetRequest, ServiceName, ServiceState, TelemetryReader
 from giornata_router import job_records
 from giornata_router.admission import FinishTimeEstimator, StreamCapacity
 from giornata_router.config import RouterConfig

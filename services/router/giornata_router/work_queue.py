@@ -25,10 +25,9 @@ from nats.js.errors import APIError, NotFoundError
 
 from giornata.bus.bus import Bus
 from giornata.retries import ask_jetstream
-from giornata.wire import stores, subjects
-from giornata.wire.errors import GiornataError
+from giornata.wire import subjects
 from giornata.wire.jobs import Priority
-from giornata.wire.messages import IDEMPOTENCY_HEADER, Epoch
+from giornata.wire.messages import Epoch
 
 PULL_S: Final = 5.0
 """A pull waits this long: a restarted server forgets it without a word."""
@@ -55,8 +54,6 @@ SETTLED_S = 5.0
 """Time in which a message that JetStream has delivered arrives, if it does."""
 AGAIN_S = 1.0
 """Time after which a queue that does not answer is asked again."""
-KEPT_S: Final = 24 * 3600.0
-"""An unreadable message is kept for the longest budget. No client waits after that, and the record is gone too."""
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +68,7 @@ class QueueConsumer:
     def __init__(self, bus: Bus, priority: Priority, epoch: Epoch) -> None:
         self._client, self._jetstream = bus.client, bus.jetstream
         self._subject, self._priority, self._epoch = subjects.jobs(priority), priority, epoch
-        self._name = stores.queue_consumer_name(priority, epoch)
+        self._name = subjects.queue_consumer_name(priority, epoch)
         self._news = asyncio.Queue[Msg | None]()
         self.behind = 1
         """Messages that were in the queue when it was taken over, and have not come yet."""
@@ -138,7 +135,7 @@ class QueueConsumer:
         for _ in range(_TRIES):
             await self._delete_earlier()
             try:
-                info = await ask_jetstream(partial(self._jetstream.add_consumer, stores.JOBS, config))
+                info = await ask_jetstream(partial(self._jetstream.add_consumer, subjects.JOBS, config))
             except APIError as error:
                 if error.err_code != _NOT_UNIQUE:
                     raise
@@ -148,17 +145,17 @@ class QueueConsumer:
 
     async def _delete_earlier(self) -> None:
         for name in await ask_jetstream(self._names):
-            epoch = stores.queue_consumer_epoch(name, self._priority)
+            epoch = subjects.queue_consumer_epoch(name, self._priority)
             if epoch is None:
                 continue
             if epoch > self._epoch:
                 raise LaterLeaderError
             with contextlib.suppress(NotFoundError):
-                await ask_jetstream(partial(self._jetstream.delete_consumer, stores.JOBS, name))
+                await ask_jetstream(partial(self._jetstream.delete_consumer, subjects.JOBS, name))
 
     async def _names(self) -> list[str]:
         """The queue's consumers, also those without a leader, which a list of their states lacks."""
-        answer = await self._client.request(f"$JS.API.CONSUMER.NAMES.{stores.JOBS}", timeout=NAMED_S)
+        answer = await self._client.request(f"$JS.API.CONSUMER.NAMES.{subjects.JOBS}", timeout=NAMED_S)
         told = json.loads(answer.data)
         if "error" in told:
             raise APIError.from_error(told["error"])
@@ -175,7 +172,9 @@ class QueueConsumer:
         subscription = await self._client.subscribe(inbox, cb=news.put)
         try:
             while True:
-                await self._pull(inbox)
+                asked = {"batch": PULLED, "expires": int(PULL_S * 1e9)}
+                subject = f"$JS.API.CONSUMER.MSG.NEXT.{subjects.JOBS}.{self._name}"
+                await self._client.publish(subject, json.dumps(asked).encode(), reply=inbox)
                 for _ in range(PULLED):
                     try:
                         async with asyncio.timeout(PULL_S + 1):
@@ -195,18 +194,13 @@ class QueueConsumer:
             with contextlib.suppress(nats.errors.Error):  # without a connection there is nothing to end
                 await subscription.unsubscribe()
 
-    async def _pull(self, inbox: str) -> None:
-        asked = {"batch": PULLED, "expires": int(PULL_S * 1e9)}
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{stores.JOBS}.{self._name}"
-        await self._client.publish(subject, json.dumps(asked).encode(), reply=inbox)
-
     def again(self) -> None:
         """End :meth:`messages`: some may have been lost on their way."""
         self._news.put_nowait(None)
 
     async def delivered(self) -> tuple[int, int]:
         """Return how many messages are delivered and unacknowledged, and the sequence number of the last one."""
-        info = await ask_jetstream(partial(self._jetstream.consumer_info, stores.JOBS, self._name))
+        info = await ask_jetstream(partial(self._jetstream.consumer_info, subjects.JOBS, self._name))
         return info.num_ack_pending or 0, info.delivered.stream_seq if info.delivered else 0
 
     async def end(self) -> None:
@@ -214,50 +208,9 @@ class QueueConsumer:
         if self._client.is_connected:
             with contextlib.suppress(nats.errors.Error, TimeoutError):
                 async with asyncio.timeout(LEFT_S):
-                    await self._jetstream.delete_consumer(stores.JOBS, self._name)
+                    await self._jetstream.delete_consumer(subjects.JOBS, self._name)
 
 
 async def acknowledge(client: Client, reply: str) -> None:
     """Take a message out of the queue, and return when it is out."""
     await client.request(reply, b"+ACK", timeout=ACKNOWLEDGED_S)
-
-
-class UnreadableMessages:
-    """Holds messages without a place in the queue, for a leader that can read them.
-
-    `tasks` owns the wait for the end.
-    """
-
-    def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        self._tasks = tasks
-        self._held: dict[int, Msg] = {}
-        """The messages, by their sequence number in the stream."""
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def count(self, subject: str, last: int) -> int:
-        """Messages of a subject that are held, up to sequence number `last`."""
-        return sum(s <= last and message.subject == subject for s, message in self._held.items())
-
-    def hold(self, message: Msg, error: GiornataError) -> None:
-        """Put a message aside, and tell of it once."""
-        sequence = message.metadata.sequence.stream
-        if sequence not in self._held:
-            log.error("job_unreadable", job=_job_id(message), sequence=sequence, error=str(error))
-            self._tasks.create_task(self._end(sequence), name="unreadable")
-        self._held[sequence] = message
-
-    async def _end(self, sequence: int) -> None:
-        """Remove a message when the job's budget is surely over."""
-        await asyncio.sleep(KEPT_S)
-        message = self._held.pop(sequence)
-        log.error("unreadable_job_removed", job=_job_id(message), sequence=sequence)
-        try:
-            await message.term()
-        except nats.errors.Error as error:  # the next leader removes it
-            log.warning("unreadable_job_not_removed", sequence=sequence, error=repr(error))
-
-
-def _job_id(message: Msg) -> str | None:
-    return (message.headers or {}).get(IDEMPOTENCY_HEADER)

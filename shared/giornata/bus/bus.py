@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -84,11 +84,11 @@ class Endpoint:
     """Takes the fields of a stranger's message and its answer's subject; refuses it before anything else is read."""
     door: bool = False
     """Whether a trace begins here, where the request brings none."""
-    name: str = field(init=False)
-    """The subject without what differs from instance to instance, for spans."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", subjects.kind_of(self.subject))
+    @cached_property
+    def name(self) -> str:
+        """The subject without what differs from instance to instance, for spans."""
+        return subjects.kind_of(self.subject)
 
     def request_in(self, message: Msg) -> BaseModel:
         """The request that a message holds; MalformedMessage where it holds none, or what `admit` raises."""

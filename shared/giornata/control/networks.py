@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -192,9 +192,6 @@ def skip_channels(network: Any, side: int) -> tuple[int, ...]:
     return (*found, int(network.mid_block.resnets[-1].out_channels) * side**2)
 
 
-# What ControlNets see of a row, from the claim checks of its job and the tensors behind them.
-
-
 def select_control_images(encoding: Encoding, index: int) -> BlobRef:
     """The control images of row `index`, or of all rows.
 
@@ -240,9 +237,6 @@ def read_control_texts(
     return tuple(found)
 
 
-# A ControlNet's checkpoint, read with its card.
-
-
 KINDS: Final = {
     ControlKind.FLUX: ("diffusers:FluxControlNetModel", "giornata.control.flux:FluxControl"),
     ControlKind.SD3: ("diffusers:SD3ControlNetModel", "giornata.control.sd3:SD3Control"),
@@ -268,9 +262,6 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device, name: str | Non
     module, runner = import_control_kind(card.kind)
     made = load_network(module, folder, dtype=dtype)
     return runner(made.to(device).eval().requires_grad_(requires_grad=False), card)
-
-
-# One step of the ControlNets of several rows: whatever rows share a ControlNet share its forward.
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,52 +292,24 @@ class RowStep:
     """Whether all tokens are asked for although there is a region."""
 
 
-class ScaledResidual(NamedTuple):
-    """One sum of samples, scaled."""
-
-    row: int
-    """Which of the rows."""
-    nth: int
-    """Which of its sums, as :func:`giornata.control.layout.sum_residuals` counts them."""
-    sample: Tensor
-    """(sequences, tokens, channels)"""
-
-
-class _ControlNetForward:
-    """The forward of one ControlNet; its samples are computed as they are asked for."""
-
-    def __init__(self, net: ControlNet) -> None:
-        self._net = net
-        self._items: list[ControlSequenceStep] = []
-        self._computing: Iterator[tuple[Tensor, ...]] | None = None
-        self._made: list[tuple[Tensor, ...]] = []
-
-    def add(self, items: Sequence[ControlSequenceStep]) -> tuple[int, ...]:
-        """The places of these `items` in every sample."""
-        first = len(self._items)
-        self._items += items
-        return tuple(range(first, len(self._items)))
-
-    def sample(self, nth: int) -> tuple[Tensor, ...]:
-        """By item, (tokens, channels)."""
-        if self._computing is None:
-            self._computing = self._net.run(self._items)
-        while len(self._made) <= nth:
-            self._made.append(next(self._computing))
-        return self._made[nth]
-
-
 @torch.inference_mode()
-def run(rows: Sequence[RowStep]) -> Iterator[ScaledResidual]:
-    """Return what the ControlNets of `rows` add in their steps: in the order of blocks, as it is computed."""
-    forwards: dict[int, _ControlNetForward] = {}
-    places: dict[tuple[int, int], tuple[int, ...]] = {}
+def run(rows: Sequence[RowStep]) -> Iterator[tuple[int, int, Tensor]]:
+    """Return what the ControlNets of `rows` add in their steps: in the order of blocks, as it is computed.
+
+    It is the row's number, which of its sums, as :func:`giornata.control.layout.sum_residuals` counts them, and the
+    scaled sum, (sequences, tokens, channels). Rows that share a ControlNet share its forward.
+    """
+    nets: dict[int, ControlNet] = {}
+    items: dict[int, list[ControlSequenceStep]] = {}
+    places: dict[tuple[int, int], range] = {}
     for number, row in enumerate(rows):
         for nth, act in enumerate(row.acts):
-            forward = forwards.setdefault(id(act.net), _ControlNetForward(act.net))
-            places[number, nth] = forward.add(
-                [ControlSequenceStep(act.opened, row.step, row.latents, one) for one in range(row.sequences)]
-            )
+            own = items.setdefault(id(act.net), [])
+            places[number, nth] = range(len(own), len(own) + row.sequences)
+            own += (ControlSequenceStep(act.opened, row.step, row.latents, n) for n in range(row.sequences))
+            nets[id(act.net)] = act.net
+    # the samples that a net has made, and what makes more as they are asked for
+    forwards = {of: (list[tuple[Tensor, ...]](), nets[of].run(items[of])) for of in nets}
     sums = [sum_residuals([act.behind for act in row.acts]) for row in rows]
     order = sorted(
         (block, number, index) for number, each in enumerate(sums) for index, block in enumerate(each.first)
@@ -355,12 +318,14 @@ def run(rows: Sequence[RowStep]) -> Iterator[ScaledResidual]:
         total: Tensor | None = None
         row = rows[number]
         for nth, sample in sums[number].parts[index]:
-            made = forwards[id(row.acts[nth].net)].sample(sample)
-            own = [made[place] for place in places[number, nth]]
-            part = own[0][None] if len(own) == 1 else torch.stack(own)
+            made, computing = forwards[id(row.acts[nth].net)]
+            while len(made) <= sample:
+                made.append(next(computing))
+            parts = [made[sample][place] for place in places[number, nth]]
+            part = parts[0][None] if len(parts) == 1 else torch.stack(parts)
             if row.region is not None and not row.whole:
                 part = part.index_select(1, row.region.computed)
             part = part * row.acts[nth].scale
             total = part if total is None else total + part
         if total is not None:
-            yield ScaledResidual(number, index, total)
+            yield number, index, total

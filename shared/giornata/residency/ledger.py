@@ -16,11 +16,8 @@ class EvictionLedger:
 
     Unpinned names may fill `budget_bytes`; pinned ones may exceed it, since they cannot go.
 
-    Args:
-        budget_bytes: see above.
-        worth: the least worth goes first, of equals the least recently used; by default all are equal. Asked under
-            the lock.
-        lock: for several threads, one that a thread may take again.
+    The least `worth`, asked under the lock, goes first, of equals the least recently used; by default all are equal.
+    For several threads, the `lock` is one that a thread may take again.
     """
 
     def __init__(

@@ -27,9 +27,7 @@ class LoadTokenBucket:
 
     A limiter that only makes its callers wait cannot say this: demand never waits.
 
-    Args:
-        bytes_per_s: how fast it fills.
-        burst_s: so many seconds' worth it holds at most, and owes at most.
+    It holds `burst_s` seconds' worth at most, and owes as much at most.
     """
 
     def __init__(self, bytes_per_s: float, burst_s: float = 1.0) -> None:
@@ -57,12 +55,7 @@ class TierLookup(NamedTuple, Generic[V]):
 
 
 class LoadedTier(EvictionLedger, Generic[V]):
-    """Values that come from the tier below: each is loaded once, and stays while it is pinned.
-
-    Args:
-        budget_bytes: most bytes of values that are not pinned.
-        bytes_of: bytes of a value.
-    """
+    """Values that come from the tier below: each is loaded once, and stays while it is pinned."""
 
     def __init__(self, budget_bytes: int, bytes_of: Callable[[V], int]) -> None:
         super().__init__(budget_bytes, lock=threading.RLock())

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from giornata.residency.popularity import HALF_LIFE_S
-from giornata.residency.use_based import USE_PERIOD_S, Plan, use_plan
+from giornata.residency.use_based import HALF_LIFE_S, USE_PERIOD_S, Plan, use_plan
 from giornata.scheduling.rock import ROCK_PERIOD_S, RockPlan
 
 

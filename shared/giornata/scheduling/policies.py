@@ -7,7 +7,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from giornata.residency.popularity import home_of
+from giornata.residency.use_based import home_of
 from giornata.scheduling.degrees.pool import PoolRow
 from giornata.scheduling.demand import FinishEstimator, JobDemand, PlacementEstimate, RowLoad
 from giornata.scheduling.pool_rows import PoolFinishEstimator

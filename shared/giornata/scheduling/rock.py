@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, NamedTuple
 
-from giornata.residency.popularity import AdapterUsage, rendezvous_weight
 from giornata.residency.use_based import (
     AdapterSelection,
     AdapterTier,
+    AdapterUsage,
     ResidencySnapshot,
     TierKind,
     Wanted,
     pins_of,
+    rendezvous_weight,
 )
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.placement import Placement

@@ -136,7 +136,7 @@ class ControlState(WireModel):
     threads: int = 0
     """That compute, on a processor."""
     cores: tuple[int, ...] = ()
-    """Numbers of the machine's cores that they may compute on; empty from versions that tell none."""
+    """Numbers of the machine's cores that they may compute on."""
     rows: int = 0
     """Open now."""
     resident: tuple[str, ...] = ()
@@ -166,15 +166,10 @@ def control_row(job_id: str, attempt: int, index: int) -> str:
 
 # What a denoiser and a ControlNet instance say on the data path of steps, over a socket between the two.
 #
-# The denoiser owns the memory: it tells the place of every tensor in a slab of its own, and the instance
-# writes there. Frames are four bytes of length and a message; over TCP a tensor's bytes follow its message.
-#
-# ======================
-# ========================================================================================== denoiser →
-# instance `OpenLink`, once; `ResidualsRequest`, followed by the latents; `CancelStep` instance → denoiser
-# `LinkOpened`, once; `ResidualReady`, followed by the sample; `ControlNetStepFailed`; `StepCancelled`
-# ======================
-# ==========================================================================================
+# The denoiser owns the memory: it tells the place of every tensor in a slab of its own, and the instance writes there.
+# Frames are four bytes of length and a message; over TCP a tensor's bytes follow its message. The denoiser sends
+# `OpenLink` once, then `ResidualsRequest`, followed by the latents, and `CancelStep`; the instance sends `LinkOpened`
+# once, then `ResidualReady`, followed by the sample, `ControlNetStepFailed` and `StepCancelled`.
 
 
 MAX_SLAB_BYTES: Final = 1 << 36

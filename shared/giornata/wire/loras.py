@@ -75,7 +75,7 @@ class CanonicalLora(RecordModel):
     text_modules: int = 0
     """Modules of text encoders that it changes."""
     weights: int = 0
-    """Weights in the factors of the denoising network's modules; 0: made by a version that did not count them."""
+    """Weights in the factors of the denoising network's modules."""
 
 
 class LoraRecord(RecordModel):

@@ -250,7 +250,7 @@ class ModelCard(WireModel):
     """Text tokens that a prompt has at most; where the family pads prompts, the length to which it does. A UNet's
     longer prompts have several times as many."""
     max_prompt_tokens: int | None = None
-    """How many of a prompt's own tokens are read; None where all are, or an earlier version does not tell."""
+    """How many of a prompt's own tokens are read; None where all are."""
     takes_guidance: bool
     """Whether requests may name `guidance_scale`; :attr:`guidance` tells what it means."""
     guided_above: float | None = None
@@ -271,11 +271,11 @@ class ModelCard(WireModel):
     keeps_whole_steps: bool = False
     """How `strength` is rounded; see :func:`giornata.wire.models.evaluations`."""
     tasks: tuple[Task, ...] = (Task.EDIT,)
-    """What it is served for; versions before it was told know edits alone."""
+    """What it is served for."""
     generation_guidance_scale: float | None = None
     """Default of generations; None where it generates nothing."""
     generation_steps: int | None = None
-    """Default of generations; None where it is that of edits, as versions before it was told have it."""
+    """Default of generations; None where it is that of edits."""
     native_size: int = 1024
     """Pixels a side of the square pictures that the checkpoint was made for."""
     references: int = 0

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from giornata.wire import stores, subjects
+from giornata.wire import subjects
 from giornata.wire.messages import EventKind
 
 # What each user of the NATS servers may publish and subscribe. Pure.
@@ -87,7 +87,7 @@ def _micro(service: NatsRole) -> tuple[str, ...]:
 
 def _keeps(bucket: str) -> tuple[str, ...]:
     """The rights to open a bucket, and to read and write its keys."""
-    stream = stores.bucket_stream(bucket)
+    stream = subjects.bucket_stream(bucket)
     return f"{API}.STREAM.INFO.{stream}", f"{API}.STREAM.MSG.GET.{stream}", f"$KV.{bucket}.>"
 
 
@@ -107,7 +107,7 @@ def _follows(stream: str) -> tuple[str, ...]:
 
 def _reads(bucket: str) -> tuple[str, ...]:
     """The rights to open a bucket, to read its keys, and to follow one."""
-    stream = stores.bucket_stream(bucket)
+    stream = subjects.bucket_stream(bucket)
     return f"{API}.STREAM.INFO.{stream}", f"{API}.STREAM.MSG.GET.{stream}", *_follows(stream)
 
 
@@ -145,17 +145,17 @@ _NEEDS: Final[Mapping[NatsRole, NatsPermissions]] = {
             f"{subjects.INBOX}_{APPLICATIONS}.>",
             *_lora("begin", "piece", "finish", "drop", "remove", "pin"),
             subjects.TRIAL_JOB,
-            *_keeps(stores.TEMPLATES),
-            *_follows(stores.bucket_stream(stores.TEMPLATES)),
-            *_reads(stores.LORAS),
-            *_keeps(stores.WEBHOOKS),
-            *_follows(stores.bucket_stream(stores.WEBHOOKS)),
-            *_follows(stores.EVENTS),
+            *_keeps(subjects.TEMPLATES),
+            *_follows(subjects.bucket_stream(subjects.TEMPLATES)),
+            *_reads(subjects.LORAS),
+            *_keeps(subjects.WEBHOOKS),
+            *_follows(subjects.bucket_stream(subjects.WEBHOOKS)),
+            *_follows(subjects.EVENTS),
             f"{API}.STREAM.NAMES",  # gateways of the version before this one list streams
-            f"{API}.STREAM.INFO.{stores.EVENTS}",
-            f"{API}.STREAM.MSG.GET.{stores.EVENTS}",
-            *_of_streams(("CREATE",), stores.SHARED_STREAMS),
-            *_keeps(stores.RECORDS),
+            f"{API}.STREAM.INFO.{subjects.EVENTS}",
+            f"{API}.STREAM.MSG.GET.{subjects.EVENTS}",
+            *_of_streams(("CREATE",), subjects.SHARED_STREAMS),
+            *_keeps(subjects.RECORDS),
         ),
         subscribe=(
             subjects.EDIT,
@@ -181,20 +181,20 @@ _NEEDS: Final[Mapping[NatsRole, NatsPermissions]] = {
             subjects.telemetry_of(NatsRole.ROUTER),
             subjects.SUMMARY,
             *_answers(NatsRole.GATEWAY),
-            *_keeps(stores.TEMPLATES)[1:],
-            *_keeps(stores.WANTED)[1:],
-            *_reads(stores.LORAS)[1:],
+            *_keeps(subjects.TEMPLATES)[1:],
+            *_keeps(subjects.WANTED)[1:],
+            *_reads(subjects.LORAS)[1:],
             subjects.ALL_LORA_TIERS[1],
-            *_of_streams(("CREATE", "INFO", "UPDATE"), (*stores.STREAMS, stores.JOBS)),
-            *_keeps(stores.RECORDS)[1:],
-            *_keeps(stores.LEASES)[1:],
-            *_keeps(stores.QUARANTINE)[2:],
-            f"{API}.CONSUMER.NAMES.{stores.JOBS}",
+            *_of_streams(("CREATE", "INFO", "UPDATE"), (*subjects.STREAMS, subjects.JOBS)),
+            *_keeps(subjects.RECORDS)[1:],
+            *_keeps(subjects.LEASES)[1:],
+            *_keeps(subjects.QUARANTINE)[2:],
+            f"{API}.CONSUMER.NAMES.{subjects.JOBS}",
             *(
-                f"{API}.CONSUMER.{verb}.{stores.JOBS}.*"
+                f"{API}.CONSUMER.{verb}.{subjects.JOBS}.*"
                 for verb in ("DURABLE.CREATE", "DELETE", "INFO", "MSG.NEXT")
             ),
-            f"$JS.ACK.{stores.JOBS}.>",
+            f"$JS.ACK.{subjects.JOBS}.>",
         ),
         subscribe=(
             subjects.SUBMIT,
@@ -213,12 +213,12 @@ _NEEDS: Final[Mapping[NatsRole, NatsPermissions]] = {
             subjects.events_of_kind(EventKind.DENOISED),
             subjects.telemetry_of(NatsRole.DENOISER),
             *_answers(NatsRole.ROUTER),
-            *_keeps(stores.TEMPLATES),
+            *_keeps(subjects.TEMPLATES),
             *subjects.ALL_CONTROLNET,
             *_lora("read"),
             subjects.ALL_LORA_TIERS[0],
-            *_of_streams(("CREATE",), stores.STREAMS),
-            *_keeps(stores.RECORDS),
+            *_of_streams(("CREATE",), subjects.STREAMS),
+            *_keeps(subjects.RECORDS),
         ),
         subscribe=(
             *subjects.ALL_WORKERS,
@@ -250,20 +250,20 @@ _NEEDS: Final[Mapping[NatsRole, NatsPermissions]] = {
             NatsRole.PROFILER,
         ),
         subjects.ALL_ADAPTER,
-        *_keeps(stores.LORAS),
-        *_reads(stores.WANTED),
-        *_follows(stores.bucket_stream(stores.LORAS)),
-        *_of_streams(("CREATE",), stores.SHARED_STREAMS),
+        *_keeps(subjects.LORAS),
+        *_reads(subjects.WANTED),
+        *_follows(subjects.bucket_stream(subjects.LORAS)),
+        *_of_streams(("CREATE",), subjects.SHARED_STREAMS),
     ),
     NatsRole.APPLICATION: NatsPermissions(
         (subjects.EDIT, subjects.GENERATE, subjects.MASK, subjects.EDIT_CANCEL), ()
     ),
     NatsRole.PROFILER: NatsPermissions(
-        (subjects.EDIT_PROBE, *_lora("profiled"), *_reads(stores.LORAS)), _SUMMARIES
+        (subjects.EDIT_PROBE, *_lora("profiled"), *_reads(subjects.LORAS)), _SUMMARIES
     ),
     NatsRole.OBSERVER: NatsPermissions(("$SRV.>",), (subjects.ALL_TELEMETRY,)),
     NatsRole.OPERATOR: NatsPermissions(
-        (*_keeps(stores.QUARANTINE), *_follows(stores.bucket_stream(stores.QUARANTINE))), ()
+        (*_keeps(subjects.QUARANTINE), *_follows(subjects.bucket_stream(subjects.QUARANTINE))), ()
     ),
 }
 

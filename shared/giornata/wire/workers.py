@@ -5,11 +5,13 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Final
 
+from pydantic import Field
+
 from giornata.wire import codec
 from giornata.wire.adapters import ControlCard
 from giornata.wire.controlnets import ControlBase, ControlState
 from giornata.wire.loras import HostTier, LoraCounters
-from giornata.wire.masks import MaskCard
+from giornata.wire.messages import MaskCard
 from giornata.wire.models import BlockSpec, ModelCard
 from giornata.wire.values import BlockMode, WireModel
 
@@ -36,7 +38,7 @@ class CostFit(WireModel):
     weights: tuple[float, ...]
     """ms per unit; of computing, by :data:`giornata.planning.operations.NETWORK`."""
     adapting: tuple[float, ...] = ()
-    """By :data:`giornata.planning.operations.ADAPTING`; empty of loads, and from versions without adapters."""
+    """By :data:`giornata.planning.operations.ADAPTING`; empty of loads."""
     r2: float
     """Over the worker's latest samples; the first fit's, while they are too few."""
     residual_ms: float
@@ -150,7 +152,7 @@ class RowProgress(WireModel):
     due_ms: float | None = None
     """Time left until its last step should end; negative once that has passed. None for no wish."""
     encoded: bool | None = None
-    """Whether its inputs are here, which tell its shape; None from versions whose text passed the blocks always."""
+    """Whether its inputs are here, which tell its shape; None: it has text tokens."""
 
     @property
     def shape_known(self) -> bool:
@@ -183,8 +185,7 @@ class StepSample(WireModel):
     """Forwards of the network. This, `sequences` and the next seven are the features of a step,
     :data:`giornata.planning.operations.COMPUTE`."""
     linear: float = 0.0
-    """Multiplications of linear layers, in all blocks; as in the next three, of all sequences together. 0 in all of
-    them from versions that counted none."""
+    """Multiplications of linear layers, in all blocks; as in the next three, of all sequences together."""
     attention: float = 0.0
     convolution: float = 0.0
     gathered: float = 0.0
@@ -196,7 +197,7 @@ class StepSample(WireModel):
     control: float = 0.0
     """Multiplications of ControlNets in this process."""
     blocks: int = 0
-    """Blocks that were computed, of all sequences; 0 from versions that did not count them."""
+    """Blocks that were computed, of all sequences."""
     skipped_blocks: int = 0
     """Blocks that step caches stood in for: all of rows whose outputs were extrapolated. Nothing else of this sample
     counts them."""
@@ -313,7 +314,7 @@ class AdapterCounters(WireModel):
     device_bytes: int = 0
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
-    """Most bytes of unpinned LoRAs in memory; 0 from versions that do not tell."""
+    """Most bytes of unpinned LoRAs in memory."""
     disk_bytes: int = 0
     planned: int = 0
     """LoRAs that were loaded since the placement wanted them; not among `prefetched`."""
@@ -383,7 +384,7 @@ class WorkerState(WireModel):
     adapter_lanes: int = 2
     """How many loads of LoRAs run at a time; each takes those of a job one after the other."""
     cost_model: WorkerCosts | None = None
-    """None if the worker has no cost model, or one that an older version counts by tokens."""
+    """None if the worker has no cost model."""
     blocks: tuple[BlockSpec, ...] | None = None
     """The blocks of its network, equal ones counted, in the order of the first of each. None: as the worker, or another
     one of its model, told last; telemetry has them every few seconds, as `resident`."""
@@ -394,7 +395,6 @@ class WorkerState(WireModel):
     quantized: str = "off"
     """In which numbers it has its network's weights; `off`: in those of the model's dtype."""
     step_cache: StepCacheCounters | None = None
-    """None from versions without step caches."""
 
 
 class PrepostState(WireModel):
@@ -433,11 +433,11 @@ class ServiceState(WireModel):
     gpus: tuple[HostDevice, ...] = ()
     """GPUs that this process computes on, claimed or not (:mod:`giornata.device_claims`)."""
     masks: MaskCard | None = None
-    """What makes masks from words in a prepost; None where nothing does, and from versions that do not tell."""
+    """What makes masks from words in a prepost; None where nothing does."""
     prepost: PrepostState | None = None
-    """A prepost's; None from versions that share one queue."""
+    """A prepost's."""
     answering: tuple[str, ...] | None = None
-    """Questions that a prepost works on (:func:`giornata.wire.messages.question`); None: the version does not tell."""
+    """Questions that a prepost works on (:func:`giornata.wire.messages.question`)."""
     log_lines_lost: int = 0
     """Lines of its log that this process could not write, such as to a full disk."""
 
@@ -480,3 +480,144 @@ class TelemetryReader:
         read = {part: getattr(state if part in OF_STATE else state.worker, part) for part in came}
         self._told[state.instance] = told | {part: (came[part], read[part]) for part in came}
         return state
+
+
+# The fleet as the active router tells it: a summary for every gateway, and a report of each instance on demand.
+
+
+class FleetSummary(WireModel):
+    """router → gateways: what an edit can be done with now; told when it changes, and every second."""
+
+    router: str
+    """The instance that tells, which leads."""
+    ready: dict[ServiceName, int]
+    """Ready instances of each service; a service without one is left out. Routers that stand by count, too."""
+    gateways: tuple[str, ...] = ()
+    """At most two of the ready gateways: enough for each to know whether it is alone."""
+    models: tuple[ModelCard, ...] = ()
+    """Models that a ready denoiser and a ready prepost serve with the same digest."""
+    controlnets: dict[str, tuple[ControlCard, ...]] = Field(default_factory=dict)
+    """ControlNets that ready denoisers compute beside a model, by the model's name; one card of each ControlNet's name.
+    A model without any is left out."""
+    masks: dict[str, MaskCard] = Field(default_factory=dict)
+    """What makes masks from words in a ready prepost, by that prepost's model, which is in the subject to ask on."""
+    wait_ms: dict[str, float] = Field(default_factory=dict)
+    """About how long a picture would wait for a worker, by model; a model whose workers' speed is unknown is left out.
+    """
+    nearly_full: tuple[str, ...] = ()
+    """JetStream's streams that may soon take nothing more."""
+
+
+class FleetRequest(WireModel):
+    """gateway → router: the instances of one page, counted from 0."""
+
+    page: int = 0
+    remaining_ms: int
+
+
+class InstanceReport(WireModel):
+    """A router's knowledge of an instance, its rows counted."""
+
+    state: ServiceState
+    """Without rows, samples and recordings."""
+    running_rows: int = 0
+    waiting_rows: int = 0
+    steps_per_s: float | None = None
+    """Row steps per second over the last seconds; None while it is unknown."""
+    step_ms: float | None = None
+    """Median time of its recent steps; None without any."""
+
+
+class InstanceReports(WireModel):
+    """The instances of a page."""
+
+    reports: tuple[InstanceReport, ...]
+
+
+class FleetPage(WireModel):
+    """router → gateway."""
+
+    pages: int
+    """How many there are."""
+    packed: bytes
+    """An :class:`InstanceReports` as :mod:`giornata.wire.codec` writes it: many gateways get the same bytes."""
+
+
+class WorkerView(WireModel):
+    """The present work of a denoiser."""
+
+    running_rows: int
+    waiting_rows: int
+    """Pictures that it has taken and that are not in the batch yet."""
+    free_rows: int
+    """Pictures that it would take now."""
+    capacity_rows: int
+    steps_per_s: float | None = None
+    """Row steps per second over the last seconds; null while it is unknown."""
+    step_ms: float | None = None
+    """Median time of its recent steps, each of which advances every running row by one; null without any."""
+    ranks: tuple[RankState, ...] = ()
+    """Its devices, where it has several: a pool."""
+    adapters: AdapterCounters | None = None
+    """What its LoRAs have done since its start."""
+    lora_host: str | None = None
+    """The host tier that it takes LoRAs from."""
+
+
+class ControlView(WireModel):
+    """The present work of a ControlNet service."""
+
+    controlnets: list[str]
+    """Names of those that it computes."""
+    open_rows: int
+    """Pictures whose ControlNets it computes."""
+    free_rows: int
+    """Pictures that it would take now."""
+
+
+class InstanceView(WireModel):
+    """One instance of a service."""
+
+    service: ServiceName
+    instance: str
+    host: str
+    version: str
+    ready: bool
+    draining: bool
+    active: bool
+    """False for a router that stands by."""
+    models: list[str]
+    running_rows: int
+    waiting_rows: int
+    worker: WorkerView | None = None
+    control: ControlView | None = None
+    """What a ControlNet service does; None for other services."""
+    host_tier: HostTier | None = None
+    """The host tier of a LoRA store that fills one; else None."""
+    gpus: tuple[HostDevice, ...] = ()
+    """GPUs that it computes on; of a pool those alone that it has claimed, since `ranks` tell the others."""
+
+
+class FleetView(WireModel):
+    """Answer of ``GET /v1/fleet``, and the data of its stream's events, which leave out what is null: unknown."""
+
+    instances: list[InstanceView]
+    """For who is told of its own load alone, the ready ones with nothing but their service, a number and models."""
+    router_active: bool = True
+    """False where no router tells: then nothing is known of the fleet."""
+    workers: int
+    """Ready denoisers."""
+    running_rows: int
+    waiting_rows: int
+    free_rows: int | None = None
+    """Null for who is told of its own load alone."""
+    queued_jobs: int | None = None
+    """Jobs that are prepared and that no worker has taken yet; null while no router is active."""
+    queued_rows: int | None = None
+    steps_per_s: float | None = None
+    predicted_wait_s: float | None = None
+    """Seconds until the denoising of one more picture would begin where it would begin first, as routers predict it."""
+    templates: TemplateCounters | None = None
+    """What templates have done at all live denoisers, since the start of each."""
+    stores: tuple[StoreRoom, ...] | None = None
+    """How full the streams are that hold jobs, records and events; null while no router is active."""

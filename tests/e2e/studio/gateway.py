@@ -22,14 +22,13 @@ from giornata.families import Family
 from giornata.shares import SharedPool
 from giornata.wire.adapters import CONTROL_IMAGES, ControlCard
 from giornata.wire.errors import GiornataError, Unauthorized
-from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.jobs import JobState, Priority
 from giornata.wire.loras import LoraState
-from giornata.wire.masks import MaskCard
+from giornata.wire.messages import MaskCard
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import REFERENCE, OutputFormat, asked
 from giornata.wire.values import StageTimes
-from giornata.wire.workers import ServiceName
+from giornata.wire.workers import FleetView, InstanceView, ServiceName
 from giornata_gateway.admission import ByteReservation
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http import server as studio

@@ -131,8 +131,7 @@ async def _job(stage: Stage, key: str, *, wait: bool = True) -> Job:
     stage.router.ended.clear()
     headers = bearer(ALICES) | {HEADER: key}
     form = stage.form(prompt=WORDS)
-    async with stage.http.post("/v1/jobs", data=form, headers=headers) as response:
-        job_id = (await response.json())["id"]
+    job_id = (await stage.post("/v1/jobs", data=form, headers=headers)).json["id"]
     if wait:
         await stage.router.ended.wait()
     return stage.router.jobs[job_id]

@@ -228,8 +228,7 @@ async def test_options_may_name_a_model_by_its_alias(opening: Opening) -> None:
 
 async def test_a_gateway_may_be_without_it(opening: Opening) -> None:
     async with opening(a1111=False) as stage:
-        async with stage.http.get("/sdapi/v1/options") as response:
-            assert response.status == 404
+        assert (await stage.get("/sdapi/v1/options")).status == 404
         async with stage.http.get("/openapi.json") as response:
             assert not [
                 path
@@ -239,8 +238,7 @@ async def test_a_gateway_may_be_without_it(opening: Opening) -> None:
 
 
 async def test_answers_are_as_documented(stage: Stage) -> None:
-    async with stage.http.get("/openapi.json") as response:
-        document = await response.json()
+    document = (await stage.get("/openapi.json")).json
     from openapi_spec_validator import validate  # noqa: PLC0415 - takes two seconds to load
 
     validate(document)

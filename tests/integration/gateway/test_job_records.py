@@ -6,7 +6,7 @@ import pytest
 
 from giornata.bus import bus, streams
 from giornata.records import JobRecordStore
-from giornata.wire import stores
+from giornata.wire import subjects
 from giornata.wire.errors import JobNotFound
 from giornata_gateway.jobs.records import JobLedger
 from giornata_router.job_records import accepted
@@ -29,6 +29,6 @@ async def test_a_gateway_knows_no_job_until_a_router_has_made_the_bucket_or_made
             await (await JobRecordStore.open(jetstream)).create(record)
             assert (await records.get(job_id)).job == record.job
             assert (await records.change(job_id, lambda one: one.model_copy(update={"cancel": True}))).cancel
-            await jetstream.delete_key_value(stores.RECORDS)
+            await jetstream.delete_key_value(subjects.RECORDS)
             with pytest.raises(JobNotFound):
                 await records.change(job_id, lambda one: one)

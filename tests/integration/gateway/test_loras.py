@@ -78,15 +78,13 @@ async def upload(
         form.add_field("file", io.BytesIO(data), filename="rims.safetensors")
     for name, value in fields.items():
         form.add_field(name, value)
-    async with stage.http.post("/v1/loras", data=form, headers=headers) as response:
-        return response.status, await response.json()
+    return (await stage.post("/v1/loras", data=form, headers=headers)).told
 
 
 async def ask(
     stage: Stage, method: str, path: str, headers: dict[str, str] = ALICE
 ) -> tuple[int, dict[str, Any]]:
-    async with stage.http.request(method, f"/v1/loras{path}", headers=headers) as response:
-        return response.status, await response.json()
+    return (await stage.ask(method, f"/v1/loras{path}", headers=headers)).told
 
 
 async def test_a_lora_is_uploaded_awaited_listed_and_deleted(doors: Stage) -> None:
@@ -162,8 +160,7 @@ async def edit(
     stage: Stage, loras: object, headers: dict[str, str] = ALICE, path: str = "/v1/images/edits"
 ) -> tuple[int, dict[str, Any]]:
     form = stage.form(loras=json.dumps(loras))
-    async with stage.http.post(path, data=form, headers=headers) as response:
-        return response.status, await response.json()
+    return (await stage.post(path, data=form, headers=headers)).told
 
 
 async def test_an_edit_names_loras_and_its_job_keeps_what_they_are(doors: Stage) -> None:
@@ -263,7 +260,7 @@ async def test_a_store_that_is_away_is_not_the_clients_slowness(
     opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is here; its pace was counted while the store was waited for, and the client got 408."""
-    monkeypatch.setattr("giornata.lora_transfer.RESTART_S", 1.5)
+    monkeypatch.setattr("giornata.lora_files.RESTART_S", 1.5)
     async with opening(head_s=0.5) as stage:
         status, answer = await upload(stage, lora(), {}, model=CARD.name)
     assert (status, answer["error"]["code"]) == (503, "service_unavailable")

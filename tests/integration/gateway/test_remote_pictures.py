@@ -127,8 +127,7 @@ async def limited(nats_url: str, redis_url: str, folder: Path, shelf: PictureSer
 async def edit(stage: Stage, shelf: PictureServer, name: str, key: str | None, n: int = 1) -> int:
     headers = ALICE | ({"Idempotency-Key": key} if key else {})
     body = {"prompt": "a scarf", "n": n, "images": [{"image_url": f"{shelf.url}/{name}"}]}
-    async with stage.http.post("/v1/images/edits", json=body, headers=headers) as response:
-        return response.status
+    return (await stage.post("/v1/images/edits", json=body, headers=headers)).status
 
 
 @pytest.mark.parametrize("keys", [(None, None, None), ("first", "second", "third"), ("same", "same", "same")])

@@ -39,18 +39,6 @@ async def test_ready_only_while_an_edit_could_be_done(stage: Stage) -> None:
     assert (status, answer["error"]["code"]) == (503, "service_unavailable")
 
 
-async def test_several_models_must_be_told_apart(stage: Stage) -> None:
-    stage.router.cards = (CARD, CARD.model_copy(update={"name": "other", "digest": "e" * 64}))
-    await stage.router.announce()
-    status, answer = await stage.edit()
-    assert (status, answer["error"]["param"], answer["error"]["accepted"]) == (400, "model", "other, tiny")
-    status, answer = await stage.edit(model="other")
-    assert status == 200
-    assert (await stage.record()).job.model_digest == "e" * 64
-    async with stage.http.get("/v1/models") as response:
-        assert [model["id"] for model in (await response.json())["data"]] == ["other", "tiny"]
-
-
 async def test_models_have_other_names_where_the_configuration_gives_them_some(opening: Opening) -> None:
     async with opening(model_aliases="gpt-image-1=tiny") as stage:
         assert (await stage.edit(model="gpt-image-1"))[0] == 200
@@ -64,17 +52,18 @@ async def test_models_have_other_names_where_the_configuration_gives_them_some(o
                 await client.models.retrieve("tiney")
         assert missed.value.code == "model_not_found"
         assert "The closest is tiny." in missed.value.message
-        async with stage.http.get("/v1/models/gpt-image-2") as response:
-            told = (await response.json())["error"]
-        assert (response.status, told["accepted"]) == (404, "tiny, gpt-image-1 (stands for tiny)")
+        answer = await stage.get("/v1/models/gpt-image-2")
+        assert (answer.status, answer.json["error"]["accepted"]) == (
+            404,
+            "tiny, gpt-image-1 (stands for tiny)",
+        )
 
 
 async def test_a_field_that_no_list_names_is_refused_with_the_models_whose_list_does(stage: Stage) -> None:
     guided = CARD.model_copy(update={"name": "guided", "guided_above": 1.0})
     stage.router.cards = (CARD, guided)
     await stage.router.announce()
-    async with stage.http.get("/v1/models") as response:
-        told = {model["id"]: model["fields"] for model in (await response.json())["data"]}
+    told = {model["id"]: model["fields"] for model in (await stage.get("/v1/models")).json["data"]}
     assert {name: list(fields) for name, fields in told.items()} == {"guided": ["edit"], "tiny": ["edit"]}
     assert set(told["guided"]["edit"]) - set(told["tiny"]["edit"]) == {"negative_prompt"}
     status, answer = await stage.edit(model="tiny", negative_prompt="snow")
@@ -151,8 +140,7 @@ async def test_metrics_count_doors_codes_stages_and_workers(opening: Opening) ->
         await stage.edit(n="99")
         async with stage.http.get("/v1/jobs/job_none"):
             pass
-        async with stage.http.get("/metrics") as response:
-            text = await response.text()
+        text = (await stage.get("/metrics")).text
     for line in (
         'giornata_requests_total{code="ok",door="http",route="/v1/images/edits",status="200"} 1.0',
         'giornata_requests_total{code="invalid_field",door="http",route="/v1/images/edits",status="400"} 1.0',
@@ -170,8 +158,7 @@ async def test_metrics_count_doors_codes_stages_and_workers(opening: Opening) ->
 
 
 async def test_unknown_paths_and_methods_have_the_same_form(stage: Stage) -> None:
-    async with stage.http.get("/v2/nothing") as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (404, "route_not_found")
+    assert (await stage.get("/v2/nothing")).code == (404, "route_not_found")
     async with stage.http.get("/v1/images/edits") as response:
         assert (response.status, (await response.json())["error"]["code"]) == (405, "method_not_allowed")
         assert response.headers["Allow"] == "POST"

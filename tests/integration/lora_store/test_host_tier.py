@@ -12,9 +12,9 @@ import pytest
 
 from giornata.bus import streams
 from giornata.deadlines import Deadline
-from giornata.lora_transfer import TIER_NAME, WHOLE_FILES
+from giornata.lora_files import TIER_NAME, WHOLE_FILES
 from giornata.residency.host_tiers import HostTiers
-from giornata.wire import codec, stores, subjects
+from giornata.wire import codec, subjects
 from giornata.wire.errors import Failed, LoraNotFound, LoraPinsFull, LoraTooLarge
 from giornata.wire.loras import (
     CanonicalLora,
@@ -104,8 +104,8 @@ async def want(bench: Store, number: int, *files: StoredFile) -> None:
 
 
 async def put_wanted(bench: Store, value: bytes) -> None:
-    bucket = await bench.bus.jetstream.key_value(stores.WANTED)
-    await bucket.put(stores.wanted_key(bench.model), value)
+    bucket = await bench.bus.jetstream.key_value(subjects.WANTED)
+    await bucket.put(subjects.wanted_key(bench.model), value)
 
 
 async def test_a_file_on_demand_is_brought_once_and_stays(bench: Store) -> None:
@@ -204,7 +204,7 @@ async def test_plans_go_on_after_the_bucket_was_lost_and_the_store_was_restarted
         async with bench.instance(**options(bench)):
             await want(bench, 7, files[0])
             await heard.holds(files[0])
-            await bench.bus.jetstream.delete_key_value(stores.WANTED)
+            await bench.bus.jetstream.delete_key_value(subjects.WANTED)
             await bring(bench, files[1])  # demand loads go on
             await streams.ensure_shared(bench.bus.jetstream, replicas=1, events_ttl_s=3600)
             await want(bench, 8, files[2])

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from giornata.api_keys import DEFAULT_TENANT
 from giornata.deadlines import Deadline
-from giornata.lora_transfer import open_upload, read_pieces
+from giornata.lora_files import open_upload, read_pieces
 from giornata.wire import subjects
 from giornata.wire.errors import (
     GiornataError,
@@ -239,16 +239,15 @@ BAD: dict[str, tuple[bytes, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", BAD)
-async def test_a_bad_file_is_refused_at_the_door_and_leaves_nothing(bench: Store, kind: str) -> None:
-    data, code, said = BAD[kind]
+async def test_a_bad_file_is_refused_at_the_door_and_leaves_nothing(bench: Store) -> None:
     owner = tenant()
     async with bench.instance(lora_rank=32, lora_header_bytes=65_536):
-        with pytest.raises(GiornataError) as raised:
-            await bench.send(data, owner)
-        assert raised.value.code == code
-        assert said in str(raised.value)
-        assert await bench.records.all_of(owner) == []
+        for kind, (data, code, said) in BAD.items():
+            with pytest.raises(GiornataError) as raised:
+                await bench.send(data, owner)
+            assert raised.value.code == code, kind
+            assert said in str(raised.value)
+            assert await bench.records.all_of(owner) == []
     assert not [path for part in ("files", "uploads") for path in (bench.folder / part).iterdir()]
 
 
@@ -294,21 +293,6 @@ async def test_it_waits_for_prepost_and_another_instance_takes_over(bench: Store
         assert (await bench.records.get(sent.tenant, sent.lora_id)).state is LoraState.VALIDATING
     bench.answer = canonical
     async with bench.instance():
-        assert (await bench.settled(sent)).state is LoraState.READY
-
-
-async def test_a_prepost_that_becomes_ready_is_asked_at_once_for_what_waits(bench: Store) -> None:
-    def away(_: NormaliseLora) -> object:
-        raise ServiceUnavailable("still loading its model")
-
-    bench.answer = away  # type: ignore[assignment]  # it raises
-    ready = ServiceState(service=ServiceName.PREPOST, instance="fake", ready=True, host="h", version="0")
-    async with bench.instance(lora_scan_s=86400):
-        sent = await bench.send(lora(21), tenant())
-        async with asyncio.timeout(HUNG_S):
-            await bench.asked.get()
-        bench.answer = canonical
-        await bench.bus.publish(subjects.telemetry(ServiceName.PREPOST, "fake"), ready)
         assert (await bench.settled(sent)).state is LoraState.READY
 
 

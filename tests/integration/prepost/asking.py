@@ -25,7 +25,7 @@ from giornata.wire.resolution import cfg_scale, resolve
 from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.workers import HostDevice, ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.families.protocol import ImageModel
+from giornata_prepost.families.pipeline import ImageModel
 from giornata_prepost.segmentation import Segmenter
 from giornata_prepost.service import Prepost
 from giornata_prepost.worker_pools import ImagePool

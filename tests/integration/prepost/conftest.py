@@ -16,7 +16,7 @@ from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata.wire.models import ModelCard
 from giornata_prepost.checkpoint import FAMILIES
-from giornata_prepost.families.protocol import ImageModel
+from giornata_prepost.families.pipeline import ImageModel
 
 
 @pytest.fixture(scope="module", params=[Family.FLUX_INPAINT, Family.FLUX_FILL], ids=str)

@@ -23,7 +23,7 @@ from giornata.wire.jobs import Job
 from giornata.wire.messages import FinishReply, FinishRequest
 from giornata.wire.models import ModelCard
 from giornata_prepost.checkpoint import open_model
-from giornata_prepost.families.protocol import ImageModel
+from giornata_prepost.families.pipeline import ImageModel
 from tests.integration.prepost.asking import (
     SCENE,
     a_job,

@@ -14,7 +14,7 @@ from safetensors.numpy import load
 
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata_prepost.families.protocol import ImageModel
+from giornata_prepost.families.pipeline import ImageModel
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.stages import PixelLimits, inspect
 
@@ -51,15 +51,18 @@ def test_the_compute_set_is_what_the_conditioning_mask_touches_and_the_halo(
     found = inspect(_file(SCENE), _file(mask), asked, card.model_copy(update={"native_size": 96}), LIMITS)
     prepared = load(found.prepared)
     (row,) = model.encode_rows(prepared["image"], prepared["mask"], (0,))
-    grid = (found.model_height // card.pixel_multiple, found.model_width // card.pixel_multiple)
+    grid = (
+        found.measures.model_height // card.pixel_multiple,
+        found.measures.model_width // card.pixel_multiple,
+    )
     touched = (row["mask"].amax(dim=1) > 0).view(grid)
-    assert found.compute_tokens == int(touched.sum())
+    assert found.measures.compute_tokens == int(touched.sum())
     grown = F.max_pool2d(touched.float()[None], 2 * halo + 1, stride=1, padding=halo)[0] > 0
     if bool(grown.all()):
-        assert found.compute_set is None
+        assert found.measures.compute_set is None
         return
-    assert found.compute_set is not None
-    cells = found.compute_set[1]
+    assert found.measures.compute_set is not None
+    cells = found.measures.compute_set[1]
     bits = np.unpackbits(np.frombuffer(cells.bits, np.uint8), count=cells.height * cells.width)
     torch.testing.assert_close(torch.from_numpy(bits.reshape(cells.height, cells.width)).bool(), grown)
     assert cells.count == int(grown.sum())

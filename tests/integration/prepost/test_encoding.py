@@ -12,7 +12,7 @@ from giornata.families import Family
 from giornata.tensors import PROMPT_MASK, padding_tokens
 from giornata.wire.errors import RowPoisoned
 from giornata.wire.models import ModelCard
-from giornata_prepost.families.flux import FluxImages
+from giornata_prepost.families.flow_transformers import FluxImages
 from giornata_prepost.images.geometry import Size
 
 SIZE = Size(64, 48)

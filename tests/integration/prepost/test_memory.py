@@ -24,16 +24,7 @@ ROOT = Path(__file__).parents[3]
 CPU, META = torch.device("cpu"), torch.device("meta")
 SIDE = 576
 """A tile and an eighth: as few pixels as pass in four tiles."""
-ENCODING = (
-    Family.SD,
-    Family.SDXL,
-    Family.SD3,
-    Family.FLUX_KONTEXT,
-    Family.Z_IMAGE,
-    Family.FLUX2_KLEIN,
-    Family.QWEN_IMAGE,
-    Family.CHROMA,
-)
+ENCODING = (Family.SD, Family.SDXL, Family.SD3, Family.FLUX_KONTEXT, Family.QWEN_IMAGE, Family.CHROMA)
 """A family of each kind of text encoding; others share one of these."""
 
 

@@ -27,8 +27,7 @@ from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata.wire import subjects
 from giornata.wire.jobs import Inspection, Job, Priority
-from giornata.wire.masks import MaskReply, MaskRequest
-from giornata.wire.messages import InspectRequest
+from giornata.wire.messages import InspectRequest, MaskReply, MaskRequest
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import resolve

@@ -27,7 +27,7 @@ from giornata.wire.messages import DoneEvent, JobAck, SubmitRequest
 from giornata.wire.permissions import NatsRole
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import resolve
-from giornata.wire.stores import STORE_BYTES
+from giornata.wire.subjects import STORE_BYTES
 from giornata.wire.workers import CostFit, WorkerCosts
 from giornata_router import denoise_stage, leadership
 from giornata_router.config import RouterConfig

@@ -11,9 +11,16 @@ import pytest
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
 from giornata.wire.errors import JobNotFound, MalformedMessage
-from giornata.wire.fleet import FleetPage, FleetRequest, FleetSummary, InstanceReport, InstanceReports
 from giornata.wire.messages import JobEstimate, JobEstimateRequest
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import (
+    FleetPage,
+    FleetRequest,
+    FleetSummary,
+    InstanceReport,
+    InstanceReports,
+    ServiceName,
+    ServiceState,
+)
 from giornata_router import fleet_reports
 from tests.fakes.fleet import CARD
 from tests.integration.router.bench import Bench, denoiser, make_job

@@ -11,11 +11,9 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.fleet import SILENCE_S
 from giornata.records import JobRecordStore
-from giornata.wire import codec, stores, subjects
+from giornata.wire import codec, subjects
 from giornata.wire.errors import (
-    GiornataError,
     ImageUnreadable,
-    InternalError,
 )
 from giornata.wire.jobs import JobState, Priority
 from giornata.wire.messages import CancelRows, DoneEvent, EventKind
@@ -79,22 +77,6 @@ async def test_a_bad_image_fails_the_job_with_its_own_code_and_no_other(
     good = make_job()
     await bench.submit(good)
     assert (await bench.ended(good)).state is JobState.COMPLETED
-
-
-async def test_a_stage_that_fails_once_is_asked_again(bench: Bench, stack: AsyncExitStack) -> None:
-    await denoiser(stack, bench, "d1")
-    failures = iter([InternalError()])
-
-    def fail(_verb: str) -> None:
-        error: GiornataError | None = next(failures, None)
-        if error:
-            raise error
-
-    bench.prepost.fail = fail
-    job = make_job()
-    await bench.submit(job)
-    assert (await bench.ended(job)).state is JobState.COMPLETED
-    assert bench.prepost.calls.count("inspect") == 2
 
 
 @pytest.mark.parametrize("verb", ["inspect", "encode", "finish"])
@@ -168,11 +150,11 @@ async def test_an_end_that_is_told_again_is_kept_once(bench: Bench, stack: Async
     await bench.submit(job)
     await bench.ended(job)
     bench.done[job.job_id] = asyncio.get_running_loop().create_future()
-    while (await bench.bus.jetstream.stream_info(stores.JOBS)).state.messages:  # noqa: ASYNC110 - nothing tells of it
+    while (await bench.bus.jetstream.stream_info(subjects.JOBS)).state.messages:  # noqa: ASYNC110 - nothing tells of it
         await asyncio.sleep(0.01)  # until it is acknowledged
     await bench.bus.jetstream.publish(subjects.jobs(job.priority), codec.encode(job))
     assert (await bench.ended(job)).state is JobState.COMPLETED
     assert bench.done_count[job.job_id] == 2, "whoever missed the first hears the second"
     done = subjects.events_of_kind(EventKind.DONE)
-    kept = await bench.bus.jetstream.stream_info(stores.EVENTS, subjects_filter=done)
+    kept = await bench.bus.jetstream.stream_info(subjects.EVENTS, subjects_filter=done)
     assert kept.state.subjects == {subjects.event(job.gateway, job.job_id, EventKind.DONE): 1}

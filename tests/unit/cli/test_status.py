@@ -11,10 +11,10 @@ from rich.console import Console
 from giornata.fleet import SILENCE_S
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.controlnets import ControlState
-from giornata.wire.fleet import FleetView
 from giornata.wire.loras import HostTier, TierChange, TierLoads
 from giornata.wire.workers import (
     AdapterCounters,
+    FleetView,
     HostDevice,
     QueueState,
     RankPhase,

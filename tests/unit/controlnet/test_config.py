@@ -10,7 +10,7 @@ import pytest
 from giornata.config import load
 from giornata.device_claims import DeviceLedger
 from giornata.runtime import memory_bytes
-from giornata_controlnet.config import ControlNetConfig, TcpAddress
+from giornata_controlnet.config import ControlNetConfig
 
 
 def config(*flags: str) -> ControlNetConfig:
@@ -46,9 +46,9 @@ def test_a_service_has_something_to_compute(controlnets: str) -> None:
 def test_what_is_advertised_can_be_reached() -> None:
     assert config().tcp is None
     everywhere = config("--control-address", "0.0.0.0:9001")
-    assert everywhere.tcp == TcpAddress("0.0.0.0", 9001)  # noqa: S104 - compared, not bound
+    assert everywhere.tcp == ("0.0.0.0", 9001)  # noqa: S104 - compared, not bound
     assert everywhere.advertised("0.0.0.0:9001") == f"{socket.gethostname()}:9001"
-    assert config("--control-address", "[::]:0").tcp == TcpAddress("::", 0)
+    assert config("--control-address", "[::]:0").tcp == ("::", 0)
     assert config("--control-address", "10.0.0.7:1").advertised("10.0.0.7:1") == "10.0.0.7:1"
     assert config("--control-address", "[::1]:1").advertised("[::1]:1") == "[::1]:1"
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from giornata.fleet import SILENCE_S
-from giornata.wire.fleet import FleetSummary, FleetView
-from giornata.wire.masks import MaskCard
+from giornata.wire.messages import MaskCard
 from giornata.wire.workers import (
+    FleetSummary,
+    FleetView,
     QueueState,
     RowProgress,
     ServiceName,
@@ -38,19 +39,10 @@ def worker(
     step_ms: float | None = None,
 ) -> WorkerState:
     """Rows by the steps they have left; one sample of `step_ms`."""
-    samples: tuple[StepSample, ...] = ()
-    if step_ms is not None:
-        samples = (
-            StepSample(
-                rows=1,
-                sequences=1,
-                image_tokens=1,
-                text_tokens=1,
-                attention_pairs=1,
-                assemble_ms=0,
-                step_ms=step_ms,
-            ),
-        )
+    sample = StepSample(
+        rows=1, sequences=1, image_tokens=1, text_tokens=1, attention_pairs=1, assemble_ms=0, step_ms=step_ms or 0.0,
+    )  # fmt: skip
+    samples = () if step_ms is None else (sample,)
     return WorkerState(
         capacity_rows=capacity,
         capacity_tokens=99,
@@ -61,29 +53,17 @@ def worker(
     )
 
 
-def denoiser(state: WorkerState, instance: str = "d1", digest: str = CARD.digest) -> ServiceState:
-    card = CARD.model_copy(update={"digest": digest})
-    return ServiceState(
-        service=ServiceName.DENOISER,
-        instance=instance,
-        host="h",
-        version="1",
-        ready=True,
-        models=(card,),
-        worker=state,
-    )
+def of(service: ServiceName, instance: str, **fields: object) -> ServiceState:
+    told = {"service": service, "instance": instance, "host": "h", "version": "1", "ready": True, **fields}
+    return ServiceState.model_validate(told)
+
+
+def denoiser(state: WorkerState) -> ServiceState:
+    return of(ServiceName.DENOISER, "d1", models=(CARD,), worker=state)
 
 
 def router(queue: QueueState | None, *, active: bool = True) -> ServiceState:
-    return ServiceState(
-        service=ServiceName.ROUTER,
-        instance="r1",
-        host="h",
-        version="1",
-        ready=True,
-        active=active,
-        queue=queue,
-    )
+    return of(ServiceName.ROUTER, "r1", active=active, queue=queue)
 
 
 def test_steps_are_counted_over_the_last_seconds() -> None:
@@ -149,11 +129,6 @@ def seen(states: list[ServiceState], rates: StepRates | None = None, now: float 
 def test_without_a_router_nothing_is_known() -> None:
     assert not fleet_view(None).router_active
     assert seen([]).router_active
-
-
-def of(service: ServiceName, instance: str, **fields: object) -> ServiceState:
-    told = {"service": service, "instance": instance, "host": "h", "version": "1", "ready": True, **fields}
-    return ServiceState.model_validate(told)
 
 
 def test_a_summary_tells_what_an_edit_can_be_done_with() -> None:

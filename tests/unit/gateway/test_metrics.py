@@ -8,11 +8,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from giornata.wire.controlnets import ControlState
-from giornata.wire.fleet import InstanceReport
 from giornata.wire.loras import HostTier, LoraCounters, TierLoads
 from giornata.wire.workers import (
     AdapterCounters,
     CostFit,
+    InstanceReport,
     ModelDeviceCosts,
     QueueState,
     RankPhase,

@@ -11,11 +11,10 @@ from giornata.deadlines import Deadline
 from giornata.families import Family
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import BlobStoreFull
-from giornata.wire.fleet import FleetSummary
 from giornata.wire.jobs import BlobRef, Priority
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata.wire.workers import ServiceName
+from giornata.wire.workers import FleetSummary, ServiceName
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.jobs.preparation import EditOrder, JobPreparer, SegmentationClient

@@ -8,7 +8,7 @@ from giornata.wire.errors import BadRequest, InvalidField, RowPoisoned, UnknownF
 from giornata.wire.templates import TemplateRecord
 from giornata_gateway.http.requests import check_query, number_of
 from giornata_gateway.http.resources import MAX_WAIT_MS
-from giornata_gateway.rules.forms import RequestBody, check_source, read_template_form
+from giornata_gateway.rules.forms import RequestBody, read_template_form
 from giornata_gateway.views.resources import TemplateList, page, template_view
 from tests.contract.messages import TEMPLATE
 
@@ -82,12 +82,3 @@ def test_a_query_is_read_by_name() -> None:
     check_query(["limit"], "limit", "after")
     with pytest.raises(BadRequest, match="page"):
         check_query(["page"], "limit")
-
-
-def test_an_edit_is_of_an_image_or_of_a_template() -> None:
-    check_source(b"x", None)
-    check_source(None, "template_1")
-    for image, template, field in ((None, None, "image"), (b"x", "template_1", "template_id")):
-        with pytest.raises(InvalidField) as refused:
-            check_source(image, template)
-        assert refused.value.field == field

@@ -98,11 +98,6 @@ def test_a_file_with_other_bytes_in_it_is_a_lora_or_refused_with_a_code(
     assert found is None or 0 < found.rank <= LIMITS.rank
 
 
-@given(st.binary(max_size=300))
-def test_any_bytes_are_refused_with_a_code(folder: Path, data: bytes) -> None:
-    assert inspected(folder, data) is None
-
-
 def factors(*offsets: tuple[int, int]) -> bytes:
     """A file whose two factors lie at these offsets, in 640 bytes."""
     shapes = {"lora_A": (4, 16), "lora_B": (24, 4)}

@@ -95,7 +95,7 @@ def every(row: BatchRow) -> list[Modes]:
     return list(product(BlockMode, repeat=len(row.blocks)))
 
 
-@examples(times=4)  # plans that differ are few among the draws, and a draw costs little
+@examples(times=2)  # plans that differ are few among the draws, and a draw costs little
 @given(rows(most_rows=3, most_blocks=4), LINKS, BASES, st.data())
 def test_a_batch_runs_as_its_rows_do_block_by_block(
     batch: list[BatchRow], link: LoadLink, base_ms: float, data: st.DataObject
@@ -127,7 +127,7 @@ def test_a_batch_runs_as_its_rows_do_block_by_block(
     assert plan.slabs == total
 
 
-@given(rows(most_rows=1, most_blocks=5, most_steps=1), LINKS, BASES)
+@given(rows(most_rows=1, most_blocks=4, most_steps=1), LINKS, BASES)
 def test_one_row_is_planned_as_well_as_it_can_be(
     batch: list[BatchRow], link: LoadLink, base_ms: float
 ) -> None:
@@ -139,7 +139,7 @@ def test_one_row_is_planned_as_well_as_it_can_be(
     assert finish_ms(row, greedy_modes(row.blocks, link, base_ms), link, base_ms) >= least - 1e-9
 
 
-@given(rows(most_rows=1, most_blocks=3, hidden=False), LINKS, BASES)
+@given(rows(most_rows=1, most_blocks=2, hidden=False), LINKS, BASES)
 def test_one_row_without_hidden_states_is_planned_as_well_over_two_steps(
     batch: list[BatchRow], link: LoadLink, base_ms: float
 ) -> None:
@@ -168,7 +168,7 @@ def test_no_other_plan_of_one_row_of_a_batch_is_better(
             assert plan.finish_ms <= evaluate_modes(batch, other, link, base_ms).finish_ms * 1.01 + 1e-9
 
 
-@examples(times=4)  # as above
+@examples(times=2)  # as above
 @given(rows(most_rows=4, most_blocks=6, hidden=False), LINKS, BASES)
 def test_nothing_else_that_is_tried_is_much_better(
     batch: list[BatchRow], link: LoadLink, base_ms: float
@@ -181,7 +181,7 @@ def test_nothing_else_that_is_tried_is_much_better(
         assert plan.finish_ms <= other.finish_ms * 1.1 + 1e-9
 
 
-@examples(times=4)  # as above
+@examples(times=2)  # as above
 @given(rows(most_rows=4, most_blocks=6, most_steps=1, hidden=False), LINKS, BASES, st.data())
 def test_candidates_beside_other_rows_are_timed_as_the_batch_is(
     batch: list[BatchRow], link: LoadLink, base_ms: float, data: st.DataObject

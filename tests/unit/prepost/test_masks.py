@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from safetensors.numpy import save
 from scipy import ndimage
 
 from giornata.wire.errors import GiornataError, MaskEmpty, MaskRejected, MaskSizeMismatch
@@ -315,10 +313,3 @@ def test_a_feathered_mask_is_a_fraction_of_its_pixels(grow: int, blur: float | N
     data = pack_alpha(alpha)
     assert len(data) < alpha.nbytes / 20
     np.testing.assert_array_equal(unpack_alpha(data), alpha)
-
-
-def test_what_an_older_version_packed_is_read() -> None:
-    alpha = np.array([[0.25, 1.0]], np.float32)
-    place = np.array([2, 3, 1, 1, 2, 1], np.int64)
-    found = unpack_alpha(zlib.compress(save({"place": place, "alpha": alpha})))
-    np.testing.assert_array_equal(found, [[0, 0, 0], [0, 0.25, 1]])

@@ -16,13 +16,14 @@ from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import CandidateWorker, Policy, finish_time
-from giornata.scheduling.queue import FairQueue, SchedulingParams
-from giornata.scheduling.scheduler import QueueOrderScheduler
+from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
+from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler, SchedulingDecision
 from giornata.wire.jobs import Assignment, Priority
 from giornata.wire.messages import DenoisedEvent
 from giornata.wire.workers import CostFit, LoadSample, ServiceState, TemplateCounters, Tier, WorkerCosts
 from giornata_lab.bench.systems.networks import plain
 from giornata_router.dispatch import Dispatch, NoReport
+from tests.patience import HUNG_S
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker
 
 TWO = replace(DEMAND, shapes=(SHAPE,) * 2)
@@ -276,3 +277,49 @@ def reading(name: str) -> ServiceState:
         "templates": TemplateCounters(disk_bytes=1000),
     }
     return state.model_copy(update={"worker": state.worker.model_copy(update=told)})
+
+
+class Scripted:
+    """A scheduler that decides what it was told to, and notes when it is asked."""
+
+    def __init__(self, *decisions: SchedulingDecision) -> None:
+        self.decisions = list(decisions)
+        self.asked = asyncio.Semaphore(0)
+
+    def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
+        self.asked.release()
+        decision = self.decisions.pop(0) if self.decisions else SchedulingDecision()
+        return decision._replace(wake_at=None if decision.wake_at is None else now + decision.wake_at)
+
+
+def scripted(scheduler: Scheduler) -> Dispatch:
+    return Dispatch(scheduler, Placement(), FairQueue())
+
+
+async def test_the_scheduler_is_asked_again_when_it_wants_to_be_and_at_no_older_time() -> None:
+    scheduler = Scripted(
+        SchedulingDecision(wake_at=0.01), SchedulingDecision(wake_at=3600.0), SchedulingDecision(wake_at=0.02)
+    )
+    dispatch = scripted(scheduler)
+    dispatch.observe(worker("d1"))
+    dispatch.observe(worker("d1"))  # its decision counts, not that before it
+    for _ in range(2):
+        await scheduler.asked.acquire()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(scheduler.asked.acquire(), 0.1)
+    dispatch.observe(worker("d1"))
+    for _ in range(2):  # at once, and when it woke
+        await asyncio.wait_for(scheduler.asked.acquire(), HUNG_S)
+    assert dispatch._wake is None
+
+
+async def test_a_preempted_attempt_is_waited_for_no_longer() -> None:
+    dispatch = scripted(
+        Scripted(SchedulingDecision(), SchedulingDecision(preemptions=(("a", 1), ("unknown", 7))))
+    )
+    dispatch.observe(worker("d1"))
+    async with dispatch.expecting("a", 1) as report, dispatch.expecting("b", 1) as other:
+        dispatch.placement.assign("a", 1, "d1", DEMAND, time.monotonic())
+        dispatch.observe(worker("d1"))
+        assert report.result() is NoReport.PREEMPTED
+        assert not other.done()

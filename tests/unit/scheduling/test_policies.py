@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.planning.cost_model import StepCosts
-from giornata.residency.popularity import home_of
+from giornata.residency.use_based import home_of
 from giornata.scheduling.demand import (
     FinishEstimator,
     JobDemand,

@@ -23,9 +23,8 @@ from giornata.checkpoints import checkpoint_folder
 from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata.scratch import scratch_folder
-from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.requests import EditParameters, Reuse
-from giornata.wire.workers import ServiceName
+from giornata.wire.workers import FleetView, InstanceView, ServiceName
 from giornata_lab.baseline.pipeline import Pipeline, PipelineCallSettings, PipelineRow
 from giornata_lab.demo.exhibits import (
     SEEDS,

@@ -15,8 +15,8 @@ from PIL import Image, ImageDraw, ImageFont
 from pydantic import BaseModel
 from scipy.ndimage import binary_erosion
 
-from giornata.wire.fleet import InstanceView
 from giornata.wire.values import StageTimes
+from giornata.wire.workers import InstanceView
 from giornata_lab.demo.exhibits import Exhibit
 from giornata_lab.model.adapters.card import AdapterCard, AdapterKind
 from giornata_prepost.images.masks import Alpha, Region, edited_region, effective_alpha

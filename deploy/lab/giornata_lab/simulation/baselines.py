@@ -8,8 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from giornata.residency.popularity import AdapterUsage
-from giornata.residency.use_based import AdapterSelection, ResidencySnapshot, Wanted, pins_of
+from giornata.residency.use_based import AdapterSelection, AdapterUsage, ResidencySnapshot, Wanted, pins_of
 from giornata.scheduling import adapter_plans, policies
 from giornata.scheduling.adapter_plans import ResidencyPlanner
 from giornata.scheduling.demand import JobDemand

@@ -12,7 +12,6 @@ from giornata.planning.operations import (
     NetworkOperations,
     SequenceShape,
     low_rank_weights,
-    mean_amounts,
     sample_fields,
     step_work,
 )
@@ -288,7 +287,7 @@ def sample(segment: EqualStepRun, operations: NetworkOperations) -> StepSample:
     modes = [(mode,) * operations.blocks for _, mode in rows]
     return StepSample.model_construct(
         rows=len(segment.rows),
-        **sample_fields(step_work(operations, shapes, modes), mean_amounts(shapes, modes)),
+        **sample_fields(step_work(operations, shapes, modes), shapes, modes),
         assemble_ms=0.0,
         step_ms=segment.step_s * 1e3,
         reusing_ms=sum(row.step_ms for row in segment.rows if row.mode is not BlockMode.FULL),

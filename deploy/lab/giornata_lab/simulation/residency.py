@@ -74,20 +74,6 @@ TOLD: Final = 256
 """Templates or adapters of a tier that telemetry tells, as :class:`giornata.wire.workers.WorkerState` says."""
 
 
-@dataclass(frozen=True)
-class TemplateSetting:
-    """How all workers keep templates."""
-
-    size_bytes: float = 0.0
-    """Size of one template; 0: all of them fit anywhere."""
-    kv_bytes: float = 0.0
-    """Keys and values that a row takes from memory a step; 0: loads are neglected."""
-    registered: frozenset[str] = frozenset()
-    """Templates that are recorded at their first edit on a worker; others at their second."""
-    preloaded: tuple[str, ...] = ()
-    """Templates in memory of every worker from the start, the most popular first, as far as there is room."""
-
-
 class FifoLink:
     """First come, first served: a load takes a latency and its bytes over the bandwidth. Times are in seconds.
 
@@ -113,6 +99,20 @@ class FifoLink:
         """Queue a load that may begin `now`; when it ends."""
         self._free_s = max(now, self._free_s) + self.takes_s(size_bytes)
         return self._free_s
+
+
+@dataclass(frozen=True)
+class TemplateSetting:
+    """How all workers keep templates."""
+
+    size_bytes: float = 0.0
+    """Size of one template; 0: all of them fit anywhere."""
+    kv_bytes: float = 0.0
+    """Keys and values that a row takes from memory a step; 0: loads are neglected."""
+    registered: frozenset[str] = frozenset()
+    """Templates that are recorded at their first edit on a worker; others at their second."""
+    preloaded: tuple[str, ...] = ()
+    """Templates in memory of every worker from the start, the most popular first, as far as there is room."""
 
 
 class SimTemplates:

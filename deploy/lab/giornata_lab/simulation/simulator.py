@@ -9,8 +9,7 @@ from functools import partial
 from typing import Final
 
 from giornata.families import Family
-from giornata.residency.popularity import AdapterUsage
-from giornata.residency.use_based import AdapterTier, ResidencySnapshot, TierKind, Wanted
+from giornata.residency.use_based import AdapterTier, AdapterUsage, ResidencySnapshot, TierKind, Wanted
 from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.placement import Placement

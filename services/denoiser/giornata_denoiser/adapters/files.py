@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.lora_transfer import ANSWER_MS, TIER_NAME, WHOLE_FILES, read_pieces
+from giornata.lora_files import ANSWER_MS, TIER_NAME, WHOLE_FILES, read_pieces
 from giornata.packed.low_rank import DOWN, TEXT_ENCODER, UP
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError, LoraMismatch, LoraUnreadable, ServiceUnavailable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -26,6 +26,7 @@ from giornata.wire.controlnets import (
     CloseControl,
     CloseControlReply,
     ControlBase,
+    ControlState,
     DataPath,
     OpenControl,
     OpenControlReply,
@@ -42,7 +43,6 @@ from giornata.wire.errors import (
 from giornata.wire.messages import RunRequest
 from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_denoiser.controls import executor_choice
 from giornata_denoiser.controls.remote import ControlNetSession, RemoteControls
 from giornata_denoiser.rows.row import Row
 
@@ -82,6 +82,38 @@ def room_bytes(asking: ControlClientInfo, row: Row, behind: Sequence[Behind]) ->
     places = len(sums.parts) + 1
     step = (tokens * channels + row.latent.numel()) * asking.dtype.itemsize + places * ALIGNMENT_BYTES
     return STEPS * step
+
+
+def control_of(state: ServiceState) -> ControlState:
+    """What an instance of the ControlNet service tells of itself."""
+    if state.control is None:
+        raise ValueError(f"{state.instance} is no ControlNet instance")
+    return state.control
+
+
+def able_instances(
+    states: Iterable[ServiceState], digests: Collection[str], excluded: Collection[str] = ()
+) -> list[ServiceState]:
+    """The instances that take another row with these ControlNets."""
+    return [
+        state
+        for state in states
+        if state.control is not None
+        and state.instance not in excluded
+        and state.control.rows < state.control.capacity_rows
+        and {card.digest for card in state.controlnets}.issuperset(digests)
+    ]
+
+
+def best_instance(states: Iterable[ServiceState], digests: Collection[str], host: str) -> ServiceState | None:
+    """The instance to open a row at: of this host, with weights that are there already, with the least to do."""
+
+    def rank(state: ServiceState) -> tuple[bool, int, float, int, str]:
+        told = control_of(state)
+        lacking = len(set(digests) - set(told.resident))
+        return told.machine != host, lacking, told.pending_ms, told.rows, state.instance
+
+    return min(states, key=rank, default=None)
 
 
 class ControlNetInstances:
@@ -358,8 +390,8 @@ class ControlNetSessionManager:
                 if not lost:
                     await self._offered(row, digests)
                 while True:
-                    states = executor_choice.able_instances(self._instances.states, digests, excluded)
-                    found = executor_choice.best_instance(states, digests, self._asking.host)
+                    states = able_instances(self._instances.states, digests, excluded)
+                    found = best_instance(states, digests, self._asking.host)
                     if found is None:
                         excluded.clear()
                         await self._instances.news()

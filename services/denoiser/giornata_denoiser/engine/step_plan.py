@@ -17,7 +17,6 @@ from giornata.planning.operations import (
     SequenceShape,
     StepWork,
     is_all_or_nothing,
-    mean_amounts,
     sample_fields,
     step_work,
 )
@@ -86,7 +85,7 @@ def count_step(
     if last is not None and last.rows == counted:
         return last
     work = work_of(operations, rows)
-    fields = sample_fields(work, mean_amounts(*_sequences(operations, rows)))
+    fields = sample_fields(work, *_sequences(operations, rows))
     return CountedStep(counted, work, fields, [predicted_work([each.row], operations) for each in rows])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, Final
+from typing import Final
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -47,14 +47,6 @@ FOLLOWED: Final[Mapping[str, tuple[str, str, tuple[str, ...]]]] = {
     "retryWebhook": ("job_id", ID, ("deleteWebhook", "getJob")),
 }
 """By operation: which parameter, what it is, and the operations that take it."""
-
-
-def links_of(operation: str) -> dict[str, Any]:
-    """The links of an operation's good answer, by name; empty where nothing follows."""
-    if operation not in FOLLOWED:
-        return {}
-    parameter, expression, followers = FOLLOWED[operation]
-    return {name: {"operationId": name, "parameters": {parameter: expression}} for name in followers}
 
 
 RETRY_AFTER: Final = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
@@ -143,7 +135,9 @@ def _codes() -> str:
 
 def _operation(route: Route) -> Json:
     told = {str(status): _answer(status, answer) for status, answer in route.answers.items()}
-    if links := links_of(route.name):
+    if route.name in FOLLOWED:
+        parameter, expression, followers = FOLLOWED[route.name]
+        links = {name: {"operationId": name, "parameters": {parameter: expression}} for name in followers}
         for status, reply in route.answers.items():
             if JSON in reply.bodies:
                 told[str(status)]["links"] = links

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Final, TypeVar
 
 from aiohttp import hdrs, web
 
 from giornata.deadlines import Deadline
-from giornata.lora_transfer import open_upload
+from giornata.lora_files import open_upload
 from giornata.wire.errors import InvalidField
 from giornata.wire.loras import PIECE_BYTES, LoraRecord
 from giornata.wire.requests import asked
@@ -78,6 +80,7 @@ async def _answer(
         return await send(request, body, "application/json", {})
 
 
+T = TypeVar("T")
 MAX_WAIT_MS: Final = 60_000
 
 
@@ -97,17 +100,25 @@ async def register_template(request: web.Request) -> web.Response:
     return json_answer(template_view(record), status=202, headers={"Location": location})
 
 
-async def template_status(request: web.Request) -> web.Response:
-    """How far a template is; with `wait_ms`, once it is recorded or could not be, at the latest after that time."""
-    gateway, tenant, name = request.app[GATEWAY], request[TENANT], request.match_info["template_id"]
+async def settled(
+    request: web.Request, wait: Callable[[Deadline], Awaitable[T]], get: Callable[[], Awaitable[T]]
+) -> T:
+    """How far something is; with `wait_ms`, what `wait` finds, at the latest after that time."""
+    gateway = request.app[GATEWAY]
     check_query(request.query, "wait_ms")
     wait_ms = number_of(request.query, "wait_ms", 0, MAX_WAIT_MS)
-    record = None
+    found = None
     if wait_ms:
-        async with gateway.watchers.lent(tenant):
-            settled = gateway.registration.settled(tenant.name, name, Deadline.after_ms(wait_ms))
-            record = await gateway.departure.before(settled)
-    return json_answer(template_view(record or await gateway.registration.get(tenant.name, name)))
+        async with gateway.watchers.lent(request[TENANT]):
+            found = await gateway.departure.before(wait(Deadline.after_ms(wait_ms)))
+    return found or await get()
+
+
+async def template_status(request: web.Request) -> web.Response:
+    """How far a template is."""
+    kept, whose = request.app[GATEWAY].registration, (request[TENANT].name, request.match_info["template_id"])
+    found = await settled(request, partial(kept.settled, *whose), partial(kept.get, *whose))
+    return json_answer(template_view(found))
 
 
 async def list_templates(request: web.Request) -> web.Response:
@@ -217,16 +228,11 @@ async def upload_lora(request: web.Request) -> web.Response:
 
 
 async def lora_status(request: web.Request) -> web.Response:
-    """Return how far a LoRA is; with `wait_ms`, once it is ready or has failed, at the latest after that time."""
-    gateway, tenant, name = request.app[GATEWAY], request[TENANT], request.match_info["lora_id"]
-    check_query(request.query, "wait_ms")
-    wait_ms = number_of(request.query, "wait_ms", 0, MAX_WAIT_MS)
-    record = None
-    if wait_ms:
-        async with gateway.watchers.lent(tenant):
-            settled = gateway.loras.settled(tenant.name, name, Deadline.after_ms(wait_ms))
-            record = await gateway.departure.before(settled)
-    return json_answer(lora_view(record or await gateway.loras.get(tenant.name, name)))
+    """How far a LoRA is."""
+    kept, whose = request.app[GATEWAY].loras, (request[TENANT].name, request.match_info["lora_id"])
+    return json_answer(
+        lora_view(await settled(request, partial(kept.settled, *whose), partial(kept.get, *whose)))
+    )
 
 
 async def list_loras(request: web.Request) -> web.Response:

@@ -88,7 +88,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return response
     finally:
         if request.get(REPEATED):
-            request.app[GATEWAY].metrics.repeated("http")
+            request.app[GATEWAY].metrics.repeated.labels("http").inc()
         resource = request.match_info.route.resource
         route = "unknown" if resource is None else resource.canonical  # ids do not become labels
         request.app[GATEWAY].metrics.answered("http", route, status, code, time.monotonic() - started)

@@ -18,8 +18,8 @@ from giornata.wire.errors import (
     NothingFound,
     ResultExpired,
 )
-from giornata.wire.fleet import FleetView
 from giornata.wire.models import Task
+from giornata.wire.workers import FleetView
 from giornata_gateway.http import jobs, requests, resources, status
 from giornata_gateway.http.connections import claim
 from giornata_gateway.http.responses import GATEWAY, JOB_ID, JSON, TENANT, Handler

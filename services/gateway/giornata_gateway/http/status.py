@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from giornata.bus.bus import Bus
 from giornata.wire.errors import GiornataError, ServiceUnavailable
-from giornata.wire.fleet import FleetView, InstanceReport
+from giornata.wire.workers import FleetView, InstanceReport
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.http.requests import base_path
 from giornata_gateway.http.responses import (

@@ -20,7 +20,7 @@ from giornata.wire import resolution, subjects
 from giornata.wire.adapters import LoraUse, named_control_images
 from giornata.wire.errors import InvalidField, MasksNotServed, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Job, Priority
-from giornata.wire.masks import MASK, MaskParameters, MaskReply, MaskRequest, region_name
+from giornata.wire.messages import MASK, MaskParameters, MaskReply, MaskRequest, region_name
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import (
     EACH_REGIONS,
@@ -245,14 +245,12 @@ class EditOrder:
         """The order of the job that the idempotency key `key` leads to; None changes nothing."""
         if key is None:
             return self
-        digests = {name: await _sha256(data) for name, data in self.pictures.items()}
+        digests = {  # a claim check brings its own, which every reader of the blob checks
+            name: data.sha256 if isinstance(data, BlobRef) else (await refer("", data)).sha256
+            for name, data in self.pictures.items()
+        }
         asked = fingerprint(self.parameters, digests, self.template_id)
         return replace(self, job_id=job_id_of(self.tenant.name, key), fingerprint=asked)
-
-
-async def _sha256(data: bytes | BlobRef) -> str:
-    """The digest of a picture. A claim check brings its own, which every reader of the blob checks."""
-    return data.sha256 if isinstance(data, BlobRef) else (await refer("", data)).sha256
 
 
 @dataclass(frozen=True)

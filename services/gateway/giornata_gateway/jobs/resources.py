@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 
@@ -39,12 +39,6 @@ SORTED: Final = 64
 """Tenants whose lists are kept sorted."""
 
 
-class _SortedLoras(NamedTuple):
-    seen: int
-    """The mirror's, when they were sorted."""
-    records: Sequence[LoraRecord]
-
-
 @dataclass(frozen=True)
 class Loras:
     """The LoRA store as tenants see it: their own LoRAs, and those that are shared with all."""
@@ -53,8 +47,8 @@ class Loras:
     bus: Bus
     records: LoraRecords
     fleet: FleetListener
-    _sorted: dict[str, _SortedLoras] = field(default_factory=dict)
-    """The latest lists, by tenant, the last asked for last."""
+    _sorted: dict[str, tuple[int, Sequence[LoraRecord]]] = field(default_factory=dict)
+    """The latest lists by tenant, each with what the mirror had seen when it was sorted."""
 
     @cached_property
     def mirror(self) -> BucketMirror[LoraRecord]:
@@ -102,19 +96,15 @@ class Loras:
     async def of(self, tenant: str) -> Sequence[LoraRecord]:
         """The LoRAs that a tenant may use, and its uploads, the newest first."""
         await self.mirror.refresh()
-        known = self._sorted.get(tenant)
-        if known is None or known.seen != self.mirror.seen:
-            known = _SortedLoras(self.mirror.seen, self._usable(tenant))
-        self._sorted.pop(tenant, None)
-        self._sorted[tenant] = known
-        if len(self._sorted) > SORTED:
-            del self._sorted[next(iter(self._sorted))]
-        return known.records
-
-    def _usable(self, tenant: str) -> list[LoraRecord]:
-        own, shared = self.mirror.of(owner_of(tenant)), self.mirror.of(owner_of(EVERYONE))
-        usable = [record for record in shared if record.state is LoraState.READY]
-        return sorted([*own, *usable], key=attrgetter("created_s", "lora_id"), reverse=True)
+        seen, records = self._sorted.get(tenant, (None, ()))
+        if seen != self.mirror.seen:
+            own, shared = self.mirror.of(owner_of(tenant)), self.mirror.of(owner_of(EVERYONE))
+            usable = [*own, *(record for record in shared if record.state is LoraState.READY)]
+            records = sorted(usable, key=attrgetter("created_s", "lora_id"), reverse=True)
+            if len(self._sorted) >= SORTED:
+                self._sorted.clear()
+            self._sorted[tenant] = self.mirror.seen, records
+        return records
 
     async def pin(self, tenant: str, lora_id: str, *, pinned: bool) -> LoraRecord:
         """Have every host keep a tenant's own LoRA, or no longer.

@@ -170,6 +170,8 @@ def use_of(
             received=f"checkpoint {canonical.model_digest[:12]}",
             accepted=f"checkpoint {card.digest[:12]}: delete the LoRA and upload it again",
         )
+    bounded = wait is LoraWait.BOUNDED and 0 <= asked.scale <= PROFILED_SCALE
+    allowed = (record.joins_within or 0.0) if bounded else 0.0
     return LoraUse(
         lora_id=record.lora_id,
         sha256=canonical.file.sha256,
@@ -179,12 +181,8 @@ def use_of(
         text_modules=canonical.text_modules,
         weights=canonical.weights,
         scale=asked.scale,
-        joins_within=join or _allowed(record, wait, asked.scale),
+        joins_within=join or allowed,
     )
-
-
-def _allowed(record: LoraRecord, wait: LoraWait, scale: float) -> float:
-    return (record.joins_within or 0.0) if wait is LoraWait.BOUNDED and 0 <= scale <= PROFILED_SCALE else 0.0
 
 
 def _not_ready(record: LoraRecord) -> LoraNotReady:

@@ -13,8 +13,14 @@ from giornata.wire import resolution
 from giornata.wire.adapters import check_control_images, named_control_images
 from giornata.wire.errors import InvalidField, PayloadTooLarge
 from giornata.wire.jobs import BlobRef
-from giornata.wire.masks import MaskMessage, MaskParameters
-from giornata.wire.messages import IDEMPOTENCY_HEADER, INLINE_BYTES, EditMessage, GenerateMessage
+from giornata.wire.messages import (
+    IDEMPOTENCY_HEADER,
+    INLINE_BYTES,
+    EditMessage,
+    GenerateMessage,
+    MaskMessage,
+    MaskParameters,
+)
 from giornata.wire.requests import REFERENCE, EditParameters, GenerationParameters, asked, check_count
 from giornata_gateway.rules.addresses import FIELD as WEBHOOK
 from giornata_gateway.rules.forms import TemplateId, check_filled, check_source

@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
+from typing import Annotated, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 
@@ -16,7 +16,7 @@ from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.codec import read_json
 from giornata.wire.errors import InvalidField, NotSupported
 from giornata.wire.jobs import Priority
-from giornata.wire.masks import MaskParameters
+from giornata.wire.messages import MaskParameters
 from giornata.wire.models import Task
 from giornata.wire.requests import (
     MAX_REFERENCES,
@@ -45,22 +45,18 @@ def with_lists(values: Mapping[str, object]) -> dict[str, object]:
     """
     read = dict(values)
     for name in LISTS.keys() & values.keys():
-        given = values[name]
-        if isinstance(given, str):
-            read[name] = _parsed(name, given)
+        text = values[name]
+        if isinstance(text, str):
+            try:
+                read[name] = read_json(text)
+            except (ValueError, RecursionError) as error:
+                raise InvalidField(
+                    f"{name} is not JSON: {str(error)[:100]}.",
+                    field=name,
+                    received=text[:100],
+                    accepted=f"JSON such as {LISTS[name]}",
+                ) from error
     return read
-
-
-def _parsed(name: str, text: str) -> Any:
-    try:
-        return read_json(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidField(
-            f"{name} is not JSON: {str(error)[:100]}.",
-            field=name,
-            received=text[:100],
-            accepted=f"JSON such as {LISTS[name]}",
-        ) from error
 
 
 LoraName = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -312,8 +308,11 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, object]], accept: str =
     Raises:
         InvalidField, UnknownField: names the field at fault.
     """
-    values = with_lists(_given(kind, once_each(fields)))
-    dropped = (COMPRESSION,) if COMPRESSION in values and _is_png(values) else ()
+    left_out = kind.model_fields.keys() - FREE_TEXTS  # clients write null as an empty text in a form
+    given = once_each(fields)
+    values = with_lists({name: value for name, value in given.items() if value != "" or name not in left_out})
+    png = values.get("output_format", OutputFormat.PNG) == OutputFormat.PNG
+    dropped = (COMPRESSION,) if COMPRESSION in values and png else ()
     if dropped:  # OpenAI's clients send it with any format
         del values[COMPRESSION]
     waiting = issubclass(kind, SyncResponseFields)
@@ -340,16 +339,6 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, object]], accept: str =
             accepted="0, or stream=true, or POST /v1/jobs and the event stream of the job",
         )
     return form
-
-
-def _given(kind: type[BaseModel], values: Mapping[str, object]) -> dict[str, object]:
-    """`values` without the optional fields that are empty: clients write null as an empty text in a form."""
-    left_out = kind.model_fields.keys() - FREE_TEXTS
-    return {name: value for name, value in values.items() if value != "" or name not in left_out}
-
-
-def _is_png(values: Mapping[str, object]) -> bool:
-    return values.get("output_format", OutputFormat.PNG) == OutputFormat.PNG
 
 
 V = TypeVar("V")

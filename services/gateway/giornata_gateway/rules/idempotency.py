@@ -62,7 +62,8 @@ def fingerprint(parameters: EditParameters, pictures: Mapping[str, str], templat
         pictures.get("mask"),
         *lists,
     )
-    return ".".join(_digest(part) for part in parts)
+    texts = (json.dumps(part, sort_keys=True, separators=(",", ":")) for part in parts)
+    return ".".join(hashlib.sha256(text.encode()).hexdigest()[:32] for text in texts)
 
 
 def check_same(job: Job, asked: str) -> None:
@@ -76,8 +77,3 @@ def check_same(job: Job, asked: str) -> None:
         received=f"an edit that differs in {' and '.join(differing or _PARTS)} from {job.job_id}",
         accepted="the same edit again, or a new key",
     )
-
-
-def _digest(part: object) -> str:
-    text = json.dumps(part, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -9,11 +9,20 @@ from typing import Any, Final, Literal
 
 from giornata.wire.adapters import ControlCard
 from giornata.wire.errors import InvalidField, ModelNotFound, ServiceUnavailable, TaskNotSupported
-from giornata.wire.fleet import ControlView, FleetView, InstanceReport, InstanceView, WorkerView
-from giornata.wire.masks import MaskCard
+from giornata.wire.messages import MaskCard
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.resolution import Default, defaults_of, fields_of
-from giornata.wire.workers import ServiceName, ServiceState, StoreRoom, TemplateCounters
+from giornata.wire.workers import (
+    ControlView,
+    FleetView,
+    InstanceReport,
+    InstanceView,
+    ServiceName,
+    ServiceState,
+    StoreRoom,
+    TemplateCounters,
+    WorkerView,
+)
 from giornata_gateway.views.answers import View
 
 NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)

@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import BlobRef, Box, JobRecord, JobState
 from giornata.wire.loras import EVERYONE, LoraRecord, LoraState, LoraStyle
-from giornata.wire.masks import MaskedRegion, MaskMessageReply, MaskReply
+from giornata.wire.messages import MaskedRegion, MaskMessageReply, MaskReply
 from giornata.wire.templates import TemplateRecord, TemplateState, WebhookRecord, WebhookState
 from giornata_gateway.views.answers import ErrorDetail, View, error_detail
 from giornata_gateway.views.jobs import JobView, job_view

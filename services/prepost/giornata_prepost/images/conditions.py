@@ -63,8 +63,8 @@ class PreparedReferences(NamedTuple):
 
     grids: tuple[tuple[int, int], ...]
     """Height and width of each in tokens."""
-    packed: bytes | None
-    """safetensors, see :attr:`giornata.wire.jobs.Inspection.references`; None without any."""
+    packed: bytes
+    """safetensors, see :attr:`giornata.wire.jobs.Inspection.references`."""
     pictures: tuple[Pixels, ...]
 
 
@@ -87,7 +87,7 @@ def prepare(
         (side.height // card.pixel_multiple, side.width // card.pixel_multiple)
         for side in map(Size.of, pictures)
     )
-    return PreparedReferences(grids, save(named_references(pictures)) if pictures else None, pictures)
+    return PreparedReferences(grids, save(named_references(pictures)), pictures)
 
 
 def cropped(picture: Size, most_pixels: int, multiple: int) -> ReferenceCrop:
@@ -210,8 +210,8 @@ class ModelCrop:
 
 def control_images(
     files: Sequence[bytes], uses: Sequence[ControlUse], view: ModelCrop, max_pixels: int
-) -> bytes | None:
-    """The control images of a job, see :attr:`giornata.wire.jobs.Inspection.controls`; None without any.
+) -> bytes:
+    """The control images of a job, see :attr:`giornata.wire.jobs.Inspection.controls`.
 
     `files` are the job's control images as they were sent. Each is decoded once, and annotated once.
 
@@ -243,8 +243,7 @@ def control_images(
             )
         return shown if annotator is None else ANNOTATORS[annotator](shown)
 
-    named = {control_name(i): made(use.image, use.annotator) for i, use in enumerate(uses)}
-    return save(named) if named else None
+    return save({control_name(i): made(use.image, use.annotator) for i, use in enumerate(uses)})
 
 
 def crop_control(pixels: Pixels, view: ModelCrop, index: int) -> Pixels:

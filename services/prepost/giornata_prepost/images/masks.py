@@ -207,11 +207,8 @@ def unpack_alpha(data: bytes) -> Alpha:
     tensors = load(zlib.decompress(data))
     height, width, *box = tensors["place"].tolist()
     alpha = np.zeros((height, width), np.float32)
-    if "alpha" in tensors:  # of an older version
-        alpha[Box(*box).window] = tensors["alpha"]
-    else:
-        levels = np.cumsum(tensors["steps"], axis=1, dtype=np.uint16)
-        alpha[Box(*box).window] = levels / np.float32(LEVELS)
+    levels = np.cumsum(tensors["steps"], axis=1, dtype=np.uint16)
+    alpha[Box(*box).window] = levels / np.float32(LEVELS)
     return alpha
 
 

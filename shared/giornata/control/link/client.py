@@ -109,10 +109,8 @@ class ControlStepTable:
 
     Any thread may use it.
 
-    Args:
-        slab: (bytes,) uint8, for places.
-        room_s: how long a step may wait for its place.
-        cancel: asks the instance to let go of a step.
+    `slab`, (bytes,) uint8, has their places, for which a step waits `room_s` at most. `cancel` asks the instance to let
+    go of a step.
     """
 
     def __init__(self, slab: Tensor, room_s: float, cancel: Callable[[int], None]) -> None:
@@ -300,15 +298,9 @@ class ControlLink:
     ) -> ControlStepHandle:
         """Ask for the samples of a row's step. Waits where others have to make room first.
 
-        Args:
-            row: its key, as it was opened.
-            step: of the row.
-            level: noise level.
-            latents: (tokens, channels) float32, float16 or bfloat16, on any device.
-            tokens: of each sample.
-            channels: of each sample.
-            dtype: of the samples: one of the same three.
-            whole: whether samples of all tokens are wanted.
+        `row` is its key, as it was opened, and `level` a noise level. `latents` are (tokens, channels) float32, float16
+        or bfloat16, on any device; `tokens` and `channels` are of each sample, and `dtype` of all is one of the same
+        three. `whole`: samples of all tokens are wanted.
 
         Raises:
             LinkLost: the connection is down.

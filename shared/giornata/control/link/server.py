@@ -84,11 +84,7 @@ class ControlStepRequest:
         return not self._left or self._peer.lost
 
     def answer(self, index: int, sample: Tensor) -> None:
-        """Copy sample `index` to its place and tell the denoiser.
-
-        Args:
-            index: of the sample; each is answered once, in any order.
-            sample: (tokens, channels) as `shapes` tells; of any dtype, and on any device.
+        """Copy sample `index`, (tokens, channels) of any dtype and on any device, to its place and tell the denoiser.
 
         Raises:
             ValueError: another shape, or a sample that was answered, or not asked for.
@@ -106,12 +102,7 @@ class ControlStepRequest:
                 self._peer.forget(self._ask.number)
 
     def fail(self, code: str, message: str) -> None:
-        """Tell the denoiser that the samples which have not been answered will not come.
-
-        Args:
-            code: stable.
-            message: what was received, and what is accepted.
-        """
+        """Tell the denoiser by a stable code, and why, that what has not been answered will not come."""
         with self._writing:
             if not self.gone:
                 self._left.clear()
@@ -127,29 +118,13 @@ class ControlStepRequest:
 class ControlLinkHandler:
     """Serves one denoiser: reads what it asks for in :meth:`run`, in a thread of its own.
 
-    Args:
-        connection: with the denoiser, from now on this object's.
-        name: of the connection, for logs.
-        paths: which of them may be used over it.
-        admits: whether a token is known.
-        asked: takes a step; it only puts it into a queue.
-        device: where this instance computes.
-        counted: is told the token, and 1, when the denoiser is admitted; and -1 when it has gone after that.
+    It owns the connection that a listener has taken, over which only `paths` may be used; `name` is for logs.
     """
 
     def __init__(
-        self,
-        connection: FramedConnection,
-        name: str,
-        paths: frozenset[DataPath],
-        admits: Callable[[str], bool],
-        asked: Callable[[ControlStepRequest], None],
-        *,
-        device: torch.device,
-        counted: Callable[[str, int], None] = lambda _, __: None,
+        self, listener: Listener, connection: FramedConnection, name: str, paths: frozenset[DataPath]
     ) -> None:
-        self._connection, self._name, self._paths = connection, name, paths
-        self._admits, self._asked, self._device, self._counted = admits, asked, device, counted
+        self._listener, self._connection, self._name, self._paths = listener, connection, name, paths
         self._slab: Tensor | None = None
         self._steps: dict[int, ControlStepRequest] = {}
         self._lock = threading.Lock()
@@ -161,7 +136,7 @@ class ControlLinkHandler:
         opening = None
         try:
             opening = self._open()
-            self._counted(opening.token, 1)
+            self._listener.count(opening.token, 1)
             while True:
                 self._take(read_from_denoiser(self._connection.receive()), opening)
         except PeerEnded as ended:
@@ -175,7 +150,7 @@ class ControlLinkHandler:
         finally:
             self._leave()
             if opening is not None:
-                self._counted(opening.token, -1)
+                self._listener.count(opening.token, -1)
 
     def interrupt(self) -> None:
         """Wake the thread, which then ends. The denoiser hears of it when nothing is written to its memory any more."""
@@ -210,11 +185,11 @@ class ControlLinkHandler:
             opening = read_from_denoiser(data)
             if not isinstance(opening, OpenLink):
                 raise MalformedFrame(f"the first message is of kind {opening.kind!r}; accepted: 'open'")
-            if not self._admits(opening.token):
+            if not self._listener.admits(opening.token):
                 raise MalformedFrame("the token is not one that opens this data path")
             if opening.path not in self._paths:
                 raise MalformedFrame(f"path {opening.path}; accepted here: {', '.join(sorted(self._paths))}")
-            self._slab = slabs.open_slab(opening, descriptor, self._device)
+            self._slab = slabs.open_slab(opening, descriptor, self._listener.device)
         finally:
             if descriptor is not None:
                 os.close(descriptor)
@@ -244,7 +219,7 @@ class ControlLinkHandler:
             if ask.number in self._steps or len(self._steps) >= MAX_STEPS:
                 raise MalformedFrame(f"step {ask.number} comes twice, or {MAX_STEPS} are under way")
             self._steps[ask.number] = step
-        self._asked(step)
+        self._listener.asked(step)
 
     def _latents(self, ask: ResidualsRequest) -> Tensor:
         """(tokens, channels); of a slab on the device a copy, so that nothing here keeps the denoiser's memory."""
@@ -317,7 +292,7 @@ class Listener:
         device: torch.device,
         left: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self._admits, self._asked, self._device, self._left = admits, asked, device, left
+        self.admits, self.asked, self.device, self._left = admits, asked, device, left
         self._connected: Counter[str] = Counter()
         """Connections by token."""
         self._counting = threading.Lock()
@@ -367,7 +342,7 @@ class Listener:
         stack.callback(path.unlink, missing_ok=True)
         path.chmod(0o600)
         listening.listen(BACKLOG)
-        paths = {DataPath.UNIX} | ({DataPath.CUDA} if self._device.type == "cuda" else set())
+        paths = {DataPath.UNIX} | ({DataPath.CUDA} if self.device.type == "cuda" else set())
         self._addresses |= dict.fromkeys(paths, str(path))
         self._watch(listening, paths)
 
@@ -404,20 +379,12 @@ class Listener:
             return
         connected.settimeout(None)
         name = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix"
-        serving = ControlLinkHandler(
-            FramedConnection(connected, MAX_MESSAGE_BYTES),
-            name,
-            paths,
-            self._admits,
-            self._asked,
-            device=self._device,
-            counted=self._count,
-        )
+        serving = ControlLinkHandler(self, FramedConnection(connected, MAX_MESSAGE_BYTES), name, paths)
         thread = threading.Thread(target=serving.run, name=f"control-link {name}")
         thread.start()
         self._serving.append((thread, serving))
 
-    def _count(self, token: str, change: int) -> None:
+    def count(self, token: str, change: int) -> None:
         """A connection with this token was opened, or has ended."""
         with self._counting:
             self._connected[token] += change

@@ -99,10 +99,7 @@ class SharedSlab:
 def make_slab(path: DataPath, size_bytes: int, device: torch.device) -> SharedSlab:
     """A slab of `size_bytes`, all of it touched.
 
-    Args:
-        path: how the instance writes to it.
-        size_bytes: of it.
-        device: where the denoiser computes: device memory lies there, and memory for TCP is pinned where it is a GPU.
+    Device memory lies on `device`, where the denoiser computes, and memory for TCP is pinned where that is a GPU.
 
     Raises:
         OSError: there is not so much memory.
@@ -114,10 +111,7 @@ def make_slab(path: DataPath, size_bytes: int, device: torch.device) -> SharedSl
 def open_slab(opening: OpenLink, descriptor: int | None, device: torch.device) -> Tensor | None:
     """The memory that a denoiser describes, (bytes,) uint8; None where it stays its own, for TCP.
 
-    Args:
-        opening: its first message.
-        descriptor: of the file that came along; the caller closes it.
-        device: of the instance.
+    The caller closes the `descriptor` of the file that came along with its first message.
 
     Raises:
         MalformedFrame: it is not what the path takes, or cannot be opened.

@@ -22,8 +22,7 @@ from giornata.families import Family
 from giornata.wire.errors import LoraMismatch, LoraNotSupported
 from giornata_lora_store.headers import LoraSizeLimits, inspect_file
 from giornata_prepost.loras import normalisation
-from giornata_prepost.loras.checkpoint_modules import CheckpointModules
-from giornata_prepost.loras.normalisation import normalise
+from giornata_prepost.loras.normalisation import CheckpointModules, normalise
 from tests.integration.prepost.loras import namings, oracle
 from tests.integration.prepost.loras.namings import Changes, applied
 

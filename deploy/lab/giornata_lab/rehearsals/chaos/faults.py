@@ -16,7 +16,7 @@ import redis.asyncio
 from nats.js import JetStreamContext
 
 from giornata.retries import COMING_UP_S, ask_jetstream
-from giornata.wire import stores
+from giornata.wire import subjects
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_lab.rehearsals.chaos.load import Pace
 from giornata_lab.rehearsals.chaos.look import ProcessUsage, usage
@@ -156,7 +156,7 @@ class Faults:
 
     async def _limit_records(self, limit: int | None) -> int:
         """Set the limit of the bucket of job records, None: little more than it holds; return the limit before."""
-        name = stores.bucket_stream(stores.RECORDS)
+        name = subjects.bucket_stream(subjects.RECORDS)
         info = await ask_jetstream(lambda: self._jetstream.stream_info(name), COMING_UP_S)
         if limit is None:
             used = info.state.bytes

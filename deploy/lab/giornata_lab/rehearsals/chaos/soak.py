@@ -26,7 +26,7 @@ from rich.table import Table
 
 import giornata.client
 from giornata.families import Family
-from giornata.wire import stores
+from giornata.wire import subjects
 from giornata.wire.jobs import JobState
 from giornata_lab.bench.harness import machine
 from giornata_lab.flags import option, parsed
@@ -182,7 +182,7 @@ async def _sample(stack: Stack, records: look.Records, at_s: float) -> Sample:
         values[f"{one.name} memory, MiB"] = one.rss_mib
         values[f"{one.name} open, files"] = one.descriptors
         values[f"{one.name} running, threads"] = one.threads
-    for name in (stores.JOBS, *stores.STREAMS):
+    for name in (subjects.JOBS, *subjects.STREAMS):
         state = (await records.jetstream.stream_info(name)).state
         values[f"stream {name} size, MiB"] = state.bytes / 2**20
         values[f"stream {name} consumers"] = state.consumer_count

@@ -1,31 +1,35 @@
-"""A job's record under every order of events that routers, workers and callers can produce; and where time goes."""
+"""A job's record under every order of events, as its runner knows it; where time goes, and which blobs go last."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.planning.operations import low_rank_weights
+from giornata.records import Change, RecordRevision
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.demand import JobDemand
 from giornata.wire.adapters import ControlUse, LoraUse
 from giornata.wire.errors import (
     AttemptsExhausted,
     DeadlineExceeded,
+    GiornataError,
     IntermediateLost,
     InternalError,
     JobCancelled,
 )
-from giornata.wire.jobs import Assignment, JobRecord, JobState, RowRecord, RowState
+from giornata.wire.jobs import Assignment, BlobRef, JobRecord, JobState, RowRecord, RowState
+from giornata.wire.messages import StateEvent
 from giornata.wire.requests import Reuse
 from giornata.wire.values import ComputeTimes, Intermediate, StageTimes
 from giornata_router import job_records
-from giornata_router.job_records import JobTimes, StageTimer
+from giornata_router.job_records import UNWRITTEN_S, JobTimes, LiveJobRecord, StageTimer, leftovers
 from tests.contract.messages import ENCODING, INSPECTION, JOB, REF
 
 WHY = "the worker fell silent"
@@ -301,3 +305,211 @@ def test_whoever_loses_too_many_attempts_is_told_how() -> None:
     with pytest.raises(AttemptsExhausted) as caught:
         job_records.check_failures(record.rows, record.causes, 2)
     assert caught.value.received == f"attempt 1 on d1: {WHY}; attempt 2 on d2: {WHY}"
+
+
+KNOWN = RecordRevision(job_records.accepted(JOB), 1)
+
+
+class SwallowingRecords:
+    """Answers once asked to stop, as Python 3.11's wait_for does where both come at once."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def read(self, job_id: str) -> RecordRevision[JobRecord]:
+        assert job_id == JOB.job_id
+        self.asked.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return KNOWN
+
+    async def revise(
+        self, job_id: str, _: Change[JobRecord], known: RecordRevision[JobRecord]
+    ) -> RecordRevision[JobRecord]:
+        assert known is KNOWN
+        return await self.read(job_id)
+
+
+@pytest.mark.parametrize(
+    "work", [lambda p: p.reread(), lambda p: p.change(lambda record: record)], ids=["reread", "change"]
+)
+async def test_whoever_was_cancelled_while_the_record_came_does_not_go_on(
+    work: Callable[[LiveJobRecord], Awaitable[JobRecord]],
+) -> None:
+    records = SwallowingRecords()
+    progress = LiveJobRecord(None, records, KNOWN)  # type: ignore[arg-type]  # nothing is told, and a fake
+    task = asyncio.ensure_future(work(progress))
+    await records.asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+class KeptRecords:
+    """One record in memory, and how often it was read."""
+
+    def __init__(self) -> None:
+        self.kept, self.reads = KNOWN, 0
+
+    async def read(self, _: str) -> RecordRevision[JobRecord]:
+        self.reads += 1
+        return self.kept
+
+    async def revise(
+        self, _: str, change: Change[JobRecord], known: RecordRevision[JobRecord]
+    ) -> RecordRevision[JobRecord]:
+        if known.revision != self.kept.revision:
+            known = await self.read("")
+        following = change(known.record)
+        if following is not None and following != known.record:
+            self.kept = RecordRevision(following, known.revision + 1)
+        return self.kept
+
+
+class Told:
+    """A bus that keeps the states it is to tell."""
+
+    def __init__(self) -> None:
+        self.states: list[JobState] = []
+
+    async def publish(self, _: str, event: StateEvent) -> None:
+        self.states.append(event.state)
+
+
+def state_in(records: KeptRecords) -> JobState:
+    return records.kept.record.state
+
+
+def cancelling(record: JobRecord) -> JobRecord:
+    return record.model_copy(update={"cancel": True})
+
+
+def failing(record: JobRecord) -> JobRecord:
+    return record.model_copy(update={"causes": (*record.causes, "lost")})
+
+
+async def test_a_state_is_told_at_once_and_written_with_the_next_change() -> None:
+    bus, records = Told(), KeptRecords()
+    live = LiveJobRecord(bus, records, KNOWN)  # type: ignore[arg-type]  # fakes
+    await live.enter(JobState.PREPARING)
+    assert (bus.states, records.kept) == ([JobState.PREPARING], KNOWN)
+    await live.change(failing)
+    await live.change(lambda record: record.model_copy(update={"state": JobState.RUNNING}))
+    states = [state_in(records)]
+    await live.enter(JobState.FINISHING)
+    await live.change(failing)
+    states.append(state_in(records))
+    await live.change(lambda record: record.model_copy(update={"state": JobState.RUNNING}))
+    await live.change(failing)
+    states.append(state_in(records))
+    assert states == [JobState.RUNNING, JobState.FINISHING, JobState.RUNNING], "a state is written once"
+    assert (records.kept.revision, records.reads) == (6, 0)
+
+
+async def test_a_state_that_lasts_is_written_by_itself_and_once() -> None:
+    records = KeptRecords()
+    live = LiveJobRecord(Told(), records, KNOWN)  # type: ignore[arg-type]  # fakes
+    before = time.monotonic()
+    await live.enter(JobState.PREPARING)
+    now = time.monotonic()
+    assert not live.unwritten(before + UNWRITTEN_S / 2)
+    assert live.unwritten(now + UNWRITTEN_S)
+    await live.write_state()
+    assert records.kept.record.state is JobState.PREPARING
+    assert not live.unwritten(now + UNWRITTEN_S)
+    await live.write_state()
+    assert records.kept.revision == 2
+
+
+async def test_a_cancel_that_another_wrote_is_met_at_the_next_change() -> None:
+    records = KeptRecords()
+    live = LiveJobRecord(Told(), records, KNOWN)  # type: ignore[arg-type]  # fakes
+    records.kept = RecordRevision(cancelling(KNOWN.record), 2)
+    with pytest.raises(JobCancelled):
+        await live.change(failing)
+
+
+async def test_an_older_revision_that_arrives_later_is_not_the_latest() -> None:
+    records = KeptRecords()
+    live = LiveJobRecord(Told(), records, KNOWN)  # type: ignore[arg-type]  # fakes
+    await live.change(failing)
+    records.kept = KNOWN
+    assert (await live.reread()).causes == ("lost",)
+
+
+def ref(key: str) -> BlobRef:
+    return BlobRef(key=key, size_bytes=1, sha256="")
+
+
+def own(name: str) -> BlobRef:
+    return ref(f"{JOB.job_id}/{name}")
+
+
+def record(image: str, error: GiornataError | None = None) -> JobRecord:
+    uploads = [ref(f"{JOB.upload_folder}x/{name}") for name in ("mask", "reference_0", "control_image_0")]
+    job = JOB.model_copy(
+        update={
+            "image": ref(image),
+            "mask": uploads[0],
+            "references": (uploads[1],),
+            "control_images": (uploads[2],),
+        }
+    )
+    made = JobRecord(job=job, state=JobState.FAILED, error=error.body() if error else None)
+    return made.model_copy(
+        update={
+            "inspection": INSPECTION.model_copy(
+                update={
+                    "prepared": own("prepared"),
+                    "alpha": own("alpha"),
+                    "references": own("seen"),
+                    "controls": own("annotated"),
+                }
+            ),
+            "encoding": ENCODING.model_copy(
+                update={
+                    "text": own("text"),
+                    "rows": (own("row"),),
+                    "references": own("clean"),
+                    "controls": (own("control"),),
+                    "empty_text": ref("shared/p/empty-text"),
+                }
+            ),
+        }
+    )
+
+
+def keys(found: JobRecord, *made: BlobRef) -> set[str]:
+    return {ref.key for ref in leftovers(found, made)}
+
+
+STAGES = {
+    own(name).key for name in ("prepared", "alpha", "seen", "annotated", "text", "clean", "control", "row")
+}
+MASK = f"{JOB.upload_folder}x/mask"
+OTHERS = {f"{JOB.upload_folder}x/reference_0", f"{JOB.upload_folder}x/control_image_0"}
+
+
+def test_the_jobs_own_pictures_go_and_those_of_others_stay() -> None:
+    mine = f"{JOB.upload_folder}x/image"
+    assert keys(record(mine)) == STAGES | {mine, MASK} | OTHERS
+    for shared in (f"{JOB.tenant}/template_1/image", f"{JOB.tenant}/upload_1/image", f"{JOB.tenant}/image"):
+        assert keys(record(shared)) == STAGES | {MASK} | OTHERS
+
+
+def test_a_job_in_quarantine_keeps_its_inputs_for_an_operator() -> None:
+    assert keys(record(f"{JOB.upload_folder}x/image", AttemptsExhausted())) == STAGES
+    assert MASK in keys(record(f"{JOB.upload_folder}x/image", InternalError()))
+
+
+@pytest.mark.parametrize("delivered", [True, False])
+def test_a_picture_goes_unless_it_is_delivered(delivered: bool) -> None:
+    image = own("image-0-a")
+    rows = (
+        RowRecord(index=0, seed=1, image=image if delivered else None, latents=own("latents-0-b")),
+        RowRecord(index=1, seed=2, resume=RowState(step=1, latents=own("latents-1-c"))),
+    )
+    found = keys(record("").model_copy(update={"rows": rows}), image)
+    assert found == STAGES | {MASK, own("latents-0-b").key, own("latents-1-c").key} | OTHERS | (
+        set() if delivered else {image.key}
+    )

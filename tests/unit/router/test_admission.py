@@ -1,8 +1,9 @@
-"""What who submits a job is told, and when it is refused."""
+"""Which jobs are accepted, when they will have their pictures, and how the file store is divided."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,15 +13,24 @@ from giornata.fleet import Fleet
 from giornata.scheduling.job_queue import JobQueue, QueuedJob
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
-from giornata.wire.errors import InternalError, QueueTooLong
+from giornata.wire import subjects
+from giornata.wire.errors import (
+    BatchQueueFull,
+    InteractiveQueueFull,
+    InternalError,
+    QueueFull,
+    QueueTooLong,
+    TenantQueueFull,
+)
 from giornata.wire.jobs import Priority
-from giornata.wire.workers import CostFit, QueueState, ServiceState, WorkerCosts
+from giornata.wire.workers import CostFit, QueueState, ServiceState, StoreRoom, WorkerCosts
 from giornata_lab.bench.systems.networks import plain
-from giornata_router.admission import FinishTimeEstimator
+from giornata_router.admission import GROWTH_BYTES, FinishTimeEstimator, QueueLimiter, may_come
 from giornata_router.prepost import PrepostStage, StageCost, StagePlacement, Verb
+from giornata_tools.launcher.servers import MAX_FILE_STORE
 from tests.contract.messages import JOB
 from tests.fakes.fleet import CARD
-from tests.unit.router.test_stages import prepost
+from tests.unit.router.test_prepost import prepost
 from tests.unit.scheduling.test_placement import DEMAND, worker
 
 STEPS = 10
@@ -309,3 +319,94 @@ def test_nothing_is_promised_or_refused_before_anything_is_known() -> None:
     fresh.admit(job("a", budget_ms=1), 0)
     nobody, _, _ = forecasting()
     nobody.admit(job("a", budget_ms=1), 0)  # an absent fleet may come back
+
+
+def small_job(tenant: str = "a", priority: Priority = Priority.INTERACTIVE) -> QueuedJob:
+    return QueuedJob("j", priority, tenant, 1.0, "digest", 1, 10, 0.0, 60.0)
+
+
+def places(share: float = 0.5) -> QueueLimiter:
+    return QueueLimiter({Priority.INTERACTIVE: 4, Priority.BATCH: 8}, share)
+
+
+@pytest.mark.parametrize(
+    ("priority", "limit", "error"),
+    [(Priority.INTERACTIVE, 4, InteractiveQueueFull), (Priority.BATCH, 8, BatchQueueFull)],
+)
+def test_each_priority_has_a_limit_of_its_own(priority: Priority, limit: int, error: type[QueueFull]) -> None:
+    made = places(share=1.0)
+    [other] = set(Priority) - {priority}
+    for _ in range(limit):
+        assert not made.full
+        made.check(small_job("a", priority))
+        made.take(small_job("a", priority))
+    assert made.full
+    with pytest.raises(error) as refused:
+        made.check(small_job("b", priority))
+    assert (refused.value.status, refused.value.accepted) == (429, f"at most {limit}")
+    assert refused.value.retry_after_s
+    made.check(small_job("b", other))
+    made.give_back(small_job("a", priority))
+    made.check(small_job("b", priority))
+
+
+def test_one_tenant_never_fills_the_queue_for_others() -> None:
+    made = places()
+    for _ in range(2):
+        made.check(small_job("a"))
+        made.take(small_job("a"))
+    with pytest.raises(TenantQueueFull) as refused:
+        made.check(small_job("a"))
+    assert (refused.value.status, refused.value.code) == (429, "tenant_queue_full")
+    assert refused.value.accepted == "at most 2 of 4"
+    made.check(small_job("a", Priority.BATCH))
+    made.check(small_job("b"))
+    made.give_back(small_job("a"))
+    made.check(small_job("a"))
+
+
+def test_however_small_its_share_a_tenant_has_one_place() -> None:
+    made = places(share=0.01)
+    made.check(small_job())
+    made.take(small_job())
+    with pytest.raises(TenantQueueFull):
+        made.check(small_job())
+
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+LIMIT = 1000 * GROWTH_BYTES
+
+
+@pytest.mark.parametrize(
+    ("used", "unfinished", "comes"),
+    [(0, 0, True), (0, 899, True), (0, 900, False), (800, 99, True), (800, 100, False), (1000, 0, False)],
+)
+def test_a_job_comes_while_all_before_it_can_write_their_ends(
+    used: int, unfinished: int, comes: bool
+) -> None:
+    room = StoreRoom(store="s", used_bytes=used * GROWTH_BYTES, limit_bytes=LIMIT)
+    assert may_come(room, unfinished) is comes
+
+
+@pytest.mark.parametrize("store_bytes", [subjects.LEAST_STORE_BYTES, subjects.STORE_BYTES])
+def test_every_stream_has_a_share_of_the_file_store_and_all_fit(store_bytes: int) -> None:
+    limits = subjects.limits(store_bytes)
+    assert set(limits) == {subjects.JOBS, *subjects.STREAMS}
+    in_memory = limits.pop(subjects.EVENTS)
+    assert min(limits.values()) > 0
+    free = (store_bytes - subjects.LEASE_BYTES) // 32  # what earlier versions have left there
+    assert store_bytes - free - 16 <= sum(limits.values()) <= store_bytes - free
+    assert in_memory <= 512 << 20
+
+
+def test_the_default_fits_every_server_that_we_configure() -> None:
+    told = [DEPLOY / "nats.conf", DEPLOY / "nats-cluster.conf"]
+    sizes = [
+        line.split()[1]
+        for file in told
+        for line in file.read_text().splitlines()
+        if "max_file_store:" in line
+    ]
+    assert sizes
+    assert {*sizes, MAX_FILE_STORE} == {"8GB"}
+    assert subjects.STORE_BYTES < 8 << 30

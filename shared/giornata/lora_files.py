@@ -1,17 +1,19 @@
-"""Files on their way to and from the LoRA store: in pieces, each acknowledged before the next is sent.
+"""Files of LoRAs on their way to and from the store, and the names of their tensors. Free of torch.
 
-A store that is restarted in between goes on with what it has acknowledged; so do the sender and the reader.
+They travel in pieces, each acknowledged before the next is sent. A store that is restarted in between goes on with what
+it has acknowledged; so do the sender and the reader.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import structlog
 from pydantic import BaseModel
@@ -52,10 +54,10 @@ RESTART_S: Final = 30.0
 WHOLE_FILES: Final = "files"
 """Folder of whole files in the store's folder; each is named by its sha-256."""
 
-M = TypeVar("M", bound=BaseModel)
-
 TIER_NAME: Final = "tier"
 """File in the folder of a host tier that tells the tier's name."""
+
+M = TypeVar("M", bound=BaseModel)
 
 log = structlog.get_logger(__name__)
 
@@ -178,3 +180,28 @@ async def _asked(bus: Bus, verb: subjects.LoraVerb, request: BaseModel, reply: t
 
     again = retries.soon((ServiceUnavailable, DeadlineExceeded), RESTART_S)
     return await again(ask)
+
+
+ALPHA: Final = ".alpha"
+_FACTOR: Final = re.compile(
+    r"(?P<module>.+?)(?:\.lora_|\.lora\.|\.lora_linear_layer\.|_lora(?P<number>\d?)\.)"
+    r"(?P<side>A|B|down|up)(?:\.default)?\.weight\Z"
+)
+
+
+class FactorName(NamedTuple):
+    """The parts of the name of a factor."""
+
+    module: str
+    """As the file names it; XLabs has two pairs a module, which are told apart by `#1` and `#2`."""
+    is_down: bool
+    """Whether it is the first factor, which maps down to the rank."""
+
+
+def read_factor_name(name: str) -> FactorName | None:
+    """Return what the name of a tensor says; None if it is no factor's."""
+    found = _FACTOR.match(name)
+    if found is None:
+        return None
+    number = f"#{found['number']}" if found["number"] else ""
+    return FactorName(found["module"] + number, found["side"] in {"A", "down"})
