@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.queue import AGEING_S
-from giornata.scheduling.rock import RockScheduler
+from giornata.scheduling.rock import AdapterPlan, rock_match
+from giornata.scheduling.scheduler import QueueOrderScheduler
 from giornata.wire import subjects
 from giornata.wire.jobs import Job, JobState, Priority
 from giornata.wire.messages import DoneEvent
@@ -164,7 +164,7 @@ async def test_every_job_ends_once_by_rock(nats_account: str, bench: Bench) -> N
 @pytest.mark.parametrize("plan", AdapterPlan)
 def test_the_plan_rock_alone_matches_as_rock_does(plan: AdapterPlan) -> None:
     rule = scheduler_of(RouterConfig(nats_url="nats://x:1", adapter_plan=plan))
-    assert isinstance(rule, RockScheduler) is (plan is AdapterPlan.ROCK)
+    assert (rule == QueueOrderScheduler(rock_match, loads_ahead=False)) is (plan is AdapterPlan.ROCK)
 
 
 def test_deadlines_and_rock_exclude_each_other() -> None:
