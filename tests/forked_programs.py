@@ -35,7 +35,7 @@ from giornata_tools.checkout import TRAINED
 
 ROOT: Final = Path(__file__).parents[1]
 PRELOADED: Final = (
-    "numpy", "scipy.ndimage", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin",
+    "numpy", "scipy.ndimage", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin", "throttled.store",
     "giornata_gateway.service", "giornata_router.service", "giornata_lora_store.service",
     "giornata_prepost.config", "giornata_prepost.service", "giornata_prepost.segmenters",
     "giornata_prepost.families.flow_transformers", "giornata_prepost.loras.normalisation",

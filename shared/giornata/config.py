@@ -153,7 +153,7 @@ _GONE: Final = {
     **dict.fromkeys(("template_device_mb", "lora_device_mb"), "cache_device_mb"),
     **dict.fromkeys(("template_disk_mb", "lora_disk_mb", "lora_host_mb"), "cache_disk_mb"),
     **dict.fromkeys(("template_folder", "lora_cache_folder"), "cache_folder"),
-    **dict.fromkeys(("trace_file", "decisions_file"), "trace_folder"),
+    "trace_file": "trace_folder",
     **dict.fromkeys(("queue_limit_interactive", "queue_limit_batch"), "queue_limit"),
     "max_request_bytes": "max_file_bytes",
     "control_advertise": "control_address",

@@ -18,7 +18,7 @@ from giornata.bus.connection import FailFastNatsClient, open_client
 from giornata.deadlines import Deadline
 from giornata.scratch import exclusive_lock
 from giornata.wire.errors import GiornataError, ServiceUnavailable
-from giornata.wire.permissions import (
+from giornata.wire.subjects import (
     CLUSTER_PORT,
     RELOADER,
     ROUTES_USER,
@@ -150,7 +150,7 @@ def read_keys(path: Path) -> KeysFile:
 
 
 def write_cluster(folder: Path, listen: str, hosts: Sequence[str], name: str = CLUSTER_CONF) -> None:
-    """Write ``server/<name>``; other arguments: see :func:`giornata.wire.permissions.cluster_config`."""
+    """Write ``server/<name>``; other arguments: see :func:`giornata.wire.subjects.cluster_config`."""
     password = _password(folder / "server" / ROUTES_USER)
     _write(folder / "server" / name, cluster_config(listen, hosts, password))
 

@@ -39,12 +39,6 @@ PATH: Final = "/v1/traces"
 EXPORT_S: Final = 5.0
 """Longest try to reach the collector. Meanwhile 2,048 spans wait, and more are dropped."""
 
-_KINDS: Final = {
-    TraceSpanKind.INSIDE: SpanKind.INTERNAL,
-    TraceSpanKind.ASKS: SpanKind.CLIENT,
-    TraceSpanKind.ANSWERS: SpanKind.SERVER,
-    TraceSpanKind.TAKES: SpanKind.CONSUMER,
-}
 _W3C: Final = TraceContextTextMapPropagator()
 
 
@@ -92,7 +86,7 @@ class OtlpTracer:
         made = self._tracer.start_span(
             name,
             context=within,
-            kind=_KINDS[kind],
+            kind=SpanKind[kind.value.upper()],
             attributes=_attributes(told),
             links=[trace.Link(_context_of(_extracted({TRACEPARENT: link}))) for link in links if link],
             start_time=_ago_ns(began_ago_s),
@@ -124,7 +118,6 @@ class _OtlpSpan(Span):
     def __init__(self, tracer: trace.Tracer, made: trace.Span, within: Context, kind: TraceSpanKind) -> None:
         self._tracer, self._made, self._kind = tracer, made, kind
         self._context = trace.set_span_in_context(made, within)
-        self._failed = False
 
     def __enter__(self) -> Self:
         self._token = contexts.attach(self._context)
@@ -132,8 +125,15 @@ class _OtlpSpan(Span):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         contexts.detach(self._token)
-        if error is not None:
-            self._told_of(error)
+        if isinstance(error, GiornataError):
+            if (
+                self._kind is TraceSpanKind.ANSWERS and error.status < 500
+            ):  # what was asked is wrong, not who answers
+                self.note(code=error.code)
+            else:
+                self.fail(error.code)
+        elif error is not None:
+            self.fail("cancelled" if isinstance(error, asyncio.CancelledError) else type(error).__name__)
         self._made.end()
 
     def note(self, **told: Unpack[SpanAttributes]) -> None:
@@ -154,19 +154,6 @@ class _OtlpSpan(Span):
 
     def steps(self) -> StepSpans:
         return _OtlpStepSpans(self._tracer, self._context) if self._made.is_recording() else NO_STEPS
-
-    def _told_of(self, error: BaseException) -> None:
-        code = type(error).__name__
-        if isinstance(error, GiornataError):
-            code = error.code
-            if (
-                self._kind is TraceSpanKind.ANSWERS and error.status < 500
-            ):  # what was asked was wrong, not what answers
-                self.note(code=code)
-                return
-        elif isinstance(error, asyncio.CancelledError):
-            code = "cancelled"
-        self.fail(code)
 
 
 class _OtlpStepSpans(StepSpans):

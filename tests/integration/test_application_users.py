@@ -34,8 +34,8 @@ from giornata.wire.messages import (
     MaskMessage,
     MaskParameters,
 )
-from giornata.wire.permissions import RELOADER, NatsRole
 from giornata.wire.requests import EditParameters
+from giornata.wire.subjects import RELOADER, NatsRole
 from giornata_gateway import service
 from giornata_gateway.config import GatewayConfig
 from tests import forked_programs

@@ -20,7 +20,7 @@ from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, JobNotFound, ServiceUnavailable
 from giornata.wire.jobs import Job, JobRecord, JobState, Priority
 from giornata.wire.messages import DoneEvent, Epoch, EventKind, JobAck, SubmitRequest
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata_router import job_records
 from giornata_router.work_queue import QueueConsumer
 from tests.fakes.denoiser import FakeDenoiser

@@ -25,8 +25,7 @@ from giornata.wire import codec, subjects
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import CancelMessage, CancelRows, DoneEvent, EventKind, JobAck, SubmitRequest
-from giornata.wire.permissions import NatsRole
-from giornata.wire.subjects import RECORDS
+from giornata.wire.subjects import RECORDS, NatsRole
 from giornata.wire.templates import WebhookRecord
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.cli import doctor_checks as checks
@@ -55,7 +54,7 @@ PUBLISHERS: dict[str, set[NatsRole]] = {
     subjects.TEMPLATE_REMOVED: {GATEWAY},
     subjects.cancel("j"): {GATEWAY},
     subjects.jobs("interactive"): {ROUTER},
-    subjects.prepost("inspect", "m"): {ROUTER},
+    subjects.prepost("inspect", "m"): set(),
     subjects.prepost_at("i", "inspect"): {ROUTER},
     subjects.worker("w", "run"): {ROUTER},
     subjects.worker("w", "cancel"): {ROUTER},
@@ -70,8 +69,8 @@ PUBLISHERS: dict[str, set[NatsRole]] = {
     subjects.lora("keep"): {PREPOST},
     subjects.lora("read"): {PREPOST, DENOISER},
     subjects.lora("profiled"): {PROFILER},
-    subjects.prepost("adapter", "m"): {ROUTER, LORA_STORE},
-    subjects.prepost("mask", "m"): {ROUTER, GATEWAY},
+    subjects.prepost("adapter", "m"): {LORA_STORE},
+    subjects.prepost("mask", "m"): {GATEWAY},
     subjects.lora("pin"): {GATEWAY},
     subjects.bring("h"): {DENOISER},
     subjects.tier("i"): {ROUTER},
@@ -97,7 +96,7 @@ PUBLISHERS: dict[str, set[NatsRole]] = {
     "$JS.API.STREAM.MSG.GET.KV_giornata-jobs": KEEPERS,
     "$JS.API.STREAM.CREATE.KV_giornata-jobs": {ROUTER, DENOISER},
     "$JS.API.STREAM.CREATE.KV_giornata-templates": KEEPERS | {LORA_STORE},
-    "$JS.API.STREAM.NAMES": {GATEWAY},
+    "$JS.API.STREAM.NAMES": set(),
     f"{subjects.SUBMIT}.b": set(),
     "$KV.giornata-jobs-b.j": set(),
     "$JS.API.STREAM.CREATE.GIORNATA_JOBS": {ROUTER},
@@ -130,12 +129,12 @@ SUBSCRIBERS: dict[str, set[NatsRole]] = {
     subjects.ALL_JOBS: set(),
     subjects.ALL_TELEMETRY: {ROUTER, OBSERVER},
     subjects.SUMMARY: {GATEWAY, PROFILER},
-    f"{subjects.SUMMARY}.*": {GATEWAY, PROFILER},
+    f"{subjects.SUMMARY}.*": set(),
     f"{subjects.SUBMIT}.*": set(),
     subjects.FLEET: {ROUTER},
     subjects.steps_of_job("j"): {GATEWAY},
     subjects.worker("w", "run"): {DENOISER},
-    subjects.prepost("encode", "m"): {PREPOST},
+    subjects.prepost("mask", "m"): {PREPOST},
     subjects.prepost_at("i", "encode"): {PREPOST},
     subjects.controlnet("i", "open"): {CONTROLNET},
     subjects.telemetry_of(ServiceName.CONTROLNET): {ROUTER, DENOISER, CONTROLNET, OBSERVER},

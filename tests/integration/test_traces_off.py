@@ -27,6 +27,7 @@ async def main(config, stop):
             pass
     except (ServiceUnavailable, TimeoutError):
         assert "redis" in sys.modules
+    importlib.import_module("throttled")  # as a gateway's quotas do
     print(*(name for name, module in sys.modules.items() if module and name.startswith("opentelemetry")))
 
 sys.exit(runtime.start(ServiceName({service.value!r}), ServiceConfig, main))

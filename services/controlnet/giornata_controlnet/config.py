@@ -14,7 +14,7 @@ from giornata.memory_plan import CONTEXT_BYTES, USABLE
 from giornata.runtime import memory_bytes
 
 if TYPE_CHECKING:
-    from giornata.device_claims import DeviceLedger
+    from giornata.gpus import DeviceLedger
 
 MEMORY_SHARE: Final = 2
 """ControlNets that no row uses may take one part in so many of the device's memory by default."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -27,6 +27,9 @@ from giornata.wire.errors import (
     TooManyRequests,
 )
 from giornata_gateway.rules.tenants import Tenant
+
+if TYPE_CHECKING:
+    from throttled import Throttled
 
 log = structlog.get_logger(__name__)
 
@@ -313,7 +316,6 @@ class MemoryLimiter:
 # Each gateway counts for itself, from its start.
 
 
-MINUTE_S: Final = 60.0
 MAX_TENANTS: Final = 100_000
 """Buckets that are remembered. Beyond it the least recently used bucket is forgotten, and so is full again."""
 
@@ -368,14 +370,15 @@ class Quotas:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._estimate, self._refused, self._clock = estimate, refused, clock
+        from throttled.store import MemoryStore  # noqa: PLC0415 - brings Redis' client: seeing.switching.off is before it
+
         self._in_progress = PicturesInProgress()
-        self._full_s: dict[str, float] = {}
-        """When the bucket of a tenant is full again; the tenant that took last comes last."""
+        self._buckets = MemoryStore(options={"MAX_SIZE": MAX_TENANTS})
 
     def check(self, tenant: Tenant) -> None:
         """Raise what :meth:`enter` would raise now for one picture."""
         self._check_in_progress(tenant, 1)
-        if tenant.per_minute and self._tokens(tenant)[0] < 1:
+        if tenant.per_minute and self._bucket(tenant).peek(tenant.name).remaining < 1:
             self._take(tenant, 1)  # raises, and knows how long to wait
 
     def enter(
@@ -421,10 +424,10 @@ class Quotas:
         """The RateLimit headers (draft-ietf-httpapi-ratelimit-headers-10); none where the tenant has no limit."""
         if not tenant.per_minute:
             return {}
-        remaining, full_in_s = self._tokens(tenant)
+        state = self._bucket(tenant).peek(tenant.name)
         return {
             "RateLimit-Policy": f'"pictures";q={tenant.per_minute};w=60',
-            "RateLimit": f'"pictures";r={remaining};t={math.ceil(full_in_s)}',
+            "RateLimit": f'"pictures";r={state.remaining};t={math.ceil(state.reset_after)}',
         }
 
     def _check_in_progress(self, tenant: Tenant, pictures: int) -> None:
@@ -440,22 +443,18 @@ class Quotas:
                 retry_after_s=self._estimate(excess, tenant.in_progress),
             )
 
-    def _tokens(self, tenant: Tenant) -> tuple[int, float]:
-        """Pictures that the bucket has, and the seconds until it is full."""
-        full_in_s = max(0.0, self._full_s.get(tenant.name, 0.0) - self._clock())
-        return tenant.per_minute + math.floor(-full_in_s * tenant.per_minute / MINUTE_S), full_in_s
-
     def _take(self, tenant: Tenant, pictures: int) -> None:
-        remaining, full_in_s = self._tokens(tenant)
-        full_in_s += pictures * MINUTE_S / tenant.per_minute
-        if pictures > remaining:
+        result = self._bucket(tenant).limit(tenant.name, cost=pictures)
+        if result.limited:
             self._refused(tenant.name, RateLimited.code)
             raise RateLimited(
                 received=f"{pictures} pictures",
-                accepted=f"{tenant.per_minute} pictures a minute, {max(0, remaining)} of them now",
-                retry_after_s=full_in_s - MINUTE_S,
+                accepted=f"{tenant.per_minute} pictures a minute, {result.state.remaining} of them now",
+                retry_after_s=result.state.retry_after,
             )
-        self._full_s.pop(tenant.name, None)
-        self._full_s[tenant.name] = self._clock() + full_in_s
-        if len(self._full_s) > MAX_TENANTS:
-            del self._full_s[next(iter(self._full_s))]
+
+    def _bucket(self, tenant: Tenant) -> Throttled:
+        from throttled import Throttled, per_min  # noqa: PLC0415 - as above
+
+        quota = per_min(tenant.per_minute, burst=tenant.per_minute)
+        return Throttled(using="gcra", quota=quota, store=self._buckets)

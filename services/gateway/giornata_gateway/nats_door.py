@@ -30,7 +30,7 @@ from giornata.wire.messages import (
     StateEvent,
 )
 from giornata.wire.models import Task
-from giornata.wire.permissions import NatsRole, inbox
+from giornata.wire.subjects import NatsRole, inbox
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.jobs.feed import ClientEvent, open_feed, until_done
 from giornata_gateway.jobs.preparation import EditOrder, StandaloneMask

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from giornata.checkpoints import checkpoint_folder
-from giornata.device_claims import DeviceLedger
 from giornata.families import Family, when_called
-from giornata.gpus import host_device
+from giornata.gpus import DeviceLedger, host_device
 from giornata.memory_plan import TILE, USABLE, ModelMemory, PrepostPlan, plan_prepost
 from giornata.model_cards import model_memory, read_model_card
 from giornata.wire.errors import Failed

@@ -134,7 +134,7 @@ class Prepost:
 
     def _endpoints(self, bus: Bus, loras: LoraPool, text_folder: Path) -> tuple[Endpoint, ...]:
         """Return what is answered; text parts of LoRAs are kept in `text_folder`."""
-        config = self._config
+        config, name = self._config, self._model.card.name
         masks = [] if self._finding is None else [self._until_cut_off(self._finding.answer)]
         texts = TextLoraCache(
             bus, text_folder, file_bytes=config.lora_file_bytes, kept_bytes=config.lora_text_bytes
@@ -149,13 +149,11 @@ class Prepost:
         }
         return (
             *(Endpoint(subjects.prepost_at(config.instance, verb), *one) for verb, one in stages.items()),
-            *(Endpoint(self._subject(verb), *one) for verb, one in stages.items()),  # of older routers
-            Endpoint(self._subject("adapter"), NormaliseLora, self._until_cut_off(normaliser.answer)),
-            *(Endpoint(self._subject("mask"), MaskRequest, one) for one in masks),
+            Endpoint(
+                subjects.prepost("adapter", name), NormaliseLora, self._until_cut_off(normaliser.answer)
+            ),
+            *(Endpoint(subjects.prepost("mask", name), MaskRequest, one) for one in masks),
         )
-
-    def _subject(self, verb: str) -> str:
-        return subjects.prepost(verb, self._model.card.name)
 
     async def inspect(self, request: InspectRequest) -> Inspection:
         """Decode and measure the job's pictures; prepare the picture for the autoencoder.

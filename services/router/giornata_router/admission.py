@@ -17,9 +17,8 @@ from nats.js import JetStreamContext
 
 from giornata.retries import ask_jetstream
 from giornata.scheduling.demand import JobDemand, JobFinishEstimate, estimate_computed
-from giornata.scheduling.job_queue import JobQueue, QueuedJob
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.queue import DemandTotal, RowQueue
+from giornata.scheduling.queue import DemandTotal, JobQueue, QueuedJob, RowQueue
 from giornata.scheduling.scheduler import ROW
 from giornata.wire import subjects
 from giornata.wire.errors import (
@@ -126,7 +125,7 @@ class FinishTimeEstimator:
 
     def queue(self, waiting: JobQueue, *, full: bool, unreadable: int = 0) -> QueueState:
         """Return what telemetry tells of the jobs that no worker has; `full` where more jobs are refused."""
-        line, served = self._line.totals.all, self._served()
+        line, served = self._line.total, self._served()
         one = served[0].name if len(served) == 1 else None  # of several models each has a wait of its own
         return QueueState(
             jobs=line.jobs + len(waiting),
@@ -148,7 +147,7 @@ class FinishTimeEstimator:
         demand = self._expected(job)
         if demand is None:
             return
-        ahead = self._line.totals.before(job.priority)
+        ahead = self._line.before(job.priority)
         unplaced = waiting + self._preparing_before(job.priority)
         wait_ms = self._wait_ms(demand, ahead, unplaced)
         stages_ms = self._prepost.wait_ms(job.model_digest, job, waiting)
@@ -175,7 +174,7 @@ class FinishTimeEstimator:
             return self._of_prepared(job.job_id, now)
         if waiting is None and job.job_id not in self._preparing:
             return None
-        expected, ahead = self._expected(job), self._line.totals.all
+        expected, ahead = self._expected(job), self._line.total
         before = 0 if waiting is None else waiting + self._preparing_before(job.priority)
         found = self._computed(expected, ahead.size, before) if expected is not None else None
         if expected is None or found is None:
@@ -224,7 +223,7 @@ class FinishTimeEstimator:
         for card in self._served():
             latest = self._latest.get(card.digest)
             demand = JobDemand(card.name, card.digest, latest.shapes[:1] if latest else (ROW,))
-            wait_ms = self._wait_ms(demand, self._line.totals.all, waiting)
+            wait_ms = self._wait_ms(demand, self._line.total, waiting)
             if wait_ms is not None:
                 found[card.name] = max(wait_ms, self._prepost.wait_ms(card.digest, jobs=waiting))
         return found

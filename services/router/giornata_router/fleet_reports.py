@@ -202,17 +202,9 @@ class FleetReporter:
 
     def __init__(self, bus: Bus, fleet: Fleet, instance: str) -> None:
         self._bus, self._fleet, self._instance = bus, fleet, instance
-        self._rates = StepRates()
+        self.rates = StepRates()
         self._pages: list[bytes] = []
         self._paged_s = -math.inf
-
-    def observe(self, state: ServiceState, now: float) -> None:
-        """Take in telemetry that the fleet has taken in."""
-        self._rates.observe(state, now)
-
-    def look(self) -> None:
-        """Forget workers that are gone."""
-        self._rates.keep({state.instance for state in self._fleet.all()})
 
     async def tell(self, leadership: Leadership, waits: Callable[[], Mapping[str, float]]) -> None:
         """Publish the summary on change and every second, for ever, but not once the lease has ended.
@@ -240,7 +232,7 @@ class FleetReporter:
         """
         now = time.monotonic()
         if now - self._paged_s > KEPT_S:
-            reports = [report(state, self._rates, now) for state in self._fleet.all()]
+            reports = [report(state, self.rates, now) for state in self._fleet.all()]
             self._pages = [
                 codec.encode(InstanceReports(reports=tuple(reports[first : first + PAGE])))
                 for first in range(0, max(1, len(reports)), PAGE)

@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 
 from giornata.bus.streams import is_full
 from giornata.retries import error_code
-from giornata.scheduling.job_queue import InFlightJobWindow, JobQueue, NextJob, QueuedJob
+from giornata.scheduling.queue import InFlightJobWindow, JobQueue, NextJob, QueuedJob
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable, StorageFull
 from giornata.wire.jobs import Job, Priority

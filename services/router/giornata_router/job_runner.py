@@ -16,7 +16,7 @@ from giornata import tracing
 from giornata.bus.connection import LostError
 from giornata.records import RecordRevision
 from giornata.scheduling.demand import JobDemand
-from giornata.scheduling.job_queue import QueuedJob
+from giornata.scheduling.queue import QueuedJob
 from giornata.tracing import TraceSpanKind
 from giornata.wire import codec
 from giornata.wire.errors import (

@@ -21,8 +21,8 @@ from giornata.deadlines import Deadline, heed_cancel
 from giornata.records import BucketMirror, LoraRecords
 from giornata.residency.host_tiers import HostTiers
 from giornata.residency.use_based import AdapterTier, AdapterUsage, ResidencySnapshot, TierKind, Wanted
-from giornata.scheduling.adapter_plans import PLANNERS, AdapterPlan
 from giornata.scheduling.placement import Placement
+from giornata.scheduling.rock import PLANNERS, AdapterPlan
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError
 from giornata.wire.loras import (

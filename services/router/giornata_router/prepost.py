@@ -27,8 +27,7 @@ from giornata.deadlines import Deadline
 from giornata.fleet import Fleet, LastSeenTimes
 from giornata.scheduling.adapters import UnitTime
 from giornata.scheduling.demand import JobDemand
-from giornata.scheduling.job_queue import QueuedJob
-from giornata.scheduling.queue import AGEING_S, FairQueue, Key, SchedulingParams
+from giornata.scheduling.queue import AGEING_S, FairQueue, Key, QueuedJob, SchedulingParams
 from giornata.scheduling.scheduler import ROW
 from giornata.tracing import TraceSpanKind, span
 from giornata.wire import subjects

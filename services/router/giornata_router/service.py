@@ -23,12 +23,11 @@ from giornata.deadlines import Deadline
 from giornata.fleet import ListeningClock
 from giornata.records import JobRecordStore, Quarantine, TemplateRecords
 from giornata.retries import read_just_made
-from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.placement import Placement, StallTimeout
 from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.scheduling.queue import FairQueue
-from giornata.scheduling.rock import RockScheduler
+from giornata.scheduling.rock import AdapterPlan, rock_match
 from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler
 from giornata.wire import subjects, templates
 from giornata.wire.errors import DeadlineExceeded, InternalError, Overloaded, ServiceUnavailable
@@ -72,7 +71,7 @@ log = structlog.get_logger(__name__)
 def scheduler_of(config: RouterConfig) -> Scheduler:
     """The rule that gives waiting rows to workers."""
     if config.adapter_plan is AdapterPlan.ROCK:
-        return RockScheduler()
+        return QueueOrderScheduler(rock_match, loads_ahead=False)
     return QueueOrderScheduler(POLICIES[config.policy])
 
 
@@ -152,13 +151,13 @@ class Router:
     def _hear(self, state: ServiceState) -> None:
         self._dispatch.observe(state)
         self._prepost.observe(state, self._clock.listened_s)
-        self._desk.observe(state, time.monotonic())
+        self._desk.rates.observe(state, time.monotonic())
         self._places.observe(state)
 
     def _look(self) -> None:
         self._dispatch.look(self._clock.listened_s)
         self._prepost.look(self._clock.listened_s)
-        self._desk.look()
+        self._desk.rates.keep({state.instance for state in self._dispatch.placement.fleet.all()})
         self._places.look()
 
     async def _lead(self, lease: Lease, stop: asyncio.Event) -> None:

@@ -58,7 +58,7 @@ from giornata.wire.errors import (
     ServiceUnavailable,
     from_body,
 )
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName
 
 log = structlog.get_logger(__name__)

@@ -27,7 +27,7 @@ from nats.aio.subscription import Subscription
 from giornata.deadlines import heeding_cancel
 from giornata.fleet import ListeningClock
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
-from giornata.wire.permissions import NatsRole, inbox, user_in
+from giornata.wire.subjects import NatsRole, inbox, user_in
 
 log = structlog.get_logger(__name__)
 

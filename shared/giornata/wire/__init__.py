@@ -12,8 +12,7 @@ Read in this order, it is the protocol's manual:
 * :mod:`giornata.wire.controlnets` - the ControlNet service, and its data path
 * :mod:`giornata.wire.templates` - pictures that are registered for reuse, and webhooks
 * :mod:`giornata.wire.errors` - every way an edit can fail, with stable codes
-* :mod:`giornata.wire.subjects` - where each message travels; what JetStream keeps
-* :mod:`giornata.wire.permissions` - who may publish and subscribe what, also as servers read it
+* :mod:`giornata.wire.subjects` - where each message travels, what JetStream keeps, and who may do what there
 * :mod:`giornata.wire.values` - what messages are made of: maps of cells, modes of blocks, times of stages
 * :mod:`giornata.wire.codec` - how it is written down
 """

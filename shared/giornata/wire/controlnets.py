@@ -55,7 +55,6 @@ class OpenControl(WireModel):
     """
 
     job: Job
-    """Its `controls` act."""
     attempt: int
     index: int
     """The row's index within its job; with job and attempt, its key."""
@@ -63,7 +62,6 @@ class OpenControl(WireModel):
     encoding: Encoding
     """Claim checks of the prompt and of the control images."""
     base: ControlBase
-    """What they add to."""
     grid: tuple[int, int]
     """Height and width of the picture in tokens."""
     times: tuple[float, ...]
@@ -138,18 +136,14 @@ class ControlState(WireModel):
     cores: tuple[int, ...] = ()
     """Numbers of the machine's cores that they may compute on."""
     rows: int = 0
-    """Open now."""
     resident: tuple[str, ...] = ()
     """Digests of the ControlNets whose weights are on the device, the last used first."""
     resident_bytes: int = 0
     hits: int = 0
     """Rows that were opened while all of their ControlNets were resident, since the start."""
     misses: int = 0
-    """Rows that waited for weights."""
     evicted: int = 0
-    """ControlNets whose weights had to go."""
     steps_total: int = 0
-    """Row steps since the start."""
     late_total: int = 0
     """Row steps that nobody waited for any longer when their turn came."""
     work_ms: float | None = None
@@ -249,12 +243,10 @@ class ResidualsRequest(LinkMessage):
     """Its key, as it was opened."""
     step: Number
     level: float = Field(allow_inf_nan=False)
-    """Noise level."""
     whole: bool
     """Whether samples of all tokens are asked for, not of some."""
     latents_dtype: Dtype
     dtype: Dtype
-    """Dtype of the samples."""
     offsets: Annotated[tuple[Number, ...], Field(max_length=MAX_SAMPLES + 1)]
     """Bytes from the slab's start, multiples of :data:`ALIGNMENT_BYTES`."""
     tokens: Column

@@ -74,7 +74,6 @@ class Job(RecordModel):
     parameters: EditParameters
     """Resolved: every default of the model is filled in."""
     image: BlobRef | None = None
-    """None of a generation."""
     mask: BlobRef | None = None
     """Where there are `regions`, all of them together."""
     regions: tuple[BlobRef, ...] = ()
@@ -209,7 +208,6 @@ class Inspection(RecordModel):
     """As `crop`, of each of the job's regions. Then `prepared` has `image_0`, `mask_0` and so on, all of one size,
     `alpha` has all of them, and `compute_tokens` counts all."""
     compute_ms: float = 0.0
-    """Time in the image process."""
 
     def computed_by(self, parameters: EditParameters) -> CellMap | None:
         """The tokens that an edit computes where it may reuse the others; None of an edit that computes all."""
@@ -257,7 +255,6 @@ class Encoding(RecordModel):
     empty_text: BlobRef | None = None
     """The empty prompt's conditioning, for template runs; only where the job may reuse."""
     compute_ms: float = 0.0
-    """Time in the model's thread."""
 
 
 # The record of a job's progress: its rows, which worker has which of them, and what stages made so far.
@@ -286,7 +283,6 @@ class RowState(RecordModel):
     """
 
     step: int
-    """Steps computed."""
     latents: BlobRef
     """safetensors: `latents` (tokens, channels) float32, row-major; of some samplers also `memory` and `generator`."""
     loras_from: int = 0
@@ -307,7 +303,6 @@ class RowRecord(RecordModel):
     resume: RowState | None = None
     """The state from which a drained or migrated row goes on."""
     latents: BlobRef | None = None
-    """Final latents, written by the denoiser."""
     computed_tokens: int | None = None
     """Image tokens that each step after the first computed; fewer than all where the others were reused."""
     template: TemplateUse | None = None

@@ -124,7 +124,6 @@ class RunRequest(WireModel):
     """Time left until the last step of these rows should end, so that the job ends as its client wishes: what decoding
     and pasting are expected to take is off. Negative where it has passed; None for no wish."""
     epoch: Epoch | None = None
-    """The router's."""
 
 
 class RunAnswer(StrEnum):
@@ -204,7 +203,6 @@ class MaskMessage(WireModel):
     parameters: MaskParameters
     image: bytes | BlobRef
     remaining_ms: int = 60_000
-    """Time allowed from this message to its answer."""
     api_key: str | None = None
 
 
@@ -235,7 +233,6 @@ class MaskMessageReply(MaskPicture):
     threshold: float
     """The least score that a region had to have."""
     model: str
-    """:attr:`MaskCard.name`."""
 
 
 class MaskRequest(WireModel):
@@ -245,7 +242,6 @@ class MaskRequest(WireModel):
     """
 
     image: BlobRef
-    """The file as it was sent."""
     prompt: str
     threshold: float | None = None
     """The least score; None for the model's own."""
@@ -253,7 +249,6 @@ class MaskRequest(WireModel):
     folder: str
     """Begins the keys of the masks, and ends in a slash."""
     ttl_s: int
-    """How long they are kept."""
     each: bool = False
     """Whether every region's own mask is kept, too."""
     remaining_ms: int
@@ -267,7 +262,6 @@ class FoundRegion(WireModel):
     box: Box
     """The smallest that holds it, in pixels of the upright picture."""
     area: int
-    """Its pixels."""
     mask: BlobRef | None = None
     """PNG of the upright picture's size, white on black; None unless :attr:`MaskRequest.each` asks for it."""
 
@@ -283,9 +277,7 @@ class MaskReply(WireModel):
     mask: BlobRef
     """All of them together: PNG of the upright picture's size, white on black."""
     threshold: float
-    """The least score of a region."""
     model: str
-    """:attr:`MaskCard.name`."""
     compute_ms: float
     """Time in the model's thread."""
 
@@ -342,7 +334,6 @@ class LoadLoras(WireModel):
     """router → one denoiser: the placement wants these LoRAs in your memory, the most wanted first."""
 
     files: tuple[StoredFile, ...]
-    """Canonical files."""
     epoch: Epoch | None = None
 
 
@@ -366,10 +357,8 @@ class GenerateMessage(WireModel):
 
     parameters: GenerationParameters
     remaining_ms: int = 120_000
-    """Time allowed from this message to its answer."""
     priority: Priority = Priority.INTERACTIVE
     reference: tuple[bytes | BlobRef, ...] = ()
-    """Other pictures that the model looks at."""
     control_image: tuple[bytes | BlobRef, ...] = ()
     """What ControlNets see, as `parameters.controlnets` count them."""
     progress: str | None = None
@@ -499,7 +488,6 @@ class PreviewEvent(WireModel):
     box: Box
     """The part of the output picture that the preview covers, in pixels of the output."""
     size: tuple[int, int] | None = None
-    """Width and height of `image`."""
 
 
 class DenoisedEvent(WireModel):

@@ -39,7 +39,6 @@ class BlockSpec(WireModel):
     grain: int = 1
     """Finest cells a side of one of its cells: 1 for every block of a transformer, whose cells are tokens."""
     heads: int = 0
-    """Heads of its attention; 0 for none."""
     parts: dict[str, int] = Field(default_factory=dict)
     """Channels a cell of each part that a recording keeps; :data:`PARTS` names them."""
     linear: float = 0.0
@@ -184,7 +183,6 @@ class TaylorSeerSchedule(NamedTuple):
     """The steps that TaylorSeer computes: `TaylorSeerCacheConfig` of diffusers."""
 
     interval: int
-    """One in so many."""
     warmup: int
     """All first steps, so many."""
 
@@ -226,9 +224,7 @@ class Task(StrEnum):
     """The inputs that a picture is made from."""
 
     EDIT = "edit"
-    """A picture and a mask."""
     GENERATE = "generate"
-    """Text alone."""
 
 
 class ModelCard(WireModel):
@@ -265,13 +261,10 @@ class ModelCard(WireModel):
     reuses: bool = True
     """Whether `reuse=auto` reuses; otherwise it is `off`."""
     samplers: tuple[str, ...] = FLOW_MATCHING
-    """What requests may ask for."""
     default_sampler: str = Sampler.EULER
-    """The checkpoint's own."""
     keeps_whole_steps: bool = False
     """How `strength` is rounded; see :func:`giornata.wire.models.evaluations`."""
     tasks: tuple[Task, ...] = (Task.EDIT,)
-    """What it is served for."""
     generation_guidance_scale: float | None = None
     """Default of generations; None where it generates nothing."""
     generation_steps: int | None = None

@@ -44,9 +44,7 @@ class CostFit(WireModel):
     residual_ms: float
     """Median of absolute residuals over the same samples."""
     samples: int
-    """Samples used since the start."""
     outliers: int
-    """Samples left out since the start."""
 
 
 class ModelDeviceCosts(WireModel):
@@ -80,7 +78,6 @@ class StoreRoom(WireModel):
     """The fill level of one of JetStream's streams."""
 
     store: str
-    """The stream's name."""
     used_bytes: int
     limit_bytes: int
 
@@ -124,7 +121,6 @@ class RowProgress(WireModel):
     """Steps computed; 0 while it waits."""
     steps: int
     tokens: int
-    """Image tokens."""
     computed_tokens: int | None = None
     """Image tokens that its next step computes, unless that is its first; None: all."""
     text_tokens: int = 0
@@ -168,7 +164,6 @@ class StepSample(WireModel):
 
     rows: int
     degree: int = 1
-    """Devices that computed it together."""
     halves: bool = False
     """Whether one of two devices computed the unconditional sequences."""
     sequences: int
@@ -191,13 +186,10 @@ class StepSample(WireModel):
     gathered: float = 0.0
     """Values that tiles gather from their neighbours."""
     low_rank: float = 0.0
-    """Multiplications of LoRAs' factors."""
     segments: int = 0
     """Sets of LoRAs that differ."""
     control: float = 0.0
-    """Multiplications of ControlNets in this process."""
     blocks: int = 0
-    """Blocks that were computed, of all sequences."""
     skipped_blocks: int = 0
     """Blocks that step caches stood in for: all of rows whose outputs were extrapolated. Nothing else of this sample
     counts them."""
@@ -222,7 +214,6 @@ class LoadSample(WireModel):
     """The load of a recording, or of a part, from one tier to the next. The router fits its regressions to these."""
 
     tier: Tier
-    """The tier that it came from."""
     size_bytes: int
     load_ms: float
 
@@ -243,7 +234,6 @@ class DegreeCosts(WireModel):
     """The cost of steps that several devices compute together."""
 
     degree: int
-    """Devices."""
     halves: bool = False
     """One of two devices computes the unconditional sequences."""
     compute: CostFit
@@ -253,7 +243,6 @@ class WorkerCosts(WireModel):
     """The cost of a worker's steps and loads, as the worker sees it now."""
 
     compute: CostFit
-    """What steps on one device cost."""
     load: CostFit
     """By :data:`giornata.planning.operations.COMPUTE` and :data:`giornata.planning.cost_model.LOAD`."""
     degrees: tuple[DegreeCosts, ...] = ()
@@ -282,7 +271,6 @@ class TemplateCounters(WireModel):
     evicted_disk: int = 0
     recorded: int = 0
     failed: int = 0
-    """Template runs that failed."""
     memory_bytes: int = 0
     disk_bytes: int = 0
     corrected: int = 0
@@ -306,7 +294,6 @@ class AdapterCounters(WireModel):
     evicted_memory: int = 0
     evicted_disk: int = 0
     failed: int = 0
-    """Loads that failed."""
     paused: int = 0
     """Rows that waited for a LoRA while others went on."""
     late: int = 0
@@ -339,9 +326,7 @@ class RankState(WireModel):
     """As configured: ``cuda:0``."""
     phase: RankPhase
     busy: bool = False
-    """Whether it computes a step."""
     starts: int = 1
-    """Processes that have been started for it."""
 
 
 class StepCacheCounters(WireModel):
@@ -361,7 +346,6 @@ class WorkerState(WireModel):
     running: tuple[RowProgress, ...] = ()
     waiting: tuple[RowProgress, ...] = ()
     steps_total: int = 0
-    """Row steps since the start."""
     stepping_ms: float = 0.0
     """Time since the present step began; 0 between steps."""
     templates: TemplateCounters | None = None
@@ -384,14 +368,12 @@ class WorkerState(WireModel):
     adapter_lanes: int = 2
     """How many loads of LoRAs run at a time; each takes those of a job one after the other."""
     cost_model: WorkerCosts | None = None
-    """None if the worker has no cost model."""
     blocks: tuple[BlockSpec, ...] | None = None
     """The blocks of its network, equal ones counted, in the order of the first of each. None: as the worker, or another
     one of its model, told last; telemetry has them every few seconds, as `resident`."""
     controlled: ControlBase | None = None
     """What ControlNets of a service may add to here; None where it asks none."""
     ranks: tuple[RankState, ...] = ()
-    """Its devices, where it has several: a pool."""
     quantized: str = "off"
     """In which numbers it has its network's weights; `off`: in those of the model's dtype."""
     step_cache: StepCacheCounters | None = None
@@ -416,7 +398,6 @@ class ServiceState(WireModel):
     """The instance can serve: its model is loaded, its connections are up, its endpoints registered."""
     draining: bool = False
     active: bool = True
-    """False for a standby router."""
     models: tuple[ModelCard, ...] = ()
     worker: WorkerState | None = None
     queue: QueueState | None = None
@@ -425,17 +406,13 @@ class ServiceState(WireModel):
     controlnets: tuple[ControlCard, ...] = ()
     """ControlNets that the instance has: a denoiser's or a ControlNet service's."""
     control: ControlState | None = None
-    """A ControlNet service's."""
     loras: LoraCounters | None = None
-    """A LoRA store's."""
     host_tier: HostTier | None = None
-    """The host tier of a LoRA store that fills one; None elsewhere."""
     gpus: tuple[HostDevice, ...] = ()
-    """GPUs that this process computes on, claimed or not (:mod:`giornata.device_claims`)."""
+    """GPUs that this process computes on, claimed or not (:mod:`giornata.gpus`)."""
     masks: MaskCard | None = None
     """What makes masks from words in a prepost; None where nothing does."""
     prepost: PrepostState | None = None
-    """A prepost's."""
     answering: tuple[str, ...] | None = None
     """Questions that a prepost works on (:func:`giornata.wire.messages.question`)."""
     log_lines_lost: int = 0
@@ -489,7 +466,6 @@ class FleetSummary(WireModel):
     """router → gateways: what an edit can be done with now; told when it changes, and every second."""
 
     router: str
-    """The instance that tells, which leads."""
     ready: dict[ServiceName, int]
     """Ready instances of each service; a service without one is left out. Routers that stand by count, too."""
     gateways: tuple[str, ...] = ()
@@ -538,7 +514,6 @@ class FleetPage(WireModel):
     """router → gateway."""
 
     pages: int
-    """How many there are."""
     packed: bytes
     """An :class:`InstanceReports` as :mod:`giornata.wire.codec` writes it: many gateways get the same bytes."""
 
@@ -557,18 +532,14 @@ class WorkerView(WireModel):
     step_ms: float | None = None
     """Median time of its recent steps, each of which advances every running row by one; null without any."""
     ranks: tuple[RankState, ...] = ()
-    """Its devices, where it has several: a pool."""
     adapters: AdapterCounters | None = None
-    """What its LoRAs have done since its start."""
     lora_host: str | None = None
-    """The host tier that it takes LoRAs from."""
 
 
 class ControlView(WireModel):
     """The present work of a ControlNet service."""
 
     controlnets: list[str]
-    """Names of those that it computes."""
     open_rows: int
     """Pictures whose ControlNets it computes."""
     free_rows: int
@@ -585,15 +556,12 @@ class InstanceView(WireModel):
     ready: bool
     draining: bool
     active: bool
-    """False for a router that stands by."""
     models: list[str]
     running_rows: int
     waiting_rows: int
     worker: WorkerView | None = None
     control: ControlView | None = None
-    """What a ControlNet service does; None for other services."""
     host_tier: HostTier | None = None
-    """The host tier of a LoRA store that fills one; else None."""
     gpus: tuple[HostDevice, ...] = ()
     """GPUs that it computes on; of a pool those alone that it has claimed, since `ranks` tell the others."""
 
@@ -606,7 +574,6 @@ class FleetView(WireModel):
     router_active: bool = True
     """False where no router tells: then nothing is known of the fleet."""
     workers: int
-    """Ready denoisers."""
     running_rows: int
     waiting_rows: int
     free_rows: int | None = None
@@ -618,6 +585,5 @@ class FleetView(WireModel):
     predicted_wait_s: float | None = None
     """Seconds until the denoising of one more picture would begin where it would begin first, as routers predict it."""
     templates: TemplateCounters | None = None
-    """What templates have done at all live denoisers, since the start of each."""
     stores: tuple[StoreRoom, ...] | None = None
     """How full the streams are that hold jobs, records and events; null while no router is active."""

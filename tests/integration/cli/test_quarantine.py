@@ -14,7 +14,7 @@ from giornata.nats_users import password_file
 from giornata.records import Quarantine
 from giornata.wire.errors import AttemptsExhausted
 from giornata.wire.jobs import JobRecord, JobState
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata_router.job_records import accepted
 from giornata_tools.cli.app import cli
 from tests.integration.nats_server import NatsServer

@@ -21,8 +21,8 @@ from giornata.wire import codec
 from giornata.wire.jobs import Job
 from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.messages import EditMessage
-from giornata.wire.permissions import inbox
 from giornata.wire.requests import EditParameters
+from giornata.wire.subjects import inbox
 from giornata.wire.templates import WebhookRecord, WebhookState
 from giornata_gateway.rules.idempotency import HEADER
 from tests.fakes.key_files import CREATED

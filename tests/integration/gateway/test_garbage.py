@@ -14,8 +14,8 @@ from giornata.bus import bus
 from giornata.bus.connection import barrier
 from giornata.wire import codec, subjects
 from giornata.wire.messages import CancelMessage, EditMessage, GenerateMessage, MaskMessage, MaskParameters
-from giornata.wire.permissions import NatsRole, rights
 from giornata.wire.requests import EditParameters, GenerationParameters
+from giornata.wire.subjects import NatsRole, rights
 from tests.integration.gateway_fakes import Stage
 from tests.patience import HUNG_S
 

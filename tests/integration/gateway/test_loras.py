@@ -20,8 +20,8 @@ from giornata.wire.adapters import AskedLora
 from giornata.wire.errors import InvalidField, LoraNotFound
 from giornata.wire.loras import LoraRecord, NormaliseLora, ProfiledLora
 from giornata.wire.messages import EditReply, ProbeMessage
-from giornata.wire.permissions import NatsRole
 from giornata.wire.requests import EditParameters
+from giornata.wire.subjects import NatsRole
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import CARD
 from tests.integration.gateway_fakes import Opening, Stage, open_stage

@@ -18,7 +18,7 @@ import pytest
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus, streams
 from giornata.bus.connection import RefusedError
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher import stack as launcher
 from giornata_tools.launcher.models import StackModel

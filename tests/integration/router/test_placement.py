@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from giornata.bus import streams
-from giornata.scheduling.adapter_plans import AdapterPlan
+from giornata.scheduling.rock import AdapterPlan
 from giornata.wire import codec, subjects
 from giornata.wire.loras import StoredFile, WantedFiles
 from tests.integration.lora_bench import Store, open_bench

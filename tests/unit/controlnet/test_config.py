@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from giornata.config import load
-from giornata.device_claims import DeviceLedger
+from giornata.gpus import DeviceLedger
 from giornata.runtime import memory_bytes
 from giornata_controlnet.config import ControlNetConfig
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from giornata.nats_users import password_file, write_cluster, write_users
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.server import CLOSE_S

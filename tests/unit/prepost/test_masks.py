@@ -240,25 +240,6 @@ def test_the_models_mask_is_every_pixel_touched(region: Region, tokens: tuple[in
     np.testing.assert_array_equal(pool_cells(whole, 16), pool_cells(expected, 16))
 
 
-@given(touched=REGIONS, halo=st.integers(0, 4))
-def test_a_compute_set_is_every_cell_within_the_halo_of_a_touched_one(touched: Region, halo: int) -> None:
-    found = compute_set(touched, halo, 1)
-    height, width = touched.shape
-    near = {
-        (y + down, x + right)
-        for y, x in np.argwhere(touched).tolist()
-        for down in range(-halo, halo + 1)
-        for right in range(-halo, halo + 1)
-    }
-    bits = [(y, x) in near for y in range(height) for x in range(width)]
-    if all(bits) or not any(bits):
-        assert found is None
-        return
-    assert found is not None
-    assert (found.height, found.width, found.count) == (height, width, sum(bits))
-    assert [bool(found.bits[i // 8] & (0x80 >> i % 8)) for i in range(height * width)] == bits
-
-
 @pytest.mark.parametrize("token_px", [8, 16, 32, 64])
 @given(data=st.data(), halo=st.integers(0, 4))
 def test_a_halo_counts_16_pixels_over_tiles(token_px: int, data: st.DataObject, halo: int) -> None:
@@ -281,14 +262,6 @@ def test_a_halo_counts_16_pixels_over_tiles(token_px: int, data: st.DataObject, 
         return
     bits = np.unpackbits(np.frombuffer(found.bits, np.uint8), count=expected.size)
     np.testing.assert_array_equal(bits.reshape(expected.shape).astype(bool), expected)
-
-
-def test_whole_cells_survive_sampling_one_pixel_per_latent() -> None:
-    """FluxInpaintPipeline's mask is resized to the nearest; what lies beside the sampled pixels must stay."""
-    alpha = np.zeros((16, 16), np.float32)
-    alpha[3:6, 3:6] = 1
-    assert not model_mask(alpha, Size(16, 16))[::8, ::8].any()
-    assert model_mask(alpha, Size(16, 16), grain=8)[::8, ::8].tolist() == [[True, False], [False, False]]
 
 
 @given(

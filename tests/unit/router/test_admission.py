@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.fleet import Fleet
-from giornata.scheduling.job_queue import JobQueue, QueuedJob
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
+from giornata.scheduling.queue import FairQueue, JobQueue, QueuedJob, RowQueue, SchedulingParams
 from giornata.wire import subjects
 from giornata.wire.errors import (
     BatchQueueFull,

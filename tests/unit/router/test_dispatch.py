@@ -311,15 +311,3 @@ async def test_the_scheduler_is_asked_again_when_it_wants_to_be_and_at_no_older_
     for _ in range(2):  # at once, and when it woke
         await asyncio.wait_for(scheduler.asked.acquire(), HUNG_S)
     assert dispatch._wake is None
-
-
-async def test_a_preempted_attempt_is_waited_for_no_longer() -> None:
-    dispatch = scripted(
-        Scripted(SchedulingDecision(), SchedulingDecision(preemptions=(("a", 1), ("unknown", 7))))
-    )
-    dispatch.observe(worker("d1"))
-    async with dispatch.expecting("a", 1) as report, dispatch.expecting("b", 1) as other:
-        dispatch.placement.assign("a", 1, "d1", DEMAND, time.monotonic())
-        dispatch.observe(worker("d1"))
-        assert report.result() is NoReport.PREEMPTED
-        assert not other.done()

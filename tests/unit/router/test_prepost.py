@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S, Fleet
-from giornata.scheduling.job_queue import QueuedJob
-from giornata.scheduling.queue import Key, SchedulingParams
+from giornata.scheduling.queue import Key, QueuedJob, SchedulingParams
 from giornata.wire.errors import DeadlineExceeded
 from giornata.wire.jobs import Priority
 from giornata.wire.models import ModelCard

@@ -19,10 +19,10 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from giornata.planning.cost_model import StepCosts
-from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.queue import TenantJobOrder
+from giornata.scheduling.rock import AdapterPlan
 from giornata_lab.bench import harness
 from giornata_lab.bench.systems.networks import PLAIN
 from giornata_lab.flags import Several, option, parsed

@@ -15,8 +15,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.policies import LOAD_WEIGHT
+from giornata.scheduling.rock import AdapterPlan
 from giornata_lab.cli import workload
 from giornata_lab.cli.workload import read_trace
 from giornata_lab.loadgen import workload as facts

@@ -8,7 +8,7 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -18,11 +18,9 @@ from statistics import fmean
 from typing import Any, Final
 
 import click
-from pydantic import ValidationError
 from rich.table import Table
 
 from giornata.scheduling.degrees.pool import DEGREES
-from giornata.scheduling.degrees.recording import DecisionRecord, from_json
 from giornata.scheduling.degrees.rule import ReplanningOptions
 from giornata_lab.cli import workload
 from giornata_lab.loadgen import workload as facts
@@ -44,51 +42,8 @@ from giornata_lab.simulation.degrees.rules import (
 )
 from giornata_lab.simulation.degrees.workloads import SLO_S, PoolWorkload, SizeMix
 from giornata_tools.cli import extras
-from giornata_tools.cli.options import AT_LEAST_0, COUNT, READABLE, folder_option, typed
+from giornata_tools.cli.options import AT_LEAST_0, COUNT, folder_option, typed
 from giornata_tools.terminal import counting, show, table
-
-SHOWN: Final = 5
-"""Decisions that differ and are told."""
-
-
-def replay(path: Path) -> None:
-    """Tell how many decisions there are, and which are not what the rule decides now.
-
-    Raises:
-        click.ClickException: some differ, there are none, or the file is no recording.
-    """
-    try:
-        with path.open("rb") as lines:
-            recordings = list(recordings_of(lines))
-    except (OSError, ValueError) as error:
-        raise click.ClickException(f"{path}: {error}") from error
-    if not recordings:
-        raise click.ClickException(f"{path} holds no decision.")
-    different = [(number, one) for number, one in enumerate(recordings, 1) if one.replayed() != one.decision]
-    for number, one in different[:SHOWN]:
-        click.echo(
-            f"decision {number}, at {one.now_s:.3f} s of {len(one.rows)} rows: recorded {one.decision}; "
-            f"now {one.replayed()}"
-        )
-    if different:
-        raise click.ClickException(f"{len(different)} of {len(recordings)} decisions differ.")
-    click.echo(f"All {len(recordings)} decisions are equal.")
-
-
-def recordings_of(lines: Iterable[bytes]) -> Iterator[DecisionRecord]:
-    """A decision for each line.
-
-    Raises:
-        ValueError: a line holds something else; tells which.
-    """
-    for number, line in enumerate(lines, 1):
-        try:
-            yield from_json(line)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"line {number} is no decision of a pool: {where} {first['msg']}") from error
-
 
 LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "ageing": {"ages_s": inf},
@@ -424,12 +379,6 @@ def _redirect() -> None:
 @click.option("--ages-s", type=AT_LEAST_0, default=30.0, help="When replanning puts late pictures first.")
 @click.option("--bound/--no-bound", default=True, help="Compare with what no rule could beat.")
 @click.option("--processes", type=COUNT, default=os.cpu_count() or 1, help="Runs at the same time.")
-@click.option(
-    "--replay",
-    type=READABLE,
-    metavar="FILE",
-    help="Decide again what a live pool recorded, and tell whether all decisions are equal; nothing else.",
-)
 @folder_option("-o", "--out", help="Write report.json, runs.csv, rows.csv and charts there.")
 @click.pass_context
 def simulate_pool(ctx: click.Context, /, **given: Any) -> None:
@@ -450,9 +399,6 @@ def simulate_pool(ctx: click.Context, /, **given: Any) -> None:
         extras.require("bench", "lab")
     read = {name: v.value if isinstance(v, workload.ParsedOption) else v for name, v in given.items()}
     _check(read, typed(ctx))
-    if read["replay"] is not None:
-        replay(read["replay"])
-        return
     try:
         run(read)
     except ValueError as error:
@@ -461,8 +407,6 @@ def simulate_pool(ctx: click.Context, /, **given: Any) -> None:
 
 def _check(given: dict[str, Any], named: set[str]) -> None:
     """Refuse options that nothing would read."""
-    if given["replay"] is not None and named - {"replay"}:
-        raise click.UsageError(f"--replay stands alone; received {_named_options(named - {'replay'})} too.")
     for name, rule in OF_RULES.items():
         if name in named and rule not in given["rules"]:
             raise click.UsageError(f"{_named_options({name})} is of {rule}, which --rule does not name.")

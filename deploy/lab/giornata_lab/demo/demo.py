@@ -50,8 +50,7 @@ from giornata_lab.demo.report import (
 )
 from giornata_lab.model.scenes.shapes import overlap
 from giornata_prepost.images.geometry import Box, Size
-from giornata_prepost.images.masks import Alpha, model_mask
-from giornata_prepost.images.paste import paste, resize
+from giornata_prepost.images.masks import Alpha, model_mask, paste, resize
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.stages import visible_part
 from giornata_tools import checkout, provenance

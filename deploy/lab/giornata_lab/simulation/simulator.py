@@ -10,12 +10,11 @@ from typing import Final
 
 from giornata.families import Family
 from giornata.residency.use_based import AdapterTier, AdapterUsage, ResidencySnapshot, TierKind, Wanted
-from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.queue import SchedulingParams
+from giornata.scheduling.rock import AdapterPlan
 from giornata.scheduling.scheduler import Scheduler, likely_worker
-from giornata.scheduling.worker_state import Attempt
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
@@ -278,8 +277,6 @@ class Simulation:
             demand = self._line.serve(key, rows, now, passes)
             self._placement.assign(key[0], carried.attempts, name, demand, now)
             self._workers[name].take(SimAssignment(carried.job, carried.attempts, rows), now)
-        for attempt in decision.preemptions:
-            self._preempt(attempt, now)
         for key, name, demand in decision.loads:
             self._line.tell(key, name)
             self._placement.fetch(name, demand, now)
@@ -287,13 +284,6 @@ class Simulation:
         if decision.wake_at is not None and not now < self._wakes_at <= decision.wake_at:
             self._wakes_at = decision.wake_at
             self._clock.at(decision.wake_at, self._decide)
-
-    def _preempt(self, attempt: Attempt, now: float) -> None:
-        """Take rows from their worker; they join the line again, and begin again."""
-        name = self._placement.worker(attempt)
-        if name is not None:
-            self._placement.release(*attempt)
-            self._clock.at(now, partial(self._join, self._workers[name].drop(attempt, now), None))
 
     def _denoised(self, piece: SimAssignment, now: float) -> None:
         carried = self._carried[piece.job.job_id]

@@ -148,18 +148,6 @@ class SimWorker:
             self._record(template, demand.shapes[0])
         return tier, ready_s
 
-    def drop(self, key: Attempt, now: float) -> SimAssignment:
-        """Give up rows that were assigned; their worker goes on without them after the present step."""
-        self._changed = True
-        self._fetching.pop(key, None)
-        self._queue = deque(piece for piece in self._queue if piece.key != key)
-        self.loras.release(key)
-        self.batch.cancel(*key)
-        if self._segment is not None:
-            self._cut(self._segment, now)
-        self._take_turns(now)
-        return self._unfinished.pop(key)[0]
-
     def state(self, now: float) -> WorkerState | None:
         """Telemetry; None where nothing has changed since the last message."""
         arrivals, self._arrivals = self._arrivals, self.loras.arrivals

@@ -22,7 +22,7 @@ from giornata.fleet import Fleet
 from giornata.logs import configure_logs
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName, ServiceState, TelemetryReader, WorkerState
 from giornata_tools import terminal
 from giornata_tools.cli.options import connection_failure, login_of, user_options

@@ -22,7 +22,7 @@ from giornata.nats_users import password_file
 from giornata.scratch import scratch_folder
 from giornata.wire import subjects
 from giornata.wire.errors import ServiceUnavailable
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import (

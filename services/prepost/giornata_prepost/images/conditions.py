@@ -21,7 +21,7 @@ from giornata.wire.errors import InvalidField, SizeMismatch
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import REFERENCE, named_references
 from giornata_prepost.images.geometry import Box, Size, model_size, of_area, same_aspect
-from giornata_prepost.images.paste import resize
+from giornata_prepost.images.masks import resize
 from giornata_prepost.images.pictures import Pixels, decode, flatten
 
 # References of a request: decoded, and sized as the model's pipeline in diffusers sizes them.
@@ -30,24 +30,9 @@ from giornata_prepost.images.pictures import Pixels, decode, flatten
 MAX_PIXELS: Final = 1024**2
 """Pixels of a reference that enters an autoencoder; larger pictures are scaled down."""
 KONTEXT_SIDES: Final = (
-    672,
-    688,
-    720,
-    752,
-    800,
-    832,
-    880,
-    944,
-    1024,
-    1104,
-    1184,
-    1248,
-    1328,
-    1392,
-    1456,
-    1504,
-    1568,
-)
+    672, 688, 720, 752, 800, 832, 880, 944, 1024, 1104,
+    1184, 1248, 1328, 1392, 1456, 1504, 1568,
+)  # fmt: skip
 """Widths of the sizes on which Flux Kontext was trained, in ascending order; the heights are the same, descending."""
 
 

@@ -29,8 +29,7 @@ from giornata_prepost.images.geometry import (
     model_size,
     output_size,
 )
-from giornata_prepost.images.masks import Alpha
-from giornata_prepost.images.paste import paste, resize
+from giornata_prepost.images.masks import Alpha, paste, resize
 from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, encode_as_asked, flatten
 
 

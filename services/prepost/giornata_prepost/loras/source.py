@@ -151,14 +151,8 @@ def _traced(values: Iterable[Any]) -> Iterable[ProvenanceTensor]:
 BASE_NAMES: Final = ("modelspec.architecture", "ss_base_model_version", "base_model")
 """Where trainers write for which model they trained."""
 _FAILURES: Final = (
-    ValueError,
-    KeyError,
-    IndexError,
-    AssertionError,
-    NotImplementedError,
-    RuntimeError,
-    AttributeError,
-)
+    ValueError, KeyError, IndexError, AssertionError, NotImplementedError, RuntimeError, AttributeError,
+)  # fmt: skip
 """What diffusers' converters raise where a file is not as they expect."""
 _WHOLE: Final = re.compile(r"(?P<block>.+attention[._])(?P<projection>qkv|out)")
 """A projection under the name of the original Z-Image, whose parts diffusers names one by one."""

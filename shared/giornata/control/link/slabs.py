@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from giornata import anonymous_memory
+from giornata import frames
 from giornata.frames import MalformedFrame
 from giornata.wire.controlnets import ALIGNMENT_BYTES, DataPath, DeviceMemory, Dtype, OpenLink
 
@@ -143,7 +143,7 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 
 def _shared_memory(size_bytes: int, _device: torch.device) -> SharedSlab:
-    descriptor = anonymous_memory.allocated("giornata-control", size_bytes)
+    descriptor = frames.allocate_memory("giornata-control", size_bytes)
     try:
         return SharedSlab(_map(descriptor, size_bytes).zero_(), descriptor)
     except BaseException:
@@ -154,7 +154,7 @@ def _shared_memory(size_bytes: int, _device: torch.device) -> SharedSlab:
 def _mapped(descriptor: int, size_bytes: int) -> Tensor:
     """MalformedFrame where the file could shrink, which would end a process that writes to it, or is too short."""
     try:
-        sealed, found = anonymous_memory.sealed(descriptor), os.fstat(descriptor).st_size
+        sealed, found = frames.is_sealed(descriptor), os.fstat(descriptor).st_size
         if not sealed or found != size_bytes:
             raise MalformedFrame(
                 f"a slab of {size_bytes} bytes in {'a' if sealed else 'an unsealed'} file of {found}"
@@ -165,7 +165,7 @@ def _mapped(descriptor: int, size_bytes: int) -> Tensor:
 
 
 def _map(descriptor: int, size_bytes: int) -> Tensor:
-    return torch.frombuffer(anonymous_memory.mapped(descriptor, size_bytes), dtype=torch.uint8)
+    return torch.frombuffer(frames.map_memory(descriptor, size_bytes), dtype=torch.uint8)
 
 
 def _own_memory(size_bytes: int, device: torch.device) -> SharedSlab:

@@ -37,7 +37,7 @@ from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_always, shifted_by_size
 from giornata_denoiser.families.unet.checkpoints import network_of
-from giornata_denoiser.profiling.adapters import RandomLoras
+from giornata_denoiser.profiling.measuring import RandomLoras
 from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl, RowLora
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.tuning import memory_on

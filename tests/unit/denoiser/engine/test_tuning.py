@@ -13,7 +13,7 @@ import pytest
 import structlog
 import torch
 
-from giornata.device_claims import DeviceLedger
+from giornata.gpus import DeviceLedger
 from giornata.memory_plan import CONTEXT_BYTES, USABLE, ModelMemory, plan_prepost
 from giornata.packed.compute_set import make_region
 from giornata.planning.cost_model import CostModel

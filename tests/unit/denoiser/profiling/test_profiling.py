@@ -19,8 +19,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from giornata.packed.low_rank import LowRankFactors, SequenceLoras
-from giornata.planning.cost_model import LOAD, LinearFit, Profile, StepCosts
-from giornata.planning.operations import COMPUTE, NetworkOperations, taking_modes
+from giornata.planning.cost_model import LOAD, Profile, StepCosts
+from giornata.planning.operations import COMPUTE, NetworkOperations
 from giornata.wire.adapters import ControlWork
 from giornata.wire.errors import Failed
 from giornata.wire.values import BlockMode
@@ -30,17 +30,19 @@ from giornata_denoiser.choices import EXACT
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.profiling import fitting
-from giornata_denoiser.profiling.adapters import RandomLoras, random_control, shared_values
-from giornata_denoiser.profiling.fitting import proportional_fit
-from giornata_denoiser.profiling.measuring import StepMeter, measure_medians
+from giornata_denoiser.profiling.__main__ import report
+from giornata_denoiser.profiling.fitting import device_name, proportional_fit, read_profile, write_profile
+from giornata_denoiser.profiling.measuring import (
+    RandomLoras,
+    StepMeter,
+    measure_medians,
+    random_control,
+    shared_values,
+)
 from giornata_denoiser.profiling.mixtures import ProfileScope, RowSize, StepShape, TokensBeside, list_mixtures
-from giornata_denoiser.profiling.profiles import device_name, read_profile, write_profile
-from giornata_denoiser.profiling.report import report
-from giornata_denoiser.profiling.scatter import scatter
 from giornata_denoiser.rows.template import StoredTensor
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.systems.networks import PLAIN_4, plain
-from giornata_lab.simulation.machines import DERIVED, shipped
 from tests.fakes import tiny_driven
 from tests.fakes.profiles import PROFILE
 from tests.unit.denoiser.engine.test_rehearsal import CARD
@@ -143,13 +145,6 @@ def test_a_load_that_fails_is_no_measurement() -> None:
     meter = meter_with(Far(broken=True))
     with pytest.raises(RuntimeError, match="out of memory"):
         meter.load_ms(RowSize(4, 6, 5, (BlockMode.KV,) * BLOCKS, 0.3))
-
-
-def test_steps_are_measured_with_slabs_of_the_models_device() -> None:
-    device = Far()
-    meter = meter_with(device)
-    meter.step_ms(StepShape((RowSize(4, 6, 5, (BlockMode.KV,) * BLOCKS, 0.3),)))
-    assert len(device.brought) == 2 * BLOCKS
 
 
 def measured(machine: KnownMachine, *, quick: bool) -> fitting.ProfileMeasurements:
@@ -260,7 +255,7 @@ def test_a_few_steps_and_the_number_of_operations_tell_the_costs() -> None:
     assert kinds[0] > 0 == calls == sequences == gathered == segments
 
 
-def test_the_report_names_weights_units_and_the_worst(tmp_path: Path) -> None:
+def test_the_report_names_weights_units_and_the_worst() -> None:
     found = measured(KnownMachine(), quick=True)
     profile = fitting.profile(
         Checkpoint(CARD, tiny_flux.family(fill=True), PREVIEW_MAP),
@@ -276,10 +271,6 @@ def test_the_report_names_weights_units_and_the_worst(tmp_path: Path) -> None:
         "2.0 KiB",
     ):
         assert part in text
-    scatter(tmp_path / "fit.svg", "Steps", fitting.predictions(profile.compute, found.step_samples))
-    picture = (tmp_path / "fit.svg").read_text()
-    assert picture[picture.index('id="samples"') :].count("<use ") == len(found.steps)
-    assert ">measured, ms</text>" in picture
 
 
 # Steps measured under adapters: LoRAs and ControlNets of random weights compute what the profile counts of
@@ -287,13 +278,11 @@ def test_the_report_names_weights_units_and_the_worst(tmp_path: Path) -> None:
 
 
 FAMILIES: dict[str, Callable[[], ModelFamily]] = {
-    "flux": tiny_flux.family,
     "flux-fill": lambda: tiny_flux.family(fill=True),
     "sd3": lambda: tiny_driven.family("sd3"),
-    "unet": test_unet_engine.family,
     "unet-fill": lambda: test_unet_engine.family(fill=True),
 }
-"""Families that have ControlNets."""
+"""Families that have ControlNets, each with what its network sees beside the ControlNet."""
 
 
 def counting(of: ModelFamily, counter: FlopCounterMode) -> StepMeter:
@@ -345,24 +334,6 @@ def test_steps_are_measured_with_a_controlnet_that_computes_what_is_counted(name
     counted = acting.work(meter.operations).control
     assert counted > 0
     assert added == pytest.approx(counted, rel=0.2), "attention's operations are not all counted by torch"
-
-
-def fitted(of: ModelFamily) -> LinearFit:
-    """What a profile of a few small steps says, in multiplications."""
-    counter = FlopCounterMode(display=False)
-    meter = counting(of, counter)
-    card = CARD.model_copy(update={"native_size": 64})
-    modes, joint = taking_modes(of.specs), meter.text_tokens > 0
-    controls = meter.control_work is not None
-    extent = ProfileScope(card, of.depth, 1, 4096, quick=True, modes=modes, joint=joint, controls=controls)
-    with counter:
-        return fitting.fit_samples(COMPUTE, fitting.measure(meter, extent).step_samples)
-
-
-def test_a_profile_has_a_measured_weight_of_controlnets() -> None:
-    fit = fitted(tiny_flux.family())
-    assert not fit.derived
-    assert fit.weights[COMPUTE.index("control")] == pytest.approx(1e3, rel=0.3), "a second each"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -447,16 +418,6 @@ def test_a_derived_profile_is_refused_though_all_else_fits(
     with pytest.raises(
         Failed, match=r"not measured, but derived from a formula.*measure it again with `giornata"
     ):
-        read_profile(path, checkpoint)
-
-
-@pytest.mark.parametrize("name", DERIVED)
-def test_the_derived_profiles_that_ship_are_refused(
-    tmp_path: Path, checkpoint: Checkpoint, name: str
-) -> None:
-    path = tmp_path / f"{name}.json"
-    write_profile(path, shipped(name))
-    with pytest.raises(Failed, match="not measured"):
         read_profile(path, checkpoint)
 
 

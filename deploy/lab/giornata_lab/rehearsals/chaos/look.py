@@ -23,8 +23,7 @@ from giornata.retries import COMING_UP_S, ask_jetstream
 from giornata.wire import codec, subjects
 from giornata.wire.jobs import JobRecord
 from giornata.wire.messages import DoneEvent, EventKind
-from giornata.wire.permissions import NatsRole
-from giornata.wire.subjects import events_of_kind
+from giornata.wire.subjects import NatsRole, events_of_kind
 from giornata_lab.rehearsals.chaos.edits import OutcomeRecord
 
 QUIET_S: Final = 60.0

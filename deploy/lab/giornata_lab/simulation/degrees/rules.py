@@ -9,13 +9,17 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from giornata.scheduling.degrees.fixed import FixedDegrees
 from giornata.scheduling.degrees.pool import DEGREES, Devices, PoolRule, device_subsets
 from giornata.scheduling.degrees.rule import ReplanningOptions, ReplanningRule
 from giornata_lab.loadgen.charts import Chart, Points, PointStyle, distribution, thinned
 from giornata_lab.loadgen.outcomes import percentile
 from giornata_lab.simulation.degrees import step_times
-from giornata_lab.simulation.degrees.baselines import EventDrivenRule, RoundBasedRule, RoundSwitches
+from giornata_lab.simulation.degrees.baselines import (
+    EventDrivenRule,
+    FixedDegrees,
+    RoundBasedRule,
+    RoundSwitches,
+)
 from giornata_lab.simulation.degrees.bound import FluidTask, most_in_time
 from giornata_lab.simulation.degrees.workloads import (
     LARGEST,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.degrees.fixed import FixedDegrees
 from giornata.scheduling.degrees.pool import PoolDecision
+from giornata_lab.simulation.degrees.baselines import FixedDegrees
 from tests.unit.scheduling.degrees.pools import (
     LARGE,
     SMALL,
