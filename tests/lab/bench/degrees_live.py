@@ -28,7 +28,7 @@ from giornata.families import Family
 from giornata.scheduling.degrees.fixed import FixedDegrees
 from giornata.scheduling.degrees.pool import Devices, PoolDecision, PoolRow, PoolRule
 from giornata.scheduling.degrees.rule import ReplanningRule
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.reporting.report import write
 from giornata_lab.flags import option, parsed

@@ -22,8 +22,8 @@ from giornata.packed.block_inputs import BlockInputs, CachedTokens
 from giornata.packed.compute_set import make_region
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.recorders import OwnKeysValues
 from giornata_denoiser.engine.batch_tensors import assemble
+from giornata_denoiser.engine.recorders import OwnKeysValues
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import Row

@@ -19,10 +19,10 @@ import click
 import torch
 
 from giornata.packed.block_inputs import BlockInputs, CachedTokens
-from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import device_for
+from giornata_denoiser.engine.slabs import Slabs
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import engines, families
 from giornata_lab.bench.compute.diffusers_steps import DiffusersStep

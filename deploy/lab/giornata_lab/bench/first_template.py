@@ -20,10 +20,10 @@ import torch
 from giornata.packed.block_inputs import BlockInputs
 from giornata.packed.compute_set import Region, unite_regions
 from giornata.planning.step_costs import refresh_interval
-from giornata_denoiser.blocks.recorders import EntryRecorder
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.batch_tensors import assemble, place_inputs
 from giornata_denoiser.engine.denoise_step import denoise_step
+from giornata_denoiser.engine.recorders import EntryRecorder
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate

@@ -34,11 +34,11 @@ from giornata.planning.block_plans import (
     uniform_modes,
 )
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.recorders import EntryRecorder
-from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.denoise_step import denoise_step
+from giornata_denoiser.engine.recorders import EntryRecorder
+from giornata_denoiser.engine.slabs import Slabs
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import Entry
 from giornata_lab.bench.compute import block_costs, loading_engine

@@ -34,12 +34,11 @@ from giornata.packed.low_rank import TEXT_ENCODER
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire import subjects
 from giornata.wire.workers import ServiceState
-from giornata_denoiser.adapters.files import sha256
-from giornata_denoiser.adapters.tiers import hold_loras, tiers_of
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.adapters import LowRanks
+from giornata_denoiser.engine.batch_tensors import LowRanks
 from giornata_denoiser.engine.engine import Engine, EngineLoop
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import StepReport
+from giornata_denoiser.loras import hold_loras, sha256, tiers_of
 from giornata_denoiser.rows.row import Adapters, Row, RowLora
 from giornata_lab.bench.compute.models import described
 from giornata_lab.bench.compute.rows import Rows

@@ -31,13 +31,13 @@ from safetensors.torch import save
 from giornata.bus import bus, streams
 from giornata.bus.bus import Bus
 from giornata.config import new_instance
-from giornata.packed.low_rank import SequenceLoras, low_rank
+from giornata.packed.low_rank import low_rank
 from giornata.packed.packing import UNTRACED
 from giornata.records import LoraRecords
 from giornata.wire import subjects
 from giornata.wire.loras import CanonicalLora, LoraRecord, LoraState, LoraStyle, StoredFile, lora_id
 from giornata.wire.workers import ServiceState
-from giornata_denoiser.adapters.tiers import SUFFIX, LoraTierCapacities, LoraTiers
+from giornata_denoiser.loras import SUFFIX, LoraTierCapacities, LoraTiers
 from giornata_denoiser.rows.row import RowLora
 from giornata_lab.bench.compute.batches import Batches, StepKind
 from giornata_lab.bench.compute.rows import Rows
@@ -273,12 +273,12 @@ def _steps(rows: Rows, options: SimpleNamespace) -> list[dict[str, Any]]:
         return [_step_line(beside, *steps[beside][::2], times) for beside in steps]
 
 
-def _none(lora: RowLora, path: Path, *, ahead: bool) -> None:
+def _none(lora: RowLora, path: Path, ahead: bool) -> None:
     raise RuntimeError(f"the file {lora.digest} is not in the folder")
 
 
 def _step_line(
-    beside: int, tiers: LoraTiers[SequenceLoras], start_ms: float, times: dict[int, list[float]]
+    beside: int, tiers: LoraTiers, start_ms: float, times: dict[int, list[float]]
 ) -> dict[str, Any]:
     ratios = [own / base for own, base in zip(times[beside], times[0], strict=True)]
     began = time.perf_counter()

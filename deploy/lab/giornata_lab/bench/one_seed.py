@@ -16,8 +16,8 @@ from typing import Final
 import torch
 
 from giornata.planning.step_costs import refresh_interval, refresh_offset
-from giornata_denoiser.blocks.recorders import renew_steps
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.engine.recorders import renew_steps
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.templates.identity import levels_of

@@ -23,8 +23,8 @@ from giornata.packed.block_inputs import BlockInputs, CachedTokens
 from giornata.packed.compute_set import Region, make_region
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.recorders import OwnKeysValues
 from giornata_denoiser.engine.batch_tensors import assemble
+from giornata_denoiser.engine.recorders import OwnKeysValues
 from giornata_denoiser.families.driven.flux2 import Flux2KleinKV
 from giornata_denoiser.families.driven.qwen_image import QwenImage21
 from giornata_denoiser.families.protocol import ModelFamily

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute.bench_model import BenchModel, Request, box_of, held_out
 from giornata_lab.bench.reporting.report import write

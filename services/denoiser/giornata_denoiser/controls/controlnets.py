@@ -19,7 +19,6 @@ from giornata.scheduling.batch import RowKey
 from giornata.wire.controlnets import ControlBase, DataPath
 from giornata.wire.errors import ControlNetNotFound
 from giornata.wire.messages import RunRequest
-from giornata_denoiser.blocks.slabs import WaitTimer
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.executor_choice import (
@@ -42,13 +41,14 @@ from giornata_denoiser.controls.sessions import (
     ControlNetSessionManager,
     DataPathPool,
 )
-from giornata_denoiser.engine.adapters import (
+from giornata_denoiser.engine.batch_tensors import (
     ControlExecutor,
     ControlLost,
     ControlNotLoaded,
     NoControls,
     OfSequences,
 )
+from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.engine.step_budget import predicted_ms
 from giornata_denoiser.rows.row import Row
 
@@ -56,7 +56,7 @@ from giornata_denoiser.rows.row import Row
 
 
 class ControlDispatcher:
-    """Satisfies :class:`giornata_denoiser.engine.adapters.ControlExecutor`.
+    """Satisfies :class:`giornata_denoiser.engine.batch_tensors.ControlExecutor`.
 
     A row that is open at an instance is asked there.
 
@@ -67,7 +67,7 @@ class ControlDispatcher:
         self._local, self._remote = local, remote
 
     def able(self, row: Row) -> Row | None:
-        """See :meth:`giornata_denoiser.engine.adapters.ControlExecutor.able`: rows wait until they are open.
+        """See :meth:`giornata_denoiser.engine.batch_tensors.ControlExecutor.able`: rows wait until they are open.
 
         One that is computed here meanwhile, or because no instance is left, costs this process what it computes.
         """
@@ -82,7 +82,7 @@ class ControlDispatcher:
     def residuals(
         self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
     ) -> tuple[OfSequences, ...]:
-        """See :meth:`giornata_denoiser.engine.adapters.ControlExecutor.residuals`.
+        """See :meth:`giornata_denoiser.engine.batch_tensors.ControlExecutor.residuals`.
 
         Instances are asked first, and compute while this process does.
         """
@@ -103,7 +103,7 @@ class ControlDispatcher:
         return tuple(found.get(row.key, ()) for row in rows)
 
     def retain(self, keys: Collection[RowKey]) -> None:
-        """See :meth:`giornata_denoiser.engine.adapters.ControlExecutor.retain`."""
+        """See :meth:`giornata_denoiser.engine.batch_tensors.ControlExecutor.retain`."""
         if self._local is not None:
             self._local.retain(keys)
         if self._remote is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from giornata.control.expansion import Behind
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.engine.adapters import OfSequences
+from giornata_denoiser.engine.batch_tensors import OfSequences
 from giornata_denoiser.rows.row import Row
 
 # What ControlNets have added in a step, for those after it. Pure.

@@ -14,7 +14,7 @@ from torch import Tensor
 from giornata.scheduling.degrees.pool import Devices
 from giornata.wire.errors import GiornataError, InternalError, from_body
 from giornata.wire.workers import RankPhase, StepCacheCounters
-from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
+from giornata_denoiser.engine.model_runner import FailedRow, RowPreview, StepReport
 from giornata_denoiser.pool.messages import (
     AbortGroup,
     Answer,

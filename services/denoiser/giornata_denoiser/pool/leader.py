@@ -21,8 +21,9 @@ from giornata.scheduling.degrees.pool import Devices, PoolRow, PoolRule, SharedS
 from giornata.scheduling.pool_rows import StepSize
 from giornata.wire.errors import Failed
 from giornata.wire.workers import RankState, StepSample
-from giornata_denoiser.engine.adapters import LowRanks, NoLoras, ready_row
-from giornata_denoiser.engine.protocol import EngineState, StepReport
+from giornata_denoiser.engine.batch_tensors import LowRanks, NoLoras, ready_row
+from giornata_denoiser.engine.engine import EngineState
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.pool.completion import GroupEpochs, StepCompletionHandler
 from giornata_denoiser.pool.messages import ReleaseRows, StepOrder, WarmGroup
 from giornata_denoiser.pool.ranks import RankSupervisor
@@ -244,7 +245,7 @@ log = structlog.get_logger(__name__)
 
 
 class DevicePool:
-    """Several devices as one engine; satisfies :class:`giornata_denoiser.engine.protocol.RowEngine` from entering on.
+    """Several devices as one engine; satisfies :class:`giornata_denoiser.engine.engine.RowEngine` from entering on.
 
     Args:
         ranks: have loaded the model; they end with the context.
@@ -308,7 +309,7 @@ class DevicePool:
         os.close(self._waker)
 
     def submit(self, rows: Sequence[Row]) -> bool:
-        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.submit`."""
+        """See :meth:`giornata_denoiser.engine.engine.RowEngine.submit`."""
         with self._lock:
             if not self._accepting:
                 return False
@@ -325,11 +326,11 @@ class DevicePool:
         return self._deciding.paused
 
     def resume(self, job_id: str, attempt: int) -> None:  # noqa: ARG002 - protocol
-        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.resume`: all rows that wait are looked at."""
+        """See :meth:`giornata_denoiser.engine.engine.RowEngine.resume`: all rows that wait are looked at."""
         self._wake()
 
     def cancel(self, job_id: str, attempt: int | None = None) -> tuple[Row, ...]:
-        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.cancel`."""
+        """See :meth:`giornata_denoiser.engine.engine.RowEngine.cancel`."""
         with self._lock:
             return self._taken(
                 [
@@ -340,7 +341,7 @@ class DevicePool:
             )
 
     def take_all(self) -> tuple[Row, ...]:
-        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.take_all`."""
+        """See :meth:`giornata_denoiser.engine.engine.RowEngine.take_all`."""
         with self._lock:
             self._accepting = False
             begun = [held.row.key for held in self._book.rows.values() if held.devices]

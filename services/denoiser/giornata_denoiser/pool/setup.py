@@ -20,10 +20,10 @@ from giornata.scheduling.degrees.recording import DecisionRecord, RecordedRule, 
 from giornata.scheduling.degrees.rule import ReplanningRule
 from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint, open_outline
+from giornata_denoiser.choices import check_present
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.devices import check_present
-from giornata_denoiser.engine.adapters import LowRanks
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.batch_tensors import LowRanks
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.parallel.families import is_possible
 from giornata_denoiser.pool.leader import DevicePool
 from giornata_denoiser.pool.messages import RankSetup

@@ -20,15 +20,15 @@ from giornata.planning.operations import COMPUTE, taking_modes
 from giornata.planning.step_costs import LOAD
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.choices import check_present
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.devices import check_present
-from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.profiling import fitting
 from giornata_denoiser.profiling.measuring import StepMeter
 from giornata_denoiser.profiling.mixtures import ProfileScope
 from giornata_denoiser.profiling.profiles import write_profile
 from giornata_denoiser.profiling.ranks import ProfilerRanks
 from giornata_denoiser.profiling.report import report, way_name
+from giornata_denoiser.startup import rehearse
 
 
 class ProfilerConfig(DenoiserConfig):

@@ -17,9 +17,9 @@ from giornata.packed.low_rank import DOWN, UP, SequenceLoras, low_rank
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase
 from giornata_denoiser.controls.local import ControlNetTarget, LocalControls, control_target
-from giornata_denoiser.engine.rehearsal import RANK
 from giornata_denoiser.families.protocol import Network
 from giornata_denoiser.rows.row import Adapters, Row, RowControl
+from giornata_denoiser.startup import RANK
 
 # ControlNets to measure steps with: of the sizes that fit a network, with weights whose values do not
 # matter.

@@ -16,7 +16,7 @@ from giornata.control.networks import ControlNet, load
 from giornata.packed.low_rank import SequenceLoras, low_rank
 from giornata.wire.adapters import ControlInput, control_name
 from giornata_denoiser.controls.local import ControlNetTarget, control_target
-from giornata_denoiser.engine.adapters import ControlExecutor
+from giornata_denoiser.engine.batch_tensors import ControlExecutor
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import NONE, Adapters, RecordingSpec, Row, RowControl, RowLora
 from giornata_denoiser.rows.template import CachedTemplate
@@ -36,7 +36,7 @@ Way = Callable[[Mapping[str, ControlNet], ControlNetTarget], ControlExecutor]
 
 
 class ShippedLoras:
-    """The LoRAs that ship, as prepost hands them on; satisfies :class:`giornata_denoiser.engine.adapters.LowRanks`."""
+    """The LoRAs that ship, as prepost hands them on, for an engine."""
 
     def __init__(self) -> None:
         self._sets: dict[tuple[RowLora, ...], SequenceLoras] = {

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from giornata.packed.block_inputs import BlockInputs, CachedTokens
 from giornata.packed.packing import TraceLane
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.denoise_step import denoise_step
+from giornata_denoiser.engine.slabs import Slabs
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.trace import Trace

@@ -84,7 +84,7 @@ def _bookkeeping_ms(engine: Engine) -> float:
     rows = engine.plan()
     took_s += time.perf_counter() - began
     with patch.object(sources, "step", timed):
-        report = engine.compute(rows)
+        report = engine.computing.compute(rows)
     if report.failed:
         raise report.failed[0].error
     engine.settle(report)

@@ -10,10 +10,10 @@ from functools import cached_property
 from giornata.packed.block_inputs import BlockInputs, CachedTokens
 from giornata.planning.block_plans import takes
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.slabs import Device, Slabs
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.engine.loading import Loader, SlabRun, device_for
+from giornata_denoiser.engine.slabs import Device, Slabs
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Entry
 from giornata_lab.bench.compute.rows import Rows

@@ -19,7 +19,7 @@ from giornata_denoiser.choices import ControlNetExecutor
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.controlnets import open_rows
 from giornata_denoiser.controls.executor_choice import ResidualTiming, exposed_ms
-from giornata_denoiser.engine.adapters import ControlExecutor
+from giornata_denoiser.engine.batch_tensors import ControlExecutor
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import Row
