@@ -103,7 +103,7 @@ docs: setup ## build the pages into out/site, whose index.html is their first
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --conf-dir docs . out/site
 
 bench: setup ## measure speed beside its baselines and what serving adds; write out/bench/*.json
-	$(BIN)/python -m tests.lab.bench $(ARGS)
+	$(BIN)/python -m giornata_lab.bench $(ARGS)
 
 # Without `setup`: a machine with a GPU may have torch and no network. What is missing there is told.
 gpu: ## test and measure on a GPU, 25 minutes at most, again where it stopped; write out/gpu/*.json and results.md

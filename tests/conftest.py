@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
+import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -70,6 +72,10 @@ LONG_TIMEOUT_S = 1_200
 
 def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(end_with_run())
+    if len(config.getoption("tx", None) or ()) > 1 and not config.option.collectonly:
+        os.environ[forked_programs.ADDRESS] = forked_programs.server().address
+        command = shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("forked_worker.py"))])
+        config.option.tx = [f"popen//python={command}" for _ in config.option.tx]
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -1,8 +1,8 @@
 """Programs of tests that are forked from a process that has imported what they import: their starts cost little.
 
 This file is also that process's own program: `python -m tests.forked_programs`. It computes nothing and has one thread;
-each program gets a session, an environment and descriptors of its own. A worker of pytest has one, which ends with it;
-:mod:`tests.forked_processes` forks from it, too.
+each program gets a session, an environment and descriptors of its own. A run of pytest has one, which ends with it. Its
+workers are forks of it (`tests/forked_worker.py`), and :mod:`tests.forked_processes` forks from it, too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import runpy
+import secrets
 import select
 import signal
 import socket
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import types
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from multiprocessing import forkserver, resource_tracker
@@ -36,7 +38,7 @@ PRELOADED: Final = (
     "numpy", "scipy.ndimage", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.WebPImagePlugin", "throttled.store",
     "giornata_gateway.service", "giornata_router.service", "giornata_lora_store.service",
     "giornata_prepost.config", "giornata_prepost.service", "giornata_prepost.segmenters",
-    "giornata_prepost.families.flux", "giornata_prepost.loras.normalisation",
+    "giornata_prepost.families.flow_transformers", "giornata_prepost.loras.normalisation",
     "giornata_denoiser.service", "giornata_denoiser.startup", "giornata_denoiser.families.flux",
     "giornata_denoiser.families.unet.checkpoints", "giornata_denoiser.profiling.ranks",
     "giornata_controlnet.service", "giornata_controlnet.config",
@@ -44,8 +46,9 @@ PRELOADED: Final = (
     "diffusers.models.auto_model", "diffusers.models.autoencoders.autoencoder_kl", "hypothesis", "pytest",
     "tests.fakes.control_instance", "tests.fakes.forked_rank", "tests.fakes.tiny_driven",
     "giornata_lab.bench.compute.tiny_unet", "tests.integration.denoiser.parallel.steps",
+    "jsonschema", "matplotlib.pyplot", "openai", "sklearn",
 )  # fmt: skip
-"""Modules of the services, of the program `giornata`, of processes of tests, and some that these import later."""
+"""Modules of the services, of the program `giornata`, of processes of tests, and what these or workers import later."""
 
 
 def preloaded() -> Sequence[str]:
@@ -63,13 +66,15 @@ REQUEST_BYTES: Final = 1 << 17
 DESCRIPTORS: Final = 64
 PROCESS: Final = b"process"
 """The request for a process of :mod:`multiprocessing`, which gets its work by a pipe."""
+ADDRESS: Final = "GIO_TEST_FORKS"
+"""The variable that names the server of the run to its workers."""
 
 
 class Program(NamedTuple):
-    """What a fork runs, as ``python -m MODULE ARGUMENTS`` does."""
+    """What a fork runs, as ``python -m MODULE ARGUMENTS`` or ``python -c CODE`` does."""
 
     argv: tuple[str, ...]
-    """The module and its arguments."""
+    """The module and its arguments, or -c and the code."""
     env: Mapping[str, str]
     folder: str
 
@@ -87,7 +92,11 @@ class Program(NamedTuple):
             sys.modules[
                 "numpy"
             ].random.seed()  # alone of all generators it draws its seed when it is imported
-        runpy.run_module(self.argv[0], run_name="__main__", alter_sys=True)
+        if self.argv[0] == "-c":
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(self.argv[1], vars(main))  # noqa: S102 - as Python does
+        else:
+            runpy.run_module(self.argv[0], run_name="__main__", alter_sys=True)
 
 
 class ForkedProcess:
@@ -120,22 +129,32 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The process, as its worker uses it."""
+    """A connection to the process, which its first user starts. What a user has forked ends with its connection."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
-        self._requests, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, modules: Sequence[str] = (), *, address: str = "") -> None:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        env = {**os.environ, **THREADS, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-        with there:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(there.fileno()), *modules],
+        self.env: Final[Mapping[str, str]] = {
+            **os.environ,
+            **THREADS,
+            "PYTHONPATH": path,
+            "PYTHONUNBUFFERED": "1",
+        }
+        self.address: Final = address or f"giornata-{secrets.token_hex(8)}"
+        self._process = None if address else self._started(modules)
+        self._requests = connect(self.address)
+
+    def _started(self, modules: Sequence[str]) -> subprocess.Popen[bytes]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(f"\0{self.address}")
+            listener.listen()
+            return subprocess.Popen(
+                [sys.executable, "-m", __name__, str(listener.fileno()), *modules],
                 cwd=ROOT,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[there.fileno()],
+                env=self.env,
+                stdin=subprocess.PIPE,
+                pass_fds=[listener.fileno()],
                 start_new_session=True,
             )
-        self.env: Final[Mapping[str, str]] = env
 
     async def start(self, program: Program, stdin: int, stdout: int, stderr: int) -> ForkedProcess:
         """Fork a process that leads a session and runs `program`."""
@@ -151,19 +170,28 @@ class ForkServer:
         socket.send_fds(self._requests, [message], descriptors)
 
     def close(self) -> None:
-        """End it, and what is left of its forks."""
+        """End what is left of its forks, and the process where this has started it."""
         self._requests.close()
-        self._process.wait()
+        if self._process:
+            self._process.communicate()
+
+
+def connect(address: str) -> socket.socket:
+    """A connection to the server of this address, by which it is asked for forks."""
+    requests = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    requests.connect(f"\0{address}")
+    return requests
 
 
 @functools.cache
 def server() -> ForkServer:
-    """The worker's own, started on first use; see :func:`end`."""
-    return ForkServer(preloaded())
+    """The server of this run, started on first use where no controller has started it; see :func:`end`."""
+    address = os.environ.get(ADDRESS, "")
+    return ForkServer(address=address) if address else ForkServer(preloaded())
 
 
 def end() -> None:
-    """End the worker's own, if there is one."""
+    """End this process's use of the server, if it has used it."""
     if server.cache_info().currsize:
         server().close()
         server.cache_clear()
@@ -258,66 +286,104 @@ def _alike(env: Mapping[str, str]) -> bool:
 # What follows runs in the server's own process.
 
 
+class Fork(NamedTuple):
+    """A fork that lives."""
+
+    pid: int
+    told: int
+    """The descriptor where its end is told."""
+    client: int
+    """The descriptor of the connection that asked for it."""
+
+    def end(self) -> None:
+        """Kill it and what it has started."""
+        for kill in (os.killpg, os.kill):  # one that has just been forked leads no group yet
+            with contextlib.suppress(ProcessLookupError):
+                kill(self.pid, signal.SIGKILL)
+
+
 class ForkTable:
     """The forks that live, and whom their ends are told."""
 
-    def __init__(self, requests: socket.socket) -> None:
-        self._requests = requests
-        self._forks: dict[int, tuple[int, int]] = {}
-        """By descriptor of the process: its number, and the descriptor where its end is told."""
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._clients: dict[int, socket.socket] = {}
+        self._forks: dict[int, Fork] = {}
+        """By descriptor of the process."""
 
     def serve(self) -> Callable[[], object] | None:
-        """Fork what is asked for, and tell of each end. Returns what a fork is to run; in the server, None."""
+        """Fork what clients ask for, and tell of each end. Returns what a fork is to run; in the server, None.
+
+        The server ends with its standard input, and a client's forks with its connection.
+        """
         poll = select.poll()
-        poll.register(self._requests, select.POLLIN)
+        for each in (sys.stdin, self._listener):
+            poll.register(each, select.POLLIN)
         while True:
             for descriptor, _ in poll.poll():
+                if descriptor == sys.stdin.fileno():
+                    return None
                 if descriptor in self._forks:
                     poll.unregister(descriptor)
                     self._tell_end(descriptor)
-                    continue
-                message, passed, _, _ = socket.recv_fds(self._requests, REQUEST_BYTES, DESCRIPTORS)
-                if not message:
-                    return None
-                *given, told = passed
-                pid = os.fork()
-                if pid == 0:
-                    self._become(told)
-                    run = run_process if message == PROCESS else Program(*json.loads(message)).run
-                    return functools.partial(run, *given)
-                poll.register(self._keep(pid, told), select.POLLIN)
-                for each in given:
-                    os.close(each)
+                elif descriptor == self._listener.fileno():
+                    client, _ = self._listener.accept()
+                    self._clients[client.fileno()] = client
+                    poll.register(client, select.POLLIN)
+                else:
+                    message, passed, _, _ = socket.recv_fds(
+                        self._clients[descriptor], REQUEST_BYTES, DESCRIPTORS
+                    )
+                    if not message:
+                        poll.unregister(descriptor)
+                        self._part(descriptor)
+                        continue
+                    *given, told = passed
+                    pid = os.fork()
+                    if pid == 0:
+                        self._become(told)
+                        run = run_process if message == PROCESS else Program(*json.loads(message)).run
+                        return functools.partial(run, *given)
+                    poll.register(self._keep(pid, told, descriptor), select.POLLIN)
+                    for each in given:
+                        os.close(each)
 
-    def _keep(self, pid: int, told: int) -> int:
+    def _keep(self, pid: int, told: int, client: int) -> int:
         """Have the end of a fork told; its descriptor."""
         with contextlib.suppress(OSError):  # nobody waits
             forkserver.write_signed(told, pid)
         descriptor = os.pidfd_open(pid)
-        self._forks[descriptor] = (pid, told)
+        self._forks[descriptor] = Fork(pid, told, client)
         return descriptor
 
     def _tell_end(self, descriptor: int) -> None:
-        pid, told = self._forks.pop(descriptor)
+        fork = self._forks.pop(descriptor)
         os.close(descriptor)
-        _, status = os.waitpid(pid, 0)
+        _, status = os.waitpid(fork.pid, 0)
         with contextlib.suppress(OSError):
-            forkserver.write_signed(told, os.waitstatus_to_exitcode(status))
-        os.close(told)
+            forkserver.write_signed(fork.told, os.waitstatus_to_exitcode(status))
+        os.close(fork.told)
+
+    def _part(self, client: int) -> None:
+        """End what a client that has left has forked."""
+        self._clients.pop(client).close()
+        for descriptor, fork in self._forks.items():
+            if fork.client == client:
+                fork.end()
+                self._forks[descriptor] = fork._replace(client=-1)
 
     def _become(self, told: int) -> None:
         """Be a fork: a session, and nothing of the server's."""
         os.setsid()
-        for each in (told, *self._forks, *(end for _, end in self._forks.values())):
+        for each in (told, *self._forks, *(fork.told for fork in self._forks.values())):
             os.close(each)
-        self._requests.close()
+        for connection in (self._listener, *self._clients.values()):
+            connection.close()
 
     def end_all(self) -> None:
         """Kill what is left of the forks and of what they have started."""
-        for pid, _ in self._forks.values():
-            for kill in (os.killpg, os.kill):  # one that has just been forked leads no group yet
-                with contextlib.suppress(ProcessLookupError):
-                    kill(pid, signal.SIGKILL)
+        for fork in self._forks.values():
+            fork.end()
 
 
 def run_process(reader: int, tracker: int, *inherited: int) -> None:
@@ -335,13 +401,14 @@ def run_process(reader: int, tracker: int, *inherited: int) -> None:
 
 def preload(names: Sequence[str]) -> None:
     """Import what forks would import."""
-    sys.modules["opentelemetry"] = None  # type: ignore[assignment]  # as giornata.observability.tracing.switch_off has it
+    sys.modules["opentelemetry"] = None  # type: ignore[assignment]  # as giornata.tracing.switch_off has it
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # its remarks on torchvision concern no test
     for name in names:
         module, _, part = name.partition(":")
         imported = importlib.import_module(module)
         if part:
             getattr(imported, part)
-    del sys.modules["opentelemetry"]
+    del sys.modules["opentelemetry"], os.environ["TRANSFORMERS_VERBOSITY"]
     gc.collect()
     gc.freeze()
     threads = os.listdir("/proc/self/task")  # noqa: PTH208 - names, not paths

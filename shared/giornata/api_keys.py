@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from giornata.wire.permissions import NatsRole, application_user, inbox
+from giornata.wire.subjects import NatsRole, application_user, inbox
 
 DEFAULT_TENANT: Final = "default"
 """Owner of everything where no API keys are asked for."""

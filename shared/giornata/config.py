@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, fi
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from giornata.blob_addresses import s3_address
-from giornata.wire.stores import LEAST_STORE_BYTES, STORE_BYTES
+from giornata.wire.subjects import LEAST_STORE_BYTES, STORE_BYTES
 
 ENV_PREFIX = "GIORNATA_"
 
@@ -147,32 +147,22 @@ _SCHEMES: Final = {
     "traces_url": ("http", "https"),
 }
 
-_INSTEAD: Final = {
+_GONE: Final = {
     **dict.fromkeys(("line", "placement"), "adapter_plan"),
     **dict.fromkeys(("template_memory_mb", "template_first_mb", "lora_memory_mb"), "cache_memory_mb"),
     **dict.fromkeys(("template_device_mb", "lora_device_mb"), "cache_device_mb"),
     **dict.fromkeys(("template_disk_mb", "lora_disk_mb", "lora_host_mb"), "cache_disk_mb"),
     **dict.fromkeys(("template_folder", "lora_cache_folder"), "cache_folder"),
-    **dict.fromkeys(("trace_file", "decisions_file"), "trace_folder"),
+    "trace_file": "trace_folder",
     **dict.fromkeys(("queue_limit_interactive", "queue_limit_batch"), "queue_limit"),
     "max_request_bytes": "max_file_bytes",
     "control_advertise": "control_address",
+    **dict.fromkeys(
+        ("batch_caps", "control_renew_steps", "control_stale", "lora_host_name", "max_wait_s", "planner")
+    ),
+    "cell": None,  # an instance of another cell must not join the fleet of the cell that is left
 }
-"""Settings of earlier versions, each with the one that took its place."""
-
-_GONE: Final = {
-    "cell": {"main"},
-    "planner": {"exact"},
-    "batch_caps": {"false", "0", "no", "off"},
-    "control_stale": {"false", "0", "no", "off"},
-    "control_renew_steps": {"0"},
-    **{name: {"120", "120.0"} for name in ("encode_s", "finish_s", "inspect_s")},
-    "max_wait_s": set[str](),
-    "line": {"fair"},
-    "lora_host_name": set[str](),
-    **{name: set[str]() for name in _INSTEAD if name != "line"},
-}
-"""The same with the values that still hold: these are passed over, any other is refused."""
+"""Settings of earlier versions, each with the one that took its place, if any; one that is given is refused."""
 
 C = TypeVar("C", bound=ServiceConfig)
 
@@ -183,17 +173,12 @@ def load(kind: type[C], service: str, argv: Sequence[str] | None = None) -> C:
     `service` names the program in ``--help`` and the instance by default. Flags are the process's, unless given.
     """
     flags = sys.argv[1:] if argv is None else argv
-    fixed = {name for name in constants(kind) if os.environ.get(ENV_PREFIX + name.upper())}
-    fixed |= {
-        name
-        for name, held in _GONE.items()
-        if os.environ.get(ENV_PREFIX + name.upper(), "").lower() not in {"", *held}
-    }
-    if fixed:
-        for name in sorted(fixed):
-            successor = _INSTEAD.get(name)
-            instead = f"{ENV_PREFIX}{successor.upper()} took its place" if successor else "but fixed"
-            sys.stderr.write(f"giornata-{service}: {ENV_PREFIX}{name.upper()}: no setting, {instead}\n")
+    refused = [n for n in sorted(constants(kind) | _GONE.keys()) if os.environ.get(ENV_PREFIX + n.upper())]
+    for name in refused:
+        successor = _GONE.get(name)
+        instead = f"{ENV_PREFIX}{successor.upper()} took its place" if successor else "but fixed"
+        sys.stderr.write(f"giornata-{service}: {ENV_PREFIX}{name.upper()}: no setting, {instead}\n")
+    if refused:
         raise SystemExit(2)
     try:
         config = kind(_cli_parse_args=list(flags), _cli_prog_name=f"giornata-{service}")

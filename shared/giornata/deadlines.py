@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from giornata.wire.errors import DeadlineExceeded
 
-# Cancellation that something below has lost.
-
 
 def heed_cancel() -> None:
     """Raise what Python 3.11's wait_for, which nats-py uses, may have swallowed: that this task is cancelled.
@@ -43,9 +41,6 @@ def _cancels() -> int:
     """Return how often the running task was cancelled."""
     task = asyncio.current_task()
     return task.cancelling() if task is not None else 0
-
-
-# Deadlines on the monotonic clock of one process. Between processes, remaining milliseconds travel.
 
 
 @dataclass(frozen=True)

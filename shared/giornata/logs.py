@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 def configure_logs(level: str, form: str, instance: str) -> None:
     """Log to standard error, in lines for people or JSON; every line names the instance. It never raises."""
     structlog.contextvars.bind_contextvars(instance=instance)
-    people = form != "json"
+    people, stream = form != "json", sys.stderr
     render: Any = (
         structlog.dev.ConsoleRenderer(colors=False) if people else structlog.processors.JSONRenderer()
     )
@@ -43,7 +43,7 @@ def configure_logs(level: str, form: str, instance: str) -> None:
             lambda logger, method, event: without_secrets(render(logger, method, event)),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=LogSinkFactory(sys.stderr),
+        logger_factory=lambda *_: LogSink(stream),
         cache_logger_on_first_use=True,
     )
     others = [handler for handler in logging.root.handlers if not isinstance(handler, _LibraryLines)]
@@ -93,14 +93,6 @@ class LogSink(structlog.PrintLogger):
             LogSink.lost += 1
 
     log = debug = info = warn = warning = fatal = failure = err = error = critical = exception = msg
-
-
-class LogSinkFactory(structlog.PrintLoggerFactory):
-    """Makes a :class:`LogSink` for each logger."""
-
-    def __call__(self, *_: Any) -> LogSink:
-        """A logger that prints to the factory's stream."""
-        return LogSink(self._file)
 
 
 class _LibraryLines(logging.Handler):

@@ -14,7 +14,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from giornata.component_configs import CheckpointConfigs, Config, LatentShape
-from giornata.control.expansion import control_input
+from giornata.control.layout import control_input
 from giornata.families import CheckpointKind, DistilledVariant, Family
 from giornata.kinds import KINDS
 from giornata.memory_plan import QUANTIZED, ModelMemory

@@ -18,7 +18,7 @@ from giornata.bus.connection import FailFastNatsClient, open_client
 from giornata.deadlines import Deadline
 from giornata.scratch import exclusive_lock
 from giornata.wire.errors import GiornataError, ServiceUnavailable
-from giornata.wire.permissions import (
+from giornata.wire.subjects import (
     CLUSTER_PORT,
     RELOADER,
     ROUTES_USER,
@@ -28,12 +28,6 @@ from giornata.wire.permissions import (
     users_config,
 )
 from giornata.wire.workers import ServiceName
-
-# Have NATS servers read their configuration again, by requests to their system account.
-#
-# A server that reloads lets new users in, gives all users their new rights, and closes the connections of
-# users that are no longer there. Other connections stay.
-
 
 PING: Final = "$SYS.REQ.SERVER.PING"
 LIMIT_S: Final = 5.0
@@ -93,20 +87,6 @@ async def _reload(client: FailFastNatsClient, server: str) -> bool:
     return "error" not in json.loads(answer.data)
 
 
-# ``python -m giornata.nats_users FOLDER``: passwords for the users of NATS, and the servers' configuration.
-#
-# Below FOLDER lies a folder for each reader, so that a container is given its own and no other:
-#
-# \b
-# * ``<service>/password`` - what ``GIORNATA_NATS_PASSWORD_FILE`` of a service names, and of the profiler;
-# * ``clients/observer``, ``clients/operator``, ``clients/reloader`` - passwords for people and for --reload;
-# * ``server/users.conf`` - who may do what, and ``server/cluster.conf`` where there are several servers: for
-#   ``include`` in nats-server's configuration.
-#
-# Applications come from the file of API keys, which holds hashes of their passwords. Existing passwords
-# stay, so that running services keep theirs; rights follow this version. Only the owner may read any of it.
-
-
 USERS_CONF: Final = Path("server", "users.conf")
 CLUSTER_CONF: Final = "cluster.conf"
 RUNNING: Final = frozenset({*ServiceName, NatsRole.PROFILER})
@@ -126,10 +106,11 @@ def write_users(
     *,
     anonymous: NatsRole | None = None,
 ) -> None:
-    """Write a password for every user that has none yet, and ``server/users.conf``; the folder is made.
+    """Write a password for every user that has none yet, and ``server/users.conf``; only the owner may read any of it.
 
     Args:
-        folder: see the top of this module.
+        folder: is made. Below it lies a folder for each reader: ``<service>/password``, ``clients/<user>`` for people
+            and for --reload, ``server/`` for ``include`` in nats-server's configuration.
         applications: hashes of the applications' passwords, by user.
         anonymous: whom clients without a password are; None refuses them.
     """
@@ -169,7 +150,7 @@ def read_keys(path: Path) -> KeysFile:
 
 
 def write_cluster(folder: Path, listen: str, hosts: Sequence[str], name: str = CLUSTER_CONF) -> None:
-    """Write ``server/<name>``; other arguments: see :func:`giornata.wire.permissions.cluster_config`."""
+    """Write ``server/<name>``; other arguments: see :func:`giornata.wire.subjects.cluster_config`."""
     password = _password(folder / "server" / ROUTES_USER)
     _write(folder / "server" / name, cluster_config(listen, hosts, password))
 

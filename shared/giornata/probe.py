@@ -15,7 +15,7 @@ import click
 from giornata.bus import bus
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName, ServiceState
 
 

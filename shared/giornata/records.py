@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 from nats.js import JetStreamContext
 from nats.js.api import Header
@@ -37,11 +37,8 @@ from giornata.wire.errors import (
 )
 from giornata.wire.jobs import JobRecord
 from giornata.wire.loras import EVERYONE, LoraRecord
-from giornata.wire.stores import LORAS, QUARANTINE, RECORDS, TEMPLATES, WEBHOOKS, bucket_stream
+from giornata.wire.subjects import LORAS, QUARANTINE, RECORDS, TEMPLATES, WEBHOOKS, bucket_stream
 from giornata.wire.templates import TemplateRecord, WebhookRecord
-
-# Records in JetStream's key-value buckets: jobs, and jobs that were given up.
-
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -85,6 +82,8 @@ class RecordBucket(Generic[R]):
     kind: type[R]
     key_of: Callable[[R], str]
     missing: type[GiornataError]
+    may_write: Callable[[], object] = field(default=lambda: None, kw_only=True)
+    """Is called before each write, and raises where this process may write no more."""
 
     async def read(self, key: str) -> RecordRevision[R]:
         """The present revision of a record."""
@@ -105,6 +104,7 @@ class RecordBucket(Generic[R]):
 
         StoreFull if the bucket has no room.
         """
+        self.may_write()
         try:
             return await write_to_jetstream(
                 lambda: self.bucket.create(self.key_of(record), codec.encode(record))
@@ -118,6 +118,7 @@ class RecordBucket(Generic[R]):
 
     async def put(self, record: R) -> int:
         """Write a record, whether there is one or not, and return the number of its revision."""
+        self.may_write()
         return await write_to_jetstream(lambda: self.bucket.put(self.key_of(record), codec.encode(record)))
 
     async def change(self, key: str, change: Change[R]) -> R:
@@ -148,6 +149,7 @@ class RecordBucket(Generic[R]):
 
     async def _write(self, key: str, record: R, revision: int) -> int:
         """Write the revision after `revision`, and return its number, or raise KeyWrongLastSequenceError."""
+        self.may_write()
         data, life_s = codec.encode(record), self.life_s(record)
         if life_s is None:
             return await write_to_jetstream(partial(self.bucket.update, key, data, last=revision))
@@ -312,9 +314,6 @@ def _job_id(record: JobRecord) -> str:
     return record.job.job_id
 
 
-# Records of a key-value bucket in memory, for lists that would read each of them again.
-
-
 FEW: Final = 64
 """So many changes are read one after the other, however few records the mirror holds."""
 _OPERATION: Final = "KV-Operation"
@@ -356,15 +355,10 @@ class BucketMirror(Generic[R]):
             ).state.last_seq
             behind = last - self._seen
             if behind < 0 or behind > FEW + sum(map(len, self._owners.values())):
-                self._owners = await self._all()  # the bucket was made again, or this is quicker
+                self._owners = _keep({}, (await self._bucket.everything()).items())  # made again, or quicker
             elif behind:
                 await self._read_changes(last)
             self._seen = last
-
-    async def _all(self) -> dict[str, dict[str, R]]:
-        owners: dict[str, dict[str, R]] = {}
-        _keep(owners, (await self._bucket.everything()).items())
-        return owners
 
     async def _read_changes(self, last: int) -> None:
         sequence = self._seen
@@ -383,18 +377,17 @@ class BucketMirror(Generic[R]):
             )
 
 
-def _keep(owners: dict[str, dict[str, R]], records: Iterable[tuple[str, R | None]]) -> None:
-    """Put records in their places by key; None removes one."""
+def _keep(
+    owners: dict[str, dict[str, R]], records: Iterable[tuple[str, R | None]]
+) -> dict[str, dict[str, R]]:
+    """Put records in their places by key, and return the places; None removes one."""
     for key, record in records:
         owned = owners.setdefault(key.partition(".")[0], {})
         if record is None:
             owned.pop(key, None)
         else:
             owned[key] = record
-
-
-# Records that belong to tenants: registered templates, LoRAs and webhooks, in JetStream's key-value
-# buckets.
+    return owners
 
 
 @dataclass(frozen=True)
@@ -402,6 +395,20 @@ class TenantRecords(Generic[R]):
     """A bucket of records by tenant and id; where there is none, the bucket's own error is raised."""
 
     bucket: RecordBucket[R]
+    name: ClassVar[str]
+    kind: ClassVar[type[Any]]
+    id_field: ClassVar[str]
+    missing: ClassVar[type[GiornataError]]
+
+    @classmethod
+    async def open(cls, jetstream: JetStreamContext) -> Self:
+        """The bucket of a connection."""
+
+        def key_of(record: Any) -> str:
+            return cls._key(record.tenant, getattr(record, cls.id_field))
+
+        found = await jetstream.key_value(cls.name)
+        return cls(RecordBucket(jetstream, cls.name, found, cls.kind, key_of, cls.missing))
 
     async def get(self, tenant: str, name: str) -> R:
         """A tenant's record."""
@@ -427,30 +434,24 @@ class TenantRecords(Generic[R]):
         """The record as soon as `condition` holds for it, or as it stands at the deadline."""
         return await self.bucket.until(self._key(tenant, name), condition, deadline)
 
-    def _key(self, tenant: str, name: str) -> str:
-        return _key(tenant, name, self.bucket.missing)
+    @classmethod
+    def _key(cls, tenant: str, name: str) -> str:
+        try:
+            return f"{owner_of(tenant)}.{subjects.token(name)}"
+        except ValueError as error:
+            raise cls.missing(received=name) from error
 
 
 class TemplateRecords(TenantRecords[TemplateRecord]):
     """The registered templates, or TemplateNotFound. Make it with :meth:`open`."""
 
-    @classmethod
-    async def open(cls, jetstream: JetStreamContext) -> TemplateRecords:
-        """The bucket of a connection."""
-        bucket = await jetstream.key_value(TEMPLATES)
-        return cls(
-            RecordBucket(jetstream, TEMPLATES, bucket, TemplateRecord, _template_key, TemplateNotFound)
-        )
+    name, kind, id_field, missing = TEMPLATES, TemplateRecord, "template_id", TemplateNotFound
 
 
 class LoraRecords(TenantRecords[LoraRecord]):
     """The LoRAs and their uploads, or LoraNotFound. Make it with :meth:`open`."""
 
-    @classmethod
-    async def open(cls, jetstream: JetStreamContext) -> LoraRecords:
-        """The bucket of a connection."""
-        bucket = await jetstream.key_value(LORAS)
-        return cls(RecordBucket(jetstream, LORAS, bucket, LoraRecord, _lora_key, LoraNotFound))
+    name, kind, id_field, missing = LORAS, LoraRecord, "lora_id", LoraNotFound
 
     async def all(self) -> list[LoraRecord]:
         """Every record of every tenant, in no order."""
@@ -460,30 +461,7 @@ class LoraRecords(TenantRecords[LoraRecord]):
 class WebhookRecords(TenantRecords[WebhookRecord]):
     """The webhooks that were not taken yet, by their jobs, or WebhookNotFound. Make it with :meth:`open`."""
 
-    @classmethod
-    async def open(cls, jetstream: JetStreamContext) -> WebhookRecords:
-        """The bucket of a connection."""
-        bucket = await jetstream.key_value(WEBHOOKS)
-        return cls(RecordBucket(jetstream, WEBHOOKS, bucket, WebhookRecord, _webhook_key, WebhookNotFound))
-
-
-def _webhook_key(record: WebhookRecord) -> str:
-    return _key(record.tenant, record.job_id, WebhookNotFound)
-
-
-def _template_key(record: TemplateRecord) -> str:
-    return _key(record.tenant, record.template_id, TemplateNotFound)
-
-
-def _lora_key(record: LoraRecord) -> str:
-    return _key(record.tenant, record.lora_id, LoraNotFound)
-
-
-def _key(tenant: str, name: str, missing: type[GiornataError]) -> str:
-    try:
-        return f"{owner_of(tenant)}.{subjects.token(name)}"
-    except ValueError as error:
-        raise missing(received=name) from error
+    name, kind, id_field, missing = WEBHOOKS, WebhookRecord, "job_id", WebhookNotFound
 
 
 def owner_of(tenant: str) -> str:

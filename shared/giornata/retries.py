@@ -25,7 +25,6 @@ from tenacity import (
     retry_if_exception_type,
     stop_after_delay,
     stop_never,
-    wait_fixed,
     wait_random_exponential,
 )
 from tenacity.retry import retry_base
@@ -67,14 +66,6 @@ def elsewhere(worth_it: Callable[[BaseException], bool], stop: Stop) -> AsyncRet
         return (busy if isinstance(error, Overloaded) else failing)(state)
 
     return AsyncRetrying(retry=retry_if_exception(worth_it), wait=wait, stop=stop, reraise=True)
-
-
-def polling(errors: Errors, limit_s: float) -> AsyncRetrying:
-    """For a process of this host that is about to be ready."""
-    stop = stop_after_delay(limit_s)
-    return AsyncRetrying(
-        retry=retry_if_exception_type(errors), wait=wait_fixed(0.05), stop=stop, reraise=True
-    )
 
 
 def until_led(worth_it: Callable[[BaseException], bool], limit_s: float) -> AsyncRetrying:
@@ -120,16 +111,12 @@ async def write_to_jetstream(write: Callable[[], Awaitable[T]]) -> T:
     After a TimeoutError or LostError it may have been taken. A creation meets KeyNotFoundError where another writer was
     faster, and a cluster of servers has taken that record but not applied it: nobody can read it yet.
     """
-    return await retry(partial(until_led, _was_not_taken, LEADERLESS_S), write)
+    return await retry(partial(until_led, lambda error: isinstance(error, _NOT_TAKEN), LEADERLESS_S), write)
 
 
 def error_code(error: BaseException) -> int | None:
     """JetStream's code of an error. An error that the client makes has none, nor even the attribute."""
     return getattr(error, "err_code", None)
-
-
-def _was_not_taken(error: BaseException) -> bool:
-    return isinstance(error, _NOT_TAKEN)
 
 
 def _has_no_leader(error: BaseException) -> bool:

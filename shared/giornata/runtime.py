@@ -17,14 +17,11 @@ from typing import Final, TypeVar
 import structlog
 import uvloop
 
+from giornata import tracing
 from giornata.config import ServiceConfig, load
 from giornata.logs import configure_logs, end_logs
-from giornata.observability import tracing
 from giornata.wire.errors import GiornataError
 from giornata.wire.workers import ServiceName
-
-# What the C library does with memory that a step has freed.
-
 
 OPTIONS: Final[Mapping[int, int]] = {
     -8: 1,  # M_ARENA_MAX: threads share one heap; another thread's could not hold a large tensor
@@ -46,10 +43,6 @@ def keep_freed() -> bool:
     return mallopt is not None and all(mallopt(option, value) for option, value in OPTIONS.items())
 
 
-# SIGINT and SIGTERM in a running loop: the first signal asks for an orderly end, any later one ends at
-# once.
-
-
 def on_signals(first: Callable[[str], None], later: Callable[[str], None]) -> None:
     """Have the running loop call `first` at the first SIGINT or SIGTERM and `later` at every other one.
 
@@ -62,9 +55,6 @@ def on_signals(first: Callable[[str], None], later: Callable[[str], None]) -> No
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, react, number.name)
-
-
-# What the machine has, as far as budgets follow it.
 
 
 HOST_SHARE: Final = 4
@@ -94,13 +84,6 @@ def host_name() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return socket.gethostname()
-
-
-# How every process runs: configuration, logs, uvloop, signals, exit status.
-#
-# A service's ``main`` opens what it needs on one `contextlib.AsyncExitStack` and awaits ``stop``. Leaving
-# the stack drains in order, last opened first: telemetry says *draining*, endpoints finish delivered
-# requests, work ends, connections drain.
 
 
 C = TypeVar("C", bound=ServiceConfig)

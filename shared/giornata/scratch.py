@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-# Locks between processes of one host; the kernel frees them when their process ends, however it ends.
-
 
 @contextmanager
 def exclusive_lock(folder: Path) -> Iterator[None]:
@@ -43,8 +41,6 @@ def lock_if_free(path: Path) -> Iterator[int | None]:
         os.close(handle)
 
 
-# Folders that live as long as the processes that use them, however these end.
-#
 # A folder's owner, and every other user, holds a shared lock on it, which the kernel frees with the
 # process. Who makes the next folder of that kind removes those that nobody holds: they were left by
 # processes that were killed.

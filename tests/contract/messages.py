@@ -15,7 +15,6 @@ from giornata.wire.controlnets import (
     OpenControlReply,
 )
 from giornata.wire.errors import ErrorBody
-from giornata.wire.fleet import FleetSummary
 from giornata.wire.jobs import (
     BlobRef,
     Encoding,
@@ -58,16 +57,6 @@ from giornata.wire.loras import (
     WantedFiles,
     packed,
 )
-from giornata.wire.masks import (
-    FoundRegion,
-    MaskCard,
-    MaskedRegion,
-    MaskMessage,
-    MaskMessageReply,
-    MaskParameters,
-    MaskReply,
-    MaskRequest,
-)
 from giornata.wire.messages import (
     CancelMessage,
     CancelRows,
@@ -79,12 +68,20 @@ from giornata.wire.messages import (
     Epoch,
     FinishReply,
     FinishRequest,
+    FoundRegion,
     GenerateMessage,
     InspectRequest,
     JobAck,
     JobEstimate,
     JobEstimateRequest,
     LoadLoras,
+    MaskCard,
+    MaskedRegion,
+    MaskMessage,
+    MaskMessageReply,
+    MaskParameters,
+    MaskReply,
+    MaskRequest,
     Picture,
     PrefetchTemplate,
     PreviewEvent,
@@ -106,6 +103,7 @@ from giornata.wire.values import CellMap, StageTimes
 from giornata.wire.workers import (
     CostFit,
     DegreeCosts,
+    FleetSummary,
     HostDevice,
     PrepostState,
     QueueState,

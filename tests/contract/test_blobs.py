@@ -16,7 +16,6 @@ from obstore.store import S3Store
 from giornata.blobs import BlobStore, MemoryBlobs, RedisBlobs, S3Blobs, open_blobs
 from giornata.blobs.redis import CONNECTIONS
 from giornata.blobs.s3 import END
-from giornata.blobs.store import TracedBlobs
 from giornata.wire.errors import BlobStoreFull, InputLost, ServiceUnavailable
 from giornata.wire.jobs import BlobRef
 from tests.s3_server import BUCKET, CREDENTIALS, S3Server, s3_server
@@ -45,12 +44,11 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.fixture(params=["memory", "traced", "redis", "s3"])
+@pytest.fixture(params=["memory", "redis", "s3"])
 async def blobs(request: pytest.FixtureRequest) -> AsyncIterator[BlobStore]:
     """Each implementation."""
-    if request.param in {"memory", "traced"}:
-        memory = MemoryBlobs()
-        yield TracedBlobs(memory) if request.param == "traced" else memory
+    if request.param == "memory":
+        yield MemoryBlobs()
     elif request.param == "s3":
         request.getfixturevalue("credentials")
         server = request.getfixturevalue("s3")

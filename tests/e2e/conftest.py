@@ -17,9 +17,9 @@ import pytest
 
 from giornata.families import Family
 from giornata.wire.workers import ServiceName
-from giornata_lab.bench.systems.collector import Collector, collecting
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.models import choose
+from tests.e2e.collector import Collector, collecting
 from tests.e2e.live import NO_ENV, NO_ENV_OF, EnvOf, LiveStack, live_stack, paced, slowly
 from tests.e2e.node_package import install
 from tests.e2e.stacks import paired_stack, shipped_stack

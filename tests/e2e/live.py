@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 from unittest import mock
 
 from giornata.fleet import Fleet
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher import plan as commands
 from giornata_tools.launcher.models import StackModel

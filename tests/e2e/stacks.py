@@ -12,9 +12,9 @@ import numpy as np
 from PIL import Image
 
 from giornata.wire.workers import ServiceName
-from giornata_lab.bench.systems.collector import Collector
 from giornata_lab.quality.cases import draw, slots
 from giornata_tools.checkout import ADAPTERS, SEGMENTER, TRAINED
+from tests.e2e.collector import Collector
 from tests.e2e.live import LiveStack, live_stack, paced
 from tests.fakes.key_files import write_keys
 from tests.s3_server import CREDENTIALS, S3Server

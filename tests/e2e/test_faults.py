@@ -15,13 +15,13 @@ import pytest
 
 from giornata.fleet import Fleet
 from giornata.wire.workers import ServiceName
-from giornata_lab.bench.systems.collector import CollectedSpan, Collector
 from giornata_lab.bench.systems.edit_forms import box, edit_form, file, scene
 from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan
 from giornata_tools.launcher.servers import NATS, VALKEY
 from giornata_tools.launcher.stack import running
 from tests import forked_programs
+from tests.e2e.collector import CollectedSpan, Collector
 from tests.e2e.jobs import completions, ended, painted, submit, until_step
 from tests.e2e.live import LiveStack, paced, slowly
 

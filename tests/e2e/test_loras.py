@@ -19,7 +19,7 @@ from torch import Tensor
 import giornata.client
 from giornata.wire.errors import GiornataError, LoraNotFound
 from giornata.wire.loras import LoraRecord
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata_lab.bench.systems.edit_forms import box, file, pixels, scene
 from giornata_tools.lora_profiler.probes import scenes
 from giornata_tools.lora_profiler.profiler import LoraProfile, ProbeSetting

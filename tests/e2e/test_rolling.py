@@ -15,8 +15,7 @@ from giornata.records import JobRecordStore
 from giornata.wire import subjects
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import EventKind
-from giornata.wire.permissions import NatsRole
-from giornata.wire.stores import EVENTS
+from giornata.wire.subjects import EVENTS, NatsRole
 from giornata.wire.workers import ServiceName
 from tests.e2e.balancer import balancing
 from tests.e2e.conftest import StartStack

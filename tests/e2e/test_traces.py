@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import aiohttp
 
 import giornata.client
-from giornata.observability.tracing import SpanAttributes, attribute
+from giornata.tracing import SpanAttributes, attribute
 from giornata.wire.workers import ServiceName
-from giornata_lab.bench.systems.collector import CollectedSpan, Collector
 from giornata_lab.bench.systems.edit_forms import edit_form, file, scene
+from tests.e2e.collector import CollectedSpan, Collector
 from tests.e2e.live import LiveStack
 from tests.e2e.stacks import ALICE, BOB
 from tests.s3_server import CREDENTIALS

@@ -12,7 +12,7 @@ import numpy as np
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus, Endpoint
 from giornata.wire import subjects
-from giornata.wire.masks import MaskCard, MaskReply, MaskRequest
+from giornata.wire.messages import MaskCard, MaskReply, MaskRequest
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.regions import HeatMap, RegionCriteria

@@ -105,8 +105,6 @@ class FakePrepost:
         """Every question that came, whether it was answered or not."""
         self.remaining_ms: list[int] = []
         """The time that each of them had."""
-        self.addressed = True
-        """Whether it is asked by its own name; not by versions before."""
         self.lost: set[str] = set()
         """Verbs of which the next question is lost: it is not answered, and nobody says to have it."""
         self._answering: list[str] = []
@@ -121,11 +119,9 @@ class FakePrepost:
             "finish": (FinishRequest, self._listed(self._finish)),
             "template": (TemplateRequest, self._listed(self._template)),
         }
-        endpoints = [Endpoint(self._subject(verb), *one) for verb, one in stages.items()]
-        if self.addressed:
-            endpoints += [
-                Endpoint(subjects.prepost_at(self._instance, verb), *one) for verb, one in stages.items()
-            ]
+        endpoints = [
+            Endpoint(subjects.prepost_at(self._instance, verb), *one) for verb, one in stages.items()
+        ]
         async with self._bus.serve("prepost", *endpoints, instance=self._instance):
             telling = asyncio.create_task(self._tell())
             try:
@@ -146,9 +142,6 @@ class FakePrepost:
             await self.going.wait()
             await publish(self._bus, self._report())
             await asyncio.sleep(0.1)  # the rate of telemetry
-
-    def _subject(self, verb: str) -> str:
-        return subjects.prepost(verb, self._card.name)
 
     def _listed(self, handler: Callable[[Q], Awaitable[R]]) -> Callable[[Q], Awaitable[R]]:
         async def handle(request: Q) -> R:
@@ -210,6 +203,6 @@ class FakePrepost:
             version=__version__,
             ready=True,
             models=(self._card,),
-            prepost=PrepostState(image_processes=self._image_processes) if self.addressed else None,
+            prepost=PrepostState(image_processes=self._image_processes),
             answering=tuple(self._answering),
         )

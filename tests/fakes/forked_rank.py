@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from giornata_denoiser.pool.__main__ import main
 from giornata_denoiser.pool.messages import RankSetup, connect
+from giornata_denoiser.pool.rank import main
 from giornata_denoiser.pool.ranks import LocalRankProcess
-from giornata_denoiser.pool.shared_rows import parcel
+from giornata_denoiser.pool.state import parcel
 from tests.forked_processes import TorchProcess
 
 

@@ -17,15 +17,15 @@ from giornata_denoiser.engine.model_runner import FiniteCheck, ModelRunner, Step
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.pool.leader import DevicePool
 from giornata_denoiser.pool.messages import RankReady, connect
-from giornata_denoiser.pool.rank import Loaded, Rank, RankLoras, RankSteps
-from giornata_denoiser.pool.ranks import RankSupervisor, RankTimeouts
+from giornata_denoiser.pool.rank import GroupFamilies, Loaded, Rank, RankLoras, RankSteps
+from giornata_denoiser.pool.ranks import LocalRankProcess, RankSupervisor, RankTimeouts
 from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.state import PoolTimes
 from tests.fakes.profiles import PROFILE
 from tests.patience import HUNG_S
 
 
-class OneDevice:
+class OneDevice(GroupFamilies):
     """Families of a rank that shares no step."""
 
     def __init__(self, family: ModelFamily) -> None:
@@ -49,8 +49,8 @@ class OneDevice:
         pass
 
 
-class ThreadRank:
-    """Satisfies :class:`giornata_denoiser.pool.ranks.RankProcess`."""
+class ThreadRank(LocalRankProcess):
+    """A thread of the test."""
 
     def __init__(self, me: int, family: ModelFamily, profile: Profile = PROFILE) -> None:
         self.channel, self._there = map(connect, socket.socketpair())
@@ -110,10 +110,7 @@ def pool(
         Arena(),
         rule=ReplanningRule(len(families), switches, together=times.together),
         groups=(),
-        times=times.of,
-        together=times.together,
-        halves=times.halves,
-        observe=times.observe,
+        times=times,
         on_report=on_report,
         on_crash=on_crash,
     )

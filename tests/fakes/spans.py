@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from giornata.observability import tracing
-from giornata.observability.otlp import OtlpTracer
+from giornata import tracing
+from giornata.otlp import OtlpTracer
 
 
 @contextmanager

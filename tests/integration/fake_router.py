@@ -20,7 +20,6 @@ from giornata.records import JobRecordStore, TemplateRecords
 from giornata.wire import codec, subjects, templates
 from giornata.wire.adapters import ControlCard
 from giornata.wire.errors import DeadlineExceeded, GiornataError, JobCancelled, JobNotFound
-from giornata.wire.fleet import FleetPage, FleetRequest, InstanceReports
 from giornata.wire.jobs import (
     BlobRef,
     Encoding,
@@ -30,7 +29,6 @@ from giornata.wire.jobs import (
     PromptTokens,
     RowRecord,
 )
-from giornata.wire.masks import MaskCard
 from giornata.wire.messages import (
     CancelMessage,
     CancelRows,
@@ -39,6 +37,7 @@ from giornata.wire.messages import (
     JobAck,
     JobEstimate,
     JobEstimateRequest,
+    MaskCard,
     PreviewEvent,
     StateEvent,
     StepEvent,
@@ -49,9 +48,17 @@ from giornata.wire.models import ModelCard
 from giornata.wire.requests import OutputFormat
 from giornata.wire.templates import TemplateRecord
 from giornata.wire.values import ComputeTimes, StageTimes
-from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
-from giornata_router.rules import job_records
-from giornata_router.rules.reports import StepRates, report, summary
+from giornata.wire.workers import (
+    FleetPage,
+    FleetRequest,
+    InstanceReports,
+    RowProgress,
+    ServiceName,
+    ServiceState,
+    WorkerState,
+)
+from giornata_router import job_records
+from giornata_router.fleet_reports import StepRates, report, summary
 from tests.fakes import fleet
 from tests.patience import HUNG_MS
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Callable
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,41 @@ from giornata_gateway.config import GatewayConfig
 from tests.configs import configured
 from tests.integration.fake_router import FakeRouter
 from tests.patience import HUNG_S
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of the HTTP door, read whole."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def expect(self, status: int) -> Answer:
+        assert self.status == status, self.text
+        return self
+
+    @property
+    def told(self) -> tuple[int, Any]:
+        return self.status, self.json
+
+    @property
+    def code(self) -> tuple[int, str]:
+        """Status and code of an error."""
+        return self.status, self.json["error"]["code"]
+
+    @property
+    def fault(self) -> tuple[int, str]:
+        """Status of an error, and the field at fault."""
+        return self.status, self.json["error"]["param"]
 
 
 @dataclass
@@ -51,9 +87,18 @@ class Stage:
             form.add_field(name, value)
         return form
 
+    async def ask(self, method: str, path: str, **options: Any) -> Answer:
+        async with self.http.request(method, path, **options) as response:
+            return Answer(response.status, response.headers, await response.read())
+
+    async def get(self, path: str, **options: Any) -> Answer:
+        return await self.ask("GET", path, **options)
+
+    async def post(self, path: str, **options: Any) -> Answer:
+        return await self.ask("POST", path, **options)
+
     async def edit(self, **fields: str) -> tuple[int, dict[str, Any]]:
-        async with self.http.post("/v1/images/edits", data=self.form(**fields)) as response:
-            return response.status, await response.json()
+        return (await self.post("/v1/images/edits", data=self.form(**fields))).told
 
     async def record(self) -> JobRecord:
         """The record of the latest job."""
@@ -92,7 +137,7 @@ async def open_gateway(
         port=0,
         port_file=folder / "port",
         telemetry_hz=20,
-        **options,
+        **{"notice_s": 0.0} | options,
     )
     async with AsyncExitStack() as stack:
         front = await stack.enter_async_context(bus.connect(nats_url, config.instance))

@@ -16,7 +16,7 @@ from giornata.bus import bus, streams
 from giornata.bus.bus import Bus, Endpoint
 from giornata.config import new_instance
 from giornata.deadlines import Deadline
-from giornata.lora_transfer import open_upload
+from giornata.lora_files import open_upload
 from giornata.records import LoraRecords
 from giornata.wire import subjects
 from giornata.wire.loras import CanonicalLora, LoraRecord, NormaliseLora, StoredFile

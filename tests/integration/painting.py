@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from giornata.model_cards import read_model_card
-from giornata.planning.batch_plans import BatchPlanner, plan_batch
+from giornata.planning.plans import BatchPlanner, plan_batch
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import pack, unpack
 from giornata.wire.models import ModelCard
@@ -29,7 +29,7 @@ from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row, Snapshot
 from giornata_prepost.checkpoint import FAMILIES, open_model
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.families.protocol import GeneratingModel, ImageModel, ReferringModel
+from giornata_prepost.families.pipeline import ImageModel
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from tests.distances import distance
@@ -78,7 +78,6 @@ class Served:
         resume: Snapshot | None = None,
     ) -> Row:
         """The row of a generation's first seed."""
-        assert isinstance(self.images, GeneratingModel)
         (drawn,) = self.images.noise_rows(size, [parameters.seed or 0], draws=_draws(parameters))
         return self._row(key, parameters, size, drawn, references, None, resume)
 
@@ -120,7 +119,6 @@ class Served:
         )
 
     def _encoded(self, reference: Pixels) -> Tensor:
-        assert isinstance(self.images, ReferringModel)
         return self.images.encode_reference(reference)
 
 

@@ -31,10 +31,10 @@ from deploy.composition.__main__ import (
     page,
     pairs,
 )
-from giornata.control.expansion import count_sequences
+from giornata.control.layout import count_sequences
 from giornata.control.link.client import ControlLink
 from giornata.control.link.server import Listener, is_known_token
-from giornata.control.networks import ControlNet, RowControlNet, load
+from giornata.control.networks import ControlNet, load
 from giornata.model_cards import read_model_card
 from giornata.packed.compute_set import with_companions
 from giornata.packed.low_rank import SequenceLoras, low_rank
@@ -51,7 +51,7 @@ from giornata_controlnet.rows import ActiveControlNet, OpenRow
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.controls.controlnets import ControlDispatcher, open_rows
 from giornata_denoiser.controls.local import HELD_STEPS, LocalControls, control_conditions, control_target
-from giornata_denoiser.controls.remote import ControlNetSession, RemoteControlOptions, RemoteControls
+from giornata_denoiser.controls.remote import ControlNetSession, RemoteControls
 from giornata_denoiser.engine.batch_tensors import LowRanks
 from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.model_runner import StepReport
@@ -248,12 +248,12 @@ class ControlInstance:
         """`row` as a denoiser has it open here."""
         (use,), behind = row.adapters.controls, self._net.behind(target.base)
         seen = self._net.open(control_conditions(row, 0, target))
-        act = RowControlNet(self._net, seen, use.scale, behind)
+        act = ActiveControlNet(self._net, seen, use.scale, behind, use.first_step, use.end_step, 1.0)
         key = row.key.job_id
         self._rows[key] = OpenRow(
             key,
             "denoiser",
-            [ActiveControlNet(act, use.first_step, use.end_step, work=1.0)],
+            [act],
             (behind,),
             target.base,
             row.grid,
@@ -405,7 +405,8 @@ class Matrix:
             torch.float32,
             CPU,
             lambda _, error: crashed(error),
-            RemoteControlOptions(HELD_STEPS, HUNG_S),
+            held_steps=HELD_STEPS,
+            late_s=HUNG_S,
         )
         for row in rows:
             if "service" in row.key.job_id.split("+"):

@@ -2,114 +2,98 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
 import stat
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 
 from giornata.checkpoints import DeviceConfig
-from giornata.device_claims import claim_gpus, gpus_of, lock_gpus, visible_gpus
-from giornata.gpus import VISIBLE, host_device, see_alone, visible_alone
+from giornata.gpus import (
+    DEVICES,
+    VISIBLE,
+    claim_gpus,
+    gpus_of,
+    host_device,
+    lock_gpus,
+    see_alone,
+    visible_alone,
+    visible_gpus,
+)
 from giornata.scratch import exclusive_lock
 from giornata.wire.errors import Failed, NoFreeDevice
 from giornata.wire.workers import HostDevice, ServiceName
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.pool.messages import RankSetup
-from giornata_denoiser.pool.ranks import LocalRankProcess
-from giornata_denoiser.pool.setup import start_ranks
+from giornata_denoiser.pool.ranks import LocalRankProcess, start_ranks
+from tests.forked_processes import FORKS
 from tests.patience import HUNG_S
 
 GPUS = tuple(HostDevice(device=f"cuda:{index}", id=f"GPU-{index}a") for index in range(3))
-REPLICA = """
-import asyncio, json, sys
-from pathlib import Path
-from giornata import runtime
-from giornata.checkpoints import DeviceConfig
-from giornata.device_claims import claim_gpus as claimed
-from giornata.gpus import VISIBLE
-from giornata.wire.workers import HostDevice
-from giornata.wire.workers import ServiceName
-import os
 
-async def seen():
-    return [HostDevice(device=f"cuda:{i}", id=f"GPU-{i}a") for i in range(2)]
 
-async def main(config, stop):
-    wanted = config.gpus_wanted
-    async with claimed(ServiceName.DENOISER, config.instance, config.device_claims, wanted, seen=seen) as mine:
-        print(json.dumps([[gpu.device for gpu in mine], os.environ.get(VISIBLE)]), flush=True)
-        await stop.wait()
+async def two() -> tuple[HostDevice, ...]:
+    return GPUS[:2]
 
-sys.exit(runtime.start(ServiceName.DENOISER, DeviceConfig, main))
-"""
+
+def claim(folder: Path, name: str, pipe: Connection) -> None:
+    """Claim as a service does, tell what was found, and keep it until this process ends."""
+
+    async def claims() -> None:
+        async with claim_gpus(ServiceName.DENOISER, name, folder, 1, seen=two) as mine:
+            pipe.send(([gpu.device for gpu in mine], os.environ.get(VISIBLE)))
+            pipe.recv()
+
+    try:
+        asyncio.run(claims())
+    except NoFreeDevice as error:
+        pipe.send(str(error))
 
 
 class Replica:
-    """A process that claims as a service does."""
+    """A process that claims."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", REPLICA, "--instance", name, "--log-format", "json"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"GIORNATA_DEVICE_CLAIMS": str(folder)},
-        )
+        self._pipe, there = FORKS.Pipe()
+        self.process = FORKS.Process(target=claim, args=(folder, name, there), daemon=True)
+        self.process.start()
+        there.close()
 
-    def told(self) -> tuple[list[str], str | None]:
-        """Its GPUs, and what it lets CUDA see."""
-        assert self.process.stdout is not None
-        devices, visible = json.loads(self.process.stdout.readline())
-        return devices, visible
+    def told(self) -> Any:
+        """Its GPUs, and what it lets CUDA see; or why it has none."""
+        return self._pipe.recv()
 
-    def end(self) -> str:
-        """Its log, once it has ended by itself."""
-        _, log = self.process.communicate(timeout=HUNG_S)
-        return log
-
-
-@contextmanager
-def replicas(folder: Path, count: int) -> Iterator[list[Replica]]:
-    started = [Replica(folder, f"d{index}") for index in range(count)]
-    try:
-        yield started
-    finally:
-        for replica in started:
-            replica.process.kill()
-            replica.end()
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join(HUNG_S)
 
 
 def test_replicas_that_start_together_have_a_gpu_each_and_a_killed_ones_goes_to_the_next(
     tmp_path: Path,
 ) -> None:
-    with replicas(tmp_path, 2) as started:
-        told = [replica.told() for replica in started]
-        assert sorted(devices for devices, _ in told) == [[gpu.device] for gpu in GPUS[:2]]
-        ids = {gpu.device: gpu.id for gpu in GPUS}
-        assert all(visible == ids[devices[0]] for devices, visible in told), "CUDA sees no other"
-        another = Replica(tmp_path, "another")
-        log = another.end()
-        assert another.process.returncode == 1
-        [line] = [json.loads(line) for line in log.splitlines() if "service_failed" in line]
-        assert line["code"] == "no_free_device"
-        assert "Received: 1 wanted, 0 of 2 free." in line["error"]
-        for devices, holder in zip([devices for devices, _ in told], range(2), strict=True):
-            assert f"{devices[0]} by d{holder}" in line["error"]
-        started[0].process.kill()
-        started[0].end()
-        with replicas(tmp_path, 1) as [successor]:
-            assert successor.told() == told[0]
+    replicas = [Replica(tmp_path, f"d{number}") for number in range(2)]
+    told = [replica.told() for replica in replicas]
+    assert sorted(devices for devices, _ in told) == [[gpu.device] for gpu in GPUS[:2]]
+    ids = {gpu.device: gpu.id for gpu in GPUS}
+    assert all(visible == ids[devices[0]] for devices, visible in told), "CUDA sees no other"
+    replicas.append(Replica(tmp_path, "another"))
+    refused = replicas[-1].told()
+    assert "Received: 1 wanted, 0 of 2 free." in refused
+    assert all(f"{devices[0]} by d{number}" in refused for number, (devices, _) in enumerate(told))
+    replicas[0].end()
+    replicas.append(Replica(tmp_path, "successor"))
+    assert replicas[-1].told() == told[0]
+    for replica in replicas:
+        replica.end()
 
 
 @pytest.mark.parametrize(("device", "wanted"), [("cuda", 1), ("auto", 1), ("cuda:3", 0), ("cpu", 0)])
@@ -173,7 +157,7 @@ def test_ranks_of_a_pool_see_what_their_leader_has_claimed(monkeypatch: pytest.M
                 time.sleep(0.01)  # Popen returns a moment before the new program's stack is set up
             told[opening.me] = opening.config.device, environ
 
-    monkeypatch.setattr("giornata_denoiser.pool.setup.LocalRankProcess", Started)
+    monkeypatch.setattr("giornata_denoiser.pool.ranks.LocalRankProcess", Started)
     ranks = start_ranks(DenoiserConfig(model="m", devices="cuda:0,cuda:1"))
     ranks.close(within_s=0.0)
     for me, shown in enumerate(("GPU-3a", "GPU-5a")):
@@ -181,10 +165,16 @@ def test_ranks_of_a_pool_see_what_their_leader_has_claimed(monkeypatch: pytest.M
         assert f"{VISIBLE}={shown}".encode() in told[me][1].split(b"\0")
 
 
-async def test_gpus_are_told_by_a_process_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine without GPUs: none, and no error."""
+async def test_gpus_are_told_by_a_process_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert len(await visible_gpus()) == torch.cuda.device_count()
+    (tmp_path / "giornata").mkdir()
+    (tmp_path / "giornata" / "__init__.py").touch()
+    (tmp_path / "giornata" / "gpus.py").write_text(f"print({DEVICES.dump_json(GPUS).decode()!r})")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert await visible_gpus() == GPUS
 
 
 async def test_a_torch_that_fails_is_no_machine_without_gpus(

@@ -2,60 +2,53 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from giornata.device_claims import DeviceLedger, GpuMemoryClaim
+from giornata.gpus import DeviceLedger, GpuMemoryClaim
 from giornata.wire.errors import Failed
+from tests.forked_processes import FORKS, TorchProcess
 from tests.patience import HUNG_S
 
-PROCESS = """
-import sys
-from pathlib import Path
-from giornata.device_claims import DeviceLedger
-ledger = DeviceLedger(Path(sys.argv[1]), "GPU-a", "prepost")
-ledger.state(int(sys.argv[2]))
-print("stated", flush=True)
-sys.stdin.read()
-"""
+
+def state(folder: Path, size_bytes: int, pipe: Connection) -> None:
+    """State so many bytes until this process ends."""
+    ledger = DeviceLedger(folder, "GPU-a", "prepost")
+    ledger.state(size_bytes)
+    pipe.send(None)
+    with suppress(EOFError):
+        pipe.recv()
 
 
-def process(folder: Path, size_bytes: int) -> subprocess.Popen[str]:
-    """Another process that has stated so many bytes."""
-    started = subprocess.Popen(
-        [sys.executable, "-c", PROCESS, str(folder), str(size_bytes)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert started.stdout is not None
-    assert started.stdout.readline() == "stated\n"
-    return started
+def process(folder: Path, size_bytes: int) -> tuple[TorchProcess, Connection]:
+    """Another process that has stated so many bytes; it ends when its pipe is closed."""
+    here, there = FORKS.Pipe()
+    started = TorchProcess(target=state, args=(folder, size_bytes, there), daemon=True)
+    started.start()
+    there.close()
+    here.recv()
+    return started, here
 
 
 def test_a_statement_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
     mine = DeviceLedger(tmp_path / "ledger", "GPU-a", "denoiser")
     mine.state(5)
-    first, second = process(tmp_path / "ledger", 7), process(tmp_path / "ledger", 11)
-    try:
-        assert sorted(mine.others()) == [
-            GpuMemoryClaim("GPU-a", "prepost", 7),
-            GpuMemoryClaim("GPU-a", "prepost", 11),
-        ]
-        assert mine.others_bytes() == 18
-        first.kill()
-        first.wait(HUNG_S)
-        assert mine.others_bytes() == 11
-        second.communicate(timeout=HUNG_S)
-        assert mine.others() == []
-        assert len(list((tmp_path / "ledger").iterdir())) == 1, "the files of the dead are removed"
-    finally:
-        for one in (first, second):
-            one.kill()
-            one.communicate()
+    (killed, _), (ends, pipe) = process(tmp_path / "ledger", 7), process(tmp_path / "ledger", 11)
+    assert sorted(mine.others()) == [
+        GpuMemoryClaim("GPU-a", "prepost", 7),
+        GpuMemoryClaim("GPU-a", "prepost", 11),
+    ]
+    assert mine.others_bytes() == 18
+    killed.kill()
+    killed.join(HUNG_S)
+    assert mine.others_bytes() == 11
+    pipe.close()
+    ends.join(HUNG_S)
+    assert mine.others() == []
+    assert len(list((tmp_path / "ledger").iterdir())) == 1, "the files of the dead are removed"
 
 
 def test_processes_see_each_other_and_sum_up_their_own_gpu_alone(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from giornata.device_claims import DeviceLedger
+from giornata.gpus import DeviceLedger
 from giornata.memory_plan import CONTEXT_BYTES, TILE, USABLE
 from giornata.model_cards import model_memory, read_model_card
 from giornata.wire.workers import HostDevice

@@ -14,15 +14,15 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
-from giornata.bus.work_queue import QueueConsumer
 from giornata.deadlines import Deadline
 from giornata.records import JobRecordStore
-from giornata.wire import stores, subjects
+from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, JobNotFound, ServiceUnavailable
 from giornata.wire.jobs import Job, JobRecord, JobState, Priority
 from giornata.wire.messages import DoneEvent, Epoch, EventKind, JobAck, SubmitRequest
-from giornata.wire.permissions import NatsRole
-from giornata_router.rules import job_records
+from giornata.wire.subjects import NatsRole
+from giornata_router import job_records
+from giornata_router.work_queue import QueueConsumer
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.fleet import FakePrepost
 from tests.integration.nats_cluster import NatsCluster, nats_cluster
@@ -84,13 +84,13 @@ async def kept(bus: Bus, records: JobRecordStore, accepted: list[JobRecord]) -> 
     """Every accepted job is in the queue once, and has its record; a new leader may have to take them up first."""
     async for attempt in insisting(AssertionError, JobNotFound):
         with attempt:
-            info = await bus.jetstream.stream_info(stores.JOBS)
+            info = await bus.jetstream.stream_info(subjects.JOBS)
             assert info.state.messages == len(accepted)
     for record in accepted:
         async for attempt in insisting(AssertionError, JobNotFound):
             with attempt:
                 assert await records.get(record.job.job_id) == record
-    consumer = QueueConsumer(bus.client, bus.jetstream, Priority.INTERACTIVE, Epoch(1, 1))
+    consumer = QueueConsumer(bus, Priority.INTERACTIVE, Epoch(1, 1))
     told: set[str] = set()
     async for attempt in insisting(TimeoutError):
         with attempt:
@@ -103,80 +103,54 @@ async def kept(bus: Bus, records: JobRecordStore, accepted: list[JobRecord]) -> 
     assert told == {record.job.job_id for record in accepted}
 
 
-async def test_one_server_may_die_whichever_and_the_next_when_it_is_back(
+async def test_streams_go_from_one_server_to_three_and_outlive_each_of_these_and_all_at_once(
     cluster: NatsCluster, stack: AsyncExitStack
 ) -> None:
-    bus = await connected(stack, cluster, NatsRole.ROUTER)
-    await streams.ensure(bus.jetstream, replicas=3, events_ttl_s=60)
+    bus, other = [await connected(stack, cluster, NatsRole.ROUTER) for _ in range(2)]
+    await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
+    older = (await bus.jetstream.stream_info(subjects.EVENTS)).config.evolve(subjects=[subjects.ALL_EVENTS])
+    await bus.jetstream.update_stream(older)
+    await streams.ensure_queue(bus.jetstream, replicas=1, max_messages=1000)
+    records, others = [await JobRecordStore.open(each.jetstream) for each in (bus, other)]
+    accepted = [await accept(bus, records, make_job())]
+    for replicas in (3, 1):  # who comes later with fewer takes nothing away
+        await streams.update(
+            bus.jetstream, replicas=replicas, store_bytes=subjects.STORE_BYTES, records_ttl_s=24 * 3600
+        )
+        for name in ("KV_giornata-jobs", "KV_giornata-templates", "KV_giornata-leases", subjects.EVENTS):
+            async for attempt in insisting():
+                with attempt:
+                    info = await bus.jetstream.stream_info(name)
+                    assert info.config.num_replicas == 3
+    kept_events = (await bus.jetstream.stream_info(subjects.EVENTS)).config.subjects
+    assert kept_events == list(streams.KEPT_EVENTS), "an older version kept steps, too"
     await streams.ensure_queue(bus.jetstream, replicas=3, max_messages=1000)
-    records = await JobRecordStore.open(bus.jetstream)
-    accepted = [await accept(bus, records, make_job()) for _ in range(20)]
-
-    first = await cluster.leader(bus.jetstream, stores.JOBS)
-    cluster.servers[first].kill()
-    accepted += [await accept(bus, records, make_job()) for _ in range(20)]
     await kept(bus, records, accepted)
 
-    cluster.servers[first].start()
-    second = await cluster.leader(bus.jetstream, "KV_giornata-jobs")
-    assert second != first
-    cluster.servers[second].kill()  # now what the first one has taken up since counts
-    accepted += [await accept(bus, records, make_job()) for _ in range(20)]
-    await kept(bus, records, accepted)
-    cluster.servers[second].start()
-
-
-async def test_one_of_two_who_create_a_record_at_once_is_told_that_it_was_first(
-    cluster: NatsCluster, stack: AsyncExitStack
-) -> None:
-    """A router does: by accepting a job, and by carrying it as soon as the queue delivers it."""
-    buses_of_both = [await connected(stack, cluster, NatsRole.ROUTER) for _ in range(2)]
-    await streams.ensure(buses_of_both[0].jetstream, replicas=3, events_ttl_s=60)
-    both = [await JobRecordStore.open(bus.jetstream) for bus in buses_of_both]
+    # A router that accepts a job and one that carries it create its record at once; one is told that it was first.
     drafts = [job_records.accepted(make_job()) for _ in range(200)]
     for first in range(0, len(drafts), 10):  # in one of forty the second writer finds no record to read
         some = drafts[first : first + 10]
-        pairs = [asyncio.gather(*(records.create(one) for records in both)) for one in some]
+        pairs = [asyncio.gather(records.create(one), others.create(one)) for one in some]
         for created in await asyncio.gather(*pairs):
             assert sorted(revision is not None for revision in created) == [False, True]
 
+    dead = await cluster.leader(bus.jetstream, subjects.JOBS)
+    cluster.servers[dead].kill()
+    accepted += [await accept(bus, records, make_job()) for _ in range(20)]
+    cluster.servers[dead].start()
+    second = await cluster.leader(bus.jetstream, "KV_giornata-jobs")
+    assert second != dead
+    cluster.servers[second].kill()  # now what the first one has taken up since counts
+    accepted += [await accept(bus, records, make_job()) for _ in range(20)]
+    await kept(bus, records, accepted)
 
-async def test_all_servers_may_be_killed_at_once(cluster: NatsCluster, stack: AsyncExitStack) -> None:
-    bus = await connected(stack, cluster, NatsRole.ROUTER)
-    await streams.ensure(bus.jetstream, replicas=3, events_ttl_s=60)
-    await streams.ensure_queue(bus.jetstream, replicas=3, max_messages=1000)
-    records = await JobRecordStore.open(bus.jetstream)
-    accepted = [await accept(bus, records, make_job()) for _ in range(20)]
+    cluster.servers[second].start()
     for server in cluster.servers.values():
         server.kill()
     for server in cluster.servers.values():
         server.start()
     await streams.ensure(bus.jetstream, replicas=3, events_ttl_s=60)
-    await kept(bus, records, accepted)
-
-
-async def test_what_was_begun_on_one_server_goes_on_with_three(
-    cluster: NatsCluster, stack: AsyncExitStack
-) -> None:
-    bus = await connected(stack, cluster, NatsRole.ROUTER)
-    await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
-    older = (await bus.jetstream.stream_info(stores.EVENTS)).config.evolve(subjects=[subjects.ALL_EVENTS])
-    await bus.jetstream.update_stream(older)
-    await streams.ensure_queue(bus.jetstream, replicas=1, max_messages=10)
-    records = await JobRecordStore.open(bus.jetstream)
-    accepted = [await accept(bus, records, make_job())]
-    for replicas in (3, 1):  # who comes later with fewer takes nothing away
-        await streams.update(
-            bus.jetstream, replicas=replicas, store_bytes=stores.STORE_BYTES, records_ttl_s=24 * 3600
-        )
-        for name in ("KV_giornata-jobs", "KV_giornata-templates", "KV_giornata-leases", stores.EVENTS):
-            async for attempt in insisting():
-                with attempt:
-                    info = await bus.jetstream.stream_info(name)
-                    assert info.config.num_replicas == 3
-    kept_events = (await bus.jetstream.stream_info(stores.EVENTS)).config.subjects
-    assert kept_events == list(streams.KEPT_EVENTS), "an older version kept steps, too"
-    await streams.ensure_queue(bus.jetstream, replicas=3, max_messages=10)
     await kept(bus, records, accepted)
 
 
@@ -231,7 +205,7 @@ async def test_every_accepted_job_ends_though_servers_die_under_the_router(
         await stack.enter_async_context(worker.run())
 
     jobs = [make_job() for _ in range(8)]
-    for stream in (stores.JOBS, "KV_giornata-jobs"):
+    for stream in (subjects.JOBS, "KV_giornata-jobs"):
         batch, jobs = jobs[:4], jobs[4:] + jobs[:4]
         for job in batch:
             await bench.submit(job)

@@ -17,7 +17,7 @@ from giornata import tensors
 from giornata.blobs.store import MemoryBlobs
 from giornata.families import Family
 from giornata.packed.compute_set import region_of
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.wire.adapters import ControlUse
 from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job, Priority, RowRecord
 from giornata.wire.messages import RunRequest
@@ -107,11 +107,8 @@ class Bench:
     def encoded(self, reuse: Reuse) -> tuple[Job, Inspection, JobConditioning]:
         job = self.job(reuse)
         found = self.inspected(job)
-        inspection = Inspection.model_validate(
-            {**vars(found), "prepared": None, "references": None, "controls": None, "alpha": None}
-        )
         inputs = EncodingInputs(found.prepared, controls=found.controls)
-        return job, inspection, encode_job(self.of.images, job, inputs, SIZE)
+        return job, found.measures, encode_job(self.of.images, job, inputs, SIZE)
 
 
 def computed(inspection: Inspection) -> Tensor:

@@ -24,7 +24,7 @@ from giornata.wire.resolution import resolve
 from giornata_denoiser.checkpoint import load
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row
-from giornata_prepost.families.flux import FluxInpaintImages
+from giornata_prepost.families.flow_transformers import FluxInpaintImages
 from giornata_prepost.images import pictures
 from giornata_prepost.images.geometry import Box, Size
 from giornata_prepost.images.pictures import Pixels
@@ -68,14 +68,16 @@ def ours(folder: Path, card: ModelCard, image: bytes, mask: bytes, parameters: E
             build_row(
                 denoiser.family,
                 RowKey("job", 1, 0),
-                grid=(found.model_height // 16, found.model_width // 16),
+                grid=(found.measures.model_height // 16, found.measures.model_width // 16),
                 track=denoiser.family.schedule.track(
                     sampler=denoiser.family.schedule.default_sampler,
                     steps=parameters.num_inference_steps or 0,
                     strength=parameters.strength or 0,
-                    cells=found.tokens,
+                    cells=found.measures.tokens,
                 ),
-                text=prepost.encode_text(parameters.prompt, Size(found.model_width, found.model_height)),
+                text=prepost.encode_text(
+                    parameters.prompt, Size(found.measures.model_width, found.measures.model_height)
+                ),
                 conditioning=row,
                 guidance_scale=parameters.guidance_scale or 0,
             )
@@ -85,9 +87,9 @@ def ours(folder: Path, card: ModelCard, image: bytes, mask: bytes, parameters: E
     while (report := engine.step()) is not None:
         latent = report.advanced[0].latent
     assert latent is not None
-    painted = prepost.decode(latent, Size(found.model_width, found.model_height))
+    painted = prepost.decode(latent, Size(found.measures.model_width, found.measures.model_height))
     return pictures.decode(
-        finish(image, found.alpha, parameters, LIMITS, painted, found.crop), 1 << 20
+        finish(image, found.alpha, parameters, LIMITS, painted, found.measures.crop), 1 << 20
     ).pixels
 
 
@@ -115,7 +117,7 @@ def test_a_crop_equals_diffusers_own(
         padding_mask_crop=padding,
     )
     parameters = resolve(asked, card, SEED)
-    assert inspect(file(scene), file(mask), parameters, card, LIMITS).crop == crop
+    assert inspect(file(scene), file(mask), parameters, card, LIMITS).measures.crop == crop
     mine = ours(folder, card, file(scene), file(mask), parameters)
 
     pipeline: Any = FluxInpaintPipeline.from_pretrained(folder)

@@ -19,13 +19,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from giornata_lab.bench import options
-from giornata_lab.bench.reporting import report
+from giornata_lab.bench import harness, options
 from giornata_lab.rehearsals.gpu import campaign, needs, wheels
 from giornata_lab.rehearsals.gpu.campaign import Folder, Record, SharedProcess, Status
-from giornata_lab.rehearsals.gpu.command import NO_GPU, main
+from giornata_lab.rehearsals.gpu.command import NO_GPU, main, page
 from giornata_lab.rehearsals.gpu.parts import TINY, Part, parts
-from giornata_lab.rehearsals.gpu.table import page
 from tests.fakes.cuda import pretended
 
 CAMPAIGN = "giornata_lab.rehearsals.gpu"
@@ -241,7 +239,7 @@ def test_a_part_on_a_pretended_gpu_writes_its_report_and_races_with_nothing(
 ) -> None:
     """It takes the branches for CUDA: pinned memory, streams, Triton's launches, peaks of memory."""
     pytest.importorskip("triton", reason="there is no Triton for this platform")
-    monkeypatch.setattr(report, "OUT", tmp_path)
+    monkeypatch.setattr(harness, "OUT", tmp_path)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # of this process, which has other tests
     [chosen] = [each for each in parts(TINY, "cuda") if each.name == name]
     options._flux.cache_clear()

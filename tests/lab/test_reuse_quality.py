@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from giornata.packed.compute_set import unite_regions
+from giornata.planning.cost_model import refresh_interval
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families import flux
 from giornata_denoiser.rows.row import RecordingSpec
+from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.identity import LEVELS_TOGETHER
 from giornata_lab.bench.compute.bench_model import BenchModel, Request, box_of
-from giornata_lab.bench.compute.setting import DEFAULT, BenchSetting
-from giornata_lab.bench.first_template import left_by
-from giornata_lab.bench.reuse_quality import MODEL
+from giornata_lab.bench.compute.engines import DEFAULT, BenchSetting
+from giornata_lab.bench.reuse_quality import KEPT_FOR, MODEL
 from giornata_lab.quality import cases
 from giornata_tools.lora_profiler.profiler import ssim
 
@@ -78,6 +79,16 @@ def test_a_miss_gives_it_too(model: BenchModel, requests: list[Request]) -> None
     assert np.mean(renewed) > np.mean(never)
 
 
+def left_by(model: BenchModel, request: Request) -> CachedTemplate:
+    """What an edit without a template leaves."""
+    row, where = model.edit(request, DEFAULT.halo), model.region(request, DEFAULT.halo)
+    assert where is not None
+    every = refresh_interval(row.steps, KEPT_FOR)
+    spec = RecordingSpec(frozenset({DEFAULT.form}), DEFAULT.bits)
+    (done,) = model.run([replace(row, region=where, renewed_every=every, records=spec)])
+    return CachedTemplate("left", row.grid, done.entries, edited=where)
+
+
 def test_the_next_edit_takes_what_a_miss_left(model: BenchModel, requests: list[Request]) -> None:
     """Prompt and mask differ. With what the miss repainted computed, the picture is nearer than without."""
     found = []
@@ -86,7 +97,6 @@ def test_the_next_edit_takes_what_a_miss_left(model: BenchModel, requests: list[
         left = left_by(model, earlier)
         whole = model.edit(request, DEFAULT.halo)
         where = model.region(request, DEFAULT.halo)
-        assert left is not None
         assert left.edited is not None
         assert where is not None
         either = unite_regions(where, left.edited)

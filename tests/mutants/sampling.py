@@ -19,6 +19,7 @@ class Package(NamedTuple):
     """Modules without input and output, and their tests."""
 
     folder: str
+    """Or one module."""
     tests: tuple[str, ...]
     """Folders with tests, the nearest first."""
     whole: tuple[str, ...] = ()
@@ -37,7 +38,10 @@ PURE: Final = {
         ("tests/unit/packed", "tests/unit/denoiser/engine"),
         ("tests/unit/denoiser/engine/test_masked.py",),
     ),
-    "rules": Package("services/router/giornata_router/rules", ("tests/unit/router",)),
+    **{
+        name: Package(f"services/router/giornata_router/{name}.py", ("tests/unit/router",))
+        for name in ("admission", "fleet_reports", "job_records", "prepost")
+    },
     "wire": Package(
         "shared/giornata/wire", ("tests/contract", "tests/unit"), ("tests/contract/test_codec.py",)
     ),
@@ -86,7 +90,8 @@ def sample(size: int, seed: int, packages: Sequence[str], root: Path = ROOT) -> 
     places = [
         (path, package, edit)
         for package in (PURE[name] for name in packages)
-        for path in sorted((root / package.folder).rglob("*.py"))
+        for path in sorted({*root.glob(package.folder), *(root / package.folder).rglob("*.py")})
+        if path.suffix == ".py"
         for edit in edits(path.read_text())
     ]
     drawn = Random(seed).sample(places, min(size, len(places)))  # noqa: S311 - a sample, no secret

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from diffusers import ControlNetModel, FluxControlNetModel, SD3ControlNetModel
 
-from giornata.control.expansion import control_input
+from giornata.control.layout import control_input
 from giornata.wire.adapters import ControlInput
 
 FLUX = {

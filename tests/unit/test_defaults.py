@@ -14,7 +14,7 @@ from giornata.kinds import KINDS
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.requests import MAX_STEPS, EditParameters, GenerationParameters
 from giornata.wire.resolution import carried_out, defaults_of, fields_of, fitted, resolve
-from giornata_gateway.intake.rules.forms import EditForm, read_form
+from giornata_gateway.rules.forms import EditForm, read_form
 from giornata_gateway.views.catalog import model_list
 from tests.fakes.fleet import CARD
 

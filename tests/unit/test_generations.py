@@ -86,8 +86,3 @@ def test_a_job_without_image_stays_one_on_its_way() -> None:
     job = JOB.model_copy(update={"image": None, "template_id": None})
     assert (JOB.task, job.task) == (Task.EDIT, Task.GENERATE)
     assert codec.decode(Job, codec.encode(job)) == job
-
-
-def test_a_card_of_a_version_without_tasks_edits() -> None:
-    told = FLUX.model_dump(exclude={"tasks", "generation_guidance_scale"})
-    assert ModelCard.model_validate(told).tasks == (Task.EDIT,)

@@ -23,7 +23,7 @@ from giornata.nats_users import (
 )
 from giornata.wire import subjects
 from giornata.wire.messages import EventKind
-from giornata.wire.permissions import (
+from giornata.wire.subjects import (
     RELOADER,
     NatsPermissions,
     NatsRole,
@@ -37,6 +37,8 @@ from giornata.wire.permissions import (
 )
 from giornata.wire.workers import ServiceName
 
+ADDRESSES = ("prepost_at", "bring", "tier", "cancel", "telemetry", "jobs")
+"""Functions that name a subject by ids alone."""
 SERVICES = [NatsRole(service) for service in ServiceName]
 
 
@@ -56,11 +58,7 @@ def may(listed: tuple[str, ...], subject: str) -> bool:
 
 def one_of_each() -> dict[str, str]:
     """Every subject that `subjects` knows, by the name of its function or constant."""
-    functions: dict[str, Callable[..., str]] = {
-        name: function
-        for name, function in inspect.getmembers(subjects, inspect.isfunction)
-        if name not in {"token", "is_inbox", "get_args", "lora", "controlnet"} and "_of" not in name
-    }
+    functions: dict[str, Callable[..., str]] = {name: getattr(subjects, name) for name in ADDRESSES}
     found = {
         name: function(*("x" for _ in inspect.signature(function).parameters))
         for name, function in functions.items()
@@ -69,7 +67,7 @@ def one_of_each() -> dict[str, str]:
     found |= {f"worker_{verb}": subjects.worker("x", verb) for verb in get_args(subjects.WorkerVerb)}
     found |= {f"controlnet_{verb}": subjects.controlnet("x", verb) for verb in get_args(subjects.ControlVerb)}
     found |= {f"lora_{verb}": subjects.lora(verb) for verb in get_args(subjects.LoraVerb)}
-    del found["event"], found["worker"]
+    found |= {f"prepost_{verb}": subjects.prepost(verb, "x") for verb in ("adapter", "mask")}
     constants = (
         "EDIT",
         "EDIT_PROBE",
@@ -256,7 +254,9 @@ def test_a_service_finds_only_its_own_password_below_its_folder(tmp_path: Path) 
     ("subject", "kind"),
     [
         (subjects.EDIT, "edit"),
+        (subjects.EDIT_CANCEL, "edit cancel"),
         (subjects.SUBMIT, "router submit"),
+        ("giornata.worker.w1.run", "worker run"),
         (subjects.prepost("encode", "m"), "prepost encode"),
         (subjects.lora("begin"), "lora begin"),
     ],

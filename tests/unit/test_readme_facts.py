@@ -16,7 +16,6 @@ from giornata.families import Family
 from giornata.kinds import KINDS
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import ErrorBody
-from giornata.wire.masks import MaskedRegion, MaskMessage, MaskMessageReply
 from giornata.wire.messages import (
     EVENT_HEADER,
     CancelMessage,
@@ -24,6 +23,9 @@ from giornata.wire.messages import (
     EditMessage,
     EditReply,
     EventKind,
+    MaskedRegion,
+    MaskMessage,
+    MaskMessageReply,
     Picture,
     PreviewEvent,
     StateEvent,
@@ -31,7 +33,7 @@ from giornata.wire.messages import (
 )
 from giornata.wire.models import DISCRETE_TIME, FLOW_MATCHING, WITH_LIGHTNING, Task
 from giornata.wire.requests import PROMPT_BYTES
-from giornata_gateway.intake.rules.forms import EditForm, UnreadFields
+from giornata_gateway.rules.forms import EditForm, UnreadFields
 from giornata_tools.cli.app import COMMANDS
 
 ROOT = Path(__file__).parents[2]

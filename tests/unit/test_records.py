@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -171,3 +172,20 @@ async def test_an_ended_jobs_record_alone_has_a_life_of_its_own(
     assert bucket.lives_s == []
     await records.change(JOB.job_id, entering(JobState.FAILED))
     assert bucket.lives_s == [JOB.result_ttl_s + records.linger_s]
+
+
+async def test_who_may_write_no_more_writes_nothing(bucket: Bucket) -> None:
+    def ended() -> None:
+        raise PermissionError
+
+    records = replace(kept_in(bucket), may_write=ended)
+    bucket.put(codec.encode(RECORD))
+    for write in (
+        records.create(RECORD),
+        records.put(RECORD),
+        records.change(JOB.job_id, lambda record: record.model_copy(update={"attempt": 9})),
+        records.change(JOB.job_id, lambda record: record.model_copy(update={"state": JobState.FAILED})),
+    ):
+        with pytest.raises(PermissionError):
+            await write
+    assert bucket.writes == 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from giornata.families import Family
-from giornata.wire import codec, stores
+from giornata.wire import codec, subjects
 from giornata.wire.adapters import MAX_CONTROLNETS, LoraWait
 from giornata.wire.errors import GiornataError, InvalidField, UnknownField
 from giornata.wire.jobs import BlobRef
@@ -138,7 +138,7 @@ def test_the_jobs_with_the_longest_prompts_that_one_tenant_may_queue_fit_their_s
     envelope = 400  # JetStream's own, with the subject and the header
     size_bytes = len(codec.encode(job)) + envelope
     jobs = round(RouterConfig.tenant_share * limits)
-    assert jobs * size_bytes <= stores.limits(stores.STORE_BYTES)[stores.JOBS]
+    assert jobs * size_bytes <= subjects.limits(subjects.STORE_BYTES)[subjects.JOBS]
 
 
 def test_fields_that_have_an_effect_together_are_accepted() -> None:

@@ -1,74 +1,106 @@
-"""Named policies of retrying: what they try again, when they stop, and what they raise then."""
+"""Policies of retrying: what is asked again, and what is not because it may have been done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
+import nats.errors
 import pytest
+from nats.js.errors import (
+    BadRequestError,
+    BucketNotFoundError,
+    KeyNotFoundError,
+    KeyWrongLastSequenceError,
+    NoStreamResponseError,
+    NotFoundError,
+    ServiceUnavailableError,
+)
 from tenacity import AsyncRetrying, stop_after_attempt
 
 from giornata import retries
+from giornata.bus.connection import LostError, RefusedError
+from giornata.retries import ask_jetstream, read_just_made, write_to_jetstream
+
+Ask = Callable[[], Awaitable[str]]
+REFUSED = RefusedError("publish", "x")
 
 
-class Refused(Exception):
-    """What the policies under test try again."""
+def failing(error: Exception, times: int) -> tuple[Ask, list[int]]:
+    """Fails so often, then answers; and how often it was asked."""
+    asked: list[int] = []
+
+    async def ask() -> str:
+        asked.append(1)
+        if len(asked) <= times:
+            raise error
+        return "answer"
+
+    return ask, asked
 
 
-POLICIES: dict[str, Callable[[float], AsyncRetrying]] = {
-    "soon": lambda limit_s: retries.soon(Refused, limit_s),
-    "patiently": lambda limit_s: retries.patiently(Refused, limit_s),
-    "until_led": lambda limit_s: retries.until_led(lambda error: isinstance(error, Refused), limit_s),
-    "polling": lambda limit_s: retries.polling(Refused, limit_s),
-}
-
-
-class Server:
-    """Fails so often, then answers."""
-
-    def __init__(self, failures: int, error: type[Exception] = Refused) -> None:
-        self.failures, self.error, self.asked = failures, error, 0
-
-    async def answer(self, question: str) -> str:
-        self.asked += 1
-        if self.asked <= self.failures:
-            raise self.error(question)
-        return f"{question}!"
-
-
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-async def test_a_policy_tries_its_errors_again_and_no_others(
-    policy: Callable[[float], AsyncRetrying],
+@pytest.mark.parametrize("policy", [retries.soon, retries.patiently])
+async def test_a_policy_tries_its_errors_again_until_its_time_is_over(
+    policy: Callable[..., AsyncRetrying],
 ) -> None:
-    server = Server(2)
-    assert await policy(30)(server.answer, "hello") == "hello!"
-    assert server.asked == 3
-    other = Server(1, KeyError)
+    ask, asked = failing(REFUSED, 2)
+    assert await policy(RefusedError, 30)(ask) == "answer"
+    assert len(asked) == 3
+    ask, asked = failing(KeyError(), 1)
     with pytest.raises(KeyError):
-        await policy(30)(other.answer, "hello")
-    assert other.asked == 1
-
-
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-async def test_a_policy_whose_time_is_over_raises_the_last_error(
-    policy: Callable[[float], AsyncRetrying],
-) -> None:
-    server = Server(10_000)
-    with pytest.raises(Refused, match="hello"):
-        await policy(0)(server.answer, "hello")
+        await policy(RefusedError, 30)(ask)
+    assert len(asked) == 1
+    ask, _ = failing(REFUSED, 10_000)
+    with pytest.raises(RefusedError):
+        await policy(RefusedError, 0)(ask)
+    ask, _ = failing(REFUSED, 1)
+    assert await policy(RefusedError, 30).wraps(ask)() == "answer"
 
 
 async def test_a_stage_stops_where_its_caller_says() -> None:
-    server = Server(10_000)
-    with pytest.raises(Refused):
-        await retries.elsewhere(lambda _error: True, stop_after_attempt(2))(server.answer, "hello")
-    assert server.asked == 2
+    ask, asked = failing(REFUSED, 10_000)
+    with pytest.raises(RefusedError):
+        await retries.elsewhere(lambda _error: True, stop_after_attempt(2))(ask)
+    assert len(asked) == 2
 
 
-async def test_a_decorated_method_is_tried_again() -> None:
-    server = Server(1)
+@pytest.mark.parametrize(
+    ("tried", "again", "never"),
+    [
+        (
+            ask_jetstream,
+            [nats.errors.TimeoutError(), LostError(), ServiceUnavailableError()],
+            [
+                NotFoundError(),
+                BadRequestError(),
+                KeyWrongLastSequenceError(),
+                REFUSED,
+                NoStreamResponseError(),
+            ],
+        ),
+        (read_just_made, [BucketNotFoundError(), ServiceUnavailableError()], [BadRequestError()]),
+        (
+            write_to_jetstream,
+            [NoStreamResponseError(), KeyNotFoundError()],
+            [nats.errors.TimeoutError(), LostError()],
+        ),
+    ],
+)
+async def test_jetstream_is_asked_again_where_that_does_nothing_twice(
+    tried: Callable[[Ask], Awaitable[str]], again: list[Exception], never: list[Exception]
+) -> None:
+    for error in again:
+        ask, asked = failing(error, 2)
+        assert await tried(ask) == "answer"
+        assert len(asked) == 3
+    for error in never:
+        ask, asked = failing(error, 1)
+        with pytest.raises(type(error)):
+            await tried(ask)
+        assert len(asked) == 1
 
-    @retries.patiently(Refused).wraps
-    async def ask(question: str) -> str:
-        return await server.answer(question)
 
-    assert await ask("hello") == "hello!"
+@pytest.mark.parametrize("tried", [ask_jetstream, read_just_made])
+async def test_patience_ends(tried: Callable[[Ask, float], Awaitable[str]]) -> None:
+    ask, _ = failing(nats.errors.TimeoutError(), 10_000)
+    with pytest.raises(nats.errors.TimeoutError):
+        await tried(ask, 0.2)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pixel_shuffle
 
-from giornata.control.naming import ControlMismatch
+from giornata.control.layout import ControlMismatch
 from giornata.control.networks import ControlConditions, ControlSequenceStep, ControlText, load
 from giornata.control.sd3 import SD3Control
 from tests.fakes import tiny_driven, tiny_sd3_control

@@ -11,9 +11,9 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanContext
 
-from giornata.observability import tracing
-from giornata.observability.otlp import add_ids
-from giornata.observability.tracing import NO_SPAN, NO_STEPS, STEPS, SpanAttributes, TraceSpanKind, attribute
+from giornata import tracing
+from giornata.otlp import add_ids
+from giornata.tracing import NO_SPAN, NO_STEPS, STEPS, SpanAttributes, TraceSpanKind, attribute
 from giornata.wire import subjects
 from giornata.wire.errors import InternalError, MaskEmpty
 from tests.fakes.spans import telling

@@ -14,7 +14,7 @@ async def serve(config: ControlNetConfig, stop: asyncio.Event) -> None:
     """Read the cards, open NATS and blobs; compute ControlNets until `stop`; drain."""
     from giornata.blobs import open_blobs
     from giornata.bus.bus import connect_as
-    from giornata.device_claims import DeviceLedger, gpus_of
+    from giornata.gpus import DeviceLedger, gpus_of
     from giornata.runtime import keep_freed
     from giornata_controlnet.resident_nets import ResidentControlNets, read_cards
     from giornata_controlnet.service import ControlNetService

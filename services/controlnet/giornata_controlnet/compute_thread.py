@@ -7,8 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import structlog
 import torch
@@ -19,11 +18,14 @@ from giornata.packed.packing import to_device
 from giornata.wire.controlnets import StepRefusal
 from giornata_controlnet.rows import OpenRow
 
-# Steps that wait: which of them are refused, and which share the next forward.
-
-
 LEVEL_TOLERANCE: Final = 1e-5
 """Relative: noise levels travel as float64, and come from float32."""
+WORK: Final = 1e9
+"""Multiplications of which the time is told."""
+NEWEST: Final = 0.3
+"""Share of the latest forward in that time."""
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False)
@@ -44,6 +46,14 @@ class QueuedStep:
     def work(self) -> float:
         """Multiplications of all ControlNets."""
         return self.row.work(self.asked.step)
+
+    def fail(self, error: Exception) -> None:
+        """Tell the denoiser that the step cannot be computed."""
+        log.error("step_failed", row=self.row.key, step=self.asked.step, exc_info=error)
+        if isinstance(error, torch.OutOfMemoryError):
+            self.asked.fail(StepRefusal.OUT_OF_MEMORY, "this instance has not enough memory for the step")
+        else:
+            self.asked.fail(StepRefusal.POISONED, f"the step cannot be computed: {type(error).__name__}")
 
     def of(self, device: torch.device, dtype: torch.dtype) -> RowStep:
         """The step as it is computed."""
@@ -86,45 +96,14 @@ def count_sharing(tokens: Iterable[int], limit: int) -> int:
     return count
 
 
-def first_sharing(steps: Iterable[QueuedStep], limit: int) -> list[QueuedStep]:
-    """The waiting `steps` that share the next forward; see :func:`sharing`."""
-    waiting = list(steps)
-    return list(islice(waiting, count_sharing((each.tokens for each in waiting), limit)))
-
-
-# The thread that computes steps: whatever rows wait share one packed forward.
-
-
-WORK: Final = 1e9
-"""Multiplications of which the time is told."""
-NEWEST: Final = 0.3
-"""Share of the latest forward in that time."""
-
-log = structlog.get_logger(__name__)
-
-
-class ControlStepStats(NamedTuple):
-    """The work that was computed so far, and the work that waits."""
-
-    steps: int
-    late: int
-    work_ms: float | None
-    """Milliseconds of 1e9 multiplications, of this thread's processor on one; None before the first forward."""
-    pending_ms: float
-
-
 class ControlNetThread:
     """Computes steps in the order in which they are asked for, in a thread, from entering to leaving the context.
 
     A step that fails with others is computed alone, so that the culprit fails alone. Where memory runs out, half as
     many tokens share a forward, and again more as they fit.
 
-    Args:
-        find: the row of a key that is open to the denoiser with a token; asked in any thread.
-        device: of the ControlNets.
-        dtype: of their weights.
-        tokens: most that share a forward.
-        on_crash: is told in the thread that the device is lost; nothing is computed any more.
+    `find` tells the row of a key that is open to the denoiser with a token; it is asked in any thread. At most `tokens`
+    share a forward. `on_crash` is told in the thread that the device is lost; nothing is computed any more then.
     """
 
     def __init__(
@@ -144,6 +123,7 @@ class ControlNetThread:
         self._running: Sequence[QueuedStep] = ()
         self._steps, self._late = 0, 0
         self._work_ms: float | None = None
+        """Milliseconds of 1e9 multiplications, of this thread's processor on one; None before the first forward."""
         self._stopping = False
         self._changed = threading.Condition()
         """Guards all that is above."""
@@ -173,12 +153,17 @@ class ControlNetThread:
             self._waiting.append(QueuedStep(asked, row))
             self._changed.notify()
 
-    def counted(self) -> ControlStepStats:
-        """The counters; in any thread."""
+    def counted(self) -> dict[str, Any]:
+        """Steps that were computed or came late, and the work that waits, by field of `ControlState`; in any thread."""
         with self._changed:
             work = sum(due.work for due in (*self._waiting, *self._running))
             pending_ms = work / WORK * (self._work_ms or 0.0)
-            return ControlStepStats(self._steps, self._late, self._work_ms, pending_ms)
+            return {
+                "steps_total": self._steps,
+                "late_total": self._late,
+                "work_ms": self._work_ms,
+                "pending_ms": pending_ms,
+            }
 
     def _run(self) -> None:
         try:
@@ -198,8 +183,8 @@ class ControlNetThread:
                     return []
                 wanted = [due for due in self._waiting if not due.asked.gone]
                 self._late += len(self._waiting) - len(wanted)
-                taken = first_sharing(wanted, self._tokens)
-                self._waiting = wanted[len(taken) :]
+                count = count_sharing((each.tokens for each in wanted), self._tokens)
+                taken, self._waiting = wanted[:count], wanted[count:]
                 self._running = taken
                 if taken:
                     return taken
@@ -220,7 +205,7 @@ class ControlNetThread:
         if out_of_memory and self._device.type == "cuda":
             torch.cuda.empty_cache()
         if cause is not None:
-            self._fail(due[0], cause)
+            due[0].fail(cause)
             return
         log.warning("forward_failed", steps=len(due), out_of_memory=out_of_memory)
         parts = [[each] for each in due]
@@ -248,10 +233,3 @@ class ControlNetThread:
             self._tokens = min(self._most_tokens, 2 * self._tokens)
             before = took_ms if self._work_ms is None else self._work_ms
             self._work_ms = before + NEWEST * (took_ms - before)
-
-    def _fail(self, due: QueuedStep, error: Exception) -> None:
-        log.error("step_failed", row=due.row.key, step=due.asked.step, exc_info=error)
-        if isinstance(error, torch.OutOfMemoryError):
-            due.asked.fail(StepRefusal.OUT_OF_MEMORY, "this instance has not enough memory for the step")
-        else:
-            due.asked.fail(StepRefusal.POISONED, f"the step cannot be computed: {type(error).__name__}")

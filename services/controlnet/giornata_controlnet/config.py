@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from pydantic import Field, field_validator
 
 from giornata.checkpoints import DeviceConfig
-from giornata.control.naming import parse_checkpoints
+from giornata.control.layout import parse_checkpoints
 from giornata.memory_plan import CONTEXT_BYTES, USABLE
 from giornata.runtime import memory_bytes
 
 if TYPE_CHECKING:
-    from giornata.device_claims import DeviceLedger
+    from giornata.gpus import DeviceLedger
 
 MEMORY_SHARE: Final = 2
 """ControlNets that no row uses may take one part in so many of the device's memory by default."""
@@ -22,21 +22,6 @@ SOCKET_FOLDER_BYTES: Final = 80
 """Longest path of the socket's folder; the kernel takes 107 bytes with the socket's name."""
 ANY: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 """Hosts at which a process listens and which no other process can name."""
-
-
-class TcpAddress(NamedTuple):
-    """An address to listen at; port 0 is any that is free."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def of(cls, text: str) -> TcpAddress:
-        """The address in ``host:port`` or ``[v6]:port``; ValueError for anything else."""
-        host, colon, port = text.rpartition(":")
-        if not colon or not port.isdecimal() or int(port) > 65535:
-            raise ValueError(f"an address is host:port with a port from 0 to 65535, received {text[:80]!r}")
-        return cls(host.strip("[]"), int(port))
 
 
 class ControlNetConfig(DeviceConfig):
@@ -49,9 +34,9 @@ class ControlNetConfig(DeviceConfig):
     control_memory_mb: int | None = Field(
         None,
         ge=0,
-        description="Weights on the device, in MiB, the least popular out first; those that open rows use never go, "
-        "and may exceed it. Default half of the GPU's memory that is free at the start and not stated by others, or of "
-        "the machine's.",
+        description="Weights on the device, in MiB, the least recently used out first; those that open rows use never "
+        "go, and may exceed it. Default half of the GPU's memory that is free at the start and not stated by "
+        "others, or of the machine's.",
     )
     control_loads: ClassVar[int] = 2
     """ControlNets that are loaded at a time."""
@@ -90,8 +75,9 @@ class ControlNetConfig(DeviceConfig):
     @field_validator("control_address")
     @classmethod
     def _is_host_and_port(cls, value: str) -> str:
-        if value:
-            TcpAddress.of(value)
+        _, colon, port = value.rpartition(":")
+        if value and (not colon or not port.isdecimal() or int(port) > 65535):
+            raise ValueError(f"an address is host:port with a port from 0 to 65535, received {value[:80]!r}")
         return value
 
     def budget_bytes(self, ledger: DeviceLedger) -> int:
@@ -109,9 +95,10 @@ class ControlNetConfig(DeviceConfig):
         return budget
 
     @property
-    def tcp(self) -> TcpAddress | None:
-        """Return where to listen; None for nowhere."""
-        return TcpAddress.of(self.control_address) if self.control_address else None
+    def tcp(self) -> tuple[str, int] | None:
+        """Return host and port to listen at, port 0 for any that is free; None for nowhere."""
+        host, colon, port = self.control_address.rpartition(":")
+        return (host.strip("[]"), int(port)) if colon else None
 
     def advertised(self, bound: str) -> str:
         """``host:port`` by which denoisers of other hosts reach what is `bound`, ``host:port``."""

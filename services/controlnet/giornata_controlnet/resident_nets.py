@@ -1,12 +1,11 @@
-"""The ControlNets of this service: cards of all that are configured, weights of those that are in use or popular."""
+"""The ControlNets of this service: cards of all that are configured, weights of some."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -14,11 +13,10 @@ import structlog
 import torch
 
 from giornata.checkpoints import CONTROL_FILES, checkpoint_folder
-from giornata.control.naming import parse_checkpoints
+from giornata.control.layout import parse_checkpoints
 from giornata.control.networks import ControlNet, import_control_kind, load
 from giornata.model_cards import read_control_card
-from giornata.residency.loaded_tier import LoadedTier, TierLookup
-from giornata.residency.popularity import Popularity
+from giornata.residency.tiers import LoadedTier, TierLookup
 from giornata.wire.adapters import ControlCard
 from giornata.wire.errors import ControlNetUnavailable, Failed
 
@@ -54,15 +52,8 @@ def read_cards(configured: str) -> tuple[ConfiguredControlNet, ...]:
 class ResidentControlNets:
     """ControlNets by digest on one device, loaded when a row asks for them; a context.
 
-    Those that rows have pinned stay; the others are let go of beyond `budget_bytes`, the least popular first. Used on
-    the event loop alone, but for what the threads of loads do.
-
-    Args:
-        configured: see :func:`read_cards`.
-        device: where they compute.
-        dtype: of their weights.
-        budget_bytes: see above.
-        loads: how many are loaded at a time.
+    Those that rows have pinned in `tier` stay; the others are let go of beyond `budget_bytes`, least recently used
+    first. Used on the event loop alone, but for what the threads of loads do.
     """
 
     def __init__(
@@ -79,8 +70,7 @@ class ResidentControlNets:
         self.hits, self.misses = 0, 0
         """Rows whose ControlNets were all here when they were opened, and those that waited for one."""
         self._folders: Mapping[str, ConfiguredControlNet] = {each.card.digest: each for each in configured}
-        self._popularity = Popularity()
-        self._tier: LoadedTier[ControlNet] = LoadedTier(budget_bytes, _size_of, self._popularity.score)
+        self.tier: LoadedTier[ControlNet] = LoadedTier(budget_bytes, _size_of)
         self._loading: dict[str, asyncio.Future[TierLookup[ControlNet]]] = {}
         self._threads = ThreadPoolExecutor(loads, thread_name_prefix="controlnet-load")
         for card in self.cards:
@@ -94,39 +84,14 @@ class ResidentControlNets:
         """Wait for loads that have begun; those that have not are cancelled."""
         self._threads.shutdown(cancel_futures=True)
 
-    @property
-    def evicted(self) -> int:
-        """ControlNets that had to go since the start."""
-        return self._tier.evicted
-
-    @property
-    def resident(self) -> tuple[str, ...]:
-        """Digests of those whose weights are here, the last used first."""
-        return tuple(reversed(tuple(self._tier)))
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of their weights."""
-        return self._tier.size_bytes
-
     def has(self, digest: str) -> bool:
         """Return whether it is configured."""
         return digest in self._folders
 
-    def count(self, digests: frozenset[str]) -> None:
+    def count(self, digests: set[str]) -> None:
         """A row that is to be opened uses these."""
-        here = set(self._tier)
-        self.hits, self.misses = (
-            (self.hits + 1, self.misses) if digests <= here else (self.hits, self.misses + 1)
-        )
-        for digest in sorted(digests):
-            self._popularity.use(digest)
-
-    @contextmanager
-    def pinned(self, digest: str) -> Iterator[None]:
-        """Keep a ControlNet within the context, from when it is loaded."""
-        with self._tier.pinned(digest):
-            yield
+        here = digests <= set(self.tier)
+        self.hits, self.misses = self.hits + here, self.misses + (not here)
 
     async def loaded(self, digest: str) -> ControlNet:
         """The ControlNet of this digest, which is configured; one load serves all that wait, and outlives them.
@@ -134,11 +99,11 @@ class ResidentControlNets:
         Raises:
             ControlNetUnavailable: it cannot be loaded, or there is no memory for it.
         """
-        if (found := self._tier.get(digest)) is not None:
+        if (found := self.tier.get(digest)) is not None:
             return found
         loading = self._loading.get(digest)
         if loading is None:
-            work = functools.partial(self._tier.load, digest, lambda: self._read(digest))
+            work = functools.partial(self.tier.load, digest, lambda: self._read(digest))
             begun = asyncio.get_running_loop().run_in_executor(self._threads, work)
             loading = self._loading[digest] = begun
             begun.add_done_callback(functools.partial(self._ended, digest))

@@ -8,7 +8,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 import structlog
@@ -16,13 +15,11 @@ import torch
 
 from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
-from giornata.control.expansion import Behind, ResidualLayout, count_sequences, sum_residuals
+from giornata.control.layout import Behind, ControlMismatch, ResidualLayout, count_sequences, sum_residuals
 from giornata.control.link.server import is_known_token
-from giornata.control.naming import ControlMismatch
 from giornata.control.networks import (
     ControlConditions,
     ControlNet,
-    ControlText,
     RowControlNet,
     read_control_images,
     read_control_texts,
@@ -30,7 +27,6 @@ from giornata.control.networks import (
 )
 from giornata.packed.compute_set import Region, region_of
 from giornata.planning.operations import control_work
-from giornata.wire.adapters import ControlUse, ControlWork
 from giornata.wire.controlnets import ControlBase, OpenControl, control_row
 from giornata.wire.errors import (
     ControlNetMismatch,
@@ -42,14 +38,15 @@ from giornata.wire.errors import (
 from giornata.wire.values import Intermediate
 from giornata_controlnet.resident_nets import ResidentControlNets
 
-# A row that is open here.
+TOKEN_BYTES: Final = 32
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class ActiveControlNet:
+class ActiveControlNet(RowControlNet):
     """A ControlNet of a row, and the steps in which it acts."""
 
-    act: RowControlNet
     first: int
     end: int
     """The first step after them."""
@@ -57,7 +54,7 @@ class ActiveControlNet:
     """Multiplications in each of them, of all sequences."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class OpenRow:
     """The part of a row that all of its steps share."""
 
@@ -78,47 +75,34 @@ class OpenRow:
     """The tokens of steps that are not whole, on the ControlNets' device; None: all tokens."""
     pins: ExitStack
     """Closed when the row is: lets go of its weights."""
-    _sums: dict[tuple[bool, ...], ResidualLayout] = field(default_factory=dict, init=False, repr=False)
+    used_s: float = 0.0
+    """When it was opened, or last asked for a step."""
+    _sums: dict[tuple[Behind, ...], ResidualLayout] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def tokens(self) -> int:
         """Tokens of the picture."""
         return self.grid[0] * self.grid[1]
 
-    def acting(self, step: int) -> list[RowControlNet]:
+    def acting(self, step: int) -> list[ActiveControlNet]:
         """The ControlNets that act in a step."""
-        return [net.act for net in self.nets if net.first <= step < net.end]
+        return [net for net in self.nets if net.first <= step < net.end]
 
     def work(self, step: int) -> float:
         """Multiplications of a step that computes the whole picture."""
-        return sum(net.work for net in self.nets if net.first <= step < net.end)
+        return sum(net.work for net in self.acting(step))
 
     def sums(self, step: int) -> ResidualLayout:
         """The sums of a step's samples."""
-        acts = self._acts(step)
-        if acts not in self._sums:
-            self._sums[acts] = sum_residuals(
-                [net.act.behind for net, some in zip(self.nets, acts, strict=True) if some]
-            )
-        return self._sums[acts]
+        behind = tuple(net.behind for net in self.acting(step))
+        if behind not in self._sums:
+            self._sums[behind] = sum_residuals(behind)
+        return self._sums[behind]
 
     def shapes(self, step: int, *, whole: bool) -> tuple[tuple[int, int], ...]:
         """(tokens, channels) of each sum of a step, the sequences one behind the other."""
         tokens = self.tokens if whole or self.region is None else len(self.region.computed)
         return tuple((self.sequences * tokens, self.base.channels[block]) for block in self.sums(step).first)
-
-    def _acts(self, step: int) -> tuple[bool, ...]:
-        """By ControlNet, whether it acts in a step."""
-        return tuple(net.first <= step < net.end for net in self.nets)
-
-
-# Which rows are open here, and which denoisers may ask for their steps. On the event loop, but for what
-# says so.
-
-
-TOKEN_BYTES: Final = 32
-
-log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False)
@@ -130,27 +114,15 @@ class _PendingRow:
     """Whether the row was closed meanwhile."""
 
 
-@dataclass(eq=False)
-class _TrackedRow:
-    """A row that is open."""
-
-    row: OpenRow
-    used_s: float
-    """When it was opened, or last asked for a step."""
-
-
 class OpenRowTable:
     """Open rows by key, at most `capacity`; a row without a step for `idle_s` is closed.
 
-    Args:
-        capacity: see above.
-        idle_s: see above.
-        clock: monotonic seconds.
+    It also knows which denoisers may ask for steps. On the event loop, but for what says so.
     """
 
     def __init__(self, capacity: int, idle_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._capacity, self._idle_s, self._clock = capacity, idle_s, clock
-        self._rows: dict[str, _TrackedRow] = {}
+        self._rows: dict[str, OpenRow] = {}
         self._opening: dict[str, _PendingRow] = {}
         self._tokens: dict[str, str] = {}
         """By denoiser."""
@@ -174,11 +146,11 @@ class OpenRowTable:
 
     def find(self, key: str, token: str) -> OpenRow | None:
         """The row, if it is open to the denoiser with this token, which uses it now. Any thread may ask."""
-        kept = self._rows.get(key)
-        if kept is None or not is_known_token(token, (self._tokens.get(kept.row.denoiser, ""),)):
+        row = self._rows.get(key)
+        if row is None or not is_known_token(token, (self._tokens.get(row.denoiser, ""),)):
             return None
-        kept.used_s = self._clock()
-        return kept.row
+        row.used_s = self._clock()
+        return row
 
     async def open(self, key: str, denoiser: str, make: Callable[[], Awaitable[OpenRow]]) -> OpenRow:
         """The row of this key: one that is open to this denoiser, else what `make` makes.
@@ -189,9 +161,9 @@ class OpenRowTable:
         """
         while (others := self._opening.get(key)) is not None:
             await others.ended.wait()
-        if (kept := self._rows.get(key)) is not None and kept.row.denoiser == denoiser:
+        if (kept := self._rows.get(key)) is not None and kept.denoiser == denoiser:
             kept.used_s = self._clock()
-            return kept.row
+            return kept
         if self._draining:
             raise ControlNetUnavailable("This ControlNet instance is stopping.")
         if kept is None and len(self) >= self._capacity:
@@ -211,7 +183,7 @@ class OpenRowTable:
         if opening.closed:
             made.pins.close()
             raise ControlNetUnavailable("The row was closed while it was being opened.")
-        self._rows[key] = _TrackedRow(made, self._clock())
+        self._rows[key], made.used_s = made, self._clock()
         self._changed.set()
         return made
 
@@ -221,7 +193,7 @@ class OpenRowTable:
         if opening is not None:
             opening.closed = True
         if kept is not None:
-            kept.row.pins.close()
+            kept.pins.close()
             self._changed.set()
         return kept is not None or opening is not None
 
@@ -229,7 +201,7 @@ class OpenRowTable:
         """The denoiser with this token has no connection any more: it has to open its rows again."""
         for denoiser in [name for name, given in self._tokens.items() if is_known_token(token, (given,))]:
             del self._tokens[denoiser]
-            for key in [key for key, kept in self._rows.items() if kept.row.denoiser == denoiser]:
+            for key in [key for key, kept in self._rows.items() if kept.denoiser == denoiser]:
                 log.info("row_left", row=key, denoiser=denoiser)
                 self.close(key)
 
@@ -254,9 +226,6 @@ class OpenRowTable:
             await self._changed.wait()
 
 
-# From a request to an open row: fetch its claim checks, load its ControlNets, compute what all steps share.
-
-
 async def open_row(request: OpenControl, nets: ResidentControlNets, blobs: BlobStore) -> OpenRow:
     """The row of `request`, whose ControlNets stay loaded until its pins are closed.
 
@@ -268,20 +237,22 @@ async def open_row(request: OpenControl, nets: ResidentControlNets, blobs: BlobS
         SchemaMismatch: the inputs are not those of such a row.
     """
     _check(request, nets)
-    acting = _acting(request)
+    steps = len(request.times)
+    digests = {
+        use.digest
+        for use, (first, end) in zip(request.job.controls, request.acting, strict=True)
+        if use.scale and max(first, 0) < min(end, steps)
+    }
     with ExitStack() as pins:
-        nets.count(frozenset(use.digest for use, _ in acting.values()))
-        for use, _ in acting.values():
-            pins.enter_context(nets.pinned(use.digest))
-        encoding = request.encoding
-        text = await intermediate(blobs, encoding.text, Intermediate.ENCODING)
-        seen = await intermediate(
-            blobs, select_control_images(encoding, request.index), Intermediate.ENCODING
-        )
-        loaded = {use.digest: await nets.loaded(use.digest) for use, _ in acting.values()}
-        work = partial(_made, request, nets, loaded, text=text, seen=seen)
+        nets.count(digests)
+        for digest in digests:
+            pins.enter_context(nets.tier.pinned(digest))
+        images = select_control_images(request.encoding, request.index)
+        texts = await intermediate(blobs, request.encoding.text, Intermediate.ENCODING)
+        seen = await intermediate(blobs, images, Intermediate.ENCODING)
+        loaded = {digest: await nets.loaded(digest) for digest in digests}
         try:
-            row = await asyncio.to_thread(work)
+            row = await asyncio.to_thread(_made, request, nets, loaded, texts, seen)
         except ControlMismatch as error:
             raise ControlNetMismatch(str(error), field="controlnets") from error
         except torch.OutOfMemoryError as error:
@@ -315,45 +286,35 @@ def _check(request: OpenControl, nets: ResidentControlNets) -> None:
         )
 
 
-def _acting(request: OpenControl) -> Mapping[int, tuple[ControlUse, tuple[int, int]]]:
-    """The ControlNets that act in any step, by their place in the job, and their steps."""
-    steps = len(request.times)
-    return {
-        nth: (use, (max(first, 0), min(end, steps)))
-        for nth, (use, (first, end)) in enumerate(zip(request.job.controls, request.acting, strict=True))
-        if use.scale and max(first, 0) < min(end, steps)
-    }
-
-
 @torch.inference_mode()
 def _made(
     request: OpenControl,
     nets: ResidentControlNets,
     loaded: Mapping[str, ControlNet],
-    *,
-    text: bytes,
+    texts: bytes,
     seen: bytes,
 ) -> OpenRow:
-    """The row, with empty pins; to be called in a worker thread."""
-    told = read_control_texts(tensors.unpack(text), request.sequences, request.job.parameters.guidance_scale)
-    told = tuple(_cast(each, nets.dtype) for each in told)
+    """The row of the ControlNets that act in any step, with empty pins; to be called in a worker thread."""
+    told = read_control_texts(tensors.unpack(texts), request.sequences, request.job.parameters.guidance_scale)
+    told = tuple(each.mapped(lambda part: part.to(nets.dtype)) for each in told)
     shown = read_control_images(tensors.unpack(seen), len(request.job.controls))
     times = torch.tensor(request.times, dtype=torch.float32)
-    count, region = count_sequences(request.base.kind, len(told)), _region(request, nets.device)
-    steps_of = _acting(request)
+    region = None if request.computed is None else region_of(request.computed)
     acting: list[ActiveControlNet] = []
     behind: list[Behind] = []
-    for nth, use in enumerate(request.job.controls):
-        steps = steps_of.get(nth)
-        if steps is None:
+    for nth, (use, (first, end)) in enumerate(zip(request.job.controls, request.acting, strict=True)):
+        if not use.scale or max(first, 0) >= min(end, len(request.times)):
             behind.append((None,) * len(request.base.channels))
             continue
-        net, (first, end) = loaded[use.digest], steps[1]
-        added: Behind = net.behind(request.base)
-        behind.append(added)
+        net = loaded[use.digest]
+        behind.append(net.behind(request.base))
         opened = net.open(ControlConditions(shown[nth].to(nets.dtype), request.grid, told, times, use.mode))
-        work = _work(net.work(request.base), told, request.grid)
-        acting.append(ActiveControlNet(RowControlNet(net, opened, use.scale, added), first, end, work))
+        tokens = request.grid[0] * request.grid[1]
+        work = sum(
+            control_work(net.work(request.base), text=len(text.embeds), image=tokens, sequences=len(told))
+            for text in told
+        )
+        acting.append(ActiveControlNet(net, opened, use.scale, behind[-1], first, end, work))
     return OpenRow(
         control_row(request.job.job_id, request.attempt, request.index),
         request.denoiser,
@@ -362,26 +323,7 @@ def _made(
         request.base,
         request.grid,
         request.times,
-        count,
-        region,
+        count_sequences(request.base.kind, len(told)),
+        None if region is None else region.on(nets.device),
         ExitStack(),
     )
-
-
-def _work(work: ControlWork, told: Sequence[ControlText], grid: tuple[int, int]) -> float:
-    """Multiplications of a ControlNet in one step of a row with these texts."""
-    return sum(
-        control_work(work, text=len(text.embeds), image=grid[0] * grid[1], sequences=len(told))
-        for text in told
-    )
-
-
-def _region(request: OpenControl, device: torch.device) -> Region | None:
-    """None where all tokens are asked for."""
-    region = None if request.computed is None else region_of(request.computed)
-    return None if region is None else region.on(device)
-
-
-def _cast(text: ControlText, dtype: torch.dtype) -> ControlText:
-    pooled, time_ids = (None if each is None else each.to(dtype) for each in (text.pooled, text.time_ids))
-    return ControlText(text.embeds.to(dtype), pooled, time_ids, text.guidance_scale)

@@ -38,10 +38,9 @@ from giornata_controlnet.config import ControlNetConfig
 from giornata_controlnet.resident_nets import ResidentControlNets
 from giornata_controlnet.rows import OpenRowTable, open_row
 
-# Where an instance listens for steps, and how denoisers reach it.
-
-
 SUFFIX: Final = ".sock"
+
+log = structlog.get_logger(__name__)
 
 
 @contextmanager
@@ -107,12 +106,6 @@ def _sweep(folder: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-# The ControlNet service: its endpoints, what it computes with, and what it tells of itself.
-
-
-log = structlog.get_logger(__name__)
-
-
 class ControlNetService:
     """One instance, which computes `nets`; `gpus` are told."""
 
@@ -143,12 +136,21 @@ class ControlNetService:
         config, instance = self._config, self._config.instance
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
-            self._computing = stack.enter_context(self._thread(loop, stop))
-
-            def left(token: str) -> None:
-                loop.call_soon_threadsafe(self._rows.leave, token)
-
-            links = listen(config, self._rows, self._computing.ask, left)
+            self._computing = stack.enter_context(
+                ControlNetThread(
+                    self._rows.find,
+                    self._nets.device,
+                    self._nets.dtype,
+                    tokens=config.control_tokens,
+                    on_crash=lambda error: loop.call_soon_threadsafe(self._crashed, error, stop),
+                )
+            )
+            links = listen(
+                config,
+                self._rows,
+                self._computing.ask,
+                lambda token: loop.call_soon_threadsafe(self._rows.leave, token),
+            )
             self._addresses = stack.enter_context(links)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(tasks.create_task(self._rows.expire(), name="expire").cancel)
@@ -160,22 +162,14 @@ class ControlNetService:
             )
             await stack.enter_async_context(serving)
             await stack.enter_async_context(telemetry.telemetry(self._bus, config.telemetry_hz, self._state))
-            log.info("ready", controlnets=[card.name for card in self._nets.cards], **self._told())
+            paths = {path.value: address for path, address in self._addresses.items()}
+            log.info("ready", controlnets=[card.name for card in self._nets.cards], **paths)
             await stop.wait()
             await self._drain()
 
-    def _thread(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> ControlNetThread:
-        def crashed(error: Exception) -> None:
-            self._crash = error
-            stop.set()
-
-        return ControlNetThread(
-            self._rows.find,
-            self._nets.device,
-            self._nets.dtype,
-            tokens=self._config.control_tokens,
-            on_crash=lambda error: loop.call_soon_threadsafe(crashed, error),
-        )
+    def _crashed(self, error: Exception, stop: asyncio.Event) -> None:
+        self._crash = error
+        stop.set()
 
     async def _open(self, request: OpenControl) -> OpenControlReply:
         """Endpoint ``giornata.controlnet.<instance>.open``."""
@@ -210,11 +204,8 @@ class ControlNetService:
             log.warning("rows_left", rows=len(self._rows))
         log.info("drained")
 
-    def _told(self) -> dict[str, str]:
-        return {path.value: address for path, address in self._addresses.items()}
-
     def _state(self) -> ServiceState:
-        nets, computed = self._nets, self._computing.counted()
+        nets = self._nets
         state = ControlState(
             capacity_rows=self._config.control_rows,
             machine=host_name(),
@@ -222,15 +213,12 @@ class ControlNetService:
             threads=torch.get_num_threads(),
             cores=usable_cores(),
             rows=len(self._rows),
-            resident=nets.resident,
-            resident_bytes=nets.resident_bytes,
+            resident=tuple(reversed(tuple(nets.tier))),
+            resident_bytes=nets.tier.size_bytes,
             hits=nets.hits,
             misses=nets.misses,
-            evicted=nets.evicted,
-            steps_total=computed.steps,
-            late_total=computed.late,
-            work_ms=computed.work_ms,
-            pending_ms=computed.pending_ms,
+            evicted=nets.tier.evicted,
+            **self._computing.counted(),
         )
         return telemetry.state_of(
             ServiceName.CONTROLNET,

@@ -15,13 +15,13 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
     """Open NATS, blobs and the model; denoise until `stop`."""
     from giornata.blobs import open_blobs
     from giornata.bus import bus, streams
-    from giornata.device_claims import gpus_of
+    from giornata.gpus import gpus_of
     from giornata.planning.cost_model import CostModel
     from giornata.records import JobRecordStore
     from giornata.retries import read_just_made
     from giornata.runtime import keep_freed
     from giornata_denoiser.checkpoint import open_checkpoint
-    from giornata_denoiser.pool.setup import loaded, start_ranks
+    from giornata_denoiser.pool.ranks import loaded, start_ranks
     from giornata_denoiser.profiling.fitting import profile_of
     from giornata_denoiser.service import Denoiser
     from giornata_denoiser.startup import rehearse

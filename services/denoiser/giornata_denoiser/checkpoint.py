@@ -11,9 +11,8 @@ import torch
 
 from giornata.checkpoints import checkpoint_folder
 from giornata.control.networks import ControlNet
-from giornata.device_claims import DeviceLedger
 from giornata.families import Family, when_called
-from giornata.gpus import host_device
+from giornata.gpus import DeviceLedger, host_device
 from giornata.memory_plan import ModelMemory
 from giornata.model_cards import model_memory, read_model_card
 from giornata.wire.adapters import ControlCard

@@ -138,8 +138,7 @@ class DenoiserConfig(ModelConfig):
     trace_folder: Path | None = Field(
         None,
         description="Folder for what explains a denoiser, where that is asked: `trace.json`, its latest steps, "
-        "blocks and loads, written at the end, for Perfetto; and of a pool `decisions.jsonl`, for the simulator. "
-        "Default nowhere.",
+        "blocks and loads, written at the end, for Perfetto. Default nowhere.",
     )
     capacity_rows: int = Field(
         8,

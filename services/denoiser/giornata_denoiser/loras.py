@@ -23,10 +23,9 @@ from torch import Tensor, nn
 
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.lora_transfer import ANSWER_MS, TIER_NAME, WHOLE_FILES, read_pieces
+from giornata.lora_files import ANSWER_MS, TIER_NAME, WHOLE_FILES, read_pieces
 from giornata.packed.low_rank import DOWN, TEXT_ENCODER, UP, SequenceLoras, low_rank
-from giornata.residency.folder_tier import FolderTier
-from giornata.residency.loaded_tier import LoadedTier
+from giornata.residency.tiers import FolderTier, LoadedTier
 from giornata.scratch import scratch_folder
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError, LoraMismatch, LoraUnreadable, ServiceUnavailable

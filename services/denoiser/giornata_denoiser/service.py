@@ -44,11 +44,10 @@ from giornata_denoiser.controls.controlnets import DenoiserControlNets, control_
 from giornata_denoiser.engine.engine import EngineLoop
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.loras import LoraTiers, hold_loras, tier_in, tiers_of
-from giornata_denoiser.pool.leader import DevicePool
+from giornata_denoiser.pool.leader import DevicePool, pool_of
 from giornata_denoiser.pool.ranks import RankSupervisor
-from giornata_denoiser.pool.setup import decisions, in_thread, pool_of
 from giornata_denoiser.pool.shared_memory import Arena
-from giornata_denoiser.pool.shared_rows import shared_memory
+from giornata_denoiser.pool.state import shared_memory
 from giornata_denoiser.rows.row import RowLora
 from giornata_denoiser.startup import engine_of
 from giornata_denoiser.templates.identity import ORDINARY, PINNED, HostMemory
@@ -161,19 +160,10 @@ class Denoiser:
 
         config, checkpoint = self._config, self._checkpoint
         if self._ranks is not None:
-            recorder = stack.enter_context(decisions(config.trace_folder))
             pool = pool_of(
-                config,
-                self._ranks,
-                self._arena,
-                checkpoint,
-                self._costs,
-                recorder,
-                on_report,
-                on_crash,
-                self._loras,
+                config, self._ranks, self._arena, checkpoint, self._costs, on_report, on_crash, self._loras
             )
-            return await stack.enter_async_context(in_thread(pool))
+            return await stack.enter_async_context(pool)
         engine = engine_of(
             config,
             checkpoint,

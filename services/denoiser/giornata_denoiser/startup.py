@@ -18,8 +18,8 @@ from giornata.memory_plan import CONTEXT_BYTES, USABLE, plan_prepost
 from giornata.packed.compute_set import Region, make_region, with_companions
 from giornata.packed.low_rank import FactorSpan, LowRankFactors, choose_products
 from giornata.packed.packing import UNTRACED
-from giornata.planning.batch_plans import plan_batch
 from giornata.planning.cost_model import CostModel, Profile
+from giornata.planning.plans import plan_batch
 from giornata.runtime import memory_bytes
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.tensors import NEGATIVE

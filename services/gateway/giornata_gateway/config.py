@@ -1,7 +1,8 @@
-"""The gateway's configuration."""
+"""The gateway's settings."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, ClassVar, Final
@@ -9,9 +10,23 @@ from typing import Annotated, ClassVar, Final
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from giornata.config import ServiceConfig
-from giornata_gateway.intake.rules.model_aliases import aliases_in
-from giornata_gateway.intake.rules.tenants import is_loopback, origins_in
-from giornata_gateway.webhooks.rules.addresses import hosts_in, networks_in
+from giornata.wire.requests import MODEL_NAME
+from giornata_gateway.rules.addresses import hosts_in, networks_in
+from giornata_gateway.rules.tenants import is_loopback, origins_in
+
+_ALIAS: Final = re.compile(rf"({MODEL_NAME})=({MODEL_NAME})")
+
+
+def aliases_in(text: str) -> dict[str, str]:
+    """Model names by alias, of ``ALIAS=NAME`` with commas between; ValueError where it is not that."""
+    aliases: dict[str, str] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        found = _ALIAS.fullmatch(part)
+        if found is None or found[1] in aliases:
+            raise ValueError(f"an alias is written ALIAS=NAME, each alias once, and not {part!r}")
+        aliases[found[1]] = found[2]
+    return aliases
+
 
 BESIDE_FILES_BYTES: Final = 8 << 20
 """Of a request, beside two files of the largest size."""

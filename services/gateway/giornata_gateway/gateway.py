@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from giornata.api_keys import DEFAULT_TENANT, TenantLimits
 from giornata.blobs import BlobStore
@@ -19,52 +19,88 @@ from giornata.deadlines import Deadline
 from giornata.records import LoraRecords, TemplateRecords, WebhookRecords
 from giornata.shares import SharedPool
 from giornata.wire.errors import InputLost, ResultExpired, TooManyStreams
-from giornata.wire.fleet import InstanceReport
-from giornata.wire.jobs import TAKE_OVER_S, BlobRef, Job
-from giornata.wire.masks import MaskParameters
-from giornata.wire.messages import DoneEvent
-from giornata.wire.templates import WebhookState
+from giornata.wire.jobs import TAKE_OVER_S, BlobRef
+from giornata.wire.messages import DoneEvent, MaskParameters
+from giornata_gateway.admission import (
+    GRACE_S,
+    AdmissionSlot,
+    ConcurrencyLimiter,
+    KeyFile,
+    MemoryLimiter,
+    Quotas,
+)
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.intake.key_file import KeyFile
-from giornata_gateway.intake.limits import GRACE_S, AdmissionSlot, ConcurrencyLimiter, MemoryLimiter, Quotas
-from giornata_gateway.intake.rules.tenants import Tenant, tenant_of
-from giornata_gateway.intake.shutdown import GracefulShutdown
-from giornata_gateway.jobs.loras import Loras
-from giornata_gateway.jobs.masks import SegmentationClient, StandaloneMask
-from giornata_gateway.jobs.preparation import EditOrder, JobPreparer, PreparedJob
-from giornata_gateway.jobs.records import JobEnds, JobLedger, JobRecords
-from giornata_gateway.jobs.submission import AwaitedJob, JobSubmitter
-from giornata_gateway.jobs.template_registry import TemplateRegistry
+from giornata_gateway.jobs.preparation import (
+    EditOrder,
+    JobPreparer,
+    SegmentationClient,
+    StandaloneMask,
+)
+from giornata_gateway.jobs.records import JobEnds, JobLedger
+from giornata_gateway.jobs.resources import Loras, TemplateRegistry
+from giornata_gateway.jobs.submission import AdmittedJob, JobSubmitter
 from giornata_gateway.metrics import Metrics
+from giornata_gateway.rules.tenants import Tenant, tenant_of
 from giornata_gateway.storage import StorageProbe
 from giornata_gateway.views.resources import webhook_body
-from giornata_gateway.webhooks.delivery import WebhookService
+from giornata_gateway.webhooks import WebhookService
+
+T = TypeVar("T")
+
+SWALLOWED_S: Final = 0.2
+"""A cancellation that has done nothing for so long was lost."""
+
+
+class GracefulShutdown:
+    """Announced once, then begun once; counts the HTTP requests that are still to be answered."""
+
+    def __init__(self) -> None:
+        self.announced = asyncio.Event()
+        """The gateway is not ready any more, and each answer closes its connection. It still takes requests."""
+        self.begun = asyncio.Event()
+        """No request comes any more. Requests that any gateway can serve are answered at once."""
+        self.asking: Counter[asyncio.BaseTransport] = Counter()
+        """Connections on which a request is being answered."""
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    @contextmanager
+    def answering(self, connection: asyncio.BaseTransport) -> Iterator[None]:
+        """Count a request while inside: from its head to its answer."""
+        self.asking[connection] += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self.asking -= Counter([connection])
+            if not self.asking:
+                self._quiet.set()
+
+    async def quiet(self, limit_s: float) -> int:
+        """Wait until no request is being answered, at most `limit_s`; how many are left."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._quiet.wait()
+        return self.asking.total()
+
+    async def before(self, work: Awaitable[T]) -> T | None:
+        """Return what `work` returns; None where this gateway begins to leave first, which cancels `work`."""
+        working = asyncio.ensure_future(work)
+        begun = asyncio.ensure_future(self.begun.wait())
+        try:
+            await asyncio.wait([working, begun], return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            begun.cancel()
+            # Repeated, since Python 3.11's wait_for, which nats-py uses, may swallow a cancellation.
+            while not working.done():
+                working.cancel()
+                await asyncio.wait([working], timeout=SWALLOWED_S)
+
 
 STRANGERS: Final = 4
 """One of so many connections may be one on which no key was shown yet."""
-
-
-@dataclass(frozen=True)
-class AdmittedJob:
-    """An edit that may be submitted, and its stay."""
-
-    prepared: PreparedJob
-    stay: AdmissionSlot
-    started_s: float = field(default_factory=time.monotonic)
-
-    def submitting(self) -> None:
-        """The job is on its way. From here on a new job with an idempotency key outlives its request."""
-        self.stay.lasting = self.prepared.shared and not self.prepared.known
-
-    def accepted(self, job: Job, *, awaited: bool) -> None:
-        """The edit has become `job`. Leaving cancels a job that is `awaited` and has no idempotency key."""
-        self.stay.repeated = self.prepared.known or job is not self.prepared.job
-        self.stay.lasting = not self.stay.repeated and (self.prepared.shared or not awaited)
-
-    def carried_out(self) -> None:
-        """The edit is done. Its duration, unless it was repeated, tells refused requests when to come again."""
-        self.stay.seconds = None if self.stay.repeated else time.monotonic() - self.started_s
 
 
 class Gateway:
@@ -79,7 +115,6 @@ class Gateway:
         bus: Bus,
         blobs: BlobStore,
         *,
-        records: JobRecords,
         templates: TemplateRecords,
         loras: LoraRecords,
         webhooks: WebhookRecords,
@@ -89,8 +124,8 @@ class Gateway:
     ) -> None:
         self.config, self.bus, self.blobs, self.fleet, self.keys = config, bus, blobs, fleet, keys
         self.departure = GracefulShutdown()
-        self.ledger = JobLedger(bus, records)
-        self.ends = JobEnds(records, self._ended)
+        self.ledger = JobLedger(bus)
+        self.ends = JobEnds(self.ledger, self._ended)
         strangers = max(1, config.max_connections // STRANGERS)
         pools = self.pools = {
             "pictures": SharedPool(config.max_concurrent_rows, self._alone),
@@ -102,10 +137,12 @@ class Gateway:
         }
         if blobs.pool is not None:
             pools["blobs"], blobs.pool.weight_of = blobs.pool, self._weight
-        self.metrics = Metrics(lambda: len(self.ends), self._webhooks_kept, pools)
+        self.metrics = Metrics(lambda: len(self.ends), lambda one: self.webhooks.kept(one), pools)  # noqa: PLW0108 - made below
         self.places = ConcurrencyLimiter(pools["pictures"])
         """For pictures in progress."""
-        self.quotas = Quotas(self.places.estimate_s, self.metrics.tenant_refused)
+        self.quotas = Quotas(
+            self.places.estimate_s, lambda *refusal: self.metrics.tenant_refusals.labels(*refusal).inc()
+        )
         self.watchers = ConcurrencyLimiter(pools["streams"], "event streams", TooManyStreams)
         """For event streams that look on."""
         self.uploads = MemoryLimiter(pools["uploads"])
@@ -129,9 +166,13 @@ class Gateway:
             self.quotas.leave,
         )
         self.registration = TemplateRegistry(config, bus, blobs, templates, fleet, tasks)
-        told = partial(webhook_body, base_url=config.public_url)
         self.webhooks = WebhookService(
-            config, bus, webhooks, records, payload=told, count=self.metrics.webhook_sent
+            config,
+            bus,
+            webhooks,
+            self.ledger,
+            payload=partial(webhook_body, base_url=config.public_url),
+            count=lambda outcome: self.metrics.webhooks.labels(outcome).inc(),
         )
 
     def tenant(self, key: str | None) -> Tenant:
@@ -150,30 +191,13 @@ class Gateway:
         order = await order.identified(key)
         known = await self.submission.known(order)
         if known is not None:  # nothing is computed, and its pictures may be gone
-            return AdmittedJob(known, stay or held.enter_context(self.places.held(order.tenant)))
+            stay = stay or held.enter_context(self.places.held(order.tenant))
+            return AdmittedJob(known, order.deadline, stay, known=True)
         await self.preparation.check_blobs(order)
         started_s = time.monotonic()
         stay = stay or self.stay_of(order, held)
-        prepared = await self.preparation.prepare(await self.registration.applied(order))
-        return AdmittedJob(prepared, stay, started_s)
-
-    async def submit(self, admitted: AdmittedJob) -> Job:
-        """Have a job accepted; the one that is carried out, which with an idempotency key may be an earlier one."""
-        admitted.submitting()
-        job = await self.submission.submit(admitted.prepared)
-        admitted.accepted(job, awaited=False)
-        return job
-
-    @asynccontextmanager
-    async def awaited(self, admitted: AdmittedJob, *, streamed: bool) -> AsyncIterator[AwaitedJob]:
-        """A job while its request waits, `streamed` where its steps are told.
-
-        Leaving cancels it, unless it has an idempotency key.
-        """
-        admitted.submitting()
-        async with self.submission.awaited(admitted.prepared, streamed=streamed) as awaited:
-            admitted.accepted(awaited.job, awaited=True)
-            yield awaited
+        job = await self.preparation.prepare(await self.registration.applied(order))
+        return AdmittedJob(job, order.deadline, stay, started_s=started_s)
 
     def stay_of(self, order: EditOrder, held: ExitStack, *, always: bool = False) -> AdmissionSlot:
         """Hold the places of an order until `held` is closed; counts and raises as :meth:`stay`."""
@@ -230,10 +254,6 @@ class Gateway:
             store_bytes=config.nats_store_bytes,
         )
 
-    async def reports(self) -> list[InstanceReport] | None:
-        """Return what the routers know of every instance; None where no router answers."""
-        return await self.fleet.reports(self.bus)
-
     async def picture(self, ref: BlobRef) -> bytes:
         """A finished picture; ResultExpired where its time in the store is over."""
         try:
@@ -249,9 +269,6 @@ class Gateway:
         """Return whether there is one tenant alone."""
         keys = () if self.keys is None else self.keys.current.keys
         return all(key.tenant == keys[0].tenant for key in keys)
-
-    def _webhooks_kept(self, state: WebhookState) -> int:
-        return self.webhooks.kept(state)
 
     def _ended(self, event: DoneEvent) -> None:
         self.metrics.job_ended(event, awaited=event.job_id in self.ends)

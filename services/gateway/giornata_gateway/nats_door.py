@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from giornata.bus.bus import Endpoint
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
-from giornata.wire.errors import GiornataError, InternalError
+from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError
 from giornata.wire.jobs import JobRecord, JobState
-from giornata.wire.masks import MaskMessageReply
 from giornata.wire.messages import (
     EVENT_HEADER,
     EVENT_TYPES,
@@ -26,13 +25,17 @@ from giornata.wire.messages import (
     CancelMessage,
     EditReply,
     JobAck,
+    MaskMessageReply,
     Picture,
     StateEvent,
 )
 from giornata.wire.models import Task
-from giornata.wire.permissions import NatsRole, inbox
+from giornata.wire.subjects import NatsRole, inbox
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.intake.rules.envelopes import (
+from giornata_gateway.jobs.feed import ClientEvent, open_feed, until_done
+from giornata_gateway.jobs.preparation import EditOrder, StandaloneMask
+from giornata_gateway.jobs.submission import AwaitedJob
+from giornata_gateway.rules.envelopes import (
     EditEnvelope,
     Envelope,
     GenerateEnvelope,
@@ -40,22 +43,16 @@ from giornata_gateway.intake.rules.envelopes import (
     ProbeEnvelope,
     check_envelope,
     check_mask_image,
-    check_pictures,
     check_reply,
     check_time,
     inline_bytes,
     inline_pictures,
-    read_generation,
     read_mask,
     read_parameters,
 )
-from giornata_gateway.intake.rules.forms import check_no_key
-from giornata_gateway.intake.rules.idempotency import read_key
-from giornata_gateway.intake.rules.tenants import Tenant
-from giornata_gateway.jobs.feed import ClientEvent, open_feed, until_done
-from giornata_gateway.jobs.masks import StandaloneMask
-from giornata_gateway.jobs.preparation import EditOrder
-from giornata_gateway.jobs.submission import AwaitedJob
+from giornata_gateway.rules.forms import check_no_key
+from giornata_gateway.rules.idempotency import read_key
+from giornata_gateway.rules.tenants import Tenant
 from giornata_gateway.views.answers import error_of
 from giornata_gateway.views.jobs import forecast_fields
 from giornata_gateway.views.resources import mask_made
@@ -72,22 +69,19 @@ KINDS: Final = {kind_type: kind for kind, kind_type in EVENT_TYPES.items()}
 async def open_door(gateway: Gateway) -> AsyncIterator[None]:
     """Answer over NATS while inside; on leaving, finish what was delivered."""
     endpoints = NatsEndpoints(gateway, min(REPLY_BYTES, gateway.bus.client.max_payload))
-
-    def counting(endpoint: Endpoint) -> Endpoint:
-        return replace(endpoint, unread=partial(_unread, gateway, endpoint.subject))
-
     asks = partial(Endpoint, limit_bytes=endpoints.limit_bytes, headers=True, reply=True, door=True)
     keyed = partial(asks, admit=endpoints.check_asker)
-    edit = counting(keyed(subjects.EDIT, EditEnvelope, endpoints.edit))
-    probe = counting(asks(subjects.EDIT_PROBE, ProbeEnvelope, endpoints.probe))
-    generate = counting(keyed(subjects.GENERATE, GenerateEnvelope, endpoints.generate))
-    mask = counting(keyed(subjects.MASK, MaskEnvelope, endpoints.mask))
-    cancel = Endpoint(
-        subjects.EDIT_CANCEL, CancelMessage, endpoints.cancel, reply=True, admit=endpoints.check_asker
+    answered = (
+        keyed(subjects.EDIT, EditEnvelope, endpoints.edit),
+        asks(subjects.EDIT_PROBE, ProbeEnvelope, endpoints.probe),
+        keyed(subjects.GENERATE, GenerateEnvelope, endpoints.edit),
+        keyed(subjects.MASK, MaskEnvelope, endpoints.mask),
+        Endpoint(
+            subjects.EDIT_CANCEL, CancelMessage, endpoints.cancel, reply=True, admit=endpoints.check_asker
+        ),
     )
-    cancel = counting(cancel)
-    answered = (edit, probe, generate, mask, cancel)
-    async with gateway.bus.serve("gateway", *answered, instance=gateway.config.instance):
+    counted = [_counted(gateway, endpoint) for endpoint in answered]
+    async with gateway.bus.serve("gateway", *counted, instance=gateway.config.instance):
         yield
 
 
@@ -99,98 +93,66 @@ class NatsEndpoints:
     limit_bytes: int
     """The largest reply on this server."""
 
-    async def edit(self, envelope: EditEnvelope, headers: Mapping[str, str], reply: str) -> EditReply:
-        """Carry out an edit. A caller that sets `progress` is told its events there, from *queued* on."""
-        with _counted(self.gateway, subjects.EDIT):
-            return await self._edit(envelope, self._asker(envelope.api_key, reply), headers)
+    async def edit(self, envelope: Envelope, headers: Mapping[str, str], reply: str) -> EditReply:
+        """Carry out an edit or a generation. Its events go to the subject `progress`, from *queued* on."""
+        return await self._carried_out(envelope, self._asker(envelope.api_key, reply), headers)
 
     async def probe(self, envelope: ProbeEnvelope, headers: Mapping[str, str], reply: str) -> EditReply:
         """Carry out an edit for the profiler, as the tenant that it names; the server lets nobody else ask."""
-        with _counted(self.gateway, subjects.EDIT_PROBE):
-            tenant = Tenant(envelope.tenant, inbox=inbox(NatsRole.PROFILER))
-            check_reply(reply, tenant)
-            return await self._edit(envelope, tenant, headers)
+        tenant = Tenant(envelope.tenant, inbox=inbox(NatsRole.PROFILER))
+        check_reply(reply, tenant)
+        return await self._carried_out(envelope, tenant, headers)
 
-    async def _edit(self, envelope: EditEnvelope, tenant: Tenant, headers: Mapping[str, str]) -> EditReply:
-        key, parameters = _key(headers), read_parameters(envelope)
-        check_envelope(envelope, tenant)
-        check_pictures(envelope, tenant, self.gateway.config.max_file_bytes)
+    async def _carried_out(self, envelope: Envelope, tenant: Tenant, headers: Mapping[str, str]) -> EditReply:
+        gateway = self.gateway
+        given = [headers[IDEMPOTENCY_HEADER]] if IDEMPOTENCY_HEADER in headers else []
+        key, parameters = read_key(given, IDEMPOTENCY_HEADER), read_parameters(envelope)
+        check_envelope(envelope, tenant, gateway.config.max_file_bytes)
+        edited = envelope if isinstance(envelope, EditEnvelope) else None
         order = EditOrder(
             parameters,
-            envelope.image,
-            envelope.mask,
+            edited.image if edited else None,
+            edited.mask if edited else None,
             tenant,
             envelope.priority,
-            self._deadline(envelope),
-            template_id=envelope.template_id,
+            Deadline.after_ms(envelope.remaining_ms).at_most(gateway.config.job_budget_s),
+            template_id=edited.template_id if edited else None,
+            task=Task.EDIT if edited else Task.GENERATE,
             references=envelope.reference,
             control_images=envelope.control_image,
         )
-        return await self._carried_out(order, key, envelope.progress, inline_bytes(envelope))
-
-    async def generate(self, envelope: GenerateEnvelope, headers: Mapping[str, str], reply: str) -> EditReply:
-        """Make pictures from text; `progress` is as an edit's."""
-        with _counted(self.gateway, subjects.GENERATE):
-            tenant, key = self._asker(envelope.api_key, reply), _key(headers)
-            parameters = read_generation(envelope)
-            check_envelope(envelope, tenant)
-            check_pictures(envelope, tenant, self.gateway.config.max_file_bytes)
-            order = EditOrder(
-                parameters,
-                None,
-                None,
-                tenant,
-                envelope.priority,
-                self._deadline(envelope),
-                task=Task.GENERATE,
-                references=envelope.reference,
-                control_images=envelope.control_image,
-            )
-            return await self._carried_out(order, key, envelope.progress, inline_bytes(envelope))
+        with gateway.uploads.growing(tenant) as grow, ExitStack() as held:
+            grow(MESSAGE_COPIES * inline_bytes(envelope))
+            admitted = await gateway.admit(order, key, held)
+            streamed = envelope.progress is not None
+            async with gateway.submission.awaited(admitted, streamed=streamed) as awaited:
+                if admitted.stay.repeated:
+                    gateway.metrics.repeated.labels("nats").inc()
+                if envelope.progress is not None:
+                    await self._relay(awaited, envelope.progress)
+                record = await gateway.submission.outcome(awaited)
+            admitted.carried_out()
+        return await self._reply(record, tenant)
 
     async def mask(self, envelope: MaskEnvelope, headers: Mapping[str, str], reply: str) -> MaskMessageReply:
         """Find what words name. It counts as a picture; masks that do not fit into the answer are kept as results."""
-        gateway = self.gateway
-        with _counted(gateway, subjects.MASK):
-            tenant = self._asker(envelope.api_key, reply)
-            check_no_key(headers, IDEMPOTENCY_HEADER)
-            asked = read_mask(envelope)
-            check_time(envelope.remaining_ms)
-            check_mask_image(envelope, tenant, gateway.config.max_file_bytes)
-            deadline = Deadline.after_ms(envelope.remaining_ms).at_most(gateway.config.budget_s)
-            with gateway.uploads.growing(tenant) as grow:
-                grow(MESSAGE_COPIES * inline_bytes(envelope))
-                async with gateway.shown(tenant, asked, envelope.image, deadline) as shown:
-                    return await self._mask_made(shown, tenant)
+        gateway, tenant = self.gateway, self._asker(envelope.api_key, reply)
+        check_no_key(headers, IDEMPOTENCY_HEADER)
+        asked = read_mask(envelope)
+        check_time(envelope.remaining_ms)
+        check_mask_image(envelope, tenant, gateway.config.max_file_bytes)
+        deadline = Deadline.after_ms(envelope.remaining_ms).at_most(gateway.config.budget_s)
+        with gateway.uploads.growing(tenant) as grow:
+            grow(MESSAGE_COPIES * inline_bytes(envelope))
+            async with gateway.shown(tenant, asked, envelope.image, deadline) as shown:
+                return await self._mask_made(shown, tenant)
 
     async def cancel(self, message: CancelMessage, reply: str) -> JobAck:
         """Cancel a job of the caller's tenant; one that has ended stays as it is."""
-        gateway = self.gateway
-        with _counted(gateway, subjects.EDIT_CANCEL):
-            tenant = self._asker(message.api_key, reply)
-            record = await gateway.ledger.read_of(tenant.name, message.job_id)
-            await gateway.ledger.cancel(record.job.job_id)
-            return JobAck(job_id=record.job.job_id)
-
-    def _deadline(self, envelope: Envelope) -> Deadline:
-        return Deadline.after_ms(envelope.remaining_ms).at_most(self.gateway.config.job_budget_s)
-
-    async def _carried_out(
-        self, order: EditOrder, key: str | None, progress: str | None, inline: int
-    ) -> EditReply:
-        """The answer of an order whose message holds `inline` bytes of pictures."""
-        gateway = self.gateway
-        with gateway.uploads.growing(order.tenant) as grow, ExitStack() as held:
-            grow(MESSAGE_COPIES * inline)
-            admitted = await gateway.admit(order, key, held)
-            async with gateway.awaited(admitted, streamed=progress is not None) as awaited:
-                if admitted.stay.repeated:
-                    gateway.metrics.repeated("nats")
-                if progress is not None:
-                    await self._relay(awaited, progress)
-                record = await gateway.submission.outcome(awaited)
-            admitted.carried_out()
-        return await self._reply(record, order.tenant)
+        tenant, ledger = self._asker(message.api_key, reply), self.gateway.ledger
+        record = await ledger.read_of(tenant.name, message.job_id)
+        await ledger.cancel(record.job.job_id)
+        return JobAck(job_id=record.job.job_id)
 
     def check_asker(self, fields: Mapping[str, object], reply: str) -> None:
         """Raise Unauthorized or InvalidField where the key in a message's fields does not let it ask for an answer."""
@@ -264,30 +226,26 @@ class NatsEndpoints:
         )
 
 
-def _key(headers: Mapping[str, str]) -> str | None:
-    """The idempotency key of a message."""
-    given = [headers[IDEMPOTENCY_HEADER]] if IDEMPOTENCY_HEADER in headers else []
-    return read_key(given, IDEMPOTENCY_HEADER)
+def _counted(gateway: Gateway, endpoint: Endpoint) -> Endpoint:
+    """The endpoint, each of whose requests is counted with how it ended; so is a message that is no request."""
 
+    def count(status: int, code: str, seconds: float) -> None:
+        gateway.metrics.answered("nats", endpoint.subject, status, code, seconds)
 
-def _unread(gateway: Gateway, route: str, error: GiornataError) -> None:
-    """Count a message that is no request."""
-    gateway.metrics.answered("nats", route, error.status, error.code, 0.0)
+    async def handle(*arguments: Any) -> Any:
+        started = time.monotonic()
+        status, code = InternalError.status, InternalError.code
+        try:
+            answer = await endpoint.handler(*arguments)
+            status, code = 200, "ok"
+        except GiornataError as error:
+            status, code = error.status, error.code
+            raise
+        except asyncio.CancelledError:
+            status, code = DeadlineExceeded.status, DeadlineExceeded.code
+            raise
+        finally:
+            count(status, code, time.monotonic() - started)
+        return answer
 
-
-@contextmanager
-def _counted(gateway: Gateway, route: str) -> Iterator[None]:
-    """Count one request and how it ended."""
-    started = time.monotonic()
-    status, code = 500, "internal_error"
-    try:
-        yield
-        status, code = 200, "ok"
-    except GiornataError as error:
-        status, code = error.status, error.code
-        raise
-    except asyncio.CancelledError:
-        status, code = 504, "deadline_exceeded"
-        raise
-    finally:
-        gateway.metrics.answered("nats", route, status, code, time.monotonic() - started)
+    return replace(endpoint, handler=handle, unread=lambda error: count(error.status, error.code, 0.0))

@@ -15,16 +15,13 @@ from giornata.bus.telemetry import publish, state_of, telemetry
 from giornata.records import LoraRecords, TemplateRecords, WebhookRecords
 from giornata.retries import read_just_made
 from giornata.wire import subjects
-from giornata.wire.fleet import FleetSummary
 from giornata.wire.messages import DoneEvent, EventKind
-from giornata.wire.workers import ServiceName, ServiceState
-from giornata_gateway.config import GatewayConfig
+from giornata.wire.workers import FleetSummary, ServiceName, ServiceState
+from giornata_gateway.admission import KeyFile
+from giornata_gateway.config import GatewayConfig, aliases_in
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.server import listening
-from giornata_gateway.intake.key_file import KeyFile
-from giornata_gateway.intake.rules.model_aliases import aliases_in
-from giornata_gateway.jobs.records import JobRecords
 from giornata_gateway.nats_door import open_door
 
 log = structlog.get_logger(__name__)
@@ -39,7 +36,6 @@ async def serve(config: GatewayConfig, bus: Bus, blobs: BlobStore, stop: asyncio
     keys = None if config.api_keys_file is None else KeyFile(config.api_keys_file)
     bridged_s = config.submit_window_s / 2  # the other half is for a request at the end of the first
     fleet = FleetListener(bridged_s, aliases_in(config.model_aliases))
-    records = JobRecords(bus.jetstream)
     templates = await read_just_made(partial(TemplateRecords.open, bus.jetstream))
     loras = await read_just_made(partial(LoraRecords.open, bus.jetstream))
     webhooks = await read_just_made(partial(WebhookRecords.open, bus.jetstream))
@@ -50,7 +46,6 @@ async def serve(config: GatewayConfig, bus: Bus, blobs: BlobStore, stop: asyncio
             config,
             bus,
             blobs,
-            records=records,
             templates=templates,
             loras=loras,
             webhooks=webhooks,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import nats.errors
 import structlog
@@ -13,7 +13,7 @@ import structlog
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
 from giornata.bus.streams import is_full
-from giornata.wire import stores, subjects
+from giornata.wire import subjects
 from giornata.wire.errors import BlobStoreFull, GiornataError, StorageFull
 
 BLOBS: Final = "blobs"
@@ -66,7 +66,7 @@ class StorageProbe:
 
     async def _try(self) -> None:
         try:
-            errors = await asyncio.gather(self._blob(), *(self._message(*one) for one in _TRIALS.items()))
+            errors = await asyncio.gather(self._blob(), *map(self._message, _TRIALS))
         except Exception:  # the task's edge: what was known stays
             log.exception("stores_not_tried")
             return
@@ -85,15 +85,15 @@ class StorageProbe:
             pass
         return None
 
-    async def _message(self, stream: str, trial: _Trial) -> GiornataError | None:
+    async def _message(self, stream: str) -> GiornataError | None:
         """Why `stream` takes no message; None also where it has a limit that is reached, or JetStream is away."""
         client, reason = self._bus.client, "it does not answer writes, but other questions"
         try:
-            if not client.is_connected or await self._is_stored(trial):
+            if not client.is_connected or await self._is_stored(stream):
                 return None
             # A server that stands still answers nothing; one that cannot write still answers reads.
             await client.jetstream(timeout=TRIAL_S).stream_info(_RECORDS)
-            if await self._is_stored(trial) or not client.is_connected:
+            if await self._is_stored(stream) or not client.is_connected:
                 return None
         except nats.errors.Error as error:
             if not is_full(error):
@@ -102,25 +102,19 @@ class StorageProbe:
         message = "JetStream does not store what is written. The disk of the NATS server is probably full."
         return StorageFull(message, received=f"{stream}: {reason}", retry_after_s=10)
 
-    async def _is_stored(self, trial: _Trial) -> bool:
-        publish = self._bus.jetstream.publish
+    async def _is_stored(self, stream: str) -> bool:
+        publish, (subject, headers) = self._bus.jetstream.publish, _TRIALS[stream]
         try:
-            await publish(trial.subject, TRIAL, timeout=TRIAL_S, headers=trial.headers, msg_ttl=TRIAL_TTL_S)
+            await publish(subject, TRIAL, timeout=TRIAL_S, headers=headers, msg_ttl=TRIAL_TTL_S)
         except nats.errors.TimeoutError:
             return False
         return True
 
 
-class _Trial(NamedTuple):
-    """A message that is stored for a moment."""
-
-    subject: str
-    headers: dict[str, str] | None
-
-
-_RECORDS: Final = stores.bucket_stream(stores.RECORDS)
-_TRIALS: Final[Mapping[str, _Trial]] = {
-    stores.JOBS: _Trial(subjects.TRIAL_JOB, None),
-    _RECORDS: _Trial(f"$KV.{stores.RECORDS}.writable", {"KV-Operation": "DEL"}),
+_RECORDS: Final = subjects.bucket_stream(subjects.RECORDS)
+_TRIALS: Final[Mapping[str, tuple[str, dict[str, str] | None]]] = {
+    subjects.JOBS: (subjects.TRIAL_JOB, None),
+    _RECORDS: (f"$KV.{subjects.RECORDS}.writable", {"KV-Operation": "DEL"}),
 }
-"""By the streams into which an accepted job is written. Readers take a record's trial for a deletion."""
+"""Subject and headers of a message that is stored for a moment, by the streams into which an accepted job is written.
+Readers take a record's trial for a deletion."""

@@ -13,7 +13,7 @@ import structlog
 
 from giornata.records import LoraRecords
 from giornata.wire import loras
-from giornata.wire.errors import LoraNotFound
+from giornata.wire.errors import InvalidField, LoraMismatch, LoraNotFound
 from giornata.wire.loras import (
     BeginUpload,
     DropUpload,
@@ -30,8 +30,7 @@ from giornata.wire.loras import (
     UploadProgress,
 )
 from giornata_lora_store.files import LoraFiles, TenantStorageQuotas
-from giornata_lora_store.header_reader import LoraHeaderInspector
-from giornata_lora_store.rules.headers import check_share, with_share
+from giornata_lora_store.headers import LoraSizeLimits, inspect_file
 
 TOLD_S: Final = 2.0
 """How often the record of an upload tells what has come; the file itself is the truth."""
@@ -48,7 +47,7 @@ class LoraStoreEndpoints:
 
     records: LoraRecords
     files: LoraFiles
-    inspection: LoraHeaderInspector
+    limits: LoraSizeLimits
     shares: TenantStorageQuotas
     validate: Callable[[LoraRecord], None]
     """Is told of every LoRA that is to be validated."""
@@ -77,7 +76,7 @@ class LoraStoreEndpoints:
                 )
             )
         self.uploads += 1
-        return UploadProgress(size_bytes=size_bytes, limit_bytes=self.files.file_bytes)
+        return self._progress(size_bytes)
 
     async def piece(self, request: UploadChunk) -> UploadProgress:
         """Keep a piece, then acknowledge it."""
@@ -88,7 +87,7 @@ class LoraStoreEndpoints:
         )
         if request.tenant is not None:
             await self._tell(request.tenant, request.upload_id, size_bytes)
-        return UploadProgress(size_bytes=size_bytes, limit_bytes=self.files.file_bytes)
+        return self._progress(size_bytes)
 
     async def finish(self, request: FinishUpload) -> LoraRecord:
         """Make a LoRA of an upload; the same file of the same tenant and model is the same LoRA.
@@ -98,20 +97,10 @@ class LoraStoreEndpoints:
             LoraNotFound, InvalidField: as :meth:`LoraFiles.whole`.
         """
         path = await asyncio.to_thread(self.files.whole, request.upload_id, request.file)
-        found = await asyncio.to_thread(self.inspection.inspect, path)
+        found = await asyncio.to_thread(inspect_file, path, self.limits)
         await asyncio.to_thread(self.files.keep, path, request.file)
-        record = LoraRecord(
-            lora_id=loras.lora_id(request.tenant, request.model, request.file.sha256),
-            tenant=request.tenant,
-            created_s=int(time.time()),
-            state=LoraState.VALIDATING,
-            model=request.model,
-            name=request.name,
-            received_bytes=request.file.size_bytes,
-            source=request.file,
-            style=found.style,
-            rank=found.rank,
-        )
+        record = validating(request.tenant, request.model, request.name, request.file)
+        record = record.model_copy(update={"style": found.style, "rank": found.rank})
         self.shares.note(record)
         kept = await self.begun(record)
         await self._forget_upload(request.tenant, request.upload_id)
@@ -142,7 +131,7 @@ class LoraStoreEndpoints:
         await asyncio.to_thread(self.files.drop, request.upload_id)
         if request.tenant is not None:
             await self._forget_upload(request.tenant, request.upload_id)
-        return UploadProgress(size_bytes=0, limit_bytes=self.files.file_bytes)
+        return self._progress(0)
 
     async def read(self, request: ReadFile) -> FileChunk:
         """Give bytes of a file out."""
@@ -168,12 +157,19 @@ class LoraStoreEndpoints:
             LoraMismatch: its pictures were of another file or checkpoint than it is now.
             InvalidField: that is no share of the steps.
         """
-        check_share(request.joins_within)
-        record = await self.records.change(
-            request.tenant, request.lora_id, lambda known: with_share(known, request)
-        )
+        if not 0 <= request.joins_within < 1:
+            raise InvalidField(field="joins_within", received=request.joins_within, accepted="0 to below 1")
+
+        def with_share(known: LoraRecord) -> LoraRecord:
+            _check_profiled(known, request)
+            return known.model_copy(update={"joins_within": request.joins_within})
+
+        record = await self.records.change(request.tenant, request.lora_id, with_share)
         log.info("lora_profiled", lora=record.lora_id, joins_within=record.joins_within)
         return record
+
+    def _progress(self, size_bytes: int) -> UploadProgress:
+        return UploadProgress(size_bytes=size_bytes, limit_bytes=self.files.file_bytes)
 
     async def _tell(self, tenant: str, upload_id: str, size_bytes: int) -> None:
         now = time.monotonic()
@@ -189,6 +185,33 @@ class LoraStoreEndpoints:
             record = await self.records.get(tenant, upload_id)
             if record.state is LoraState.UPLOADING:
                 await self.records.delete(record)
+
+
+def validating(tenant: str, model: str, name: str | None, file: StoredFile) -> LoraRecord:
+    """The record of a LoRA whose source is whole."""
+    return LoraRecord(
+        lora_id=loras.lora_id(tenant, model, file.sha256),
+        tenant=tenant,
+        created_s=int(time.time()),
+        state=LoraState.VALIDATING,
+        model=model,
+        name=name,
+        received_bytes=file.size_bytes,
+        source=file,
+    )
+
+
+def _check_profiled(record: LoraRecord, told: ProfiledLora) -> None:
+    canonical = record.canonical
+    if canonical and (canonical.file.sha256, canonical.model_digest) == (told.sha256, told.model_digest):
+        return
+    raise LoraMismatch(
+        f"The LoRA {record.lora_id} is another file, or for another checkpoint, than the one that was profiled.",
+        received=f"file {told.sha256[:12]}, checkpoint {told.model_digest[:12]}",
+        accepted=f"file {canonical.file.sha256[:12]}, checkpoint {canonical.model_digest[:12]}"
+        if canonical
+        else "none: it is not ready",
+    )
 
 
 def _again(known: LoraRecord, record: LoraRecord) -> LoraRecord | None:

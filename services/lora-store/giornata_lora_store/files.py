@@ -1,4 +1,8 @@
-"""The store's files on disk, and whose bytes they are."""
+"""The store's files on disk: uploads that grow, whole files by their sha-256, and whose bytes they are.
+
+All instances share the folder. What a piece has written stays in it whatever process ends; a whole file appears under
+its digest at once, by renaming, and is never written again.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 import errno
 import hashlib
 import os
+import re
 import tempfile
 import time
 from collections import Counter
@@ -15,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from giornata.api_keys import DEFAULT_TENANT
-from giornata.lora_transfer import WHOLE_FILES
+from giornata.lora_files import WHOLE_FILES
 from giornata.records import BucketMirror, LoraRecords
 from giornata.shares import has_room
 from giornata.wire import subjects
@@ -29,15 +34,11 @@ from giornata.wire.errors import (
 )
 from giornata.wire.loras import EVERYONE, PIECE_BYTES, LoraRecord, StoredFile
 
-# The store's files on disk: uploads that grow, and whole files by their sha-256.
-#
-# All instances share the folder. What a piece has written stays in it whatever process ends; a whole file
-# appears under its digest at once, by renaming, and is never written again.
-
-
 HASHED_BYTES: Final = 4 << 20
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_DIGEST_CHARS: Final = 64
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+MEASURED_BYTES: Final = 64 << 20
+"""After so many bytes that came here the folder is measured again: other instances fill it, too."""
 
 
 class LoraFiles:
@@ -79,7 +80,7 @@ class LoraFiles:
             raise MalformedMessage(
                 "A piece is too large.", received=len(data), accepted=f"{PIECE_BYTES} bytes"
             )
-        with _room(), _found(upload_id), self._upload(upload_id).open("r+b") as file:
+        with _writing(upload_id), self._upload(upload_id).open("r+b") as file:
             there = os.fstat(file.fileno()).st_size
             if not 0 <= offset <= there:
                 raise MalformedMessage(
@@ -103,7 +104,7 @@ class LoraFiles:
         upload, kept = self._upload(upload_id), self._path(file.sha256)
         if not upload.exists() and kept.exists():
             return kept
-        with _room(), _found(upload_id), upload.open("rb") as source:
+        with _writing(upload_id), upload.open("rb") as source:
             found = digest_of(source.fileno())
             os.fsync(source.fileno())
         if found != file:
@@ -122,7 +123,7 @@ class LoraFiles:
 
     def take_in(self, path: Path, name: str) -> StoredFile:
         """Copy a file into the store; LoraTooLarge where it is larger than one may be."""
-        with _room(), path.open("rb") as source:
+        with path.open("rb") as source, _writing(name):
             if os.fstat(source.fileno()).st_size > self.file_bytes:
                 raise LoraTooLarge(accepted=f"at most {self.file_bytes} bytes")
             copy = self._upload(name)
@@ -185,13 +186,20 @@ class LoraFiles:
 
     def sizes(self) -> dict[str, int]:
         """Bytes of each upload by its id, and of each whole file by its digest."""
-        return {name: size for folder in (self._uploads, self._whole) for name, size in _sizes(folder)}
+        found = {}
+        for entry in (*os.scandir(self._uploads), *os.scandir(self._whole)):
+            with suppress(FileNotFoundError):  # another instance was faster
+                found[entry.name] = entry.stat().st_size
+        return found
 
     def _upload(self, upload_id: str) -> Path:
-        return self._uploads / _named(upload_id)
+        try:
+            return self._uploads / subjects.token(upload_id)  # no path can be written with its characters
+        except ValueError as error:
+            raise MalformedMessage(str(error)) from error
 
     def _path(self, sha256: str) -> Path:
-        if len(sha256) != _DIGEST_CHARS or not set(sha256) <= set("0123456789abcdef"):
+        if not _DIGEST.fullmatch(sha256):
             raise MalformedMessage(received=sha256, accepted="a sha-256 of 64 hexadecimal digits")
         return self._whole / sha256
 
@@ -205,43 +213,17 @@ def digest_of(descriptor: int) -> StoredFile:
     return StoredFile(sha256=total.hexdigest(), size_bytes=offset)
 
 
-def _named(upload_id: str) -> str:
-    """The id as a file's name: no path can be written with its characters."""
-    try:
-        return subjects.token(upload_id)
-    except ValueError as error:
-        raise MalformedMessage(str(error)) from error
-
-
-def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
-    for entry in os.scandir(folder):
-        with suppress(FileNotFoundError):
-            yield entry.name, entry.stat().st_size
-
-
 @contextmanager
-def _found(upload_id: str) -> Iterator[None]:
+def _writing(upload_id: str) -> Iterator[None]:
+    """Errors of the disk as errors of the tree: there is no such upload, or no room."""
     try:
         yield
     except FileNotFoundError as error:
         raise LoraNotFound("There is no such upload.", received=upload_id) from error
-
-
-@contextmanager
-def _room() -> Iterator[None]:
-    try:
-        yield
     except OSError as error:
         if error.errno not in _FULL:
             raise
         raise LoraStoreFull(received=os.strerror(error.errno or 0)) from error
-
-
-# Whose bytes the folder holds, so that no tenant fills it alone.
-
-
-MEASURED_BYTES: Final = 64 << 20
-"""After so many bytes that came here the folder is measured again: other instances fill it, too."""
 
 
 class TenantStorageQuotas:

@@ -9,29 +9,34 @@ import os
 import re
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
 
+import nats.errors
 import structlog
+from nats.js.errors import APIError
 
 from giornata.bus import streams
 from giornata.bus.bus import Bus, Endpoint
 from giornata.deadlines import heed_cancel
-from giornata.lora_transfer import TIER_NAME, WHOLE_FILES, WHOLE_MS
+from giornata.lora_files import TIER_NAME, WHOLE_FILES, WHOLE_MS
 from giornata.records import LoraRecords
-from giornata.residency.tiers import EvictionLedger, LoadTokenBucket
-from giornata.wire import subjects
+from giornata.residency.tiers import PART, FolderTier, LoadTokenBucket
+from giornata.wire import codec, subjects
 from giornata.wire.errors import (
     Failed,
     GiornataError,
     LoraNotFound,
+    LoraNotReady,
+    LoraPinsFull,
     LoraTooLarge,
     LoraUnreadable,
+    SchemaMismatch,
     ServiceUnavailable,
 )
 from giornata.wire.loras import (
@@ -40,47 +45,56 @@ from giornata.wire.loras import (
     TOLD_CHANGES,
     HostTier,
     LoraRecord,
+    LoraState,
+    PinLora,
     TierChange,
     TierLoadReply,
     TierLoadRequest,
     TierLoads,
     TierSnapshot,
     TierSnapshotRequest,
+    WantedFiles,
 )
+from giornata.wire.workers import ServiceState
 from giornata_lora_store.config import LoraStoreConfig
 from giornata_lora_store.files import LoraFiles
-from giornata_lora_store.host_tier_plan import HostTierPlan, LoraPins, follow_plan, follow_records
 
-# The folder of a host tier: whole files by their sha-256, filled by one store. Blocking.
-#
-# A file appears by renaming, once it is whole, and is never written again. The file `TIER_NAME` tells the
-# denoisers of the machine which tier it is.
-
-
-PART: Final = ".part"
-"""Ends the names of files that are being copied."""
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+PIECE_BYTES: Final = 4 << 20
+"""What is copied at a time."""
+AGAIN_S: Final = 1.0
+"""Pause before a bucket that cannot be followed is followed again."""
+
+log = structlog.get_logger(__name__)
 
 
-class HostFolder:
-    """A folder that this process alone fills; it is made.
+class HostTierFolder(FolderTier):
+    """Whole files by their sha-256, in a folder that this process alone fills; its changes are numbered.
+
+    Files that the plan wants go last, the least wanted first, and only for a file on demand. Files that the catalogue
+    pins never go. A file that is copied counts from the start. The file `TIER_NAME` tells denoisers which tier it is.
 
     Raises:
-        Failed: another process fills it, or it cannot be written.
+        Failed: another process fills the folder, or it cannot be written.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.name = name
-        self._files = folder / WHOLE_FILES
+    def __init__(self, folder: Path, name: str, budget_bytes: int) -> None:
+        self.name, self.number = name, 0
+        self.wanted: tuple[str, ...] = ()
+        """The pinned first, the most wanted first."""
+        self._worth_of: dict[str, int] = {}
+        self._kept = frozenset[str]()
+        """What the catalogue pins."""
+        self._coming: set[str] = set()
+        self._changes = deque[TierChange](maxlen=TOLD_CHANGES)
         try:
-            self._files.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (folder / WHOLE_FILES).mkdir(parents=True, exist_ok=True)
+            self._lock_file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             marker = folder / f"{TIER_NAME}{PART}"
             marker.write_text(name, encoding="utf-8")
             marker.replace(folder / TIER_NAME)
-            for path in self._files.glob(f"*{PART}"):
-                path.unlink(missing_ok=True)
+            super().__init__(folder / WHOLE_FILES, budget_bytes, "", lambda one: self._worth_of.get(one, 0))
         except BlockingIOError as error:
             raise Failed(
                 "The host tier's folder is filled by another LoRA store.",
@@ -89,74 +103,28 @@ class HostFolder:
             ) from error
         except OSError as error:
             raise Failed(f"The host tier's folder cannot be used: {error}", received=folder) from error
+        for digest in self:
+            if DIGEST.fullmatch(digest):
+                self._note(digest, self.size_of(digest))
+            else:
+                self._forget(digest)
 
     def close(self) -> None:
         """Let another process fill it."""
-        os.close(self._lock)
+        os.close(self._lock_file)
 
-    def found(self) -> list[tuple[str, int]]:
-        """Digest and bytes of each file that an earlier process left, the oldest use first."""
-        known = [(path, path.stat()) for path in self._files.iterdir() if DIGEST.fullmatch(path.name)]
-        return [(path.name, stat.st_size) for path, stat in sorted(known, key=lambda one: one[1].st_mtime)]
+    def has(self, digest: str) -> bool:
+        """Return whether a whole file is here."""
+        return digest in self and digest not in self._coming
 
-    def part(self, digest: str) -> Path:
-        """Return where a file is copied to."""
-        return self._files / f"{digest}{PART}"
+    def missing(self) -> list[str]:
+        """Wanted files that are not here, the most wanted first."""
+        return [digest for digest in self.wanted if not self.has(digest)]
 
-    def appear(self, digest: str) -> None:
-        """The part of this digest is whole."""
-        self.part(digest).replace(self._files / digest)
-
-    def used(self, digest: str) -> None:
-        """Note a use, for the order that a later process finds."""
-        os.utime(self._files / digest)
-
-    def remove(self, digest: str) -> None:
-        """Let go of a file; readers that have opened it read on."""
-        (self._files / digest).unlink(missing_ok=True)
-
-
-# What a host tier holds: bytes, wanted files that others do not push out, and its numbered changes.
-
-
-class HostTierContents:
-    """The books of a tier.
-
-    Files that the plan wants stay while files come ahead or by plan. A file on demand takes their place, least wanted
-    first, where nothing else can go. Files that the catalogue pins never go.
-    """
-
-    def __init__(self, budget_bytes: int) -> None:
-        self.budget_bytes = budget_bytes
-        self.number = 0
-        self.evicted = 0
-        self._ledger = EvictionLedger(budget_bytes)
-        self._whole: dict[str, int] = {}
-        self._changes = deque[TierChange](maxlen=TOLD_CHANGES)
-        self._pins: tuple[str, ...] = ()
-        self._wanted: tuple[str, ...] = ()
-        """The pinned first, the most wanted first."""
-        self._guarded: set[str] = set()
-        """Wanted files that have a pin in the ledger."""
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of what is here or comes."""
-        return self._ledger.size_bytes
-
-    @property
-    def wanted(self) -> tuple[str, ...]:
-        """Return what the catalogue pins, then what the plan wants."""
-        return self._wanted
-
-    def __contains__(self, digest: object) -> bool:
-        return digest in self._whole
-
-    def held(self) -> Iterator[tuple[str, int]]:
-        """Digest and bytes of whole files, the last used first."""
-        return (
-            (digest, self._whole[digest]) for digest in reversed(tuple(self._ledger)) if digest in self._whole
-        )
+    def snapshot(self, epoch: int) -> TierSnapshot:
+        """Return what is here, the last used first."""
+        held = ((digest, self.size_of(digest) or 0) for digest in reversed(tuple(self)) if self.has(digest))
+        return TierSnapshot.of(self.name, epoch, self.number, islice(held, MOST_FILES))
 
     def changes(self) -> tuple[TierChange, ...]:
         """Changes since the last call, as many as are kept."""
@@ -164,158 +132,96 @@ class HostTierContents:
         self._changes.clear()
         return told
 
-    def missing(self) -> list[str]:
-        """Wanted files that are not here, the most wanted first."""
-        return [digest for digest in self._wanted if digest not in self._whole]
-
-    def want(self, pins: Sequence[str], wanted: Sequence[str]) -> list[str]:
-        """From now on these are pinned, and these wanted; returns files that have to go."""
-        self._pins = tuple(pins)
-        self._wanted = tuple(dict.fromkeys((*pins, *wanted)))
-        return self.guard()
-
-    def guard(self) -> list[str]:
-        """Guard all that is wanted, also what has made room for demand; returns files that have to go."""
-        gone = list[str]()
-        for digest in self._guarded.difference(self._wanted):
-            gone += self._gone(self._ledger.unpin(digest))
-        for digest in self._wanted:
-            if digest not in self._guarded:
-                self._ledger.pin(digest)
-        self._guarded = set(self._wanted)
-        return gone
-
-    def use(self, digest: str) -> bool:
-        """A job needs a file; whether it is here."""
-        self._ledger.use(digest)
-        return digest in self._whole
+    def want(self, pins: Sequence[str], wanted: Sequence[str]) -> None:
+        """From now on the first are pinned, and the others wanted."""
+        before, self._kept = self._kept, frozenset(pins)
+        for digest in self._kept - before:
+            self.pin(digest)
+        self.wanted = tuple(dict.fromkeys((*pins, *wanted)))
+        self._worth_of = {digest: worth for worth, digest in enumerate(reversed(self.wanted), 1)}
+        for digest in before - self._kept:
+            self.unpin(digest)
 
     def fits(self, size_bytes: int) -> bool:
         """Return whether a file can come without a wanted one going."""
-        return size_bytes <= self._ledger.room_bytes
+        unpinned = set(self.wanted) - self._kept - self._coming
+        return size_bytes + sum(self.size_of(digest) or 0 for digest in unpinned) <= self.room_bytes
 
-    def enter(self, digest: str, size_bytes: int) -> list[str]:
-        """Make room for a file that comes, and keep it from now on until :meth:`leave`; returns files that have to go.
+    @contextmanager
+    def receiving(self, digest: str, size_bytes: int) -> Iterator[Path]:
+        """A path for a file, which has its room at once, and appears whole when the context ends, or not at all.
 
         Raises:
             LoraTooLarge: pinned files, and files that come, leave no room for it.
         """
-        gone = list[str]()
-        for digest_of_less in reversed(self._wanted[len(self._pins) :]):
-            if self.fits(size_bytes):
-                break
-            if digest_of_less in self._guarded and digest_of_less != digest:
-                self._guarded.discard(digest_of_less)
-                gone += self._gone(self._ledger.unpin(digest_of_less))
-        if not self.fits(size_bytes):
-            room_bytes = max(0, self._ledger.room_bytes)
+        if size_bytes > self.room_bytes:
             raise LoraTooLarge(
-                received=f"{size_bytes} bytes", accepted=f"{room_bytes} that are free on this host"
+                received=f"{size_bytes} bytes",
+                accepted=f"{max(0, self.room_bytes)} that are free on this host",
             )
-        self._ledger.pin(digest)
-        return gone + self._gone(self._ledger.add(digest, size_bytes))
+        with self.pinned(digest):
+            self.add(digest, size_bytes)
+            self._coming.add(digest)
+            try:
+                with self.writing(digest) as path:
+                    path.chmod(0o644)  # denoisers read it
+                    yield path
+                self._note(digest, size_bytes)
+            except BaseException:
+                self._forget(digest)
+                raise
+            finally:
+                self._coming.discard(digest)
 
-    def leave(self, digest: str, size_bytes: int | None) -> list[str]:
-        """A file that came is whole, of so many bytes, or failed: None; returns files that have to go."""
-        if size_bytes is None:
-            self._ledger.remove(digest)
-        else:
-            self._whole[digest] = size_bytes
-            self._change(digest, size_bytes)
-        return self._gone(self._ledger.unpin(digest))
+    def _release(self, name: str) -> None:
+        super()._release(name)
+        self._note(name, None)
 
-    def drop(self, digest: str) -> bool:
-        """Forget a damaged file; whether it was here."""
-        self._ledger.remove(digest)
-        return bool(self._left((digest,)))
-
-    def take_over(self, found: Iterable[tuple[str, int]]) -> list[str]:
-        """Enter files of an earlier process, the oldest use first; returns files that have to go."""
-        gone = list[str]()
-        for digest, size_bytes in found:
-            if size_bytes > self.budget_bytes:
-                gone.append(digest)
-                continue
-            left = self._ledger.add(digest, size_bytes)
-            self._whole[digest] = size_bytes
-            self._change(digest, size_bytes)
-            gone += self._gone(left)
-        return gone
-
-    def _gone(self, digests: Iterable[str]) -> list[str]:
-        left = self._left(digests)
-        self.evicted += len(left)
-        return left
-
-    def _left(self, digests: Iterable[str]) -> list[str]:
-        left = [digest for digest in digests if self._whole.pop(digest, None) is not None]
-        for digest in left:
-            self._change(digest, None)
-        return left
-
-    def _change(self, digest: str, size_bytes: int | None) -> None:
+    def _note(self, digest: str, size_bytes: int | None) -> None:
         self.number += 1
         self._changes.append(TierChange(number=self.number, sha256=digest, size_bytes=size_bytes))
 
 
-# The host tier of a LoRA store: brings files to the fast folder of its machine, on demand first, then by
-# plan.
-
-
-PIECE_BYTES: Final = 4 << 20
-"""What is copied at a time."""
-
-log = structlog.get_logger(__name__)
-
-
 @dataclass
-class _FileLoad:
+class FileLoad:
     """A file on its way."""
 
     digest: str
     reason: str
-    begun_s: float
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     go: asyncio.Event = field(default_factory=asyncio.Event)
     """Set where a load by plan should look again whether it may go on."""
 
     @property
     def urgent(self) -> bool:
+        """Return whether a job waits, or is about to come."""
         return self.reason != "plan"
 
 
 class HostTierLoader:
-    """One tier. Loads are tasks of `tasks`, so that a question that is given up does not end them."""
+    """Fills one tier. Loads are tasks of `tasks`, so that a question that is given up does not end them."""
 
     def __init__(
-        self,
-        tasks: asyncio.TaskGroup,
-        folder: HostFolder,
-        source: LoraFiles,
-        budget_bytes: int,
-        plan_bytes_per_s: float,
+        self, tasks: asyncio.TaskGroup, tier: HostTierFolder, source: LoraFiles, plan_bytes_per_s: float
     ) -> None:
-        self._tasks, self._folder, self._source = tasks, folder, source
-        self._room = HostTierContents(budget_bytes)
+        self._tasks, self._tier, self._source = tasks, tier, source
         self._allowance = LoadTokenBucket(plan_bytes_per_s)
         self._epoch = time.time_ns() // 1000
-        self._loads: dict[str, _FileLoad] = {}
+        self._loads: dict[str, FileLoad] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._counts = Counter[str]()
         self._waited_s = self._copied_s = 0.0
         self._copied_bytes = 0
         self._news = asyncio.Event()
-        self._remove(self._room.take_over(folder.found()))
+        self._plan: WantedFiles | None = None
+        self._pins: tuple[str, ...] = ()
 
-    @property
-    def name(self) -> str:
-        """Name of the tier."""
-        return self._folder.name
-
-    @property
-    def budget_bytes(self) -> int:
-        """Most bytes of its files."""
-        return self._room.budget_bytes
+    def endpoints(self, instance: str) -> tuple[Endpoint, ...]:
+        """Return what a store with this tier answers beside its own."""
+        return (
+            Endpoint(subjects.bring(self._tier.name), TierLoadRequest, self.bring),
+            Endpoint(subjects.tier(instance), TierSnapshotRequest, self._snapshot, limit_bytes=MESSAGE_BYTES),
+        )
 
     async def bring(self, request: TierLoadRequest) -> TierLoadReply:
         """Have a file in the folder.
@@ -325,18 +231,19 @@ class HostTierLoader:
             LoraTooLarge: there is no room for it beside pinned files.
             LoraUnreadable: the store's file is damaged.
         """
-        digest, begun_s = request.file.sha256, time.monotonic()
+        digest, begun_s, tier = request.file.sha256, time.monotonic(), self._tier
         if not DIGEST.fullmatch(digest):
             raise LoraNotFound(received=digest)
-        if request.damaged and self._room.drop(digest):
-            self._folder.remove(digest)
-        if self._room.use(digest) if not request.ahead else digest in self._room:
+        if request.damaged and tier.has(digest):
+            tier.remove(digest)
+        if tier.has(digest):
+            if not request.ahead:
+                tier.use(digest)
             self._counts["hits"] += 1
             with suppress(FileNotFoundError):
-                self._folder.used(digest)
+                os.utime(tier.path(digest))  # the order that a later process finds
             return TierLoadReply(loaded=False)
-        reason = "ahead" if request.ahead else "demand"
-        load = self._loads.get(digest) or self._begin(digest, reason)
+        load = self._loads.get(digest) or self._begin(digest, "ahead" if request.ahead else "demand")
         if not request.ahead and not load.urgent:
             load.reason = "demand"
             load.go.set()
@@ -346,24 +253,39 @@ class HostTierLoader:
             self._waited_s += time.monotonic() - begun_s
         return TierLoadReply(loaded=True)
 
-    async def snapshot(self, _: TierSnapshotRequest) -> TierSnapshot:
-        """Return what the tier holds."""
-        return TierSnapshot.of(
-            self.name, self._epoch, self._room.number, islice(self._room.held(), MOST_FILES)
-        )
+    async def _snapshot(self, _: TierSnapshotRequest) -> TierSnapshot:
+        return self._tier.snapshot(self._epoch)
 
-    def want(self, pins: Sequence[str], wanted: Sequence[str]) -> None:
-        """Pin these files and bring those that the plan wants, when nothing is asked for."""
-        self._remove(self._room.want(pins, wanted))
-        self._news.set()
+    def pin(self, pins: tuple[str, ...]) -> None:
+        """The catalogue pins these files from now on."""
+        self._pins = pins
+        self._want()
+
+    def plan(self, value: bytes | None) -> None:
+        """Take in what the router's plan wants now, None where it was removed.
+
+        What is unreadable, or older than one before, is ignored, counted and logged.
+        """
+        known = self._plan
+        try:
+            plan = None if value is None else codec.decode(WantedFiles, value)
+        except (SchemaMismatch, ValueError) as error:
+            self._ignore("unreadable", str(error))
+            return
+        if known is not None and plan is not None and plan.revision <= known.revision:
+            if plan.revision < known.revision:
+                self._ignore("older", f"{plan.revision} after {known.revision}")
+            return
+        self._counts["plans"] += plan is not None
+        self._plan = plan
+        self._want()
 
     async def run(self, look_s: float) -> None:
         """Bring what is wanted, for ever: at each change, and every `look_s` what demand has pushed out."""
         while True:
             heed_cancel()
             self._news.clear()
-            self._remove(self._room.guard())
-            for digest in self._room.missing():
+            for digest in self._tier.missing():
                 if self._news.is_set():
                     break
                 await self._bring_planned(digest)
@@ -376,16 +298,16 @@ class HostTierLoader:
         for task in self._running:
             task.cancel()
 
-    def told(self, plans: int, plans_ignored: int) -> HostTier:
+    def told(self) -> HostTier:
         """Its telemetry."""
-        counts = self._counts
+        counts, tier = self._counts, self._tier
         return HostTier(
-            name=self.name,
+            name=tier.name,
             epoch=self._epoch,
-            number=self._room.number,
-            changes=self._room.changes(),
-            budget_bytes=self._room.budget_bytes,
-            used_bytes=self._room.used_bytes,
+            number=tier.number,
+            changes=tier.changes(),
+            budget_bytes=tier.budget_bytes,
+            used_bytes=tier.size_bytes,
             bytes_per_s=self._copied_bytes / self._copied_s if self._copied_s else 0.0,
             hits=counts["hits"],
             loads=TierLoads(
@@ -394,61 +316,60 @@ class HostTierLoader:
                 plan=counts["plan"],
                 waited_ms=self._waited_s * 1e3,
             ),
-            evicted=self._room.evicted,
+            evicted=tier.evicted,
             failed=counts["failed"],
-            plans=plans,
-            plans_ignored=plans_ignored,
-            wanted=len(self._room.wanted),
-            missing=len(self._room.missing()),
+            plans=counts["plans"],
+            plans_ignored=counts["plans_ignored"],
+            wanted=len(tier.wanted),
+            missing=len(tier.missing()),
         )
+
+    def _want(self) -> None:
+        self._tier.want(self._pins, self._plan.digests if self._plan else ())
+        self._news.set()
+
+    def _ignore(self, why: str, what: str) -> None:
+        self._counts["plans_ignored"] += 1
+        log.warning("plan_ignored", why=why, what=what[:200])
 
     async def _bring_planned(self, digest: str) -> None:
         try:
             load = self._loads.get(digest)
             if load is None:
                 size_bytes = (await asyncio.to_thread(self._source.path, digest)).stat().st_size
-                if not self._room.fits(size_bytes):
+                if not self._tier.fits(size_bytes):
                     return
                 load = self._begin(digest, "plan")
             await asyncio.shield(load.done)
         except (GiornataError, OSError) as error:
             log.info("host_tier_load_failed", digest=digest, error=str(error))
 
-    def _begin(self, digest: str, reason: str) -> _FileLoad:
-        load = self._loads[digest] = _FileLoad(digest, reason, time.monotonic())
+    def _begin(self, digest: str, reason: str) -> FileLoad:
+        load = self._loads[digest] = FileLoad(digest, reason)
         task = self._tasks.create_task(self._carry(load), name=f"load-{digest[:12]}")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return load
 
-    async def _carry(self, load: _FileLoad) -> None:
+    async def _carry(self, load: FileLoad) -> None:
         """Copy a file; the load's future has what became of it."""
-        digest, size_bytes = load.digest, None
-        try:
-            path = await asyncio.to_thread(self._source.path, digest)
-            size_bytes = path.stat().st_size
-            if load.reason != "demand" and not self._room.fits(size_bytes):
-                raise LoraTooLarge(received=f"{size_bytes} bytes", accepted="what wanted files leave free")
-            self._remove(self._room.enter(digest, size_bytes))
-        except (GiornataError, OSError) as error:
-            self._end(load, error)
-            return
         failed: Exception | None = ServiceUnavailable("This LoRA store is stopping.")
         try:
-            await self._copy(path, load)
-            self._folder.appear(digest)
+            path = await asyncio.to_thread(self._source.path, load.digest)
+            size_bytes = path.stat().st_size
+            if load.reason != "demand" and not self._tier.fits(size_bytes):
+                raise LoraTooLarge(received=f"{size_bytes} bytes", accepted="what wanted files leave free")
+            with self._tier.receiving(load.digest, size_bytes) as copy:
+                await self._copy(path, copy, load)
             failed = None
         except (GiornataError, OSError) as error:
             failed = error
         finally:
-            if failed is not None:
-                self._folder.part(digest).unlink(missing_ok=True)
-            self._remove(self._room.leave(digest, None if failed else size_bytes))
             self._end(load, failed)
 
-    async def _copy(self, path: Path, load: _FileLoad) -> None:
+    async def _copy(self, path: Path, copy: Path, load: FileLoad) -> None:
         total = hashlib.sha256()
-        with path.open("rb") as source, self._folder.part(load.digest).open("wb") as target:
+        with path.open("rb") as source, copy.open("wb") as target:
             while size_bytes := await asyncio.to_thread(self._piece, source, target, total):
                 self._allowance.spend(size_bytes, time.monotonic())
                 await self._paced(load)
@@ -466,7 +387,7 @@ class HostTierLoader:
         self._copied_s += time.monotonic() - begun_s
         return len(data)
 
-    async def _paced(self, load: _FileLoad) -> None:
+    async def _paced(self, load: FileLoad) -> None:
         """Hold a load that can wait while a job waits for another one, and beyond its bandwidth."""
         while not load.urgent:
             load.go.clear()
@@ -478,7 +399,7 @@ class HostTierLoader:
                 async with asyncio.timeout(wait_s):
                     await load.go.wait()
 
-    def _end(self, load: _FileLoad, error: Exception | None) -> None:
+    def _end(self, load: FileLoad, error: Exception | None) -> None:
         del self._loads[load.digest]
         for other in self._loads.values():
             other.go.set()
@@ -491,68 +412,9 @@ class HostTierLoader:
             load.done.set_exception(error)
             load.done.exception()  # also where no one waits
 
-    def _remove(self, gone: Iterable[str]) -> None:
-        for digest in gone:
-            self._folder.remove(digest)
-
-
-# The host tier within a store: opened with its folder, told of plans and pins, and closed with the store.
-
-
-class HostTierService:
-    """The part of a store that serves its host tier. Make it with :func:`hosting`."""
-
-    def __init__(self, config: LoraStoreConfig, bus: Bus, desk: HostTierLoader, pins: LoraPins) -> None:
-        self._config, self._bus, self._desk, self._pins = config, bus, desk, pins
-        self._plan = HostTierPlan()
-
-    @property
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        """Return what it answers."""
-        return (
-            Endpoint(subjects.bring(self._desk.name), TierLoadRequest, self._desk.bring),
-            Endpoint(
-                subjects.tier(self._config.instance),
-                TierSnapshotRequest,
-                self._desk.snapshot,
-                limit_bytes=MESSAGE_BYTES,
-            ),
-        )
-
-    def told(self) -> HostTier:
-        """Telemetry."""
-        return self._desk.told(self._plan.taken, self._plan.ignored)
-
-    def repin(self) -> None:
-        """Pins, or the plan, have changed."""
-        self._desk.want(self._pins.digests(), self._plan.wanted())
-
-    async def run(self) -> None:
-        """Follow the plan, and bring what they want, for ever."""
-        config = self._config
-        made = partial(
-            streams.ensure_shared,
-            self._bus.jetstream,
-            replicas=config.replicas,
-            events_ttl_s=config.result_ttl_s,
-            store_bytes=config.nats_store_bytes,
-        )
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(
-                follow_plan(self._bus.jetstream, self._desk.name, self._take, made, config.lora_scan_s),
-                name="plan",
-            )
-            tasks.create_task(self._desk.run(config.lora_scan_s), name="bring")
-
-    def _take(self, value: bytes | None) -> None:
-        if self._plan.take(value):
-            self.repin()
-
 
 @asynccontextmanager
-async def open_host_tier(
-    config: LoraStoreConfig, bus: Bus, files: LoraFiles, pins: LoraPins
-) -> AsyncIterator[HostTierService | None]:
+async def open_host_tier(config: LoraStoreConfig, files: LoraFiles) -> AsyncIterator[HostTierLoader | None]:
     """The host tier that a configuration asks for; None where it asks for none.
 
     Raises:
@@ -561,25 +423,115 @@ async def open_host_tier(
     if config.lora_host_folder is None:
         yield None
         return
-    folder = await asyncio.to_thread(HostFolder, config.lora_host_folder, config.lora_host_name)
+    budget_bytes = config.cache_disk_mb << 20
+    tier = await asyncio.to_thread(
+        HostTierFolder, config.lora_host_folder, config.lora_host_name, budget_bytes
+    )
     try:
         async with asyncio.TaskGroup() as loads:
-            desk = HostTierLoader(
-                loads, folder, files, config.cache_disk_mb << 20, config.lora_plan_mb_s * (1 << 20)
-            )
+            loader = HostTierLoader(loads, tier, files, config.lora_plan_mb_s * (1 << 20))
             try:
-                yield HostTierService(config, bus, desk, pins)
+                yield loader
             finally:
-                desk.close()
+                loader.close()
     finally:
-        folder.close()
+        tier.close()
 
 
-async def follow_pins(records: LoraRecords, pins: LoraPins, hosting: HostTierService | None) -> None:
-    """Tell `pins` of every record, and the host tier of every change of them, for ever."""
+async def follow_plan(config: LoraStoreConfig, bus: Bus, loader: HostTierLoader) -> None:
+    """Tell the tier of every wanted set of the router, for ever; a bucket that is gone is made again.
 
-    def take(key: str, record: LoraRecord | None) -> None:
-        if pins.take(key, record) and hosting is not None:
-            hosting.repin()
+    The bucket is opened again every `lora_scan_s`: a watcher does not tell that its bucket was replaced.
+    """
+    key = subjects.wanted_key(config.lora_host_name)
+    while True:
+        heed_cancel()
+        try:
+            watcher = await (await bus.jetstream.key_value(subjects.WANTED)).watch(key)
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(config.lora_scan_s):
+                        async for entry in watcher:
+                            if entry is not None:
+                                loader.plan(None if entry.operation is not None else entry.value)
+            finally:
+                await watcher.stop()  # type: ignore[no-untyped-call]  # nats-py annotates it in part
+        except (nats.errors.Error, APIError) as error:
+            log.warning("plan_not_followed", error=repr(error))
+            await asyncio.sleep(AGAIN_S)  # the server is away; nothing tells of its return
+            await _make_buckets(config, bus)
 
-    await follow_records(records, take)
+
+async def _make_buckets(config: LoraStoreConfig, bus: Bus) -> None:
+    make = partial(streams.ensure_shared, bus.jetstream, replicas=config.replicas)
+    try:
+        await make(events_ttl_s=config.result_ttl_s, store_bytes=config.nats_store_bytes)
+    except Exception as failed:  # noqa: BLE001 - the task's edge: logged, and tried again
+        log.warning("bucket_not_made", error=repr(failed))
+
+
+class LoraPins:
+    """The LoRAs that the catalogue pins, and how many bytes it may: the least budget of the known host tiers."""
+
+    def __init__(self, records: LoraRecords) -> None:
+        self._records = records
+        self._budgets: dict[str, int] = {}
+        """By name of the tier."""
+        self._known: dict[str, tuple[str, int]] = {}
+        """Digest and bytes by the key of the record."""
+
+    def hear(self, state: ServiceState) -> None:
+        """Take in telemetry of a LoRA store."""
+        if (tier := state.host_tier) is None:
+            return
+        if state.draining:
+            self._budgets.pop(tier.name, None)
+        else:
+            self._budgets[tier.name] = tier.budget_bytes
+
+    async def follow(self, told: Callable[[tuple[str, ...]], object]) -> None:
+        """Take in every record of a LoRA and every change, for ever; `told` of the pinned files when they change."""
+        while True:
+            heed_cancel()
+            try:
+                async for key, record in self._records.bucket.changes(">"):
+                    before = self._known.pop(key, None)
+                    if record is not None and record.pinned and record.canonical is not None:
+                        file = record.canonical.file
+                        self._known[key] = file.sha256, file.size_bytes
+                    if self._known.get(key) != before:
+                        told(tuple(sorted({digest for digest, _ in self._known.values()})))
+            except (nats.errors.Error, APIError, SchemaMismatch) as error:
+                log.warning("records_not_followed", error=repr(error))
+            await asyncio.sleep(AGAIN_S)  # the server is away; nothing tells of its return
+
+    async def pin(self, request: PinLora) -> LoraRecord:
+        """Pin a LoRA to every host, or no longer.
+
+        Raises:
+            LoraNotFound: there is no such LoRA.
+            LoraNotReady: it has no canonical file yet.
+            LoraPinsFull: all that is pinned would not fit into a host tier.
+        """
+
+        def pinned(known: LoraRecord) -> LoraRecord | None:
+            if known.pinned == request.pinned:
+                return None
+            if request.pinned:
+                self._check_room(known)
+            return known.model_copy(update={"pinned": request.pinned})
+
+        return await self._records.change(request.tenant, request.lora_id, pinned)
+
+    def _check_room(self, record: LoraRecord) -> None:
+        if record.state is not LoraState.READY or record.canonical is None:
+            raise LoraNotReady(received=record.state.value, accepted=LoraState.READY.value)
+        file = record.canonical.file
+        size_bytes = sum((dict(self._known.values()) | {file.sha256: file.size_bytes}).values())
+        most = min(self._budgets.values(), default=0)
+        if size_bytes > most:
+            limit = f"at most {most}, of the smallest host tier"
+            raise LoraPinsFull(
+                received=f"{size_bytes} bytes of pinned LoRAs",
+                accepted=limit if self._budgets else "none: no host tier runs",
+            )

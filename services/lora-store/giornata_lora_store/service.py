@@ -36,10 +36,8 @@ from giornata.wire.workers import ServiceName, ServiceState
 from giornata_lora_store.config import LoraStoreConfig
 from giornata_lora_store.endpoints import LoraStoreEndpoints
 from giornata_lora_store.files import LoraFiles, TenantStorageQuotas, record_files
-from giornata_lora_store.header_reader import LoraHeaderInspector
-from giornata_lora_store.host_tier import HostTierService, follow_pins, open_host_tier
-from giornata_lora_store.host_tier_plan import LoraPins
-from giornata_lora_store.rules.headers import LoraSizeLimits
+from giornata_lora_store.headers import LoraSizeLimits
+from giornata_lora_store.host_tier import HostTierLoader, LoraPins, follow_plan, open_host_tier
 from giornata_lora_store.shared_folder import SharedFolder
 from giornata_lora_store.validation import LoraValidator
 
@@ -57,14 +55,13 @@ class LoraStore:
         self._validation = LoraValidator(
             bus, records, instance=config.instance, limit_s=config.lora_validation_s
         )
-        limits = LoraSizeLimits(config.lora_rank, config.lora_tensors)
-        inspection = LoraHeaderInspector(limits, config.lora_header_bytes)
+        limits = LoraSizeLimits(config.lora_rank, config.lora_tensors, config.lora_header_bytes)
         shares = self._shares = TenantStorageQuotas(files, records)
-        self._intake = LoraStoreEndpoints(records, files, inspection, shares, self._validation.add)
+        self._intake = LoraStoreEndpoints(records, files, limits, shares, self._validation.add)
         shared = config.lora_shared_folder
         self._shared = None if shared is None else SharedFolder(shared, self._intake)
         self._pins = LoraPins(records)
-        self._hosting: HostTierService | None = None
+        self._host: HostTierLoader | None = None
         self._writable = True
         self._used_bytes = 0
 
@@ -94,14 +91,14 @@ class LoraStore:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Answer until `stop`; then say *draining* and finish what was asked."""
-        intake, piece = self._intake, partial(Endpoint, limit_bytes=MESSAGE_BYTES)
+        intake = self._intake
         endpoints: tuple[Endpoint, ...] = (
             Endpoint(subjects.lora("begin"), BeginUpload, intake.begin),
             Endpoint(subjects.lora("piece"), UploadChunk, intake.piece),
             Endpoint(subjects.lora("finish"), FinishUpload, intake.finish),
             Endpoint(subjects.lora("keep"), KeepUpload, intake.keep),
             Endpoint(subjects.lora("drop"), DropUpload, intake.drop),
-            piece(subjects.lora("read"), ReadFile, intake.read),
+            Endpoint(subjects.lora("read"), ReadFile, intake.read, limit_bytes=MESSAGE_BYTES),
             Endpoint(subjects.lora("remove"), RemoveLora, intake.remove),
             Endpoint(subjects.lora("profiled"), ProfiledLora, intake.profiled),
             Endpoint(subjects.lora("pin"), PinLora, self._pins.pin),
@@ -109,10 +106,8 @@ class LoraStore:
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             await self._sweep()
-            host = self._hosting = await stack.enter_async_context(
-                open_host_tier(self._config, self._bus, self._files, self._pins)
-            )
-            endpoints += host.endpoints if host else ()
+            host = self._host = await stack.enter_async_context(open_host_tier(self._config, self._files))
+            endpoints += host.endpoints(self._config.instance) if host else ()
             for service, hear in (
                 (ServiceName.LORA_STORE, self._pins.hear),
                 (ServiceName.PREPOST, self._validation.hear),
@@ -122,13 +117,18 @@ class LoraStore:
             serving = self._bus.serve(ServiceName.LORA_STORE, *endpoints, instance=self._config.instance)
             await stack.enter_async_context(serving)
             await stack.enter_async_context(telemetry(self._bus, self._config.telemetry_hz, self._state))
-            for name, work in (
-                ("validation", self._validation.run(self._config.lora_scan_s)),
-                ("look-after", self._look_after()),
-                ("pins", follow_pins(self._records, self._pins, host)),
-                *((("host-tier", host.run()),) if host else ()),
-            ):
-                stack.callback(tasks.create_task(work, name=name).cancel)
+            works = [
+                self._validation.run(self._config.lora_scan_s),
+                self._look_after(),
+                self._pins.follow(host.pin if host else lambda _: None),
+            ]
+            if host:
+                works += [
+                    host.run(self._config.lora_scan_s),
+                    follow_plan(self._config, self._bus, host),
+                ]
+            for work in works:
+                stack.callback(tasks.create_task(work).cancel)
             log.info("ready", folder=str(self._config.lora_folder))
             await stop.wait()
             log.info("draining")
@@ -196,7 +196,7 @@ class LoraStore:
             failed=validation.failed,
             read_bytes=intake.read_bytes,
         )
-        tier = self._hosting and self._hosting.told()
+        tier = self._host and self._host.told()
         return state_of(
             ServiceName.LORA_STORE, self._config, ready=self._writable, loras=counters, host_tier=tier
         )

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Final
 
 import structlog
@@ -119,33 +118,30 @@ class LoraValidator:
                     del self._waiting[tenant]
 
     async def _settled(self, tenant: str, lora_id: str) -> bool:
-        """Validate one LoRA, unless another instance does. Whether nothing is left to do for it."""
-        claim = partial(_claimed, instance=self._instance, now_s=time.time())
+        """Validate one LoRA, unless another instance does. Whether nothing is left to do for it.
+
+        An instance that leaves meanwhile lets go of it, so that another one need not wait.
+        """
         try:
-            record = await self._records.change(tenant, lora_id, claim)
+            record = await self._records.change(tenant, lora_id, self._claimed)
             if record.state is LoraState.VALIDATING and record.worker == self._instance:
-                record = await self._carried(record)
+                async with self._working(record):
+                    record = await self._settle(record)
         except LoraNotFound:  # it was deleted
             return True
-        return record.state is not LoraState.VALIDATING
-
-    async def _carried(self, record: LoraRecord) -> LoraRecord:
-        """Settle a LoRA; an instance that leaves meanwhile lets go of it, so that another one need not wait."""
-        try:
-            async with self._working(record):
-                return await self._settle(record)
         except asyncio.CancelledError:
             with suppress(LoraNotFound, TimeoutError):
                 async with asyncio.timeout(LEAVING_S):
-                    await self._records.change(record.tenant, record.lora_id, self._let_go)
+                    await self._records.change(tenant, lora_id, self._released)
             raise
-
-    def _let_go(self, record: LoraRecord) -> LoraRecord | None:
-        return _released(record) if record.worker == self._instance else None
+        return record.state is not LoraState.VALIDATING
 
     async def _settle(self, record: LoraRecord) -> LoraRecord:
+        deadline = Deadline.after_ms(self._limit_s * 1000)
+        request = NormaliseLora(lora=record, remaining_ms=deadline.remaining_ms())
+        subject = subjects.prepost("adapter", record.model or "")
         try:
-            canonical = await self._normalised(record)
+            canonical = await self._bus.call(subject, request, CanonicalLora, deadline)
         except GiornataError as error:
             key = (record.tenant, record.lora_id)
             self._unexpected[key] += isinstance(error, InternalError)
@@ -155,7 +151,7 @@ class LoraValidator:
                 )
             elif error.retryable or isinstance(error, DeadlineExceeded):
                 log.info("lora_waits_for_prepost", lora=record.lora_id, model=record.model, error=str(error))
-                return await self._records.change(record.tenant, record.lora_id, _released)
+                return await self._records.change(record.tenant, record.lora_id, self._released)
             self.failed += 1
             log.info("lora_failed", lora=record.lora_id, code=error.code, error=str(error))
             news = {"state": LoraState.FAILED, "error": error.body()}
@@ -169,12 +165,6 @@ class LoraValidator:
             lambda now: now.model_copy(update=news) if now.state is LoraState.VALIDATING else None,
         )
 
-    async def _normalised(self, record: LoraRecord) -> CanonicalLora:
-        deadline = Deadline.after_ms(self._limit_s * 1000)
-        subject = subjects.prepost("adapter", record.model or "")
-        request = NormaliseLora(lora=record, remaining_ms=deadline.remaining_ms())
-        return await self._bus.call(subject, request, CanonicalLora, deadline)
-
     @asynccontextmanager
     async def _working(self, record: LoraRecord) -> AsyncIterator[None]:
         """Say every few seconds that this instance works on a LoRA."""
@@ -184,7 +174,7 @@ class LoraValidator:
                 heed_cancel()
                 await asyncio.sleep(RENEWED_S)
                 with suppress(LoraNotFound):
-                    await self._records.change(record.tenant, record.lora_id, _worked)
+                    await self._records.change(record.tenant, record.lora_id, self._worked)
 
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(renew(), name=f"renew-{record.lora_id}")
@@ -193,22 +183,19 @@ class LoraValidator:
             finally:
                 task.cancel()
 
+    def _claimed(self, record: LoraRecord) -> LoraRecord | None:
+        """The record with this instance at work on it; None where another one is, or nothing is left to do."""
+        others = record.worker not in {None, self._instance} and time.time() - record.worked_s < LOST_S
+        return None if others else self._worked(record, worker=self._instance)
 
-def _claimed(record: LoraRecord, instance: str, now_s: float) -> LoraRecord | None:
-    """The record with `instance` at work on it; None where another one is, or nothing is left to do."""
-    held = record.worker not in {None, instance} and now_s - record.worked_s < LOST_S
-    if record.state is not LoraState.VALIDATING or held:
-        return None
-    return record.model_copy(update={"worker": instance, "worked_s": int(now_s)})
+    def _worked(self, record: LoraRecord, **changed: object) -> LoraRecord | None:
+        """The record with the present time, so that no other instance takes it over."""
+        if record.state is not LoraState.VALIDATING:
+            return None
+        return record.model_copy(update={"worked_s": int(time.time()), **changed})
 
-
-def _worked(record: LoraRecord) -> LoraRecord | None:
-    """The record with the present time, so that no other instance takes it over."""
-    if record.state is not LoraState.VALIDATING:
-        return None
-    return record.model_copy(update={"worked_s": int(time.time())})
-
-
-def _released(record: LoraRecord) -> LoraRecord | None:
-    """The record with no instance at work on it."""
-    return record.model_copy(update={"worker": None}) if record.state is LoraState.VALIDATING else None
+    def _released(self, record: LoraRecord) -> LoraRecord | None:
+        """The record with no instance at work on it, if it was this one."""
+        if record.state is not LoraState.VALIDATING or record.worker != self._instance:
+            return None
+        return record.model_copy(update={"worker": None})

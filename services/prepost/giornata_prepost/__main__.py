@@ -15,7 +15,7 @@ if __name__ == "__main__":
         """Open NATS, blobs, image processes and model; serve until `stop`; drain."""
         from giornata.blobs import open_blobs
         from giornata.bus.bus import connect_as
-        from giornata.device_claims import gpus_of
+        from giornata.gpus import gpus_of
         from giornata.scratch import keep_process_sockets, scratch_folder
         from giornata_prepost.checkpoint import open_model
         from giornata_prepost.segmenters import open_segmenter

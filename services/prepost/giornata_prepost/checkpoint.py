@@ -4,42 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from giornata.checkpoints import checkpoint_folder
-from giornata.device_claims import DeviceLedger
 from giornata.families import Family, when_called
-from giornata.gpus import host_device
+from giornata.gpus import DeviceLedger, host_device
 from giornata.memory_plan import TILE, USABLE, ModelMemory, PrepostPlan, plan_prepost
 from giornata.model_cards import model_memory, read_model_card
 from giornata.wire.errors import Failed
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.families.protocol import ImageModel
+
+if TYPE_CHECKING:
+    from giornata_prepost.families.pipeline import ImageModel
 
 FAMILIES: Final[dict[str, Callable[..., ImageModel]]] = {
     family: when_called(f"giornata_prepost.families.{name}")
     for family, name in {
-        Family.FLUX_INPAINT: "flux:FluxInpaintImages",
-        Family.FLUX_KONTEXT: "flux:FluxKontextImages",
-        Family.FLUX_FILL: "flux:FluxFillImages",
+        Family.FLUX_INPAINT: "flow_transformers:FluxInpaintImages",
+        Family.FLUX_KONTEXT: "flow_transformers:FluxKontextImages",
+        Family.FLUX_FILL: "flow_transformers:FluxFillImages",
         Family.SD: "unets:SDImages",
         Family.SD_INPAINT: "unets:SDInpaintImages",
         Family.SDXL: "unets:SDXLImages",
         Family.SDXL_INPAINT: "unets:SDXLInpaintImages",
-        Family.SD3: "sd3:SD3Images",
-        Family.Z_IMAGE: "flow:ZImageImages",
-        Family.FLUX2: "flux2:Flux2Images",
-        Family.FLUX2_KLEIN: "flux2:KleinImages",
-        Family.FLUX2_KLEIN_KV: "flux2:KleinKVImages",
-        Family.QWEN_IMAGE: "qwen_image:QwenImages",
-        Family.QWEN_IMAGE_EDIT: "qwen_image:QwenEditImages",
-        Family.QWEN_IMAGE_EDIT_PLUS: "qwen_image:QwenEditPlusImages",
-        Family.QWEN_IMAGE_21: "qwen_image:Qwen21Images",
-        Family.CHROMA: "flow:ChromaImages",
+        Family.SD3: "flow_transformers:SD3Images",
+        Family.Z_IMAGE: "flow_transformers:ZImageImages",
+        Family.FLUX2: "flow_transformers:Flux2Images",
+        Family.FLUX2_KLEIN: "flow_transformers:KleinImages",
+        Family.FLUX2_KLEIN_KV: "flow_transformers:KleinKVImages",
+        Family.QWEN_IMAGE: "flow_transformers:QwenImages",
+        Family.QWEN_IMAGE_EDIT: "flow_transformers:QwenEditImages",
+        Family.QWEN_IMAGE_EDIT_PLUS: "flow_transformers:QwenEditPlusImages",
+        Family.QWEN_IMAGE_21: "flow_transformers:Qwen21Images",
+        Family.CHROMA: "flow_transformers:ChromaImages",
     }.items()
 }
 """Loads a folder to a device, with weights and results of a dtype, by the card's family; no other is imported."""

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,8 @@ from giornata.wire.models import Task
 from giornata.wire.requests import REFERENCE, named_references
 from giornata.wire.resolution import guided_by
 from giornata_prepost.families.protocol import (
-    Condition,
     ControlEncoding,
     ControlImage,
-    ControlledModel,
-    GeneratingModel,
-    ImageModel,
-    ReferringModel,
     SeenPictures,
     Tensors,
     no_condition,
@@ -35,6 +30,9 @@ from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.loras.canonical import TextLora, act_text_loras
 from giornata_prepost.worker_pools import CallPriority, ModelThread
+
+if TYPE_CHECKING:
+    from giornata_prepost.families.pipeline import ImageModel
 
 # The empty prompt's conditioning, which every template run reads: encoded once and kept for all jobs.
 #
@@ -149,7 +147,9 @@ def encode_job(model: ImageModel, job: Job, inputs: EncodingInputs, size: Size) 
     if job.regions:
         rows = _region_rows(model, job, inputs, seeds=seeds, draws=draws)
     elif inputs.prepared is None:
-        rows = _noise_rows(model, size, seeds, draws=draws, first=controls.condition)
+        if Task.GENERATE not in model.card.tasks:
+            raise TaskNotSupported(received=Task.GENERATE, accepted=", ".join(model.card.tasks))
+        rows = model.noise_rows(size, seeds, draws=draws, first=controls.condition)
     else:
         rows = model.encode_rows(
             *_picture(inputs.prepared),
@@ -236,8 +236,6 @@ def _region_rows(
 def _controls(model: ImageModel, job: Job, inputs: EncodingInputs) -> ControlEncoding:
     if not job.controls:
         return ControlEncoding(no_condition, shared=True)
-    if not isinstance(model, ControlledModel):
-        raise NotSupported("The model takes no ControlNets.", field="controlnets", received=model.card.family)
     if inputs.controls is None:
         raise InputLost("The inspection of this job has no control images.", received=job.job_id)
     pictures = tensors.unpack(inputs.controls)
@@ -249,16 +247,8 @@ def _controls(model: ImageModel, job: Job, inputs: EncodingInputs) -> ControlEnc
     return model.encode_controls(images, mask)
 
 
-def _noise_rows(
-    model: ImageModel, size: Size, seeds: Sequence[int], *, draws: bool, first: Condition
-) -> Iterator[Tensors]:
-    if not isinstance(model, GeneratingModel):
-        raise TaskNotSupported(received=Task.GENERATE, accepted=", ".join(model.card.tasks))
-    return model.noise_rows(size, seeds, draws=draws, first=first)
-
-
 def _references(model: ImageModel, given: bytes) -> bytes:
-    if not isinstance(model, ReferringModel):
+    if not model.card.max_references:
         raise NotSupported("The model takes no references.", field=REFERENCE)
     pictures = tensors.unpack(given)
     return tensors.pack({name: model.encode_reference(pixels.numpy()) for name, pixels in pictures.items()})

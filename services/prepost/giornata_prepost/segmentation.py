@@ -10,13 +10,12 @@ from typing import Final, Protocol
 import numpy as np
 
 from giornata.blobs import BlobStore
-from giornata.observability.tracing import span
+from giornata.tracing import span
 from giornata.wire.errors import Failed
-from giornata.wire.masks import MASK, FoundRegion, MaskCard, MaskReply, MaskRequest, region_name
+from giornata.wire.messages import MASK, FoundRegion, MaskCard, MaskReply, MaskRequest, region_name
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.regions import (
-    Detection,
     RegionCriteria,
     Seen,
     SegmentedRegion,
@@ -40,14 +39,6 @@ class Segmenter(Protocol):
 
         InvalidField where the words have more tokens than it reads.
         """
-        ...
-
-
-class Refiner(Protocol):
-    """Draws outlines in boxes. Used from one thread."""
-
-    def outlined(self, picture: Pixels, candidates: tuple[Detection, ...]) -> tuple[Detection, ...]:
-        """The candidates with the heat of what is in their boxes."""
         ...
 
 

@@ -20,11 +20,11 @@ from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from giornata.checkpoints import checkpoint_folder
 from giornata.wire.errors import Failed, InvalidField
-from giornata.wire.masks import MaskCard
+from giornata.wire.messages import MaskCard
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.regions import Detection, HeatMap, RegionCriteria, suppress_overlaps
-from giornata_prepost.segmentation import Refiner, Segmenter
+from giornata_prepost.segmentation import Segmenter
 
 UNNAMED: Final = 1 << 20
 """A tokenizer's `model_max_length` above this says that its checkpoint names none."""
@@ -83,7 +83,7 @@ REFINERS: Final = frozenset({"sam2", "sam2_video"})
 
 
 class Sam2:
-    """SAM 2 (Ravi et al., 2024), by transformers: the outline of what is in a box. A :class:`Refiner`.
+    """SAM 2 (Ravi et al., 2024), by transformers: the outline of what is in a box, which refines a detector.
 
     Its image processor needs torchvision, which has no build beside torch's for CPUs here. What it does is resizing to
     a square and normalising, which this class does itself; a test holds it to the published formula.
@@ -128,7 +128,7 @@ class Detector:
     A :class:`Segmenter`. Without a refiner, a region is its box.
     """
 
-    def __init__(self, folder: Path, name: str, device: torch.device, refiner: Refiner | None = None) -> None:
+    def __init__(self, folder: Path, name: str, device: torch.device, refiner: Sam2 | None = None) -> None:
         self._processor = AutoProcessor.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )

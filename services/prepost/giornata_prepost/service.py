@@ -7,31 +7,33 @@ decoding at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
+import torch
 from pydantic import BaseModel
 
 from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
 from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.telemetry import state_of, telemetry
-from giornata.observability.tracing import span
 from giornata.scratch import scratch_folder
+from giornata.tracing import span
 from giornata.wire import subjects
-from giornata.wire.errors import ServiceUnavailable
-from giornata.wire.jobs import Encoding, Inspection, Job
+from giornata.wire.errors import InputLost, ServiceUnavailable
+from giornata.wire.jobs import BlobRef, Encoding, Inspection, Job
 from giornata.wire.loras import NormaliseLora
-from giornata.wire.masks import MaskRequest
 from giornata.wire.messages import (
     EncodeRequest,
     FinishReply,
     FinishRequest,
     InspectRequest,
+    MaskRequest,
     Question,
     TemplateRequest,
     question,
@@ -44,23 +46,27 @@ from giornata.wire.workers import HostDevice, PrepostState, ServiceName, Service
 from giornata_prepost import encoding
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.encoding import EmptyPromptCache
-from giornata_prepost.families.protocol import ImageModel, rehearse
-from giornata_prepost.images import stages as generation
-from giornata_prepost.images.geometry import Box, Size
-from giornata_prepost.images.pictures import Pixels
-from giornata_prepost.images.stages import PixelLimits, finish, finish_regions, inspect_template
-from giornata_prepost.inspection import (
-    ImageInspector,
-    inspection_of,
-    latents_of,
-    model_size,
-    new_key,
-    store_intermediate,
+from giornata_prepost.families.protocol import rehearse
+from giornata_prepost.images.conditions import ModelCrop, control_images, prepare
+from giornata_prepost.images.geometry import Size
+from giornata_prepost.images.pictures import DecodedPicture, Pixels, encode_as_asked
+from giornata_prepost.images.stages import (
+    ControlFiles,
+    InspectedEdit,
+    PixelLimits,
+    finish,
+    finish_regions,
+    inspect,
+    inspect_regions,
+    inspect_template,
+    measure_generation,
 )
-from giornata_prepost.loras.canonical import TextLoraCache
-from giornata_prepost.loras.normaliser import LoraNormaliser, LoraPool
+from giornata_prepost.loras.canonical import LoraNormaliser, TextLoraCache
 from giornata_prepost.segmentation import SegmentationHandler, Segmenter, rehearse_segmenter
-from giornata_prepost.worker_pools import CallPriority, ImagePool, ModelThread
+from giornata_prepost.worker_pools import CallPriority, ImagePool, LoraPool, ModelThread
+
+if TYPE_CHECKING:
+    from giornata_prepost.families.pipeline import ImageModel
 
 Q = TypeVar("Q", bound=Question)
 R = TypeVar("R", bound=BaseModel)
@@ -89,9 +95,7 @@ class Prepost:
         self._limits = PixelLimits(config.max_pixels, config.model_pixels)
         # of two edits a process has in memory, one is computed while the other's pictures arrive
         self._held = asyncio.Semaphore(2 * config.image_processes)
-        self._inspecting = ImageInspector(
-            blobs, pool, model.card, self._limits, config.image_timeout_s, self._held
-        )
+        self._in_pool = partial(pool.timed, limit_s=config.image_timeout_s)
         self._thread = ModelThread()
         self._finding = None
         if segmenter is not None:
@@ -130,7 +134,7 @@ class Prepost:
 
     def _endpoints(self, bus: Bus, loras: LoraPool, text_folder: Path) -> tuple[Endpoint, ...]:
         """Return what is answered; text parts of LoRAs are kept in `text_folder`."""
-        config = self._config
+        config, name = self._config, self._model.card.name
         masks = [] if self._finding is None else [self._until_cut_off(self._finding.answer)]
         texts = TextLoraCache(
             bus, text_folder, file_bytes=config.lora_file_bytes, kept_bytes=config.lora_text_bytes
@@ -145,13 +149,11 @@ class Prepost:
         }
         return (
             *(Endpoint(subjects.prepost_at(config.instance, verb), *one) for verb, one in stages.items()),
-            *(Endpoint(self._subject(verb), *one) for verb, one in stages.items()),  # of older routers
-            Endpoint(self._subject("adapter"), NormaliseLora, self._until_cut_off(normaliser.answer)),
-            *(Endpoint(self._subject("mask"), MaskRequest, one) for one in masks),
+            Endpoint(
+                subjects.prepost("adapter", name), NormaliseLora, self._until_cut_off(normaliser.answer)
+            ),
+            *(Endpoint(subjects.prepost("mask", name), MaskRequest, one) for one in masks),
         )
-
-    def _subject(self, verb: str) -> str:
-        return subjects.prepost(verb, self._model.card.name)
 
     async def inspect(self, request: InspectRequest) -> Inspection:
         """Decode and measure the job's pictures; prepare the picture for the autoencoder.
@@ -160,7 +162,12 @@ class Prepost:
         """
         job = request.job
         job.check_model(self._model.card)
-        return await self._inspecting.inspection(job)
+        if job.task is Task.GENERATE:
+            return await self._inspected_generation(job)
+        async with self._held:
+            found, compute_ms = await self._inspected(job)
+        stored = {name: await self._store(job, name, data) for name, data in found.blobs.items()}
+        return found.measures.model_copy(update={**stored, "compute_ms": compute_ms})
 
     async def encode(self, request: EncodeRequest, texts: TextLoraCache) -> Encoding:
         """Conditioning of the job and of each of its rows; `texts` has the text parts of its LoRAs."""
@@ -172,13 +179,13 @@ class Prepost:
             for ref in (inspection.prepared, inspection.references, inspection.controls)
         ]
         inputs = encoding.EncodingInputs(prepared, references, controls, await texts.of(job.loras))
-        size = model_size(inspection)
+        size = Size(inspection.model_width, inspection.model_height)
         with span("encode") as encoding_span:
             made, compute_ms = await self._thread.timed(
                 CallPriority.BEGIN, encoding.encode_job, self._model, job, inputs, size
             )
             encoding_span.note(compute_ms=compute_ms)
-        store = partial(store_intermediate, self._blobs, job)
+        store = partial(self._store, job)
         shared = None
         if made.references is not None:
             shared = await store("reference-latents", made.references)
@@ -209,7 +216,7 @@ class Prepost:
         """Decode one row's latents, paste, encode."""
         job = request.job
         job.check_model(self._model.card)
-        size = model_size(request.inspection)
+        size = Size(request.inspection.model_width, request.inspection.model_height)
         decode, decoded = self._model.decode, []
         with span("decode", index=request.index) as decoding:
             for ref in (request.latents, *request.others):
@@ -235,19 +242,20 @@ class Prepost:
         template.check_model(self._model.card)
         parameters = EditParameters(prompt="-", size=template.size)  # its size alone is read
         async with self._held:
-            edit = (await self._blobs.get(template.image), parameters, self._model.card, self._limits)
-            found, compute_ms = await self._pool.timed(
-                inspect_template, *edit, limit_s=self._config.image_timeout_s
+            image = await self._blobs.get(template.image)
+            found, compute_ms = await self._in_pool(
+                inspect_template, image, parameters, self._model.card, self._limits
             )
         row, _ = await self._thread.timed(
             CallPriority.BEGIN, encoding.template_row, self._model, found.prepared
         )
-        size = Size(found.model_width, found.model_height)
+        measures = found.measures
+        size = Size(measures.model_width, measures.model_height)
         seen = encoding.seen_pictures(self._model, found.prepared)
         folder, ttl_s = f"{template.tenant}/{template.template_id}/", TEMPLATE_INPUTS_TTL_S
         prepared = await self._blobs.put(new_key(folder, "prepared"), found.prepared, ttl_s)
         return TemplateInputs(
-            inspection=inspection_of(found, compute_ms, prepared=prepared),
+            inspection=measures.model_copy(update={"prepared": prepared, "compute_ms": compute_ms}),
             empty_text=await self._empty_text.keep(template.tenant, size, seen),
             conditioning=await self._blobs.put(new_key(folder, "row"), row, ttl_s),
         )
@@ -270,26 +278,69 @@ class Prepost:
 
         return handle
 
+    async def _inspected(self, job: Job) -> tuple[InspectedEdit, float]:
+        """Return what inspecting an edit finds, and the milliseconds that it took in a process of the pool."""
+        if job.image is None:
+            raise InputLost("A job without image has nothing to inspect.", received=job.job_id)
+        image = await self._blobs.get(job.image)
+        references = await self._files(job.references)
+        beside = job.parameters, self._model.card, self._limits, references
+        if job.regions:
+            work = self._in_pool(inspect_regions, image, await self._files(job.regions), *beside)
+        else:
+            mask = await self._blobs.get(job.mask) if job.mask else None
+            controls = ControlFiles(await self._files(job.control_images), job.controls)
+            work = self._in_pool(inspect, image, mask, *beside, controls)
+        with span("inspect pictures") as inspecting:
+            found, compute_ms = await work
+            inspecting.note(compute_ms=compute_ms)
+        return found, compute_ms
+
+    async def _inspected_generation(self, job: Job) -> Inspection:
+        """The inspection of a generation, which has no picture but its references and control images."""
+        card, limits, stored = self._model.card, self._limits, dict[str, object]()
+        found, whole_ms = measure_generation(job.parameters, card, limits), 0.0
+        async with self._held:
+            if job.references:
+                files = await self._files(job.references)
+                beside, compute_ms = await self._in_pool(
+                    prepare, files, card, limits.max_pixels, limits.budget_pixels
+                )
+                found, whole_ms = measure_generation(job.parameters, card, limits, beside.grids), compute_ms
+                stored["references"] = await self._store(job, "references", beside.packed)
+            if job.controls:
+                size = Size(found.model_width, found.model_height)
+                packed, compute_ms = await self._in_pool(
+                    control_images,
+                    await self._files(job.control_images),
+                    job.controls,
+                    ModelCrop(size, None, size),
+                    limits.max_pixels,
+                )
+                whole_ms += compute_ms
+                stored["controls"] = await self._store(job, "controls", packed)
+        return found.model_copy(update=stored | {"compute_ms": whole_ms})
+
+    async def _files(self, refs: Iterable[BlobRef]) -> list[bytes]:
+        return [await self._blobs.get(ref) for ref in refs]
+
+    async def _store(self, job: Job, name: str, data: bytes) -> BlobRef:
+        """Store what the job's next stages read, for as long as an intermediate result is kept."""
+        return await self._blobs.put(new_key(job.folder, name), data, job.intermediate_ttl_s)
+
     async def _finished(
         self, job: Job, inspection: Inspection, painted: Sequence[Pixels]
     ) -> tuple[bytes, float]:
         """The finished file, and the milliseconds that pasting and encoding took in a process of the pool."""
-        in_pool = partial(self._pool.timed, limit_s=self._config.image_timeout_s)
         if job.image is None:
-            return await in_pool(generation.finish_generation, job.parameters, painted[0])
-        image, alpha = await self._blobs.get(job.image), await self._alpha(job, inspection)
-        pasted = image, alpha, job.parameters, self._limits
+            return await self._in_pool(encode_as_asked, DecodedPicture(painted[0]), job.parameters)
+        if inspection.alpha is None:
+            raise InputLost("The inspection of this job has no alpha.", received=job.job_id)
+        alpha = await intermediate(self._blobs, inspection.alpha, Intermediate.ALPHA)
+        pasted = await self._blobs.get(job.image), alpha, job.parameters, self._limits
         if job.regions:
-            return await in_pool(finish_regions, *pasted, painted, [Box(*one) for one in inspection.crops])
-        crop = inspection.crop and Box(*inspection.crop)
-        return await in_pool(finish, *pasted, painted[0], crop)
-
-    async def _alpha(self, job: Job, inspection: Inspection) -> bytes:
-        """The effective alpha, packed; computed again if an older version inspected the job and did not keep it."""
-        if inspection.alpha is not None:
-            return await intermediate(self._blobs, inspection.alpha, Intermediate.ALPHA)
-        found, _ = await self._inspecting.measured(job)
-        return found.alpha
+            return await self._in_pool(finish_regions, *pasted, painted, inspection.crops)
+        return await self._in_pool(finish, *pasted, painted[0], inspection.crop)
 
     def _state(self) -> ServiceState:
         return state_of(
@@ -301,3 +352,20 @@ class Prepost:
             gpus=self._gpus,
             masks=self._finding and self._finding.segmenter.card,
         )
+
+
+def new_key(folder: str, name: str) -> str:
+    """A key that no other call has.
+
+    A stage that is tried again may differ in the last digit, and an earlier claim check keeps its bytes.
+    """
+    return f"{folder}{name}-{secrets.token_hex(4)}"
+
+
+def latents_of(data: bytes, request: FinishRequest) -> torch.Tensor:
+    """`latents` (tokens, 4 * latent_channels) of a row's blob."""
+    latents = tensors.unpack(data).get("latents")
+    if latents is None or latents.ndim != 2 or latents.shape[0] != request.inspection.tokens:
+        received = "no latents" if latents is None else f"latents of shape {tuple(latents.shape)}"
+        raise InputLost("A blob does not hold this row's latents.", received=received)
+    return latents

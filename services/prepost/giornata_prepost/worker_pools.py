@@ -14,7 +14,6 @@ import os
 import signal
 import time
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -22,12 +21,20 @@ from enum import IntEnum
 from functools import partial
 from itertools import count
 from queue import PriorityQueue
-from typing import Any, Final, Self, TypeVar, TypeVarTuple
+from typing import Any, ClassVar, Final, Self, TypeVar, TypeVarTuple
 
 import structlog
 from pebble import ProcessExpired, ProcessPool
 
-from giornata.wire.errors import GiornataError, ImageTimeout, ImageUnreadable, InternalError, StorageFull
+from giornata.wire.errors import (
+    GiornataError,
+    ImageTimeout,
+    ImageUnreadable,
+    InternalError,
+    LoraTooLarge,
+    LoraUnreadable,
+    StorageFull,
+)
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -44,13 +51,18 @@ class WorkFailed(Exception):
     """An unexpected exception in a pool process, as the text of its traceback: any text survives pickling."""
 
 
-class WorkPool(ABC):
+class WorkPool:
     """Runs module-level functions in processes of its own, which start with the first one.
 
     Used from one event loop; leaving ``async with`` ends the processes. A process is forked from a small server (start
     method `forkserver`), so it holds nothing of this process's memory. It imports the ``__main__`` module: that module
     must not import torch at its top.
     """
+
+    late: ClassVar[tuple[type[GiornataError], str | None]]
+    """Class and message of the error of work that takes too long."""
+    deadly: ClassVar[tuple[type[GiornataError], str]]
+    """Class and message of the error of work that ends its process."""
 
     def __init__(self, processes: int) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -79,7 +91,7 @@ class WorkPool(ABC):
 
         Raises:
             GiornataError: raised by the function, with every field intact. Or it took longer than `limit_s` and its
-                process was ended (:meth:`late`), or its process died twice (:meth:`deadly`): a retry elsewhere would
+                process was ended (:attr:`late`), or its process died twice (:attr:`deadly`): a retry elsewhere would
                 end another one.
             InternalError: it failed unexpectedly (logged), or no process can be started.
         """
@@ -97,9 +109,11 @@ class WorkPool(ABC):
             raise InternalError("A process for files stood still.") from error
         except ProcessExpired as error:
             if _was_late(error):
-                raise self.late(limit_s) from error
+                kind, told = self.late
+                raise kind(told, received=f"more than {limit_s:g} s") from error
             _log.error("process_died", function=function.__name__, exit_code=error.exitcode)
-            raise self.deadly() from error
+            kind, told = self.deadly
+            raise kind(told) from error
         except BrokenProcessPool as error:
             raise InternalError("The processes for files cannot be started.") from error
         except WorkFailed as error:
@@ -128,29 +142,26 @@ class WorkPool(ABC):
             answer.cancel()
             self._running.discard(future)
 
-    @abstractmethod
-    def late(self, limit_s: float) -> GiornataError:
-        """The error of work that takes longer than `limit_s`."""
-
-    @abstractmethod
-    def deadly(self) -> GiornataError:
-        """The error of work that ends its process."""
-
 
 class ImagePool(WorkPool):
     """Works on pictures. All processes are up on entering."""
+
+    late = ImageTimeout, None
+    deadly = ImageUnreadable, "Working on the image ends the process that does it."
 
     async def __aenter__(self) -> Self:
         await self.timed(os.getpid, limit_s=60.0)  # it returns when the processes are up
         return self
 
-    def late(self, limit_s: float) -> GiornataError:
-        """The picture costs too much."""
-        return ImageTimeout(received=f"more than {limit_s:g} s")
 
-    def deadly(self) -> GiornataError:
-        """The picture's bytes crash a decoder."""
-        return ImageUnreadable("Working on the image ends the process that does it.")
+class LoraPool(WorkPool):
+    """One process in which LoRAs are read. It starts with the first one, and only it loads torch."""
+
+    late = LoraTooLarge, "Reading the LoRA takes too long."
+    deadly = LoraUnreadable, "Reading the LoRA ends the process that does it."
+
+    def __init__(self) -> None:
+        super().__init__(1)
 
 
 class CallPriority(IntEnum):

@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 
 from giornata.bus.streams import LINGER_S
 from giornata.config import ServiceConfig
-from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.queue import AGEING_S
+from giornata.scheduling.rock import AdapterPlan
 
 
 class RouterConfig(ServiceConfig):

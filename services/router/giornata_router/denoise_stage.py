@@ -15,18 +15,18 @@ from typing import Final
 import nats.errors
 import structlog
 
+from giornata import tracing
 from giornata.deadlines import heed_cancel
-from giornata.observability import tracing
-from giornata.observability.tracing import TraceSpanKind
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.queue import SchedulingParams
+from giornata.tracing import TraceSpanKind
 from giornata.wire.errors import DeadlineExceeded, GiornataError, InternalError, JobCancelled, Overloaded
 from giornata.wire.jobs import Assignment, Encoding, Inspection, JobRecord, JobState, RowRecord, assignments
 from giornata.wire.messages import DenoisedEvent, RunAnswer, RunRequest
-from giornata_router.dispatch import NoReport, Outcome, PendingRows
-from giornata_router.job_context import RUN_REPLY_S, JobEndedError, LiveJobRecord, RouterContext
+from giornata_router import job_records
+from giornata_router.dispatch import NoReport, Outcome
+from giornata_router.job_records import RUN_REPLY_S, JobEndedError, LiveJobRecord, RouterContext
 from giornata_router.leadership import LeaseEndedError
-from giornata_router.rules import job_records
 
 LOST: Final = frozenset(why.name.lower() for why in (NoReport.LOST, NoReport.UNLISTED, NoReport.STALLED))
 """How attempts end whose worker is at fault."""
@@ -84,31 +84,25 @@ class DenoiseStage:
     async def _place(self, rows: Sequence[RowRecord]) -> None:
         """Find workers for `rows`, and write the assignments down before the rows are sent."""
         job_records.check_failures(rows, self._live.record.causes, self._tools.config.max_failures)
-        job, demand = self._job, self._demand(rows)
-        indices = [row.index for row in rows]
+        demand = self._demand(rows)
         self._live.doing = "waiting for a worker with room"
         with tracing.span("place", parent=self._within, rows=len(rows)) as span:
             async with self._dispatch.in_line(
-                job.job_id,
-                indices,
+                self._job.job_id,
+                [row.index for row in rows],
                 demand,
                 self._claim(demand),
                 numbers=self._numbers,
                 fetching=self._fetching,
             ) as pending:
-                await self._placed(pending, span)
-
-    async def _placed(self, pending: PendingRows, span: tracing.Span) -> None:
-        """Until every pending row has a worker."""
-        job = self._job
-        while pending.left or pending.placed:
-            given, likely = await pending.news()
-            if span is not tracing.NO_SPAN:
-                self._tell(given, span)
-            if given:
-                await self._assign(given)
-            for worker in likely:
-                await self._tools.workers.prefetch(worker, job, self._inspection)
+                while pending.left or pending.placed:
+                    given, likely = await pending.news()
+                    if span is not tracing.NO_SPAN:
+                        self._tell(given, span)
+                    if given:
+                        await self._assign(given)
+                    for worker in likely:
+                        await self._tools.workers.prefetch(worker, self._job, self._inspection)
 
     def _tell(self, given: Sequence[Assignment], span: tracing.Span) -> None:
         """Return what was decided, for the span of the decision."""

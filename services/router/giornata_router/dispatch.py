@@ -219,8 +219,6 @@ class Dispatch:
             self._pending[key].load(worker)
             self.line.tell(key, worker)
             self.placement.fetch(worker, demand, self._listened_s())
-        for attempt in decision.preemptions:
-            self._resolve(attempt, NoReport.PREEMPTED)
         wake_at = decision.wake_at
         if len(self.line):
             if now >= self._shares_s:

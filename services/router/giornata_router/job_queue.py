@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import aclosing
+from collections.abc import Coroutine, Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import nats.errors
 import structlog
 from nats.aio.msg import Msg
 
 from giornata.bus.streams import is_full
-from giornata.bus.work_queue import LaterLeaderError, QueueConsumer
 from giornata.retries import error_code
-from giornata.scheduling.job_queue import InFlightJobWindow, JobQueue, NextJob, QueuedJob
+from giornata.scheduling.queue import InFlightJobWindow, JobQueue, NextJob, QueuedJob
 from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError, JobNotFound, QueueFull, ServiceUnavailable, StorageFull
 from giornata.wire.jobs import Job, Priority
@@ -29,147 +29,14 @@ from giornata.wire.messages import (
     JobEstimateRequest,
     SubmitRequest,
 )
-from giornata.wire.workers import QueueState, RowProgress, ServiceName, ServiceState
-from giornata_router.job_context import RouterContext
+from giornata.wire.workers import QueueState, ServiceName
+from giornata_router import job_records
+from giornata_router.admission import RETRY_AFTER_S, QueueLimiter
+from giornata_router.job_records import RouterContext
 from giornata_router.job_runner import HeldJob, carry, end_unheld, heed_record
-from giornata_router.rules import job_records
-from giornata_router.rules.admission import RETRY_AFTER_S, QueueLimiter
-
-# The line that the configuration names, and its kinds, which are fitted beside the event loop.
-
+from giornata_router.work_queue import QueueConsumer
 
 log = structlog.get_logger(__name__)
-
-
-# What the work queue delivers to the leader: taken as it comes, and asked for again where some of it was
-# lost.
-
-
-AUDIT_S = 30.0
-"""How often the queue is asked for messages that were delivered and lost on their way."""
-SETTLED_S = 5.0
-"""Time in which a message that JetStream has delivered arrives, if it does."""
-AGAIN_S = 1.0
-"""Time after which a queue that does not answer is asked again."""
-
-
-class Deliveries:
-    """The jobs of one priority. `take` is given each message, `look` is called after it.
-
-    `arrived` counts the messages up to a sequence number that are held.
-    """
-
-    def __init__(
-        self,
-        consumer: QueueConsumer,
-        take: Callable[[Msg], Awaitable[None]],
-        look: Callable[[], None],
-        arrived: Callable[[int], int],
-    ) -> None:
-        self._consumer, self._take, self._look, self._arrived = consumer, take, look, arrived
-        self.behind = 1
-        """Messages that were in the queue when it was taken over, and have not come yet."""
-        self.ended = 0
-        """Jobs that were acknowledged."""
-
-    def again(self) -> None:
-        """Have everything delivered again that is not acknowledged."""
-        self._consumer.again()
-
-    async def end(self) -> None:
-        """The leader steps down."""
-        await self._consumer.end()
-
-    async def consume(self) -> None:
-        """Take messages; runs for ever.
-
-        Raises:
-            LaterLeaderError: another router has begun to lead.
-        """
-        while True:
-            try:
-                self.behind = await self._consumer.begin()
-                async with aclosing(self._consumer.messages()) as messages:
-                    self._look()
-                    async for message in messages:
-                        await self._take(message)
-                        self.behind -= 1
-                        self._look()
-            except LaterLeaderError:
-                log.warning("later_leader", priority=self._consumer.priority)
-                raise
-            except nats.errors.Error as error:
-                log.warning("queue_unreachable", error=repr(error))
-                await asyncio.sleep(AGAIN_S)  # the client is reconnecting; there is nothing to wait on
-
-    async def audit(self) -> None:
-        """Have delivered again what was delivered and did not arrive: its server may have died on the way. For ever."""
-        while True:
-            await asyncio.sleep(AUDIT_S)
-            try:
-                count, last = await self._consumer.delivered()
-            except nats.errors.Error as error:
-                log.warning("queue_not_audited", error=repr(error))
-                continue
-            ended = self.ended
-            await asyncio.sleep(SETTLED_S)
-            if count > self._arrived(last) + self.ended - ended:
-                log.warning("deliveries_lost", priority=self._consumer.priority)
-                self._consumer.again()
-
-
-# Messages of the work queue that this version cannot read: another version accepted them, or they are
-# damaged.
-
-
-KEPT_S: Final = 24 * 3600.0
-"""An unreadable message is kept for the longest budget. No client waits after that, and the record is gone too."""
-
-
-class UnreadableMessages:
-    """Holds messages without a place in the queue, for a leader that can read them.
-
-    `tasks` owns the wait for the end.
-    """
-
-    def __init__(self, tasks: asyncio.TaskGroup) -> None:
-        self._tasks = tasks
-        self._held: dict[int, Msg] = {}
-        """The messages, by their sequence number in the stream."""
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def count(self, subject: str, last: int) -> int:
-        """Messages of a subject that are held, up to sequence number `last`."""
-        return sum(s <= last and message.subject == subject for s, message in self._held.items())
-
-    def hold(self, message: Msg, error: GiornataError) -> None:
-        """Put a message aside, and tell of it once."""
-        sequence = message.metadata.sequence.stream
-        if sequence not in self._held:
-            log.error("job_unreadable", job=_job_id(message), sequence=sequence, error=str(error))
-            self._tasks.create_task(self._end(sequence), name="unreadable")
-        self._held[sequence] = message
-
-    async def _end(self, sequence: int) -> None:
-        """Remove a message when the job's budget is surely over."""
-        await asyncio.sleep(KEPT_S)
-        message = self._held.pop(sequence)
-        log.error("unreadable_job_removed", job=_job_id(message), sequence=sequence)
-        try:
-            await message.term()
-        except nats.errors.Error as error:  # the next leader removes it
-            log.warning("unreadable_job_not_removed", sequence=sequence, error=repr(error))
-
-
-def _job_id(message: Msg) -> str | None:
-    return (message.headers or {}).get(IDEMPOTENCY_HEADER)
-
-
-# The work queue: accepting jobs durably, holding all of them in memory, and carrying as many as the fleet
-# computes.
-
 
 LOOK_S = 0.25
 """How often the window is fitted to the fleet, and budgets are looked at; telemetry comes too often for that."""
@@ -177,6 +44,8 @@ CATCH_UP_S = 5.0
 """Limit of the time after a takeover in which no new job is begun: until all are known, no order is fair."""
 ENDED_AT_ONCE = 64
 """Jobs that are ended side by side without being carried: cancelled ones, and those with a budget that is over."""
+KEPT = timedelta(days=1)
+"""An unreadable message is kept for the longest budget. No client waits after that, and the record is gone too."""
 _MESSAGES_EXCEEDED = 10077
 
 
@@ -193,20 +62,14 @@ class LeaderJobQueue:
         """Every accepted and unfinished job."""
         self._carried: dict[str, HeldJob] = {}
         self._caught_up_by_s = time.monotonic() + CATCH_UP_S
-        self._begun = {row.job_id for state in tools.dispatch.placement.fleet.all() for row in _rows(state)}
+        workers = [state.worker for state in tools.dispatch.placement.fleet.all() if state.worker]
+        self._begun = {row.job_id for told in workers for row in (*told.running, *told.waiting)}
         """Jobs that workers have had since before the queue was taken over."""
-        self._unreadable = UnreadableMessages(walks)
+        self._unreadable: dict[int, Msg] = {}
+        """Messages that another version accepted, or that are damaged, by sequence; a later leader may read them."""
         self._ended = False
         self._ending = asyncio.Semaphore(ENDED_AT_ONCE)
-        self._deliveries = {
-            priority: Deliveries(
-                QueueConsumer(bus.client, bus.jetstream, priority, epoch),
-                self._take,
-                self._fill,
-                partial(self._arrived, priority),
-            )
-            for priority in Priority
-        }
+        self._consumers = {priority: QueueConsumer(bus, priority, epoch) for priority in Priority}
 
     def state(self) -> QueueState:
         """Return what telemetry tells of the queue."""
@@ -240,7 +103,7 @@ class LeaderJobQueue:
         stored = created = None
         try:
             answer = await self._tools.bus.jetstream.publish(
-                self._subject(job.priority), codec.encode(job), headers={IDEMPOTENCY_HEADER: job.job_id}
+                subjects.jobs(job.priority), codec.encode(job), headers={IDEMPOTENCY_HEADER: job.job_id}
             )
             stored = not answer.duplicate  # otherwise it may have ended
             created = await self._tools.records.create(job_records.accepted(job))
@@ -270,9 +133,6 @@ class LeaderJobQueue:
             raise JobNotFound(received=request.job_id)
         return (found or JobEstimate()).model_copy(update={"steps": steps})
 
-    def _subject(self, priority: Priority) -> str:
-        return subjects.jobs(priority)
-
     def cancel(self, request: CancelRows) -> None:
         """End a job, carried or not: a cancel was broadcast."""
         held = self._held.get(request.job_id)
@@ -284,8 +144,8 @@ class LeaderJobQueue:
 
     def recheck(self) -> None:
         """The connection is back, and messages may have been lost: cancels, and jobs on their way here."""
-        for deliveries in self._deliveries.values():
-            deliveries.again()
+        for consumer in self._consumers.values():
+            consumer.again()
         for held in self._carried.values():
             self._start(heed_record(self._tools, held), name="recheck")
 
@@ -298,19 +158,24 @@ class LeaderJobQueue:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow(), name="window")
-                for priority, deliveries in self._deliveries.items():
-                    tasks.create_task(deliveries.consume(), name=f"consume-{priority}")
-                    tasks.create_task(deliveries.audit(), name=f"audit-{priority}")
+                for priority, consumer in self._consumers.items():
+                    tasks.create_task(consumer.consume(self._take, self._fill), name=f"consume-{priority}")
+                    tasks.create_task(
+                        consumer.audit(partial(self._arrived, priority)), name=f"audit-{priority}"
+                    )
         finally:
             self._ended = True
-            for deliveries in self._deliveries.values():
-                await deliveries.end()
+            for consumer in self._consumers.values():
+                await consumer.end()
 
     def _arrived(self, priority: Priority, last: int) -> int:
         """Messages of a priority that are held, up to sequence number `last`."""
         jobs = (held for held in self._held.values() if held.job.priority is priority)
         arrived = sum(0 < held.sequence <= last for held in jobs)
-        return arrived + self._unreadable.count(self._subject(priority), last)
+        subject = subjects.jobs(priority)
+        return arrived + sum(
+            s <= last and message.subject == subject for s, message in self._unreadable.items()
+        )
 
     async def _follow(self) -> None:
         """Fit the window to the fleet, end jobs that wait for longer than they may, and have lasting states written."""
@@ -319,9 +184,9 @@ class LeaderJobQueue:
             now, ready = time.monotonic(), fleet.ready(ServiceName.DENOISER)
             self._window.resize(sum(state.worker.capacity_rows for state in ready if state.worker))
             self._end_waiting(self._waiting.overdue(now))
-            for walk in (held.walk for held in self._carried.values()):
-                if walk is not None and walk.unwritten(now):
-                    self._start(walk.write_state(), name="state")
+            for live in (held.walk.live for held in self._carried.values() if held.walk is not None):
+                if live.unwritten(now):
+                    self._start(live.write_state(), name="state")
             self._fill()
             await asyncio.sleep(LOOK_S)
 
@@ -330,7 +195,7 @@ class LeaderJobQueue:
         try:
             job = codec.decode(Job, message.data)
         except GiornataError as error:
-            self._unreadable.hold(message, error)
+            await self._put_aside(message, error)
             return
         sequence = message.metadata.sequence.stream
         held = self._held.get(job.job_id) or self._hold(QueuedJob.of(job, time.monotonic()))
@@ -349,6 +214,18 @@ class LeaderJobQueue:
             self._waiting.leave(job.job_id)
             self._begin(NextJob(held.job, yields=False))
 
+    async def _put_aside(self, message: Msg, error: GiornataError) -> None:
+        """Keep a message that cannot be read, without a place in the queue; end it once its budget is surely over."""
+        sequence, job_id = message.metadata.sequence.stream, (message.headers or {}).get(IDEMPOTENCY_HEADER)
+        kept = datetime.now(UTC) - message.metadata.timestamp < KEPT
+        if sequence not in self._unreadable:
+            log.error("job_unreadable", job=job_id, sequence=sequence, kept=kept, error=str(error))
+        if kept:
+            self._unreadable[sequence] = message
+        else:
+            self._unreadable.pop(sequence, None)
+            await message.term()
+
     def _hold(self, job: QueuedJob) -> HeldJob:
         held = self._held[job.job_id] = HeldJob(job, job.since_s)
         self._places.take(job)
@@ -364,7 +241,7 @@ class LeaderJobQueue:
         now = time.monotonic()
         if self._ended:
             return
-        if now < self._caught_up_by_s and any(one.behind > 0 for one in self._deliveries.values()):
+        if now < self._caught_up_by_s and any(one.behind > 0 for one in self._consumers.values()):
             return
         while (turn := self._waiting.next(now)) is not None and self._window.has_room(turn):
             self._waiting.serve(turn)
@@ -389,37 +266,28 @@ class LeaderJobQueue:
         """Let jobs that wait meet their end, without a place in the window."""
         for job in jobs:
             if self._waiting.leave(job.job_id) is not None:
-                self._start(self._end(self._held[job.job_id]), name="end")
+                self._start(self._carry(self._held[job.job_id], self._ending), name="end")
 
-    async def _end(self, held: HeldJob) -> None:
-        async with self._ending:
-            ended = await self._try(held)
-        await self._settle(held, ended=ended)
-
-    async def _carry(self, held: HeldJob) -> None:
-        await self._settle(held, ended=await self._try(held))
-
-    async def _try(self, held: HeldJob) -> bool:
-        self._carried[held.job.job_id] = held
-        self._tools.forecasting.begin(held.job)
-        try:
-            return await carry(self._tools, held)
-        finally:
-            del self._carried[held.job.job_id]
-            self._window.end(held.job)
-            self._tools.forecasting.prepared(held.job.job_id)
-
-    async def _settle(self, held: HeldJob, *, ended: bool) -> None:
-        """Give the job's place back, or let it wait again after a while."""
+    async def _carry(
+        self,
+        held: HeldJob,
+        limit: AbstractAsyncContextManager[object] = nullcontext(),  # noqa: B008 - it has no state
+    ) -> None:
+        """Carry a job; then give its place back, or let it wait again after a while."""
+        async with limit:
+            self._carried[held.job.job_id] = held
+            self._tools.forecasting.begin(held.job)
+            try:
+                ended = await carry(self._tools, held)
+            finally:
+                del self._carried[held.job.job_id]
+                self._window.end(held.job)
+                self._tools.forecasting.prepared(held.job.job_id)
         if ended:
-            self._deliveries[held.job.priority].ended += 1
+            self._consumers[held.job.priority].ended += 1
             self._release(held)
         self._fill()
         if not ended:
             await asyncio.sleep(held.pause_s)
             self._waiting.join(held.job)
             self._fill()
-
-
-def _rows(state: ServiceState) -> Iterable[RowProgress]:
-    return (*state.worker.running, *state.worker.waiting) if state.worker else ()

@@ -12,13 +12,12 @@ import nats.errors
 import structlog
 from nats.aio.msg import Msg
 
+from giornata import tracing
 from giornata.bus.connection import LostError
-from giornata.bus.work_queue import acknowledge
-from giornata.observability import tracing
-from giornata.observability.tracing import TraceSpanKind
 from giornata.records import RecordRevision
 from giornata.scheduling.demand import JobDemand
-from giornata.scheduling.job_queue import QueuedJob
+from giornata.scheduling.queue import QueuedJob
+from giornata.tracing import TraceSpanKind
 from giornata.wire import codec
 from giornata.wire.errors import (
     AttemptsExhausted,
@@ -33,13 +32,11 @@ from giornata.wire.errors import (
 )
 from giornata.wire.jobs import Assignment, BlobRef, Encoding, Inspection, Job, JobRecord, JobState, RowRecord
 from giornata.wire.values import ComputeTimes, Intermediate, StageTimes
+from giornata_router import job_records
 from giornata_router.denoise_stage import DenoiseStage
-from giornata_router.job_context import JobEndedError, LiveJobRecord, RouterContext
+from giornata_router.job_records import JobEndedError, LiveJobRecord, RouterContext
 from giornata_router.leadership import LeaseEndedError
-from giornata_router.rules import job_records
-
-# One job's way from the queue to its terminal state. Every step can be taken again by another router.
-
+from giornata_router.work_queue import acknowledge
 
 MOST_REMAKE_PAUSE_S: Final = 30.0
 """Longest pause before a result is made again that was lost again and again."""
@@ -52,8 +49,8 @@ class JobRunner:
 
     def __init__(self, tools: RouterContext, known: RecordRevision[JobRecord], waited_ms: float) -> None:
         self._tools, self._job = tools, known.record.job
-        self._live = LiveJobRecord(tools.bus, tools.records, known, waited_ms)
-        self._sheet, self._deadline = self._live.sheet, self._live.deadline
+        self.live = LiveJobRecord(tools.bus, tools.records, known, waited_ms)
+        self._sheet, self._deadline = self.live.sheet, self.live.deadline
         self._scope: asyncio.Timeout | None = None
         self._cancelled = False
         self._made: list[BlobRef] = []
@@ -67,17 +64,6 @@ class JobRunner:
         if self._scope is not None and not self._scope.expired():
             self._scope.reschedule(asyncio.get_running_loop().time())
 
-    def unwritten(self, now: float) -> bool:
-        """Return whether the job's state should be written down: the stage lasts."""
-        return self._live.unwritten(now)
-
-    async def write_state(self) -> None:
-        """Write the job's state down while a stage goes on."""
-        try:
-            await self._live.write_state()
-        except (GiornataError, nats.errors.Error, LeaseEndedError) as error:  # a later change writes it
-            log.warning("state_not_written", job=self._job.job_id, error=repr(error))
-
     async def to_the_end(self) -> JobRecord:
         """Walk until the record is terminal, the `done` event is published, and what has no more use is deleted.
 
@@ -89,19 +75,19 @@ class JobRunner:
                 the record as it stands.
             LeaseEndedError: it can be begun again by the router that leads.
         """
-        if not self._live.record.state.terminal:
+        if not self.live.record.state.terminal:
             over = self._cancelled or not self._deadline.remaining_s()
             error = self._out_of_time() if over else await self._try()
             if error is not None:
                 await self._close(error)
         client = self._tools.bus.client
         losses = client.losses
-        await self._live.tell_end()
+        await self.live.tell_end()
         await self._clear()
         if client.losses != losses:
             # Nobody may have heard it, and once the queue has forgotten the job, nobody tells it.
             raise LostError
-        return self._live.record
+        return self.live.record
 
     def _spent(self, record: JobRecord) -> JobRecord:
         """Note what the record names, since the terminal one does not name it any more."""
@@ -110,7 +96,7 @@ class JobRunner:
 
     async def _clear(self) -> None:
         """Delete the job's own blobs that have no more use. What cannot be deleted ends with its time."""
-        refs = job_records.leftovers(self._live.record, self._made)
+        refs = job_records.leftovers(self.live.record, self._made)
         try:
             await self._tools.blobs.delete(*refs)
         except GiornataError as error:
@@ -146,11 +132,11 @@ class JobRunner:
     def _out_of_time(self) -> GiornataError:
         if self._cancelled:
             return JobCancelled()
-        message = f"The time allowed for this edit ended while {self._live.doing}."
+        message = f"The time allowed for this edit ended while {self.live.doing}."
         return DeadlineExceeded(message, accepted=f"{self._job.budget_ms} ms")
 
     async def _run_stages(self) -> None:
-        live = self._live
+        live = self.live
         live.check()
         if live.record.state is JobState.QUEUED:
             await live.enter(JobState.PREPARING)
@@ -162,7 +148,7 @@ class JobRunner:
 
     async def _stages(self) -> tuple[RowRecord, ...]:
         """Every stage that the record lacks; the rows with pictures or errors, or as soon as some lost something."""
-        live = self._live
+        live = self.live
         inspection = live.record.inspection or await self._inspect()
         if live.record.pending_rows:
             inspection = await self._denoise(inspection)
@@ -173,16 +159,16 @@ class JobRunner:
 
     async def _make_again(self, lost: Mapping[int, Intermediate], *, inspected: bool = False) -> None:
         """Send rows back; inspect the pictures again where that made what was lost, or as `inspected` says."""
-        remade = self._live.record.remade
+        remade = self.live.record.remade
         log.warning("intermediate_lost", job=self._job.job_id, rows=lost, inspected=inspected, remade=remade)
         if remade:  # a store that loses everything is not worked for at full speed
             await asyncio.sleep(min(MOST_REMAKE_PAUSE_S, 0.1 * 2.0 ** min(remade, 10)))
         inspected = inspected or Intermediate.ALPHA in lost.values()
         inspection = await self._inspect() if inspected else None
-        await self._live.change(lambda r: job_records.made_again(r, lost, inspection, self._sheet.times()))
+        await self.live.change(lambda r: job_records.made_again(r, lost, inspection, self._sheet.times()))
 
     async def _inspect(self) -> Inspection:
-        self._live.doing = "inspecting its pictures"
+        self.live.doing = "inspecting its pictures"
         with self._sheet.timing("prepare"):
             inspection = await self._tools.prepost.inspect(self._job, self._deadline)
         self._made += job_records.of_inspection(inspection)
@@ -190,7 +176,7 @@ class JobRunner:
         return inspection
 
     async def _encode(self, inspection: Inspection) -> Encoding:
-        self._live.doing = "encoding"
+        self.live.doing = "encoding"
         with self._sheet.timing("prepare"):
             encoding = await self._tools.prepost.encode(self._job, inspection, self._deadline)
         self._made += job_records.of_encoding(encoding)
@@ -199,7 +185,7 @@ class JobRunner:
 
     async def _denoise(self, inspection: Inspection) -> Inspection:
         """Have the pending rows computed; the inspection, which is another one if its picture had been lost."""
-        record = self._live.record
+        record = self.live.record
         demand = job_records.demand(record, inspection, record.pending_rows, None)
         self._tools.forecasting.learn(demand)
         encoding, likely = record.encoding, None
@@ -210,9 +196,9 @@ class JobRunner:
                 encoding = await self._encode(inspection)
             except IntermediateLost:
                 await self._make_again({}, inspected=True)
-                inspection = self._live.record.inspection or inspection
+                inspection = self.live.record.inspection or inspection
         self._tools.forecasting.prepared(self._job.job_id)
-        await DenoiseStage(self._tools, self._live, inspection, encoding, likely).run()
+        await DenoiseStage(self._tools, self.live, inspection, encoding, likely).run()
         return inspection
 
     async def _prefetch(self, inspection: Inspection, demand: JobDemand) -> str | None:
@@ -226,50 +212,37 @@ class JobRunner:
         return worker
 
     async def _finish(self, inspection: Inspection) -> tuple[RowRecord, ...]:
-        self._live.doing = "finishing"
-        with self._tools.forecasting.finishing(self._job, time.monotonic()), self._sheet.timing("finish"):
-            return await self._finish_all(self._live.record.rows, inspection)
+        """The rows with their pictures or errors; a picture that fails does not hold back the others.
 
-    async def _finish_all(self, rows: tuple[RowRecord, ...], inspection: Inspection) -> tuple[RowRecord, ...]:
-        if self._job.regions:
-            return await self._finish_regions(rows, inspection)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._finish_row(row, inspection)) for row in rows]
-        return tuple(task.result() for task in tasks)
+        Regions are rows of one picture, which their first one has.
+        """
+        rows, job = self.live.record.rows, self._job
+        self.live.doing = "finishing"
+        with self._tools.forecasting.finishing(job, time.monotonic()), self._sheet.timing("finish"):
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._finished(of_one, inspection))
+                    for of_one in ([rows] if job.regions else [(row,) for row in rows])
+                ]
+        return tuple(row for task in tasks for row in task.result())
 
-    async def _finish_row(self, row: RowRecord, inspection: Inspection) -> RowRecord:
-        """The row with its picture or its error; a row that fails does not hold back the others."""
-        if row.latents is None:
-            return row
-        try:
-            return row.model_copy(
-                update={"image": await self._finished(row.index, (row.latents,), inspection)}
-            )
-        except GiornataError as error:
-            return row.model_copy(update={"error": error.body()})
-
-    async def _finish_regions(
-        self, rows: tuple[RowRecord, ...], inspection: Inspection
-    ) -> tuple[RowRecord, ...]:
-        """The rows of one picture's regions: the first one with the picture, unless a region has failed."""
-        latents = tuple(row.latents for row in rows if row.latents is not None)
+    async def _finished(self, rows: tuple[RowRecord, ...], inspection: Inspection) -> tuple[RowRecord, ...]:
+        """The rows of one picture with it, or with its error; as they are if one has failed. It is made once."""
+        latents, index = tuple(row.latents for row in rows if row.latents is not None), rows[0].index
         if len(latents) < len(rows):
             return rows
         try:
-            image = await self._finished(0, latents, inspection)
+            if index not in self._pictures:
+                reply = await self._tools.prepost.finish(
+                    self._job, inspection, index, latents, self._deadline
+                )
+                self._sheet.compute("decode", reply.decode_ms)
+                self._sheet.compute("paste", reply.paste_ms)
+                self._made.append(reply.image)
+                self._pictures[index] = reply.image
         except GiornataError as error:
             return tuple(row.model_copy(update={"error": error.body()}) for row in rows)
-        return rows[0].model_copy(update={"image": image}), *rows[1:]
-
-    async def _finished(self, index: int, latents: tuple[BlobRef, ...], inspection: Inspection) -> BlobRef:
-        """The finished picture of a row, or of rows that are its regions; made once."""
-        if index not in self._pictures:
-            reply = await self._tools.prepost.finish(self._job, inspection, index, latents, self._deadline)
-            self._sheet.compute("decode", reply.decode_ms)
-            self._sheet.compute("paste", reply.paste_ms)
-            self._made.append(reply.image)
-            self._pictures[index] = reply.image
-        return self._pictures[index]
+        return rows[0].model_copy(update={"image": self._pictures[index]}), *rows[1:]
 
     async def _close(self, error: GiornataError) -> None:
         """Write the terminal state of a job that was cancelled or failed, and free its workers."""
@@ -282,7 +255,7 @@ class JobRunner:
             held = record.assignments
             return job_records.closed(self._spent(record), error, self._sheet.times())
 
-        await self._live.end(closed)
+        await self.live.end(closed)
         for assignment in held:
             await self._tools.workers.drop(self._job.job_id, assignment)
 
@@ -292,9 +265,6 @@ class JobRunner:
         if not record.state.terminal:
             log.error("job_quarantined", job=self._job.job_id, causes=record.causes)
             await self._tools.quarantine.put(job_records.closed(record, error, self._sheet.times()))
-
-
-# One queued job from its turn to its acknowledgement; a try that fails begins again from the record, later.
 
 
 FIRST_PAUSE_S: Final = 1.0
@@ -360,8 +330,6 @@ async def carry(tools: RouterContext, held: HeldJob) -> bool:
     except GiornataError as error:  # its record cannot be read
         if held.tries == 0:
             log.error("job_not_carried", job=job_id, error=str(error))
-        if not isinstance(error, ServiceUnavailable) and _is_over(held):
-            return await _give_up(tools, held, error)
     except Exception:  # a job that cannot even be closed is logged and tried again, alone
         log.exception("job_not_carried", job=job_id)
     else:
@@ -400,30 +368,27 @@ async def _run_job(tools: RouterContext, held: HeldJob) -> None:
 
 
 async def _known(tools: RouterContext, held: HeldJob, job: Job) -> RecordRevision[JobRecord]:
-    """The record of a job: as its submission has just written it, or as it stands."""
+    """The record of a job: as its submission has just written it, or as it stands.
+
+    One that cannot be read is written over when the job's time is over, since nothing else will end the job.
+    """
     record = job_records.accepted(job)
     revision = await held.first_revision()
     if revision is None:  # the router that accepted it may have died before it wrote the record
         revision = await tools.records.create(record)
-    return await tools.records.read(job.job_id) if revision is None else RecordRevision(record, revision)
-
-
-async def _give_up(tools: RouterContext, held: HeldJob, error: GiornataError) -> bool:
-    """End a job with a record that cannot be read, since nothing else will: its time is over."""
-    job = codec.decode(Job, held.data)
-    times = job_records.JobTimes(StageTimes(queue=job.budget_ms), ComputeTimes(), job.budget_ms)
-    record = job_records.closed(job_records.accepted(job), error, times)
+    if revision is not None:
+        return RecordRevision(record, revision)
     try:
+        return await tools.records.read(job.job_id)
+    except ServiceUnavailable:
+        raise
+    except GiornataError as error:
+        if time.monotonic() < held.job.since_s + held.job.budget_s:
+            raise
+        times = job_records.JobTimes(StageTimes(queue=job.budget_ms), ComputeTimes(), job.budget_ms)
+        record = job_records.closed(record, error, times)
         await tools.quarantine.put(record)
-        known = RecordRevision(record, await tools.records.put(record))
-        await JobRunner(tools, known, 0.0).to_the_end()
-        await acknowledge(tools.bus.client, held.reply)
-    except (nats.errors.Error, StoreFull, LeaseEndedError) as failure:
-        log.warning("job_not_given_up", job=job.job_id, error=repr(failure))
-        held.tries += 1
-        return False
-    _tell(job, record)
-    return True
+        return RecordRevision(record, await tools.records.put(record))
 
 
 async def heed_record(tools: RouterContext, held: HeldJob) -> None:
@@ -445,10 +410,6 @@ async def end_unheld(tools: RouterContext, job_id: str) -> None:
         log.info("cancel_of_unknown_job", job=job_id)
     except (GiornataError, nats.errors.Error, LeaseEndedError) as error:
         log.warning("cancel_put_off", job=job_id, error=repr(error))
-
-
-def _is_over(held: HeldJob) -> bool:
-    return time.monotonic() >= held.job.since_s + held.job.budget_s
 
 
 def _tell(job: Job, record: JobRecord) -> None:

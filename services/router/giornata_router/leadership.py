@@ -1,4 +1,7 @@
-"""One router is active: the lease that makes it so, and what only its holder does."""
+"""One router is active: the lease that makes it so, and what only its holder does.
+
+Why it is safe without clocks that agree: `docs/adr/0004-queue-and-lease.md`.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,8 @@ from nats.js.kv import KV_DEL, KeyValue
 from giornata.bus.bus import Bus, UnansweredError
 from giornata.bus.streams import LEASE_TTL_S
 from giornata.deadlines import Deadline
-from giornata.records import Change, JobRecordStore, RecordRevision
 from giornata.wire import codec, subjects
-from giornata.wire.jobs import Assignment, Inspection, Job, JobRecord
+from giornata.wire.jobs import Assignment, Inspection, Job
 from giornata.wire.messages import (
     CancelRows,
     Epoch,
@@ -27,10 +29,7 @@ from giornata.wire.messages import (
     RunReply,
     RunRequest,
 )
-from giornata.wire.stores import LEASES, bucket_stream
-
-# When a router may take the lease, by what it has seen of it and by its own clock alone.
-
+from giornata.wire.subjects import LEASES, bucket_stream
 
 MARGIN: Final = 1.1
 """A router waits this much longer than the lease's life: clocks of two machines run at slightly different rates."""
@@ -64,11 +63,6 @@ class LeaseWatch:
         if self._seen is None or self._seen[0] != sighting.revision:
             self._seen = sighting.revision, now
         return max(0.0, self._seen[1] + self._unchanged_s - now)
-
-
-# The lease that makes one router active, and what its holder knows of it without asking.
-#
-# Why it is safe without clocks that agree: `docs/adr/0004-queue-and-lease.md`.
 
 
 RENEW_S: Final = LEASE_TTL_S / 3
@@ -199,48 +193,9 @@ class Lease:
         self._leadership.begin(Epoch(created_us, self._revision), asked_s + LEASE_TTL_S)
 
 
-# What only the leader does: write job records, and give workers orders.
-
-
 Ask = TypeVar("Ask", RunRequest, RecordRequest)
 GONE_S: Final = 1.0
 """The server says much sooner that a worker's connection is gone."""
-
-
-class LeaderRecords:
-    """The job records `records`; a write raises LeaseEndedError instead, once the lease has ended."""
-
-    def __init__(self, records: JobRecordStore, leadership: Leadership) -> None:
-        self._records, self._leadership = records, leadership
-
-    async def get(self, job_id: str) -> JobRecord:
-        """A record; an unknown id raises JobNotFound."""
-        return (await self.read(job_id)).record
-
-    async def read(self, job_id: str) -> RecordRevision[JobRecord]:
-        """The present revision of a record; an unknown id raises JobNotFound."""
-        return await self._records.read(job_id)
-
-    async def create(self, record: JobRecord) -> int | None:
-        """Write the first revision, as in every bucket."""
-        self._leadership.check()
-        return await self._records.create(record)
-
-    async def put(self, record: JobRecord) -> int:
-        """Write a record over one that cannot be read, and return the number of its revision."""
-        self._leadership.check()
-        return await self._records.put(record)
-
-    async def revise(
-        self, job_id: str, change: Change[JobRecord], known: RecordRevision[JobRecord]
-    ) -> RecordRevision[JobRecord]:
-        """Change a record, as in every bucket. The lease is looked at when the present record is known."""
-
-        def led(record: JobRecord) -> JobRecord | None:
-            self._leadership.check()
-            return change(record)
-
-        return await self._records.revise(job_id, led, known)
 
 
 class WorkerClient:

@@ -1,4 +1,4 @@
-"""The planner's desk: what hosts hold and jobs use goes in, wanted sets go to stores and workers.
+"""The placement of LoRAs: what hosts hold and jobs use goes in, wanted sets go to stores and workers.
 
 Plans are made in a thread. A wanted set is written when it has changed, under a revision of the lease's epoch and a
 number, so that a store tells a late plan of an earlier router from a new one.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import nats.errors
@@ -19,16 +20,17 @@ from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline, heed_cancel
 from giornata.records import BucketMirror, LoraRecords
 from giornata.residency.host_tiers import HostTiers
-from giornata.residency.popularity import AdapterUsage
-from giornata.residency.use_based import ResidencySnapshot, TierKind, Wanted
-from giornata.scheduling.adapter_plans import PLANNERS, AdapterPlan
+from giornata.residency.use_based import AdapterTier, AdapterUsage, ResidencySnapshot, TierKind, Wanted
 from giornata.scheduling.placement import Placement
-from giornata.wire import codec, stores, subjects
+from giornata.scheduling.rock import PLANNERS, AdapterPlan
+from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError
 from giornata.wire.loras import (
     MESSAGE_BYTES,
     MOST_WANTED,
+    HostTier,
     LoraRecord,
+    LoraState,
     StoredFile,
     TierSnapshot,
     TierSnapshotRequest,
@@ -36,10 +38,104 @@ from giornata.wire.loras import (
     packed,
 )
 from giornata.wire.messages import LoadLoras
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.workers import ServiceName, ServiceState, Tier
 from giornata_router.config import RouterConfig
 from giornata_router.leadership import Leadership
-from giornata_router.rules.lora_planning import LoraCatalogue, observed
+
+REGISTERED_S: Final = 600.0
+"""How long a LoRA that no host has counts as newly registered."""
+ASSUMED_BYTES_PER_S: Final = 5e8
+"""Rate of a host's link, before one was measured."""
+
+
+@dataclass(frozen=True)
+class LoraCatalogue:
+    """The LoRAs that are ready, by the digest of their canonical file."""
+
+    sizes: Mapping[str, int]
+    pinned: frozenset[str]
+    created_s: Mapping[str, int]
+    """Unix time at which each was registered first."""
+
+    @classmethod
+    def of(cls, records: Iterable[LoraRecord]) -> LoraCatalogue:
+        """The catalogue in records; several of one file are one."""
+        sizes: dict[str, int] = {}
+        created_s: dict[str, int] = {}
+        pinned = set[str]()
+        for record in records:
+            if record.state is not LoraState.READY or record.canonical is None:
+                continue
+            file = record.canonical.file
+            sizes[file.sha256] = file.size_bytes
+            created_s[file.sha256] = min(record.created_s, created_s.get(file.sha256, record.created_s))
+            if record.pinned:
+                pinned.add(file.sha256)
+        return cls(sizes, frozenset(pinned), created_s)
+
+
+def observed(
+    catalogue: LoraCatalogue,
+    tiers: HostTiers,
+    workers: Iterable[ServiceState],
+    adapters: Callable[[str], Mapping[str, Tier]],
+    unix_s: float,
+) -> ResidencySnapshot:
+    """The cluster now.
+
+    Args:
+        catalogue: the LoRAs that are ready.
+        tiers: the host tiers.
+        workers: telemetry of all workers.
+        adapters: the fastest tier of each LoRA that a worker has, by digest.
+        unix_s: Unix time.
+    """
+    hosts = [_host(name, told, tiers.held(name)) for name in tiers.names() if (told := tiers.told(name))]
+    held = {digest for host in hosts for digest in host.held}
+    registered = frozenset(
+        digest
+        for digest, created_s in catalogue.created_s.items()
+        if digest not in held and unix_s - created_s < REGISTERED_S
+    )
+    devices = _devices(workers, adapters, catalogue.sizes)
+    return ResidencySnapshot((*hosts, *devices), catalogue.sizes, catalogue.pinned, registered)
+
+
+def _host(name: str, told: HostTier, held: Mapping[str, int]) -> AdapterTier:
+    return AdapterTier(
+        name,
+        TierKind.HOST,
+        name,
+        told.budget_bytes,
+        dict(held),
+        bytes_per_s=told.bytes_per_s or ASSUMED_BYTES_PER_S,
+    )
+
+
+def _devices(
+    workers: Iterable[ServiceState],
+    adapters: Callable[[str], Mapping[str, Tier]],
+    sizes: Mapping[str, int],
+) -> Iterator[AdapterTier]:
+    """Workers that tell how many bytes of LoRAs their memory holds."""
+    for state in workers:
+        worker = state.worker
+        if worker is None or worker.adapters is None or not worker.adapters.memory_limit_bytes:
+            continue
+        here = adapters(state.instance)
+        held = {
+            digest: sizes[digest]
+            for digest, tier in here.items()
+            if tier in {Tier.DEVICE, Tier.MEMORY} and digest in sizes
+        }
+        yield AdapterTier(
+            state.instance,
+            TierKind.DEVICE,
+            worker.lora_host or state.host,
+            worker.adapters.memory_limit_bytes,
+            held,
+        )
+
 
 LOOK_S: Final = 0.25
 """How often gaps in what is known of the host tiers are looked for."""
@@ -89,9 +185,13 @@ class LoraPlacementPlanner:
             heed_cancel()
             try:
                 await self._ask_gaps()
-                if self._planner is None:
-                    await self._withdraw(leadership)
-                elif time.monotonic() - self._planned_s >= self._period_s and self._tiers_known():
+                if self._planner is None:  # what an earlier router wanted is wanted no longer
+                    for tier in self._tiers.names():
+                        if tier not in self._written:
+                            await self._write(tier, (), leadership)
+                elif time.monotonic() - self._planned_s >= self._period_s and (
+                    self._tiers.names() or self._config.adapter_plan is not AdapterPlan.USE
+                ):  # a plan has places: hosts, or workers where it fills them
                     if mirror is None:
                         mirror = BucketMirror((await LoraRecords.open(self._bus.jetstream)).bucket)
                     await self._round(mirror, leadership)
@@ -99,10 +199,6 @@ class LoraPlacementPlanner:
             except (nats.errors.Error, APIError, GiornataError) as error:
                 log.warning("not_planned", error=repr(error))
             await asyncio.sleep(LOOK_S)  # the rate of plans, not a poll
-
-    def _tiers_known(self) -> bool:
-        """Return whether a plan has places: hosts, or workers where it fills them."""
-        return bool(self._tiers.names()) or self._config.adapter_plan is not AdapterPlan.USE
 
     async def _ask_gaps(self) -> None:
         for name, instance in self._tiers.gaps().items():
@@ -153,12 +249,6 @@ class LoraPlacementPlanner:
         told = WantedFiles(
             epoch=leadership.check(), number=self._number, sha256s=packed(digests[:MOST_WANTED])
         )
-        bucket = await self._bus.jetstream.key_value(stores.WANTED)
-        await bucket.put(stores.wanted_key(tier), codec.encode(told))
+        bucket = await self._bus.jetstream.key_value(subjects.WANTED)
+        await bucket.put(subjects.wanted_key(tier), codec.encode(told))
         self._written[tier] = frozenset(digests)
-
-    async def _withdraw(self, leadership: Leadership) -> None:
-        """Without a plan: what an earlier router wanted is wanted no longer."""
-        for tier in self._tiers.names():
-            if tier not in self._written:
-                await self._write(tier, (), leadership)

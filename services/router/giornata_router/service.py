@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -18,47 +19,48 @@ from giornata.bus import streams
 from giornata.bus.bus import Bus, Endpoint
 from giornata.bus.connection import keep_looking
 from giornata.bus.telemetry import state_of, telemetry
+from giornata.deadlines import Deadline
 from giornata.fleet import ListeningClock
 from giornata.records import JobRecordStore, Quarantine, TemplateRecords
 from giornata.retries import read_just_made
-from giornata.scheduling.adapter_plans import AdapterPlan
+from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.placement import Placement, StallTimeout
 from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.scheduling.queue import FairQueue
-from giornata.scheduling.rock import RockScheduler
+from giornata.scheduling.rock import AdapterPlan, rock_match
 from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler
-from giornata.wire import subjects
-from giornata.wire.fleet import FleetRequest
+from giornata.wire import subjects, templates
+from giornata.wire.errors import DeadlineExceeded, InternalError, Overloaded, ServiceUnavailable
 from giornata.wire.messages import (
     CancelRows,
     DenoisedEvent,
     EventKind,
     JobAck,
     JobEstimateRequest,
+    RecordRequest,
+    RunAnswer,
     SubmitRequest,
     TemplateRequest,
 )
-from giornata.wire.stores import LEASES
-from giornata.wire.workers import ServiceName, ServiceState, TelemetryReader
+from giornata.wire.subjects import LEASES
+from giornata.wire.templates import TemplateRecord
+from giornata.wire.workers import FleetRequest, ServiceName, ServiceState, TelemetryReader
+from giornata_router import job_records
+from giornata_router.admission import FinishTimeEstimator, StreamCapacity
 from giornata_router.config import RouterConfig
 from giornata_router.dispatch import Dispatch
-from giornata_router.fleet_reporter import FleetReporter
-from giornata_router.job_context import RouterContext
+from giornata_router.fleet_reports import FleetReporter
 from giornata_router.job_queue import LeaderJobQueue
+from giornata_router.job_records import RouterContext
 from giornata_router.leadership import (
     RENEW_S,
-    LeaderRecords,
     Leadership,
     Lease,
     LeaseEndedError,
     WorkerClient,
 )
 from giornata_router.lora_placement import LoraPlacementPlanner
-from giornata_router.prepost_client import PrepostClient, PrepostRequests
-from giornata_router.rules.admission import FinishTimeEstimator
-from giornata_router.rules.stages import StagePlacement
-from giornata_router.stream_capacity import StreamCapacity
-from giornata_router.template_registrar import register
+from giornata_router.prepost import PrepostClient, PrepostRequests, StagePlacement
 
 Request = TypeVar("Request", bound=BaseModel)
 Reply = TypeVar("Reply", bound=BaseModel)
@@ -69,7 +71,7 @@ log = structlog.get_logger(__name__)
 def scheduler_of(config: RouterConfig) -> Scheduler:
     """The rule that gives waiting rows to workers."""
     if config.adapter_plan is AdapterPlan.ROCK:
-        return RockScheduler()
+        return QueueOrderScheduler(rock_match, loads_ahead=False)
     return QueueOrderScheduler(POLICIES[config.policy])
 
 
@@ -101,13 +103,13 @@ class Router:
             by_deadline=config.policy is PolicyName.DEADLINE_AWARE,
             ageing_s=config.ageing_s,
         )
-        questions = PrepostRequests(placement.fleet, connected, listened_s)
-        self._prepost = PrepostClient(bus, questions, stages, placement.fleet, config)
+        questions = PrepostRequests(connected, listened_s)
+        self._prepost = PrepostClient(bus, questions, stages, config.stage_s)
         forecasting = FinishTimeEstimator(placement, line, stages)
         self._room = StreamCapacity(bus.jetstream)
         self._tools = RouterContext(
             bus,
-            LeaderRecords(records, self._leadership),
+            replace(records, may_write=self._leadership.check),
             self._prepost,
             self._dispatch,
             forecasting,
@@ -149,13 +151,13 @@ class Router:
     def _hear(self, state: ServiceState) -> None:
         self._dispatch.observe(state)
         self._prepost.observe(state, self._clock.listened_s)
-        self._desk.observe(state, time.monotonic())
+        self._desk.rates.observe(state, time.monotonic())
         self._places.observe(state)
 
     def _look(self) -> None:
         self._dispatch.look(self._clock.listened_s)
         self._prepost.look(self._clock.listened_s)
-        self._desk.look()
+        self._desk.rates.keep({state.instance for state in self._dispatch.placement.fleet.all()})
         self._places.look()
 
     async def _lead(self, lease: Lease, stop: asyncio.Event) -> None:
@@ -233,6 +235,41 @@ class Router:
             queue=queue,
             stores=None if queue is None else self._room.stores,
         )
+
+
+async def register(
+    tools: RouterContext, records: TemplateRecords, request: TemplateRequest
+) -> TemplateRecord:
+    """Endpoint ``giornata.router.template``: the record, once a worker is recording; the worker tells it how that ends.
+
+    Raises:
+        BadRequest: or a kind of it: the picture cannot be a template.
+        ServiceUnavailable: no worker takes it.
+        TemplateNotFound: it was deleted meanwhile.
+    """
+    template, deadline = request.template, Deadline.after_ms(request.remaining_ms)
+    inputs = await tools.prepost.template(template, deadline)
+    tokens = inputs.inspection.tokens
+    # one row; the worker chooses its number of steps, and no job waits for it
+    demand = JobDemand(template.model, template.model_digest, (RowShape(0, tokens, tokens, steps=1),))
+    tried: set[str] = set()
+    while worker := tools.dispatch.placement.soonest(demand, tried):
+        tried.add(worker)
+        # the record names the worker before it is asked, since it may be done before it has answered
+        recording = partial(templates.recording, worker=worker, inspection=inputs.inspection)
+        tools.leadership.check()
+        record = await records.change(template.tenant, template.template_id, recording)
+        limit = deadline.at_most(job_records.RUN_REPLY_S)
+        question = RecordRequest(template=record, inputs=inputs, remaining_ms=limit.remaining_ms())
+        try:
+            reply = await tools.workers.record(worker, question, limit)
+        except (Overloaded, DeadlineExceeded, InternalError) as error:
+            log.warning("worker_unreachable", template=record.template_id, worker=worker, error=str(error))
+            deadline.check()
+        else:
+            if reply.answer is RunAnswer.ACCEPTED:
+                return record
+    raise ServiceUnavailable("No denoiser takes the template now.", retry_after_s=2)
 
 
 class _StepDownError(Exception):

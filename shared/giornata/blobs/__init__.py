@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from giornata.blobs.store import BlobStore, MemoryBlobs, TracedBlobs, intermediate, refer
-from giornata.observability import tracing
+from giornata.blobs.store import BlobStore, MemoryBlobs, intermediate, refer
 
 if TYPE_CHECKING:
     from giornata.blobs.redis import RedisBlobs
@@ -42,4 +41,4 @@ async def open_blobs(url: str) -> AsyncIterator[BlobStore]:
     """
     kind: type[S3Blobs | RedisBlobs] = __getattr__("S3Blobs" if url.startswith("s3://") else "RedisBlobs")
     async with kind.open(url) as store:
-        yield TracedBlobs(store) if tracing.is_on() else store
+        yield store

@@ -18,7 +18,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
 from giornata.api_keys import DEFAULT_TENANT
-from giornata.blobs.store import UNANSWERED, BlobStore, verify
+from giornata.blobs.store import UNANSWERED, BlobStore
 from giornata.shares import KEPT, SharedPool, TenantAllocation
 from giornata.wire.errors import BlobStoreFull, ServiceUnavailable, StorageFull
 from giornata.wire.jobs import BlobRef
@@ -75,17 +75,17 @@ class RedisBlobs(BlobStore):
         finally:
             await client.aclose()
 
-    async def write(self, key: str, data: bytes, ttl_s: int) -> None:
+    async def store(self, key: str, data: bytes, ttl_s: int) -> None:
         with _answering(data):
             # a tenant is first in a key, and second in one of what a job's stages make
             if found := re.match(r"(?:(job_)[\w-]{24}/)?([^/]+)/", key):
                 await self._take(found[2], len(data), KEPT / 2 if found[1] else KEPT)
             await self._client.set(PREFIX + key, data, ex=ttl_s)
 
-    async def get(self, ref: BlobRef) -> bytes:
+    async def read(self, key: str) -> bytes | None:
         with _answering():
-            data = await self._client.get(PREFIX + ref.key)
-        return await verify(ref, data if isinstance(data, bytes) else None)
+            data = await self._client.get(PREFIX + key)
+        return data if isinstance(data, bytes) else None
 
     async def has(self, ref: BlobRef) -> bool:
         with _answering():
@@ -95,10 +95,10 @@ class RedisBlobs(BlobStore):
         with _answering():
             return bool(await self._client.expire(PREFIX + ref.key, ttl_s))
 
-    async def delete(self, *refs: BlobRef) -> None:
-        if refs:
+    async def remove(self, keys: set[str]) -> None:
+        if keys:
             with _answering():
-                await self._client.delete(*(PREFIX + ref.key for ref in refs))
+                await self._client.delete(*(PREFIX + key for key in keys))
 
     async def ping(self) -> None:
         with suppress(StorageFull), _answering():  # it answers, and can be read

@@ -1,4 +1,8 @@
-"""A blob store on any S3-compatible object store."""
+"""A blob store on any S3-compatible object store.
+
+An object carries its end in its metadata, and a reader takes an object whose end has passed for gone. The store's own
+lifecycle rules remove it later. Clocks of all machines agree to within seconds.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,13 @@ from obstore.exceptions import BaseError, PermissionDeniedError, Unauthenticated
 from obstore.store import S3Store
 
 from giornata.blob_addresses import S3Address, s3_address
-from giornata.blobs.store import UNANSWERED, BlobStore, verify
+from giornata.blobs.store import UNANSWERED, BlobStore
 from giornata.wire.errors import BlobStoreFull, ServiceUnavailable
 from giornata.wire.jobs import BlobRef
 
 if TYPE_CHECKING:
+    from obstore import GetResult
     from obstore.store import ClientConfig, RetryConfig
-
-
-# The credentials of an object store that lie in the file which Amazon's own tools read.
 
 
 _FIELDS: Final = {
@@ -60,12 +62,6 @@ def from_file(environment: Mapping[str, str]) -> dict[str, str]:
         message = "AWS_SHARED_CREDENTIALS_FILE is no file of credentials, or lacks the profile."
         raise ServiceUnavailable(message, received=f"{path}, profile {profile}") from None
     return {name: section[field] for field, name in _FIELDS.items() if field in section}
-
-
-# A blob store on any S3-compatible object store.
-#
-# An object carries its end in its metadata, and a reader takes an object whose end has passed for gone. The
-# store's own lifecycle rules remove it later. Clocks of all machines agree to within seconds.
 
 
 THREADS: Final = 32
@@ -113,11 +109,11 @@ class S3Blobs(BlobStore):
         finally:
             await asyncio.to_thread(threads.shutdown)
 
-    async def write(self, key: str, data: bytes, ttl_s: int) -> None:
+    async def store(self, key: str, data: bytes, ttl_s: int) -> None:
         await self._ask(self._write, key, data, time.time() + ttl_s)
 
-    async def get(self, ref: BlobRef) -> bytes:
-        return await verify(ref, await self._ask(self._read, ref.key))
+    async def read(self, key: str) -> bytes | None:
+        return await self._ask(self._read, key)
 
     async def has(self, ref: BlobRef) -> bool:
         return await self._ask(self._end_of, ref.key) is not None
@@ -125,8 +121,8 @@ class S3Blobs(BlobStore):
     async def renew(self, ref: BlobRef, ttl_s: int) -> bool:
         return await self._ask(self._extend, ref.key, time.time(), ttl_s)
 
-    async def delete(self, *refs: BlobRef) -> None:
-        paths = sorted({ref.key for ref in refs if _is_path(ref.key)})
+    async def remove(self, keys: set[str]) -> None:
+        paths = sorted(filter(_is_path, keys))
         if paths:
             await self._ask(self._store.delete, paths)
 
@@ -156,27 +152,27 @@ class S3Blobs(BlobStore):
                 ) from None
             raise
 
-    def _read(self, key: str) -> bytes | None:
-        """The bytes under `key`; None if there are none, or their time is over."""
+    def _find(self, key: str, *, head: bool = False) -> GetResult | None:
+        """What lies under `key`; None if there is nothing, it is not of this store, or its time is over."""
         if not _is_path(key):
             return None
         try:
-            found = self._store.get(key)
+            found = self._store.get(key, options={"head": head})
         except FileNotFoundError as error:
-            _check_bucket(error)
+            if _answer(error)[1] == "NoSuchBucket":
+                raise
             return None
-        return None if _ended(found.attributes.get(END)) else bytes(found.bytes())
+        end = found.attributes.get(END)
+        return None if end is None or float(end) <= time.time() else found
+
+    def _read(self, key: str) -> bytes | None:
+        found = self._find(key)
+        return None if found is None else bytes(found.bytes())
 
     def _end_of(self, key: str) -> float | None:
         """Return when an object ends; None if there is none, or its time is over."""
-        if not _is_path(key):
-            return None
-        try:
-            end = self._store.get(key, options={"head": True}).attributes.get(END)
-        except FileNotFoundError as error:
-            _check_bucket(error)
-            return None
-        return None if end is None or _ended(end) else float(end)
+        found = self._find(key, head=True)
+        return None if found is None else float(found.attributes[END])
 
     def _extend(self, key: str, now_s: float, ttl_s: int) -> bool:
         """S3 changes an object's metadata by a write alone."""
@@ -223,17 +219,6 @@ def _client(address: S3Address, timeout_s: float) -> S3Store:
 def _is_path(key: str) -> bool:
     """Return whether an object may have such a name; a client's claim check may name any."""
     return all(part not in {"", ".", ".."} for part in key.split("/"))
-
-
-def _ended(end: str | None) -> bool:
-    """Return whether an object is over; one without an end is not of this store."""
-    return end is None or float(end) <= time.time()
-
-
-def _check_bucket(error: FileNotFoundError) -> None:
-    """Raise `error` again if it is the bucket that is missing, and not the object."""
-    if _answer(error)[1] == "NoSuchBucket":
-        raise error
 
 
 def _answer(error: Exception) -> tuple[int | None, str]:

@@ -1,21 +1,18 @@
-"""The protocol of blob stores; one in this process's memory; and one whose transfers are spans."""
+"""Blob stores: what each of them does, how claim checks are made and verified, and one in this process's memory."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import time
-from abc import abstractmethod
-from typing import Final, Protocol
+from abc import ABC, abstractmethod
+from typing import Final
 
-from giornata.observability.tracing import TraceSpanKind, span
 from giornata.shares import SharedPool
+from giornata.tracing import TraceSpanKind, span
 from giornata.wire.errors import BlobStoreFull, InputLost, IntermediateLost
 from giornata.wire.jobs import BlobRef
 from giornata.wire.values import Intermediate
-
-# What every blob store does, and how claim checks are made and verified.
-
 
 INLINE_BYTES: Final = 5 << 18
 """Larger data is hashed in a thread; up to this size that takes less than a millisecond, and the hop more.
@@ -23,27 +20,54 @@ Latents of 1024x1024 in float32, 1 MiB and a header, are below it."""
 UNANSWERED: Final = "The blob store does not answer; is GIORNATA_BLOBS_URL right?"
 
 
-class BlobStore(Protocol):
-    """Keeps bytes under a key for a time. A claim check names the key, the size and a hash."""
+class BlobStore(ABC):
+    """Keeps bytes under a key for a time. A claim check names the key, the size and a hash.
+
+    Transfers are spans, which do not tell keys: they name tenants.
+    """
 
     pool: SharedPool | None = None
     """Bytes of tenants, where the store tells its limit."""
 
-    @abstractmethod
     async def write(self, key: str, data: bytes, ttl_s: int) -> None:
         """Store `data` for `ttl_s` seconds, in place of what the key had.
 
         BlobStoreFull if there is no room for the key's tenant; nothing is evicted. StorageFull if its disk is full.
         """
+        with span("blob write", TraceSpanKind.ASKS, bytes=len(data)):
+            await self.store(key, data, ttl_s)
 
     async def put(self, key: str, data: bytes, ttl_s: int) -> BlobRef:
         """:meth:`write`, and the claim check."""
         ref, _ = await asyncio.gather(refer(key, data), self.write(key, data, ttl_s))
         return ref
 
-    @abstractmethod
     async def get(self, ref: BlobRef) -> bytes:
         """The bytes that a claim check was made for; InputLost if they are gone, or others lie there."""
+        with span("blob read", TraceSpanKind.ASKS, bytes=ref.size_bytes):
+            data = await self.read(ref.key)
+            if data is None:
+                raise InputLost(received=ref.key)
+            if len(data) != ref.size_bytes or await _sha256(data) != ref.sha256:
+                raise InputLost("A blob is not the one that was stored.", received=ref.key)
+            return data
+
+    async def delete(self, *refs: BlobRef) -> None:
+        """Forget blobs; a blob that is not there is no error."""
+        with span("blob delete", TraceSpanKind.ASKS):
+            await self.remove({ref.key for ref in refs})
+
+    @abstractmethod
+    async def store(self, key: str, data: bytes, ttl_s: int) -> None:
+        """See :meth:`write`."""
+
+    @abstractmethod
+    async def read(self, key: str) -> bytes | None:
+        """What lies under a key; None for nothing."""
+
+    @abstractmethod
+    async def remove(self, keys: set[str]) -> None:
+        """See :meth:`delete`."""
 
     @abstractmethod
     async def has(self, ref: BlobRef) -> bool:
@@ -54,10 +78,6 @@ class BlobStore(Protocol):
         """Keep the bytes for `ttl_s` seconds from now, longer or shorter than before; False if they are gone."""
 
     @abstractmethod
-    async def delete(self, *refs: BlobRef) -> None:
-        """Forget blobs; a blob that is not there is no error."""
-
-    @abstractmethod
     async def ping(self) -> None:
         """Raise :class:`~giornata.wire.errors.ServiceUnavailable` unless the store answers."""
 
@@ -65,22 +85,6 @@ class BlobStore(Protocol):
 async def refer(key: str, data: bytes) -> BlobRef:
     """The claim check of `data` under `key`."""
     return BlobRef(key=key, size_bytes=len(data), sha256=await _sha256(data))
-
-
-async def verify(ref: BlobRef, data: bytes | None) -> bytes:
-    """`data`, which was found under the key of `ref`; InputLost if there is none, or if it is other data."""
-    if data is None:
-        raise InputLost(received=ref.key)
-    if not await matches(ref, data):
-        raise InputLost("A blob is not the one that was stored.", received=ref.key)
-    return data
-
-
-async def matches(ref: BlobRef, data: bytes) -> bool:
-    """Return whether `ref` is the claim check of `data`."""
-    if len(data) != ref.size_bytes:
-        return False
-    return await _sha256(data) == ref.sha256
 
 
 async def intermediate(blobs: BlobStore, ref: BlobRef, name: Intermediate) -> bytes:
@@ -99,9 +103,6 @@ async def _sha256(data: bytes) -> str:
     return digest() if len(data) <= INLINE_BYTES else await asyncio.to_thread(digest)
 
 
-# A blob store in this process's memory.
-
-
 class MemoryBlobs(BlobStore):
     """A dictionary with a capacity and expiry: for tests and for tools that need no server."""
 
@@ -109,7 +110,7 @@ class MemoryBlobs(BlobStore):
         self._capacity_bytes = capacity_bytes
         self._blobs: dict[str, tuple[bytes, float]] = {}
 
-    async def write(self, key: str, data: bytes, ttl_s: int) -> None:
+    async def store(self, key: str, data: bytes, ttl_s: int) -> None:
         self._expire()
         used = sum(len(blob) for name, (blob, _) in self._blobs.items() if name != key)
         if used + len(data) > self._capacity_bytes:
@@ -118,10 +119,9 @@ class MemoryBlobs(BlobStore):
             )
         self._blobs[key] = (bytes(data), time.monotonic() + ttl_s)
 
-    async def get(self, ref: BlobRef) -> bytes:
+    async def read(self, key: str) -> bytes | None:
         self._expire()
-        data, _ = self._blobs.get(ref.key, (None, 0))
-        return await verify(ref, data)
+        return self._blobs.get(key, (None, 0))[0]
 
     async def has(self, ref: BlobRef) -> bool:
         self._expire()
@@ -133,9 +133,9 @@ class MemoryBlobs(BlobStore):
             self._blobs[ref.key] = (self._blobs[ref.key][0], time.monotonic() + ttl_s)
         return found
 
-    async def delete(self, *refs: BlobRef) -> None:
-        for ref in refs:
-            self._blobs.pop(ref.key, None)
+    async def remove(self, keys: set[str]) -> None:
+        for key in keys:
+            self._blobs.pop(key, None)
 
     async def ping(self) -> None:
         """Memory always answers."""
@@ -143,38 +143,3 @@ class MemoryBlobs(BlobStore):
     def _expire(self) -> None:
         now = time.monotonic()
         self._blobs = {key: value for key, value in self._blobs.items() if value[1] > now}
-
-
-# A blob store whose transfers are spans. Keys are not told: they name tenants.
-
-
-class TracedBlobs(BlobStore):
-    """`store`, told of; it stands in front only where tracing is on."""
-
-    def __init__(self, store: BlobStore) -> None:
-        self._store, self.pool = store, store.pool
-
-    async def write(self, key: str, data: bytes, ttl_s: int) -> None:
-        with span("blob write", TraceSpanKind.ASKS, bytes=len(data)):
-            await self._store.write(key, data, ttl_s)
-
-    async def put(self, key: str, data: bytes, ttl_s: int) -> BlobRef:
-        with span("blob write", TraceSpanKind.ASKS, bytes=len(data)):
-            return await self._store.put(key, data, ttl_s)
-
-    async def get(self, ref: BlobRef) -> bytes:
-        with span("blob read", TraceSpanKind.ASKS, bytes=ref.size_bytes):
-            return await self._store.get(ref)
-
-    async def has(self, ref: BlobRef) -> bool:
-        return await self._store.has(ref)
-
-    async def renew(self, ref: BlobRef, ttl_s: int) -> bool:
-        return await self._store.renew(ref, ttl_s)
-
-    async def delete(self, *refs: BlobRef) -> None:
-        with span("blob delete", TraceSpanKind.ASKS):
-            await self._store.delete(*refs)
-
-    async def ping(self) -> None:
-        await self._store.ping()

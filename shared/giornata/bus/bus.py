@@ -1,4 +1,10 @@
-"""The NATS edge: connect and drain, call with the remaining time, answer with mapped errors, publish, subscribe."""
+"""The NATS edge: connect and drain, call with the remaining time, answer with mapped errors, publish, subscribe.
+
+This module hides traps of the client library. A subscription runs its callback serially, so handlers run as tasks of a
+group. A micro service's `stop` drops delivered requests, so its subscriptions are drained first. A payload above the
+server's limit closes the connection. `flush` overtakes unwritten commands (:func:`giornata.bus.connection.barrier` does
+not).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +12,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -23,7 +29,7 @@ from nats.micro.request import Request as MicroRequest
 from nats.micro.service import ServiceConfig as MicroConfig
 from pydantic import BaseModel
 
-from giornata import __version__
+from giornata import __version__, tracing
 from giornata.bus.connection import (
     MAX_HEADER_BYTES,
     OVERSIZED,
@@ -38,8 +44,7 @@ from giornata.bus.connection import (
 )
 from giornata.config import ServiceConfig
 from giornata.deadlines import Deadline
-from giornata.observability import tracing
-from giornata.observability.tracing import TraceSpanKind, span
+from giornata.tracing import TraceSpanKind, span
 from giornata.wire import codec, subjects
 from giornata.wire.errors import (
     DeadlineExceeded,
@@ -53,11 +58,8 @@ from giornata.wire.errors import (
     ServiceUnavailable,
     from_body,
 )
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName
-
-# Answers to requests: which handler takes which, and how its result or its failure becomes a message.
-
 
 log = structlog.get_logger(__name__)
 
@@ -82,11 +84,11 @@ class Endpoint:
     """Takes the fields of a stranger's message and its answer's subject; refuses it before anything else is read."""
     door: bool = False
     """Whether a trace begins here, where the request brings none."""
-    name: str = field(init=False)
-    """The subject without what differs from instance to instance, for spans."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", subjects.kind_of(self.subject))
+    @cached_property
+    def name(self) -> str:
+        """The subject without what differs from instance to instance, for spans."""
+        return subjects.kind_of(self.subject)
 
     def request_in(self, message: Msg) -> BaseModel:
         """The request that a message holds; MalformedMessage where it holds none, or what `admit` raises."""
@@ -174,16 +176,6 @@ async def _respond_error(message: Msg, error: GiornataError) -> None:
         await message._client.publish(message.reply, codec.encode(error.body()), headers=headers)  # noqa: SLF001 - Msg.respond takes no headers
     except nats.errors.Error:
         log.warning("reply_lost", subject=message.subject, error=str(error), exc_info=True)
-
-
-# The NATS edge: connect and drain, call with the remaining time, answer with mapped errors, publish,
-# subscribe.
-#
-# This module hides traps of the client library. A subscription runs its callback serially, so handlers run
-# as tasks of a group. A micro service's `stop` drops delivered requests, so its subscriptions are drained
-# first. Leaving a connection's context does not drain it. `request` waits half a second by default. A
-# payload above the server's limit closes the connection. `flush` overtakes unwritten commands
-# (`giornata.bus.connection.barrier` does not).
 
 
 M = TypeVar("M", bound=BaseModel)

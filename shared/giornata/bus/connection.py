@@ -1,4 +1,10 @@
-"""A connection of nats-py and its subscriptions, in order; no caller waits for an answer that cannot come."""
+"""A connection of nats-py and its subscriptions, in order; no caller waits for an answer that cannot come.
+
+The server refuses a message or subscription by an asynchronous error that names the subject. The library's `request`
+would wait for its time limit all the same, and a subscription would stay silent for ever. An answer is lost, too, when
+the server of the connection dies. And where an answer and a cancellation come at once, the library goes on as if its
+caller had not been cancelled.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +27,7 @@ from nats.aio.subscription import Subscription
 from giornata.deadlines import heeding_cancel
 from giornata.fleet import ListeningClock
 from giornata.wire.errors import NotPermitted, ServiceUnavailable
-from giornata.wire.permissions import NatsRole, inbox, user_in
-
-# A connection of nats-py and its subscriptions, in order; no caller waits for an answer that cannot come.
-#
-# The server refuses a message or subscription by an asynchronous error that names the subject. The
-# library's `request` would wait for its time limit all the same, and a subscription would stay silent for
-# ever. An answer is lost, too, when the server of the connection dies. And where an answer and a
-# cancellation come at once, the library goes on as if its caller had not been cancelled.
-
+from giornata.wire.subjects import NatsRole, inbox, user_in
 
 log = structlog.get_logger(__name__)
 
@@ -284,9 +282,6 @@ async def drain_service(client: Client, service: Any) -> None:
     service._endpoints = []  # noqa: SLF001 - so that stop() does not unsubscribe them again
     with contextlib.suppress(nats.errors.Error):  # a closed connection has no service
         await service.stop()
-
-
-# When a subscription is up to date, and the clock that counts the time over which it is.
 
 
 LOOK_S: Final = 0.25

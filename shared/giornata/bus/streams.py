@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -18,7 +18,7 @@ from nats.js.api import (
 from nats.js.errors import APIError, BadRequestError
 
 from giornata.retries import COMING_UP_S, ask_jetstream, error_code
-from giornata.wire import stores, subjects
+from giornata.wire import subjects
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.messages import KEPT
 
@@ -29,15 +29,15 @@ TEMPLATES_TTL_S: Final = 31 * 24 * 3600
 LORAS_TTL_S: Final = 0
 """Never: a LoRA is kept until it is deleted."""
 SHARED_TTL_S: Final = {
-    stores.TEMPLATES: TEMPLATES_TTL_S,
-    stores.LORAS: LORAS_TTL_S,
-    stores.WANTED: 0,  # a plan holds until the next one
-    stores.WEBHOOKS: 7 * 24 * 3600,  # longer than any is tried
+    subjects.TEMPLATES: TEMPLATES_TTL_S,
+    subjects.LORAS: LORAS_TTL_S,
+    subjects.WANTED: 0,  # a plan holds until the next one
+    subjects.WEBHOOKS: 7 * 24 * 3600,  # longer than any is tried
 }
 BUCKET_TTL_S: Final = {
-    stores.RECORDS: 24 * 3600,  # at the least, see records_ttl_s
-    stores.QUARANTINE: 7 * 24 * 3600,
-    stores.LEASES: 0,  # never; buckets from before have a time to live, which routers do not rely on
+    subjects.RECORDS: 24 * 3600,  # at the least, see records_ttl_s
+    subjects.QUARANTINE: 7 * 24 * 3600,
+    subjects.LEASES: 0,  # never; buckets from before have a time to live, which routers do not rely on
 }
 _STREAM_NAME_IN_USE: Final = 10058
 """JetStream's error code."""
@@ -59,7 +59,7 @@ def is_full(error: BaseException) -> bool:
 
 def records_ttl_s(result_ttl_s: float, linger_s: float) -> float:
     """Life of a record that is not written again; JetStream lets no single record live longer."""
-    return max(BUCKET_TTL_S[stores.RECORDS], result_ttl_s + linger_s)
+    return max(BUCKET_TTL_S[subjects.RECORDS], result_ttl_s + linger_s)
 
 
 async def ensure_queue(
@@ -67,17 +67,17 @@ async def ensure_queue(
     *,
     replicas: int,
     max_messages: int,
-    store_bytes: int = stores.STORE_BYTES,
+    store_bytes: int = subjects.STORE_BYTES,
 ) -> None:
     """Create the work queue, or bring its limits up to date. Only routers do this."""
     config = StreamConfig(
-        name=stores.JOBS,
+        name=subjects.JOBS,
         subjects=[subjects.ALL_JOBS],
         retention=RetentionPolicy.WORK_QUEUE,
         storage=StorageType.FILE,
         discard=DiscardPolicy.NEW,
         max_msgs=max_messages,
-        max_bytes=stores.limits(store_bytes)[stores.JOBS],
+        max_bytes=subjects.limits(store_bytes)[subjects.JOBS],
         num_replicas=replicas,
         allow_msg_ttl=True,  # trials end by themselves
     )
@@ -91,7 +91,7 @@ async def ensure(
     *,
     replicas: int,
     events_ttl_s: float,
-    store_bytes: int = stores.STORE_BYTES,
+    store_bytes: int = subjects.STORE_BYTES,
 ) -> None:
     """Create what does not exist yet: the buckets and the event stream.
 
@@ -99,40 +99,41 @@ async def ensure(
     the work queue.
     """
     await ensure_shared(jetstream, replicas=replicas, events_ttl_s=events_ttl_s, store_bytes=store_bytes)
-    ttls_s = BUCKET_TTL_S | {stores.RECORDS: records_ttl_s(events_ttl_s, LINGER_S)}
-    most = stores.limits(store_bytes)
-    for bucket, ttl_s in ttls_s.items():
-        size = most[stores.bucket_stream(bucket)]
-        config = KeyValueConfig(bucket, ttl=ttl_s, history=1, max_bytes=size, replicas=replicas)
-        await _ensure_bucket(jetstream, config, store_bytes)
+    ttls_s = BUCKET_TTL_S | {subjects.RECORDS: records_ttl_s(events_ttl_s, LINGER_S)}
+    await _ensure_buckets(jetstream, ttls_s, replicas, store_bytes)
 
 
 async def ensure_shared(
-    jetstream: JetStreamContext, *, replicas: int, events_ttl_s: float, store_bytes: int = stores.STORE_BYTES
+    jetstream: JetStreamContext,
+    *,
+    replicas: int,
+    events_ttl_s: float,
+    store_bytes: int = subjects.STORE_BYTES,
 ) -> None:
     """Create what gateways and LoRA stores need, as :func:`ensure`: the event stream, buckets of tenants and plans."""
-    limits = stores.limits(store_bytes)
     events = StreamConfig(
-        name=stores.EVENTS,
+        name=subjects.EVENTS,
         subjects=list(KEPT_EVENTS),
         storage=StorageType.MEMORY,
         discard=DiscardPolicy.OLD,
         max_age=events_ttl_s,
-        max_bytes=limits[stores.EVENTS],
+        max_bytes=subjects.limits(store_bytes)[subjects.EVENTS],
         num_replicas=replicas,
     )
     with _told_of_no_room(events, store_bytes):
         await _made(partial(jetstream.add_stream, events))
-    for bucket, ttl_s in SHARED_TTL_S.items():
-        size = limits[stores.bucket_stream(bucket)]
+    await _ensure_buckets(jetstream, SHARED_TTL_S, replicas, store_bytes)
+
+
+async def _ensure_buckets(
+    jetstream: JetStreamContext, ttls_s: Mapping[str, float], replicas: int, store_bytes: int
+) -> None:
+    limits = subjects.limits(store_bytes)
+    for bucket, ttl_s in ttls_s.items():
+        size = limits[subjects.bucket_stream(bucket)]
         config = KeyValueConfig(bucket, ttl=ttl_s, history=1, max_bytes=size, replicas=replicas)
-        await _ensure_bucket(jetstream, config, store_bytes)
-
-
-async def _ensure_bucket(jetstream: JetStreamContext, config: KeyValueConfig, store_bytes: int) -> None:
-    stream = StreamConfig(name=stores.bucket_stream(config.bucket), max_bytes=config.max_bytes)
-    with _told_of_no_room(stream, store_bytes):
-        await _made(partial(jetstream.create_key_value, config))
+        with _told_of_no_room(StreamConfig(name=subjects.bucket_stream(bucket), max_bytes=size), store_bytes):
+            await _made(partial(jetstream.create_key_value, config))
 
 
 async def update(
@@ -148,15 +149,15 @@ async def update(
     goes on with three. Earlier versions made streams without a limit, and an event stream that captured more. A stream
     that holds more than its limit keeps it, and takes nothing new until enough has expired.
     """
-    most = stores.limits(store_bytes)
-    found = [(await ask_jetstream(partial(jetstream.stream_info, name))).config for name in stores.STREAMS]
+    most = subjects.limits(store_bytes)
+    found = [(await ask_jetstream(partial(jetstream.stream_info, name))).config for name in subjects.STREAMS]
     # what shrinks makes room for what grows
     for config in sorted(found, key=lambda config: most[str(config.name)] - (config.max_bytes or 0)):
         name = str(config.name)
         wanted = config.evolve(max_bytes=most[name], num_replicas=max(replicas, config.num_replicas or 1))
-        if name == stores.EVENTS:
+        if name == subjects.EVENTS:
             wanted = wanted.evolve(subjects=list(KEPT_EVENTS))
-        if name == stores.bucket_stream(stores.RECORDS):
+        if name == subjects.bucket_stream(subjects.RECORDS):
             wanted = wanted.evolve(
                 max_age=records_ttl_s, allow_msg_ttl=True
             )  # ended jobs' have a life of their own
@@ -187,7 +188,7 @@ def _told_of_no_room(config: StreamConfig, store_bytes: int) -> Iterator[None]:
         raise ServiceUnavailable(
             f"The NATS server has no room for the stream {config.name} ({error.description}). Raise its "
             "max_file_store, or lower GIORNATA_NATS_STORE_BYTES, for all services alike; events take "
-            f"{stores.EVENTS_BYTES >> 20} MiB of its max_memory_store.",
+            f"{subjects.EVENTS_BYTES >> 20} MiB of its max_memory_store.",
             received=f"a limit of {config.max_bytes} bytes",
             accepted=f"{store_bytes} bytes of file store for all streams",
         ) from error

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Final
 
 import torch
 from diffusers.models.controlnets.controlnet_flux import FluxControlNetModel
 from torch import Tensor, nn
 from torch.nn import functional
 
-from giornata.control.expansion import Behind, BlockCounts, flux_layout
-from giornata.control.naming import ControlMismatch, check_fits
-from giornata.control.networks import ControlConditions, ControlSequenceStep
-from giornata.control.operations import flux_work
+from giornata.control.layout import Behind, BlockCounts, flux_layout
+from giornata.control.networks import (
+    ControlConditions,
+    ControlNet,
+    ControlSequenceStep,
+    count_attention,
+    count_weights,
+)
 from giornata.packed import attention, elementwise
 from giornata.packed.compute_set import PackedBatch, Rotary
 from giornata.packed.flux import FluxComponents, FluxForward, FluxProjections, Modulation, prepare_modulation
@@ -40,14 +44,11 @@ class FluxControlSession:
     rotary: Rotary
 
 
-class FluxControl:
-    """A loaded ControlNet of Flux; satisfies :class:`giornata.control.networks.ControlNet`."""
+class FluxControl(ControlNet):
+    """A loaded ControlNet of Flux."""
 
     def __init__(self, net: FluxControlNetModel, card: ControlCard) -> None:
-        self.net: Any = net
-        self.card = card
-        self.device: torch.device = net.device
-        self.dtype: torch.dtype = net.dtype
+        super().__init__(net, card)
         self.samples = BlockCounts(len(self.net.controlnet_blocks), len(self.net.controlnet_single_blocks))
         """How many it makes."""
         self.repeats = self.net.input_hint_block is not None
@@ -57,11 +58,10 @@ class FluxControl:
         self._parts = FluxComponents(net, FluxProjections(net), attend, each, LowRankHooks(net))
 
     def behind(self, base: ControlBase) -> Behind:
-        """See :meth:`giornata.control.networks.ControlNet.behind`."""
+        """As `FluxTransformer2DModel.forward` adds samples."""
         blocks = BlockCounts(len(base.channels) - base.singles, base.singles)
         config = self.net.config
-        check_fits(
-            self.card,
+        self.check_fits(
             base,
             ("width of blocks", self.net.inner_dim, max(base.channels)),
             ("channels of latents", config.in_channels, base.latent_channels),
@@ -83,19 +83,28 @@ class FluxControl:
         )
         return math.prod(strides) * int(self.net.config.patch_size)
 
-    def work(self, base: ControlBase) -> ControlWork:  # noqa: ARG002 - protocol: its tokens are the network's
-        """See :meth:`giornata.control.networks.ControlNet.work`."""
-        return flux_work(self.net)
+    def work(self, base: ControlBase) -> ControlWork:  # noqa: ARG002 - its tokens are the network's
+        """All steps share what modulates its blocks, and sequences its samples."""
+        net = self.net
+        image = count_weights(net.x_embedder, net.controlnet_blocks, net.controlnet_single_blocks)
+        text = pair = 0.0
+        for block in net.transformer_blocks:
+            of_image, of_text = count_attention(block.attn)
+            image += of_image + count_weights(block.ff)
+            text += of_text + count_weights(block.ff_context)
+            pair += 2 * block.attn.inner_dim
+        for block in net.single_transformer_blocks:
+            both = count_attention(block.attn)[0] + count_weights(block.proj_mlp, block.proj_out)
+            image, text = image + both, text + both
+            pair += 2 * block.attn.inner_dim
+        return ControlWork(image=image, text=text, pair=pair, text_pair=pair, shared=True)
 
     @torch.inference_mode()
     def open(self, conditions: ControlConditions) -> FluxControlSession:
-        """See :meth:`giornata.control.networks.ControlNet.open`: Flux has one sequence."""
+        """Flux has one sequence."""
         net, given, own = self.net, conditions, conditions.texts[0]
-        text = net.context_embedder(self._checked_text(to_device(own.embeds, self.device)))
-        if own.pooled is None:
-            raise ControlMismatch(
-                f"the ControlNet {self.card.name} takes a pooled text, and the model has none"
-            )
+        pooled = self.check_text(own, int(net.config.joint_attention_dim))
+        text = net.context_embedder(to_device(own.embeds, self.device))
         mode = self._mode(given.mode)
         if mode is not None:
             text = torch.cat(
@@ -108,7 +117,7 @@ class FluxControl:
         scaled = [times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS]
         if net.config.guidance_embeds:
             scaled.append(torch.full_like(times, own.guidance_scale).to(self.dtype) * TRAIN_TIMESTEPS)
-        pooled = to_device(own.pooled, self.device).expand(len(times), -1)
+        pooled = to_device(pooled, self.device).expand(len(times), -1)
         return FluxControlSession(
             prepare_modulation(net, net.time_text_embed(*scaled, pooled)),
             hint,
@@ -118,8 +127,8 @@ class FluxControl:
 
     @torch.inference_mode()
     def run(self, items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
-        """See :meth:`giornata.control.networks.ControlNet.run`: all items share one packed forward."""
-        opened = [cast("FluxControlSession", item.opened) for item in items]
+        """All items share one packed forward."""
+        opened: list[FluxControlSession] = [item.opened for item in items]
         sequences = PackedBatch(
             make_layout(
                 [len(each.text) for each in opened], [len(item.latents) for item in items], self.device
@@ -135,21 +144,12 @@ class FluxControl:
         for sample in forward.samples(text, latents, hint):
             yield torch.split(sample, tokens)
 
-    def _checked_text(self, text: Tensor) -> Tensor:
-        width = int(self.net.config.joint_attention_dim)
-        if text.shape[-1] != width:
-            raise ControlMismatch(
-                f"the ControlNet {self.card.name} takes text embeddings of width {width}, and the model has "
-                f"{text.shape[-1]}"
-            )
-        return text
-
     def _mode(self, mode: int | None) -> int | None:
         modes = self.card.modes
         if modes and (mode is None or mode >= modes):
-            raise ControlMismatch(f"the ControlNet {self.card.name} needs a mode from 0 to {modes - 1}")
+            raise self.mismatch(f"needs a mode from 0 to {modes - 1}")
         if not modes and mode is not None:
-            raise ControlMismatch(f"the ControlNet {self.card.name} takes no mode")
+            raise self.mismatch("takes no mode")
         return mode
 
     def _hint(self, given: ControlConditions) -> Tensor:
@@ -161,10 +161,4 @@ class FluxControl:
             lines, columns = made.shape[1] // side, made.shape[2] // side
             made = made.reshape(-1, lines, side, columns, side).permute(1, 3, 0, 2, 4)
             hint = made.reshape(lines * columns, -1)
-        expected = (given.grid[0] * given.grid[1], self.net.controlnet_x_embedder.in_features)
-        if tuple(hint.shape) != expected:
-            raise ControlMismatch(
-                f"the ControlNet {self.card.name} takes a control image of {expected} tokens and channels, and was "
-                f"given {tuple(hint.shape)}"
-            )
-        return hint
+        return self.check_hint(hint, given.grid, self.net.controlnet_x_embedder.in_features)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from giornata.control.expansion import Behind, sum_residuals
+from giornata.control.layout import Behind, ControlMismatch, sum_residuals
 from giornata.model_cards import read_control_card
 from giornata.packed.compute_set import Region
 from giornata.tensors import NEGATIVE
@@ -21,18 +22,12 @@ from giornata.wire.controlnets import ControlBase
 from giornata.wire.errors import SchemaMismatch
 from giornata.wire.jobs import BlobRef, Encoding
 
-# What tells two processes that they compute on one device.
-
-
 CPU = "cpu"
 
 
 def device_id(device: torch.device) -> str:
     """``cpu``, or what names a GPU on its host."""
     return CPU if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
-
-
-# What a denoiser and the ControlNet service ask of a loaded ControlNet, whatever its kind.
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +42,11 @@ class ControlText:
     """(6,) sizes of SDXL's micro-conditioning; None for other models."""
     guidance_scale: float = 0.0
     """Distilled guidance; read where the ControlNet embeds it."""
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> ControlText:
+        """The same with each tensor changed."""
+        pooled, time_ids = (None if each is None else change(each) for each in (self.pooled, self.time_ids))
+        return ControlText(change(self.embeds), pooled, time_ids, self.guidance_scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class ControlConditions:
 class ControlSequenceStep:
     """The next step of one sequence of a row."""
 
-    opened: object
+    opened: Any
     """What :meth:`ControlNet.open` made of the row."""
     step: int
     latents: Tensor
@@ -80,26 +80,34 @@ class ControlSequenceStep:
     """Which of the row's sequences."""
 
 
-class ControlNet(Protocol):
-    """A loaded ControlNet."""
+class ControlNet(ABC):
+    """A loaded ControlNet; its kinds are in `flux`, `sd3` and `unet`, as :data:`KINDS` says."""
 
-    net: Any
-    """Diffusers' module."""
-    card: ControlCard
-    device: torch.device
-    dtype: torch.dtype
+    def __init__(self, net: Any, card: ControlCard) -> None:
+        self.net = net
+        """Diffusers' module."""
+        self.card = card
+        self.device: torch.device = net.device
+        self.dtype: torch.dtype = net.dtype
 
-    def behind(self, base: ControlBase) -> tuple[int | None, ...]:
+    @abstractmethod
+    def behind(self, base: ControlBase) -> Behind:
         """By block of a denoising network, which of its samples is added behind it; None for nothing.
 
         Raises:
             ControlMismatch: its samples do not fit the network, or the network's latents and texts do not fit it.
         """
 
+    @abstractmethod
     def work(self, base: ControlBase) -> ControlWork:
-        """Return what it computes in one step beside a denoising network that it fits."""
+        """Return what it computes in one step beside a denoising network that it fits.
 
-    def open(self, conditions: ControlConditions) -> object:
+        A layer counts as many multiplications as it has weights, for each token or cell that passes it. Biases, norms
+        and activations are not counted.
+        """
+
+    @abstractmethod
+    def open(self, conditions: ControlConditions) -> Any:
         """Compute what all steps of a row share.
 
         Raises:
@@ -107,11 +115,96 @@ class ControlNet(Protocol):
                 unknown, or not taken.
         """
 
+    @abstractmethod
     def run(self, items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
         """Its samples in order, as they are computed: by item (tokens, channels), unscaled."""
 
+    def check_fits(self, base: ControlBase, *pairs: tuple[str, object, object]) -> None:
+        """Compare what it has with what a denoising network has: (what, the ControlNet's, the network's).
 
-# What ControlNets see of a row, from the claim checks of its job and the tensors behind them.
+        Raises:
+            ControlMismatch: it is one of another kind of network, or a pair differs.
+        """
+        if self.card.kind is not base.kind:
+            raise self.mismatch(f"is one of {self.card.kind}, and the model is of {base.kind}")
+        for what, own, others in pairs:
+            if own != others:
+                raise self.mismatch(f"does not fit: {what} {own}, and the model's {others}")
+
+    def check_width(self, text: ControlText, width: int) -> None:
+        """Raise ControlMismatch unless text embeddings have this width."""
+        if (found := text.embeds.shape[-1]) != width:
+            raise self.mismatch(f"takes text embeddings of width {width}, and the model has {found}")
+
+    def check_text(self, text: ControlText, width: int) -> Tensor:
+        """The pooled embedding; ControlMismatch where there is none, or text embeddings have another width."""
+        self.check_width(text, width)
+        if text.pooled is None:
+            raise self.mismatch("takes a pooled text, and the model has none")
+        return text.pooled
+
+    def check_hint(self, hint: Tensor, grid: tuple[int, int], channels: int) -> Tensor:
+        """`hint`, of (tokens, channels); ControlMismatch where it is of another shape."""
+        expected = grid[0] * grid[1], channels
+        if tuple(hint.shape) != expected:
+            raise self.mismatch(
+                f"takes a control image of {expected} tokens and channels, and was given {tuple(hint.shape)}"
+            )
+        return hint
+
+    def mismatch(self, told: str) -> ControlMismatch:
+        """The error that says of this ControlNet what is `told`."""
+        return ControlMismatch(f"the ControlNet {self.card.name} {told}")
+
+
+def grouped_samples(
+    items: Sequence[ControlSequenceStep],
+    key: Callable[[ControlSequenceStep], object],
+    forward: Callable[[Sequence[ControlSequenceStep]], Iterator[Tensor]],
+) -> Iterator[tuple[Tensor, ...]]:
+    """By sample, of each item what the `forward` of all items with its `key` makes: (items, tokens, channels)."""
+    groups: dict[object, list[int]] = {}
+    for index, item in enumerate(items):
+        groups.setdefault(key(item), []).append(index)
+    forwards = [forward([items[index] for index in of]) for of in groups.values()]
+    order = [index for of in groups.values() for index in of]
+    for parts in zip(*forwards, strict=True):
+        made = dict(zip(order, (sample for part in parts for sample in part), strict=True))
+        yield tuple(made[index] for index in range(len(items)))
+
+
+def count_weights(*modules: Any) -> float:
+    """Weights of all linear layers and convolutions in these modules, of which some may be None."""
+    return float(
+        sum(
+            layer.weight.numel()
+            for module in modules
+            if module is not None
+            for layer in module.modules()
+            if isinstance(layer, (nn.Linear, nn.Conv2d))
+        )
+    )
+
+
+def count_attention(attention: Any) -> tuple[float, float]:
+    """Weights of joint attention that pass the picture, and those that pass the text."""
+    image, text = ("to_q", "to_k", "to_v", "to_out"), ("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+    found = (count_weights(*(getattr(attention, name, None) for name in names)) for names in (image, text))
+    return next(found), next(found)
+
+
+def skip_channels(network: Any, side: int) -> tuple[int, ...]:
+    """Channels of a tile of each skip connection of a UNet or a ControlNet, and of the middle's output.
+
+    A tile has `side` latent pixels a side, and fewer further down.
+    """
+    found = [int(network.conv_in.out_channels) * side**2]
+    for block in network.down_blocks:
+        found += [int(resnet.out_channels) * side**2 for resnet in block.resnets]
+        for sampler in block.downsamplers or ():
+            side //= 2
+            found.append(int(sampler.out_channels) * side**2)
+    return (*found, int(network.mid_block.resnets[-1].out_channels) * side**2)
 
 
 def select_control_images(encoding: Encoding, index: int) -> BlobRef:
@@ -159,9 +252,6 @@ def read_control_texts(
     return tuple(found)
 
 
-# A ControlNet's checkpoint, read with its card.
-
-
 KINDS: Final = {
     ControlKind.FLUX: ("diffusers:FluxControlNetModel", "giornata.control.flux:FluxControl"),
     ControlKind.SD3: ("diffusers:SD3ControlNetModel", "giornata.control.sd3:SD3Control"),
@@ -189,9 +279,6 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device, name: str | Non
     return runner(made.to(device).eval().requires_grad_(requires_grad=False), card)
 
 
-# One step of the ControlNets of several rows: whatever rows share a ControlNet share its forward.
-
-
 @dataclass(frozen=True, eq=False)
 class RowControlNet:
     """A ControlNet that acts on a row."""
@@ -213,59 +300,31 @@ class RowStep:
     latents: Tensor
     """(tokens, channels) of the whole picture, on the ControlNets' device and in their dtype."""
     sequences: int = 1
-    """For how many sequences; see :func:`giornata.control.expansion.count_sequences`."""
+    """For how many sequences; see :func:`giornata.control.layout.count_sequences`."""
     region: Region | None = None
     """The tokens that are asked for; None for all. On the ControlNets' device."""
     whole: bool = True
     """Whether all tokens are asked for although there is a region."""
 
 
-class ScaledResidual(NamedTuple):
-    """One sum of samples, scaled."""
-
-    row: int
-    """Which of the rows."""
-    nth: int
-    """Which of its sums, as :func:`giornata.control.expansion.sum_residuals` counts them."""
-    sample: Tensor
-    """(sequences, tokens, channels)"""
-
-
-class _ControlNetForward:
-    """The forward of one ControlNet; its samples are computed as they are asked for."""
-
-    def __init__(self, net: ControlNet) -> None:
-        self._net = net
-        self._items: list[ControlSequenceStep] = []
-        self._computing: Iterator[tuple[Tensor, ...]] | None = None
-        self._made: list[tuple[Tensor, ...]] = []
-
-    def add(self, items: Sequence[ControlSequenceStep]) -> tuple[int, ...]:
-        """The places of these `items` in every sample."""
-        first = len(self._items)
-        self._items += items
-        return tuple(range(first, len(self._items)))
-
-    def sample(self, nth: int) -> tuple[Tensor, ...]:
-        """By item, (tokens, channels)."""
-        if self._computing is None:
-            self._computing = self._net.run(self._items)
-        while len(self._made) <= nth:
-            self._made.append(next(self._computing))
-        return self._made[nth]
-
-
 @torch.inference_mode()
-def run(rows: Sequence[RowStep]) -> Iterator[ScaledResidual]:
-    """Return what the ControlNets of `rows` add in their steps: in the order of blocks, as it is computed."""
-    forwards: dict[int, _ControlNetForward] = {}
-    places: dict[tuple[int, int], tuple[int, ...]] = {}
+def run(rows: Sequence[RowStep]) -> Iterator[tuple[int, int, Tensor]]:
+    """Return what the ControlNets of `rows` add in their steps: in the order of blocks, as it is computed.
+
+    It is the row's number, which of its sums, as :func:`giornata.control.layout.sum_residuals` counts them, and the
+    scaled sum, (sequences, tokens, channels). Rows that share a ControlNet share its forward.
+    """
+    nets: dict[int, ControlNet] = {}
+    items: dict[int, list[ControlSequenceStep]] = {}
+    places: dict[tuple[int, int], range] = {}
     for number, row in enumerate(rows):
         for nth, act in enumerate(row.acts):
-            forward = forwards.setdefault(id(act.net), _ControlNetForward(act.net))
-            places[number, nth] = forward.add(
-                [ControlSequenceStep(act.opened, row.step, row.latents, one) for one in range(row.sequences)]
-            )
+            own = items.setdefault(id(act.net), [])
+            places[number, nth] = range(len(own), len(own) + row.sequences)
+            own += (ControlSequenceStep(act.opened, row.step, row.latents, n) for n in range(row.sequences))
+            nets[id(act.net)] = act.net
+    # the samples that a net has made, and what makes more as they are asked for
+    forwards = {of: (list[tuple[Tensor, ...]](), nets[of].run(items[of])) for of in nets}
     sums = [sum_residuals([act.behind for act in row.acts]) for row in rows]
     order = sorted(
         (block, number, index) for number, each in enumerate(sums) for index, block in enumerate(each.first)
@@ -274,12 +333,14 @@ def run(rows: Sequence[RowStep]) -> Iterator[ScaledResidual]:
         total: Tensor | None = None
         row = rows[number]
         for nth, sample in sums[number].parts[index]:
-            made = forwards[id(row.acts[nth].net)].sample(sample)
-            own = [made[place] for place in places[number, nth]]
-            part = own[0][None] if len(own) == 1 else torch.stack(own)
+            made, computing = forwards[id(row.acts[nth].net)]
+            while len(made) <= sample:
+                made.append(next(computing))
+            parts = [made[sample][place] for place in places[number, nth]]
+            part = parts[0][None] if len(parts) == 1 else torch.stack(parts)
             if row.region is not None and not row.whole:
                 part = part.index_select(1, row.region.computed)
             part = part * row.acts[nth].scale
             total = part if total is None else total + part
         if total is not None:
-            yield ScaledResidual(number, index, total)
+            yield number, index, total

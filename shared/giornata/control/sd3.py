@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from diffusers import SD3ControlNetModel
 from torch import Tensor
 from torch.nn import functional
 
-from giornata.control.expansion import Behind, sd3_layout
-from giornata.control.naming import ControlMismatch, check_fits
-from giornata.control.networks import ControlConditions, ControlSequenceStep
-from giornata.control.operations import sd3_work
+from giornata.control.layout import Behind, sd3_layout
+from giornata.control.networks import (
+    ControlConditions,
+    ControlNet,
+    ControlSequenceStep,
+    count_attention,
+    count_weights,
+    grouped_samples,
+)
 from giornata.packed.packing import to_device
 from giornata.wire.adapters import ControlCard, ControlInput, ControlWork
 from giornata.wire.controlnets import ControlBase
@@ -36,22 +41,18 @@ class SD3ControlSession:
     """By sequence, (steps, inner_dim): what modulates all blocks."""
 
 
-class SD3Control:
-    """A loaded ControlNet of Stable Diffusion 3; satisfies :class:`giornata.control.networks.ControlNet`."""
+class SD3Control(ControlNet):
+    """A loaded ControlNet of Stable Diffusion 3."""
 
     def __init__(self, net: SD3ControlNetModel, card: ControlCard) -> None:
-        self.net: Any = net
-        self.card = card
-        self.device: torch.device = net.device
-        self.dtype: torch.dtype = net.dtype
+        super().__init__(net, card)
         self.samples = len(self.net.controlnet_blocks)
         """How many it makes."""
 
     def behind(self, base: ControlBase) -> Behind:
-        """See :meth:`giornata.control.networks.ControlNet.behind`."""
+        """As `SD3Transformer2DModel.forward` adds samples."""
         config, blocks = self.net.config, len(base.channels)
-        check_fits(
-            self.card,
+        self.check_fits(
             base,
             ("width of blocks", self.net.inner_dim, base.channels[0]),
             ("channels of latents", int(config.in_channels) * PATCH**2, base.latent_channels),
@@ -62,13 +63,27 @@ class SD3Control:
         )
         return sd3_layout(blocks, self.samples)
 
-    def work(self, base: ControlBase) -> ControlWork:  # noqa: ARG002 - protocol: its tokens are the network's
-        """See :meth:`giornata.control.networks.ControlNet.work`."""
-        return sd3_work(self.net)
+    def work(self, base: ControlBase) -> ControlWork:  # noqa: ARG002 - its tokens are the network's
+        """A block of 3.5 that attends twice does so to the picture alone."""
+        net = self.net
+        image, text, sequence = count_weights(net.pos_embed.proj, net.controlnet_blocks), 0.0, 0.0
+        pair = text_pair = 0.0
+        for block in net.transformer_blocks:
+            of_image, of_text = count_attention(block.attn)
+            image += of_image + count_weights(block.ff)
+            text += of_text + count_weights(block.ff_context)
+            sequence += count_weights(block.norm1, block.norm1_context)
+            text_pair += 2 * block.attn.inner_dim
+            if block.attn2 is not None:
+                image += count_attention(block.attn2)[0]
+                pair += 2 * block.attn2.inner_dim
+        return ControlWork(
+            sequence=sequence, image=image, text=text, pair=pair + text_pair, text_pair=text_pair
+        )
 
     @torch.inference_mode()
     def open(self, conditions: ControlConditions) -> SD3ControlSession:
-        """See :meth:`giornata.control.networks.ControlNet.open`.
+        """Embed texts and control image.
 
         InstantX's ControlNets are told zeros in place of the pooled text, as their configuration says; so are those
         that see the mask, as `StableDiffusion3ControlNetInpaintingPipeline` has it.
@@ -77,60 +92,38 @@ class SD3Control:
         zeros = net.config.force_zeros_for_pooled_projection or self.card.sees is ControlInput.MASKED
         texts, vectors = [], []
         for text in conditions.texts:
-            if text.pooled is None:
-                raise ControlMismatch(
-                    f"the ControlNet {self.card.name} takes a pooled text, and the model has none"
-                )
-            pooled = to_device(text.pooled, self.device).to(self.dtype)
+            pooled = self.check_text(text, int(net.config.joint_attention_dim))
+            pooled = to_device(pooled, self.device).to(self.dtype)
             if zeros:
                 pooled = torch.zeros_like(pooled)
             texts.append(net.context_embedder(to_device(text.embeds, self.device).to(self.dtype)))
             vectors.append(net.time_text_embed(times, pooled.expand(len(times), -1)))
         height, width = (side * PATCH for side in conditions.grid)
         places = net.pos_embed.cropped_pos_embed(height, width)[0].to(self.dtype)
-        hint = _embedded(net.pos_embed_input, self._hint(conditions))
+        hint = to_device(conditions.hint, self.device).to(self.dtype)
+        self.check_hint(hint, conditions.grid, net.pos_embed_input.proj.in_channels * PATCH**2)
+        hint = _embedded(net.pos_embed_input, hint)
         return SD3ControlSession(conditions.grid, places + hint, tuple(texts), tuple(vectors))
 
     @torch.inference_mode()
     def run(self, items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
-        """See :meth:`giornata.control.networks.ControlNet.run`."""
-        groups: dict[tuple[tuple[int, int], int], list[int]] = {}
-        for index, item in enumerate(items):
-            groups.setdefault((_of(item).grid, len(_of(item).texts[item.sequence])), []).append(index)
-        forwards = [(of, self._forward([items[index] for index in of])) for of in groups.values()]
-        for _ in range(self.samples):
-            made: dict[int, Tensor] = {}
-            for of, samples in forwards:
-                made |= dict(zip(of, next(samples), strict=True))
-            yield tuple(made[index] for index in range(len(items)))
+        """Items of one size and text length are one forward."""
+        yield from grouped_samples(
+            items, lambda item: (item.opened.grid, len(item.opened.texts[item.sequence])), self._forward
+        )
 
     def _forward(self, items: Sequence[ControlSequenceStep]) -> Iterator[Tensor]:
         """(items, tokens, inner_dim) of each sample, block by block."""
         net = self.net
         latents = torch.stack([item.latents for item in items])
-        image = _embedded(net.pos_embed, latents) + torch.stack([_of(item).added for item in items])
-        text = torch.stack([_of(item).texts[item.sequence] for item in items])
-        vectors = torch.stack([_of(item).vectors[item.sequence][item.step] for item in items])
+        image = _embedded(net.pos_embed, latents) + torch.stack([item.opened.added for item in items])
+        text = torch.stack([item.opened.texts[item.sequence] for item in items])
+        vectors = torch.stack([item.opened.vectors[item.sequence][item.step] for item in items])
         for block, sample in zip(net.transformer_blocks, net.controlnet_blocks, strict=True):
             text, image = block(hidden_states=image, encoder_hidden_states=text, temb=vectors)
             yield sample(image)
-
-    def _hint(self, given: ControlConditions) -> Tensor:
-        """(tokens, channels) of the control image."""
-        hint = to_device(given.hint, self.device).to(self.dtype)
-        expected = given.grid[0] * given.grid[1], self.net.pos_embed_input.proj.in_channels * PATCH**2
-        if tuple(hint.shape) != expected:
-            raise ControlMismatch(
-                f"the ControlNet {self.card.name} takes a control image of {expected} tokens and channels, and was "
-                f"given {tuple(hint.shape)}"
-            )
-        return hint
 
 
 def _embedded(embed: Any, patches: Tensor) -> Tensor:
     """(..., tokens, channels * 4) as its convolution sees their pixels: (..., tokens, inner_dim)."""
     return functional.linear(patches, embed.proj.weight.flatten(1), embed.proj.bias)
-
-
-def _of(item: ControlSequenceStep) -> SD3ControlSession:
-    return cast("SD3ControlSession", item.opened)

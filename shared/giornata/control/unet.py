@@ -5,22 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from functools import partial
+from itertools import zip_longest
+from typing import Any, Final
 
 import torch
 from diffusers import ControlNetModel
 from torch import Tensor, nn
 
-from giornata.control.expansion import Behind
-from giornata.control.naming import ControlMismatch, check_fits
-from giornata.control.networks import ControlConditions, ControlSequenceStep, ControlText
-from giornata.control.operations import skip_channels, unet_work
+from giornata.control.layout import Behind
+from giornata.control.networks import (
+    ControlConditions,
+    ControlNet,
+    ControlSequenceStep,
+    ControlText,
+    count_weights,
+    grouped_samples,
+    skip_channels,
+)
 from giornata.packed.packing import maps_to_tiles, tiles_to_maps, to_device
 from giornata.wire.adapters import ControlCard, ControlWork
 from giornata.wire.controlnets import ControlBase
 
 TIME_IDS: Final = 6
 """Sizes of SDXL's micro-conditioning."""
+TEXT_TOKENS: Final = 77
+"""CLIP's, over which UNets attend."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,17 +45,14 @@ class UnetControlSession:
     """(steps,)"""
 
 
-class UnetControl:
-    """A loaded ControlNet of a UNet; satisfies :class:`giornata.control.networks.ControlNet`.
+class UnetControl(ControlNet):
+    """A loaded ControlNet of a UNet.
 
     Latents are (tiles, channels * side²), without an inpainting model's further channels.
     """
 
     def __init__(self, net: ControlNetModel, card: ControlCard) -> None:
-        self.net: Any = net
-        self.card = card
-        self.device: torch.device = net.device
-        self.dtype: torch.dtype = net.dtype
+        super().__init__(net, card)
         self.samples = len(self.net.controlnet_down_blocks) + 1
         """How many it makes: one of each skip connection, and one of the middle."""
         # The control image is embedded once for all steps: a forward is given the embedding, in place of pixels.
@@ -55,15 +62,14 @@ class UnetControl:
         self.net.register_to_config(controlnet_conditioning_channel_order="rgb")
 
     def behind(self, base: ControlBase) -> Behind:
-        """See :meth:`giornata.control.networks.ControlNet.behind`."""
+        """One sample each, in their order."""
         config = self.net.config
         side = self._side(base)
         pooled = None
         if config.addition_embed_type is not None:
             sizes = TIME_IDS * int(config.addition_time_embed_dim)
             pooled = int(config.projection_class_embeddings_input_dim) - sizes
-        check_fits(
-            self.card,
+        self.check_fits(
             base,
             ("channels of latents", int(config.in_channels) * side**2, base.latent_channels),
             ("width of text", int(config.cross_attention_dim), base.text_channels),
@@ -74,8 +80,25 @@ class UnetControl:
         return tuple(range(self.samples))
 
     def work(self, base: ControlBase) -> ControlWork:
-        """See :meth:`giornata.control.networks.ControlNet.work`."""
-        return unet_work(self.net, self._side(base))
+        """All steps share the embedding of the control image."""
+        net, side = self.net, self._side(base)
+        tally = _Tally(count_weights(net.time_embedding, getattr(net, "add_embedding", None)))
+        outputs = iter(net.controlnet_down_blocks)
+        tally.cells(side, net.conv_in, next(outputs))
+        for block in net.down_blocks:
+            attentions = getattr(block, "attentions", None) or [None] * len(block.resnets)
+            for resnet, transformer in zip(block.resnets, attentions, strict=True):
+                tally.resnet(side, resnet)
+                tally.transformer(side, transformer)
+                tally.cells(side, next(outputs))
+            for sampler in block.downsamplers or ():
+                side //= 2
+                tally.cells(side, sampler.conv, next(outputs))
+        for resnet, transformer in zip_longest(net.mid_block.resnets, net.mid_block.attentions):
+            tally.resnet(side, resnet)
+            tally.transformer(side, transformer)
+        tally.cells(side, net.controlnet_mid_block)
+        return ControlWork(sequence=tally.sequence, image=tally.image, pair=tally.pair)
 
     def _side(self, base: ControlBase) -> int:
         """Latent pixels a side of a token."""
@@ -88,7 +111,7 @@ class UnetControl:
 
     @torch.inference_mode()
     def open(self, conditions: ControlConditions) -> UnetControlSession:
-        """See :meth:`giornata.control.networks.ControlNet.open`."""
+        """Embed the control image."""
         self._check(conditions)
         pixels = to_device(conditions.hint, self.device).to(self.dtype)
         if self._reversed:
@@ -96,28 +119,22 @@ class UnetControl:
         return UnetControlSession(
             self._embedding(pixels[None])[0],
             conditions.grid,
-            tuple(self._text(text) for text in conditions.texts),
+            tuple(text.mapped(partial(to_device, device=self.device)) for text in conditions.texts),
             to_device(conditions.times, self.device),
         )
 
     @torch.inference_mode()
     def run(self, items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
-        """See :meth:`giornata.control.networks.ControlNet.run`: items of one size and text length are one forward."""
-        groups: dict[tuple[tuple[int, int], int, int], list[int]] = {}
-        for index, item in enumerate(items):
-            key = _of(item).grid, item.latents.shape[1], len(_text_of(item).embeds)
-            groups.setdefault(key, []).append(index)
-        made: dict[int, list[Tensor]] = {}
-        for (grid, *_), of in groups.items():
-            maps = self._forward([items[index] for index in of], grid)
-            tokens = [maps_to_tiles(one, grid).flatten(2) for one in maps]
-            made |= {index: [sample[place] for sample in tokens] for place, index in enumerate(of)}
-        for nth in range(self.samples):
-            yield tuple(made[index][nth] for index in range(len(items)))
+        """Items of one size and text length are one forward."""
 
-    def _forward(self, items: Sequence[ControlSequenceStep], grid: tuple[int, int]) -> tuple[Tensor, ...]:
-        """(items, channels, height, width) of each sample."""
-        channels = int(self.net.config.in_channels)
+        def key(item: ControlSequenceStep) -> object:
+            return item.opened.grid, item.latents.shape[1], len(_text_of(item).embeds)
+
+        yield from grouped_samples(items, key, self._forward)
+
+    def _forward(self, items: Sequence[ControlSequenceStep]) -> Iterator[Tensor]:
+        """(items, tokens, channels) of each sample."""
+        grid, channels = items[0].opened.grid, int(self.net.config.in_channels)
         latents = torch.stack([item.latents for item in items])
         side = math.isqrt(latents.shape[2] // channels)
         sample = tiles_to_maps(latents.view(*latents.shape[:2], channels, side, side), grid)
@@ -131,39 +148,54 @@ class UnetControl:
             added = {"text_embeds": pooled, "time_ids": sizes}
         skips, middle = self.net(
             sample,
-            torch.stack([_of(item).times[item.step] for item in items]),
+            torch.stack([item.opened.times[item.step] for item in items]),
             torch.stack([each.embeds for each in texts]),
-            controlnet_cond=torch.stack([_of(item).hint for item in items]),
+            controlnet_cond=torch.stack([item.opened.hint for item in items]),
             added_cond_kwargs=added,
             return_dict=False,
         )
-        return (*skips, middle)
-
-    def _text(self, text: ControlText) -> ControlText:
-        parts = (text.embeds, text.pooled, text.time_ids)
-        return ControlText(*(None if part is None else to_device(part, self.device) for part in parts))  # type: ignore[arg-type]  # embeds stays a tensor
+        return (maps_to_tiles(one, grid).flatten(2) for one in (*skips, middle))
 
     def _check(self, given: ControlConditions) -> None:
-        width, called = int(self.net.config.cross_attention_dim), f"the ControlNet {self.card.name}"
         for text in given.texts:
-            if text.embeds.shape[-1] != width:
-                raise ControlMismatch(
-                    f"{called} takes text embeddings of width {width}, and the model has {text.embeds.shape[-1]}"
-                )
+            self.check_width(text, int(self.net.config.cross_attention_dim))
             sized = text.pooled is not None and text.time_ids is not None
             if self.net.config.addition_embed_type is not None and not sized:
-                raise ControlMismatch(
-                    f"{called} is one of SDXL, and the model's text has no pooled embedding"
-                )
+                raise self.mismatch("is one of SDXL, and the model's text has no pooled embedding")
         if given.hint.dim() != 3 or given.hint.shape[0] != 3:
-            raise ControlMismatch(
-                f"{called} takes a control image of (3, height, width), and was given {tuple(given.hint.shape)}"
+            raise self.mismatch(
+                f"takes a control image of (3, height, width), and was given {tuple(given.hint.shape)}"
             )
 
 
-def _of(item: ControlSequenceStep) -> UnetControlSession:
-    return cast("UnetControlSession", item.opened)
-
-
 def _text_of(item: ControlSequenceStep) -> ControlText:
-    return _of(item).texts[item.sequence]
+    text: ControlText = item.opened.texts[item.sequence]
+    return text
+
+
+class _Tally:
+    """A count of what the modules of a UNet compute, where a token has `side` of their output's cells a side."""
+
+    def __init__(self, sequence: float) -> None:
+        self.sequence, self.image, self.pair = sequence, 0.0, 0.0
+
+    def cells(self, side: int, *modules: Any) -> None:
+        """Convolutions, or layers, that each cell of the output passes."""
+        self.image += count_weights(*modules) * side**2
+
+    def resnet(self, side: int, resnet: Any) -> None:
+        """`ResnetBlock2D`."""
+        self.sequence += count_weights(resnet.time_emb_proj)
+        self.cells(side, resnet.conv1, resnet.conv2, resnet.conv_shortcut)
+
+    def transformer(self, side: int, transformer: Any) -> None:
+        """`Transformer2DModel`, or None: each of its blocks attends to the picture and to the text."""
+        if transformer is None:
+            return
+        cells, of_text = side**2, 0.0
+        for block in transformer.transformer_blocks:
+            of_text += count_weights(block.attn2.to_k, block.attn2.to_v)
+            self.pair += 2.0 * block.attn1.inner_dim * cells**2
+            self.image += 2.0 * block.attn2.inner_dim * TEXT_TOKENS * cells
+        self.image += (count_weights(transformer) - of_text) * cells
+        self.sequence += of_text * TEXT_TOKENS

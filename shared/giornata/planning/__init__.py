@@ -1,5 +1,4 @@
-"""The pipeline planner: which blocks of a step use the template cache, so that loading hides behind computing.
+"""Planning: what a step computes and costs, and which of its blocks take from the template cache. Pure.
 
-The denoiser plans with it, the router and the simulator predict. Pure. Times are milliseconds; loads are counted
-in slabs, the unit in which the loader moves bytes, so that plans have few states.
+The denoiser plans with it, the router and the simulator predict.
 """

@@ -1,25 +1,136 @@
-"""The cost model of steps and loads: fitted to a profile, refined by every sample. Pure."""
+"""The cost of steps and loads: linear in what they compute and move, fitted to a profile, refined by samples. Pure.
+
+Planner, admission, router and simulator share this model. FlashPS (EuroSys '26, section 4.4) estimates computing by the
+number of masked tokens and loading by bytes, with R² = 0.99; here operations are counted by kind, so that one set of
+weights serves every mixture of modes, masks and picture sizes. Coefficients are costs, so that none may be negative.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import mul
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from giornata.planning.operations import ADAPTING, COMPUTE, NETWORK, StepWork
-from giornata.planning.step_costs import StepCosts, complete_weights
+from giornata.planning.operations import (
+    COMPUTE,
+    NETWORK,
+    NetworkOperations,
+    SequenceShape,
+    StepWork,
+    step_work,
+)
 from giornata.wire.models import BlockSpec
+from giornata.wire.values import BlockMode
 from giornata.wire.workers import CostFit, DegreeCosts, WorkerCosts
 
-# Least squares without negative weights (Lawson and Hanson's), and how good they are. Pure.
-
-
 Array = NDArray[np.float64]
+LOAD: Final = ("slab", "bytes")
+"""Features of one load; `slab` is 1."""
+RENEWALS: Final = 3
+"""How often a row without a template computes everything at the least; `docs/results/reuse.md` has the measurements."""
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Weights of the linear model, by :data:`COMPUTE` and :data:`LOAD`, in milliseconds a unit; none is negative.
+
+    Weights of :data:`NETWORK` alone are completed by :func:`completed`.
+    """
+
+    compute: tuple[float, ...]
+    load: tuple[float, ...] = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "compute", complete_weights(self.compute))
+        if (len(self.compute), len(self.load)) != (len(COMPUTE), len(LOAD)):
+            raise ValueError(
+                f"received {len(self.compute)} and {len(self.load)} weights, needed are {COMPUTE} and {LOAD}"
+            )
+
+    def step_ms(self, work: StepWork) -> float:
+        """Time of a step that computes `work` and waits for nothing."""
+        spent: float = sum(map(mul, self.compute, work))
+        return spent
+
+    @property
+    def call_ms(self) -> float:
+        """Time of one forward beside what it computes."""
+        return self.compute[0]
+
+    def rates(self, operations: NetworkOperations) -> Array:
+        """(blocks, amounts) milliseconds of each of `SequenceShape.amounts` in a block."""
+        return _rates(self.compute, operations)
+
+    def load_ms(self, size_bytes: float) -> float:
+        """Time of loading one slab."""
+        return self.load[0] + self.load[1] * size_bytes if size_bytes else 0.0
+
+
+def complete_weights(weights: tuple[float, ...]) -> tuple[float, ...]:
+    """Weights by :data:`COMPUTE` from those by :data:`NETWORK`, of a fit to steps without adapters; others as they are.
+
+    A multiplication of factors or ControlNets then costs what one of linear layers does, and another segment nothing.
+    """
+    if len(weights) != len(NETWORK):
+        return weights
+    linear = weights[NETWORK.index("linear")]
+    return (*weights, linear, 0.0, linear)
+
+
+@lru_cache(maxsize=64)
+def _rates(weights: tuple[float, ...], operations: NetworkOperations) -> Array:
+    """See :meth:`StepCosts.rates`."""
+    of_units: Array = np.einsum("f,bfa->ba", np.array(weights[1:]), operations.by_block)
+    return of_units
+
+
+def refresh_interval(steps: int, most: int) -> int:
+    """Without a template: from one of a row's `steps` that is computed in full to the next, at `most` so many.
+
+    In a short run noise levels are far apart: :data:`RENEWALS` steps are in full at the least. 0 for none but these.
+    """
+    return min(most, math.ceil(steps / RENEWALS))
+
+
+def refresh_offset(number: int, steps: int, every: int) -> int:
+    """By how many steps the `number`-th of some rows that begin together renews late: the first one latest.
+
+    So they are computed in full in different steps, and in as many. Later is better than earlier;
+    `docs/results/reuse.md` has the measurements.
+    """
+    if every < 1:
+        return 0
+    last = (math.ceil(steps / every) - 1) * every
+    latest = min((every - 1) // 2, steps - 1 - last)
+    return latest - number % (1 + latest)
+
+
+def worth_reusing(
+    costs: StepCosts,
+    operations: NetworkOperations,
+    shapes: Sequence[SequenceShape],
+    modes: Sequence[BlockMode],
+    bytes_a_step: float,
+) -> bool:
+    """Return whether a row's step with reuse ends earlier than in full, loads behind computing: below the crossover.
+
+    `shapes` and `modes`, of the row's blocks, are those with reuse; `bytes_a_step` are loaded on average.
+    """
+    whole = [replace(shape, padding=0) for shape in shapes]
+    full, masked = (
+        costs.step_ms(step_work(operations, of, [chosen] * len(of)))
+        for of, chosen in ((whole, (BlockMode.FULL,) * len(modes)), (shapes, modes))
+    )
+    return max(masked, costs.load_ms(bytes_a_step)) < full
 
 
 class LinearFit(BaseModel):
@@ -101,20 +212,12 @@ def r_squared(times: Array, residuals: Array) -> float:
     return 1 - missed / spread if spread > 0 else float(missed < 1e-9)
 
 
-# Costs of steps that several devices compute together: one regression for each way, over the same features.
-# Pure.
-#
-# A *degree* is how many devices compute a step of a row together. How their calls, text and links add up is
-# not modelled: weights of each way are fitted to steps of that way alone, so that a step of one degree says
-# nothing of another.
-
-
 HALVED: Final = 2
 """The degree at which guided rows have a second way."""
 
 
 class StepParallelism(NamedTuple):
-    """The division of a step among devices."""
+    """The division of a step among devices. Its weights are fitted to steps of this way alone."""
 
     degree: int = 1
     """Devices."""
@@ -157,12 +260,8 @@ def ways_of(weights: Mapping[StepParallelism, tuple[float, ...]], load: tuple[fl
     return tuple((way, StepCosts(weights[way], load)) for way in sorted(weights))
 
 
-# A profile: what was measured of one model on one device, as it is kept in a file. Pure.
-
-
 SCHEMA: Final = 3
-"""Version of a profile's schema. Schema 1 counted tokens and pairs; 2 knew no adapters, and is completed."""
-WITHOUT_ADAPTERS: Final = 2
+"""Version of a profile's schema. Schema 1 counted tokens and pairs; 2 knew no adapters."""
 
 
 class Profile(BaseModel):
@@ -193,29 +292,17 @@ class Profile(BaseModel):
     derived: str = ""
     """What it was derived from, where nothing was measured: for simulations alone, no denoiser takes it."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _is_of_this_schema(cls, given: Any) -> Any:
-        if isinstance(given, dict):  # batch caps of earlier versions decide nothing
-            given = {name: value for name, value in given.items() if name != "caps"}
-        received = given.get("schema_version", SCHEMA) if isinstance(given, dict) else SCHEMA
-        if received == WITHOUT_ADAPTERS and isinstance(given.get("compute"), dict):
-            return {**given, "schema_version": SCHEMA, "compute": _completed(given["compute"])}
-        if received != SCHEMA:
+    @model_validator(mode="after")
+    def _is_of_this_schema_with_each_degree_once(self) -> Self:
+        if self.schema_version != SCHEMA:
             raise ValueError(
-                f"received a profile of schema {received}, accepted are {SCHEMA} and {WITHOUT_ADAPTERS}: "
+                f"received a profile of schema {self.schema_version}, accepted is {SCHEMA}: "
                 "its costs are of other features"
             )
-        return given
-
-    @field_validator("degrees")
-    @classmethod
-    def _each_once(cls, given: tuple[DegreeFit, ...]) -> tuple[DegreeFit, ...]:
-        names = [f"{fit.degree}{' in halves' if fit.halves else ''}" for fit in given]
-        more = [name for name, count in Counter(names).items() if count > 1]
-        if more:
+        names = Counter(f"{fit.degree}{' in halves' if fit.halves else ''}" for fit in self.degrees)
+        if more := [name for name, count in names.items() if count > 1]:
             raise ValueError(f"received degree {', '.join(more)} more than once; accepted is one fit of each")
-        return given
+        return self
 
     @property
     def costs(self) -> StepCosts:
@@ -228,18 +315,7 @@ class Profile(BaseModel):
         return ways_of({fit.way: fit.compute.weights for fit in self.degrees}, self.load.weights)
 
 
-def _completed(compute: dict[str, Any]) -> dict[str, Any]:
-    """A fit of schema 2, with weights of adapters."""
-    weights = complete_weights(tuple(compute.get("weights", ())))
-    return {**compute, "names": COMPUTE, "weights": weights, "derived": ADAPTING}
-
-
-# What steps and loads cost: linear in what is computed and moved, fitted to a profile, refined by every
-# sample. Pure.
-#
-# FlashPS (EuroSys '26, section 4.4) estimates computing by the number of masked tokens and loading by
-# bytes, with R² = 0.99. Coefficients are costs, so that none may be negative (Lawson and Hanson's non-
-# negative least squares). A worker follows its own costs, the router those of all workers of a kind.
+# The model in service.
 
 
 FORGETTING: Final = 0.99
@@ -265,55 +341,79 @@ class OnlineRegression:
     """A fit that follows its machine: least squares with forgetting, drawn to the offline weights where nothing is new.
 
     Minimises the sum over samples of FORGETTING^age * (time - w x)², plus TRUST samples' worth of (w - offline)² per
-    weight, without negative weights. Single outliers (a page fault, another process) are left out.
+    weight, without negative weights. Samples enter relative to the prediction, so that short steps count as much as
+    long ones, as in the profile's own fit, and an outlier is one by its factor. Single outliers (a page fault, another
+    process) are left out.
     """
 
-    def __init__(self, offline: Sequence[float]) -> None:
-        self._solve, self._offline = nnls_solver(), np.asarray(offline)
-        count = len(offline)
-        self.weights: Array = self._offline.copy()
-        """(features,) ms per unit."""
-        self.samples = 0
-        self.outliers = 0
-        self._mass = 0.0
-        self._products = np.zeros((count, count))
-        self._answers = np.zeros(count)
-        self._usual_ms = 0.0
-        self._in_a_row = 0
+    def __init__(self, begun: CostFit) -> None:
+        self.state = begun
+        """What telemetry tells of it; its predictions are graded on the latest samples, before each was taken in."""
+        self.weights: tuple[float, ...] = (*begun.weights, *begun.adapting)
+        """ms per unit, as they were fitted last."""
+        self._solve, self._offline, self._own = nnls_solver(), np.asarray(self.weights), len(begun.weights)
+        count = len(self.weights)
+        self._products, self._answers, self._mass = np.zeros((count, count)), np.zeros(count), 0.0
+        self._recent = np.zeros((WINDOW, 2))
+        """(WINDOW, 2): measured and predicted ms, written in a ring."""
+        self._samples = self._outliers = self._in_a_row = self._unseen = 0
+        self._usual = 0.0
+        """Usual distance from the prediction, as a share of it."""
 
-    def update(self, features: Sequence[float], time_ms: float) -> bool:
-        """Take in a sample for the next :meth:`refit`; False where it was an outlier and only counts."""
-        x = np.asarray(features, np.float64)
-        residual = abs(time_ms - float(self.weights @ x))
-        known = self.samples > len(self.weights) and self._usual_ms > 0
-        if known and residual > SURPRISE * self._usual_ms and self._in_a_row < STUBBORN:
-            self.outliers += 1
+    @property
+    def due(self) -> bool:
+        """Return whether there is enough news for :meth:`refit`."""
+        return self._unseen >= EVERY
+
+    def take(self, features: Sequence[float], ms: float) -> bool:
+        """Take in a sample for the next refit; False where it was an outlier and only counts."""
+        expected = max(1e-6, sum(map(mul, self.weights, features)))
+        x, time = np.asarray(features, np.float64) / expected, ms / expected
+        residual = abs(time - float(x @ self.weights))
+        self._unseen += 1
+        known = self._samples > len(self.weights) and self._usual > 0
+        if known and residual > SURPRISE * self._usual and self._in_a_row < STUBBORN:
+            self._outliers += 1
             self._in_a_row += 1
             return False
+        self._recent[self._samples % WINDOW] = ms, expected
         self._in_a_row = 0
-        self.samples += 1
-        self._usual_ms = USUAL_DECAY * self._usual_ms + (1 - USUAL_DECAY) * residual
+        self._samples += 1
+        self._usual = USUAL_DECAY * self._usual + (1 - USUAL_DECAY) * residual
         self._mass = FORGETTING * self._mass + 1
         self._products = FORGETTING * self._products + np.outer(x, x)
-        self._answers = FORGETTING * self._answers + x * time_ms
+        self._answers = FORGETTING * self._answers + x * time
         return True
 
     def refit(self) -> None:
-        """Fit the weights, at least one sample: least squares from the normal equations, by their Cholesky factor."""
-        size = np.sqrt(np.diag(self._products) / self._mass)
-        size[size == 0] = 1.0
-        scaled = self._products / np.outer(size, size) + TRUST * np.eye(len(size))
-        answers = self._answers / size + TRUST * self._offline * size
-        factor = np.linalg.cholesky(scaled)
-        self.weights = self._solve(factor.T, np.linalg.solve(factor, answers))[0] / size
+        """Fit the weights: least squares from the normal equations, by their Cholesky factor."""
+        self._unseen = 0
+        if self._samples:
+            size = np.sqrt(np.diag(self._products) / self._mass)
+            size[size == 0] = 1.0
+            scaled = self._products / np.outer(size, size) + TRUST * np.eye(len(size))
+            answers = self._answers / size + TRUST * self._offline * size
+            factor = np.linalg.cholesky(scaled)
+            self.weights = tuple((self._solve(factor.T, np.linalg.solve(factor, answers))[0] / size).tolist())
+        r2, residual_ms = self.state.r2, self.state.residual_ms
+        if self._samples >= FEWEST:
+            measured, predicted = self._recent[: self._samples].T
+            r2 = r_squared(measured, measured - predicted)
+            residual_ms = float(np.median(np.abs(measured - predicted)))
+        self.state = CostFit(
+            weights=self.weights[: self._own],
+            adapting=self.weights[self._own :],
+            r2=r2,
+            residual_ms=residual_ms,
+            samples=self._samples,
+            outliers=self._outliers,
+        )
 
 
 class CostModel:
     """Follows one machine.
 
-    Samples enter relative to the prediction, so that short steps count as much as long ones, as in the profile's own
-    fit, and an outlier is one by its factor. Each way to spread a step over devices has a regression of its own, which
-    steps of that way alone teach.
+    Each way to spread a step over devices has a regression of its own, which steps of that way alone teach.
 
     Steps are observed and costs are asked for in one thread, the engine's. Loads may be observed in any: they wait in a
     queue for the next step. Each refit replaces `costs`, `ways`, and `state` for telemetry, as a whole; any thread may
@@ -321,9 +421,9 @@ class CostModel:
     """
 
     def __init__(self, compute: CostFit, load: CostFit, degrees: Iterable[DegreeCosts] = ()) -> None:
-        self._computing = {ALONE: _FollowedFit(encode_compute_fit(compute))}
+        self._computing = {ALONE: OnlineRegression(encode_compute_fit(compute))}
         """By way."""
-        self._load = _FollowedFit(load)
+        self._load = OnlineRegression(load)
         self._loads: deque[tuple[int, float]] = deque(maxlen=QUEUED)
         self.costs: StepCosts
         """On one device."""
@@ -347,7 +447,7 @@ class CostModel:
         told = {StepParallelism(one.degree, one.halves): one.compute for one in degrees}
         unknown = told.keys() - self._computing.keys()
         if unknown:
-            self._computing |= {way: _FollowedFit(encode_compute_fit(told[way])) for way in unknown}
+            self._computing |= {way: OnlineRegression(encode_compute_fit(told[way])) for way in unknown}
             self._publish()
 
     def observe_step(self, work: StepWork, step_ms: float, *, degree: int = 1, halves: bool = False) -> bool:
@@ -356,13 +456,13 @@ class CostModel:
         False for an outlier, and for a step of a way that is not known.
         """
         followed = self._computing.get(StepParallelism(degree, halves))
-        taken = followed is not None and followed.take(work.features, step_ms)
+        taken = followed is not None and followed.take(work, step_ms)
         while self._loads:
             size_bytes, load_ms = self._loads.popleft()
             self._load.take((1.0, float(size_bytes)), load_ms)
         due = [each for each in (*self._computing.values(), self._load) if each.due]
         for each in due:
-            each.refresh()
+            each.refit()
         if due:
             self._publish()
         return taken
@@ -393,51 +493,3 @@ def encode_compute_fit(fit: CostFit) -> CostFit:
 def _begun(fit: LinearFit) -> CostFit:
     """Return what telemetry tells of a fit to a profile's measurements."""
     return CostFit(weights=fit.weights, r2=fit.r2, residual_ms=fit.residual_ms_p50, samples=0, outliers=0)
-
-
-class _FollowedFit:
-    """One regression and how good it is on its latest samples, each predicted before it was taken in."""
-
-    def __init__(self, begun: CostFit) -> None:
-        self.weights = (*begun.weights, *begun.adapting)
-        """As they were fitted last."""
-        self._online = OnlineRegression(self.weights)
-        self._own = len(begun.weights)
-        self._recent = np.zeros((WINDOW, 2))
-        """(WINDOW, 2): measured and predicted ms, written in a ring."""
-        self._unseen = 0
-        self.state = begun
-
-    @property
-    def due(self) -> bool:
-        """Return whether there is enough news for :meth:`refresh`."""
-        return self._unseen >= EVERY
-
-    def take(self, features: Sequence[float], ms: float) -> bool:
-        """Take in a sample; False for an outlier, which only counts."""
-        expected = max(1e-6, sum(w * x for w, x in zip(self.weights, features, strict=True)))
-        self._unseen += 1
-        taken = self._online.update([x / expected for x in features], ms / expected)
-        if taken:
-            self._recent[(self._online.samples - 1) % WINDOW] = ms, expected
-        return taken
-
-    def refresh(self) -> None:
-        """Fit again."""
-        self._unseen = 0
-        if self._online.samples:
-            self._online.refit()
-        self.weights = tuple(self._online.weights.tolist())
-        r2, residual = self.state.r2, self.state.residual_ms
-        if self._online.samples >= FEWEST:
-            measured, predicted = self._recent[: self._online.samples].T
-            r2 = r_squared(measured, measured - predicted)
-            residual = float(np.median(np.abs(measured - predicted)))
-        self.state = CostFit(
-            weights=self.weights[: self._own],
-            adapting=self.weights[self._own :],
-            r2=r2,
-            residual_ms=residual,
-            samples=self._online.samples,
-            outliers=self._online.outliers,
-        )

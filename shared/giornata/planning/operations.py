@@ -15,9 +15,6 @@ from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
 
-# What a template keeps of a network's blocks, from their specs; its readers need no family. Pure.
-
-
 LEAST_LEVELS: Final = 4
 """Below this many recorded noise levels the picture suffers."""
 
@@ -31,16 +28,13 @@ def group_blocks(specs: Iterable[BlockSpec]) -> tuple[BlockSpec, ...]:
     """Equal blocks as one spec that counts them, in the order in which the first of each comes."""
     found: list[BlockSpec] = []
     for one in specs:
-        place = next((index for index, other in enumerate(found) if _alike(other, one)), None)
-        if place is None:
-            found.append(one)
-        else:
+        alike = [one.model_copy(update={"count": other.count}) == other for other in found]
+        if any(alike):
+            place = alike.index(True)
             found[place] = one.model_copy(update={"count": found[place].count + one.count})
+        else:
+            found.append(one)
     return tuple(found)
-
-
-def _alike(one: BlockSpec, other: BlockSpec) -> bool:
-    return one.model_copy(update={"count": other.count}) == other
 
 
 def is_all_or_nothing(specs: Iterable[BlockSpec]) -> bool:
@@ -86,23 +80,19 @@ def largest_scope_within(
     return TemplateRunScope(kept, blocks - min(blocks, slots // kept))
 
 
-# What a step computes, counted by kind of operation from the specs of a network's blocks. Pure.
-
-
 Array = NDArray[np.float64]
 NETWORK: Final = ("calls", "sequences", "linear", "attention", "convolution", "gathered")
 """Features of what the network itself computes."""
 ADAPTING: Final = ("low_rank", "segments", "control")
 """Features of what adapters add."""
 COMPUTE: Final = (*NETWORK, *ADAPTING)
-"""Features of a step's computing, in the order of :attr:`StepWork.features`."""
+"""Features of a step's computing."""
 VALUE_BYTES: Final = 2
 """Bytes of a weight of an adapter whose size alone is known: most files hold 16 bits a weight."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """The work of a step, summed over sequences and blocks."""
+class StepWork(NamedTuple):
+    """The work of a step, summed over sequences and blocks, in the order of :data:`COMPUTE`."""
 
     calls: float = 0.0
     """Forwards of the network; see :meth:`NetworkOperations.calls`."""
@@ -121,21 +111,6 @@ class StepWork:
     """Sets of LoRAs that differ: the rows of one set are multiplied together."""
     control: float = 0.0
     """Multiplications of ControlNets in this process; see :func:`giornata.planning.operations.control_work`."""
-
-    @property
-    def features(self) -> tuple[float, ...]:
-        """In the order of :data:`COMPUTE`."""
-        return (
-            self.calls,
-            self.sequences,
-            self.linear,
-            self.attention,
-            self.convolution,
-            self.gathered,
-            self.low_rank,
-            self.segments,
-            self.control,
-        )
 
     @property
     def multiplications(self) -> float:
@@ -234,14 +209,6 @@ class NetworkOperations:
         takes = any(mode is not BlockMode.FULL for own in modes for mode in own[:1])
         return max(1, len(whole) + takes)
 
-    def of(self, shape: SequenceShape, modes: tuple[BlockMode, ...]) -> Array:
-        """(features,) of a sequence with these modes, one a block."""
-        return _of_sequence(self, shape, modes)
-
-    def in_modes(self, modes: tuple[BlockMode, ...]) -> tuple[tuple[BlockMode, Array], ...]:
-        """The modes among these, one a block, and the (features, amounts) of the blocks in each."""
-        return _in_modes(self, modes)
-
 
 def step_work(
     operations: NetworkOperations, shapes: Sequence[SequenceShape], modes: Sequence[Sequence[BlockMode]]
@@ -249,56 +216,33 @@ def step_work(
     """Return what a whole step computes; `modes` holds those of every shape's blocks."""
     if not shapes:
         return StepWork(calls=1)
-    parts = [operations.of(shape, tuple(own)) for shape, own in zip(shapes, modes, strict=True)]
+    parts = [_of_sequence(operations, shape, tuple(own)) for shape, own in zip(shapes, modes, strict=True)]
     _, *kinds = np.sum(parts, 0).tolist()
     return StepWork(operations.calls(shapes, modes), len(shapes), *kinds)
 
 
-class MeanTokenCounts(NamedTuple):
-    """Tokens of a step, on average over blocks."""
-
-    image: float
-    """Computed image tokens, companions among them."""
-    text: int
-    """Computed text tokens."""
-    projected: float
-    pairs: float
-
-
-def mean_amounts(shapes: Sequence[SequenceShape], modes: Sequence[tuple[BlockMode, ...]]) -> MeanTokenCounts:
-    """Return what the blocks of a step compute on average; `modes` are as in :func:`step_work`."""
-    image = projected = pairs = 0.0
+def sample_fields(
+    work: StepWork, shapes: Sequence[SequenceShape], modes: Sequence[tuple[BlockMode, ...]]
+) -> dict[str, Any]:
+    """The fields of a step's sample in telemetry that tell what it computes, tokens and pairs as means over blocks."""
+    means = dict.fromkeys(("image_tokens", "projected_tokens", "attention_pairs"), 0.0)
     for shape, own in zip(shapes, modes, strict=True):
         for mode, count in Counter(own).items():
             share = count / len(own)
-            image += share * shape.own(mode)
-            projected += share * shape.projected(mode)
-            pairs += share * shape.pairs(mode)
-    return MeanTokenCounts(image, sum(shape.live_text for shape in shapes), projected, pairs)
-
-
-def sample_fields(work: StepWork, amounts: MeanTokenCounts) -> dict[str, Any]:
-    """The fields of a step's sample in telemetry that tell what it computes."""
-    return {
-        "sequences": round(work.sequences),
-        "image_tokens": round(amounts.image),
-        "text_tokens": amounts.text,
-        "projected_tokens": round(amounts.projected),
-        "attention_pairs": round(amounts.pairs),
-        "calls": round(work.calls),
-        "linear": work.linear,
-        "attention": work.attention,
-        "convolution": work.convolution,
-        "gathered": work.gathered,
-        "low_rank": work.low_rank,
-        "segments": round(work.segments),
-        "control": work.control,
-    }
+            means["image_tokens"] += share * shape.own(mode)
+            means["projected_tokens"] += share * shape.projected(mode)
+            means["attention_pairs"] += share * shape.pairs(mode)
+    text = sum(shape.live_text for shape in shapes)
+    counts = {name: round(getattr(work, name)) for name in ("calls", "sequences", "segments")}
+    return (
+        work._asdict() | counts | {name: round(mean) for name, mean in means.items()} | {"text_tokens": text}
+    )
 
 
 @lru_cache(maxsize=4096)
 def _of_sequence(operations: NetworkOperations, shape: SequenceShape, modes: tuple[BlockMode, ...]) -> Array:
-    parts = [matrix @ np.array(shape.amounts(mode)) for mode, matrix in operations.in_modes(modes)]
+    """(features,) of a sequence with these modes, one a block."""
+    parts = [matrix @ np.array(shape.amounts(mode)) for mode, matrix in _in_modes(operations, modes)]
     summed: Array = np.sum(parts, 0)
     return summed
 
@@ -307,6 +251,7 @@ def _of_sequence(operations: NetworkOperations, shape: SequenceShape, modes: tup
 def _in_modes(
     operations: NetworkOperations, modes: tuple[BlockMode, ...]
 ) -> tuple[tuple[BlockMode, Array], ...]:
+    """The modes among these, one a block, and the (features, amounts) of the blocks in each."""
     if len(modes) != operations.blocks:
         raise ValueError(f"received {len(modes)} modes for {operations.blocks} blocks")
     first, *others = set(modes)
@@ -337,9 +282,6 @@ def _matrix(spec: BlockSpec, blocks: int, weights: float) -> list[list[float]]:
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, each, 0],
         [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, each],
     ]
-
-
-# What ControlNets compute in a step, as multiplications. Pure.
 
 
 def control_work(work: ControlWork, *, text: int, image: int, sequences: int) -> float:

@@ -1,12 +1,25 @@
-"""A tier of limited size: bytes, pins, what has to go when more comes, and links for loads. Pure."""
+"""Tiers of limited size for templates, LoRAs and ControlNets: what is resident, and what goes when more comes.
+
+Synchronous, and safe to use from several threads.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+import os
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Generic, NamedTuple, TypeVar
 
-# A bandwidth for loads that can wait, of which loads that cannot take their part first. Pure.
+from giornata.residency.ledger import EvictionLedger
+
+V = TypeVar("V")
+
+PART: Final = ".part"
+"""Ends the names of files that are being written."""
 
 
 class LoadTokenBucket:
@@ -14,168 +27,148 @@ class LoadTokenBucket:
 
     A limiter that only makes its callers wait cannot say this: demand never waits.
 
-    Args:
-        bytes_per_s: how fast it fills.
-        burst_s: so many seconds' worth it holds at most, and owes at most.
+    It holds `burst_s` seconds' worth at most, and owes as much at most.
     """
 
     def __init__(self, bytes_per_s: float, burst_s: float = 1.0) -> None:
-        self._bytes_per_s, self._most = bytes_per_s, bytes_per_s * burst_s
-        self._left_bytes, self._at_s = self._most, 0.0
+        self._bytes_per_s, self._burst_s = bytes_per_s, burst_s
+        self._even_s = -burst_s
+        """When nothing is owed."""
 
     def spend(self, size_bytes: int, now: float) -> None:
         """Bytes that were loaded, whether there was an allowance or not."""
-        self._fill(now)
-        self._left_bytes = max(-self._most, self._left_bytes - size_bytes)
+        even_s = max(self._even_s, now - self._burst_s) + size_bytes / self._bytes_per_s
+        self._even_s = min(even_s, now + self._burst_s)
 
     def wait_s(self, now: float) -> float:
         """Time until a planned load may go on; 0 where it may now."""
-        self._fill(now)
-        return max(0.0, -self._left_bytes / self._bytes_per_s)
-
-    def _fill(self, now: float) -> None:
-        self._left_bytes += max(0.0, now - self._at_s) * self._bytes_per_s
-        self._left_bytes = min(self._most, self._left_bytes)
-        self._at_s = max(self._at_s, now)
+        return max(0.0, self._even_s - now)
 
 
-# A link over which loads come one after the other. Pure.
+class TierLookup(NamedTuple, Generic[V]):
+    """A tier's answer about a name."""
+
+    value: V | None
+    """None where the tier below has it not either."""
+    loaded: bool
+    """Whether this call loaded it; otherwise it was here, or another call did."""
 
 
-class FifoLink:
-    """First come, first served: a load takes a latency and its bytes over the bandwidth. Times are in seconds.
+class LoadedTier(EvictionLedger, Generic[V]):
+    """Values that come from the tier below: each is loaded once, and stays while it is pinned."""
+
+    def __init__(self, budget_bytes: int, bytes_of: Callable[[V], int]) -> None:
+        super().__init__(budget_bytes, lock=threading.RLock())
+        self._bytes_of = bytes_of
+        self._values: dict[str, V] = {}
+        self._loading: dict[str, Future[V | None]] = {}
+
+    def get(self, name: str) -> V | None:
+        """The value, used now; None where it is not here. Does not wait."""
+        with self.lock:
+            self.use(name)
+            return self._values.get(name)
+
+    def peek(self, name: str) -> V | None:
+        """The value, without a use; None where it is not here. Does not wait."""
+        return self._values.get(name)
+
+    def load(
+        self,
+        name: str,
+        read: Callable[[], V | None],
+        stays: Callable[[], bool] = lambda: True,
+        *,
+        ahead: bool = False,
+    ) -> TierLookup[V]:
+        """The value from here, else what `read` makes of the tier below. One thread reads; others wait for it.
+
+        It is kept if it `stays`, which is asked under the lock: a removal meanwhile holds. What `read` raises is
+        raised in all threads that wait. A load `ahead` of its use does not count as a use.
+        """
+        with self.lock:
+            if (found := self._values.get(name) if ahead else self.get(name)) is not None:
+                return TierLookup(found, loaded=False)
+            others = self._loading.get(name)
+            if others is None:
+                mine = self._loading[name] = Future()
+        if others is not None:
+            return TierLookup(others.result(), loaded=False)
+        try:
+            found = read()
+        except BaseException as error:
+            self._loading.pop(name)
+            mine.set_exception(error)
+            raise
+        with self.lock:
+            del self._loading[name]
+            if found is not None and stays():
+                self.keep(name, found)
+        mine.set_result(found)
+        return TierLookup(found, loaded=True)
+
+    def keep(self, name: str, value: V) -> None:
+        """Enter a value as the last used; it is let go of at once where it alone exceeds the budget, unpinned."""
+        with self.lock:
+            self._values[name] = value
+            self.add(name, self._bytes_of(value))
+
+    def _release(self, name: str) -> None:
+        self._values.pop(name, None)
+
+
+class FolderTier(EvictionLedger):
+    """Files of a folder by name. They are replaced and unlinked, never written in place.
+
+    Files that an earlier process left are taken over, the oldest use first; what it left half written is removed.
 
     Args:
-        bytes_per_s: bandwidth.
-        latency_s: what every load takes beside it.
+        folder: made if need be; None for a tier that holds nothing.
+        budget_bytes: most bytes of files that are not pinned.
+        suffix: ends the names of the tier's files, each of which is called by what is before.
+        worth: see :class:`EvictionLedger`.
     """
 
-    def __init__(self, bytes_per_s: float, latency_s: float = 0.0) -> None:
-        self._bytes_per_s, self._latency_s = bytes_per_s, latency_s
-        self._free_s = 0.0
-        """When the last load that was begun ends."""
+    def __init__(
+        self,
+        folder: Path | None,
+        budget_bytes: int,
+        suffix: str,
+        worth: Callable[[str], float] = lambda _: 0.0,
+    ) -> None:
+        super().__init__(budget_bytes, worth, threading.RLock())
+        self.folder: Final = folder
+        self._suffix, self._part = suffix, suffix.removesuffix(".safetensors") + PART
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob(f"*{self._part}"):
+            path.unlink(missing_ok=True)
+        found = [(path, path.stat()) for path in folder.glob(f"*{suffix}")]
+        for path, stat in sorted(found, key=lambda item: item[1].st_mtime):
+            self.add(path.name.removesuffix(suffix), stat.st_size)
+        self.evicted = 0
 
-    def takes_s(self, size_bytes: float) -> float:
-        """Time of one load on an idle link."""
-        return self._latency_s + size_bytes / self._bytes_per_s
+    def path(self, name: str) -> Path:
+        """Return where the file of a name lies, or would."""
+        if self.folder is None:
+            raise ValueError("there is no disk tier")
+        return self.folder / f"{name}{self._suffix}"
 
-    def wait_s(self, now: float) -> float:
-        """Time until a new load would begin."""
-        return max(0.0, self._free_s - now)
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """A path for the file of `name`, which appears whole when the context ends, and used last; or not at all."""
+        handle, part_name = tempfile.mkstemp(dir=self.folder, suffix=self._part)
+        os.close(handle)
+        part = Path(part_name)
+        try:
+            yield part
+            with self.lock:
+                size_bytes = part.stat().st_size
+                part.replace(self.path(name))
+                self.add(name, size_bytes)
+        finally:
+            part.unlink(missing_ok=True)
 
-    def load(self, size_bytes: float, now: float) -> float:
-        """Queue a load that may begin `now`; when it ends."""
-        self._free_s = max(now, self._free_s) + self.takes_s(size_bytes)
-        return self._free_s
-
-
-# What a tier of limited size holds: bytes, pins, and what has to go when more comes. Pure.
-
-
-class EvictionLedger:
-    """Names and their sizes, in the order of last use.
-
-    Unpinned names may fill `budget_bytes`; pinned ones may exceed it, since they cannot go.
-
-    Args:
-        budget_bytes: see above.
-        worth: the least worth goes first, of equals the least recently used; by default all are equal.
-    """
-
-    def __init__(self, budget_bytes: int, worth: Callable[[str], float] = lambda _: 0.0) -> None:
-        self.budget_bytes = budget_bytes
-        self._worth = worth
-        self._sizes: dict[str, int] = {}
-        """Sizes in order of use, the oldest first."""
-        self._total_bytes = 0
-        self._pins: Counter[str] = Counter()
-        self._pinned_bytes = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all names."""
-        return self._total_bytes
-
-    @property
-    def room_bytes(self) -> int:
-        """Most bytes that could be added without a pinned name going; negative where pins exceed the budget."""
-        return self.budget_bytes - self._pinned_bytes
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._sizes
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sizes)
-
-    def __len__(self) -> int:
-        return len(self._sizes)
-
-    def size_of(self, name: str) -> int | None:
-        """Bytes of a name; None where it is not here."""
-        return self._sizes.get(name)
-
-    def is_pinned(self, name: str) -> bool:
-        """Return whether it stays, once it is here."""
-        return self._pins[name] > 0
-
-    def add(self, name: str, size_bytes: int) -> tuple[str, ...]:
-        """Enter `name` as the last used; returns the names that have to go for it, the first to go first.
-
-        It is `name` alone where that is larger than the whole budget and not pinned.
-        """
-        self.remove(name)
-        if size_bytes > self.budget_bytes and not self._pins[name]:
-            return (name,)
-        self._sizes[name] = size_bytes
-        self._total_bytes += size_bytes
-        self._pinned_bytes += size_bytes if self._pins[name] else 0
-        return self._evicted(keep=name)
-
-    def use(self, name: str) -> bool:
-        """A user needs `name` now; whether it is here, the last used then."""
-        if name not in self._sizes:
-            return False
-        self._sizes[name] = self._sizes.pop(name)
-        return True
-
-    def pin(self, name: str) -> None:
-        """`name` stays until it is unpinned as often."""
-        if not self._pins[name]:
-            self._pinned_bytes += self._sizes.get(name, 0)
-        self._pins[name] += 1
-
-    def unpin(self, name: str) -> tuple[str, ...]:
-        """Take one pin back; returns the names that have to go now.
-
-        Raises:
-            ValueError: there is no pin.
-        """
-        if self._pins[name] < 1:
-            raise ValueError(f"{name} is not pinned")
-        self._pins[name] -= 1
-        if not self._pins[name]:
-            del self._pins[name]
-            self._pinned_bytes -= self._sizes.get(name, 0)
-        return self._evicted(keep=None)
-
-    def remove(self, name: str) -> bool:
-        """Forget `name`, pinned or not; whether it was here."""
-        size_bytes = self._sizes.pop(name, None)
-        self._total_bytes -= size_bytes or 0
-        self._pinned_bytes -= (size_bytes or 0) if self._pins[name] else 0
-        return size_bytes is not None
-
-    def _evicted(self, keep: str | None) -> tuple[str, ...]:
-        gone, excess = list[str](), self._total_bytes - self.budget_bytes
-        if excess <= 0:
-            return ()
-        order = [(self._worth(name), place, name) for place, name in enumerate(self._sizes)]
-        heapify(order)
-        while order and excess > 0:
-            _, _, name = heappop(order)
-            if name != keep and not self._pins[name]:
-                gone.append(name)
-                excess -= self._sizes[name]
-        for name in gone:
-            self.remove(name)
-        return tuple(gone)
+    def _release(self, name: str) -> None:
+        self.path(name).unlink(missing_ok=True)

@@ -1,16 +1,93 @@
-"""The default plan: each host keeps what is used most for what another load of it would cost. Pure."""
+"""Uses of adapters, the homes of templates and adapters, and the default plan for host tiers. Pure."""
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple
+from hashlib import blake2b
+from itertools import combinations
+from typing import Final
 
-from giornata.residency.popularity import AdapterUsage, rank_homes
+HALF_LIFE_S: Final = 1800.0
+"""Time after which a use counts half."""
+REMEMBERED: Final = 1 << 16
+"""Adapters of which uses are known, those that were asked for last."""
 
-# What a plan is made from, and what it says. Pure.
+
+class AdapterUsage:
+    """Feed it every job's adapters once. Times are seconds on one clock and never go back.
+
+    :meth:`counts` and :meth:`together` look back `window_s` at most.
+    """
+
+    def __init__(self, half_life_s: float = HALF_LIFE_S, window_s: float = 600.0) -> None:
+        self._half_life_s, self._window_s = half_life_s, window_s
+        self._counted: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """What an adapter counted when it was asked for last, and when that was; the latest last."""
+        self._window: deque[tuple[float, frozenset[str]]] = deque()
+
+    def see(self, adapters: Iterable[str], now: float) -> None:
+        """A job asks for these, by digest."""
+        asked = frozenset(adapters)
+        if not asked:
+            return
+        for digest in sorted(asked):
+            self._counted[digest] = 1.0 + self.lately(digest, now), now
+            self._counted.move_to_end(digest)
+            if len(self._counted) > REMEMBERED:
+                self._counted.popitem(last=False)
+        self._window.append((now, asked))
+        while self._window[0][0] < now - self._window_s:
+            self._window.popleft()
+
+    def copy(self) -> AdapterUsage:
+        """The uses as they are now, for another thread."""
+        made = AdapterUsage(self._half_life_s, self._window_s)
+        made._counted, made._window = self._counted.copy(), self._window.copy()
+        return made
+
+    def lately(self, digest: str, now: float) -> float:
+        """Uses of an adapter; each counts half after the half-life."""
+        counted, at_s = self._counted.get(digest, (0.0, now))
+        return float(counted * 0.5 ** ((now - at_s) / self._half_life_s))
+
+    def known(self) -> tuple[str, ...]:
+        """Adapters that were asked for, the latest last."""
+        return tuple(self._counted)
+
+    def counts(self, window_s: float, now: float) -> Counter[str]:
+        """Uses by adapter in the latest `window_s`."""
+        return Counter(digest for at_s, asked in self._window if at_s >= now - window_s for digest in asked)
+
+    def together(self, window_s: float, now: float) -> Counter[tuple[str, str]]:
+        """Jobs in the latest `window_s` by each pair of adapters that they asked for, in the order of their digests."""
+        asked = (asked for at_s, asked in self._window if at_s >= now - window_s and len(asked) > 1)
+        return Counter(pair for digests in asked for pair in combinations(sorted(digests), 2))
+
+
+# Homes of templates and adapters: places in an order that every process finds by itself.
+#
+# Rendezvous hashing (Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998): a
+# place that comes or goes moves the homes of its own adapters alone.
+
+
+def rendezvous_weight(*parts: str) -> int:
+    """A number of 64 bits that looks drawn, and is the same in every process."""
+    digest = blake2b("\0".join(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def home_of(places: Iterable[str], name: str) -> str | None:
+    """The place with the highest number for `name`; None where there is no place."""
+    return max(places, key=lambda place: rendezvous_weight(name, place), default=None)
+
+
+def rank_homes(name: str, places: Iterable[str]) -> list[str]:
+    """The places of `name`, its home first."""
+    return sorted(places, key=lambda place: (-rendezvous_weight(name, place), place))
 
 
 class TierKind(StrEnum):
@@ -71,17 +148,10 @@ Plan = Callable[[ResidencySnapshot, AdapterUsage, float], Wanted]
 """A rule: what is observed, uses, and the time in seconds on the clock of the uses."""
 
 
-# What every plan does to a place: pinned adapters come first, and the rest fits into what is left. Pure.
-
-
 class AdapterSelection:
     """The adapters that a place should have, most wanted first, as they are chosen.
 
-    Args:
-        place: what is filled.
-        sizes: bytes of every adapter of the catalogue.
-        pinned: what comes first, as far as it fits.
-        share: part of the budget that the others may fill.
+    What is `pinned` comes first, as far as it fits; the others may fill a `share` of the budget.
     """
 
     def __init__(
@@ -122,7 +192,7 @@ def pins_of(place: AdapterTier, observed: ResidencySnapshot) -> frozenset[str]:
     return observed.pinned if place.kind is TierKind.HOST else frozenset()
 
 
-# The default plan: each host keeps what is used most for what another load of it would cost. Pure.
+# The default plan.
 #
 # An adapter's uses count in full at its rendezvous home, half at its second place, a third at the next one:
 # so the hosts together hold more of the catalogue than each alone, and what is used most is on several.
@@ -141,16 +211,6 @@ REGISTERED_USES: Final = 1.0
 """What the registration of an adapter counts at its home."""
 
 
-class AdapterCandidate(NamedTuple):
-    """An adapter that a place could have."""
-
-    digest: str
-    uses: float
-    """Recent uses of the adapter, the part that this place should expect."""
-    worth: float
-    """Uses times reload time over bytes."""
-
-
 def use_plan(observed: ResidencySnapshot, uses: AdapterUsage, now: float) -> Wanted:
     """By host, the adapters that are worth most there; devices are left to loads ahead of jobs."""
     hosts = {place.name: place for place in observed.places if place.kind is TierKind.HOST}
@@ -163,77 +223,60 @@ def use_plan(observed: ResidencySnapshot, uses: AdapterUsage, now: float) -> Wan
                 expected = max(expected, REGISTERED_USES)
             if expected >= LEAST_USES:
                 shares[name][digest] = expected
-    return {name: _chosen(place, shares[name], observed) for name, place in hosts.items()}
+    return {name: _wanted(place, shares[name], observed) for name, place in hosts.items()}
 
 
-class _RetainedAdapters:
-    """The adapters that a place keeps while offers come; every change keeps more, or what is used more, so it ends."""
+def _wanted(place: AdapterTier, shares: Mapping[str, float], observed: ResidencySnapshot) -> tuple[str, ...]:
+    """Digests for a host, of adapters whose expected uses there are `shares`.
 
-    def __init__(self, place: AdapterTier, observed: ResidencySnapshot) -> None:
-        self._sizes = observed.sizes
-        self._pins = AdapterSelection(place, observed.sizes, pins_of(place, observed)).chosen
-        self._left_bytes = place.budget_bytes - sum(observed.sizes[digest] for digest in self._pins)
-        self._kept: dict[str, AdapterCandidate] = {}
-        self._order: list[tuple[float, str]] = []
-        """Worth and digest of what is kept, the least first."""
-
-    def settle(self, offers: list[AdapterCandidate], held: Mapping[str, int]) -> tuple[str, ...]:
-        """Return what is wanted in the end, of offers that are worth most first."""
-        offers = [offer for offer in offers if offer.digest not in self._pins]
-        for offer in offers:
-            if offer.digest in held and self._sizes[offer.digest] <= self._left_bytes:
-                self._keep(offer)
-        while self._round(offers):
-            pass
-        return (
-            *self._pins,
-            *(digest for _, digest in sorted(self._order, key=lambda one: (-one[0], one[1]))),
-        )
-
-    def _round(self, offers: list[AdapterCandidate]) -> bool:
-        """Take what is worth it; whether anything was."""
-        came = False
-        for offer in offers:
-            gone = None if offer.digest in self._kept else self._displaced(offer)
-            if gone is not None:
-                for digest in gone:
-                    self._drop(digest)
-                self._keep(offer)
-                came = True
-        return came
-
-    def _displaced(self, offer: AdapterCandidate) -> list[str] | None:
-        """Return what goes for `offer`, worth least first; None where it is worth too much, or used too much, to go."""
-        gone = list[str]()
-        missing_bytes = self._sizes[offer.digest] - self._left_bytes
-        most_s = offer.worth * self._sizes[offer.digest] / STICKY
-        for worth, digest in self._order if missing_bytes > 0 else ():
-            if worth * missing_bytes > most_s:  # as are all after it
-                return None
-            if self._kept[digest].uses * STICKY < offer.uses:
-                gone.append(digest)
-                most_s -= worth * self._sizes[digest]
-                missing_bytes -= self._sizes[digest]
-                if missing_bytes <= 0:
-                    break
-        return gone if missing_bytes <= 0 and most_s >= 0 else None
-
-    def _keep(self, offer: AdapterCandidate) -> None:
-        self._kept[offer.digest] = offer
-        insort(self._order, (offer.worth, offer.digest))
-        self._left_bytes -= self._sizes[offer.digest]
-
-    def _drop(self, digest: str) -> None:
-        offer = self._kept.pop(digest)
-        self._order.remove((offer.worth, digest))
-        self._left_bytes += self._sizes[digest]
-
-
-def _chosen(place: AdapterTier, shares: Mapping[str, float], observed: ResidencySnapshot) -> tuple[str, ...]:
+    It begins with what it has, the worth most first, as far as it fits. Every change keeps more, or what is used more,
+    so it ends. The worth of an adapter is its uses times the time of another load over its bytes.
+    """
+    sizes = observed.sizes
+    pins = AdapterSelection(place, sizes, pins_of(place, observed)).chosen
     offers = [
-        AdapterCandidate(digest, uses, uses * place.load_s(size) / max(1, size))
+        (uses * place.load_s(sizes[digest]) / max(1, sizes[digest]), digest)
         for digest, uses in shares.items()
-        if (size := observed.sizes[digest]) <= place.budget_bytes
+        if digest not in pins and sizes[digest] <= place.budget_bytes
     ]
-    offers.sort(key=lambda offer: (-offer.worth, offer.digest))
-    return _RetainedAdapters(place, observed).settle(offers, place.held)
+    offers.sort(key=lambda offer: (-offer[0], offer[1]))
+    left_bytes = place.budget_bytes - sum(sizes[digest] for digest in pins)
+    kept = list[tuple[float, str]]()  # worth and digest, the least first
+    for offer in offers:
+        if offer[1] in place.held and sizes[offer[1]] <= left_bytes:
+            insort(kept, offer)
+            left_bytes -= sizes[offer[1]]
+    came = True
+    while came:
+        came = False
+        chosen = set(kept)
+        for offer in (offer for offer in offers if offer not in chosen):
+            gone = _displaced(offer, sizes[offer[1]] - left_bytes, kept, sizes, shares)
+            if gone is not None:
+                for one in gone:
+                    kept.remove(one)
+                insort(kept, offer)
+                left_bytes += sum(sizes[digest] for _, digest in gone) - sizes[offer[1]]
+                came = True
+    return (*pins, *(digest for _, digest in sorted(kept, key=lambda one: (-one[0], one[1]))))
+
+
+def _displaced(
+    offer: tuple[float, str],
+    missing_bytes: int,
+    kept: list[tuple[float, str]],
+    sizes: Mapping[str, int],
+    uses: Mapping[str, float],
+) -> list[tuple[float, str]] | None:
+    """What of `kept` goes for `offer`, worth least first; None where it is worth too much, or used too much, to go."""
+    gone, most_s = list[tuple[float, str]](), offer[0] * sizes[offer[1]] / STICKY
+    for worth, digest in kept if missing_bytes > 0 else ():
+        if worth * missing_bytes > most_s:  # as are all after it
+            return None
+        if uses[digest] * STICKY < uses[offer[1]]:
+            gone.append((worth, digest))
+            most_s -= worth * sizes[digest]
+            missing_bytes -= sizes[digest]
+            if missing_bytes <= 0:
+                break
+    return gone if missing_bytes <= 0 and most_s >= 0 else None

@@ -9,9 +9,6 @@ from giornata.wire.adapters import ControlCard
 from giornata.wire.controlnets import ControlBase
 from giornata.wire.workers import AdapterLoad, ServiceState, Tier
 
-# Time that grows with an amount, learnt with forgetting. Pure.
-
-
 KEPT: Final = 0.9
 """Weight of all earlier observations at each new one."""
 
@@ -35,54 +32,6 @@ class UnitTime:
         return amount * self._ms / self._amount if self._amount else 0.0
 
 
-LINE_KEPT: Final = 0.97
-"""Weight of all earlier observations at each new one, where a line has two numbers to learn."""
-APART: Final = 1e-3
-"""Least variation of amounts, squared, for which a line is drawn through them."""
-
-
-class LinearTimeModel:
-    """Time that an amount takes, with a part that every amount takes: least squares with forgetting.
-
-    Neither part is negative. Before the first observation it takes `unit_ms` for each unit; where all amounts were
-    about the same, time is in proportion to them.
-    """
-
-    def __init__(self, unit_ms: float) -> None:
-        self._unit_ms = unit_ms
-        self._weight = self._amount = self._squared = self._ms = self._product = 0.0
-        """Sums over observations: of their weights, and weighted."""
-        self._fitted: tuple[float, float] = (0.0, unit_ms)
-        """The part that every amount takes, and that of a unit."""
-
-    def observe(self, amount: float, ms: float) -> None:
-        """Take in that `amount` took `ms`."""
-        self._weight = LINE_KEPT * self._weight + 1.0
-        self._amount = LINE_KEPT * self._amount + amount
-        self._squared = LINE_KEPT * self._squared + amount * amount
-        self._ms = LINE_KEPT * self._ms + ms
-        self._product = LINE_KEPT * self._product + amount * ms
-        self._fitted = self._fit()
-
-    def ms(self, amount: float) -> float:
-        """Time that `amount` takes."""
-        fixed_ms, unit_ms = self._fitted
-        return fixed_ms + amount * unit_ms
-
-    def _fit(self) -> tuple[float, float]:
-        mean, mean_ms = self._amount / self._weight, self._ms / self._weight
-        variance = self._squared / self._weight - mean * mean
-        if mean <= 0:
-            return mean_ms, self._unit_ms
-        if variance <= APART * mean * mean:
-            return 0.0, mean_ms / mean
-        unit_ms = max(0.0, (self._product / self._weight - mean * mean_ms) / variance)
-        fixed_ms = mean_ms - unit_ms * mean
-        return (fixed_ms, unit_ms) if fixed_ms >= 0 else (0.0, mean_ms / mean)
-
-
-# Adapters that jobs ask for: where workers have them, and how long the others take to arrive. Pure.
-#
 # A LoRA comes in hops: from the LoRA store to memory, from the disk to memory, from memory to the device. A
 # job that waits for its LoRAs begins when the last hop has ended and a place is free, whichever is later
 # (Katz, ATC '25, section 6, begins earlier, and so does a job that does not wait).
@@ -113,7 +62,7 @@ class LoraLoadTimes:
     """The times that LoRAs take to become usable on workers of one kind."""
 
     def __init__(self) -> None:
-        self._hops = {source: LinearTimeModel(ms) for source, ms in ASSUMED.items()}
+        self._hops = {source: UnitTime(1.0, ms) for source, ms in ASSUMED.items()}
 
     def observe(self, load: AdapterLoad) -> None:
         """Take in one hop of one LoRA."""
@@ -124,23 +73,12 @@ class LoraLoadTimes:
         """Time until a LoRA of this size is on the device, from the fastest tier that has it; None for the store."""
         if tier is Tier.DEVICE:
             return 0.0
-        return self.memory_ms(size_bytes, tier) + self._hops[Tier.MEMORY].ms(size_bytes)
-
-    def memory_ms(self, size_bytes: int, tier: Tier | None) -> float:
-        """Time until it is in memory."""
-        return 0.0 if tier in {Tier.MEMORY, Tier.DEVICE} else self._hops[tier].ms(size_bytes)
+        to_memory_ms = 0.0 if tier is Tier.MEMORY else self._hops[tier].ms(size_bytes)
+        return to_memory_ms + self._hops[Tier.MEMORY].ms(size_bytes)
 
     def repeated_ms(self, lora: NeededLora) -> float:
         """Time that a worker saves which finds a LoRA in its memory and need not ask the LoRA store."""
         return self.ms(lora.size_bytes, None) - self.ms(lora.size_bytes, Tier.MEMORY)
-
-
-SPEED: Final[Mapping[Tier | None, int]] = {None: 0, Tier.DISK: 1, Tier.MEMORY: 2, Tier.DEVICE: 3}
-
-
-def faster_tier(one: Tier | None, other: Tier | None) -> Tier | None:
-    """The tier that is nearer to the device."""
-    return max(one, other, key=SPEED.__getitem__)
 
 
 def fastest_tiers(resident: Mapping[Tier, Iterable[str]]) -> dict[str, Tier]:
@@ -149,9 +87,6 @@ def fastest_tiers(resident: Mapping[Tier, Iterable[str]]) -> dict[str, Tier]:
     return {key: tier for tier in tiers for key in resident[tier]}
 
 
-# Adapters on their way to one worker's device: those of the jobs and prefetches that this router has sent
-# there. Pure.
-#
 # A worker loads a few jobs' adapters at a time, each job's one after the other, and the others in their
 # order: a new load begins when a lane is free, and takes every hop to the device. Telemetry tells what has
 # arrived; until then a load is expected to take what loads of its size take.
@@ -240,10 +175,6 @@ class PendingAdapterLoads:
 
     def _first_free(self) -> int:
         return min(range(len(self._free_s)), key=self._free_s.__getitem__)
-
-
-# Which workers can have a job's ControlNets computed: by themselves, or by instances of their service.
-# Pure.
 
 
 def is_control_of(card: ControlCard, base: ControlBase) -> bool:

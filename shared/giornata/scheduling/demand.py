@@ -12,19 +12,15 @@ from itertools import accumulate
 from operator import mul
 from typing import Final, NamedTuple
 
-from giornata.planning.cost_model import StepParallelism, Ways
+from giornata.planning.cost_model import StepCosts, StepParallelism, Ways, refresh_interval
 from giornata.planning.operations import NetworkOperations, SequenceShape, control_work
-from giornata.planning.step_costs import StepCosts, refresh_interval
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.wire.adapters import ControlWork
 from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import RowProgress
 
-# What workers still have to compute, when their rows leave, and when rows that no worker has are computed.
-# Pure.
-#
-# A step costs a base and what each of its rows adds (`giornata.planning.step_costs` is linear), all rows
+# A step costs a base and what each of its rows adds (`giornata.planning.cost_model` is linear), all rows
 # advance by one step together, and waiting rows take places in order as others leave, as far as a step may
 # have so many rows and tokens. Between two such moments steps are alike, so that a virtual run costs one
 # heap operation a row, not one a step.
@@ -269,9 +265,6 @@ def _level_ms(prospects: Sequence[WorkerEstimate], rows: float, fastest_ms: floa
     raise AssertionError("after the last worker there is room for everything")
 
 
-# What a job asks of a worker, and what that costs there. Pure.
-
-
 TOKENS: Final = NetworkOperations([BlockSpec(linear=1.0, text=1.0)])
 """Operations of a network that nothing is known of: one operation a computed token."""
 ROUNDING: Final = 1e-9
@@ -487,9 +480,6 @@ class JobDemand:
             )
             for shape in self.shapes
         )
-
-
-# Rows as workers tell of them, in the shapes that costs are of. Pure.
 
 
 def computed_tokens(row: RowProgress) -> int:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from giornata.fleet import Fleet, LastSeenTimes
 from giornata.residency.host_tiers import HostTiers
 from giornata.scheduling.adapters import ControlOffers, PendingAdapterLoads
 from giornata.scheduling.cost_models import UNKNOWN, WorkerCostModels
-from giornata.scheduling.demand import JobDemand, WorkerEstimate, WorkerLoad
-from giornata.scheduling.job_costs import JobCostEstimator
-from giornata.scheduling.policies import CandidateWorker
+from giornata.scheduling.demand import JobDemand, WorkerEstimate
+from giornata.scheduling.policies import CandidateWorker, JobCostEstimator
 from giornata.scheduling.worker_state import (
     AssignedAttempt,
     Attempt,
@@ -25,28 +23,12 @@ from giornata.scheduling.worker_state import (
 )
 from giornata.wire.workers import ServiceState, Tier
 
-# When a worker's step has taken so long that it probably does not end. Pure.
 
-
-@dataclass(frozen=True)
-class StallTimeout:
+class StallTimeout(NamedTuple):
     """A worker is stalled whose step takes longer than `least_ms`, and than `factor` times its predicted time."""
 
     factor: float = 10.0
     least_ms: float = 10_000.0
-
-    def allows(self, stepping_ms: float, step_ms: float) -> bool:
-        """Return whether a step that has taken `stepping_ms`, and was predicted to take `step_ms`, may still end."""
-        return stepping_ms <= max(self.least_ms, self.factor * step_ms)
-
-
-def next_step_ms(backlog: WorkerLoad) -> float:
-    """The longest that the next step of all running rows takes: each of them makes its first one."""
-    return backlog.base_ms + sum(row.step_ms + row.first_ms for row in backlog.running)
-
-
-# Pictures and LoRAs that come again: which pictures are recorded, and how often edits have known ones.
-# Pure.
 
 
 SMOOTHING: Final = 0.02
@@ -101,9 +83,6 @@ class ReuseRate:
         self.share += SMOOTHING * ((self._edits.count(key) > 1) - self.share)
 
 
-# How much of its fastest rate a worker gives up for fewer rows, by the models that it serves. Pure.
-
-
 SLACK: Final = 0.1
 """Share of a worker's fastest rate that is given up for fewer rows, each of which then ends sooner, while none wait."""
 NEARLY: Final = 1.25
@@ -143,8 +122,6 @@ class ModelSlack:
         return min((self._now.get(model, self._most) for model in models), default=self._most)
 
 
-# What is placed where: telemetry of the workers joined with assignments that it does not show yet. Pure.
-#
 # Telemetry is up to a quarter of a second old, so a burst of jobs would all go to the same worker. An
 # assignment therefore counts from the moment it is made until the worker's telemetry lists it, and not
 # after its end was reported, though telemetry may list it still. An assignment that telemetry stops listing
@@ -446,7 +423,9 @@ class Placement:
         stepping_ms = worker.shown.stepping_ms
         if stepping_ms <= self._patience.least_ms:
             return False
-        return not self._patience.allows(stepping_ms, next_step_ms(self._sum_up(worker).backlog))
+        backlog = self._sum_up(worker).backlog  # the longest: each of its rows makes its first step
+        step_ms = backlog.base_ms + sum(row.step_ms + row.first_ms for row in backlog.running)
+        return stepping_ms > self._patience.factor * step_ms
 
     def _sum_up(self, worker: WorkerOccupancy) -> WorkerTotals:
         """Sum up a worker, with what was asked for by attempts that it has no inputs of yet."""

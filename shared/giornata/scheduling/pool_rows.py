@@ -9,8 +9,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from giornata.planning.cost_model import ALONE, HALVED, StepParallelism
-from giornata.planning.step_costs import refresh_interval
+from giornata.planning.cost_model import ALONE, HALVED, StepParallelism, refresh_interval
 from giornata.scheduling.degrees.plans import (
     EPS,
     FreeDeviceSpans,
@@ -31,12 +30,6 @@ from giornata.scheduling.demand import (
 )
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import RankPhase, RowProgress, WorkerState
-
-# What steps of a pool's rows take by degree: of each row alone, on changed devices, and of rows that share
-# one. Pure.
-#
-# The leader of a pool, the router and the simulator ask the same code, so that they see the same deadlines.
-
 
 GUIDED: Final = 2
 """Sequences of a row with true classifier-free guidance: the only one that has halves."""
@@ -77,10 +70,11 @@ class StepSize:
 
 
 class RowTimes(NamedTuple):
-    """The times of a :class:`PoolRow`, in seconds."""
+    """The times of a :class:`PoolRow`, in seconds, and the size that they are of."""
 
     step_s: Times
     moved_s: Times
+    size: Hashable
 
 
 class DegreeTimes:
@@ -101,7 +95,7 @@ class DegreeTimes:
         """Seconds of a row's step alone, by degree; of two ways of one degree, those of the quicker one."""
         known = self._known.get(size)
         if known is None:
-            known = RowTimes(self._times(size, moved=False), self._times(size, moved=True))
+            known = RowTimes(self._times(size, moved=False), self._times(size, moved=True), size)
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             self._known[size] = known
@@ -127,12 +121,11 @@ class DegreeTimes:
         return bool(took) and min(took, key=took.__getitem__).halves
 
     def _times(self, size: StepSize, *, moved: bool) -> Times:
-        found: dict[int, float] = {}
-        for way in self._paces:
-            if way in self._usable(way.degree, (size,)):
-                took_s = _step_ms(self._paces[way], (size,), (moved,)) / 1e3
-                found[way.degree] = min(took_s, found.get(way.degree, math.inf))
-        return found
+        return {
+            degree: min(_step_ms(self._paces[way], (size,), (moved,)) for way in ways) / 1e3
+            for degree in dict.fromkeys(way.degree for way in self._paces)
+            if (ways := self._usable(degree, (size,)))
+        }
 
     def _usable(self, degree: int, sizes: Iterable[StepSize]) -> list[StepParallelism]:
         """The ways of a degree that have costs; all rows are guided where one device computes half of the sequences."""
@@ -160,19 +153,13 @@ def times_at(pace: StepTimeModel) -> DegreeTimes:
 
 def _step_ms(pace: StepTimeModel, sizes: Sequence[StepSize], moved: Sequence[bool] = ()) -> float:
     """Milliseconds of a step of these rows by one pace; each is as it was told of `moved`, default none is moved."""
-    marks = moved or (False,) * len(sizes)
+    rows = list(zip(sizes, moved or (False,) * len(sizes), strict=True))
     forwards = 1
-    if (
-        pace.operations.together
-    ):  # rows in full of each picture size are a forward, and those that take another one
-        whole = {
-            size.shape.image for size, there in zip(sizes, marks, strict=True) if _whole(size, moved=there)
-        }
-        forwards = len(whole) + any(
-            not _whole(size, moved=there) for size, there in zip(sizes, marks, strict=True)
-        )
-    rows_ms = sum(_row_ms(pace, size, moved=there) for size, there in zip(sizes, marks, strict=True))
-    return forwards * pace.base_ms + rows_ms
+    if pace.operations.together:
+        # Rows in full of each picture size are a forward, and those that take another one.
+        whole = {size.shape.image for size, there in rows if _whole(size, moved=there)}
+        forwards = len(whole) + any(not _whole(size, moved=there) for size, there in rows)
+    return forwards * pace.base_ms + sum(_row_ms(pace, size, moved=there) for size, there in rows)
 
 
 def _whole(size: StepSize, *, moved: bool) -> bool:
@@ -188,10 +175,6 @@ def _row_ms(pace: StepTimeModel, size: StepSize, *, moved: bool) -> float:
         return joining_ms + pace.row_ms(shape.whole, BlockMode.FULL)
     load = shape.load(pace, reuses=size.reuses, renewed_every=size.renewed_every)
     return joining_ms + load.step_ms
-
-
-# The rows of one pool as the router knows them: by telemetry, by what was assigned, and by what a job asks.
-# Pure.
 
 
 def devices_of(shown: WorkerState) -> int:
@@ -269,9 +252,6 @@ class PoolRows:
         return PoolRow(place, 0.0, due_s, left, times.step_s, times.moved_s, devices, place=place, size=size)
 
 
-# What becomes of a pool's rows with a job and without it: which deadlines are kept, and when rows end.
-# Pure.
-#
 # Deadlines are packed by the code of the pool's own rule, as if all steps in flight ended now. Ends are
 # those of a virtual run: rows in the rule's order share the devices evenly, each at the quickest degree
 # that its share allows.

@@ -1,27 +1,37 @@
-"""The queue of jobs for workers: fair between tenants, by priority, never starving. Pure."""
+"""The queues of jobs: fair between tenants, by priority, never starving. Pure.
+
+Accepted jobs that nothing was done for yet wait in a :class:`JobQueue`; as many as the fleet computes, and as many
+again, are prepared (:class:`InFlightJobWindow`); their rows wait for workers in a :class:`FairQueue`.
+"""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from itertools import count
 from operator import itemgetter
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from giornata.scheduling.demand import JobDemand
-from giornata.wire.jobs import Priority
+from giornata.wire.jobs import Job, Priority
 
-# What waits in the line, summed up by priority while jobs join and leave. Pure.
+AGEING_S: Final = 30.0
+"""A batch job that has waited for so long comes as if it were interactive."""
+LOOK_S: Final = 0.25
+"""Least time between two looks at who probably computes the first in line: a bound on what they cost."""
+RELOOK_S: Final = 1.0
+"""Time after which they are looked at though nobody has joined or left: workers have gone on meanwhile."""
+
+Key = tuple[str, int]
+"""A job and a number: rows of one job may join the line several times, where some came back from a lost worker."""
 
 
-@dataclass
-class DemandTotal:
-    """Sums over entries of the line. Sizes are whole numbers, so that nothing is lost by adding and taking away."""
+class DemandTotal(NamedTuple):
+    """Sums over entries of a queue. Sizes are whole numbers, so that nothing is lost by adding and taking away."""
 
     jobs: int = 0
     rows: int = 0
@@ -29,58 +39,14 @@ class DemandTotal:
     size: float = 0.0
     """See :attr:`giornata.scheduling.demand.JobDemand.size`."""
 
-    def count(self, demand: JobDemand, sign: int) -> None:
-        """Add what a job asks for (`sign` 1), or take it away (-1)."""
-        self.jobs += sign
-        self.rows += sign * demand.rows
-        self.steps += sign * demand.steps
-        self.size += sign * demand.size
-
-    def __add__(self, other: DemandTotal) -> DemandTotal:
+    def plus(self, other: DemandTotal, sign: int = 1) -> DemandTotal:
+        """The sum, or where `sign` is -1 the difference."""
         return DemandTotal(
-            self.jobs + other.jobs, self.rows + other.rows, self.steps + other.steps, self.size + other.size
+            self.jobs + sign * other.jobs,
+            self.rows + sign * other.rows,
+            self.steps + sign * other.steps,
+            self.size + sign * other.size,
         )
-
-
-class QueueTotals:
-    """A :class:`DemandTotal` for each priority."""
-
-    def __init__(self) -> None:
-        self._by_priority = {priority: DemandTotal() for priority in Priority}
-        self.adapted = 0
-        """Entries that need adapters."""
-
-    def count(self, priority: Priority, demand: JobDemand, sign: int) -> None:
-        """See :meth:`DemandTotal.count`."""
-        self._by_priority[priority].count(demand, sign)
-        self.adapted += sign * bool(demand.adapters)
-
-    def before(self, priority: Priority) -> DemandTotal:
-        """Return what comes before a new job of `priority`: batch jobs never before an interactive one."""
-        interactive = self._by_priority[Priority.INTERACTIVE]
-        return interactive if priority is Priority.INTERACTIVE else self.all
-
-    @property
-    def all(self) -> DemandTotal:
-        """The sum over all."""
-        return self._by_priority[Priority.INTERACTIVE] + self._by_priority[Priority.BATCH]
-
-
-# Jobs that wait for a worker, and what a line of them promises. Pure.
-
-
-AGEING_S: Final = 30.0
-"""A batch job that has waited for so long comes as if it were interactive."""
-
-
-LOOK_S: Final = 0.25
-"""Least time between two looks at who probably computes the first in line: a bound on what they cost."""
-RELOOK_S: Final = 1.0
-"""Time after which they are looked at though nobody has joined or left: workers have gone on meanwhile."""
-
-
-Key = tuple[str, int]
-"""A job and a number: rows of one job may join the line several times, where some came back from a lost worker."""
 
 
 @dataclass(frozen=True)
@@ -144,84 +110,24 @@ class QueuedRows:
         return replace(self, rows=tuple(self.rows[place] for place in left), demand=demand)
 
 
-class RowQueue(Protocol):
-    """Jobs that are prepared, with rows that no worker has taken yet.
+H = TypeVar("H", bound=Hashable)
+
+
+class RowQueue:
+    """Jobs that are prepared, with rows that no worker has taken yet; a subclass adds the order of their turns.
 
     No row is lost or served twice, and none waits for ever while others are served: the contract suite of lines
     (`tests/unit/scheduling/test_lines.py`) holds every implementation to that.
     """
 
-    @property
-    def totals(self) -> QueueTotals:
-        """Return what the rows that wait ask for, summed up."""
-
-    @property
-    def models(self) -> Mapping[tuple[str, str], int]:
-        """Return how many rows wait, by name and digest of the models that jobs wait for."""
-
-    def __len__(self) -> int: ...
-
-    def __contains__(self, job_id: object) -> bool: ...
-
-    def __iter__(self) -> Iterator[QueuedRows]: ...
-
-    def join(
-        self,
-        job_id: str,
-        demand: JobDemand,
-        claim: SchedulingParams,
-        now: float,
-        *,
-        rows: Sequence[int] | None = None,
-        fetching: str | None = None,
-    ) -> QueuedRows:
-        """Let rows of a job wait for their turn; `rows` are their indices, by default counted from 0."""
-
-    def serve(self, key: Key, rows: Collection[int], now: float, passes: Key | None = None) -> JobDemand:
-        """Take `rows`, which have got a worker, out of the line, and return what they ask for.
-
-        `now` is that of the order by which they were served. `passes` is a job that came before them and is served
-        later, since there is no room for it.
-        """
-
-    def tell(self, key: Key, worker: str) -> None:
-        """Note that `worker` was told to load what an entry needs, since it is the likely one."""
-
-    def leave(self, key: Key) -> None:
-        """Take all rows of an entry out of the line, if it has any."""
-
-    def order(self, now: float) -> list[QueuedRows]:
-        """All that wait, in the order of their turns."""
-
-    def changes_at(self, now: float) -> float | None:
-        """Return when the order changes next if no job joins or leaves; None if it does not."""
-
-    @property
-    def looks_at(self) -> float | None:
-        """Return when the likely workers of those who wait are to be chosen anew; None where nobody needs adapters.
-
-        :data:`LOOK_S` after they were last where the line has changed since, else :data:`RELOOK_S`.
-        """
-
-    def looked(self, now: float) -> None:
-        """Note that likely workers are chosen `now`."""
-
-
-# The books that every line keeps: what waits, of which jobs and models. Pure.
-
-
-H = TypeVar("H", bound=Hashable)
-
-
-class RowQueueBase:
-    """Rows by entry. Lines add the order: they are told of each entry that joins, is served and leaves."""
-
     def __init__(self) -> None:
         self._waiting: dict[Key, QueuedRows] = {}
         self._jobs: Counter[str] = Counter()
         self._models: Counter[tuple[str, str]] = Counter()
-        self._totals = QueueTotals()
-        self._tickets = itertools.count()
+        self._totals = dict.fromkeys(Priority, DemandTotal())
+        self._adapted = 0
+        """Entries that need adapters."""
+        self._tickets = count()
         self._looked_s = -math.inf
         self._changed = False
         """Whether somebody has joined or left since."""
@@ -236,14 +142,18 @@ class RowQueueBase:
         return iter(self._waiting.values())
 
     @property
-    def totals(self) -> QueueTotals:
-        """See :class:`giornata.scheduling.queue.RowQueue`."""
-        return self._totals
+    def models(self) -> Mapping[tuple[str, str], int]:
+        """Return how many rows wait, by name and digest of the models that jobs wait for."""
+        return self._models
 
     @property
-    def models(self) -> Mapping[tuple[str, str], int]:
-        """See :class:`giornata.scheduling.queue.RowQueue`."""
-        return self._models
+    def total(self) -> DemandTotal:
+        """The sum over all that wait."""
+        return self._totals[Priority.INTERACTIVE].plus(self._totals[Priority.BATCH])
+
+    def before(self, priority: Priority) -> DemandTotal:
+        """Return what comes before a new job of `priority`: batch jobs never before an interactive one."""
+        return self._totals[priority] if priority is Priority.INTERACTIVE else self.total
 
     def join(
         self,
@@ -255,65 +165,73 @@ class RowQueueBase:
         rows: Sequence[int] | None = None,
         fetching: str | None = None,
     ) -> QueuedRows:
-        """See :class:`giornata.scheduling.queue.RowQueue`."""
+        """Let rows of a job wait for their turn; `rows` are their indices, by default counted from 0."""
         ticket = next(self._tickets)
         indices = tuple(range(demand.rows) if rows is None else rows)
-        demand = replace(demand, ticket=ticket)
         told = frozenset[str]() if fetching is None else frozenset({fetching})
+        demand = replace(demand, ticket=ticket)
         joined = QueuedRows((job_id, ticket), indices, demand, claim, now, fetching=fetching, told=told)
-        self._waiting[joined.key] = joined
         self._jobs[job_id] += 1
-        self._models[joined.model] += len(joined.rows)
-        self._totals.count(claim.priority, demand, 1)
-        self._changed = True
+        self._put(joined)
         self._joined(joined, now)
         return joined
 
     def serve(self, key: Key, rows: Collection[int], now: float, passes: Key | None = None) -> JobDemand:
-        """See :class:`giornata.scheduling.queue.RowQueue`."""
+        """Take `rows`, which have got a worker, out of the line, and return what they ask for.
+
+        `now` is that of the order by which they were served. `passes` is a job that came before them and is served
+        later, since there is no room for it.
+        """
         entry = self._waiting[key]
         if passes is not None:
             passed = self._waiting[passes]
             self._waiting[passes] = replace(passed, passed=passed.passed + len(rows))
         shapes = (shape for row, shape in zip(entry.rows, entry.demand.shapes, strict=True) if row in rows)
         served = replace(entry.asked(now), shapes=tuple(shapes))
-        self._changed = True
-        self._served(entry, served, now, whole=len(rows) == len(entry.rows))
-        if len(rows) == len(entry.rows):
+        whole = len(rows) == len(entry.rows)
+        self._served(entry, served, now, whole=whole)
+        if whole:
             self.leave(key)
         else:
-            left = self._waiting[key] = entry.without(rows)
-            self._models[entry.model] -= len(rows)
-            self._totals.count(entry.claim.priority, entry.demand, -1)
-            self._totals.count(entry.claim.priority, left.demand, 1)
+            self._count(entry, -1)
+            self._put(entry.without(rows))
         return served
 
     def tell(self, key: Key, worker: str) -> None:
-        """See :class:`giornata.scheduling.queue.RowQueue`."""
+        """Note that `worker` was told to load what an entry needs, since it is the likely one."""
         entry = self._waiting[key]
         self._waiting[key] = replace(entry, fetching=worker, told=entry.told | {worker})
 
+    def leave(self, key: Key) -> None:
+        """Take all rows of an entry out of the line, if it has any."""
+        entry = self._waiting.pop(key, None)
+        if entry is None:
+            return
+        _count_off(self._jobs, entry.job_id)
+        self._count(entry, -1)
+        self._left(entry)
+
+    def order(self, now: float) -> list[QueuedRows]:
+        """All that wait, in the order of their turns."""
+        raise NotImplementedError
+
+    def changes_at(self, now: float) -> float | None:
+        """Return when the order changes next if no job joins or leaves; None if it does not."""
+        raise NotImplementedError
+
     @property
     def looks_at(self) -> float | None:
-        """See :class:`giornata.scheduling.queue.RowQueue`."""
-        if not self._totals.adapted:
+        """Return when the likely workers of those who wait are to be chosen anew; None where nobody needs adapters.
+
+        :data:`LOOK_S` after they were last where the line has changed since, else :data:`RELOOK_S`.
+        """
+        if not self._adapted:
             return None
         return self._looked_s + (LOOK_S if self._changed else RELOOK_S)
 
     def looked(self, now: float) -> None:
-        """See :class:`giornata.scheduling.queue.RowQueue`."""
+        """Note that likely workers are chosen `now`."""
         self._looked_s, self._changed = now, False
-
-    def leave(self, key: Key) -> None:
-        """See :class:`giornata.scheduling.queue.RowQueue`."""
-        entry = self._waiting.pop(key, None)
-        if entry is None:
-            return
-        self._changed = True
-        _count_off(self._jobs, entry.job_id)
-        _count_off(self._models, entry.model, len(entry.rows))
-        self._totals.count(entry.claim.priority, entry.demand, -1)
-        self._left(entry)
 
     def _joined(self, entry: QueuedRows, now: float) -> None:
         """An entry waits from now on."""
@@ -327,6 +245,18 @@ class RowQueueBase:
         """An entry waits no more."""
         raise NotImplementedError
 
+    def _put(self, entry: QueuedRows) -> None:
+        self._waiting[entry.key] = entry
+        self._count(entry, 1)
+
+    def _count(self, entry: QueuedRows, sign: int) -> None:
+        demand, priority = entry.demand, entry.claim.priority
+        asked = DemandTotal(1, demand.rows, demand.steps, demand.size)
+        self._totals[priority] = self._totals[priority].plus(asked, sign)
+        _count_off(self._models, entry.model, -sign * demand.rows)
+        self._adapted += sign * bool(demand.adapters)
+        self._changed = True
+
 
 def _count_off(counted: Counter[H], one: H, times: int = 1) -> None:
     counted[one] -= times
@@ -334,7 +264,7 @@ def _count_off(counted: Counter[H], one: H, times: int = 1) -> None:
         del counted[one]
 
 
-# Whose turn it is among flows of jobs: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). Pure.
+# Whose turn it is among flows of jobs: start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996).
 #
 # Every flow, such as a tenant, has a start tag: the virtual time at which its next work begins. The flow
 # with the least tag is next, and what it is served moves its tag on by the work over its weight. So a
@@ -427,8 +357,6 @@ class FairShares(Generic[F]):
             self._most = 2 * len(self._places) + VOID
 
 
-# The line that is used by default: fair between tenants, by priority, never starving. Pure.
-#
 # Tenants take turns by their shares (`giornata.scheduling.queue`). A tenant's jobs come in the order of
 # their arrival, but each is deferred by a multiple of its work that no worker has: small jobs pass large
 # ones, since so most jobs end soonest, but only those that come soon after. Jobs whose rows stay together
@@ -453,8 +381,8 @@ class TenantJobOrder(StrEnum):
     """The one that arrived first."""
 
 
-class FairQueue(RowQueueBase):
-    """See :class:`giornata.scheduling.queue.RowQueue`.
+class FairQueue(RowQueue):
+    """Jobs take turns by their tenants' shares.
 
     `turn` says which job of a tenant comes first. `by_deadline`, jobs of a class that wish to end by a time come first,
     the earliest first, as long as they can; a job that cannot any more has no claim and takes its turn. Jobs that take
@@ -478,7 +406,7 @@ class FairQueue(RowQueueBase):
         """Jobs that were served for their deadline, one after the other."""
 
     def order(self, now: float) -> list[QueuedRows]:
-        """See :class:`giornata.scheduling.queue.RowQueue`."""
+        """See :class:`RowQueue`."""
         ordered = self._by_turns(now)
         if self._favoured >= FAVOURED:
             by_turn = (e for e in ordered if self._aged(e, now) and self._due_s(e, now) == math.inf)
@@ -488,7 +416,7 @@ class FairQueue(RowQueueBase):
         return ordered
 
     def changes_at(self, now: float) -> float | None:
-        """See :class:`giornata.scheduling.queue.RowQueue`."""
+        """See :class:`RowQueue`."""
         times: list[float] = []
         for entry in self:
             claim = entry.claim
@@ -530,7 +458,7 @@ class FairQueue(RowQueueBase):
             return math.inf
         return claim.finish_by_s
 
-    def _joined(self, entry: QueuedRows, now: float) -> None:  # noqa: ARG002 - other lines need the time
+    def _joined(self, entry: QueuedRows, now: float) -> None:  # noqa: ARG002 - other queues need the time
         self._shares.join(entry.claim.tenant, entry.claim.weight)
 
     def _served(self, entry: QueuedRows, served: JobDemand, now: float, *, whole: bool) -> None:
@@ -540,3 +468,217 @@ class FairQueue(RowQueueBase):
 
     def _left(self, entry: QueuedRows) -> None:
         self._shares.leave(entry.claim.tenant)
+
+
+# Within a class tenants take turns by their shares, as prepared rows do, and a tenant's jobs come in the order of
+# their arrival. Batch jobs come after interactive ones. A batch job that has waited for a while joins the interactive
+# class, in a flow of its tenant's aged batch jobs. It does not starve, and a flood of batch jobs, however old, delays
+# its tenant's next interactive job by about one job.
+
+
+_Flow = tuple[str, Priority]
+"""A tenant's jobs of one priority."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """A job as it is known before its pictures are inspected."""
+
+    job_id: str
+    priority: Priority
+    tenant: str
+    weight: float
+    """Weight of the tenant, above 0: with twice the weight, twice the share."""
+    model_digest: str
+    rows: int
+    steps: int
+    """Denoising steps of each row."""
+    since_s: float
+    """When it was accepted, by the clock of `now`."""
+    budget_s: float
+    """Time allowed for it since then."""
+
+    @classmethod
+    def of(cls, job: Job, now: float) -> QueuedJob:
+        """A job that is accepted `now`."""
+        return cls(
+            *(job.job_id, job.priority, job.tenant, job.weight, job.model_digest, job.parameters.n),
+            *(max(1, job.denoising_steps), now, job.budget_ms / 1e3),
+        )
+
+    @property
+    def flow(self) -> _Flow:
+        """Jobs of one flow come in order."""
+        return self.tenant, self.priority
+
+
+class NextJob(NamedTuple):
+    """The job that comes next."""
+
+    job: QueuedJob
+    yields: bool
+    """It is a batch job that has not aged: it comes after all interactive ones."""
+
+
+class _FlowQueue:
+    """Jobs of one class, by flow; the flow with the least start tag comes next."""
+
+    def __init__(self) -> None:
+        self._shares = FairShares[_Flow]()
+        self._flows: dict[_Flow, OrderedDict[str, QueuedJob]] = {}
+        """The jobs of each flow that has any, in order."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._flows.values()))
+
+    def join(self, job: QueuedJob) -> None:
+        self._flows.setdefault(job.flow, OrderedDict())[job.job_id] = job
+        self._shares.join(job.flow, job.weight)
+
+    def leave(self, job: QueuedJob) -> None:
+        del self._flows[job.flow][job.job_id]
+        self._shares.leave(job.flow)
+        if not self._flows[job.flow]:
+            del self._flows[job.flow]
+
+    def heads(self) -> list[QueuedJob]:
+        """The first job of each flow."""
+        return [next(iter(jobs.values())) for jobs in self._flows.values()]
+
+    def first(self) -> QueuedJob | None:
+        flow = self._shares.first()
+        return None if flow is None else next(iter(self._flows[flow].values()))
+
+    def serve(self, job: QueuedJob) -> None:
+        """Take out the job that :meth:`first` has returned."""
+        self._shares.charge(job.flow, job.rows * job.steps)
+        self.leave(job)
+
+    def ahead(self, job: QueuedJob) -> float:
+        """About how many jobs come before `job`, which may be new: each other flow has its share until then."""
+        jobs = self._flows.get(job.flow, OrderedDict())
+        own = list(jobs).index(job.job_id) if job.job_id in jobs else len(jobs)
+        return own + sum(
+            min(len(others), (own + 1) * next(iter(others.values())).weight / job.weight)
+            for flow, others in self._flows.items()
+            if flow != job.flow
+        )
+
+
+class JobQueue:
+    """Every queued job that is not carried yet."""
+
+    def __init__(self, ageing_s: float = AGEING_S) -> None:
+        self._ageing_s = ageing_s
+        self._interactive, self._batch = _FlowQueue(), _FlowQueue()
+        self._jobs: dict[str, tuple[QueuedJob, _FlowQueue]] = {}
+        self.rows = self.steps = 0
+        """Pictures that are asked for, and their steps, summed up."""
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._jobs
+
+    def join(self, job: QueuedJob) -> None:
+        """Let a job wait for its turn."""
+        self._join(job, self._interactive if job.priority is Priority.INTERACTIVE else self._batch)
+        self._count(job, 1)
+
+    def leave(self, job_id: str) -> QueuedJob | None:
+        """Take a job out; None if it does not wait."""
+        job, flows = self._jobs.pop(job_id, (None, self._batch))
+        if job is not None:
+            flows.leave(job)
+            self._count(job, -1)
+        return job
+
+    def next(self, now: float) -> NextJob | None:
+        """The job that comes next, which stays until it is served; None where none waits."""
+        while aged := [job for job in self._batch.heads() if job.since_s + self._ageing_s <= now]:
+            for job in aged:
+                self._batch.leave(job)
+                self._join(job, self._interactive)
+        for flows in (self._interactive, self._batch):
+            if (first := flows.first()) is not None:
+                return NextJob(first, yields=flows is self._batch)
+        return None
+
+    def serve(self, turn: NextJob) -> None:
+        """Take out the job that :meth:`next` has just returned."""
+        job, flows = self._jobs.pop(turn.job.job_id)
+        flows.serve(job)
+        self._count(job, -1)
+
+    def overdue(self, now: float) -> list[QueuedJob]:
+        """Jobs with budgets that have ended; they stay until they leave."""
+        return [job for job, _ in self._jobs.values() if job.since_s + job.budget_s <= now]
+
+    def ahead(self, job: QueuedJob) -> int:
+        """About how many jobs come before `job`, waiting or new, if jobs are alike."""
+        new = self._batch if job.priority is Priority.BATCH else self._interactive
+        _, flows = self._jobs.get(job.job_id, (job, new))
+        before = len(self._interactive) if flows is self._batch else 0
+        return before + round(flows.ahead(job))
+
+    def _join(self, job: QueuedJob, flows: _FlowQueue) -> None:
+        flows.join(job)
+        self._jobs[job.job_id] = job, flows
+
+    def _count(self, job: QueuedJob, sign: int) -> None:
+        self.rows += sign * job.rows
+        self.steps += sign * job.rows * job.steps
+
+
+class InFlightJobWindow:
+    """Rows of carried jobs, from the beginning of their inspection to their end.
+
+    Twice what ready workers hold at once: while a worker computes its rows, as many others are inspected, encoded or
+    decoded. With few workers or none, `prepared_rows` are prepared ahead of them all the same.
+
+    Tenants share it. A batch job that yields is carried only while there is room beside all others; interactive ones do
+    not wait for it.
+    """
+
+    def __init__(self, prepared_rows: int) -> None:
+        self._prepared_rows = prepared_rows
+        self._capacity_rows = 0
+        self._turns: dict[str, NextJob] = {}
+
+    @property
+    def rows(self) -> int:
+        """Rows that may be carried; the last job may have more."""
+        return self._capacity_rows + max(self._prepared_rows, self._capacity_rows)
+
+    def resize(self, capacity_rows: int) -> None:
+        """Follow the fleet: ready workers hold so many rows at once."""
+        self._capacity_rows = capacity_rows
+
+    def has_room(self, turn: NextJob) -> bool:
+        """Return whether the job may be carried now."""
+        return self._used(yields=turn.yields) < self.rows or self.within_share(turn.job)
+
+    def begin(self, turn: NextJob) -> None:
+        """The job is carried from now on."""
+        self._turns[turn.job.job_id] = turn
+
+    def end(self, job: QueuedJob) -> None:
+        """The job is not carried any more, if it was."""
+        self._turns.pop(job.job_id, None)
+
+    def within_share(self, job: QueuedJob) -> bool:
+        """Whether a tenant beside others has less than its share of the carried rows: its jobs exceed a full window.
+
+        A batch job's do not where interactive ones fill it.
+        """
+        if job.priority is Priority.BATCH and self._used(yields=False) >= self.rows:
+            return False
+        jobs = [job, *(turn.job for turn in self._turns.values())]
+        weights = {one.tenant: one.weight for one in jobs}
+        own = sum(one.rows for one in jobs if one.tenant == job.tenant)
+        return len(weights) > 1 and own <= self.rows * job.weight / sum(weights.values())
+
+    def _used(self, *, yields: bool) -> int:
+        """Rows beside which a job that yields, or one that does not, has to find room."""
+        return sum(turn.job.rows for turn in self._turns.values() if yields or not turn.yields)

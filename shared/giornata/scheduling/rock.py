@@ -1,35 +1,33 @@
-"""ROCK as published (CLUSTER '25, section 4), beside the default: matching of jobs with workers, and replicas. Pure.
+"""The plans of adapters' placement, and ROCK (CLUSTER '25, section 4) beside the default. Pure.
 
-Both run on the common queue, cache tiers and placement. Its queues of alike jobs are the lab's.
+ROCK's matching and replicas run on the common queue, cache tiers and placement; its queues of alike jobs are the lab's.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from random import Random
 from typing import Final, NamedTuple
 
-from giornata.residency.popularity import AdapterUsage, rendezvous_weight
 from giornata.residency.use_based import (
+    HALF_LIFE_S,
+    USE_PERIOD_S,
     AdapterSelection,
     AdapterTier,
+    AdapterUsage,
+    Plan,
     ResidencySnapshot,
     TierKind,
     Wanted,
     pins_of,
+    rendezvous_weight,
+    use_plan,
 )
 from giornata.scheduling.demand import JobDemand
-from giornata.scheduling.placement import Placement
-from giornata.scheduling.queue import Key, QueuedRows, RowQueue
-from giornata.scheduling.scheduler import LOOKED_AT, RowAssignment, SchedulingDecision, room_for_any
-from giornata.wire.workers import Tier
-
-# ROCK's matching of queues and workers: weights, and the choice among the best (CLUSTER '25, section 4.1).
-# Pure.
-
+from giornata.scheduling.policies import CandidateWorker, with_room
 
 AFFINITY: Final = 0.6
 UTILISATION: Final = 0.3
@@ -53,29 +51,19 @@ class FreeWorker(NamedTuple):
     """Time until the queue's first rows would be computed there, above 0."""
 
 
-def affinity(wanted: Collection[str], held: Mapping[str, Tier]) -> float:
-    """Share of the `wanted` adapters that are `held` on the device; 0 where none is wanted."""
-    return sum(held.get(digest) is Tier.DEVICE for digest in wanted) / len(wanted) if wanted else 0.0
-
-
-def match_weight(worker: FreeWorker, least_delay_ms: float) -> float:
-    """0.6 of affinity, 0.3 of 1 - |u - 0.7|, 0.1 of the inverse delay.
+def match_weights(workers: Sequence[FreeWorker]) -> dict[str, float]:
+    """0.6 of affinity, 0.3 of 1 - |u - 0.7|, 0.1 of the inverse delay, by name of the worker.
 
     The delay's inverse is relative to that of the best worker. Taken in 1/seconds, as it is printed, it vanishes beside
     the other terms.
     """
-    fit = 1 - abs(worker.utilisation - WANTED)
-    return (
-        AFFINITY * worker.affinity
-        + UTILISATION * fit
-        + DELAY * (least_delay_ms / worker.delay_ms if worker.delay_ms > 0 else 1.0)
-    )
-
-
-def match_weights(workers: Sequence[FreeWorker]) -> dict[str, float]:
-    """By name of the worker."""
     least_ms = min((worker.delay_ms for worker in workers), default=0.0)
-    return {worker.name: match_weight(worker, least_ms) for worker in workers}
+    return {
+        worker.name: AFFINITY * worker.affinity
+        + UTILISATION * (1 - abs(worker.utilisation - WANTED))
+        + DELAY * (least_ms / worker.delay_ms if worker.delay_ms > 0 else 1.0)
+        for worker in workers
+    }
 
 
 def choose_worker(workers: Sequence[FreeWorker]) -> FreeWorker | None:
@@ -87,148 +75,18 @@ def choose_worker(workers: Sequence[FreeWorker]) -> FreeWorker | None:
     return min(best, key=lambda worker: (worker.utilisation, -weighed[worker.name], worker.name))
 
 
-# ROCK's scheduler: queues of alike jobs are matched with workers (CLUSTER '25, section 4.1). Pure.
-#
-# The paper matches each queue with one worker for 90 s, which carries no load: here queues are matched anew
-# at each free place. The heaviest pair of a queue and a free worker is served, but a queue whose first job
-# has waited for a minute comes first.
+def rock_match(candidates: Sequence[CandidateWorker], demand: JobDemand) -> CandidateWorker | None:
+    """The policy that matches a job with a worker that has room, by the affinity of its own LoRAs.
 
-
-OLD_S: Final = 60.0
-"""A queue whose first job has waited for so long comes first."""
-ASKED: Final = 32
-"""Waiting jobs of a queue whose adapters are its affinity."""
-
-
-def one_queue(line: RowQueue, now: float) -> dict[int, list[QueuedRows]]:
-    """Return all entries as one queue, in the order of their turns; none where nothing waits."""
-    return {0: waiting} if (waiting := line.order(now)) else {}
-
-
-def never_yields(_line: RowQueue, _entry: QueuedRows, _now: float) -> bool:
-    """Return False: the order of the one queue has batch jobs where they belong."""
-    return False
-
-
-@dataclass(frozen=True)
-class RockScheduler:
-    """Serves the heaviest pair of queue and free worker. `queues` parts what waits; as served it is one."""
-
-    looked_at: int = LOOKED_AT
-    queues: Callable[[RowQueue, float], dict[int, list[QueuedRows]]] = one_queue
-    yields: Callable[[RowQueue, QueuedRows, float], bool] = never_yields
-    """Whether an entry comes after all interactive jobs of other queues."""
-
-    def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
-        """See :class:`giornata.scheduling.scheduler.Scheduler`."""
-        if not room_for_any(line, placement):
-            return SchedulingDecision()
-        with placement.trial() as count:
-            made = _RockDecisionBuilder(self, placement, count, now, self.queues(line, now), line)
-            while made.serve_one():
-                pass
-        return SchedulingDecision(made.placements, wake_at=line.changes_at(now) if made.queues else None)
-
-
-@dataclass
-class _QueueMatch:
-    """A queue's first rows, and the workers that have a place for them."""
-
-    queue: int
-    entry: QueuedRows
-    asked: JobDemand
-    workers: list[FreeWorker]
-
-
-@dataclass
-class _RockDecisionBuilder:
-    """A decision in the making."""
-
-    rules: RockScheduler
-    placement: Placement
-    count: Callable[[str, str, JobDemand], None]
-    now: float
-    queues: dict[int, list[QueuedRows]]
-    """Entries that wait, by queue; a queue without any is left out."""
-    line: RowQueue
-    placed: dict[tuple[Key, str], list[int]] = field(default_factory=dict)
-    """Rows by entry and worker."""
-    kept: dict[str, Key] = field(default_factory=dict)
-    """Workers that are kept free, each for an old entry that no worker has room for."""
-
-    @property
-    def placements(self) -> tuple[RowAssignment, ...]:
-        """Return what one worker gets of an entry together, in the order of the first rows."""
-        return tuple(RowAssignment(key, worker, tuple(rows)) for (key, worker), rows in self.placed.items())
-
-    def serve_one(self) -> bool:
-        """Place the first rows of one queue; False where none can be."""
-        yields = min((self._yields(entries[0]) for entries in self.queues.values()), default=True)
-        pairs = [
-            pair
-            for queue, entries in self.queues.items()
-            if self._yields(entries[0]) == yields and (pair := self._pair(queue, entries[0])) is not None
-        ]
-        if not pairs:
-            return self._let_batch_come(yields=yields)
-        old = [pair for pair in pairs if self.now - pair.entry.since_s > OLD_S]
-        first = min(old, key=lambda pair: pair.entry.key[1]) if old else max(pairs, key=_heaviest)
-        worker = choose_worker(first.workers)
-        if worker is None:
-            raise RuntimeError(f"queue {first.queue} was matched without a worker")
-        self._place(first, worker.name)
-        return True
-
-    def _yields(self, entry: QueuedRows) -> bool:
-        return self.rules.yields(self.line, entry, self.now)
-
-    def _let_batch_come(self, *, yields: bool) -> bool:
-        """No interactive queue can be served: drop them from this decision, so that batch jobs are asked."""
-        before = len(self.queues)
-        self.queues = {q: entries for q, entries in self.queues.items() if self._yields(entries[0]) != yields}
-        return bool(self.queues) and len(self.queues) < before and not yields
-
-    def _pair(self, queue: int, entry: QueuedRows) -> _QueueMatch | None:
-        asked = entry.asked(self.now).piece()
-        closed = [name for name, key in self.kept.items() if key != entry.key]
-        known = self.placement.candidates(asked, self.rules.looked_at, closed)
-        able = [c for c in known if asked.fits(c.rows, c.capacity_rows)]
-        if not able:
-            if self.now - entry.since_s > OLD_S and entry.key not in self.kept.values():
-                soonest = self.placement.soonest(asked, closed)
-                self.kept |= {} if soonest is None else {soonest: entry.key}
-            return None
-        wanted = {lora.digest for one in self.queues[queue][:ASKED] for lora in one.demand.adapters}
-        workers = [
-            FreeWorker(
-                c.instance,
-                affinity(wanted, self.placement.adapters(c.instance)),
-                c.rows / c.capacity_rows,
-                c.prediction().finish_ms,
-            )
-            for c in able
-        ]
-        return _QueueMatch(queue, entry, asked, workers)
-
-    def _place(self, pair: _QueueMatch, worker: str) -> None:
-        entry, entries = pair.entry, self.queues[pair.queue]
-        rows = entry.rows[: pair.asked.rows]
-        self.count(entry.job_id, worker, pair.asked)
-        self.placed.setdefault((entry.key, worker), []).extend(rows)
-        if len(rows) < len(entry.rows):
-            entries[0] = entry.without(rows)
-            return
-        del entries[0]
-        if not entries:
-            del self.queues[pair.queue]
-
-
-def _heaviest(pair: _QueueMatch) -> tuple[float, int]:
-    """Weight of the queue with its best worker; of equal ones the older job's."""
-    return max(match_weights(pair.workers).values()), -pair.entry.key[1]
-
-
-# Clusters of places by their hardware, as ROCK makes them (section 4).
+    The router has one queue; ROCK's queues of alike jobs are the lab's.
+    """
+    able = {c.instance: c for c in with_room(candidates, demand)}
+    free = [
+        FreeWorker(c.instance, c.held, c.rows / c.capacity_rows, c.prediction().finish_ms)
+        for c in able.values()
+    ]
+    best = choose_worker(free)
+    return None if best is None else able[best.name]
 
 
 RADIUS: Final = 0.25
@@ -268,7 +126,7 @@ def clusters(places: Sequence[AdapterTier]) -> list[list[AdapterTier]]:
     return [found[label] for label in sorted(found)]
 
 
-# ROCK's placement (Zhang et al., "ROCK", CLUSTER 2025, section 4): replicas by popularity and size. Pure.
+# ROCK's placement (Zhang et al., "ROCK", CLUSTER 2025, section 4): replicas by popularity and size.
 #
 # What the paper leaves open is decided here: an adapter's cluster and partition are those that its hash
 # names, a partition begins at a place of its own and has as many places as its part of the uses; a place
@@ -413,3 +271,31 @@ class _Round:
             for digest in asked:  # it grows
                 come = (partner for partner in partners.get(digest, ()) if partner not in filling)
                 asked.extend(partner for partner in come if filling.take(partner))
+
+
+class AdapterPlan(StrEnum):
+    """The name of a plan in configurations and simulations."""
+
+    ROCK = "rock"
+    """ROCK's replicas, beside its matching."""
+    USE = "use"
+    """What is used most for what another load costs; see :mod:`giornata.residency.use_based`."""
+    OFF = "off"
+    """None: adapters come as jobs need them."""
+
+
+class ResidencyPlanner(NamedTuple):
+    """A rule and its times."""
+
+    make: Callable[[int], Plan]
+    """The plan of a seed."""
+    period_s: float
+    half_life_s: float = HALF_LIFE_S
+    """Half-life of the uses that the plan is given."""
+
+
+PLANNERS: Final[Mapping[str, ResidencyPlanner]] = {
+    AdapterPlan.ROCK: ResidencyPlanner(RockPlan, ROCK_PERIOD_S),
+    AdapterPlan.USE: ResidencyPlanner(lambda _: use_plan, USE_PERIOD_S),
+}
+"""All but `off`."""

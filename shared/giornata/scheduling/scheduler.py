@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ from giornata.scheduling.worker_state import Attempt
 from giornata.shares import SharedPool, TenantAllocation
 from giornata.wire.jobs import Priority
 
-# What a scheduler is asked and answers; and the one that serves jobs in their turn, each by a policy. Pure.
-#
 # Rows are placed one by one, so that the pictures of one job are computed side by side where several
 # workers have room.
 
@@ -66,10 +63,6 @@ class SchedulingDecision(NamedTuple):
     """A decision of the scheduler. The caller applies it, in this order, before it asks again."""
 
     placements: tuple[RowAssignment, ...] = ()
-    preemptions: tuple[Attempt, ...] = ()
-    """Attempts that their workers drop: the rows join the line again, and no failure is counted. An attempt whose rows
-    were not sent yet stays in the placement.
-    """
     loads: tuple[PrefetchRequest, ...] = ()
     """Loads that should begin now and were not told before: none twice for one entry and worker. The caller tells the
     worker, and counts each by :meth:`Placement.fetch` and :meth:`RowQueue.tell`."""
@@ -255,9 +248,6 @@ def _kind(demand: JobDemand) -> tuple[str, frozenset[str]]:
     return demand.model_digest, frozenset(net.digest for net in demand.controls)
 
 
-# Which rows give way to those of a tenant that has fewer. Pure.
-
-
 SOON_MS: Final = 1000.0
 """Rows that end within this time are waited for."""
 
@@ -283,9 +273,8 @@ def find_yielding_attempt(
             key: b.demand.rows for key, b in booked.items() if b.demand.model_digest == asked.model_digest
         }
         known = placement.least_ms(asked) > 0
-        if placement.has_room(asked) or (
-            known and any(_ends_ms(placement, job) < SOON_MS for job, _ in here)
-        ):
+        ends_ms = (placement.finish_ms(job) for job, _ in here) if known else ()
+        if placement.has_room(asked) or any(ms is not None and ms < SOON_MS for ms in ends_ms):
             continue
         pool, gone, own = SharedPool(sum(here.values())), list[Attempt](), entry.claim
         urgent = own.priority is Priority.INTERACTIVE or now - entry.since_s >= AGEING_S
@@ -299,8 +288,3 @@ def find_yielding_attempt(
         if gone:
             return gone[0]
     return None
-
-
-def _ends_ms(placement: Placement, job_id: str) -> float:
-    found = placement.finish_ms(job_id)
-    return math.inf if found is None else found

@@ -30,9 +30,6 @@ from giornata.scheduling.demand import (
 from giornata.scheduling.pool_rows import PoolFinishEstimator, PoolRows, pool_of
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, Tier, WorkerState
 
-# What one worker has, listed by telemetry or not listed yet. Pure.
-
-
 Attempt = tuple[str, int]
 """Job and attempt."""
 Served = tuple[str, str]
@@ -294,8 +291,6 @@ class WorkerOccupancy:
         return load
 
 
-# Workers that take rows of one model now, ordered by what they have to compute and by their room. Pure.
-#
 # A decision looks at a few of them, so that it costs about the same for eight workers and for a thousand.
 
 

@@ -129,9 +129,7 @@ class LoraUse(RecordModel):
     sha256: str
     """sha-256 of the canonical file; what rows and workers know the LoRA by."""
     size_bytes: int
-    """Bytes of the canonical file."""
     rank: int
-    """The largest of any module."""
     modules: int
     """Modules of the denoising network that it changes."""
     text_modules: int = 0
@@ -150,7 +148,6 @@ class ControlUse(RecordModel):
 
     model: str
     digest: str
-    """Digest of its checkpoint."""
     image: int | None = None
     """Index into the job's control images; None for the picture that is edited."""
     annotator: Annotator | None = None

@@ -55,7 +55,6 @@ class OpenControl(WireModel):
     """
 
     job: Job
-    """Its `controls` act."""
     attempt: int
     index: int
     """The row's index within its job; with job and attempt, its key."""
@@ -63,7 +62,6 @@ class OpenControl(WireModel):
     encoding: Encoding
     """Claim checks of the prompt and of the control images."""
     base: ControlBase
-    """What they add to."""
     grid: tuple[int, int]
     """Height and width of the picture in tokens."""
     times: tuple[float, ...]
@@ -94,7 +92,7 @@ class OpenControlReply(WireModel):
     """Opens the data path to this denoiser alone: the first thing that is sent there."""
     behind: tuple[tuple[int | None, ...], ...]
     """By ControlNet of the job, and by block: which of its samples is added behind it. A step's samples are the sums
-    of those that act (:func:`giornata.control.expansion.sum_residuals`), scaled, for each sequence that is computed."""
+    of those that act (:func:`giornata.control.layout.sum_residuals`), scaled, for each sequence that is computed."""
 
 
 class StepRefusal(StrEnum):
@@ -136,20 +134,16 @@ class ControlState(WireModel):
     threads: int = 0
     """That compute, on a processor."""
     cores: tuple[int, ...] = ()
-    """Numbers of the machine's cores that they may compute on; empty from versions that tell none."""
+    """Numbers of the machine's cores that they may compute on."""
     rows: int = 0
-    """Open now."""
     resident: tuple[str, ...] = ()
     """Digests of the ControlNets whose weights are on the device, the last used first."""
     resident_bytes: int = 0
     hits: int = 0
     """Rows that were opened while all of their ControlNets were resident, since the start."""
     misses: int = 0
-    """Rows that waited for weights."""
     evicted: int = 0
-    """ControlNets whose weights had to go."""
     steps_total: int = 0
-    """Row steps since the start."""
     late_total: int = 0
     """Row steps that nobody waited for any longer when their turn came."""
     work_ms: float | None = None
@@ -166,15 +160,10 @@ def control_row(job_id: str, attempt: int, index: int) -> str:
 
 # What a denoiser and a ControlNet instance say on the data path of steps, over a socket between the two.
 #
-# The denoiser owns the memory: it tells the place of every tensor in a slab of its own, and the instance
-# writes there. Frames are four bytes of length and a message; over TCP a tensor's bytes follow its message.
-#
-# ======================
-# ========================================================================================== denoiser →
-# instance `OpenLink`, once; `ResidualsRequest`, followed by the latents; `CancelStep` instance → denoiser
-# `LinkOpened`, once; `ResidualReady`, followed by the sample; `ControlNetStepFailed`; `StepCancelled`
-# ======================
-# ==========================================================================================
+# The denoiser owns the memory: it tells the place of every tensor in a slab of its own, and the instance writes there.
+# Frames are four bytes of length and a message; over TCP a tensor's bytes follow its message. The denoiser sends
+# `OpenLink` once, then `ResidualsRequest`, followed by the latents, and `CancelStep`; the instance sends `LinkOpened`
+# once, then `ResidualReady`, followed by the sample, `ControlNetStepFailed` and `StepCancelled`.
 
 
 MAX_SLAB_BYTES: Final = 1 << 36
@@ -254,12 +243,10 @@ class ResidualsRequest(LinkMessage):
     """Its key, as it was opened."""
     step: Number
     level: float = Field(allow_inf_nan=False)
-    """Noise level."""
     whole: bool
     """Whether samples of all tokens are asked for, not of some."""
     latents_dtype: Dtype
     dtype: Dtype
-    """Dtype of the samples."""
     offsets: Annotated[tuple[Number, ...], Field(max_length=MAX_SAMPLES + 1)]
     """Bytes from the slab's start, multiples of :data:`ALIGNMENT_BYTES`."""
     tokens: Column

@@ -6,9 +6,6 @@ from typing import ClassVar, Final
 
 from giornata.wire.values import RecordModel
 
-# What every error has, and how one travels. The tree itself is in `giornata.wire.errors`.
-
-
 MESSAGE_CHARS = 2000
 VALUE_CHARS = 200
 """Texts are cut to these lengths, so that every error fits into a message and into the job's record."""
@@ -89,12 +86,8 @@ def from_body(body: ErrorBody) -> GiornataError:
     return BY_CODE.get(fields.pop("code"), BY_CODE["failed"])(**fields)
 
 
-# Every way an edit can fail: one tree, a stable code and an HTTP status on each leaf.
-#
-# ::
-#
-# GiornataError ├── BadRequest 400-422 the caller can mend it ├── Overloaded 429, 503 try again later └──
-# Failed 500, 504 it was accepted and could not be done
+# The tree: BadRequest (400-422: the caller can mend it), Overloaded (429, 503: try again later) and Failed (500, 504:
+# it was accepted and could not be done).
 #
 # A leaf's docstring is its default message; its HTTP status and whether it is worth a retry are its
 # branch's unless it names its own. An error travels as an `ErrorBody` and is raised again as the same class

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field
 
 from giornata.wire.adapters import ControlUse, LoraUse
 from giornata.wire.errors import ErrorBody, ServiceUnavailable
-from giornata.wire.models import ModelCard, StepCache, Task
+from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import MAX_SEED, EditParameters, Reuse, evaluations_of
 from giornata.wire.values import CellMap, ComputeTimes, Grain, RecordModel, StageTimes
 
@@ -74,7 +74,6 @@ class Job(RecordModel):
     parameters: EditParameters
     """Resolved: every default of the model is filled in."""
     image: BlobRef | None = None
-    """None of a generation, whose pictures are made from text alone."""
     mask: BlobRef | None = None
     """Where there are `regions`, all of them together."""
     regions: tuple[BlobRef, ...] = ()
@@ -98,17 +97,9 @@ class Job(RecordModel):
     fingerprint: str | None = None
     """Hashes of the request, where it has an idempotency key; `job_id` is made from that key."""
     evaluations: int | None = None
-    """How often the network is evaluated for each row; None from versions that had one sampler."""
+    """How often the network is evaluated for each row."""
     cfg_scale: float | None = None
     """Read it by :func:`giornata.wire.resolution.guided_by`, which knows jobs of older gateways."""
-
-    @field_validator("parameters", mode="before")
-    @classmethod
-    def _computes_all_blocks(cls, parameters: object) -> object:
-        """Jobs of older gateways may name a step cache that is gone: their rows compute all blocks."""
-        if isinstance(parameters, Mapping) and parameters.get("step_cache") == "first-block":
-            return {**parameters, "step_cache": StepCache.OFF}
-        return parameters
 
     @property
     def task(self) -> Task:
@@ -196,7 +187,7 @@ class Inspection(RecordModel):
     template_key: str
     """Digest of model, family and the pixels that enter the autoencoder; empty of a generation."""
     mask_key: str = ""
-    """Digest of the mask as the model sees it, by pixels; empty of a generation, and of versions that did not tell."""
+    """Digest of the mask as the model sees it, by pixels; empty of a generation."""
     mask_whole: bool = False
     """Whether that mask covers every pixel."""
     prepared: BlobRef | None = None
@@ -210,14 +201,13 @@ class Inspection(RecordModel):
     """uint8 safetensors of the control images, annotated, of the model's picture's size: `control_0` and so on by the
     job's `controls`, (model_height, model_width, 3) each; None without any."""
     alpha: BlobRef | None = None
-    """The effective alpha, for prepost's `finish`; None from versions that computed it again there."""
+    """The effective alpha, for prepost's `finish`."""
     crop: Box | None = None
     """The part of the upright original that the model's picture shows, with `padding_mask_crop`; None for all of it."""
     crops: tuple[Box, ...] = ()
     """As `crop`, of each of the job's regions. Then `prepared` has `image_0`, `mask_0` and so on, all of one size,
     `alpha` has all of them, and `compute_tokens` counts all."""
     compute_ms: float = 0.0
-    """Time in the image process."""
 
     def computed_by(self, parameters: EditParameters) -> CellMap | None:
         """The tokens that an edit computes where it may reuse the others; None of an edit that computes all."""
@@ -252,7 +242,7 @@ class Encoding(RecordModel):
     """Tokens, counted in `text_tokens`, that pad the prompt; 0 where the model's tokenizer does not tell."""
     prompt_tokens: PromptTokens | None = None
     negative_prompt_tokens: PromptTokens | None = None
-    """Of the job's prompts; None without one, and of versions that did not tell."""
+    """Of the job's prompts; None without one."""
     prefix_tokens: int = 0
     """Beside these, those of one sequence that are computed once, before the first step, and attended to in each."""
     rows: tuple[BlobRef, ...]
@@ -265,7 +255,6 @@ class Encoding(RecordModel):
     empty_text: BlobRef | None = None
     """The empty prompt's conditioning, for template runs; only where the job may reuse."""
     compute_ms: float = 0.0
-    """Time in the model's thread."""
 
 
 # The record of a job's progress: its rows, which worker has which of them, and what stages made so far.
@@ -294,7 +283,6 @@ class RowState(RecordModel):
     """
 
     step: int
-    """Steps computed."""
     latents: BlobRef
     """safetensors: `latents` (tokens, channels) float32, row-major; of some samplers also `memory` and `generator`."""
     loras_from: int = 0
@@ -315,7 +303,6 @@ class RowRecord(RecordModel):
     resume: RowState | None = None
     """The state from which a drained or migrated row goes on."""
     latents: BlobRef | None = None
-    """Final latents, written by the denoiser."""
     computed_tokens: int | None = None
     """Image tokens that each step after the first computed; fewer than all where the others were reused."""
     template: TemplateUse | None = None
@@ -325,12 +312,6 @@ class RowRecord(RecordModel):
     """The encoded picture, written by prepost's `finish`."""
     error: ErrorBody | None = None
     """Why this picture failed; the others are still delivered."""
-
-    @field_validator("resume", mode="before")
-    @classmethod
-    def _is_its_own(cls, state: object) -> object:
-        """None for the latents of another row, which earlier versions let a row begin with."""
-        return None if isinstance(state, Mapping) and state.get("another") else state
 
 
 class Assignment(NamedTuple):

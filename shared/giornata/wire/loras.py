@@ -69,13 +69,11 @@ class CanonicalLora(RecordModel):
     model_digest: str
     """Digest of the checkpoint whose modules it was checked against."""
     rank: int
-    """The largest of any module."""
     modules: int
     """Modules of the denoising network that it changes."""
     text_modules: int = 0
-    """Modules of text encoders that it changes."""
     weights: int = 0
-    """Weights in the factors of the denoising network's modules; 0: made by a version that did not count them."""
+    """Weights in the factors of the denoising network's modules."""
 
 
 class LoraRecord(RecordModel):
@@ -86,9 +84,7 @@ class LoraRecord(RecordModel):
     created_s: int
     state: LoraState
     model: str | None = None
-    """None while it is uploaded."""
     name: str | None = None
-    """What its owner calls it."""
     received_bytes: int = 0
     """Acknowledged bytes of an upload, as told every few seconds."""
     source: StoredFile | None = None
@@ -125,7 +121,6 @@ class LoraCounters(WireModel):
     failed: int = 0
     """Validations that ended here since the start."""
     read_bytes: int = 0
-    """Bytes given out since the start."""
 
 
 def lora_id(tenant: str, model: str, sha256: str) -> str:
@@ -296,11 +291,9 @@ class HostTier(WireModel):
     bytes_per_s: float = 0.0
     """Bandwidth of its loads, as measured; 0 before the first."""
     hits: int = 0
-    """Files that were asked for and here."""
     loads: TierLoads = TierLoads()
     evicted: int = 0
     failed: int = 0
-    """Loads that failed."""
     plans: int = 0
     """Wanted sets that were taken up."""
     plans_ignored: int = 0
@@ -326,7 +319,6 @@ class TierSnapshot(WireModel):
     sha256s: bytes
     """Digests of its files, :data:`DIGEST_BYTES` each; at most :data:`MOST_FILES`, the last used first."""
     sizes: tuple[int, ...]
-    """Bytes of each."""
 
     @classmethod
     def of(cls, name: str, epoch: int, number: int, held: Iterable[tuple[str, int]]) -> TierSnapshot:

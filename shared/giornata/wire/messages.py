@@ -20,8 +20,15 @@ from giornata.wire.jobs import (
     RowRecord,
 )
 from giornata.wire.loras import NormaliseLora, StoredFile
-from giornata.wire.masks import MaskRequest
-from giornata.wire.requests import EditParameters, GenerationParameters, OutputFormat
+from giornata.wire.requests import (
+    MAX_REGIONS,
+    EditParameters,
+    GenerationParameters,
+    MaskWords,
+    ModelName,
+    OutputFormat,
+    SegmentationFields,
+)
 from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.values import StageTimes, WireModel
 
@@ -117,7 +124,6 @@ class RunRequest(WireModel):
     """Time left until the last step of these rows should end, so that the job ends as its client wishes: what decoding
     and pasting are expected to take is off. Negative where it has passed; None for no wish."""
     epoch: Epoch | None = None
-    """The router's; None from a version that sends none."""
 
 
 class RunAnswer(StrEnum):
@@ -147,6 +153,133 @@ class CancelRows(WireModel):
     epoch: Epoch | None = None
     hand_back: Literal[True] | None = None
     """No other worker has them yet: they are reported as they are now, and go on later."""
+
+
+MASK: Final = "mask"
+"""Name of the mask that shows all regions together, where masks are kept."""
+
+
+class MaskCard(WireModel):
+    """A model that makes masks from words."""
+
+    name: str
+    """As its operator calls it: a folder's name, or a hub id."""
+    threshold: float
+    """The least score of a region, where a request names none."""
+
+
+def region_name(index: int) -> str:
+    """The name of one region's own mask, where masks are kept."""
+    return f"region_{index}"
+
+
+def _of_mask(name: str) -> str | None:
+    """The description of a field that edits have too."""
+    told = SegmentationFields.model_fields[name].description or ""
+    return told.replace("`mask_prompt`", "`prompt`")
+
+
+class MaskParameters(WireModel):
+    """The parameters of a request for a mask alone."""
+
+    prompt: MaskWords = Field(description='What the mask shows, in words: "the left shoe".')
+    mask_threshold: float | None = Field(None, gt=0, le=1, description=_of_mask("mask_threshold"))
+    max_regions: int | None = Field(None, ge=1, le=MAX_REGIONS, description=_of_mask("max_regions"))
+    model: ModelName | None = Field(
+        None,
+        description="Name of a model beside which masks are made; default: any. Masks do not depend on what paints.",
+    )
+
+    def asked(self) -> SegmentationFields:
+        """The same as fields of an edit."""
+        return SegmentationFields(
+            mask_prompt=self.prompt, mask_threshold=self.mask_threshold, max_regions=self.max_regions
+        )
+
+
+class MaskMessage(WireModel):
+    """The message of the NATS door ``giornata.mask``: a mask from words by request-reply."""
+
+    parameters: MaskParameters
+    image: bytes | BlobRef
+    remaining_ms: int = 60_000
+    api_key: str | None = None
+
+
+class MaskPicture(WireModel):
+    """A PNG of the upright picture's size, white on black: inline where it fits into the reply, else a claim check."""
+
+    data: bytes | None = None
+    ref: BlobRef | None = None
+
+
+class MaskedRegion(MaskPicture):
+    """One thing in the picture, with its own mask."""
+
+    score: float
+    """As of :class:`FoundRegion`, and so are the others."""
+    box: Box
+    area: int
+
+
+class MaskMessageReply(MaskPicture):
+    """The NATS door's answer to :class:`MaskMessage`: the mask of all regions together, and each region's own."""
+
+    width: int
+    """The upright picture's, in pixels."""
+    height: int
+    regions: tuple[MaskedRegion, ...]
+    """The best score first; there is at least one."""
+    threshold: float
+    """The least score that a region had to have."""
+    model: str
+
+
+class MaskRequest(WireModel):
+    """gateway → prepost: what do these words name in this picture? Answered by a :class:`MaskReply`.
+
+    Asked again it keeps the same blobs again: the gateway names their place.
+    """
+
+    image: BlobRef
+    prompt: str
+    threshold: float | None = None
+    """The least score; None for the model's own."""
+    max_regions: int = MAX_REGIONS
+    folder: str
+    """Begins the keys of the masks, and ends in a slash."""
+    ttl_s: int
+    each: bool = False
+    """Whether every region's own mask is kept, too."""
+    remaining_ms: int
+
+
+class FoundRegion(WireModel):
+    """One thing in the picture."""
+
+    score: float
+    """How sure the model is, in 0 to 1."""
+    box: Box
+    """The smallest that holds it, in pixels of the upright picture."""
+    area: int
+    mask: BlobRef | None = None
+    """PNG of the upright picture's size, white on black; None unless :attr:`MaskRequest.each` asks for it."""
+
+
+class MaskReply(WireModel):
+    """prepost → gateway: what was found. There is at least one region: NothingFound is raised where there is none."""
+
+    width: int
+    """The upright picture's, in pixels."""
+    height: int
+    regions: tuple[FoundRegion, ...]
+    """The best score first."""
+    mask: BlobRef
+    """All of them together: PNG of the upright picture's size, white on black."""
+    threshold: float
+    model: str
+    compute_ms: float
+    """Time in the model's thread."""
 
 
 class TemplateRequest(WireModel):
@@ -201,7 +334,6 @@ class LoadLoras(WireModel):
     """router → one denoiser: the placement wants these LoRAs in your memory, the most wanted first."""
 
     files: tuple[StoredFile, ...]
-    """Canonical files."""
     epoch: Epoch | None = None
 
 
@@ -225,10 +357,8 @@ class GenerateMessage(WireModel):
 
     parameters: GenerationParameters
     remaining_ms: int = 120_000
-    """Time allowed from this message to its answer."""
     priority: Priority = Priority.INTERACTIVE
     reference: tuple[bytes | BlobRef, ...] = ()
-    """Other pictures that the model looks at."""
     control_image: tuple[bytes | BlobRef, ...] = ()
     """What ControlNets see, as `parameters.controlnets` count them."""
     progress: str | None = None
@@ -284,7 +414,7 @@ class EditReply(WireModel):
     """Sentences of the pictures that failed, when others succeeded."""
     prompt_tokens: PromptTokens | None = None
     negative_prompt_tokens: PromptTokens | None = None
-    """How much of the prompts was read; None without one, or where a prepost of an earlier version read it."""
+    """How much of the prompts was read; None without one."""
 
 
 # Events of a running job. The kind is the last token of the subject
@@ -358,7 +488,6 @@ class PreviewEvent(WireModel):
     box: Box
     """The part of the output picture that the preview covers, in pixels of the output."""
     size: tuple[int, int] | None = None
-    """Width and height of `image`; None of an older denoiser, which does not tell."""
 
 
 class DenoisedEvent(WireModel):

@@ -39,7 +39,6 @@ class BlockSpec(WireModel):
     grain: int = 1
     """Finest cells a side of one of its cells: 1 for every block of a transformer, whose cells are tokens."""
     heads: int = 0
-    """Heads of its attention; 0 for none."""
     parts: dict[str, int] = Field(default_factory=dict)
     """Channels a cell of each part that a recording keeps; :data:`PARTS` names them."""
     linear: float = 0.0
@@ -184,7 +183,6 @@ class TaylorSeerSchedule(NamedTuple):
     """The steps that TaylorSeer computes: `TaylorSeerCacheConfig` of diffusers."""
 
     interval: int
-    """One in so many."""
     warmup: int
     """All first steps, so many."""
 
@@ -226,9 +224,7 @@ class Task(StrEnum):
     """The inputs that a picture is made from."""
 
     EDIT = "edit"
-    """A picture and a mask."""
     GENERATE = "generate"
-    """Text alone."""
 
 
 class ModelCard(WireModel):
@@ -250,7 +246,7 @@ class ModelCard(WireModel):
     """Text tokens that a prompt has at most; where the family pads prompts, the length to which it does. A UNet's
     longer prompts have several times as many."""
     max_prompt_tokens: int | None = None
-    """How many of a prompt's own tokens are read; None where all are, or an earlier version does not tell."""
+    """How many of a prompt's own tokens are read; None where all are."""
     takes_guidance: bool
     """Whether requests may name `guidance_scale`; :attr:`guidance` tells what it means."""
     guided_above: float | None = None
@@ -265,17 +261,14 @@ class ModelCard(WireModel):
     reuses: bool = True
     """Whether `reuse=auto` reuses; otherwise it is `off`."""
     samplers: tuple[str, ...] = FLOW_MATCHING
-    """What requests may ask for."""
     default_sampler: str = Sampler.EULER
-    """The checkpoint's own."""
     keeps_whole_steps: bool = False
     """How `strength` is rounded; see :func:`giornata.wire.models.evaluations`."""
     tasks: tuple[Task, ...] = (Task.EDIT,)
-    """What it is served for; versions before it was told know edits alone."""
     generation_guidance_scale: float | None = None
     """Default of generations; None where it generates nothing."""
     generation_steps: int | None = None
-    """Default of generations; None where it is that of edits, as versions before it was told have it."""
+    """Default of generations; None where it is that of edits."""
     native_size: int = 1024
     """Pixels a side of the square pictures that the checkpoint was made for."""
     references: int = 0

@@ -23,9 +23,6 @@ from giornata.wire.requests import (
     SegmentationFields,
 )
 
-# What a request means by the fields that it leaves out, by model and task. Pure.
-
-
 P = TypeVar("P", bound=GenerationParameters)
 Default = float | int | str
 ToldQuality = Literal["low", "medium", "high", "xhigh", "max"]
@@ -145,9 +142,6 @@ def check_multiple(parameters: GenerationParameters, card: ModelCard) -> None:
     )
 
 
-# What a model makes of an application's parameters: its defaults, its refusals, and its guidance.
-
-
 _BY_CARD: Final[tuple[tuple[str, Callable[[ModelCard], bool], str], ...]] = (
     ("guidance_scale", attrgetter("takes_guidance"), "guidance_scale"),
     ("negative_prompt", attrgetter("takes_negative_prompt"), "negative prompt"),
@@ -177,19 +171,7 @@ def resolve(
     `seed` is used where the application named none; `served` are the models that an error may name. InvalidField if a
     field does not apply to this model, or has no effect with the others.
     """
-    for field, takes, what in _BY_CARD:
-        received = getattr(parameters, field)
-        if received is not None and not takes(card):
-            able = sorted(each.name for each in served if takes(each))
-            raise InvalidField(
-                f"The model {card.name} ({card.family}) takes no {what}.",
-                field=field,
-                received="a text" if isinstance(received, str) else received,
-                accepted=f"leave {field} out" + (f"; models that take it: {', '.join(able)}" if able else ""),
-            )
-    if parameters.sampler is not None and parameters.sampler not in card.samplers:
-        raise _sampler_refused(parameters.sampler, card, served)
-    _check_step_cache(parameters, card, served)
+    _check_taken(parameters, card, served)
     named: dict[str, object] = {
         "model": card.name,  # not an alias
         "seed": seed if parameters.seed is None else parameters.seed,
@@ -240,34 +222,36 @@ def guided_by(job: Job) -> float | None:
     return older if job.cfg_scale is None and older > 1 else job.cfg_scale
 
 
-def _check_step_cache(parameters: EditParameters, card: ModelCard, served: Iterable[ModelCard]) -> None:
-    """InvalidField if the model has no such step cache, or the request's other fields leave it no meaning."""
-    asked = parameters.step_cache
-    if asked is StepCache.OFF:
-        return
-    if asked not in card.step_caches:
-        able = sorted(each.name for each in served if asked in each.step_caches)
-        raise InvalidField(
-            f"The model {card.name} ({card.family}) has no step cache {asked} where it is served.",
-            field="step_cache",
-            received=asked,
-            accepted=", ".join((StepCache.OFF, *card.step_caches))
-            + (f"; models that take it: {', '.join(able)}" if able else ""),
+def _check_taken(parameters: EditParameters, card: ModelCard, served: Iterable[ModelCard]) -> None:
+    """InvalidField if a field does not apply to the model; names the models of `served` that take it."""
+
+    def refused(field: str, why: str, accepted: str, takes: Callable[[ModelCard], bool]) -> InvalidField:
+        received = getattr(parameters, field)
+        able = ", ".join(sorted(each.name for each in served if takes(each)))
+        return InvalidField(
+            f"The model {card.name} ({card.family}) {why}.",
+            field=field,
+            received="a text" if field == "negative_prompt" else received,
+            accepted=accepted + (f"; models that take it: {able}" if able else ""),
         )
+
+    for field, takes, what in _BY_CARD:
+        if getattr(parameters, field) is not None and not takes(card):
+            raise refused(field, f"takes no {what}", f"leave {field} out", takes)
+    sampler, cache = parameters.sampler, parameters.step_cache
+    if sampler is not None and sampler not in card.samplers:
+        why, accepted = f"does not take the sampler {sampler}", ", ".join(card.samplers)
+        raise refused("sampler", why, accepted, lambda each: sampler in each.samplers)
+    if cache is StepCache.OFF:
+        return
+    if cache not in card.step_caches:
+        why = f"has no step cache {cache} where it is served"
+        accepted = ", ".join((StepCache.OFF, *card.step_caches))
+        raise refused("step_cache", why, accepted, lambda each: cache in each.step_caches)
     if parameters.controlnets:
         raise InvalidField(
             "What ControlNets add belongs to one step; steps that are skipped have no place for it.",
             field="step_cache",
-            received=f"{asked} with controlnets",
+            received=f"{cache} with controlnets",
             accepted=f"{StepCache.OFF}, or no controlnets",
         )
-
-
-def _sampler_refused(sampler: Sampler, card: ModelCard, served: Iterable[ModelCard]) -> InvalidField:
-    takers = sorted(other.name for other in served if sampler in other.samplers)
-    return InvalidField(
-        f"The model {card.name} ({card.family}) does not take the sampler {sampler}.",
-        field="sampler",
-        received=sampler,
-        accepted=", ".join(card.samplers) + (f"; models that take it: {', '.join(takers)}" if takers else ""),
-    )

@@ -28,7 +28,6 @@ class TemplateState(StrEnum):
     """The progress of a registered template. Edits may name it in every state: without a recording they compute all."""
 
     REGISTERED = "registered"
-    """The picture is kept."""
     RECORDING = "recording"
     """A worker was asked to record the template."""
     READY = "ready"
@@ -63,20 +62,17 @@ class TemplateRecord(RecordModel):
     size: str
     """Output size of its edits: `auto` or WIDTHxHEIGHT."""
     image: BlobRef
-    """The file as it was sent."""
     created_s: int
     expires_s: int
     """A use puts it off."""
     state: TemplateState = TemplateState.REGISTERED
     width: int | None = None
-    """The upright original's, in pixels."""
     height: int | None = None
     template_key: str | None = None
     """See :class:`giornata.wire.jobs.Inspection`."""
     worker: str | None = None
     """The instance that records the template, or recorded it last."""
     size_bytes: int = 0
-    """Bytes of the recording."""
     error: ErrorBody | None = None
 
     def check_model(self, card: ModelCard) -> None:
@@ -159,7 +155,6 @@ class WebhookState(StrEnum):
     WAITING = "waiting"
     """Its job has not ended, or it is tried again."""
     DEAD = "dead"
-    """It was given up."""
 
 
 class WebhookRecord(RecordModel):
@@ -173,8 +168,6 @@ class WebhookRecord(RecordModel):
     body: str | None = None
     """What is told, the same at every attempt; None until the job has ended."""
     attempts: int = 0
-    """How often it was sent."""
     next_s: float = 0.0
     """Unix time before which it is not sent again: after a failure, and while a gateway sends it."""
     error: str | None = None
-    """Why the last attempt failed."""

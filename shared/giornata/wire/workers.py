@@ -5,11 +5,13 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Final
 
+from pydantic import Field
+
 from giornata.wire import codec
 from giornata.wire.adapters import ControlCard
 from giornata.wire.controlnets import ControlBase, ControlState
 from giornata.wire.loras import HostTier, LoraCounters
-from giornata.wire.masks import MaskCard
+from giornata.wire.messages import MaskCard
 from giornata.wire.models import BlockSpec, ModelCard
 from giornata.wire.values import BlockMode, WireModel
 
@@ -31,20 +33,18 @@ class HostDevice(WireModel):
 
 
 class CostFit(WireModel):
-    """A worker's linear cost model; see :mod:`giornata.planning.step_costs`."""
+    """A worker's linear cost model; see :mod:`giornata.planning.cost_model`."""
 
     weights: tuple[float, ...]
     """ms per unit; of computing, by :data:`giornata.planning.operations.NETWORK`."""
     adapting: tuple[float, ...] = ()
-    """By :data:`giornata.planning.operations.ADAPTING`; empty of loads, and from versions without adapters."""
+    """By :data:`giornata.planning.operations.ADAPTING`; empty of loads."""
     r2: float
     """Over the worker's latest samples; the first fit's, while they are too few."""
     residual_ms: float
     """Median of absolute residuals over the same samples."""
     samples: int
-    """Samples used since the start."""
     outliers: int
-    """Samples left out since the start."""
 
 
 class ModelDeviceCosts(WireModel):
@@ -78,7 +78,6 @@ class StoreRoom(WireModel):
     """The fill level of one of JetStream's streams."""
 
     store: str
-    """The stream's name."""
     used_bytes: int
     limit_bytes: int
 
@@ -122,7 +121,6 @@ class RowProgress(WireModel):
     """Steps computed; 0 while it waits."""
     steps: int
     tokens: int
-    """Image tokens."""
     computed_tokens: int | None = None
     """Image tokens that its next step computes, unless that is its first; None: all."""
     text_tokens: int = 0
@@ -150,7 +148,7 @@ class RowProgress(WireModel):
     due_ms: float | None = None
     """Time left until its last step should end; negative once that has passed. None for no wish."""
     encoded: bool | None = None
-    """Whether its inputs are here, which tell its shape; None from versions whose text passed the blocks always."""
+    """Whether its inputs are here, which tell its shape; None: it has text tokens."""
 
     @property
     def shape_known(self) -> bool:
@@ -166,7 +164,6 @@ class StepSample(WireModel):
 
     rows: int
     degree: int = 1
-    """Devices that computed it together."""
     halves: bool = False
     """Whether one of two devices computed the unconditional sequences."""
     sequences: int
@@ -183,20 +180,16 @@ class StepSample(WireModel):
     """Forwards of the network. This, `sequences` and the next seven are the features of a step,
     :data:`giornata.planning.operations.COMPUTE`."""
     linear: float = 0.0
-    """Multiplications of linear layers, in all blocks; as in the next three, of all sequences together. 0 in all of
-    them from versions that counted none."""
+    """Multiplications of linear layers, in all blocks; as in the next three, of all sequences together."""
     attention: float = 0.0
     convolution: float = 0.0
     gathered: float = 0.0
     """Values that tiles gather from their neighbours."""
     low_rank: float = 0.0
-    """Multiplications of LoRAs' factors."""
     segments: int = 0
     """Sets of LoRAs that differ."""
     control: float = 0.0
-    """Multiplications of ControlNets in this process."""
     blocks: int = 0
-    """Blocks that were computed, of all sequences; 0 from versions that did not count them."""
     skipped_blocks: int = 0
     """Blocks that step caches stood in for: all of rows whose outputs were extrapolated. Nothing else of this sample
     counts them."""
@@ -221,7 +214,6 @@ class LoadSample(WireModel):
     """The load of a recording, or of a part, from one tier to the next. The router fits its regressions to these."""
 
     tier: Tier
-    """The tier that it came from."""
     size_bytes: int
     load_ms: float
 
@@ -242,7 +234,6 @@ class DegreeCosts(WireModel):
     """The cost of steps that several devices compute together."""
 
     degree: int
-    """Devices."""
     halves: bool = False
     """One of two devices computes the unconditional sequences."""
     compute: CostFit
@@ -252,9 +243,8 @@ class WorkerCosts(WireModel):
     """The cost of a worker's steps and loads, as the worker sees it now."""
 
     compute: CostFit
-    """What steps on one device cost."""
     load: CostFit
-    """By :data:`giornata.planning.operations.COMPUTE` and :data:`giornata.planning.step_costs.LOAD`."""
+    """By :data:`giornata.planning.operations.COMPUTE` and :data:`giornata.planning.cost_model.LOAD`."""
     degrees: tuple[DegreeCosts, ...] = ()
     """What steps on several devices cost; empty for one device. A degree that is not here is not used."""
     device: str = ""
@@ -281,7 +271,6 @@ class TemplateCounters(WireModel):
     evicted_disk: int = 0
     recorded: int = 0
     failed: int = 0
-    """Template runs that failed."""
     memory_bytes: int = 0
     disk_bytes: int = 0
     corrected: int = 0
@@ -305,7 +294,6 @@ class AdapterCounters(WireModel):
     evicted_memory: int = 0
     evicted_disk: int = 0
     failed: int = 0
-    """Loads that failed."""
     paused: int = 0
     """Rows that waited for a LoRA while others went on."""
     late: int = 0
@@ -313,7 +301,7 @@ class AdapterCounters(WireModel):
     device_bytes: int = 0
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
-    """Most bytes of unpinned LoRAs in memory; 0 from versions that do not tell."""
+    """Most bytes of unpinned LoRAs in memory."""
     disk_bytes: int = 0
     planned: int = 0
     """LoRAs that were loaded since the placement wanted them; not among `prefetched`."""
@@ -338,9 +326,7 @@ class RankState(WireModel):
     """As configured: ``cuda:0``."""
     phase: RankPhase
     busy: bool = False
-    """Whether it computes a step."""
     starts: int = 1
-    """Processes that have been started for it."""
 
 
 class StepCacheCounters(WireModel):
@@ -360,7 +346,6 @@ class WorkerState(WireModel):
     running: tuple[RowProgress, ...] = ()
     waiting: tuple[RowProgress, ...] = ()
     steps_total: int = 0
-    """Row steps since the start."""
     stepping_ms: float = 0.0
     """Time since the present step began; 0 between steps."""
     templates: TemplateCounters | None = None
@@ -383,18 +368,15 @@ class WorkerState(WireModel):
     adapter_lanes: int = 2
     """How many loads of LoRAs run at a time; each takes those of a job one after the other."""
     cost_model: WorkerCosts | None = None
-    """None if the worker has no cost model, or one that an older version counts by tokens."""
     blocks: tuple[BlockSpec, ...] | None = None
     """The blocks of its network, equal ones counted, in the order of the first of each. None: as the worker, or another
     one of its model, told last; telemetry has them every few seconds, as `resident`."""
     controlled: ControlBase | None = None
     """What ControlNets of a service may add to here; None where it asks none."""
     ranks: tuple[RankState, ...] = ()
-    """Its devices, where it has several: a pool."""
     quantized: str = "off"
     """In which numbers it has its network's weights; `off`: in those of the model's dtype."""
     step_cache: StepCacheCounters | None = None
-    """None from versions without step caches."""
 
 
 class PrepostState(WireModel):
@@ -416,7 +398,6 @@ class ServiceState(WireModel):
     """The instance can serve: its model is loaded, its connections are up, its endpoints registered."""
     draining: bool = False
     active: bool = True
-    """False for a standby router."""
     models: tuple[ModelCard, ...] = ()
     worker: WorkerState | None = None
     queue: QueueState | None = None
@@ -425,19 +406,15 @@ class ServiceState(WireModel):
     controlnets: tuple[ControlCard, ...] = ()
     """ControlNets that the instance has: a denoiser's or a ControlNet service's."""
     control: ControlState | None = None
-    """A ControlNet service's."""
     loras: LoraCounters | None = None
-    """A LoRA store's."""
     host_tier: HostTier | None = None
-    """The host tier of a LoRA store that fills one; None elsewhere."""
     gpus: tuple[HostDevice, ...] = ()
-    """GPUs that this process computes on, claimed or not (:mod:`giornata.device_claims`)."""
+    """GPUs that this process computes on, claimed or not (:mod:`giornata.gpus`)."""
     masks: MaskCard | None = None
-    """What makes masks from words in a prepost; None where nothing does, and from versions that do not tell."""
+    """What makes masks from words in a prepost; None where nothing does."""
     prepost: PrepostState | None = None
-    """A prepost's; None from versions that share one queue."""
     answering: tuple[str, ...] | None = None
-    """Questions that a prepost works on (:func:`giornata.wire.messages.question`); None: the version does not tell."""
+    """Questions that a prepost works on (:func:`giornata.wire.messages.question`)."""
     log_lines_lost: int = 0
     """Lines of its log that this process could not write, such as to a full disk."""
 
@@ -480,3 +457,133 @@ class TelemetryReader:
         read = {part: getattr(state if part in OF_STATE else state.worker, part) for part in came}
         self._told[state.instance] = told | {part: (came[part], read[part]) for part in came}
         return state
+
+
+# The fleet as the active router tells it: a summary for every gateway, and a report of each instance on demand.
+
+
+class FleetSummary(WireModel):
+    """router → gateways: what an edit can be done with now; told when it changes, and every second."""
+
+    router: str
+    ready: dict[ServiceName, int]
+    """Ready instances of each service; a service without one is left out. Routers that stand by count, too."""
+    gateways: tuple[str, ...] = ()
+    """At most two of the ready gateways: enough for each to know whether it is alone."""
+    models: tuple[ModelCard, ...] = ()
+    """Models that a ready denoiser and a ready prepost serve with the same digest."""
+    controlnets: dict[str, tuple[ControlCard, ...]] = Field(default_factory=dict)
+    """ControlNets that ready denoisers compute beside a model, by the model's name; one card of each ControlNet's name.
+    A model without any is left out."""
+    masks: dict[str, MaskCard] = Field(default_factory=dict)
+    """What makes masks from words in a ready prepost, by that prepost's model, which is in the subject to ask on."""
+    wait_ms: dict[str, float] = Field(default_factory=dict)
+    """About how long a picture would wait for a worker, by model; a model whose workers' speed is unknown is left out.
+    """
+    nearly_full: tuple[str, ...] = ()
+    """JetStream's streams that may soon take nothing more."""
+
+
+class FleetRequest(WireModel):
+    """gateway → router: the instances of one page, counted from 0."""
+
+    page: int = 0
+    remaining_ms: int
+
+
+class InstanceReport(WireModel):
+    """A router's knowledge of an instance, its rows counted."""
+
+    state: ServiceState
+    """Without rows, samples and recordings."""
+    running_rows: int = 0
+    waiting_rows: int = 0
+    steps_per_s: float | None = None
+    """Row steps per second over the last seconds; None while it is unknown."""
+    step_ms: float | None = None
+    """Median time of its recent steps; None without any."""
+
+
+class InstanceReports(WireModel):
+    """The instances of a page."""
+
+    reports: tuple[InstanceReport, ...]
+
+
+class FleetPage(WireModel):
+    """router → gateway."""
+
+    pages: int
+    packed: bytes
+    """An :class:`InstanceReports` as :mod:`giornata.wire.codec` writes it: many gateways get the same bytes."""
+
+
+class WorkerView(WireModel):
+    """The present work of a denoiser."""
+
+    running_rows: int
+    waiting_rows: int
+    """Pictures that it has taken and that are not in the batch yet."""
+    free_rows: int
+    """Pictures that it would take now."""
+    capacity_rows: int
+    steps_per_s: float | None = None
+    """Row steps per second over the last seconds; null while it is unknown."""
+    step_ms: float | None = None
+    """Median time of its recent steps, each of which advances every running row by one; null without any."""
+    ranks: tuple[RankState, ...] = ()
+    adapters: AdapterCounters | None = None
+    lora_host: str | None = None
+
+
+class ControlView(WireModel):
+    """The present work of a ControlNet service."""
+
+    controlnets: list[str]
+    open_rows: int
+    """Pictures whose ControlNets it computes."""
+    free_rows: int
+    """Pictures that it would take now."""
+
+
+class InstanceView(WireModel):
+    """One instance of a service."""
+
+    service: ServiceName
+    instance: str
+    host: str
+    version: str
+    ready: bool
+    draining: bool
+    active: bool
+    models: list[str]
+    running_rows: int
+    waiting_rows: int
+    worker: WorkerView | None = None
+    control: ControlView | None = None
+    host_tier: HostTier | None = None
+    gpus: tuple[HostDevice, ...] = ()
+    """GPUs that it computes on; of a pool those alone that it has claimed, since `ranks` tell the others."""
+
+
+class FleetView(WireModel):
+    """Answer of ``GET /v1/fleet``, and the data of its stream's events, which leave out what is null: unknown."""
+
+    instances: list[InstanceView]
+    """For who is told of its own load alone, the ready ones with nothing but their service, a number and models."""
+    router_active: bool = True
+    """False where no router tells: then nothing is known of the fleet."""
+    workers: int
+    running_rows: int
+    waiting_rows: int
+    free_rows: int | None = None
+    """Null for who is told of its own load alone."""
+    queued_jobs: int | None = None
+    """Jobs that are prepared and that no worker has taken yet; null while no router is active."""
+    queued_rows: int | None = None
+    steps_per_s: float | None = None
+    predicted_wait_s: float | None = None
+    """Seconds until the denoising of one more picture would begin where it would begin first, as routers predict it."""
+    templates: TemplateCounters | None = None
+    stores: tuple[StoreRoom, ...] | None = None
+    """How full the streams are that hold jobs, records and events; null while no router is active."""

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from giornata import anonymous_memory, frames
+from giornata import frames
 from giornata.control.link import server, slabs
 from giornata.control.link.client import ControlLink
 from giornata.control.link.messages import LinkLost, encode_frame
@@ -240,10 +240,7 @@ def lost_in_time(link: ControlLink) -> None:
     [
         (changed(ASK, offsets=(0, 4096)), "outside of the slab"),
         (changed(ASK, offsets=(0, 512)), "overlap"),
-        (changed(ASK, offsets=(0, -1024)), "offsets"),
         (changed(ASK, dtype="complex64"), "dtype"),
-        (changed(ASK, tokens=(4, 1 << 40)), "tokens"),
-        (changed(ASK, offsets=(0, 1000)), "multiple of 64"),
         (changed(ASK, kind="jump"), "jump"),
         (changed(ASK, kind=["ask"]), "ask"),
         (changed(CancelStep(number=0), number="x"), "number"),
@@ -344,7 +341,7 @@ def test_a_step_that_cannot_be_queued_ends_its_connection(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("sealed", [True, False], ids=["a memory file", "a temporary file"])
 def test_a_slab_is_memory_that_two_see(sealed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(anonymous_memory, "_SEALABLE", sealed)
+    monkeypatch.setattr(frames, "_SEALABLE", sealed)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     slab = slabs.make_slab(DataPath.UNIX, SLAB_BYTES, CPU)
     assert list(tmp_path.iterdir()) == [], "it has no name"

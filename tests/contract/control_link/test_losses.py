@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,14 +68,6 @@ def test_an_instance_that_is_killed_is_lost_and_nothing_hangs(path: DataPath, do
             ask(link, torch.zeros(4, 8))
         with pytest.raises(LinkLost):
             opened(path, doomed)
-
-
-def test_an_instance_that_stops_is_lost(path: DataPath, doomed: Instance) -> None:
-    with opened(path, doomed) as link, ask(link, torch.zeros(4, 8)) as asked:
-        doomed.next_step()
-        doomed.stop()
-        with pytest.raises(LinkLost):
-            asked.sample(0, HUNG_S)
 
 
 def _ask_and_hang(path: DataPath, address: str, ready: Any) -> None:
@@ -162,9 +153,3 @@ def test_a_wrong_token_opens_nothing_and_disturbs_nobody(
 def test_an_address_that_leads_nowhere_is_a_loss(address: str) -> None:
     with pytest.raises(LinkLost, match="can be reached"):
         ControlLink(DataPath.TCP, address, TOKENS[0], slab_bytes=STEP_BYTES, device=torch.device("cpu"))
-
-
-def test_nobody_listens(path: DataPath, tmp_path: Path) -> None:
-    address = "127.0.0.1:1" if path is DataPath.TCP else str(tmp_path / "none.sock")
-    with pytest.raises(LinkLost, match="can be reached"):
-        ControlLink(path, address, TOKENS[0], slab_bytes=STEP_BYTES, device=device_of(path))

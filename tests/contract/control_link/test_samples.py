@@ -69,16 +69,6 @@ def test_steps_in_flight_are_answered_in_any_order(link: ControlLink, served: In
                 assert torch.equal(took(asked, index), sample)
 
 
-def test_who_waits_before_a_sample_comes_gets_it(link: ControlLink, served: Instance) -> None:
-    with ask(link, torch.zeros(4, 8)) as asked, ThreadPoolExecutor(len(SHAPES)) as pool:
-        waiting = [pool.submit(took, asked, index) for index in range(len(SHAPES))]
-        step, given = served.next_step(), samples()
-        assert not any(each.done() for each in waiting)
-        for index in (1, 2, 0):
-            served.answer(step, index, given[index])
-            assert torch.equal(waiting[index].result(HUNG_S), given[index])
-
-
 def test_a_sample_that_is_late_can_be_had_later(link: ControlLink, served: Instance) -> None:
     with ask(link, torch.zeros(4, 8)) as asked:
         step, given = served.next_step(), samples()
@@ -140,21 +130,6 @@ def test_a_step_that_cannot_fit_or_is_of_no_known_kind_is_refused(link: ControlL
         ask(link, torch.zeros(4, 8), torch.float64)
     with pytest.raises(ValueError, match=r"\(8,\)"):
         ask(link, torch.zeros(8))
-
-
-def test_two_links_at_once(path: DataPath, served: Instance) -> None:
-    with opened(path, served) as one, opened(path, served, TOKENS[1]) as two:
-        with ask(one, torch.zeros(4, 8)) as first, ask(two, torch.ones(4, 8)) as second:
-            steps = {step.token: step for step in (served.next_step(), served.next_step())}
-            given = [samples(), samples()]
-            for token, some in zip(TOKENS, given, strict=True):
-                served.answer(steps[token], 0, some[0])
-            assert torch.equal(took(first, 0), given[0][0])
-            assert torch.equal(took(second, 0), given[1][0])
-            one.close()
-            served.answer(steps[TOKENS[1]], 1, given[1][1])
-            assert torch.equal(took(second, 1), given[1][1])
-        assert (one.lost, two.lost) == (True, False)
 
 
 def test_many_threads_share_a_link_with_room_for_two(path: DataPath, served: Instance) -> None:

@@ -22,23 +22,21 @@ from giornata.families import Family
 from giornata.shares import SharedPool
 from giornata.wire.adapters import CONTROL_IMAGES, ControlCard
 from giornata.wire.errors import GiornataError, Unauthorized
-from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.jobs import JobState, Priority
 from giornata.wire.loras import LoraState
-from giornata.wire.masks import MaskCard
+from giornata.wire.messages import MaskCard
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.requests import REFERENCE, OutputFormat, asked
 from giornata.wire.values import StageTimes
-from giornata.wire.workers import ServiceName
+from giornata.wire.workers import FleetView, InstanceView, ServiceName
+from giornata_gateway.admission import ByteReservation
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.http import studio
-from giornata_gateway.http.body import EVENT_STREAM, JSON, frame
-from giornata_gateway.http.errors import GATEWAY, error_answer, json_answer
+from giornata_gateway.http import server as studio
 from giornata_gateway.http.openapi import document
+from giornata_gateway.http.responses import EVENT_STREAM, GATEWAY, JSON, error_answer, frame, json_answer
 from giornata_gateway.http.uploads import read_json, read_upload
-from giornata_gateway.intake.limits import ByteReservation
-from giornata_gateway.intake.rules.adapters import in_order
-from giornata_gateway.intake.rules.forms import (
+from giornata_gateway.rules.adapters import in_order
+from giornata_gateway.rules.forms import (
     GenerationJobForm,
     JobForm,
     LoraForm,
@@ -49,7 +47,7 @@ from giornata_gateway.intake.rules.forms import (
     read_form,
     read_mask_form,
 )
-from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway.rules.tenants import Tenant
 from giornata_gateway.views.answers import ErrorDetail
 from giornata_gateway.views.catalog import model_list
 from giornata_gateway.views.jobs import (

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from playwright.async_api import Browser, CDPSession, Page, expect
 
 from giornata.wire.errors import NothingFound
-from giornata.wire.masks import MaskCard
+from giornata.wire.messages import MaskCard
 from giornata_lab.bench.systems.edit_forms import Pixels, box, file, pixels, scene
 from tests.e2e.studio.easel import (
     color_at,

@@ -10,7 +10,7 @@ from axe_playwright_python.base import AXE_SCRIPT
 from playwright.async_api import Page, expect
 
 from giornata.wire.errors import TooManyStreams
-from giornata.wire.masks import MaskCard
+from giornata.wire.messages import MaskCard
 from tests.e2e.studio.browsing import screenshot
 from tests.e2e.studio.easel import edit, finished, open_sample, ready
 from tests.e2e.studio.gateway import DOCUMENT, PAINTER, FakeGateway, Open, fleet

@@ -15,9 +15,8 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from giornata_tools.cli import models, status
+from giornata_tools.cli import mask, models, status
 from giornata_tools.cli.app import cli
-from giornata_tools.cli.mask import command as mask
 from giornata_tools.clients.edits import EditCall, EditProgress, EditStopped, Preview, RequestRefused
 from giornata_tools.clients.http import open_http
 from tests.fakes.colours import CARD, ColourMasks

@@ -14,8 +14,8 @@ from giornata.nats_users import password_file
 from giornata.records import Quarantine
 from giornata.wire.errors import AttemptsExhausted
 from giornata.wire.jobs import JobRecord, JobState
-from giornata.wire.permissions import NatsRole
-from giornata_router.rules.job_records import accepted
+from giornata.wire.subjects import NatsRole
+from giornata_router.job_records import accepted
 from giornata_tools.cli.app import cli
 from tests.integration.nats_server import NatsServer
 from tests.integration.router.bench import make_job

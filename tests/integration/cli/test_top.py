@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from giornata.bus import bus
 from giornata.bus.telemetry import publish
 from giornata.nats_users import password_file
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName, ServiceState, WorkerState
 from giornata_tools.cli.app import cli
 from tests.integration.nats_server import NatsServer

@@ -28,7 +28,7 @@ from giornata.tensors import pack, unpack
 from giornata.wire.adapters import ControlInput, ControlUse, control_name
 from giornata_denoiser.attempts.inputs import adapters_of
 from giornata_denoiser.rows.row import Row
-from giornata_prepost.families.protocol import ControlImage, ControlledModel
+from giornata_prepost.families.protocol import ControlImage
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from tests.contract.messages import JOB
@@ -92,7 +92,6 @@ def seen(size: Size, index: int) -> Pixels:
 def under(of: OpenFamily, row: Row, controls: Sequence[Control], asked: Asked) -> Row:
     """`row` with ControlNets, whose control images prepost encodes."""
     images, size = of.served.images, asked.size or of.case.size
-    assert isinstance(images, ControlledModel)
     shown = [ControlImage(seen(size, nth), each.sees) for nth, each in enumerate(controls)]
     encoded = images.encode_controls(shown, mask(size))
     assert encoded.shared == (of.case.family is not Family.SD3), "nothing is drawn of pixels"

@@ -18,8 +18,7 @@ from safetensors.numpy import load
 
 from giornata.latents import normalisation_of
 from giornata.packed.compute_set import Region, make_region, with_companions
-from giornata.planning.batch_plans import BatchPlan, BatchPlanner, BatchRow, evaluate_modes, plan_batch
-from giornata.planning.block_plans import LoadLink
+from giornata.planning.plans import BatchPlan, BatchPlanner, BatchRow, LoadLink, evaluate_modes, plan_batch
 from giornata.scheduling.batch import Capacity
 from giornata.tensors import pack, unpack
 from giornata.wire.models import Sampler
@@ -29,7 +28,7 @@ from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.rows.row import RecordingSpec, Row, Snapshot
 from giornata_denoiser.rows.template import CachedTemplate
-from giornata_prepost.families.protocol import GeneratingModel, rehearse
+from giornata_prepost.families.protocol import rehearse
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.stages import PixelLimits, inspect
 from tests.distances import distance
@@ -114,7 +113,6 @@ def test_a_generation_equals_the_pipeline(of: OpenFamily, name: str) -> None:
     """By default both guide as far as the pipeline does unasked; plain ones look at no reference, or draw noise."""
     if of.case.generates is None:
         assert of.served.card.tasks == ("edit",)
-        assert not isinstance(of.served.images, GeneratingModel)
         return
     asked = Asked(of.case.unasked, references=of.case.references)
     row = of.generation(asked)
@@ -270,7 +268,8 @@ def test_the_compute_set_is_what_the_mask_touches(of: OpenFamily) -> None:
     found = inspect(png(scene), png(marked), asked, of.served.card, PixelLimits(1 << 20, 1 << 20))
     prepared = load(found.prepared)
     (row,) = of.served.images.encode_rows(prepared["image"], prepared["mask"], [0])
-    assert found.compute_tokens == int((row["mask"].amax(dim=1) > 0).sum()) < found.tokens
+    touched = int((row["mask"].amax(dim=1) > 0).sum())
+    assert found.measures.compute_tokens == touched < found.measures.tokens
 
 
 def test_prepost_rehearses_it(of: OpenFamily) -> None:

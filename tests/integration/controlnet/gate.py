@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,30 +13,6 @@ from torch import Tensor
 from giornata.control.networks import ControlNet, ControlSequenceStep
 from giornata_controlnet.resident_nets import ResidentControlNets
 from tests.patience import HUNG_S
-
-
-class Held:
-    """A ControlNet that notes how many sequences share a forward, and computes with a permit for each."""
-
-    def __init__(self, of: ControlNet, gate: Gate) -> None:
-        self.net, self.card, self.device, self.dtype = of.net, of.card, of.device, of.dtype
-        self.behind, self.open, self.work = of.behind, of.open, of.work
-        self._of, self._gate = of, gate
-
-    def run(self, items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
-        self._gate.forwards.append((self.card.name, len(items)))
-        self._gate.began.release()
-        assert self._gate.permits.acquire(timeout=HUNG_S)
-        if self._gate.error is not None:
-            raise self._gate.error
-        if len(items) > self._gate.most:
-            raise torch.OutOfMemoryError("no room")
-        if any(torch.isnan(item.latents).any() for item in items):
-            raise ValueError("a latent that the net cannot take")
-        for sample in self._of.run(items):
-            yield sample
-            if self._gate.each is not None:
-                assert self._gate.each.acquire(timeout=HUNG_S)
 
 
 @dataclass
@@ -59,6 +35,29 @@ class Gate:
         while self.permits.acquire(blocking=False):
             pass
 
+    def held(
+        self, net: ControlNet
+    ) -> Callable[[Sequence[ControlSequenceStep]], Iterator[tuple[Tensor, ...]]]:
+        """What computes its samples, with a permit for each forward; notes how many sequences share one."""
+        of = net.run
+
+        def run(items: Sequence[ControlSequenceStep]) -> Iterator[tuple[Tensor, ...]]:
+            self.forwards.append((net.card.name, len(items)))
+            self.began.release()
+            assert self.permits.acquire(timeout=HUNG_S)
+            if self.error is not None:
+                raise self.error
+            if len(items) > self.most:
+                raise torch.OutOfMemoryError("no room")
+            if any(torch.isnan(item.latents).any() for item in items):
+                raise ValueError("a latent that the net cannot take")
+            for sample in of(items):
+                yield sample
+                if self.each is not None:
+                    assert self.each.acquire(timeout=HUNG_S)
+
+        return run
+
 
 class HeldNets(ResidentControlNets):
     """Nets whose forwards a test holds."""
@@ -66,8 +65,8 @@ class HeldNets(ResidentControlNets):
     def __init__(self, *args: Any, gate: Gate, **options: Any) -> None:
         super().__init__(*args, **options)
         self._gate = gate
-        self._held: dict[int, Held] = {}
 
-    async def loaded(self, digest: str) -> ControlNet:
-        found = await super().loaded(digest)
-        return self._held.setdefault(id(found), Held(found, self._gate))
+    def _read(self, digest: str) -> ControlNet:
+        net = super()._read(digest)
+        net.run = self._gate.held(net)  # type: ignore[assignment,method-assign]  # of this one alone
+        return net

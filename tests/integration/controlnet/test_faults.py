@@ -13,14 +13,14 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from structlog.testing import capture_logs
 
-from giornata.control.link.client import ControlLink
 from giornata.control.link.messages import ControlFailed, LinkLost
 from giornata.wire import subjects
 from giornata.wire.errors import ControlNetUnavailable, InternalError
 from giornata.wire.workers import ServiceName, ServiceState
 from tests.forked_programs import program
-from tests.integration.controlnet.bench import CPU, Bench, Denoiser, samples, shapes
+from tests.integration.controlnet.bench import Bench, Denoiser, samples, shapes
 from tests.patience import HUNG_S
 
 
@@ -143,14 +143,11 @@ async def test_where_memory_runs_out_fewer_steps_share_a_forward(bench: Bench) -
         for one, other in zip(asked, expected[1:], strict=True):
             torch.testing.assert_close(samples(one, len(right)), other, atol=1e-6, rtol=0)
         running.gate.most = 0
-        with pytest.raises(ControlFailed) as raised, denoiser.step(rows[0], 0, right) as alone:
+        with (
+            capture_logs(),  # to render the traceback takes seconds
+            pytest.raises(ControlFailed) as raised,
+            denoiser.step(rows[0], 0, right) as alone,
+        ):
             alone.sample(0, HUNG_S)
         assert raised.value.code == "controlnet_out_of_memory"
     assert [count for _, count in running.gate.forwards] == [1, 4, 2, 2, 1]
-
-
-async def test_a_token_that_was_not_given_opens_no_link(bench: Bench) -> None:
-    async with bench.service() as running:
-        row = await bench.denoiser(running).open(bench.use("edges"))
-        with pytest.raises(LinkLost, match="does not open"):
-            ControlLink(row.opened.path, row.opened.address, "another", slab_bytes=1 << 20, device=CPU)

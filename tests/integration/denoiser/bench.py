@@ -31,7 +31,7 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.rows import text_shapes
 from giornata_denoiser.service import Denoiser
-from giornata_lab.bench.compute.masks import grown
+from giornata_lab.bench.compute.workload import grown
 from tests.configs import configured
 from tests.fakes.profiles import PROFILE, Steady
 from tests.patience import HUNG_MS, HUNG_S

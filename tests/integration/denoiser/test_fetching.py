@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from giornata.lora_transfer import TIER_NAME, WHOLE_FILES
+from giornata.lora_files import TIER_NAME, WHOLE_FILES
 from giornata.wire.errors import LoraNotFound, ServiceUnavailable
 from giornata.wire.loras import StoredFile
 from giornata_denoiser.loras import LoraStoreFetcher, tier_in

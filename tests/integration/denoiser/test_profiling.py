@@ -45,7 +45,7 @@ def whole(checkpoint: Checkpoint, tokens: int) -> StepWork:
 @pytest.fixture(scope="module")
 def checkpoint(tiny_checkpoint: Callable[[Family], Path]) -> Checkpoint:
     found = load(tiny_checkpoint(Family.FLUX_INPAINT), dtype=torch.float32, device=torch.device("cpu"))
-    small = found.card.model_copy(update={"native_size": 192})
+    small = found.card.model_copy(update={"native_size": 128})
     return Checkpoint(small, found.family, found.preview_map)
 
 
@@ -79,7 +79,6 @@ def test_a_profile_predicts_and_measures_what_it_has_not_seen(
     assert 0 < took(masked) <= took(full)
     meter = StepMeter(checkpoint, 8)
     assert all(meter.step_ms(mixture) > 0 for mixture in (full, masked))
-    assert config.out.with_suffix(".svg").read_text().rstrip().endswith("</svg>")
 
 
 @pytest.mark.slow
@@ -122,17 +121,16 @@ def test_steps_of_several_devices_are_measured_by_degree_and_by_halves(
         devices="cpu,cpu",
         out=tmp_path / "p.json",
         quick=True,
-        capacity_rows=2,
+        capacity_rows=1,
     )
     opened = open_checkpoint(settings)
-    small = opened.card.model_copy(update={"native_size": 128})
+    small = opened.card.model_copy(update={"native_size": 96})
     run(settings, Checkpoint(small, opened.family, opened.preview_map))
     profile = Profile.model_validate_json(settings.out.read_bytes())
     assert [way for way, _ in profile.ways] == [StepParallelism(2), StepParallelism(2, halves=True)]
     costs = {ALONE: profile.costs, **dict(profile.ways)}
     assert all(of.step_ms(whole(opened, 500)) > 0 for of in costs.values())
     assert all(fit.compute.derived == ADAPTING for fit in profile.degrees), "pools compute no adapters"
-    assert {path.name for path in tmp_path.glob("*.svg")} == {"p.svg", "p-2.svg", "p-2-halves.svg"}
 
 
 @pytest.mark.slow

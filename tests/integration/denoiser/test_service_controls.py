@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from giornata import tensors
-from giornata.control.naming import parse_checkpoints
+from giornata.control.layout import parse_checkpoints
 from giornata.control.networks import ControlNet
 from giornata.wire.adapters import ControlUse, control_name
 from giornata.wire.jobs import JobState

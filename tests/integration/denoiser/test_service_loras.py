@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from giornata import lora_transfer
+from giornata import lora_files
 from giornata.bus.bus import Endpoint, UnansweredError
 from giornata.wire import subjects
 from giornata.wire.adapters import LoraUse
@@ -174,8 +174,8 @@ async def test_a_worker_stops_while_a_lora_is_being_fetched(bench: Bench) -> Non
 async def test_a_load_goes_on_at_another_instance_where_the_store_was_killed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lora_transfer, "PIECE_BYTES", 512)
-    monkeypatch.setattr(lora_transfer, "ANSWER_MS", 300)
+    monkeypatch.setattr(lora_files, "PIECE_BYTES", 512)
+    monkeypatch.setattr(lora_files, "ANSWER_MS", 300)
     store, asked, killed = Store(transformer(bench)), [], asyncio.Event()
 
     async def until_killed(request: ReadFile) -> FileChunk:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from giornata.deadlines import Deadline
-from giornata.planning.batch_plans import plan_each_alone
-from giornata.planning.block_plans import uniform_modes
+from giornata.planning.plans import plan_each_alone, uniform_modes
 from giornata.records import TemplateRecords
 from giornata.wire import subjects, templates
 from giornata.wire.messages import (

@@ -21,10 +21,10 @@ from giornata.wire import codec
 from giornata.wire.jobs import Job
 from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.messages import EditMessage
-from giornata.wire.permissions import inbox
 from giornata.wire.requests import EditParameters
+from giornata.wire.subjects import inbox
 from giornata.wire.templates import WebhookRecord, WebhookState
-from giornata_gateway.intake.rules.idempotency import HEADER
+from giornata_gateway.rules.idempotency import HEADER
 from tests.fakes.key_files import CREATED
 from tests.integration.gateway.test_templates import register
 from tests.integration.gateway_fakes import Stage, open_stage
@@ -131,8 +131,7 @@ async def _job(stage: Stage, key: str, *, wait: bool = True) -> Job:
     stage.router.ended.clear()
     headers = bearer(ALICES) | {HEADER: key}
     form = stage.form(prompt=WORDS)
-    async with stage.http.post("/v1/jobs", data=form, headers=headers) as response:
-        job_id = (await response.json())["id"]
+    job_id = (await stage.post("/v1/jobs", data=form, headers=headers)).json["id"]
     if wait:
         await stage.router.ended.wait()
     return stage.router.jobs[job_id]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,12 +16,15 @@ from giornata.wire.jobs import JobState
 from giornata.wire.loras import CanonicalLora, LoraRecord, LoraState, StoredFile
 from giornata.wire.messages import JobEstimate
 from giornata_gateway.http.a1111 import A1111_ROUTES
+from giornata_gateway.http.routes import ROUTES
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import CARD
 from tests.integration.gateway.test_a1111 import EDIT, get, post
 from tests.integration.gateway_fakes import Opening, Stage
 from tests.patience import HUNG_S
 
+OPEN = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
+"""For probes and for readers of the API; they tell nothing of a tenant."""
 LORA = f"lora_{'a' * 32}"
 READY = LoraRecord(
     lora_id=LORA,
@@ -95,13 +99,20 @@ async def test_progress_and_interrupt_see_the_tenants_own_jobs_alone(doors: Stag
 
 
 async def test_every_route_wants_a_key(doors: Stage) -> None:
+    named = {"{job_id}": "job_1", "{template_id}": "template_1", "{lora_id}": "lora_1", "{model}": "tiny"}
+    closed = [route for route in (*ROUTES, *A1111_ROUTES) if route.path not in OPEN]
+    assert len(closed) > 30
     wrong = ("Bearer sk-nobody-12", basic("sk-nobody-12"), "Basic ?")
-    assert len(A1111_ROUTES) > 10
-    for route in A1111_ROUTES:
+    for route in closed:
+        path = re.sub(r"\{\w+\}", lambda found: named[found[0]], route.path)
         for headers in ({}, *({"Authorization": key} for key in wrong)):
-            async with doors.http.request(route.method, route.path, headers=headers) as response:
-                assert response.status == 401, route
-                assert response.headers["WWW-Authenticate"].startswith('Bearer, Basic realm="')
+            answer = await doors.ask(route.method, path, headers=headers)
+            challenge = answer.headers["WWW-Authenticate"]
+            assert (answer.status, challenge.partition(" realm=")[0]) == (
+                401,
+                "Bearer, Basic" if route.basic else "Bearer",
+            ), path
+    assert (await doors.get("/")).status == 200, "the page itself asks for the key"
 
 
 async def test_a_password_is_no_key_elsewhere(doors: Stage) -> None:

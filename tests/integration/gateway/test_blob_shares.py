@@ -72,8 +72,7 @@ async def test_a_tenant_with_its_share_is_refused_by_name_and_others_are_served(
         assert (await edit(other, ALICE, bytes(MIB)))[0] == 503, "another gateway finds the same"
         for gateway in (stage, other):
             assert (await edit(gateway, BOB, bytes(MIB)))[0] == 200
-        async with stage.http.get("/readyz") as response:
-            assert response.status == 200
+        assert (await stage.get("/readyz")).status == 200
 
         async with redis.asyncio.from_url(store) as client:
             await client.delete(*await client.keys("giornata:alice/*"))

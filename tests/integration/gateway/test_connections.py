@@ -92,8 +92,7 @@ async def test_heads_that_do_not_come_are_answered_and_their_connections_closed(
         assert {answer.partition(b"\r\n")[0] for answer in answers} == {b"HTTP/1.1 408 Request Timeout"}
         assert all(b'"code":"request_timeout"' in answer for answer in answers)
         assert await half(b"") == b"", "a connection without a request is closed without a word"
-        async with stage.http.get("/metrics") as response:
-            assert 'code="request_timeout"' in await response.text()
+        assert 'code="request_timeout"' in (await stage.get("/metrics")).text
 
 
 def test_half_a_head_that_comes_with_its_connection_is_no_excuse(opening: Opening) -> None:

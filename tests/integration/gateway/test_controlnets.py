@@ -43,8 +43,7 @@ async def controlled(stage: Stage) -> Stage:
     """A gateway whose fleet serves a painter with two ControlNets."""
     stage.router.cards, stage.router.controlnets = (CARD, PAINTER), {"painter": (OUTLINE, UNION)}
     await stage.router.announce()
-    async with stage.http.get("/v1/models") as response:
-        views = {view["id"]: view for view in (await response.json())["data"]}
+    views = {view["id"]: view for view in (await stage.get("/v1/models")).json["data"]}
     assert views["painter"]["controlnets"] == [{"name": "outline", "modes": 0}, {"name": "union", "modes": 3}]
     assert "control_image_0" in views["painter"]["fields"]["edit"]
     assert "controlnets" not in views["tiny"]["fields"]["edit"]
@@ -63,8 +62,7 @@ async def posted(
     form = stage.form(**{"model": "painter", "controlnets": json.dumps(asked)} | fields)
     for name, data in parts:
         form.add_field(name, io.BytesIO(data), filename="control.png", content_type="image/png")
-    async with stage.http.post("/v1/jobs", data=form) as response:
-        return response.status, await response.json()
+    return (await stage.post("/v1/jobs", data=form)).told
 
 
 async def test_an_edit_brings_their_images_as_parts(controlled: Stage) -> None:
@@ -78,8 +76,7 @@ async def test_an_edit_brings_their_images_as_parts(controlled: Stage) -> None:
 async def test_a_generation_brings_them_as_text(controlled: Stage) -> None:
     written = {f"control_image_{i}": base64.b64encode(data).decode() for i, data in enumerate(FILES)}
     asked = {"prompt": "a barn", "model": "painter", "controlnets": ASKED, **written}
-    async with controlled.http.post("/v1/images/generations", json=asked) as response:
-        assert response.status == 200, await response.text()
+    assert (await controlled.post("/v1/images/generations", json=asked)).status == 200
     assert await kept(controlled) == (USES, list(FILES))
 
 

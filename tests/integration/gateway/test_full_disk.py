@@ -14,7 +14,7 @@ import pytest_asyncio
 from giornata.blobs import RedisBlobs
 from giornata.bus import streams
 from giornata.wire.errors import BlobStoreFull, StorageFull
-from giornata.wire.stores import JOBS, RECORDS, bucket_stream
+from giornata.wire.subjects import JOBS, RECORDS, bucket_stream
 from giornata_gateway.storage import KNOWN_S
 from tests.full_disk import SmallDisk, small_disk
 from tests.integration.gateway_fakes import Stage, open_stage
@@ -48,8 +48,7 @@ async def on_disk(nats_on_disk: NatsServer, redis_url: str, tmp_path: Path) -> A
 
 
 async def ready(stage: Stage) -> tuple[int, dict[str, Any]]:
-    async with stage.http.get("/readyz") as response:
-        return response.status, await response.json()
+    return (await stage.get("/readyz")).told
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
@@ -77,8 +76,7 @@ async def test_a_disk_that_jetstream_has_filled_is_named_and_edits_are_refused_a
     status, answer = await on_disk.edit()
     assert (status, answer["error"]["code"]) == (503, "storage_full")
     assert len(on_disk.router.submitted) == submitted, "the router was not asked, and nothing was waited for"
-    async with on_disk.http.get("/metrics") as response:
-        text = await response.text()
+    text = (await on_disk.get("/metrics")).text
     assert f'giornata_storage_full{{store="{JOBS}"}} 1.0' in text
     assert 'giornata_storage_full{store="blobs"} 0.0' in text
 
@@ -119,8 +117,7 @@ async def test_a_blob_store_that_cannot_write_is_full_and_recovers_by_itself(
 
             await eventually(unready)
             assert await blobs.get(kept) == b"k" * 1000
-            async with stage.http.get("/healthz") as response:
-                assert response.status == 200, "the store answers"
+            assert (await stage.get("/healthz")).status == 200, "the store answers"
             disk.free()
 
             async def accepted() -> bool:

@@ -13,10 +13,9 @@ from structlog.testing import capture_logs
 from giornata.bus import bus
 from giornata.bus.connection import barrier
 from giornata.wire import codec, subjects
-from giornata.wire.masks import MaskMessage, MaskParameters
-from giornata.wire.messages import CancelMessage, EditMessage, GenerateMessage
-from giornata.wire.permissions import NatsRole, rights
+from giornata.wire.messages import CancelMessage, EditMessage, GenerateMessage, MaskMessage, MaskParameters
 from giornata.wire.requests import EditParameters, GenerationParameters
+from giornata.wire.subjects import NatsRole, rights
 from tests.integration.gateway_fakes import Stage
 from tests.patience import HUNG_S
 
@@ -101,8 +100,7 @@ async def test_garbage_is_answered_with_an_error_and_the_door_stays_open(
     refused = [name for name, answer in answers.items() if "code" in answer]
     assert len(refused) > len(messages) // 2
     assert all(len(heard[name]) < 4000 for name in refused), "an error repeats little of its message"
-    async with stage.http.get("/metrics") as response:
-        told = await response.text()
+    told = (await stage.get("/metrics")).text
     counted = sum(
         float(line.rpartition(" ")[2])
         for line in told.splitlines()

@@ -22,7 +22,7 @@ from giornata.wire.errors import (
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import IDEMPOTENCY_HEADER, EditMessage, EditReply
 from giornata.wire.requests import EditParameters
-from giornata_gateway.intake.rules.idempotency import HEADER
+from giornata_gateway.rules.idempotency import HEADER
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway.repeating import edit, fresh, keys_below, second_gateway, stored
@@ -123,8 +123,7 @@ async def test_a_cancelled_job_stays_cancelled_under_its_key(stage: Stage) -> No
     job_id = (await edit(stage, key, "/v1/jobs"))[1]["id"]
     waiting = asyncio.create_task(edit(stage, key))
     await stage.router.held.wait()
-    async with stage.http.delete(f"/v1/jobs/{job_id}") as response:
-        assert response.status == 202
+    assert (await stage.ask("DELETE", f"/v1/jobs/{job_id}")).status == 202
     for status, answer, _ in (await waiting, await edit(stage, key)):
         assert (status, answer["error"]["code"], answer["error"]["job_id"]) == (409, "job_cancelled", job_id)
 
@@ -188,8 +187,7 @@ async def test_tenants_do_not_share_keys_and_repetitions_count_for_no_limit(
             names["alice"]: 2.5,
             names["bob"]: 1.0,
         }
-        async with stage.http.get("/metrics") as response:
-            assert 'giornata_repeated_requests_total{door="http"} 1.0' in await response.text()
+        assert 'giornata_repeated_requests_total{door="http"} 1.0' in (await stage.get("/metrics")).text
 
 
 async def test_requests_at_the_same_time_share_one_job(stage: Stage, tmp_path: Path) -> None:

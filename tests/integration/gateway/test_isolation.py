@@ -16,10 +16,16 @@ from giornata.bus.bus import Endpoint
 from giornata.wire import codec, subjects
 from giornata.wire.errors import NothingFound
 from giornata.wire.jobs import BlobRef
-from giornata.wire.masks import MaskMessage, MaskParameters, MaskReply, MaskRequest
-from giornata.wire.messages import IDEMPOTENCY_HEADER, CancelMessage
+from giornata.wire.messages import (
+    IDEMPOTENCY_HEADER,
+    CancelMessage,
+    MaskMessage,
+    MaskParameters,
+    MaskReply,
+    MaskRequest,
+)
 from giornata.wire.requests import EditParameters
-from giornata_gateway.intake.rules.idempotency import HEADER, job_id_of
+from giornata_gateway.rules.idempotency import HEADER, job_id_of
 from tests.fakes.colours import CARD as COLOURS
 from tests.integration.fake_router import CARD
 from tests.integration.gateway.attacking import (

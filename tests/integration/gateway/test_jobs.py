@@ -68,22 +68,18 @@ async def test_a_job_from_submission_to_picture(stage: Stage, monkeypatch: pytes
         RowProgress(job_id=job_id, attempt=1, index=i, step=i + 1, steps=3, tokens=12) for i in range(2)
     )
     await stage.router.announce()
-    async with stage.http.get(f"/v1/jobs/{job_id}") as response:
-        view = await response.json()
+    view = (await stage.get(f"/v1/jobs/{job_id}")).json
     assert (view["state"], view["step"], view["steps"]) == ("running", 1, 3)
     assert [picture["step"] for picture in view["pictures"]] == [1, 2]
     assert (view["queue_position"], view["predicted_finish_s"]) == (None, None), "the router does not know"
     stage.router.forecast = JobEstimate(position=3, finish_ms=12_500)
-    async with stage.http.get(f"/v1/jobs/{job_id}") as response:
-        view = await response.json()
+    view = (await stage.get(f"/v1/jobs/{job_id}")).json
     assert (view["queue_position"], view["predicted_finish_s"]) == (3, 12.5)
-    async with stage.http.get(f"/v1/jobs/{job_id}/image") as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (409, "job_not_finished")
+    assert (await stage.get(f"/v1/jobs/{job_id}/image")).code == (409, "job_not_finished")
 
     stage.router.hold.set()
     assert (await frames_of(stage, job_id))[-1]["event"] == "image_edit.completed"
-    async with stage.http.get(f"/v1/jobs/{job_id}") as response:
-        view = await response.json()
+    view = (await stage.get(f"/v1/jobs/{job_id}")).json
     assert (view["state"], view["step"], view["usage"]["output_tokens"]) == ("completed", None, 10)
     assert (view["queue_position"], view["predicted_finish_s"]) == (None, None), "it is over"
     assert [picture["seed"] for picture in view["pictures"]] == [5, 6]
@@ -91,11 +87,9 @@ async def test_a_job_from_submission_to_picture(stage: Stage, monkeypatch: pytes
         assert response.content_type == "image/png"
         assert await response.read() == picture_of(1)
         tag = response.headers["ETag"]
-    async with stage.http.get(view["pictures"][1]["url"], headers={"If-None-Match": tag}) as response:
-        assert response.status == 304
+    assert (await stage.get(view["pictures"][1]["url"], headers={"If-None-Match": tag})).status == 304
     for index in ("2", "-1", "x"):
-        async with stage.http.get(f"/v1/jobs/{job_id}/image", params={"index": index}) as response:
-            assert (response.status, (await response.json())["error"]["param"]) == (400, "index")
+        assert (await stage.get(f"/v1/jobs/{job_id}/image", params={"index": index})).fault == (400, "index")
 
 
 @pytest.mark.parametrize("kind", ["form", "json"])
@@ -108,11 +102,8 @@ async def test_a_job_waits_in_the_queue_that_it_asks_for(stage: Stage, kind: str
             job_id = await submit(stage, model=CARD.name, **asked)
         else:
             body = {"prompt": "a red barn", "model": PAINTER.name, **asked}
-            async with stage.http.post("/v1/jobs", json=body) as response:
-                assert response.status == 202, await response.text()
-                job_id = (await response.json())["id"]
-        async with stage.http.get(f"/v1/jobs/{job_id}") as response:
-            told = (await response.json())["priority"]
+            job_id = (await stage.post("/v1/jobs", json=body)).expect(202).json["id"]
+        told = (await stage.get(f"/v1/jobs/{job_id}")).json["priority"]
         queues[asked.get("priority")] = (told, (await stage.record()).job.priority)
     assert queues == {
         None: ("batch", Priority.BATCH),
@@ -138,7 +129,7 @@ async def test_events_are_replayed_from_where_a_client_left(
     ids = [int(frame["id"]) for frame in kept]
     assert ids == sorted(set(ids))
     assert frames[-1]["data"]["url"].endswith(f"/v1/jobs/{job_id}/image?index=0")
-    monkeypatch.setattr("giornata_gateway.http.stream.time", SimpleNamespace(time=lambda: 0.0))
+    monkeypatch.setattr("giornata_gateway.http.jobs.time", SimpleNamespace(time=lambda: 0.0))
     again = await frames_of(stage, job_id, str(ids[0]))
     assert again == kept[1:]  # told when it happened, not when read
     async with stage.http.get(
@@ -174,11 +165,9 @@ async def test_any_gateway_follows_and_replays_a_job(
         told = [(frame["data"].get("state"), frame["data"].get("index")) for frame in frames]
         assert told == [("preparing", None), ("running", None), (None, 0), (None, 1)]
         assert await frames_of(second, job_id, frames[0]["id"]) == frames[1:]
-        async with second.http.get(f"/v1/jobs/{job_id}/image?index=1") as response:
-            assert await response.read() == picture_of(1)
+        assert (await second.get(f"/v1/jobs/{job_id}/image?index=1")).body == picture_of(1)
         last = {"Last-Event-ID": frames[-1]["id"]}
-        async with second.http.get(f"/v1/jobs/{job_id}/events", headers=last) as response:
-            assert response.status == 204
+        assert (await second.get(f"/v1/jobs/{job_id}/events", headers=last)).status == 204
 
 
 async def test_steps_go_on_after_a_reconnect_and_have_no_id(stage: Stage) -> None:
@@ -217,8 +206,7 @@ async def test_links_are_those_of_the_public_address(opening: Opening) -> None:
         frames = await frames_of(stage, view["id"])
         link = f"{public}/v1/jobs/{view['id']}/image?index=0"
         assert frames[-1]["data"]["url"] == link
-        async with stage.http.get(f"/v1/jobs/{view['id']}") as response:
-            assert (await response.json())["pictures"][0]["url"] == link
+        assert (await stage.get(f"/v1/jobs/{view['id']}")).json["pictures"][0]["url"] == link
         _, answer = await stage.edit(response_format="url", user="ada")
         assert answer["data"][0]["url"].startswith(f"{public}/v1/jobs/job_")
         assert (await stage.record()).job.parameters.user == "ada"
@@ -235,15 +223,13 @@ async def test_links_are_those_of_a_trusted_proxy_in_front(opening: Opening, tru
             assert response.headers["Location"] == f"{path}/v1/jobs/{view['id']}"
         await frames_of(stage, view["id"])
         link = f"{base}/v1/jobs/{view['id']}/image?index=0"
-        async with stage.http.get(f"/v1/jobs/{view['id']}", headers=said) as response:
-            assert (await response.json())["pictures"][0]["url"] == link
+        assert (await stage.get(f"/v1/jobs/{view['id']}", headers=said)).json["pictures"][0]["url"] == link
         async with stage.http.get(f"/v1/jobs/{view['id']}/events", headers=said) as response:
             assert read(await response.text())[-1]["data"]["url"] == link
         form = stage.form(response_format="url")
         async with stage.http.post("/v1/images/edits", data=form, headers=said) as response:
             assert (await response.json())["data"][0]["url"].startswith(f"{base}/v1/jobs/job_")
-        async with stage.http.get("/openapi.json", headers=said) as response:
-            assert (await response.json())["servers"] == [{"url": path or "/"}]
+        assert (await stage.get("/openapi.json", headers=said)).json["servers"] == [{"url": path or "/"}]
 
 
 async def test_the_end_is_told_even_when_the_stream_has_lost_it(stage: Stage) -> None:
@@ -278,11 +264,9 @@ async def test_a_failed_job_says_why(stage: Stage) -> None:
     job_id = await submit(stage)
     frames = await frames_of(stage, job_id)
     assert frames[-1]["data"]["error"]["code"] == "mask_empty"
-    async with stage.http.get(f"/v1/jobs/{job_id}") as response:
-        view = await response.json()
+    view = (await stage.get(f"/v1/jobs/{job_id}")).json
     assert (view["state"], view["error"]["code"]) == ("failed", "mask_empty")
-    async with stage.http.get(f"/v1/jobs/{job_id}/image") as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (400, "mask_empty")
+    assert (await stage.get(f"/v1/jobs/{job_id}/image")).code == (400, "mask_empty")
 
 
 async def test_cancelling(stage: Stage) -> None:
@@ -295,8 +279,7 @@ async def test_cancelling(stage: Stage) -> None:
     assert frames[-1]["data"]["error"]["code"] == "job_cancelled"
     async with stage.http.delete(f"/v1/jobs/{job_id}") as response:
         assert (response.status, (await response.json())["state"]) == (200, "cancelled")
-    async with stage.http.get(f"/v1/jobs/{job_id}/image") as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (409, "job_cancelled")
+    assert (await stage.get(f"/v1/jobs/{job_id}/image")).code == (409, "job_cancelled")
 
 
 async def test_an_expired_result_is_told_from_an_unknown_job(stage: Stage, redis_url: str) -> None:
@@ -306,17 +289,14 @@ async def test_an_expired_result_is_told_from_an_unknown_job(stage: Stage, redis
     assert image is not None
     async with RedisBlobs.open(redis_url) as blobs:
         await blobs.delete(image)
-    async with stage.http.get(f"/v1/jobs/{job_id}/image") as response:
-        assert (response.status, (await response.json())["error"]["code"]) == (410, "result_expired")
+    assert (await stage.get(f"/v1/jobs/{job_id}/image")).code == (410, "result_expired")
     for unknown in ("job_unknown", "a.b", "x" * 200):
-        async with stage.http.get(f"/v1/jobs/{unknown}") as response:
-            assert (response.status, (await response.json())["error"]["code"]) == (404, "job_not_found")
+        assert (await stage.get(f"/v1/jobs/{unknown}")).code == (404, "job_not_found")
 
 
 async def test_what_a_job_cannot_have_is_refused(stage: Stage) -> None:
     for field, value in {"stream": "true", "response_format": "url"}.items():
-        async with stage.http.post("/v1/jobs", data=stage.form(**{field: value})) as response:
-            assert (response.status, (await response.json())["error"]["param"]) == (400, field)
+        assert (await stage.post("/v1/jobs", data=stage.form(**{field: value}))).fault == (400, field)
 
 
 async def test_a_quiet_stream_has_heartbeats_and_ends_at_the_drain(opening: Opening) -> None:

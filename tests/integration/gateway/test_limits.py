@@ -15,7 +15,7 @@ import pytest
 import giornata.client
 from giornata.api_keys import TenantLimits
 from giornata.wire.errors import ConcurrencyLimited, QueueFull, RateLimited, ServiceUnavailable
-from giornata_gateway.intake import key_file
+from giornata_gateway import admission
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Opening, Stage
 from tests.patience import HUNG_S
@@ -50,12 +50,11 @@ async def edit(
 async def test_keys_come_and_go_without_a_restart(
     limited: Limiting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_file, "LOOK_S", 0.0)
+    monkeypatch.setattr(admission, "LOOK_S", 0.0)
     async with limited() as stage:
 
         async def status(key: str) -> int:
-            async with stage.http.get("/v1/models", headers={"Authorization": f"Bearer {key}"}) as response:
-                return response.status
+            return (await stage.get("/v1/models", headers={"Authorization": f"Bearer {key}"})).status
 
         assert [await status(key) for key in ("sk-alice-123", "sk-carol-123")] == [200, 401]
         write_keys(tmp_path, {"sk-carol-123": "carol"})
@@ -65,8 +64,7 @@ async def test_keys_come_and_go_without_a_restart(
         write_keys(tmp_path, {})
         assert [await status(key) for key in ("sk-alice-123", "sk-carol-123")] == [401, 401]
         os.unlink(tmp_path / "keys.json")  # noqa: PTH108 - what an operator does
-        async with stage.http.get("/v1/models") as response:
-            assert response.status == 401, "a gateway whose keys are gone is not open"
+        assert (await stage.get("/v1/models")).status == 401, "a gateway whose keys are gone is not open"
 
 
 async def test_a_gateway_does_not_start_without_its_keys(opening: Opening, tmp_path: Path) -> None:
@@ -105,15 +103,13 @@ async def test_a_tenant_without_room_is_refused_before_its_pictures_are_read(lim
     async with limited(per_minute=1) as stage:
         assert (await edit(stage, ALICE))[0] == 200
         headers = ALICE | {"Content-Type": "multipart/form-data; boundary=b"}
-        async with stage.http.post("/v1/images/edits", data=b"not a form", headers=headers) as response:
-            assert response.status == 429
+        assert (await stage.post("/v1/images/edits", data=b"not a form", headers=headers)).status == 429
 
 
 async def test_pictures_in_progress_of_edits_and_of_jobs(limited: Limiting) -> None:
     async with limited(in_progress=3) as stage:
         stage.router.hold = asyncio.Event()
-        async with stage.http.post("/v1/jobs", data=stage.form(n="2"), headers=ALICE) as response:
-            job_id = (await response.json())["id"]
+        job_id = (await stage.post("/v1/jobs", data=stage.form(n="2"), headers=ALICE)).json["id"]
         await stage.router.held.wait()
         stage.router.held.clear()
         waiting = asyncio.create_task(edit(stage, ALICE))
@@ -129,8 +125,7 @@ async def test_pictures_in_progress_of_edits_and_of_jobs(limited: Limiting) -> N
         stage.router.hold.set()
         assert (await waiting)[0] == 200
         stage.router.hold = None
-        async with stage.http.get(f"/v1/jobs/{job_id}/events", headers=ALICE) as response:
-            assert "image_edit.completed" in await response.text()
+        assert "image_edit.completed" in (await stage.get(f"/v1/jobs/{job_id}/events", headers=ALICE)).text
         assert (await edit(stage, ALICE, n="3"))[0] == 200
         assert (await edit(stage, ALICE, n="4"))[:2] == (400, "invalid_field")
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import secrets
 from collections.abc import AsyncIterator
-from pathlib import Path
+from itertools import count
 from typing import Any
 
 import aiohttp
@@ -21,39 +20,54 @@ from giornata.wire.adapters import AskedLora
 from giornata.wire.errors import InvalidField, LoraNotFound
 from giornata.wire.loras import LoraRecord, NormaliseLora, ProfiledLora
 from giornata.wire.messages import EditReply, ProbeMessage
-from giornata.wire.permissions import NatsRole
 from giornata.wire.requests import EditParameters
+from giornata.wire.subjects import NatsRole
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import CARD
 from tests.integration.gateway_fakes import Opening, Stage, open_stage
 from tests.integration.lora_bench import canonical, lora, open_bench
 from tests.patience import HUNG_MS
 
-ALICE = {"Authorization": "Bearer sk-alice-123"}
-BOB = {"Authorization": "Bearer sk-robert-12"}
+ALICE: dict[str, str] = {}
+BOB: dict[str, str] = {}
+"""Headers of two tenants whom no other test has; :func:`doors` writes them."""
+TENANTS = 24
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def doors(nats_account: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Stage]:
-    """A gateway with the keys of two tenants, two LoRAs each, and a store."""
-    alice, bob = (f"{name}-{secrets.token_hex(4)}" for name in ("alice", "bob"))
-    keys = write_keys(tmp_path, {"sk-alice-123": alice, "sk-robert-12": bob})
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(
+    stage_account: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stage]:
+    """A gateway with the keys of many tenants, two LoRAs each, and a store."""
+    folder = tmp_path_factory.mktemp("loras")
+    keys = write_keys(folder, {f"sk-tenant-{n}": f"tenant-{n}" for n in range(TENANTS)})
 
     async def normalise(request: NormaliseLora) -> Any:
         return canonical(request).model_copy(update={"model_digest": CARD.digest})
 
     prepost = Endpoint(subjects.prepost("adapter", "tiny"), NormaliseLora, normalise)
     async with (
-        open_bench(nats_account, tmp_path) as bench,
+        open_bench(stage_account, folder) as bench,
         bench.bus.serve("prepost", prepost, instance="tiny"),
-        bench.instance(
-            lora_file_bytes=4 << 20, lora_host_folder=tmp_path / "host", lora_host_name=bench.model
-        ),
+        bench.instance(lora_file_bytes=4 << 20, lora_host_folder=folder / "host", lora_host_name=bench.model),
         open_stage(
-            nats_account, redis_url, tmp_path, api_keys_file=keys, max_loras=2, max_pinned_loras=1
+            stage_account, redis_url, folder, api_keys_file=keys, max_loras=2, max_pinned_loras=1
         ) as stage,
     ):
         yield stage
+
+
+FRESH = count()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def doors(house: Stage) -> Stage:
+    """The gateway for two fresh tenants."""
+    for headers in (ALICE, BOB):
+        headers["Authorization"] = f"Bearer sk-tenant-{next(FRESH) % TENANTS}"
+    await house.router.reset()
+    await house.router.announce()
+    return house
 
 
 async def upload(
@@ -64,15 +78,13 @@ async def upload(
         form.add_field("file", io.BytesIO(data), filename="rims.safetensors")
     for name, value in fields.items():
         form.add_field(name, value)
-    async with stage.http.post("/v1/loras", data=form, headers=headers) as response:
-        return response.status, await response.json()
+    return (await stage.post("/v1/loras", data=form, headers=headers)).told
 
 
 async def ask(
     stage: Stage, method: str, path: str, headers: dict[str, str] = ALICE
 ) -> tuple[int, dict[str, Any]]:
-    async with stage.http.request(method, f"/v1/loras{path}", headers=headers) as response:
-        return response.status, await response.json()
+    return (await stage.ask(method, f"/v1/loras{path}", headers=headers)).told
 
 
 async def test_a_lora_is_uploaded_awaited_listed_and_deleted(doors: Stage) -> None:
@@ -148,8 +160,7 @@ async def edit(
     stage: Stage, loras: object, headers: dict[str, str] = ALICE, path: str = "/v1/images/edits"
 ) -> tuple[int, dict[str, Any]]:
     form = stage.form(loras=json.dumps(loras))
-    async with stage.http.post(path, data=form, headers=headers) as response:
-        return response.status, await response.json()
+    return (await stage.post(path, data=form, headers=headers)).told
 
 
 async def test_an_edit_names_loras_and_its_job_keeps_what_they_are(doors: Stage) -> None:
@@ -207,7 +218,7 @@ async def test_a_probe_is_an_edit_with_the_loras_of_the_tenant_that_it_names(doo
         await profiler.call(subjects.EDIT_PROBE, probe, EditReply, Deadline.after_ms(HUNG_MS))
         job = (await doors.record()).job
         assert (job.tenant, job.loras[0].lora_id, job.loras[0].joins_within) == (alice, told["id"], 0.5)
-        stranger = probe.model_copy(update={"tenant": "bob"})
+        stranger = probe.model_copy(update={"tenant": "stranger"})
         with pytest.raises(LoraNotFound):
             await profiler.call(subjects.EDIT_PROBE, stranger, EditReply, Deadline.after_ms(HUNG_MS))
         file = job.loras[0].sha256
@@ -249,7 +260,7 @@ async def test_a_store_that_is_away_is_not_the_clients_slowness(
     opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is here; its pace was counted while the store was waited for, and the client got 408."""
-    monkeypatch.setattr("giornata.lora_transfer.RESTART_S", 1.5)
+    monkeypatch.setattr("giornata.lora_files.RESTART_S", 1.5)
     async with opening(head_s=0.5) as stage:
         status, answer = await upload(stage, lora(), {}, model=CARD.name)
     assert (status, answer["error"]["code"]) == (503, "service_unavailable")

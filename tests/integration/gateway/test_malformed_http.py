@@ -93,8 +93,7 @@ async def test_malformed_requests_are_told_in_few_lines(
         with capture_logs() as logs:
             for _ in range(20):
                 assert (await told(stage, bad))[0] == 400
-        async with stage.http.get("/metrics") as response:
-            assert "bad_request" in await response.text(), "each is counted"
+        assert "bad_request" in (await stage.get("/metrics")).text, "each is counted"
     assert [entry["event"] for entry in logs] == ["malformed_requests"]
 
 

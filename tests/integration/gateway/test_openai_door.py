@@ -46,8 +46,7 @@ async def client(door: Stage) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def post(stage: Stage, body: dict[str, Any], path: str = "edits") -> tuple[int, dict[str, Any]]:
-    async with stage.http.post(f"/v1/images/{path}", json=body) as response:
-        return response.status, await response.json()
+    return (await stage.post(f"/v1/images/{path}", json=body)).told
 
 
 async def test_every_field_of_openais_client_is_taken_and_those_without_effect_are_told(
@@ -120,8 +119,7 @@ async def test_a_form_says_in_many_ways_what_it_leaves_out(door: Stage) -> None:
         "user": "",
     }.items():
         form.add_field(name, value)
-    async with door.http.post("/v1/images/edits", data=form) as response:
-        assert response.status == 200, await response.text()
+    assert (await door.post("/v1/images/edits", data=form)).status == 200
     job = (await door.record()).job
     assert (job.mask, len(job.references)) == (None, 1)
 
@@ -133,8 +131,7 @@ async def test_open_webui_is_served(door: Stage) -> None:
     }.items():  # fmt: skip
         form.add_field(name, value)
     form.add_field("image", b"picture", filename="image.png", content_type="image/png")
-    async with door.http.post("/v1/images/edits?api-version=2025-04-01-preview", data=form) as response:
-        assert response.status == 200, await response.text()
+    assert (await door.post("/v1/images/edits?api-version=2025-04-01-preview", data=form)).status == 200
     assert (await door.record()).job.parameters.background == "transparent"
     body = {"model": "tiny", "prompt": "a barn", "n": 1, "size": "512x512", "response_format": "b64_json"}
     status, answer = await post(door, body, "generations")
@@ -148,8 +145,7 @@ async def test_images_and_masks_may_have_either_name_and_there_may_be_sixteen(do
             form.add_field(name, bytes([65 + index]), filename=f"{index}.png")
         form.add_field("mask[]", b"mask", filename="mask.png")
         form.add_field("prompt", "a scarf")
-        async with door.http.post("/v1/images/edits", data=form) as response:
-            assert response.status == 200, await response.text()
+        assert (await door.post("/v1/images/edits", data=form)).status == 200
         job = (await door.record()).job
         assert job.image is not None
         assert job.mask is not None

@@ -49,8 +49,7 @@ async def posted(
     form = stage.form(**{"model": "klein"} | fields)
     for name, data in parts:
         form.add_field(name, io.BytesIO(data), filename="reference.png", content_type="image/png")
-    async with stage.http.post(path, data=form) as response:
-        return response.status, await response.json()
+    return (await stage.post(path, data=form)).told
 
 
 @pytest.mark.parametrize(
@@ -76,8 +75,7 @@ async def test_the_official_client_edits_with_several_pictures(looking: Stage) -
 async def test_a_generation_brings_them_as_text(looking: Stage, prefix: str) -> None:
     written = [prefix + base64.b64encode(data).decode() for data in FILES]
     asked = {"prompt": "a barn", "model": "klein", "reference": written}
-    async with looking.http.post("/v1/images/generations", json=asked) as response:
-        assert response.status == 200, await response.text()
+    assert (await looking.post("/v1/images/generations", json=asked)).status == 200
     assert await kept(looking) == list(FILES)
     assert (await looking.record()).job.task is Task.GENERATE
 
@@ -102,8 +100,7 @@ async def test_models_that_take_none_name_those_that_do(looking: Stage) -> None:
     told = answer["error"]
     assert (status, told["code"], told["param"]) == (400, "invalid_field", "reference")
     assert told["accepted"] == "leave reference out; models that take so many: klein"
-    async with looking.http.get("/v1/models") as response:
-        views = {view["id"]: view for view in (await response.json())["data"]}
+    views = {view["id"]: view for view in (await looking.get("/v1/models")).json["data"]}
     assert [views[name]["max_references"] for name in ("tiny", "klein")] == [0, 2]
     assert "reference" not in views["tiny"]["fields"]["edit"]
     assert all("reference" in fields for fields in views["klein"]["fields"].values())

@@ -17,12 +17,12 @@ from aiohttp.test_utils import TestServer
 from giornata.api_keys import TenantLimits
 from giornata.shares import SharedPool
 from giornata.wire.errors import InvalidField, PayloadTooLarge, TooManyRequests
+from giornata_gateway.admission import ByteReservation
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http import requests
 from giornata_gateway.http.requests import FETCHED_AT_ONCE, check_sources, read_sources
-from giornata_gateway.intake.limits import ByteReservation
-from giornata_gateway.intake.rules.forms import NamedSource, PictureSource
-from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway.rules.forms import NamedSource, PictureSource
+from giornata_gateway.rules.tenants import Tenant
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway_fakes import Stage, open_stage
 from tests.patience import HUNG_S
@@ -127,8 +127,7 @@ async def limited(nats_url: str, redis_url: str, folder: Path, shelf: PictureSer
 async def edit(stage: Stage, shelf: PictureServer, name: str, key: str | None, n: int = 1) -> int:
     headers = ALICE | ({"Idempotency-Key": key} if key else {})
     body = {"prompt": "a scarf", "n": n, "images": [{"image_url": f"{shelf.url}/{name}"}]}
-    async with stage.http.post("/v1/images/edits", json=body, headers=headers) as response:
-        return response.status
+    return (await stage.post("/v1/images/edits", json=body, headers=headers)).status
 
 
 @pytest.mark.parametrize("keys", [(None, None, None), ("first", "second", "third"), ("same", "same", "same")])

@@ -14,7 +14,7 @@ from giornata.api_keys import TenantLimits
 from giornata_gateway import gateway
 from tests.fakes.key_files import write_keys
 from tests.integration.gateway.test_connections import one_answer
-from tests.integration.gateway.test_hostile import connection, upload
+from tests.integration.gateway.test_hostile import LARGE, connection, upload
 from tests.integration.gateway_fakes import Opening, Stage
 from tests.patience import HUNG_S
 
@@ -29,15 +29,12 @@ def options(tmp_path: Path) -> dict[str, Any]:
 
 
 async def edit(stage: Stage, headers: dict[str, str], image: bytes = b"picture") -> tuple[int, Any]:
-    async with stage.http.post("/v1/images/edits", data=stage.form(image), headers=headers) as response:
-        return response.status, await response.json()
+    return (await stage.post("/v1/images/edits", data=stage.form(image), headers=headers)).told
 
 
 async def job(stage: Stage, headers: dict[str, str]) -> str:
-    async with stage.http.post("/v1/jobs", data=stage.form(), headers=headers) as response:
-        job_id = str((await response.json())["id"])
-    async with stage.http.get(f"/v1/jobs/{job_id}/events", headers=headers) as response:
-        await response.read()
+    job_id = str((await stage.post("/v1/jobs", data=stage.form(), headers=headers)).json["id"])
+    await stage.get(f"/v1/jobs/{job_id}/events", headers=headers)  # until it has ended
     return job_id
 
 
@@ -48,8 +45,7 @@ async def fleet(stage: Stage, headers: dict[str, str]) -> dict[str, Any]:
 
 
 async def told(stage: Stage) -> str:
-    async with stage.http.get("/metrics") as response:
-        return await response.text()
+    return (await stage.get("/metrics")).text
 
 
 async def used(stage: Stage, pool: str) -> float:
@@ -84,9 +80,9 @@ async def test_slow_readers_keep_no_other_tenant_out(
     opening: Opening, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway, "GRACE_S", 0.05)
-    options |= {"max_held_bytes": 32 * MIB, "max_request_bytes": 2 * MIB, "stall_s": 600}
+    options |= {"max_held_bytes": 2 * LARGE, "max_request_bytes": 2 * MIB, "stall_s": 600}
     async with opening(**options) as stage, AsyncExitStack() as held:
-        stage.router.picture_bytes = 16 * MIB
+        stage.router.picture_bytes = LARGE
         alices, bobs = await job(stage, ALICE), await job(stage, BOB)
         get = f"GET /v1/jobs/{alices}/image HTTP/1.1\r\nHost: x\r\nAuthorization: {ALICE['Authorization']}\r\n\r\n"
         readers = []
@@ -97,8 +93,7 @@ async def test_slow_readers_keep_no_other_tenant_out(
             readers.append(reader)
         async with asyncio.timeout(HUNG_S):
             for _ in range(3):  # what it had is kept for it
-                async with stage.http.get(f"/v1/jobs/{bobs}/image", headers=BOB) as response:
-                    assert len(await response.read()) == 16 * MIB
+                assert len((await stage.get(f"/v1/jobs/{bobs}/image", headers=BOB)).body) == LARGE
 
 
 async def test_streams_of_one_tenant_keep_no_other_out(opening: Opening, options: dict[str, Any]) -> None:

@@ -63,10 +63,8 @@ async def edited(stage: Stage, **fields: str) -> list[dict[str, str]]:
 
 
 async def followed(stage: Stage, **fields: str) -> list[dict[str, str]]:
-    async with stage.http.post("/v1/jobs", data=stage.form(**fields)) as response:
-        job = (await response.json())["id"]
-    async with stage.http.get(f"/v1/jobs/{job}/events") as response:
-        return parse(await response.text())
+    job = (await stage.post("/v1/jobs", data=stage.form(**fields))).json["id"]
+    return parse((await stage.get(f"/v1/jobs/{job}/events")).text)
 
 
 async def test_the_stream_of_an_edit_is_as_documented(stage: Stage, document: Document) -> None:
@@ -88,10 +86,8 @@ async def test_the_stream_of_a_generation_is_as_documented(stage: Stage, documen
         told = parse(await response.text())
     names = {"image_generation.progress", "image_generation.partial_image", "image_generation.completed"}
     assert check(document, "/v1/images/generations", "post", told) == names | {"error"}
-    async with stage.http.post("/v1/jobs", json=asked) as response:
-        job = (await response.json())["id"]
-    async with stage.http.get(f"/v1/jobs/{job}/events") as response:
-        told = parse(await response.text())
+    job = (await stage.post("/v1/jobs", json=asked)).json["id"]
+    told = parse((await stage.get(f"/v1/jobs/{job}/events")).text)
     assert check(document, "/v1/jobs/{job_id}/events", "get", told) == names | {"error"}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from giornata.wire import stores, subjects, templates
+from giornata.wire import subjects, templates
 from giornata.wire.errors import ImageUnreadable, ServiceUnavailable
 from giornata.wire.messages import RemoveTemplate
 from giornata.wire.requests import Reuse
@@ -36,13 +36,11 @@ async def register(
     form.add_field("image", secrets.token_bytes(16) if image is None else image, filename="i.png")
     for name, value in fields.items():
         form.add_field(name, value)
-    async with stage.http.post("/v1/templates", data=form, headers=headers) as response:
-        return response.status, await response.json()
+    return (await stage.post("/v1/templates", data=form, headers=headers)).told
 
 
 async def get(stage: Stage, path: str, headers: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
-    async with stage.http.get(f"/v1/templates{path}", headers=headers) as response:
-        return response.status, await response.json()
+    return (await stage.get(f"/v1/templates{path}", headers=headers)).told
 
 
 async def edit(
@@ -53,8 +51,7 @@ async def edit(
         form.add_field("image", image, filename="i.png")
     for name, value in {"prompt": "a red star", **fields}.items():
         form.add_field(name, value)
-    async with stage.http.post("/v1/images/edits", data=form, headers=headers) as response:
-        return response.status, await response.json()
+    return (await stage.post("/v1/images/edits", data=form, headers=headers)).told
 
 
 def finished(record: TemplateRecord) -> TemplateRecord:
@@ -80,20 +77,21 @@ async def test_the_same_picture_again_is_the_same_template(stage: Stage) -> None
     assert (await register(stage, image, size="128x96"))[1]["id"] != first["id"]
 
 
-async def test_what_the_router_refuses_is_not_kept(stage: Stage) -> None:
-    stage.router.template_refusal = ImageUnreadable()
-    image = secrets.token_bytes(16)
-    status, told = await register(stage, image)
-    assert (status, told["error"]["code"]) == (400, "image_unreadable")
-    stage.router.template_refusal = None
-    status, told = await register(stage, image)
-    assert status == 202
-    kept = stage.router.registered[-1]
-    stage.router.template_refusal = ServiceUnavailable()
-    status, refused = await register(stage, image)
-    assert (status, refused["error"]["code"]) == (503, "service_unavailable")
-    assert (await get(stage, f"/{told['id']}"))[0] == 200, "what was kept before stays"
-    assert await stage.router.blobs.has(kept.image)
+async def test_what_the_router_refuses_is_not_kept(opening: Opening) -> None:
+    async with opening(submit_window_s=0.01) as stage:
+        stage.router.template_refusal = ImageUnreadable()
+        image = secrets.token_bytes(16)
+        status, told = await register(stage, image)
+        assert (status, told["error"]["code"]) == (400, "image_unreadable")
+        stage.router.template_refusal = None
+        status, told = await register(stage, image)
+        assert status == 202
+        kept = stage.router.registered[-1]
+        stage.router.template_refusal = ServiceUnavailable()
+        status, refused = await register(stage, image)
+        assert (status, refused["error"]["code"]) == (503, "service_unavailable")
+        assert (await get(stage, f"/{told['id']}"))[0] == 200, "what was kept before stays"
+        assert await stage.router.blobs.has(kept.image)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +142,10 @@ async def test_edits_that_do_not_fit_their_template_are_refused_by_name(stage: S
 
 async def test_lists_are_whole_and_leave_no_consumer_behind(stage: Stage) -> None:
     mine = {(await register(stage))[1]["id"] for _ in range(3)}
-    before = await stage.router.bus.jetstream.stream_info(f"KV_{stores.TEMPLATES}")
+    before = await stage.router.bus.jetstream.stream_info(f"KV_{subjects.TEMPLATES}")
     lists = await asyncio.gather(*(get(stage, "") for _ in range(20)))
     assert all(mine <= {view["id"] for view in told["data"]} for _, told in lists)
-    after = await stage.router.bus.jetstream.stream_info(f"KV_{stores.TEMPLATES}")
+    after = await stage.router.bus.jetstream.stream_info(f"KV_{subjects.TEMPLATES}")
     assert after.state.consumer_count == before.state.consumer_count
 
 
@@ -166,8 +164,7 @@ async def test_a_deleted_template_is_forgotten_by_all_and_its_edits_end(stage: S
     assert removal == RemoveTemplate(tenant="default", template_key="t")
     assert (await waiting)[0] == 404
     assert (await get(stage, f"/{told['id']}"))[0] == 404
-    async with stage.http.delete(f"/v1/templates/{told['id']}") as response:
-        assert response.status == 404
+    assert (await stage.ask("DELETE", f"/v1/templates/{told['id']}")).status == 404
     stage.router.hold.set()
     assert (await running)[0] == 200
     edited = (await stage.record()).job.image
@@ -239,8 +236,7 @@ async def test_templates_of_one_tenant_leave_room_and_deleted_ones_count_no_more
         assert (status, told["error"]["code"]) == (409, "template_limit")
         assert "beside 270000 of this tenant's" in told["error"]["received"]
         assert (await register(stage, secrets.token_bytes(90_000), BOB))[0] == 202
-        async with stage.http.delete(f"/v1/templates/{kept['id']}", headers=ALICE) as response:
-            assert response.status == 200
+        assert (await stage.ask("DELETE", f"/v1/templates/{kept['id']}", headers=ALICE)).status == 200
         assert (await register(stage, secrets.token_bytes(1_000), ALICE))[0] == 202
 
 
@@ -254,6 +250,5 @@ async def test_a_tenant_has_so_many_templates_and_no_more(opening: Opening, tmp_
         assert told["error"]["accepted"].startswith("at most 1;")
         assert (await register(stage, image, ALICE))[0] == 202, "it renews its own"
         assert (await register(stage, None, BOB))[0] == 202, "it has its own number"
-        async with stage.http.delete(f"/v1/templates/{kept['id']}", headers=ALICE) as response:
-            assert response.status == 200
+        assert (await stage.ask("DELETE", f"/v1/templates/{kept['id']}", headers=ALICE)).status == 200
         assert (await register(stage, None, ALICE))[0] == 202

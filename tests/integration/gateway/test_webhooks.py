@@ -17,7 +17,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from giornata.records import WebhookRecords
 from giornata.wire.errors import QueueFull
 from giornata.wire.templates import WebhookRecord, WebhookState
-from giornata_gateway.intake.rules.idempotency import HEADER
+from giornata_gateway.rules.idempotency import HEADER
 from tests.integration.gateway.repeating import second_gateway
 from tests.integration.gateway.test_templates import ALICE, BOB, keys
 from tests.integration.gateway_fakes import Opening, Stage
@@ -38,19 +38,15 @@ async def submit(
     stage: Stage, url: str, headers: dict[str, str] = ALICE, **fields: str
 ) -> tuple[int, dict[str, Any]]:
     form = stage.form(webhook=url, **fields)
-    async with stage.http.post("/v1/jobs", data=form, headers=headers) as response:
-        return response.status, await response.json()
+    return (await stage.post("/v1/jobs", data=form, headers=headers)).told
 
 
 async def ask(stage: Stage, method: str, path: str, headers: dict[str, str] = ALICE) -> tuple[int, Any]:
-    async with stage.http.request(method, f"/v1/webhooks{path}", headers=headers) as response:
-        return response.status, await response.json()
+    return (await stage.ask(method, f"/v1/webhooks{path}", headers=headers)).told
 
 
 async def secret_of(stage: Stage, headers: dict[str, str] = ALICE) -> str:
-    async with stage.http.get("/v1/webhook-secret", headers=headers) as response:
-        assert response.status == 200
-        return str((await response.json())["secret"])
+    return str((await stage.get("/v1/webhook-secret", headers=headers)).expect(200).json["secret"])
 
 
 async def listed(stage: Stage, headers: dict[str, str] = ALICE) -> list[dict[str, Any]]:
@@ -120,8 +116,7 @@ async def test_what_is_never_taken_is_given_up_listed_and_sent_again_when_asked(
         for _ in range(2):
             await receiver.next()
         await until(stage, job["id"], dead)
-        async with stage.http.get("/metrics") as response:
-            metrics = await response.text()
+        metrics = (await stage.get("/metrics")).text
         for outcome in ("failed", "given_up"):
             assert f'giornata_webhook_attempts_total{{outcome="{outcome}"}} 1.0' in metrics
         [dead_ones] = re.findall(r'^giornata_webhooks\{state="dead"\} (\S+)$', metrics, re.MULTILINE)
@@ -196,8 +191,7 @@ async def test_failures_and_cancellations_are_told_too(opening: Opening, tmp_pat
         stage.router.hold = asyncio.Event()
         _, job = await submit(stage, receiver.url)
         await stage.router.held.wait()
-        async with stage.http.delete(f"/v1/jobs/{job['id']}", headers=ALICE) as response:
-            assert response.status == 202
+        assert (await stage.ask("DELETE", f"/v1/jobs/{job['id']}", headers=ALICE)).status == 202
         assert (await receiver.next()).told["type"] == "job.cancelled"
 
 

@@ -22,12 +22,12 @@ from giornata.bus.bus import Endpoint
 from giornata.deadlines import Deadline
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError, InternalError, LoraNotFound, QueueFull, RowPoisoned
-from giornata.wire.fleet import FleetSummary
 from giornata.wire.jobs import Priority
 from giornata.wire.loras import LoraRecord, RemoveLora
 from giornata.wire.messages import EditReply, Picture, ProbeMessage
-from giornata.wire.permissions import NatsRole
 from giornata.wire.requests import OutputFormat
+from giornata.wire.subjects import NatsRole
+from giornata.wire.workers import FleetSummary
 from giornata_tools.cli.app import cli
 from giornata_tools.lora_profiler.probes import scenes
 from giornata_tools.lora_profiler.profiler import LoraProfile, ProbeSetting

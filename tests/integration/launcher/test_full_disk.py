@@ -16,8 +16,7 @@ from giornata.blobs import RedisBlobs
 from giornata.bus import bus, streams
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError
-from giornata.wire.permissions import NatsRole
-from giornata.wire.stores import JOBS
+from giornata.wire.subjects import JOBS, NatsRole
 from giornata_tools.launcher.process import LaunchCommand, StackProcess
 from giornata_tools.launcher.servers import NATS, NATS_LISTENS, VALKEY, free_ports
 from giornata_tools.launcher.stack import running

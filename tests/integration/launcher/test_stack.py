@@ -18,7 +18,7 @@ import pytest
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus, streams
 from giornata.bus.connection import RefusedError
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName
 from giornata_tools.launcher import stack as launcher
 from giornata_tools.launcher.models import StackModel
@@ -52,10 +52,11 @@ def children() -> list[psutil.Process]:
 
 
 async def test_it_is_ready_when_telemetry_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    """With one true start of a service, by its own program."""
     before = {child.pid for child in children()}
-    async with launcher.running(plan(tmp_path)) as stack:
+    async with launcher.running(plan(tmp_path, replicas=ONE)) as stack:
         await stack.bring_up()
-        assert len(stack.watch.fleet.ready(ServiceName.LORA_STORE)) == 2
+        assert len(stack.watch.fleet.ready(ServiceName.LORA_STORE)) == 1
         async with (
             bus.connect(stack.nats_url, "test") as connected,
             RedisBlobs.open(stack.blobs_url) as blobs,
@@ -70,13 +71,21 @@ async def test_it_is_ready_when_telemetry_says_so_and_leaves_nothing(tmp_path: P
         told += [path.read_text() for path in stack.plan.logs.glob("*.log")]
         assert len(passwords) == len(NatsRole)
         assert not any(password in text for password in passwords for text in told)
+    assert stack.obituaries == [], "everything ended with status 0"
+    assert {child.pid for child in children()} <= before
 
+
+async def test_a_frozen_process_is_missed_until_it_goes_on_and_others_are_ended_and_started(
+    tmp_path: Path,
+) -> None:
+    async with running(plan(tmp_path)) as stack:
+        await stack.bring_up()
         one, other = stack.instances(ServiceName.LORA_STORE)
         stack.process(other).freeze()
         await stack.watch.until(lambda fleet: fleet.get(other) is None, HUNG_S, lambda _: "it is heard")
         stack.process(other).thaw()
         await stack.wait_whole(len(stack.servers), HUNG_S)
-        assert stack.watch.fleet.get(other) is not None, "a frozen process is missed until it goes on"
+        assert stack.watch.fleet.get(other) is not None
 
         await stack.kill(one)
         assert stack.instances(ServiceName.LORA_STORE) == [other]
@@ -86,7 +95,6 @@ async def test_it_is_ready_when_telemetry_says_so_and_leaves_nothing(tmp_path: P
         await stack.wait_ready(HUNG_S)
         assert [state.instance for state in stack.watch.fleet.ready(ServiceName.LORA_STORE)] == [third]
     assert stack.obituaries == [], "everything else ended with status 0"
-    assert {child.pid for child in children()} <= before
 
 
 async def test_a_folder_has_one_stack_at_a_time_and_the_next_finds_its_blobs(tmp_path: Path) -> None:

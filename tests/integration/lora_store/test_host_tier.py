@@ -12,10 +12,10 @@ import pytest
 
 from giornata.bus import streams
 from giornata.deadlines import Deadline
-from giornata.lora_transfer import TIER_NAME, WHOLE_FILES
+from giornata.lora_files import TIER_NAME, WHOLE_FILES
 from giornata.residency.host_tiers import HostTiers
-from giornata.wire import codec, stores, subjects
-from giornata.wire.errors import Failed, LoraNotFound, LoraPinsFull, LoraTooLarge
+from giornata.wire import codec, subjects
+from giornata.wire.errors import Failed, LoraNotFound, LoraPinsFull, LoraTooLarge, LoraUnreadable
 from giornata.wire.loras import (
     CanonicalLora,
     HostTier,
@@ -104,8 +104,8 @@ async def want(bench: Store, number: int, *files: StoredFile) -> None:
 
 
 async def put_wanted(bench: Store, value: bytes) -> None:
-    bucket = await bench.bus.jetstream.key_value(stores.WANTED)
-    await bucket.put(stores.wanted_key(bench.model), value)
+    bucket = await bench.bus.jetstream.key_value(subjects.WANTED)
+    await bucket.put(subjects.wanted_key(bench.model), value)
 
 
 async def test_a_file_on_demand_is_brought_once_and_stays(bench: Store) -> None:
@@ -131,20 +131,16 @@ async def test_a_damaged_file_is_brought_again(bench: Store) -> None:
         assert len(here.read_bytes()) == file.size_bytes
 
 
-async def test_what_the_store_has_not_or_has_damaged_is_refused(bench: Store) -> None:
+async def test_what_the_store_has_not_or_has_damaged_or_has_no_room_for_is_refused(bench: Store) -> None:
     file = put(bench.folder, 1)
     (bench.folder / WHOLE_FILES / file.sha256).write_bytes(b"damaged")
     async with bench.instance(**options(bench)):
-        for error, asked in ((LoraNotFound, StoredFile(sha256="0" * 64, size_bytes=1)), (Exception, file)):
+        large = put(bench.folder, 2, 2 * MB)
+        missing = StoredFile(sha256="0" * 64, size_bytes=1)
+        for error, asked in ((LoraNotFound, missing), (LoraUnreadable, file), (LoraTooLarge, large)):
             with pytest.raises(error):
                 await bring(bench, asked)
         assert list((bench.folder.parent / "host" / WHOLE_FILES).iterdir()) == []
-
-
-async def test_what_is_larger_than_the_tier_is_refused(bench: Store) -> None:
-    async with bench.instance(**options(bench)):
-        with pytest.raises(LoraTooLarge):
-            await bring(bench, put(bench.folder, 1, 2 * MB))
 
 
 async def test_a_snapshot_tells_what_a_listener_has_missed(bench: Store) -> None:
@@ -204,7 +200,7 @@ async def test_plans_go_on_after_the_bucket_was_lost_and_the_store_was_restarted
         async with bench.instance(**options(bench)):
             await want(bench, 7, files[0])
             await heard.holds(files[0])
-            await bench.bus.jetstream.delete_key_value(stores.WANTED)
+            await bench.bus.jetstream.delete_key_value(subjects.WANTED)
             await bring(bench, files[1])  # demand loads go on
             await streams.ensure_shared(bench.bus.jetstream, replicas=1, events_ttl_s=3600)
             await want(bench, 8, files[2])

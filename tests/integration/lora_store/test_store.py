@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from giornata.api_keys import DEFAULT_TENANT
 from giornata.deadlines import Deadline
-from giornata.lora_transfer import open_upload, read_pieces
+from giornata.lora_files import open_upload, read_pieces
 from giornata.wire import subjects
 from giornata.wire.errors import (
     GiornataError,
@@ -164,21 +164,6 @@ async def test_a_tenant_leaves_room_in_the_folder_also_by_growing_uploads_and_de
         assert (await other.whole()).size_bytes == 3 << 20
 
 
-async def test_files_of_deleted_loras_count_for_who_had_them_until_they_are_swept(bench: Store) -> None:
-    alice, bob = tenant(), tenant()
-
-    async def send_and_remove() -> None:
-        for seed in range(20):
-            sent = await bench.send(lora(seed, rank=512), alice)
-            gone = RemoveLora(lora_id=sent.lora_id, tenant=alice, remaining_ms=HUNG_MS)
-            await call(bench, "remove", gone, LoraRecord)
-
-    async with bench.instance(lora_folder_bytes=1 << 20, lora_scan_s=86400.0):
-        with pytest.raises(LoraLimit):
-            await send_and_remove()
-        assert (await bench.send(lora(20, rank=512), bob)).tenant == bob
-
-
 async def test_without_keys_one_tenant_may_fill_the_folder(bench: Store) -> None:
     async with bench.instance(lora_folder_bytes=4 << 20), open_upload(bench.bus, DEFAULT_TENANT) as upload:
         await upload.write(bytes(4 << 20))
@@ -239,16 +224,15 @@ BAD: dict[str, tuple[bytes, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", BAD)
-async def test_a_bad_file_is_refused_at_the_door_and_leaves_nothing(bench: Store, kind: str) -> None:
-    data, code, said = BAD[kind]
+async def test_a_bad_file_is_refused_at_the_door_and_leaves_nothing(bench: Store) -> None:
     owner = tenant()
     async with bench.instance(lora_rank=32, lora_header_bytes=65_536):
-        with pytest.raises(GiornataError) as raised:
-            await bench.send(data, owner)
-        assert raised.value.code == code
-        assert said in str(raised.value)
-        assert await bench.records.all_of(owner) == []
+        for kind, (data, code, said) in BAD.items():
+            with pytest.raises(GiornataError) as raised:
+                await bench.send(data, owner)
+            assert raised.value.code == code, kind
+            assert said in str(raised.value)
+            assert await bench.records.all_of(owner) == []
     assert not [path for part in ("files", "uploads") for path in (bench.folder / part).iterdir()]
 
 
@@ -294,21 +278,6 @@ async def test_it_waits_for_prepost_and_another_instance_takes_over(bench: Store
         assert (await bench.records.get(sent.tenant, sent.lora_id)).state is LoraState.VALIDATING
     bench.answer = canonical
     async with bench.instance():
-        assert (await bench.settled(sent)).state is LoraState.READY
-
-
-async def test_a_prepost_that_becomes_ready_is_asked_at_once_for_what_waits(bench: Store) -> None:
-    def away(_: NormaliseLora) -> object:
-        raise ServiceUnavailable("still loading its model")
-
-    bench.answer = away  # type: ignore[assignment]  # it raises
-    ready = ServiceState(service=ServiceName.PREPOST, instance="fake", ready=True, host="h", version="0")
-    async with bench.instance(lora_scan_s=86400):
-        sent = await bench.send(lora(21), tenant())
-        async with asyncio.timeout(HUNG_S):
-            await bench.asked.get()
-        bench.answer = canonical
-        await bench.bus.publish(subjects.telemetry(ServiceName.PREPOST, "fake"), ready)
         assert (await bench.settled(sent)).state is LoraState.READY
 
 
@@ -436,7 +405,9 @@ def profiled(record: LoraRecord, share: float, **changed: str) -> ProfiledLora:
     return told.model_copy(update=changed)
 
 
-async def test_how_late_a_lora_may_join_is_kept_until_it_is_told_again(bench: Store) -> None:
+async def test_a_share_is_kept_for_this_file_and_checkpoint_and_brings_no_deleted_lora_back(
+    bench: Store,
+) -> None:
     async with bench.instance():
         ready = await bench.settled(await bench.send(lora(), tenant()))
         assert ready.joins_within is None
@@ -444,23 +415,13 @@ async def test_how_late_a_lora_may_join_is_kept_until_it_is_told_again(bench: St
             told = await call(bench, "profiled", profiled(ready, share), LoraRecord)
             assert told.joins_within == share
             assert await bench.records.get(ready.tenant, ready.lora_id) == told
-
-
-async def test_a_share_of_another_file_or_checkpoint_is_refused(bench: Store) -> None:
-    async with bench.instance():
-        ready = await bench.settled(await bench.send(lora(), tenant()))
         for changed in ({"sha256": "f" * 64}, {"model_digest": "other"}):
             with pytest.raises(LoraMismatch, match=next(iter(changed.values()))[:5]):
                 await call(bench, "profiled", profiled(ready, 0.25, **changed), LoraRecord)
         for share in (-0.1, 1.0, float("nan")):
             with pytest.raises(InvalidField, match="0 to below 1"):
                 await call(bench, "profiled", profiled(ready, share), LoraRecord)
-        assert await bench.records.get(ready.tenant, ready.lora_id) == ready
-
-
-async def test_a_share_brings_no_deleted_lora_back(bench: Store) -> None:
-    async with bench.instance():
-        ready = await bench.settled(await bench.send(lora(), tenant()))
+        assert (await bench.records.get(ready.tenant, ready.lora_id)).joins_within == 0.0
         await call(bench, "remove", RemoveLora(**owned(ready), remaining_ms=HUNG_MS), LoraRecord)
         with pytest.raises(LoraNotFound):
             await call(bench, "profiled", profiled(ready, 0.25), LoraRecord)

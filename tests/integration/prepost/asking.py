@@ -25,7 +25,7 @@ from giornata.wire.resolution import cfg_scale, resolve
 from giornata.wire.templates import TemplateInputs, TemplateRecord
 from giornata.wire.workers import HostDevice, ServiceName, ServiceState
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.families.protocol import ImageModel
+from giornata_prepost.families.pipeline import ImageModel
 from giornata_prepost.segmentation import Segmenter
 from giornata_prepost.service import Prepost
 from giornata_prepost.worker_pools import ImagePool
@@ -35,6 +35,8 @@ from tests.patience import HUNG_MS, HUNG_S
 SCENE = np.random.default_rng(3).integers(0, 256, (70, 100, 3), np.uint8)
 MASK = np.zeros(SCENE.shape[:2], np.uint8)
 MASK[20:40, 30:60] = 255
+INSTANCES: dict[str, str] = {}
+"""Which instance has a model, as routers know it by telemetry."""
 
 
 def png(pixels: np.ndarray[Any, Any]) -> bytes:
@@ -74,6 +76,7 @@ async def serving(
     """An instance that says it is ready, and tells of itself to `hear`; setting the event drains it."""
     stop = asyncio.Event()
     async with ImagePool(config.image_processes) as pool, asyncio.TaskGroup() as tasks:
+        INSTANCES[model.card.name] = config.instance
         service = Prepost(config, blobs, pool, model, gpus=gpus, segmenter=segmenter)
         heard = asyncio.Event()
 
@@ -111,21 +114,21 @@ async def a_job(blobs: RedisBlobs, card: ModelCard, image: bytes, mask: bytes | 
 
 async def inspected(caller: Bus, job: Job) -> Inspection:
     request = InspectRequest(job=job, remaining_ms=HUNG_MS)
-    subject = subjects.prepost("inspect", job.model)
+    subject = subjects.prepost_at(INSTANCES[job.model], "inspect")
     return await caller.call(subject, request, Inspection, Deadline.after_ms(HUNG_MS))
 
 
 async def encoded(caller: Bus, job: Job, inspection: Inspection) -> Encoding:
     request = EncodeRequest(job=job, inspection=inspection, remaining_ms=HUNG_MS)
     return await caller.call(
-        subjects.prepost("encode", job.model), request, Encoding, Deadline.after_ms(HUNG_MS)
+        subjects.prepost_at(INSTANCES[job.model], "encode"), request, Encoding, Deadline.after_ms(HUNG_MS)
     )
 
 
 async def finished(caller: Bus, job: Job, inspection: Inspection, latents: Any) -> FinishReply:
     request = FinishRequest(job=job, inspection=inspection, index=0, latents=latents, remaining_ms=HUNG_MS)
     return await caller.call(
-        subjects.prepost("finish", job.model), request, FinishReply, Deadline.after_ms(HUNG_MS)
+        subjects.prepost_at(INSTANCES[job.model], "finish"), request, FinishReply, Deadline.after_ms(HUNG_MS)
     )
 
 
@@ -144,5 +147,5 @@ async def template_inputs(
         expires_s=2,
     ).model_copy(update=changes)
     request = TemplateRequest(template=template, remaining_ms=HUNG_MS)
-    subject = subjects.prepost("template", card.name)
+    subject = subjects.prepost_at(INSTANCES[card.name], "template")
     return await caller.call(subject, request, TemplateInputs, Deadline.after_ms(HUNG_MS))

@@ -23,8 +23,9 @@ from giornata.wire.jobs import Job
 from giornata.wire.messages import FinishReply, FinishRequest
 from giornata.wire.models import ModelCard
 from giornata_prepost.checkpoint import open_model
-from giornata_prepost.families.protocol import ImageModel
+from giornata_prepost.families.pipeline import ImageModel
 from tests.integration.prepost.asking import (
+    INSTANCES,
     SCENE,
     a_job,
     configured,
@@ -102,7 +103,7 @@ async def test_rows_are_those_of_edits_of_each_region_alone(
         others=(decoded[1],),
         remaining_ms=HUNG_MS,
     )
-    subject = subjects.prepost("finish", card.name)
+    subject = subjects.prepost_at(INSTANCES[card.name], "finish")
     reply = await caller.call(subject, request, FinishReply, Deadline.after_ms(HUNG_MS))
     pasted = np.asarray(Image.open(BytesIO(await blobs.get(reply.image))))
     assert np.array_equal(pasted, np.asarray(Image.open(BytesIO(picture)))), "as edits one after the other"

@@ -19,7 +19,7 @@ from giornata.wire.adapters import Annotator, ControlUse
 from giornata.wire.errors import InvalidField, NotSupported
 from giornata.wire.jobs import Encoding, Inspection, Job
 from giornata_prepost.checkpoint import open_model
-from giornata_prepost.families.protocol import ImageModel
+from giornata_prepost.families.pipeline import ImageModel
 from giornata_prepost.images.conditions import canny
 from tests.integration.prepost.asking import (
     MASK,

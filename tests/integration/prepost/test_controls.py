@@ -25,13 +25,13 @@ from diffusers import (
 from PIL import Image
 from torch import Tensor
 
-from giornata.control.expansion import control_input
+from giornata.control.layout import control_input
 from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata.wire.adapters import ControlInput
 from giornata.wire.errors import InvalidField
 from giornata_prepost.checkpoint import FAMILIES
-from giornata_prepost.families.protocol import ControlImage, ControlledModel, GeneratingModel
+from giornata_prepost.families.protocol import ControlImage
 from tests.integration.prepost.loras import oracle
 from tests.integration.prepost.oracle import PROMPT, SIZE, mask, picture
 
@@ -107,11 +107,8 @@ def model_of(family: Family, folder: Path) -> Any:
 def controlled(
     model: Any, sees: ControlInput, *, modes: bool = False, seeds: tuple[int, ...] = (SEED,)
 ) -> Any:
-    assert isinstance(model, ControlledModel)
     made = model.encode_controls([ControlImage(pixels, sees) for pixels in IMAGES], mask())
-    rows = model.encode_rows(  # type: ignore[attr-defined]  # it is an ImageModel, too
-        picture(), mask(), seeds, modes=modes, draws=True, first=made.condition
-    )
+    rows = model.encode_rows(picture(), mask(), seeds, modes=modes, draws=True, first=made.condition)
     return made.shared, list(rows)
 
 
@@ -141,8 +138,7 @@ def test_a_generation_of_flux_draws_its_control_image_before_its_noise(tiny_chec
         FluxControlNetPipeline, pipeline, nets(pipeline)[0], control_image=Image.fromarray(IMAGES[0])
     )
     model = model_of(family, tiny_checkpoint(family))
-    assert isinstance(model, GeneratingModel)
-    made = model.encode_controls([ControlImage(IMAGES[0], ControlInput.USUAL)], None)  # type: ignore[attr-defined]  # it is a ControlledModel, too
+    made = model.encode_controls([ControlImage(IMAGES[0], ControlInput.USUAL)], None)
     (row,) = model.noise_rows(SIZE, [SEED], draws=True, first=made.condition)
     torch.testing.assert_close(row["control_0"], found.controls[0][0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(row["noise"], found.prepared[0][0], rtol=1e-5, atol=1e-5)

@@ -27,7 +27,7 @@ from giornata.wire.requests import GenerationParameters
 from giornata.wire.resolution import carried_out, fitted, resolve
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
-from giornata_prepost.families.protocol import ImageModel
+from giornata_prepost.families.pipeline import ImageModel
 from tests.configs import configured
 from tests.integration.prepost.asking import encoded, finished, inspected, serving
 from tests.patience import HUNG_MS

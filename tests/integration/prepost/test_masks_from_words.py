@@ -20,7 +20,7 @@ from giornata.families import Family
 from giornata.wire import subjects
 from giornata.wire.errors import InputLost, ServiceUnavailable, TooManyPixels, UnsupportedImageFormat
 from giornata.wire.jobs import BlobRef
-from giornata.wire.masks import MaskReply, MaskRequest
+from giornata.wire.messages import MaskReply, MaskRequest
 from giornata.wire.workers import ServiceState
 from giornata_prepost.checkpoint import open_model
 from tests.fakes.colours import CARD, ColourSegmenter

@@ -122,7 +122,7 @@ async def test_both_stages_run_without_torch(pool: ImagePool) -> None:
     )  # fmt: skip
     parameters = EditParameters(prompt="a hat")
     result = await result_of(pool, inspect, target.getvalue(), None, parameters, card, LIMITS, limit_s=HUNG_S)
-    painted = np.full((result.model_height, result.model_width, 3), 7, np.uint8)
+    painted = np.full((result.measures.model_height, result.measures.model_width, 3), 7, np.uint8)
     answer = await result_of(
         pool, finish, target.getvalue(), result.alpha, parameters, LIMITS, painted, limit_s=HUNG_S
     )

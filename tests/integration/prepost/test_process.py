@@ -12,13 +12,10 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
-from PIL import Image
 
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus
@@ -26,14 +23,11 @@ from giornata.deadlines import Deadline
 from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata.wire import subjects
-from giornata.wire.jobs import Inspection, Job, Priority
-from giornata.wire.masks import MaskReply, MaskRequest
-from giornata.wire.messages import InspectRequest
-from giornata.wire.models import ModelCard
-from giornata.wire.requests import EditParameters
-from giornata.wire.resolution import resolve
+from giornata.wire.jobs import Job
+from giornata.wire.messages import MaskReply, MaskRequest
 from giornata.wire.workers import ServiceName, ServiceState
 from tests.fakes.tiny_segmenters import clipseg
+from tests.integration.prepost.asking import INSTANCES, SCENE, a_job, inspected, png
 from tests.patience import HUNG_MS, HUNG_S
 
 STARTED_S = 2 * HUNG_S
@@ -43,30 +37,6 @@ STARTED_S = 2 * HUNG_S
 @pytest.fixture
 def environment(nats_url: str, redis_url: str) -> dict[str, str]:
     return {**os.environ, "GIORNATA_NATS_URL": nats_url, "GIORNATA_BLOBS_URL": redis_url}
-
-
-async def a_job(blobs: RedisBlobs, card: ModelCard) -> Job:
-    target = BytesIO()
-    Image.fromarray(np.full((70, 100, 3), 90, np.uint8)).save(target, "PNG")
-    job_id = secrets.token_hex(6)
-    return Job(
-        job_id=job_id,
-        tenant="t",
-        gateway="g",
-        priority=Priority.INTERACTIVE,
-        model=card.name,
-        model_digest=card.digest,
-        parameters=resolve(EditParameters(prompt="a red hat"), card, seed=5),
-        image=await blobs.put(f"{job_id}/image", target.getvalue(), 60),
-        budget_ms=HUNG_MS,
-        result_ttl_s=60,
-    )
-
-
-async def inspected(caller: bus.Bus, job: Job) -> Inspection:
-    request = InspectRequest(job=job, remaining_ms=HUNG_MS)
-    subject = subjects.prepost("inspect", job.model)
-    return await caller.call(subject, request, Inspection, Deadline.after_ms(HUNG_MS))
 
 
 async def masked(caller: bus.Bus, job: Job) -> MaskReply:
@@ -98,6 +68,7 @@ async def test_the_process(
     folder, instance = tmp_path / f"tiny-{secrets.token_hex(3)}", f"prepost-{secrets.token_hex(3)}"
     shutil.copytree(tiny_checkpoint(Family.FLUX_FILL), folder)
     card = read_model_card(folder)
+    INSTANCES[card.name] = instance
     heard: asyncio.Queue[ServiceState] = asyncio.Queue()
     segmenter = clipseg(tmp_path / "segmenter")
     named = ("--instance", instance, "--model", str(folder), "--mask-model", str(segmenter))
@@ -120,7 +91,7 @@ async def test_the_process(
                 assert [model.digest for model in state.models] == [card.digest]
                 assert state.masks is not None
                 assert state.masks.name == "segmenter"
-                job = await a_job(blobs, card)
+                job = await a_job(blobs, card, png(SCENE), None)
                 await inspected(caller, job)
                 assert (await masked(caller, job)).regions
                 family = psutil.Process(process.pid).children(recursive=True)

@@ -17,17 +17,16 @@ from giornata.bus import streams
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.records import JobRecordStore, Quarantine
-from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.policies import PolicyName
 from giornata.scheduling.queue import AGEING_S
+from giornata.scheduling.rock import AdapterPlan
 from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Job, Priority
 from giornata.wire.messages import DoneEvent, JobAck, SubmitRequest
-from giornata.wire.permissions import NatsRole
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import resolve
-from giornata.wire.stores import STORE_BYTES
+from giornata.wire.subjects import STORE_BYTES, NatsRole
 from giornata.wire.workers import CostFit, WorkerCosts
 from giornata_router import denoise_stage, leadership
 from giornata_router.config import RouterConfig

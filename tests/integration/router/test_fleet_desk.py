@@ -11,10 +11,17 @@ import pytest
 from giornata.deadlines import Deadline
 from giornata.wire import codec, subjects
 from giornata.wire.errors import JobNotFound, MalformedMessage
-from giornata.wire.fleet import FleetPage, FleetRequest, FleetSummary, InstanceReport, InstanceReports
 from giornata.wire.messages import JobEstimate, JobEstimateRequest
-from giornata.wire.workers import ServiceName, ServiceState
-from giornata_router import fleet_reporter
+from giornata.wire.workers import (
+    FleetPage,
+    FleetRequest,
+    FleetSummary,
+    InstanceReport,
+    InstanceReports,
+    ServiceName,
+    ServiceState,
+)
+from giornata_router import fleet_reports
 from tests.fakes.fleet import CARD
 from tests.integration.router.bench import Bench, denoiser, make_job
 from tests.patience import HUNG_MS, HUNG_S
@@ -60,7 +67,7 @@ async def test_a_change_is_told_at_once_and_no_change_now_and_then(
 async def test_instances_are_reported_page_by_page(
     bench: Bench, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet_reporter, "PAGE", 1)
+    monkeypatch.setattr(fleet_reports, "PAGE", 1)
     fake = await denoiser(stack, bench, "d1")
     fake.going.clear()
     await bench.submit(make_job(n=2))

@@ -16,15 +16,15 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.deadlines import Deadline
 from giornata.records import JobRecordStore
-from giornata.wire import stores, subjects
+from giornata.wire import subjects
 from giornata.wire.errors import JobNotFound, ServiceUnavailable, StoreFull
 from giornata.wire.jobs import BlobRef, Job, JobState, RowState
 from giornata.wire.messages import DoneEvent, EventKind, JobAck, SubmitRequest
-from giornata.wire.stores import LEASES, LEAST_STORE_BYTES, RECORDS, STORE_BYTES
+from giornata.wire.subjects import LEASES, LEAST_STORE_BYTES, RECORDS, STORE_BYTES
 from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceState
+from giornata_router import job_records
 from giornata_router.leadership import KEY as LEASE
-from giornata_router.rules import job_records
 from tests.fakes import fleet
 from tests.fakes.fleet import REF, FakePrepost
 from tests.fakes.nats_world.server import nats_world
@@ -41,7 +41,7 @@ INSPECTION = fleet.INSPECTION.model_copy(
     }
 )
 """As large as one of a real picture."""
-KEYS = stores.bucket_stream(RECORDS)
+KEYS = subjects.bucket_stream(RECORDS)
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ async def test_a_full_store_refuses_jobs_and_loses_neither_those_it_has_nor_its_
             await once(small, wordy())
         room = {one.store: one for one in (leaders.latest and leaders.latest.stores) or ()}
         assert room[KEYS].nearly_full
-        assert not room[stores.bucket_stream(LEASES)].nearly_full
+        assert not room[subjects.bucket_stream(LEASES)].nearly_full
 
         await small.bus.jetstream.purge_stream(KEYS)  # as when all have expired
         job = wordy()
@@ -275,14 +275,16 @@ async def test_streams_of_earlier_versions_are_limited_by_the_next_router(nats_a
     async with buses.connect(nats_account, "limits") as bus:
         jetstream = bus.jetstream
         await streams.ensure(jetstream, replicas=1, events_ttl_s=60)
-        for name in stores.STREAMS:
+        for name in subjects.STREAMS:
             config = (await jetstream.stream_info(name)).config
             await jetstream.update_stream(config.evolve(max_bytes=-1))
         ttl_s = streams.records_ttl_s(7 * 86400, 600)
         await streams.update(jetstream, replicas=1, store_bytes=STORE_BYTES, records_ttl_s=ttl_s)
         await streams.ensure_queue(jetstream, replicas=1, max_messages=10)
-        found = {name: (await jetstream.stream_info(name)).config for name in (stores.JOBS, *stores.STREAMS)}
-        assert {name: config.max_bytes for name, config in found.items()} == stores.limits(STORE_BYTES)
+        found = {
+            name: (await jetstream.stream_info(name)).config for name in (subjects.JOBS, *subjects.STREAMS)
+        }
+        assert {name: config.max_bytes for name, config in found.items()} == subjects.limits(STORE_BYTES)
         assert found[KEYS].max_age == 7 * 86400 + 600
         assert found[KEYS].allow_msg_ttl
 

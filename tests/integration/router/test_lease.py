@@ -12,7 +12,7 @@ from nats.js.api import KeyValueConfig
 from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.bus import Bus
-from giornata.wire.stores import LEASES, bucket_stream
+from giornata.wire.subjects import LEASES, bucket_stream
 from giornata_router.leadership import MARGIN, Leadership, Lease, LeaseEndedError
 from tests.patience import HUNG_S
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from giornata.records import Change, JobRecordStore
 from giornata.wire import codec
 from giornata.wire.jobs import Job, JobRecord, JobState
-from giornata.wire.stores import RECORDS
+from giornata.wire.subjects import RECORDS
 from tests.contract.versions import LATER, next_version, parts, sown
 from tests.fakes.denoiser import FakeDenoiser
 from tests.integration.router.bench import Bench, make_job

@@ -13,12 +13,12 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.bus.streams import LEASE_TTL_S
 from giornata.bus.telemetry import publish
-from giornata.wire import codec, stores, subjects
+from giornata.wire import codec, subjects
 from giornata.wire.errors import DeadlineExceeded
 from giornata.wire.jobs import Job, JobState, Priority
 from giornata.wire.messages import CancelRows, DoneEvent
 from giornata.wire.requests import Reuse
-from giornata.wire.stores import RECORDS
+from giornata.wire.subjects import RECORDS
 from tests.fakes.nats_world.server import MemoryNatsServer
 from tests.integration.nats_server import NatsServer
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
@@ -153,7 +153,7 @@ async def test_an_ended_job_is_told_again_but_not_run_again(bench: Bench, nats_a
             await bench.submit(job)
             await bench.ended(job)
             while True:
-                info = await bench.bus.jetstream.stream_info(stores.JOBS)
+                info = await bench.bus.jetstream.stream_info(subjects.JOBS)
                 if not info.state.messages:
                     break
                 await asyncio.sleep(0.02)
@@ -172,11 +172,11 @@ async def test_the_room_in_the_stream_follows_the_configuration(nats_account: st
     async with buses.connect(nats_account, "limits") as bus:
         for limit in (3, 7):
             await streams.ensure_queue(bus.jetstream, replicas=1, max_messages=limit)
-            stream = await bus.jetstream.stream_info(stores.JOBS)
+            stream = await bus.jetstream.stream_info(subjects.JOBS)
             assert stream.config.max_msgs == limit
         for _ in range(7):
             await bus.jetstream.publish(subjects.jobs("batch"), b"")
         with pytest.raises(APIError):
             await bus.jetstream.publish(subjects.jobs("batch"), b"")
-        oldest = await bus.jetstream.get_msg(stores.JOBS, seq=1)
+        oldest = await bus.jetstream.get_msg(subjects.JOBS, seq=1)
         assert oldest.subject == subjects.jobs("batch"), "no job is pushed out"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from giornata.bus import streams
-from giornata.scheduling.adapter_plans import AdapterPlan
-from giornata.wire import codec, stores
+from giornata.scheduling.rock import AdapterPlan
+from giornata.wire import codec, subjects
 from giornata.wire.loras import StoredFile, WantedFiles
 from tests.integration.lora_bench import Store, open_bench
 from tests.integration.lora_store.test_host_tier import hearing, options, put, ready
@@ -34,8 +34,8 @@ async def registered(bench: Store, seed: int) -> StoredFile:
 
 
 async def written(bench: Store) -> WantedFiles:
-    bucket = await bench.bus.jetstream.key_value(stores.WANTED)
-    entry = await bucket.get(stores.wanted_key(bench.model))
+    bucket = await bench.bus.jetstream.key_value(subjects.WANTED)
+    entry = await bucket.get(subjects.wanted_key(bench.model))
     assert entry.value is not None
     return codec.decode(WantedFiles, entry.value)
 
@@ -62,7 +62,7 @@ async def test_plans_go_on_when_the_router_dies_and_the_bucket_is_lost(bench: St
             router.cancel()
             await asyncio.wait([router])
         second = await registered(bench, 2)
-        await bench.bus.jetstream.delete_key_value(stores.WANTED)
+        await bench.bus.jetstream.delete_key_value(subjects.WANTED)
         await streams.ensure_shared(bench.bus.jetstream, replicas=1, events_ttl_s=3600)
         async with running_router(bench.nats_url, "router-b", placement_s=0.1):
             await heard.holds(first, second)

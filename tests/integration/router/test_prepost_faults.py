@@ -6,8 +6,6 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 
-import pytest
-
 from giornata.fleet import SILENCE_S
 from giornata.wire import subjects
 from giornata.wire.errors import ImageTimeout, InternalError
@@ -30,14 +28,11 @@ async def another(
     return made
 
 
-@pytest.mark.parametrize("verb", ["inspect", "encode", "finish"])
-async def test_jobs_outlast_the_silence_of_the_only_prepost(
-    bench: Bench, stack: AsyncExitStack, verb: str
-) -> None:
+async def test_jobs_outlast_the_silence_of_the_only_prepost(bench: Bench, stack: AsyncExitStack) -> None:
     await denoiser(stack, bench, "d1")
 
     def freeze(asked: str) -> None:
-        if asked == verb:
+        if asked == "encode":
             bench.prepost.fail = lambda _: None
             bench.prepost.going.clear()
 
@@ -130,20 +125,6 @@ async def test_an_instance_with_another_version_of_the_model_is_asked_nothing(
         await bench.submit(job)
     await all_completed(bench, jobs)
     assert other.asked == []
-
-
-async def test_an_older_prepost_is_asked_by_the_name_of_its_model(
-    bench: Bench, stack: AsyncExitStack
-) -> None:
-    await denoiser(stack, bench, "d1")
-    bench.prepost.going.clear()
-    older = FakePrepost(bench.bus, "p-old")
-    older.addressed = False
-    await another(stack, bench, "p-old", older)
-    job = make_job()
-    await bench.submit(job)
-    bench.prepost.going.set()
-    await all_completed(bench, [job])
 
 
 async def test_unexpected_errors_end_no_job_however_many(bench: Bench, stack: AsyncExitStack) -> None:

@@ -8,7 +8,7 @@ import pytest
 from giornata.records import Change, JobRecordStore, Quarantine, RecordRevision
 from giornata.wire.errors import AttemptsExhausted
 from giornata.wire.jobs import JobRecord, JobState
-from giornata_router.rules import job_records
+from giornata_router import job_records
 from tests.integration.router.bench import Bench, make_job, running_router
 
 CAUSES = (

@@ -12,8 +12,7 @@ import pytest
 from giornata.deadlines import Deadline
 from giornata.records import JobRecordStore, RecordRevision
 from giornata.wire.jobs import JobRecord, JobState
-from giornata_router import job_context
-from giornata_router.rules import job_records
+from giornata_router import job_records
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_MS
 
@@ -40,7 +39,7 @@ class CountedRecords(JobRecordStore):
 async def test_an_undisturbed_walk_reads_its_record_once(
     bench: Bench, nats_account: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_context, "UNWRITTEN_S", math.inf)  # no state lasts, however slow the machine is
+    monkeypatch.setattr(job_records, "UNWRITTEN_S", math.inf)  # no state lasts, however slow the machine is
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running_router(nats_account, "r1", records_of=CountedRecords))
         await denoiser(stack, bench, "d1")

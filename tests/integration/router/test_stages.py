@@ -11,15 +11,15 @@ from giornata.bus import bus as buses
 from giornata.bus import streams
 from giornata.fleet import SILENCE_S
 from giornata.records import JobRecordStore
-from giornata.wire import codec, stores, subjects
+from giornata.wire import codec, subjects
 from giornata.wire.errors import (
-    GiornataError,
     ImageUnreadable,
-    InternalError,
 )
-from giornata.wire.jobs import JobState, Priority
+from giornata.wire.jobs import Encoding, JobState, Priority
 from giornata.wire.messages import CancelRows, DoneEvent, EventKind
-from tests.fakes.fleet import REF, FakePrepost
+from giornata.wire.requests import Reuse
+from giornata_router import job_records
+from tests.fakes.fleet import INSPECTION, REF, FakePrepost
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 
 
@@ -79,22 +79,6 @@ async def test_a_bad_image_fails_the_job_with_its_own_code_and_no_other(
     good = make_job()
     await bench.submit(good)
     assert (await bench.ended(good)).state is JobState.COMPLETED
-
-
-async def test_a_stage_that_fails_once_is_asked_again(bench: Bench, stack: AsyncExitStack) -> None:
-    await denoiser(stack, bench, "d1")
-    failures = iter([InternalError()])
-
-    def fail(_verb: str) -> None:
-        error: GiornataError | None = next(failures, None)
-        if error:
-            raise error
-
-    bench.prepost.fail = fail
-    job = make_job()
-    await bench.submit(job)
-    assert (await bench.ended(job)).state is JobState.COMPLETED
-    assert bench.prepost.calls.count("inspect") == 2
 
 
 @pytest.mark.parametrize("verb", ["inspect", "encode", "finish"])
@@ -168,11 +152,38 @@ async def test_an_end_that_is_told_again_is_kept_once(bench: Bench, stack: Async
     await bench.submit(job)
     await bench.ended(job)
     bench.done[job.job_id] = asyncio.get_running_loop().create_future()
-    while (await bench.bus.jetstream.stream_info(stores.JOBS)).state.messages:  # noqa: ASYNC110 - nothing tells of it
+    while (await bench.bus.jetstream.stream_info(subjects.JOBS)).state.messages:  # noqa: ASYNC110 - nothing tells of it
         await asyncio.sleep(0.01)  # until it is acknowledged
     await bench.bus.jetstream.publish(subjects.jobs(job.priority), codec.encode(job))
     assert (await bench.ended(job)).state is JobState.COMPLETED
     assert bench.done_count[job.job_id] == 2, "whoever missed the first hears the second"
     done = subjects.events_of_kind(EventKind.DONE)
-    kept = await bench.bus.jetstream.stream_info(stores.EVENTS, subjects_filter=done)
+    kept = await bench.bus.jetstream.stream_info(subjects.EVENTS, subjects_filter=done)
     assert kept.state.subjects == {subjects.event(job.gateway, job.job_id, EventKind.DONE): 1}
+
+
+WHOLE = INSPECTION.model_copy(
+    update={"prepared": None, "template_key": "", "compute_tokens": INSPECTION.tokens, "mask_ratio": 1.0}
+)
+
+
+async def test_a_job_without_image_is_carried_to_its_end(bench: Bench, stack: AsyncExitStack) -> None:
+    await denoiser(stack, bench, "d1")
+    bench.prepost.inspection = WHOLE
+    job = make_job(n=2, reuse=Reuse.OFF).model_copy(update={"image": None})
+    await bench.submit(job)
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    record = await bench.records.get(job.job_id)
+    assert record.job.image is None
+    assert len(record.images) == 2
+    assert bench.prepost.calls == ["inspect", "encode", "finish", "finish"]
+
+
+def test_it_costs_whole_rows_and_leaves_only_what_was_made_of_it() -> None:
+    record = job_records.accepted(make_job(n=2, reuse=Reuse.OFF).model_copy(update={"image": None}))
+    demand = job_records.demand(record, WHOLE, record.rows, None)
+    assert demand.template is None
+    assert [(shape.image, shape.computed) for shape in demand.shapes] == [(WHOLE.tokens, WHOLE.tokens)] * 2
+    encoding = Encoding(text=REF, text_tokens=1, rows=())
+    made = record.model_copy(update={"inspection": WHOLE, "encoding": encoding})
+    assert list(job_records.of_record(made)) == [REF]

@@ -1,18 +1,12 @@
-"""What benchmarks compare with: batches of static batching and brute force."""
+"""Batches of static batching, which benchmarks compare with."""
 
 from __future__ import annotations
 
-import itertools
-import random
 from typing import Any
 
-import pytest
 import torch
 
-from giornata.planning.batch_plans import evaluate_modes, plan_batch
-from giornata.wire.values import BlockMode
 from giornata_lab.bench.compute import families
-from giornata_lab.bench.compute.brute_force import best_ms
 from giornata_lab.bench.compute.rows import Rows
 from giornata_lab.bench.compute.static_batching import (
     KLEIN,
@@ -21,7 +15,6 @@ from giornata_lab.bench.compute.static_batching import (
     in_equal_batches,
 )
 from giornata_lab.bench.compute.workload import WorkloadEdit, square
-from giornata_lab.bench.planner_gap import random_link, random_row
 
 
 def edit(index: int, steps: int) -> WorkloadEdit:
@@ -66,15 +59,3 @@ def test_kleins_pipeline_denoises_the_same_edits_beside_their_clean_pictures() -
         touched, picture = square(edit_of, 4).flatten(), rows.picture(edit_of.template)
         torch.testing.assert_close(latents[~touched], picture[~touched])
         assert (latents[touched] - picture[touched]).abs().min() > 0
-
-
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("seed", range(4))
-def test_brute_force_finds_the_least_of_all_plans(seed: int, *, shared: bool) -> None:
-    chance = random.Random(seed)  # noqa: S311 - cases, no secrets
-    rows = [random_row(chance, 2, 0), random_row(chance, 2, 0 if shared else 1)]
-    link = random_link(chance)
-    plans = itertools.product(itertools.product(BlockMode, repeat=2), repeat=2)
-    least = min(evaluate_modes(rows, modes, link).timeline.finish_ms for modes in plans)
-    assert best_ms(rows, link) == pytest.approx(least)
-    assert plan_batch(rows, link).timeline.finish_ms >= least - 1e-9

@@ -10,7 +10,7 @@ import torch
 from giornata.packed.packing import TraceLane
 from giornata_lab.bench import launches
 from giornata_lab.bench.compute.batches import Batches, StepKind
-from giornata_lab.bench.compute.launches import Launches, counted
+from giornata_lab.bench.launches import Launches, counted
 from giornata_lab.bench.options import rows_of
 
 X = torch.ones(4, 6)

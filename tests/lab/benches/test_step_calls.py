@@ -9,7 +9,7 @@ import torch
 
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_lab.bench.compute.calls import FAMILIES, CalledFunctions, counted_step
+from giornata_lab.bench.step_calls import FAMILIES, CalledFunctions, counted_step
 
 MOST = {
     ("flux", CacheForm.KV, 1): 237,

@@ -9,23 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.wire import stores
+from giornata.wire import subjects
 from giornata.wire.errors import AttemptsExhausted, InputLost
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import DoneEvent
 from giornata.wire.values import StageTimes
 from giornata.wire.workers import ServiceName
 from giornata_lab.rehearsals.chaos.audit import GROWTH_MIB, AuditedSystem, violations
-from giornata_lab.rehearsals.chaos.edits import ChaosEdit, edits
-from giornata_lab.rehearsals.chaos.inflict import Inflicted
+from giornata_lab.rehearsals.chaos.edits import ChaosEdit, Outcome, OutcomeRecord, edits
+from giornata_lab.rehearsals.chaos.faults import Inflicted
 from giornata_lab.rehearsals.chaos.look import Blob, ProcessUsage, Streams
-from giornata_lab.rehearsals.chaos.outcomes import Outcome, OutcomeRecord
 from giornata_lab.rehearsals.chaos.plan import Fault, Kind
 
 EDITS = edits(0, 3)
 JOB = EDITS[0].job_id
-RECORDS = stores.bucket_stream(stores.RECORDS)
-QUARANTINE = stores.bucket_stream(stores.QUARANTINE)
+RECORDS = subjects.bucket_stream(subjects.RECORDS)
+QUARANTINE = subjects.bucket_stream(subjects.QUARANTINE)
 
 
 def record(state: JobState = JobState.COMPLETED, code: str | None = None) -> OutcomeRecord:
@@ -53,9 +52,15 @@ def used(*rss_mib: float, descriptors: int = 20) -> tuple[ProcessUsage, ...]:
 
 
 def streams(**messages: int) -> Streams:
-    empty = dict.fromkeys((stores.JOBS, stores.EVENTS, QUARANTINE, stores.bucket_stream(stores.LEASES)), 0)
+    empty = dict.fromkeys(
+        (subjects.JOBS, subjects.EVENTS, QUARANTINE, subjects.bucket_stream(subjects.LEASES)), 0
+    )
     return Streams(
-        {**empty, RECORDS: len(EDITS), **messages}, {stores.EVENTS: 0}, 1.0, {"giornata.event.g.j.done": 1}, 0
+        {**empty, RECORDS: len(EDITS), **messages},
+        {subjects.EVENTS: 0},
+        1.0,
+        {"giornata.event.g.j.done": 1},
+        0,
     )
 
 
@@ -132,10 +137,10 @@ def test_a_job_that_lost_all_its_workers_may_fail_for_good() -> None:
             "router-1 did not drain",
         ),
         (lambda: replace(seen(), restarts=["router-1", "router-2"]), "router-2 ended 1 times by itself"),
-        (lambda: replace(seen(), streams=streams(**{stores.JOBS: 2})), "still has 2 jobs"),
+        (lambda: replace(seen(), streams=streams(**{subjects.JOBS: 2})), "still has 2 jobs"),
         (lambda: replace(seen(), streams=streams(**{RECORDS: 4})), "4 job records for 3 accepted"),
         (
-            lambda: replace(seen(), streams=replace(streams(), consumers={stores.EVENTS: 1})),
+            lambda: replace(seen(), streams=replace(streams(), consumers={subjects.EVENTS: 1})),
             "consumers of events",
         ),
         (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from pathlib import Path
 
@@ -110,16 +109,3 @@ def test_mistakes_are_told(flags: list[str], told: str) -> None:
 def test_mistakes_in_a_cluster_are_told(text: str, told: str) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
         machines.read(text, ".toml", lambda _: "")
-
-
-@pytest.mark.slow
-def test_workers_that_share_cores_and_jobs_that_travel_take_longer(tmp_path: Path) -> None:
-    def mean_s(name: str, *more: object) -> float:
-        run(*QUICK, "--policy", "finish_time", "--no-bound", *more, "--out", tmp_path / name)
-        found: float = json.loads((tmp_path / name / "report.json").read_text())["runs"][0]["mean_s"]
-        return found
-
-    alone = mean_s("alone")
-    assert mean_s("crowded", "--cores", 1) > 1.1 * alone
-    assert mean_s("far", "--hops-ms", 1000) > alone + 0.9
-    assert mean_s("relayed", "--relay-ms", 1000) > alone + 0.9

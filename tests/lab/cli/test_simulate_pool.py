@@ -9,11 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from giornata.scheduling.degrees.pool import DEGREES as POOL_DEGREES
-from giornata.scheduling.degrees.recording import DecisionRecord, RecordedRule, as_json
-from giornata_lab.simulation.degrees import step_times
-from giornata_lab.simulation.degrees.workloads import PoolWorkload, SizeMix
-from giornata_lab.simulation.degrees.world import PoolWorld
+from giornata_lab.simulation.degrees.workloads import SizeMix
 from giornata_tools.cli.app import cli
 
 QUICK = ["simulate-pool", "--requests", "12", "--steps", "6", "--processes", "1"]
@@ -52,45 +48,15 @@ def test_a_run_prints_a_table_and_writes_what_it_prints(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_each_option_of_a_rule_makes_a_run_of_its_own(tmp_path: Path) -> None:
-    ours = ["--without", "waits,ageing,short_steps", "--steps-between", "1,10", "--every-subset"]
+    ours = ["--without", "waits,ageing,short_steps"]
     rounds = ["--round-steps", "1,5", "--ties", "fewest", "--rounds-without", "fill,scale_up"]
     run(*QUICK, "--rule", "replanning,rounds", *ours, *rounds, "--no-bound", "--out", tmp_path)
     names = [told["rule"] for told in runs(tmp_path) if told["scale"] == 1.0]
     assert names == [
         "replanning",
-        "replanning, 10 steps a decision",
         "replanning without waits",
         "replanning without ageing",
         "replanning without short_steps",
-        "replanning, all subsets",
         "rounds of 1, fewest",
         "rounds of 5, fewest",
     ]
-
-
-@pytest.fixture(scope="module")
-def decisions() -> list[DecisionRecord]:
-    found: list[DecisionRecord] = []
-    load = PoolWorkload(masks="production", steps=5, requests=10, per_minute=600, scale=0.5)
-    rule = RecordedRule(found.append, 4, together=step_times.together)
-    PoolWorld(load.draw(), rule, POOL_DEGREES, devices=4).run()
-    return found
-
-
-def test_recorded_decisions_are_decided_again_and_compared(
-    tmp_path: Path, decisions: list[DecisionRecord]
-) -> None:
-    path = tmp_path / "decisions.jsonl"
-    lines = [as_json(one) for one in decisions]
-    path.write_bytes(b"\n".join(lines) + b"\n")
-    assert f"All {len(decisions)} decisions are equal." in run("simulate-pool", "--replay", path)
-    other = next(one for one in decisions if one.decision.begins)
-    changed = lines[decisions.index(other)].replace(b'"steps":1', b'"steps":2')
-    path.write_bytes(b"\n".join([lines[0], changed]) + b"\n")
-    shown = run("simulate-pool", "--replay", path, status=1)
-    assert "decision 2, at" in shown
-    assert "1 of 2 decisions differ" in shown
-    path.write_bytes(lines[0] + b"\n{}\n")
-    assert "line 2 is no decision of a pool: devices" in run("simulate-pool", "--replay", path, status=1)
-    path.write_bytes(b"")
-    assert "holds no decision" in run("simulate-pool", "--replay", path, status=1)

@@ -20,7 +20,7 @@ import giornata.client
 from deploy.sbom.__main__ import write
 from deploy.sbom.contents import OWN, images
 from giornata.wire.workers import ServiceName
-from giornata_gateway.webhooks.rules.delivery_rules import secret_of
+from giornata_gateway.webhooks import secret_of
 from giornata_lab.bench.systems.edit_forms import edit_form
 from tests.e2e.balancer import balancing
 from tests.e2e.jobs import completions, ended, painted, submit, until_step

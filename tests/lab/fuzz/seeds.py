@@ -16,8 +16,7 @@ from safetensors.numpy import save
 from giornata import api_keys
 from giornata.wire import codec
 from giornata.wire.jobs import BlobRef
-from giornata.wire.masks import MaskMessage, MaskParameters
-from giornata.wire.messages import CancelMessage, EditMessage, GenerateMessage
+from giornata.wire.messages import CancelMessage, EditMessage, GenerateMessage, MaskMessage, MaskParameters
 from giornata.wire.requests import EditParameters, GenerationParameters
 from tests.fakes.key_files import keys_of
 from tests.unit.prepost.picture_files import RGB, RGBA, chunk, deep_png, saved

@@ -29,42 +29,39 @@ from giornata.wire.errors import BY_CODE, GiornataError, SchemaMismatch
 from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.messages import CancelMessage
 from giornata.wire.templates import WebhookRecord
+from giornata_gateway.admission import ByteReservation
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.a1111 import PICTURES, order_of
-from giornata_gateway.http.errors import GATEWAY
-from giornata_gateway.http.errors import TENANT as WHO
+from giornata_gateway.http.responses import GATEWAY
+from giornata_gateway.http.responses import TENANT as WHO
 from giornata_gateway.http.uploads import read_json, read_upload
-from giornata_gateway.intake.limits import ByteReservation
-from giornata_gateway.intake.rules.a1111 import forms as a1111
-from giornata_gateway.intake.rules.a1111.forms import ImageToImage, TextToImage
-from giornata_gateway.intake.rules.a1111.parameters import rename_field
-from giornata_gateway.intake.rules.envelopes import (
+from giornata_gateway.rules import a1111_forms as a1111
+from giornata_gateway.rules import addresses
+from giornata_gateway.rules.a1111_forms import ImageToImage, TextToImage
+from giornata_gateway.rules.a1111_parameters import rename_field
+from giornata_gateway.rules.envelopes import (
     EditEnvelope,
     GenerateEnvelope,
     MaskEnvelope,
     check_envelope,
     check_mask_image,
-    check_pictures,
     check_time,
-    read_generation,
     read_mask,
     read_parameters,
 )
-from giornata_gateway.intake.rules.forms import (
+from giornata_gateway.rules.forms import (
     EditForm,
     GenerationForm,
     read_form,
     read_mask_form,
     read_template_form,
 )
-from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway.rules.tenants import Tenant
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
 from giornata_gateway.views.catalog import choose_card
-from giornata_gateway.webhooks.rules import addresses
 from giornata_lab.loadgen import traces
-from giornata_lora_store.header_reader import read_header
-from giornata_lora_store.rules.headers import LoraSizeLimits, recognise_header
+from giornata_lora_store.headers import LoraSizeLimits, inspect_file
 from giornata_prepost.images.pictures import decode
 from tests.fakes.fleet import CARD, SDXL
 
@@ -202,13 +199,11 @@ def envelope(data: bytes) -> None:
         edit = _message(EditEnvelope, data)
         with refused():
             codec.encode(read_parameters(edit), limit_bytes=1 << 30)
-        check_envelope(edit, TENANT)
-        check_pictures(edit, TENANT, CONFIG.max_file_bytes)
+        check_envelope(edit, TENANT, CONFIG.max_file_bytes)
     with refused(), _unreadable():
         asked = _message(GenerateEnvelope, data)
-        read_generation(asked)
-        check_envelope(asked, TENANT)
-        check_pictures(asked, TENANT, CONFIG.max_file_bytes)
+        read_parameters(asked)
+        check_envelope(asked, TENANT, CONFIG.max_file_bytes)
     with refused(), _unreadable():
         words = _message(MaskEnvelope, data)
         with refused():
@@ -247,9 +242,7 @@ def safetensors(data: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=_memory()) as file, refused():
         file.write(data)
         file.flush()
-        recognise_header(
-            read_header(Path(file.name), HEADER_BYTES, 4096), LoraSizeLimits(rank=256, tensors=4096)
-        )
+        inspect_file(Path(file.name), LoraSizeLimits(256, 4096, HEADER_BYTES))
 
 
 def _memory() -> str | None:

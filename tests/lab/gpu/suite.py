@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from giornata_lab.bench.reporting.report import write
+from giornata_lab.bench.harness import write
 from giornata_lab.rehearsals.gpu.needs import ROOT
 
 KERNELS: Final = ("tests/unit/packed/test_elementwise.py", "tests/unit/packed/test_pages.py")

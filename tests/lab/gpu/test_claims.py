@@ -15,7 +15,7 @@ from tests.patience import HUNG_S
 CLAIMING = """
 import asyncio, json, sys
 from pathlib import Path
-from giornata.device_claims import claim_gpus as claimed
+from giornata.gpus import claim_gpus as claimed
 from giornata.wire.workers import ServiceName
 import torch
 

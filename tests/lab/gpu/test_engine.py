@@ -11,10 +11,9 @@ from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux
-from giornata_lab.bench.compute.engines import engine_with
+from giornata_lab.bench.compute.engines import BenchSetting, engine_with
 from giornata_lab.bench.compute.models import TINY, flux
 from giornata_lab.bench.compute.rows import Rows
-from giornata_lab.bench.compute.setting import BenchSetting
 from giornata_lab.bench.compute.tiny_flux import Spec
 from giornata_lab.bench.compute.workload import WorkloadEdit
 from tests.lab.gpu.engines import FLOAT32, GRID, edit, family, finished, latents, template

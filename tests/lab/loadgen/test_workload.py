@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata_lab.loadgen import traces, workload
-from giornata_lab.loadgen.schedule import drawn, replayed
+from giornata_lab.loadgen.traces import drawn, replayed
 from giornata_lab.loadgen.workload import (
     MAX_SEED,
     MaskShape,

@@ -12,16 +12,22 @@ from diffusers import FluxControlNetModel, FluxFillPipeline
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from giornata_lab.model.adapters import card, judging
+from giornata_lab.model.adapters import __main__ as judging
+from giornata_lab.model.adapters import card
 from giornata_lab.model.adapters import lessons as silhouettes
 from giornata_lab.model.adapters.__main__ import NAMES
 from giornata_lab.model.architecture import PATCH_CHANNELS
 from giornata_lab.model.painter import Painter
 from giornata_lab.model.painting import controlled, edits, fill_pipeline
 from giornata_lab.model.scenes import SceneTask, sample
-from giornata_lab.model.train import adapter_export, control, lora, pool
-from giornata_lab.model.train.run import CurriculumStage, TrainingCurriculum
-from giornata_lab.model.train.stage import StagePlan, TrainingStateUnusable, digest
+from giornata_lab.model.train import control, export, lora, pool
+from giornata_lab.model.train.run import (
+    CurriculumStage,
+    StagePlan,
+    TrainingCurriculum,
+    TrainingStateUnusable,
+    digest,
+)
 from giornata_prepost.loras.normalisation import normalise
 from giornata_tools.checkout import TRAINED
 from giornata_tools.model.random.text_encoders import TextEncoders
@@ -137,13 +143,13 @@ def test_recipes_go_on_where_they_stopped_and_end_in_files(
         return StagePlan(tmp_path / "state", steps, 4, torch.device("cpu"))
 
     with pytest.raises(TrainingStateUnusable, match="train first"):
-        adapter_export.controlnets(tmp_path / "state", tmp_path)
+        export.controlnets(tmp_path / "state", tmp_path)
     for steps in (1, 2):
         control.run(plan(steps))
         for name in LORAS:
             lora.run(name, plan(steps))
-    adapter_export.controlnets(tmp_path / "state", tmp_path)
-    adapter_export.loras(tmp_path / "state", tmp_path)
+    export.controlnets(tmp_path / "state", tmp_path)
+    export.loras(tmp_path / "state", tmp_path)
     for name in NAMES:
         one = card.read(name, tmp_path)
         assert (one.steps, one.seed, one.base_digest) == (2, 4, card.read(name).base_digest)

@@ -11,18 +11,15 @@ import pytest
 import torch
 from diffusers import FluxFillPipeline
 from PIL import Image
-from torch import distributed
-from torch.multiprocessing.spawn import spawn
 
 from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata_lab.model.architecture import TEXT_TOKENS
 from giornata_lab.model.painter import denoise
 from giornata_lab.model.scenes import SceneTask, sample, shapes
-from giornata_lab.model.train import autoencoder, decoder, guidance, painter, pool, stage
+from giornata_lab.model.train import autoencoder, decoder, painter, pool
 from giornata_lab.model.train.__main__ import main
-from giornata_lab.model.train.run import CurriculumStage
-from giornata_lab.model.train.stage import DataParallelRank, StagePlan, TrainingStateUnusable
+from giornata_lab.model.train.run import CurriculumStage, StagePlan, TrainingStateUnusable, load_state
 from giornata_tools.checkout import TRAINED
 
 pytestmark = pytest.mark.long
@@ -40,9 +37,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autoencoder, "POOL", 8)
     monkeypatch.setattr(autoencoder, "MEASURED", 4)
     monkeypatch.setattr(pool, "FIRST", dict.fromkeys(pool.FIRST, 2))
-    for module, name in ((painter, "PAINTER"), (guidance, "GUIDANCE")):
-        course = replace(getattr(module, name), stages=(CurriculumStage(1.01, {48: 1.0}),), rows={48: 2})
-        monkeypatch.setattr(module, name, course)
+    for name in ("PAINTER", "GUIDANCE"):
+        course = replace(getattr(painter, name), stages=(CurriculumStage(1.01, {48: 1.0}),), rows={48: 2})
+        monkeypatch.setattr(painter, name, course)
     monkeypatch.setattr(decoder, "BATCHES", ((48, 1), (48, 1), (64, 1)))
 
 
@@ -62,7 +59,7 @@ def test_the_recipe_goes_on_where_it_stopped_and_ends_in_a_checkpoint(tmp_path: 
     painter.run(plan(tmp_path, 3))
     assert painter.PainterRun(plan(tmp_path, 3)).step == 3
 
-    guidance.run(plan(tmp_path, 1))
+    painter.distil(plan(tmp_path, 1))
     before = autoencoder.load(tmp_path).state_dict()
     decoder.run(plan(tmp_path, 1))
     after = autoencoder.load(tmp_path).state_dict()
@@ -79,7 +76,7 @@ def test_the_recipe_goes_on_where_it_stopped_and_ends_in_a_checkpoint(tmp_path: 
 
     painter.run(plan(tmp_path, 4))
     with pytest.raises(TrainingStateUnusable, match="learnt from another painter"):
-        guidance.run(plan(tmp_path, 2))
+        painter.distil(plan(tmp_path, 2))
 
 
 def vae_files(folder: Path) -> dict[str, bytes]:
@@ -88,7 +85,7 @@ def vae_files(folder: Path) -> dict[str, bytes]:
 
 def _everything_is_restored(folder: Path) -> None:
     """Weights, averages, both optimisers' moments and the count of scenes are those of the file."""
-    state = stage.load(folder / "painter.pt")
+    state = load_state(folder / "painter.pt")
     assert state is not None
     run = painter.PainterRun(plan(folder, 3))
     assert run.step == state["step"] == 2
@@ -99,7 +96,7 @@ def _everything_is_restored(folder: Path) -> None:
     assert all(moments)
     torch.testing.assert_close(moments, [saved["state"] for saved in state["optimisers"]], rtol=0, atol=0)
     run.save()
-    again = stage.load(folder / "painter.pt")
+    again = load_state(folder / "painter.pt")
     assert again is not None
     assert again["rendered"] == state["rendered"]
     assert sum(again["rendered"].values()) > 0
@@ -121,34 +118,14 @@ def test_a_stage_without_what_it_builds_on_says_so(
     assert ended(["all", *folder, "--start", str(TRAINED)]) == 2
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own compiler imports it
 @pytest.mark.usefixtures("small")
 def test_learning_on_begins_with_the_checkpoints_weights(tmp_path: Path) -> None:
-    """And compiles on request: what is compiled is the same module, under the same names."""
     shutil.copytree(TRAINED / "vae", tmp_path / "vae")
-    run = painter.PainterRun(replace(plan(tmp_path, 1), start=TRAINED, compiled=True))
+    run = painter.PainterRun(replace(plan(tmp_path, 1), start=TRAINED))
     shipped = FluxFillPipeline.from_pretrained(TRAINED, dtype=torch.float32)
     torch.testing.assert_close(
         run.model.transformer.state_dict(), shipped.transformer.state_dict(), rtol=0, atol=0
     )
-    assert run.model.transformer._compiled_call_impl is not None
-    assert painter.PainterRun(plan(tmp_path, 1)).model.transformer._compiled_call_impl is None
-
-
-def test_ranks_share_the_mean_of_their_gradients(tmp_path: Path) -> None:
-    spawn(_share, args=(f"file://{tmp_path / 'meeting'}",), nprocs=2)  # type: ignore[no-untyped-call]
-
-
-def _share(rank: int, address: str) -> None:
-    """In a process of its own: gradients of both are the mean, and those that are not there stay so."""
-    distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    layer = torch.nn.Linear(3, 2)
-    layer.weight.grad = torch.full_like(layer.weight, float(rank))
-    DataParallelRank(rank, 2).share_gradients(layer)
-    assert torch.equal(layer.weight.grad, torch.full_like(layer.weight, 0.5))
-    assert layer.bias.grad is None
-    DataParallelRank(rank, 2).meet()
-    distributed.destroy_process_group()
 
 
 def _same_as_the_pipeline(folder: Path, side: int) -> None:
@@ -159,7 +136,7 @@ def _same_as_the_pipeline(folder: Path, side: int) -> None:
         pipeline.vae.encoder.conv_out.weight[8:] = 0
         pipeline.vae.encoder.conv_out.bias[8:] = -30
     scene = sample(np.random.default_rng(1), side, SceneTask.ADD, 24.0)
-    run = painter.PainterRun(plan(folder, 1), guidance.GUIDANCE)
+    run = painter.PainterRun(plan(folder, 1), painter.GUIDANCE)
     run.average.transformer.load_state_dict(pipeline.transformer.state_dict())
     run.average.clip.load_state_dict(pipeline.text_encoder.state_dict())
     run.average.t5.load_state_dict(pipeline.text_encoder_2.state_dict())

@@ -15,12 +15,11 @@ from giornata_lab.demo.exhibits import FOLDER, SCENE_SEEDS, SCENE_SIDE, SCENES
 from giornata_lab.model.adapters.card import sha256_of
 from giornata_lab.model.scenes import SceneTask, sample
 from giornata_lab.model.scenes.shapes import overlap
-from giornata_lab.model.segmenter import card
 from giornata_lab.model.segmenter.__main__ import SIDES
-from giornata_lab.model.segmenter.judging import ReferenceSegmenter, judge
+from giornata_lab.model.segmenter.judging import WEIGHTS, ReferenceSegmenter, judge, read_card
 from giornata_lab.model.segmenter.scenes import NAMES, seen
-from giornata_lab.model.train import segmenter, segmenter_export
-from giornata_lab.model.train.stage import StagePlan, TrainingStateUnusable
+from giornata_lab.model.train import export, segmenter
+from giornata_lab.model.train.run import StagePlan, TrainingStateUnusable
 from giornata_tools.checkout import SEGMENTER
 
 LARGEST_BYTES = 2_000_000
@@ -39,10 +38,10 @@ def test_it_is_small_float16_and_the_file_of_its_card() -> None:
     files = [path for path in SEGMENTER.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= LARGEST_BYTES
     assert not [path for path in files if path.suffix in {".bin", ".pt", ".pkl", ".ckpt"}]
-    weights = SEGMENTER / card.WEIGHTS
+    weights = SEGMENTER / WEIGHTS
     with safe_open(weights, "pt") as opened:
         assert {opened.get_slice(name).get_dtype() for name in opened.keys()} == {"F16"}  # noqa: SIM118
-    told = card.read()
+    told = read_card()
     assert (told.size_bytes, told.sha256) == (weights.stat().st_size, sha256_of(weights))
 
 
@@ -85,12 +84,12 @@ def test_the_recipe_goes_on_where_it_stopped_and_ends_in_a_checkpoint(
 
     segmenter.run(plan(2, deadline=0.0))
     with pytest.raises(TrainingStateUnusable, match="stopped at step 1 of 2"):
-        segmenter_export.sinopia(tmp_path / "state", tmp_path / "made")
+        export.sinopia(tmp_path / "state", tmp_path / "made")
     segmenter.run(plan(2))
-    segmenter_export.sinopia(tmp_path / "state", tmp_path / "made")
-    told = card.read(tmp_path / "made")
+    export.sinopia(tmp_path / "state", tmp_path / "made")
+    told = read_card(tmp_path / "made")
     assert (told.steps, told.seed, told.measured) == (2, 4, {})
-    assert told.sha256 == sha256_of(tmp_path / "made" / card.WEIGHTS)
+    assert told.sha256 == sha256_of(tmp_path / "made" / WEIGHTS)
     made = ReferenceSegmenter.load(tmp_path / "made")
     assert [mask.shape for mask in made.masks(np.zeros((40, 60, 3), np.uint8), ["a star", "everything"])] == [
         (40, 60)

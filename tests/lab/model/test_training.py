@@ -9,8 +9,7 @@ import torch
 from diffusers import FluxFillPipeline
 
 from giornata_lab.model import architecture, latents
-from giornata_lab.model.train import stage
-from giornata_lab.model.train.muon import Muon, orthogonalise
+from giornata_lab.model.train.run import Muon, load_state, orthogonalise, save_state
 
 
 def test_tokens_lie_as_in_the_pipeline() -> None:
@@ -61,12 +60,12 @@ def test_muon_finds_the_least_squares_solution() -> None:
 
 def test_a_state_is_written_whole_and_read_without_unpickling(tmp_path: Path) -> None:
     path = tmp_path / "run" / "state.pt"
-    assert stage.load(path) is None
-    stage.save(path, {"step": 3, "weights": {"a": torch.ones(2)}})
-    state = stage.load(path)
+    assert load_state(path) is None
+    save_state(path, {"step": 3, "weights": {"a": torch.ones(2)}})
+    state = load_state(path)
     assert state is not None
     assert state["step"] == 3
     assert [p.name for p in path.parent.iterdir()] == ["state.pt"]
     torch.save({"code": pytest.raises}, path)
     with pytest.raises(Exception, match="weights_only"):
-        stage.load(path)
+        load_state(path)

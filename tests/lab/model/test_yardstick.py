@@ -11,12 +11,11 @@ import torch
 from click.testing import CliRunner
 from diffusers import StableDiffusionInpaintPipeline
 
+from giornata_lab.model import yardstick
 from giornata_lab.model.architecture import autoencoder as untrained_autoencoder
 from giornata_lab.model.train import __main__ as program
-from giornata_lab.model.train import autoencoder, pool, samples, stage, unet
-from giornata_lab.model.train.run import CurriculumStage
-from giornata_lab.model.train.stage import StagePlan
-from giornata_lab.model.yardstick import architecture
+from giornata_lab.model.train import autoencoder, pool, unet
+from giornata_lab.model.train.run import CurriculumStage, StagePlan, load_state
 
 SIDE = 64
 
@@ -24,21 +23,21 @@ SIDE = 64
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny network, batches of two and no grids of samples."""
-    monkeypatch.setattr(architecture, "WIDTHS", (8, 16, 16))
-    monkeypatch.setattr(architecture, "HEADS", 2)
-    monkeypatch.setattr(architecture, "NORM_GROUPS", 4)
+    monkeypatch.setattr(yardstick, "WIDTHS", (8, 16, 16))
+    monkeypatch.setattr(yardstick, "HEADS", 2)
+    monkeypatch.setattr(yardstick, "NORM_GROUPS", 4)
     monkeypatch.setattr(pool, "FIRST", {SIDE: 2})
     course = replace(unet.UNET, stages=(CurriculumStage(1.01, {SIDE: 1.0}),), rows={SIDE: 2})
     monkeypatch.setattr(unet, "UNET", course)
-    monkeypatch.setattr(samples, "COLUMNS", 1)
+    monkeypatch.setattr(pool, "COLUMNS", 1)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A training folder with an autoencoder of random weights and a narrow posterior."""
-    vae = untrained_autoencoder(architecture.LATENTS)
+    vae = untrained_autoencoder(yardstick.LATENTS)
     with torch.no_grad():  # the pipeline samples the posterior, training takes its mode: here they are one
-        vae.encoder.conv_out.bias[architecture.LATENTS.channels :] = -30
+        vae.encoder.conv_out.bias[yardstick.LATENTS.channels :] = -30
     vae.register_to_config(scaling_factor=2.0)
     autoencoder.write(vae, tmp_path)
     return tmp_path
@@ -62,7 +61,7 @@ def test_a_stopped_run_goes_on_and_ends_in_a_checkpoint(
     with monkeypatch.context() as clock:
         clock.setattr(StagePlan, "over", lambda _: next(over))
         unet.run(plan(folder, 3))
-    state = stage.load(folder / "unet.pt")
+    state = load_state(folder / "unet.pt")
     assert state is not None
     assert (state["step"], state["steps"]) == (2, 3)
     restored = unet.UNetRun(plan(folder, 3), unet.UNET)
@@ -82,7 +81,7 @@ def test_a_stopped_run_goes_on_and_ends_in_a_checkpoint(
     }
     pipeline = StableDiffusionInpaintPipeline.from_pretrained(folder / "checkpoint", dtype=torch.float32)
     assert (pipeline.unet.config.in_channels, pipeline.vae.config.latent_channels) == (9, 4)
-    assert pipeline.tokenizer.model_max_length == architecture.TEXT_TOKENS
+    assert pipeline.tokenizer.model_max_length == yardstick.TEXT_TOKENS
     learning_on = unet.UNetRun(
         replace(plan(folder, 1), start=folder / "checkpoint"), replace(unet.UNET, title="on")
     )

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from giornata_lab.model.scenes import SceneTask
-from giornata_lab.quality import cases, classifier, probes
+from giornata_lab.quality import cases, probes
 from giornata_lab.quality.cases import QualityCase, digest, draw, slots, spread
 from giornata_tools.lora_profiler.probes import SCENES
 
@@ -55,9 +55,6 @@ def test_no_scene_is_one_of_training_s() -> None:
         for seed in range(8)
         for side in (64, 128, 256)
         for n in range(700)
-    }
-    states |= {
-        tuple(np.random.SeedSequence((classifier.ENTROPY, 0, n)).generate_state(2)) for n in range(700)
     }
     ours = {
         tuple(np.random.SeedSequence((cases.ENTROPY, s.side, s.index, 0)).generate_state(2)) for s in slots()

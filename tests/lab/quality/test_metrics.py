@@ -5,17 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
-from scipy.linalg import sqrtm
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from giornata_lab.quality.metrics import (
     PSNR_CEILING_DB,
     Pixels,
     SeamGradients,
-    frechet,
     psnr_db,
     seam,
     together,
@@ -81,21 +78,3 @@ def test_seams_are_put_together_as_a_ratio_of_means_not_a_mean_of_ratios() -> No
     both = together([SeamGradients(1.0, 2.0, 10), SeamGradients(9.0, 3.0, 30)])
     assert both == SeamGradients(10.0, 5.0, 40)
     assert both.ratio == 2
-
-
-@given(st.integers(0, 10_000))
-def test_the_frechet_distance_is_scipys_by_the_definition(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    one, other = (rng.standard_normal((50, 5)) @ rng.standard_normal((5, 5)) for _ in range(2))
-    c1, c2 = np.cov(one, rowvar=False), np.cov(other, rowvar=False)
-    mean = ((one.mean(0) - other.mean(0)) ** 2).sum()
-    expected = mean + np.trace(c1 + c2 - 2 * np.real(sqrtm(c1 @ c2)))
-    assert frechet(one, other) == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert frechet(one, other) == pytest.approx(frechet(other, one), rel=1e-6, abs=1e-9)
-    assert frechet(one, one) == pytest.approx(0, abs=1e-6)
-
-
-@pytest.mark.parametrize(("one", "other"), [((1, 3), (9, 3)), ((9, 3), (9, 4))])
-def test_too_few_pictures_or_other_features_are_refused(one: tuple[int, int], other: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="received features"):
-        frechet(np.zeros(one), np.zeros(other))

@@ -152,7 +152,7 @@ def test_numbers_survive_their_file(additions: list[QualityCase], removals: list
 
 def test_equal_pictures_are_as_close_as_can_be_and_others_are_not(additions: list[QualityCase]) -> None:
     scored = perfect(additions)
-    same = report.closeness([(s, s.edit) for s in scored], "out/full", RUN, 0.0)
+    same = report.closeness([(s, s.edit) for s in scored], "out/full", RUN)
     assert (same.n, same.identical, same.psnr_db, same.psnr_in_mask_db) == (
         8,
         8,
@@ -161,7 +161,7 @@ def test_equal_pictures_are_as_close_as_can_be_and_others_are_not(additions: lis
     )
     assert same.ssim == pytest.approx(1)
     assert same.ssim_in_mask == pytest.approx(1)
-    other = report.closeness([(s, s.case.scene.before) for s in scored], "out/full", RUN, None)
+    other = report.closeness([(s, s.case.scene.before) for s in scored], "out/full", RUN)
     assert other.identical == 0
     assert other.ssim_in_mask < other.ssim < 1
     assert other.psnr_in_mask_db < other.psnr_db < PSNR_CEILING_DB

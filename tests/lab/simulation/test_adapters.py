@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.wire.workers import AdapterLoad, Tier
 from giornata_lab.simulation.jobs import SimulatedJob
 from giornata_lab.simulation.machines import Machine
 from giornata_lab.simulation.options import RunOptions, StageSetting
-from giornata_lab.simulation.processors import SimClock
-from giornata_lab.simulation.residency import AdapterSetting, LoadReason, SimLoras
+from giornata_lab.simulation.residency import AdapterSetting, LoadReason, SimClock, SimLoras
 from giornata_lab.simulation.results import SimulatedRun, summary
 from giornata_lab.simulation.simulator import Simulation
 from tests.lab.simulation.test_simulation import MACHINE, ends, job

@@ -17,8 +17,8 @@ from giornata_lab.simulation.baselines import SimPolicy
 from giornata_lab.simulation.bound import PooledTask, most_on_time
 from giornata_lab.simulation.machines import FLUX_PICTURE, h800_flux
 from giornata_lab.simulation.options import BindingTime, RunOptions
+from giornata_lab.simulation.residency import TemplateSetting
 from giornata_lab.simulation.scenario import ArrivalSetting, Scenario
-from giornata_lab.simulation.templates import TemplateSetting
 from tests.examples import examples
 
 

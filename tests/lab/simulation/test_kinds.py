@@ -17,7 +17,6 @@ from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.queue import SchedulingParams
 from giornata.scheduling.rock import NEIGHBOURS, RADIUS, clusters
 from giornata.wire.jobs import Priority
-from giornata_lab.simulation.rock_fit import fit_kinds
 from giornata_lab.simulation.rock_kinds import (
     LEAST,
     PAUSE_S,
@@ -26,6 +25,7 @@ from giornata_lab.simulation.rock_kinds import (
     JobKindModel,
     RecentJobs,
     features_of,
+    fit_kinds,
     shares_of,
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from statistics import fmean
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import JobDemand, RowLoad, RowShape
 from giornata_lab.bench.systems.networks import PLAIN, PLAIN_4
@@ -26,9 +27,9 @@ from giornata_lab.simulation.jobs import (
 )
 from giornata_lab.simulation.machines import Machine, TemplateStorage
 from giornata_lab.simulation.options import BindingTime, RunOptions, StageSetting
+from giornata_lab.simulation.residency import SimClock, StageServers, TemplateSetting
 from giornata_lab.simulation.results import SimulatedRun, summary
 from giornata_lab.simulation.simulator import Simulation
-from giornata_lab.simulation.templates import TemplateSetting
 from giornata_lab.simulation.worker import SimWorker
 
 COSTS = StepCosts((10.0, 0.0, 1.0, 0.0, 0.0, 0.0))
@@ -146,7 +147,6 @@ def test_jumping_over_equal_steps_changes_nothing(drawn: list[tuple[int, list[Ro
             rows=st.integers(1, 5),
             slowness=st.sampled_from([1.0, 1.7]),
             noise=st.sampled_from([0.0, 0.3]),
-            busy=st.sampled_from([(), ((0.1, 0.25),)]),
             storage=st.sampled_from([TemplateStorage(), TemplateStorage(2.0, 3.0, 10.0)]),
         ),
         min_size=1,
@@ -182,8 +182,6 @@ def test_every_job_ends_once_and_no_worker_computes_two_batches_at_a_time(
         batches = computed[f"w{number:04d}"]
         assert all(before[1] <= after[0] for before, after in pairwise(batches))
         assert all(rows <= machine.rows + 1 for _, _, rows in batches), "a template run may be one more"
-        for since, until in machine.busy:
-            assert not any(since <= began < until for began, _, _ in batches)
     again = simulated(jobs, machines, options, templates)
     assert again == run, "equal seeds, equal runs"
 
@@ -262,3 +260,13 @@ def test_jobs_bound_at_their_arrival_wait_at_workers_and_others_in_the_line() ->
     late = simulated(jobs, [machine], RunOptions(binding=BindingTime.LATE))
     assert max(ended.waited_s for ended in arrival.ended) == 0.0
     assert sum(ended.waited_s > 0 for ended in late.ended) == 18
+
+
+def test_a_stage_has_so_many_servers() -> None:
+    clock = SimClock()
+    pool, ended = StageServers(2, clock), []
+    for name, seconds in (("a", 3.0), ("b", 1.0), ("c", 1.0), ("nothing", 0.0), ("d", 2.0)):
+        pool.serve(seconds, 0.0, partial(lambda name, now: ended.append((name, now)), name))
+    while clock.step():
+        pass
+    assert ended == [("nothing", 0.0), ("b", 1.0), ("c", 2.0), ("a", 3.0), ("d", 4.0)]

@@ -19,8 +19,8 @@ from giornata_lab.loadgen.workload import MaskShape, Workload, zipf
 from giornata_lab.simulation.jobs import template_name
 from giornata_lab.simulation.machines import h800_flux
 from giornata_lab.simulation.options import RunOptions
+from giornata_lab.simulation.residency import TemplateSetting
 from giornata_lab.simulation.scenario import ArrivalSetting, Scenario
-from giornata_lab.simulation.templates import TemplateSetting
 
 HOUR_S: Final = 3600.0
 SHARED: Final = (ModuleType, type, FunctionType, MethodType, BuiltinFunctionType)

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata_tools.cli import options
 from giornata_tools.clients.edits import (
     LOCAL_GATEWAY,

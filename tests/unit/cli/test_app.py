@@ -43,7 +43,7 @@ def loaded(*names):
 for words in (["--help"], ["--version"]):
     cli.main(words, standalone_mode=False)
 told = [loaded("torch", "aiohttp", "nats", "rich", "pydantic")]
-import giornata_tools.cli.edit.command, giornata_tools.cli.system
+import giornata_tools.cli.edit, giornata_tools.cli.system
 told.append(loaded("torch", "numpy", "aiohttp", "nats"))
 import giornata_tools.cli.profile
 told.append(loaded("torch", "numpy", "scipy"))

@@ -16,9 +16,8 @@ from click.testing import CliRunner
 from huggingface_hub import try_to_load_from_cache
 
 from giornata_tools import provenance
-from giornata_tools.cli.doctor import checks as doctor_checks
-from giornata_tools.cli.doctor import command as doctor
-from giornata_tools.cli.doctor.checks import CheckStatus, DoctorFinding, TorchReport, fail, ok, warn, worst
+from giornata_tools.cli import doctor, doctor_checks
+from giornata_tools.cli.doctor_checks import CheckStatus, DoctorFinding, TorchReport, fail, ok, warn, worst
 from tests.fakes.published import published
 
 ROOT = Path(__file__).parents[3]

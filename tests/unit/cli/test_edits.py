@@ -10,8 +10,8 @@ from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.messages import PreviewEvent, StateEvent, StepEvent
 from giornata.wire.models import Task
 from giornata.wire.requests import OutputFormat
-from giornata_gateway.http.body import frame
-from giornata_gateway.http.stream import HEARTBEAT
+from giornata_gateway.http.jobs import HEARTBEAT
+from giornata_gateway.http.responses import frame
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
 from giornata_gateway.views.jobs import (
     ToldEvent,

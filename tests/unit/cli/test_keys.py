@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from giornata import api_keys
 from giornata.api_keys import KeysFile, TenantLimits
 from giornata.nats_users import read_keys, write_users
-from giornata.wire.permissions import NatsRole, has_anonymous
+from giornata.wire.subjects import NatsRole, has_anonymous
 from giornata_tools.cli.app import cli
 from giornata_tools.cli.keys import change_keys
 from tests.fakes.key_files import CREATED, keys_of, write_keys

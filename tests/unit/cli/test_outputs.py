@@ -13,7 +13,7 @@ from rich.text import Text
 
 from giornata.wire.errors import ErrorBody
 from giornata.wire.requests import OutputFormat
-from giornata_tools.cli.edit.order import EditDelivery, format_of, picture_files, preview_file
+from giornata_tools.cli.edit import EditDelivery, format_of, picture_files, preview_file
 from giornata_tools.clients import http
 from giornata_tools.clients.edits import EditOutcome, PaintedPicture, PictureFailure, Preview, sentence
 from giornata_tools.terminal import show, table

@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 
 from giornata.wire.adapters import Annotator, AskedControl, AskedLora
 from giornata.wire.requests import EditParameters
-from giornata_tools.cli.edit.parameters import in_order, options, validated
 from giornata_tools.cli.options import option_name
+from giornata_tools.cli.parameters import in_order, options, validated
 
 LORA = f"lora_{'0' * 32}"
 LORAS = st.builds(AskedLora, id=st.from_regex(r"lora_[0-9a-f]{32}", fullmatch=True), scale=st.floats(-4, 4))

@@ -11,10 +11,10 @@ from rich.console import Console
 from giornata.fleet import SILENCE_S
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.controlnets import ControlState
-from giornata.wire.fleet import FleetView
 from giornata.wire.loras import HostTier, TierChange, TierLoads
 from giornata.wire.workers import (
     AdapterCounters,
+    FleetView,
     HostDevice,
     QueueState,
     RankPhase,
@@ -28,10 +28,9 @@ from giornata.wire.workers import (
     WorkerState,
 )
 from giornata_gateway.views.catalog import fleet_view
-from giornata_router.rules.reports import StepRates, report
+from giornata_router.fleet_reports import StepRates, report
 from giornata_tools.cli.status import adapter_table, fleet_table, sums
-from giornata_tools.cli.top.aggregation import WINDOW_S, CounterWindow, TelemetryAggregator
-from giornata_tools.cli.top.command import COLUMNS, screen
+from giornata_tools.cli.top import COLUMNS, WINDOW_S, CounterWindow, TelemetryAggregator, screen
 from tests.contract.messages import CARD
 
 

@@ -20,7 +20,7 @@ from giornata.control.link.messages import (
 )
 from giornata.frames import LENGTH, MalformedFrame, frame_length
 from giornata.wire import codec
-from giornata.wire.controlnets import ALIGNMENT_BYTES, CancelStep, Dtype, OpenLink, ResidualsRequest
+from giornata.wire.controlnets import CancelStep, OpenLink, ResidualsRequest
 from tests.contract.control_steps import CONTROL_STEPS
 
 ASK = next(each for each in CONTROL_STEPS if isinstance(each, ResidualsRequest))
@@ -135,8 +135,3 @@ def test_a_token_is_never_shown() -> None:
         with pytest.raises(MalformedFrame) as refused:
             read_from_denoiser(msgpack.packb({**fields, **change}))
         assert secret not in str(refused.value)
-
-
-def test_sizes_of_dtypes() -> None:
-    assert {each.value: each.size_bytes for each in Dtype} == {"float32": 4, "float16": 2, "bfloat16": 2}
-    assert ALIGNMENT_BYTES % 4 == 0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from giornata.control.link.client import ControlStepHandle, ControlStepTable
 from giornata.control.link.messages import ControlFailed
-from giornata.control.link.steps import ControlStepTable, InFlightControlStep
 from giornata.frames import MalformedFrame
 from giornata.wire.controlnets import Dtype, ResidualsRequest
 
 SLAB_BYTES = 1 << 16
+CANCELS: list[int] = []
+"""Steps of which the instance is asked to let go."""
 
 
 def asked(samples: int = 2) -> ResidualsRequest:
@@ -28,13 +31,14 @@ def asked(samples: int = 2) -> ResidualsRequest:
     )
 
 
-def entered(samples: int = 2) -> tuple[ControlStepTable, InFlightControlStep]:
-    steps = ControlStepTable(SLAB_BYTES, 0.0)
+def entered(samples: int = 2) -> tuple[ControlStepTable, ControlStepHandle]:
+    steps = ControlStepTable(torch.zeros(SLAB_BYTES, dtype=torch.uint8), 0.0, CANCELS.append)
+    CANCELS.clear()
     return steps, steps.enter(asked(samples))
 
 
 def free_bytes(steps: ControlStepTable) -> int:
-    return SLAB_BYTES - sum(end - start for start, end in steps._ring._taken)
+    return SLAB_BYTES - sum(end - start for start, end in steps._places._taken)
 
 
 @pytest.mark.parametrize(("number", "index"), [(0, 2), (0, 3), (0, 1 << 40), (1, 0), (1 << 40, 0)])
@@ -65,14 +69,16 @@ def test_a_step_that_failed_gets_no_more_samples_and_keeps_what_came() -> None:
         steps.expected(0, 1)
     with pytest.raises(MalformedFrame):
         steps.failed(0, "code", "again")
-    steps.wait(step, 0, 0.0)
+    step.sample(0, 0.0)
     with pytest.raises(ControlFailed):
-        steps.wait(step, 1, 0.0)
+        step.sample(1, 0.0)
 
 
 def test_a_place_is_free_once_nobody_writes_to_it() -> None:
     steps, step = entered()
-    assert steps.release(step), "the instance has to be asked"
+    step.release()
+    step.release()
+    assert CANCELS == [0], "the instance is asked once"
     assert free_bytes(steps) < SLAB_BYTES
     assert steps.expected(0, 0) is step, "it may be on its way"
     steps.cancelled(0)
@@ -83,6 +89,6 @@ def test_a_place_is_free_once_nobody_writes_to_it() -> None:
     steps.came(steps.expected(1, 0), 0)
     with pytest.raises(MalformedFrame):
         steps.cancelled(1)
-    assert not steps.release(step)
-    assert not steps.release(step)
+    step.release()
+    assert CANCELS == [0], "it had ended"
     assert free_bytes(steps) == SLAB_BYTES

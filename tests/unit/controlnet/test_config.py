@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import pytest
 
 from giornata.config import load
-from giornata.device_claims import DeviceLedger
+from giornata.gpus import DeviceLedger
 from giornata.runtime import memory_bytes
-from giornata_controlnet.config import ControlNetConfig, TcpAddress
+from giornata_controlnet.config import ControlNetConfig
 
 
 def config(*flags: str) -> ControlNetConfig:
@@ -46,9 +45,9 @@ def test_a_service_has_something_to_compute(controlnets: str) -> None:
 def test_what_is_advertised_can_be_reached() -> None:
     assert config().tcp is None
     everywhere = config("--control-address", "0.0.0.0:9001")
-    assert everywhere.tcp == TcpAddress("0.0.0.0", 9001)  # noqa: S104 - compared, not bound
+    assert everywhere.tcp == ("0.0.0.0", 9001)  # noqa: S104 - compared, not bound
     assert everywhere.advertised("0.0.0.0:9001") == f"{socket.gethostname()}:9001"
-    assert config("--control-address", "[::]:0").tcp == TcpAddress("::", 0)
+    assert config("--control-address", "[::]:0").tcp == ("::", 0)
     assert config("--control-address", "10.0.0.7:1").advertised("10.0.0.7:1") == "10.0.0.7:1"
     assert config("--control-address", "[::1]:1").advertised("[::1]:1") == "[::1]:1"
 
@@ -57,7 +56,3 @@ def test_weights_take_half_of_the_memory_unless_they_are_told_how_much() -> None
     assert config("--device", "cpu").budget_bytes(DeviceLedger()) == memory_bytes() // 2
     assert config("--control-memory-mb", "0").budget_bytes(DeviceLedger()) == 0
     assert config("--control-memory-mb", "3").budget_bytes(DeviceLedger()) == 3 << 20
-
-
-def test_a_relative_folder_of_a_socket_may_be_short_enough() -> None:
-    assert config("--control-socket", "sockets").control_socket == Path("sockets")

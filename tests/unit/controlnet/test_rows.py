@@ -1,14 +1,16 @@
-"""Which rows are open, and to whom."""
+"""Which rows are open, and to whom; and which of their steps share a forward."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from giornata.wire.errors import ControlNetUnavailable, IntermediateLost, Overloaded
-from giornata_controlnet.rows import OpenRow, OpenRowTable
+from giornata_controlnet.compute_thread import count_sharing
+from giornata_controlnet.rows import ActiveControlNet, OpenRow, OpenRowTable
 from tests.contract.messages import BASE
 from tests.patience import HUNG_S
 
@@ -155,3 +157,20 @@ async def test_a_drain_ends_with_the_last_row_and_takes_no_other(making: Making)
         assert not drained.done()
         rows.close("a")
     assert len(rows) == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "limit", "count"),
+    [([], 10, 0), ([4, 4, 4], 10, 2), ([4, 4, 4], 12, 3), ([30, 1], 10, 1), ([4, 30, 1], 10, 1)],
+)
+def test_steps_share_a_forward_up_to_a_limit_and_in_their_order(
+    tokens: list[int], limit: int, count: int
+) -> None:
+    assert count_sharing(tokens, limit) == count
+
+
+def test_a_step_counts_the_work_of_the_controlnets_that_act_in_it() -> None:
+    act: Any = None  # nothing is computed
+    nets = [ActiveControlNet(act, act, 1.0, (), 0, 2, 5.0), ActiveControlNet(act, act, 1.0, (), 1, 4, 3.0)]
+    row = OpenRow("row", "denoiser", nets, (), BASE, (2, 3), (9.0, 5.0, 2.0, 1.0), 2, None, ExitStack())
+    assert [row.work(step) for step in range(4)] == [5, 8, 3, 3]

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from giornata.residency.ledger import EvictionLedger
 from giornata.wire.errors import GiornataError, LoraMismatch, LoraUnreadable, ServiceUnavailable
 from giornata.wire.workers import AdapterLoad, Tier
 from giornata_denoiser.loras import LoraTierCapacities, LoraTiers
@@ -101,7 +102,7 @@ def tiers(
 
 def assert_unpinned(store: LoraTiers) -> None:
     """Whatever rows, loads and failures there were."""
-    ledgers = (store._sets._ledger, store._files._ledger, store._disk._ledger)
+    ledgers: tuple[EvictionLedger, ...] = (store._sets, store._files, store._disk)
     assert [dict(ledger._pins) for ledger in ledgers] == [{}] * 3
     assert [ledger._pinned_bytes for ledger in ledgers] == [0] * 3
 

@@ -26,7 +26,7 @@ def build(folder: Path) -> list[Resource]:
     Raises:
         ValueError: it uses something that this build does not know, or a patch meets nothing.
     """
-    return of(yaml.safe_load((folder / FILE).read_text()), folder, [])
+    return of(yaml.load((folder / FILE).read_text(), yaml.CSafeLoader), folder, [])
 
 
 def of(kustomization: Mapping[str, Any], folder: Path, before: Iterable[Resource]) -> list[Resource]:
@@ -39,13 +39,13 @@ def of(kustomization: Mapping[str, Any], folder: Path, before: Iterable[Resource
         found += build(path) if path.is_dir() else _documents(path)
     for name in kustomization.get("components", ()):
         path = (folder / name).resolve()
-        component = yaml.safe_load((path / FILE).read_text())
+        component = yaml.load((path / FILE).read_text(), yaml.CSafeLoader)
         if component["kind"] != "Component":
             raise ValueError(f"{path} is no component")
         found = of(component, path, found)
     for patch in kustomization.get("patches", ()):
         text = patch["patch"] if "patch" in patch else (folder / patch["path"]).read_text()
-        found = _patched(found, patch["target"], yaml.safe_load(text), folder)
+        found = _patched(found, patch["target"], yaml.load(text, yaml.CSafeLoader), folder)
     for image in kustomization.get("images", ()):
         _retag(found, image["name"], image["newTag"])
     namespace = kustomization.get("namespace")
@@ -65,7 +65,9 @@ def identity(resource: Mapping[str, Any]) -> tuple[str, str]:
 
 def _documents(path: Path) -> list[Resource]:
     # what a YAML anchor names is one object in several places: a patch is to change one place
-    return [json.loads(json.dumps(document)) for document in yaml.safe_load_all(path.read_text())]
+    return [
+        json.loads(json.dumps(document)) for document in yaml.load_all(path.read_text(), yaml.CSafeLoader)
+    ]
 
 
 def _patched(found: list[Resource], target: Mapping[str, str], patch: Any, folder: Path) -> list[Resource]:

@@ -17,7 +17,7 @@ from tests.unit.gateway.test_metric_names import EXPORTED, RATES, USED, metric_o
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 FILE = DEPLOY / "prometheus" / "alarms.yml"
-GROUPS: list[dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["groups"]
+GROUPS: list[dict[str, Any]] = yaml.load(FILE.read_text(encoding="utf-8"), yaml.CSafeLoader)["groups"]
 RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
 PROMTOOL = shutil.which("promtool")
 LABELS = re.compile(r"\bby \(([^)]*)\)|(\w+)=~?\"|\$labels\.(\w+)")

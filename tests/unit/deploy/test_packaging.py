@@ -69,7 +69,7 @@ COMPUTING = {
 """What these modules import, `giornata` does not require, and so a service that uses them must."""
 
 
-SPREAD = {"traces": ("observability/otlp.py",)}
+SPREAD = {"traces": ("otlp.py",)}
 """Sources of an extra of the shared code that has no folder of its own."""
 
 

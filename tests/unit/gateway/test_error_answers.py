@@ -7,7 +7,7 @@ import json
 import pytest
 
 from giornata.wire.errors import GiornataError, InternalError, QueueFull, ServiceUnavailable, StorageFull
-from giornata_gateway.http.errors import error_answer
+from giornata_gateway.http.responses import error_answer
 
 
 @pytest.mark.parametrize(

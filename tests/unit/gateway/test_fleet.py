@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from giornata.wire.fleet import FleetSummary, FleetView
-from giornata.wire.masks import MaskCard
+from giornata.fleet import SILENCE_S
+from giornata.wire.messages import MaskCard
 from giornata.wire.workers import (
+    FleetSummary,
+    FleetView,
     QueueState,
     RowProgress,
     ServiceName,
@@ -19,7 +21,7 @@ from giornata_gateway.fleet import FleetListener
 from giornata_gateway.http.status import FleetFrames
 from giornata_gateway.metrics import Metrics
 from giornata_gateway.views.catalog import fleet_view, mask_card
-from giornata_router.rules.reports import SAMPLES_S, WINDOW_S, StepRates, report, summary
+from giornata_router.fleet_reports import SAMPLES_S, WINDOW_S, StepRates, report, summary
 from tests.fakes.fleet import CARD
 
 EMPTY = QueueState(wait_ms=0.0)
@@ -37,19 +39,10 @@ def worker(
     step_ms: float | None = None,
 ) -> WorkerState:
     """Rows by the steps they have left; one sample of `step_ms`."""
-    samples: tuple[StepSample, ...] = ()
-    if step_ms is not None:
-        samples = (
-            StepSample(
-                rows=1,
-                sequences=1,
-                image_tokens=1,
-                text_tokens=1,
-                attention_pairs=1,
-                assemble_ms=0,
-                step_ms=step_ms,
-            ),
-        )
+    sample = StepSample(
+        rows=1, sequences=1, image_tokens=1, text_tokens=1, attention_pairs=1, assemble_ms=0, step_ms=step_ms or 0.0,
+    )  # fmt: skip
+    samples = () if step_ms is None else (sample,)
     return WorkerState(
         capacity_rows=capacity,
         capacity_tokens=99,
@@ -60,29 +53,17 @@ def worker(
     )
 
 
-def denoiser(state: WorkerState, instance: str = "d1", digest: str = CARD.digest) -> ServiceState:
-    card = CARD.model_copy(update={"digest": digest})
-    return ServiceState(
-        service=ServiceName.DENOISER,
-        instance=instance,
-        host="h",
-        version="1",
-        ready=True,
-        models=(card,),
-        worker=state,
-    )
+def of(service: ServiceName, instance: str, **fields: object) -> ServiceState:
+    told = {"service": service, "instance": instance, "host": "h", "version": "1", "ready": True, **fields}
+    return ServiceState.model_validate(told)
+
+
+def denoiser(state: WorkerState) -> ServiceState:
+    return of(ServiceName.DENOISER, "d1", models=(CARD,), worker=state)
 
 
 def router(queue: QueueState | None, *, active: bool = True) -> ServiceState:
-    return ServiceState(
-        service=ServiceName.ROUTER,
-        instance="r1",
-        host="h",
-        version="1",
-        ready=True,
-        active=active,
-        queue=queue,
-    )
+    return of(ServiceName.ROUTER, "r1", active=active, queue=queue)
 
 
 def test_steps_are_counted_over_the_last_seconds() -> None:
@@ -150,11 +131,6 @@ def test_without_a_router_nothing_is_known() -> None:
     assert seen([]).router_active
 
 
-def of(service: ServiceName, instance: str, **fields: object) -> ServiceState:
-    told = {"service": service, "instance": instance, "host": "h", "version": "1", "ready": True, **fields}
-    return ServiceState.model_validate(told)
-
-
 def test_a_summary_tells_what_an_edit_can_be_done_with() -> None:
     other = CARD.model_copy(update={"name": "other"})
     renewed = CARD.model_copy(update={"digest": "e"})
@@ -201,6 +177,17 @@ def test_what_autoscalers_ask_for_is_the_wait_that_routers_predict() -> None:
         'giornata_router_predicted_wait_seconds{model="b"} 0.0',
     ):
         assert line in text, line
+
+
+def test_a_router_that_stays_away_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("giornata_gateway.fleet.time.monotonic", lambda: now_s)
+    fleet = FleetListener(bridged_s=SILENCE_S + 1)
+    fleet.hear(summary("r1", [], {CARD.name: 2000.0}))
+    now_s += SILENCE_S
+    assert (ServiceName.ROUTER in fleet.missing(), fleet.waits_s()) == (False, {CARD.name: 2.0})
+    now_s += 1
+    assert (fleet.missing(), fleet.waits_s()) == ([ServiceName.ROUTER], {})
 
 
 def test_a_gateway_tells_no_router_from_no_workers() -> None:

@@ -4,8 +4,8 @@ import pytest
 
 from giornata.wire.errors import GiornataError, InvalidField, UnknownField
 from giornata.wire.requests import MaskMode
-from giornata_gateway.intake.rules.envelopes import REPLY_MARGIN_BYTES, inline_pictures
-from giornata_gateway.intake.rules.forms import EditForm, JobForm, ResponseFormat, prefers_image, read_form
+from giornata_gateway.rules.envelopes import REPLY_MARGIN_BYTES, inline_pictures
+from giornata_gateway.rules.forms import EditForm, JobForm, ResponseFormat, prefers_image, read_form
 
 
 def test_texts_become_values() -> None:
@@ -86,8 +86,6 @@ def test_pictures_are_inline_while_there_is_room() -> None:
     assert inline_pictures({0: 101}, room) == set()
 
 
-def test_partial_images_need_something_to_travel_in() -> None:
-    asked = [("prompt", "x"), ("partial_images", "3")]
-    assert read_form(EditForm, [*asked, ("stream", "true")]).parameters().partial_images == 3
-    assert read_form(JobForm, asked).parameters().partial_images == 3  # its events can be followed
-    assert read_form(EditForm, [("prompt", "x"), ("partial_images", "0")]).partial_images == 0
+def test_partial_images_of_a_job_need_no_stream() -> None:
+    form = read_form(JobForm, [("prompt", "x"), ("partial_images", "3")])
+    assert form.parameters().partial_images == 3  # its events can be followed

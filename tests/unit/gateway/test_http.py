@@ -17,11 +17,10 @@ from structlog.testing import capture_logs
 
 from giornata.wire.errors import InvalidField
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.http.body import frame
-from giornata_gateway.http.errors import IGNORED, NAME_CHARACTERS, TOLD, header_value, ignore
+from giornata_gateway.http.jobs import HEARTBEAT
 from giornata_gateway.http.requests import PublicOrigin, last_event_id, public_origin
+from giornata_gateway.http.responses import IGNORED, NAME_CHARACTERS, TOLD, frame, header_value, ignore
 from giornata_gateway.http.server import REQUEST_ID, _counted
-from giornata_gateway.http.stream import HEARTBEAT
 from giornata_gateway.views.answers import ErrorDetail
 from giornata_gateway.views.jobs import ErrorEvent
 

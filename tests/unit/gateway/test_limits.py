@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from giornata.shares import SharedPool
 from giornata.wire.errors import ServiceUnavailable, TooManyRequests, TooManyStreams
-from giornata_gateway.intake import limits
-from giornata_gateway.intake.limits import ConcurrencyLimiter, MemoryLimiter
-from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway import admission as limits
+from giornata_gateway.admission import ConcurrencyLimiter, MemoryLimiter
+from giornata_gateway.rules.tenants import Tenant
 
 ALICE, BOB = Tenant("alice"), Tenant("bob")
 STREAMS = "event streams", TooManyStreams

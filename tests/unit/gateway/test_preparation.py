@@ -11,16 +11,14 @@ from giornata.deadlines import Deadline
 from giornata.families import Family
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import BlobStoreFull
-from giornata.wire.fleet import FleetSummary
 from giornata.wire.jobs import BlobRef, Priority
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters
-from giornata.wire.workers import ServiceName
+from giornata.wire.workers import FleetSummary, ServiceName
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.intake.rules.tenants import Tenant
-from giornata_gateway.jobs.masks import SegmentationClient
-from giornata_gateway.jobs.preparation import EditOrder, JobPreparer
+from giornata_gateway.jobs.preparation import EditOrder, JobPreparer, SegmentationClient
+from giornata_gateway.rules.tenants import Tenant
 
 CARD = ModelCard(
     name="tiny", family=Family.FLUX_FILL, digest="d", vae_scale_factor=8, latent_channels=16, max_text_tokens=48,
@@ -69,7 +67,7 @@ async def test_forgetting_a_job_leaves_the_claim_checks_of_its_caller() -> None:
     own = await blobs.put("alice/upload_1/image", b"image", 60)
     async with asyncio.TaskGroup() as tasks:
         preparation = preparation_of(blobs, tasks)
-        job = (await preparation.prepare(order_of(own, b"mask"))).job
+        job = await preparation.prepare(order_of(own, b"mask"))
         assert job.image == own
         assert job.mask is not None
         assert job.mask.key.startswith(f"alice/{job.job_id}/")

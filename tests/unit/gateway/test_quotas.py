@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.wire.errors import ConcurrencyLimited, InvalidField, RateLimited
-from giornata_gateway.intake.limits import PicturesInProgress, Quotas
-from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway.admission import PicturesInProgress, Quotas
+from giornata_gateway.rules.tenants import Tenant
 
 
 class Clock:

@@ -7,13 +7,13 @@ import pytest
 
 from giornata.shares import SharedPool
 from giornata.wire.errors import InvalidField
+from giornata_gateway.admission import ByteReservation
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http import requests
 from giornata_gateway.http.requests import check_sources
-from giornata_gateway.intake.limits import ByteReservation
-from giornata_gateway.intake.rules.forms import PictureSource
-from giornata_gateway.intake.rules.tenants import Tenant
-from giornata_gateway.webhooks.delivery import AddressRefusedError, told
+from giornata_gateway.rules.forms import PictureSource
+from giornata_gateway.rules.tenants import Tenant
+from giornata_gateway.webhooks import AddressRefusedError, told
 
 
 @pytest.mark.parametrize(("scheme", "plain"), [("http", True), ("HTTP", True), ("https", False)])

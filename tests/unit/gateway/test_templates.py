@@ -1,18 +1,16 @@
-"""Templates at the doors: forms, pages, queries, metrics."""
+"""Templates at the doors: forms, pages, queries."""
 
 from __future__ import annotations
 
 import pytest
 
 from giornata.wire.errors import BadRequest, InvalidField, RowPoisoned, UnknownField
-from giornata.wire.templates import TemplateRecord, TemplateState
-from giornata.wire.workers import ServiceName, ServiceState
+from giornata.wire.templates import TemplateRecord
 from giornata_gateway.http.requests import check_query, number_of
 from giornata_gateway.http.resources import MAX_WAIT_MS
-from giornata_gateway.intake.rules.forms import RequestBody, check_source, read_template_form
-from giornata_gateway.metrics import template_metrics
-from giornata_gateway.views.resources import template_list, template_view
-from tests.contract.messages import TEMPLATE, WORKER
+from giornata_gateway.rules.forms import RequestBody, read_template_form
+from giornata_gateway.views.resources import TemplateList, page, template_view
+from tests.contract.messages import TEMPLATE
 
 
 def record(number: int) -> TemplateRecord:
@@ -51,16 +49,20 @@ def test_a_template_is_told_without_its_tenant() -> None:
     assert RowPoisoned.code == view["error"]["code"]
 
 
+def listed(records: list[TemplateRecord], after: str | None) -> TemplateList:
+    return page(TemplateList, template_view, records, "template_id", limit=2, after=after)
+
+
 def test_pages_follow_each_other_to_the_end() -> None:
     records = [record(number) for number in range(5)]
-    first = template_list(records, 2, None)
+    first = listed(records, None)
     assert ([view.id for view in first.data], first.has_more) == (["template_0", "template_1"], True)
-    second = template_list(records, 2, "template_1")
+    second = listed(records, "template_1")
     assert ([view.id for view in second.data], second.has_more) == (["template_2", "template_3"], True)
-    last = template_list(records, 2, "template_3")
+    last = listed(records, "template_3")
     assert ([view.id for view in last.data], last.has_more) == (["template_4"], False)
     with pytest.raises(InvalidField, match="after"):
-        template_list(records, 2, "template_9")
+        listed(records, "template_9")
 
 
 @pytest.mark.parametrize(
@@ -80,45 +82,3 @@ def test_a_query_is_read_by_name() -> None:
     check_query(["limit"], "limit", "after")
     with pytest.raises(BadRequest, match="page"):
         check_query(["page"], "limit")
-
-
-def test_an_edit_is_of_an_image_or_of_a_template() -> None:
-    check_source(b"x", None)
-    check_source(None, "template_1")
-    for image, template, field in ((None, None, "image"), (b"x", "template_1", "template_id")):
-        with pytest.raises(InvalidField) as refused:
-            check_source(image, template)
-        assert refused.value.field == field
-
-
-def test_metrics_tell_tiers_runs_and_evictions_of_each_worker() -> None:
-    state = ServiceState(
-        service=ServiceName.DENOISER, instance="d1", host="h", version="1", ready=True, worker=WORKER
-    )
-    other = state.model_copy(update={"instance": "d2", "worker": None})
-    told = {
-        (family.name, *sample.labels.values()): sample.value
-        for family in template_metrics([state, other])
-        for sample in family.samples
-    }
-    assert told == {
-        ("giornata_template_lookups", "d1", "memory"): 1,
-        ("giornata_template_lookups", "d1", "disk"): 2,
-        ("giornata_template_lookups", "d1", "first"): 13,
-        ("giornata_template_lookups", "d1", "none"): 3,
-        ("giornata_template_prefetches", "d1"): 4,
-        ("giornata_template_evictions", "d1", "memory"): 5,
-        ("giornata_template_evictions", "d1", "disk"): 6,
-        ("giornata_template_runs", "d1", "recorded"): 7,
-        ("giornata_template_runs", "d1", "failed"): 8,
-        ("giornata_template_bytes", "d1", "memory"): 9,
-        ("giornata_template_bytes", "d1", "disk"): 10,
-        ("giornata_template_bytes", "d1", "corrections"): 12,
-        ("giornata_template_corrections", "d1"): 11,
-        ("giornata_template_bytes", "d1", "first"): 15,
-        ("giornata_template_firsts", "d1"): 14,
-    }
-
-
-def test_states_are_those_that_the_document_names() -> None:
-    assert [state.value for state in TemplateState] == ["registered", "recording", "ready", "failed"]

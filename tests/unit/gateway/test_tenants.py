@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 from giornata import api_keys
 from giornata.api_keys import KeysFile, NatsUser, TenantLimits, with_key
 from giornata.wire.errors import CrossSite, InvalidField, ServiceUnavailable, Unauthorized
-from giornata_gateway.intake.key_file import LOOK_S, KeyFile
-from giornata_gateway.intake.rules.envelopes import check_reply
-from giornata_gateway.intake.rules.tenants import Tenant, bearer, check_site, is_loopback, tenant_of
+from giornata_gateway.admission import LOOK_S, KeyFile
+from giornata_gateway.rules.envelopes import check_reply
+from giornata_gateway.rules.tenants import Tenant, bearer, check_site, is_loopback, tenant_of
 from tests.fakes.key_files import CREATED, keys_of, write_keys
 
 DEFAULTS = Tenant("default", in_progress=8, per_minute=0)

@@ -21,9 +21,9 @@ from giornata.wire.loras import CanonicalLora, LoraRecord, LoraState, StoredFile
 from giornata.wire.models import ModelCard, Task
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.intake.rules.adapters import check_images, control_use, in_order, use_of
-from giornata_gateway.intake.rules.forms import with_lists
-from giornata_router.rules.reports import summary
+from giornata_gateway.rules.adapters import check_images, control_use, in_order, use_of
+from giornata_gateway.rules.forms import with_lists
+from giornata_router.fleet_reports import summary
 from tests.fakes.fleet import CARD
 
 OUTLINE = ControlCard(name="outline", digest="o1", kind=ControlKind.FLUX, text_channels=32)

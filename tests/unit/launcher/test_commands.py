@@ -13,7 +13,7 @@ from giornata.api_keys import KeysFile, NatsUser, render, with_key
 from giornata.config import ServiceConfig, load
 from giornata.families import Family
 from giornata.nats_users import USERS_CONF
-from giornata.wire.permissions import has_anonymous
+from giornata.wire.subjects import has_anonymous
 from giornata.wire.workers import ServiceName
 from giornata_prepost.config import PrepostConfig
 from giornata_tools.cli.system import up

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from giornata.wire.loras import LoraCounters
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.checkout import STATE
 from giornata_tools.launcher.models import StackModel

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from giornata_lora_store.files import LoraFiles
-from giornata_lora_store.host_tier import HostFolder, HostTierLoader, _FileLoad
+from giornata_lora_store.host_tier import FileLoad, HostTierFolder, HostTierLoader
 from tests.fakes import virtual_time
 
 
@@ -19,8 +19,9 @@ def test_a_planned_load_goes_on_as_soon_as_no_job_waits_for_another(
 ) -> None:
     async def main() -> float:
         async with asyncio.TaskGroup() as tasks:
-            desk = HostTierLoader(tasks, HostFolder(tmp_path, "t"), cast("LoraFiles", None), 1 << 20, 1e9)
-            planned, urgent = _FileLoad("p", "plan", 0.0), _FileLoad("u", "demand", 0.0)
+            tier = HostTierFolder(tmp_path, "t", 1 << 20)
+            desk = HostTierLoader(tasks, tier, cast("LoraFiles", None), 1e9)
+            planned, urgent = FileLoad("p", "plan"), FileLoad("u", "demand")
             desk._loads |= {"p": planned, "u": urgent}
             paced = tasks.create_task(desk._paced(planned))
             for _ in range(3):

@@ -50,7 +50,9 @@ def made(*uses: ControlUse, files: tuple[bytes, ...] = (), **fields: Any) -> dic
     found = inspect(file(SCENE), mask, asked(**fields), card(), LIMITS, (), ControlFiles(files, uses))
     assert found.controls is not None
     named = load(found.controls)
-    assert all(each.shape == (found.model_height, found.model_width, 3) for each in named.values())
+    assert all(
+        each.shape == (found.measures.model_height, found.measures.model_width, 3) for each in named.values()
+    )
     return named
 
 
@@ -63,16 +65,11 @@ def test_a_control_image_is_resized_as_the_picture_is() -> None:
 def test_a_control_image_is_cut_as_the_picture_is() -> None:
     mask = box(top=70, left=100, bottom=90, right=140)
     found = inspect(file(SCENE), mask, asked(padding_mask_crop=10), card(), LIMITS)
-    assert found.crop is not None
-    part = Image.fromarray(CONTROL).crop(
-        (
-            found.crop.left,
-            found.crop.top,
-            found.crop.left + found.crop.width,
-            found.crop.top + found.crop.height,
-        )
-    )
-    expected = np.asarray(part.resize((found.model_width, found.model_height), Image.Resampling.LANCZOS))
+    measures = found.measures
+    assert measures.crop is not None
+    part = Image.fromarray(np.ascontiguousarray(CONTROL[Box(*measures.crop).window]))
+    size = (measures.model_width, measures.model_height)
+    expected = np.asarray(part.resize(size, Image.Resampling.LANCZOS))
     assert np.array_equal(made(use(), files=(file(CONTROL),), padding_mask_crop=10)["control_0"], expected)
 
 
@@ -114,7 +111,6 @@ def test_transparency_is_dropped_of_control_images_and_seen_on_white_of_pictures
 
 def test_without_controlnets_nothing_travels() -> None:
     assert inspect(file(SCENE), None, asked(), card(), LIMITS).controls is None
-    assert control_images((), (), ModelCrop(Size(8, 8), None, Size(8, 8)), MOST) is None
 
 
 @given(

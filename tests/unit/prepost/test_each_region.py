@@ -31,7 +31,7 @@ def test_one_region_is_an_edit_of_its_crop(fields: dict[str, Any]) -> None:
     parameters = asked(padding_mask_crop=8, **fields)
     edit = inspect(FILE, REGIONS[0], parameters, card(), LIMITS)
     alone = inspect_regions(FILE, REGIONS[:1], parameters, card(), LIMITS)
-    assert alone.crops == (edit.crop,)
+    assert alone.measures.crops == (edit.measures.crop,)
     for name in (
         "width",
         "model_width",
@@ -41,41 +41,44 @@ def test_one_region_is_an_edit_of_its_crop(fields: dict[str, Any]) -> None:
         "compute_tokens",
         "mask_ratio",
     ):
-        assert getattr(alone, name) == getattr(edit, name), name
+        assert getattr(alone.measures, name) == getattr(edit.measures, name), name
     ours, theirs = load(alone.prepared), load(edit.prepared)
     assert np.array_equal(ours["image_0"], theirs["image"])
     assert np.array_equal(ours["mask_0"], theirs["mask"])
-    picture = painted(edit.model_height, edit.model_width, 1)
+    picture = painted(edit.measures.model_height, edit.measures.model_width, 1)
     if "size" not in fields:
-        pasted = finish_regions(FILE, alone.alpha, parameters, LIMITS, [picture], alone.crops)
-        assert pasted == finish(FILE, edit.alpha, parameters, LIMITS, picture, edit.crop)
+        pasted = finish_regions(FILE, alone.alpha, parameters, LIMITS, [picture], alone.measures.crops)
+        assert pasted == finish(FILE, edit.alpha, parameters, LIMITS, picture, edit.measures.crop)
 
 
 def test_several_regions_are_edits_one_after_the_other() -> None:
     parameters = asked(padding_mask_crop=8)
     found = inspect_regions(FILE, REGIONS, parameters, card(), LIMITS)
-    pictures = [painted(found.model_height, found.model_width, seed) for seed in range(2)]
+    pictures = [painted(found.measures.model_height, found.measures.model_width, seed) for seed in range(2)]
     expected = FILE
     for region, picture in zip(REGIONS, pictures, strict=True):
         edit = inspect(expected, region, parameters, card(), LIMITS)
-        assert (edit.model_width, edit.model_height) == (found.model_width, found.model_height)
-        expected = finish(expected, edit.alpha, parameters, LIMITS, picture, edit.crop)
-    pasted = shown(finish_regions(FILE, found.alpha, parameters, LIMITS, pictures, found.crops))
+        assert edit.measures.model_width == found.measures.model_width
+        assert edit.measures.model_height == found.measures.model_height
+        expected = finish(expected, edit.alpha, parameters, LIMITS, picture, edit.measures.crop)
+    pasted = shown(finish_regions(FILE, found.alpha, parameters, LIMITS, pictures, found.measures.crops))
     assert np.array_equal(pasted, shown(expected))
     outside = (shown(REGIONS[0]) | shown(REGIONS[1])) == 0
     assert np.array_equal(pasted[outside], SCENE[outside])
-    assert found.template_key == ""
-    assert found.compute_set is None
-    assert found.compute_tokens / (2 * found.tokens) == pytest.approx(found.mask_ratio)
+    assert found.measures.template_key == ""
+    assert found.measures.compute_set is None
+    assert found.measures.compute_tokens / (2 * found.measures.tokens) == pytest.approx(
+        found.measures.mask_ratio
+    )
 
 
 def test_another_output_size_is_resized_to_once() -> None:
     parameters = asked(padding_mask_crop=8, size="480x320")
     found = inspect_regions(FILE, REGIONS, parameters, card(), LIMITS)
-    pictures = [painted(found.model_height, found.model_width, seed) for seed in range(2)]
+    pictures = [painted(found.measures.model_height, found.measures.model_width, seed) for seed in range(2)]
     whole = asked(padding_mask_crop=8)
-    small = finish_regions(FILE, found.alpha, whole, LIMITS, pictures, found.crops)
-    large = finish_regions(FILE, found.alpha, parameters, LIMITS, pictures, found.crops)
+    small = finish_regions(FILE, found.alpha, whole, LIMITS, pictures, found.measures.crops)
+    large = finish_regions(FILE, found.alpha, parameters, LIMITS, pictures, found.measures.crops)
     expected = Image.open(BytesIO(small)).resize((480, 320), Image.Resampling.LANCZOS)
     assert np.array_equal(shown(large), np.asarray(expected))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from safetensors.numpy import save
 from scipy import ndimage
 
 from giornata.wire.errors import GiornataError, MaskEmpty, MaskRejected, MaskSizeMismatch
@@ -242,25 +240,6 @@ def test_the_models_mask_is_every_pixel_touched(region: Region, tokens: tuple[in
     np.testing.assert_array_equal(pool_cells(whole, 16), pool_cells(expected, 16))
 
 
-@given(touched=REGIONS, halo=st.integers(0, 4))
-def test_a_compute_set_is_every_cell_within_the_halo_of_a_touched_one(touched: Region, halo: int) -> None:
-    found = compute_set(touched, halo, 1)
-    height, width = touched.shape
-    near = {
-        (y + down, x + right)
-        for y, x in np.argwhere(touched).tolist()
-        for down in range(-halo, halo + 1)
-        for right in range(-halo, halo + 1)
-    }
-    bits = [(y, x) in near for y in range(height) for x in range(width)]
-    if all(bits) or not any(bits):
-        assert found is None
-        return
-    assert found is not None
-    assert (found.height, found.width, found.count) == (height, width, sum(bits))
-    assert [bool(found.bits[i // 8] & (0x80 >> i % 8)) for i in range(height * width)] == bits
-
-
 @pytest.mark.parametrize("token_px", [8, 16, 32, 64])
 @given(data=st.data(), halo=st.integers(0, 4))
 def test_a_halo_counts_16_pixels_over_tiles(token_px: int, data: st.DataObject, halo: int) -> None:
@@ -285,14 +264,6 @@ def test_a_halo_counts_16_pixels_over_tiles(token_px: int, data: st.DataObject, 
     np.testing.assert_array_equal(bits.reshape(expected.shape).astype(bool), expected)
 
 
-def test_whole_cells_survive_sampling_one_pixel_per_latent() -> None:
-    """FluxInpaintPipeline's mask is resized to the nearest; what lies beside the sampled pixels must stay."""
-    alpha = np.zeros((16, 16), np.float32)
-    alpha[3:6, 3:6] = 1
-    assert not model_mask(alpha, Size(16, 16))[::8, ::8].any()
-    assert model_mask(alpha, Size(16, 16), grain=8)[::8, ::8].tolist() == [[True, False], [False, False]]
-
-
 @given(
     arrays.arrays(
         np.float32,
@@ -315,10 +286,3 @@ def test_a_feathered_mask_is_a_fraction_of_its_pixels(grow: int, blur: float | N
     data = pack_alpha(alpha)
     assert len(data) < alpha.nbytes / 20
     np.testing.assert_array_equal(unpack_alpha(data), alpha)
-
-
-def test_what_an_older_version_packed_is_read() -> None:
-    alpha = np.array([[0.25, 1.0]], np.float32)
-    place = np.array([2, 3, 1, 1, 2, 1], np.int64)
-    found = unpack_alpha(zlib.compress(save({"place": place, "alpha": alpha})))
-    np.testing.assert_array_equal(found, [[0, 0, 0], [0, 0.25, 1]])

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from giornata_prepost.images.geometry import Box, Size
-from giornata_prepost.images.masks import Alpha
-from giornata_prepost.images.paste import paste, place_painted, resize, resize_alpha
+from giornata_prepost.images.masks import Alpha, paste, place_painted, resize, resize_alpha
 from giornata_prepost.images.pictures import Pixels
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from giornata.device_claims import DeviceLedger
+from giornata.gpus import DeviceLedger
 from giornata.memory_plan import TILE, USABLE, ModelMemory, PrepostPlan
 from giornata.model_cards import model_memory, read_model_card
 from giornata.wire.models import ModelCard

@@ -56,10 +56,6 @@ def test_small_references_are_cut_to_tokens_around_their_middle() -> None:
         assert np.array_equal(kept[name], np.asarray(Image.open(io.BytesIO(data)).crop(box)))
 
 
-def test_without_references_nothing_travels() -> None:
-    assert prepare([], CARD, PIXELS, PIXELS) == ((), None, ())
-
-
 @given(st.integers(1, 9000), st.integers(1, 9000), st.integers(256, 1 << 22))
 def test_a_reference_fits_its_limits(width: int, height: int, most: int) -> None:
     for sizing in (cropped, of_kontext):

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from giornata import lora_transfer
+from giornata import lora_files
 from giornata.bus.bus import Bus
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import (
@@ -180,7 +180,7 @@ async def test_what_does_not_change_the_text_is_not_fetched(
 async def test_a_text_part_is_never_dropped_silently(
     kind: str, store: Store, parts: TextLoraCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lora_transfer, "RESTART_S", 0.0)
+    monkeypatch.setattr(lora_files, "RESTART_S", 0.0)
     use = lora(store, tmp_path, 4, text=kind != "no text part")
     expected: type[GiornataError] = LoraNotFound
     if kind == "unknown":

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.residency.popularity import AdapterUsage
+from giornata.residency.use_based import AdapterUsage
 
 JOBS = st.lists(st.tuples(st.floats(0, 50), st.sets(st.sampled_from("abcd"), max_size=3)), max_size=40)
 

@@ -16,17 +16,15 @@ from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import CandidateWorker, Policy, finish_time
-from giornata.scheduling.queue import FairQueue, SchedulingParams
-from giornata.scheduling.scheduler import MAX_PASSED, QueueOrderScheduler
+from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
+from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler, SchedulingDecision
 from giornata.wire.jobs import Assignment, Priority
 from giornata.wire.messages import DenoisedEvent
 from giornata.wire.workers import CostFit, LoadSample, ServiceState, TemplateCounters, Tier, WorkerCosts
 from giornata_lab.bench.systems.networks import plain
 from giornata_router.dispatch import Dispatch, NoReport
+from tests.patience import HUNG_S
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker
-
-LARGE = replace(DEMAND, shapes=(SHAPE,) * 4, together=True)
-
 
 TWO = replace(DEMAND, shapes=(SHAPE,) * 2)
 FIRST = Assignment(1, "d1", (0,))
@@ -135,32 +133,6 @@ async def test_what_nobody_has_asked_for_is_released_with_who_leaves_the_line() 
             raise RuntimeError
     assert dispatch.placement.has_room(DEMAND)
     assert (len(dispatch.line), dispatch._pending) == (0, {})
-
-
-async def test_small_jobs_pass_a_large_one_but_not_for_ever() -> None:
-    dispatch = dispatching()
-    waiters = Waiters(dispatch)
-    dispatch.observe(worker("d1"))
-    await waiters.ask("s0")
-    await waiters.ask("large", LARGE)
-    for i in range(2 * MAX_PASSED):  # there is always one small job or more on the worker
-        await waiters.ask(f"s{i + 1}")
-        await waiters.release(f"s{i}")
-    assert waiters.served.index("large") == 1 + MAX_PASSED
-    await waiters.leave()
-
-
-async def test_a_large_batch_job_never_holds_up_an_interactive_one() -> None:
-    dispatch = dispatching()
-    waiters = Waiters(dispatch)
-    dispatch.observe(worker("d1"))
-    await waiters.ask("first")
-    await waiters.ask("large", LARGE, Priority.BATCH)
-    for i in range(2 * MAX_PASSED):
-        await waiters.ask(f"i{i}")
-        await waiters.release(f"i{i}")
-    assert len(waiters.served) == 1 + 2 * MAX_PASSED
-    await waiters.leave()
 
 
 async def test_many_that_wait_cost_one_look_not_one_each() -> None:
@@ -305,3 +277,37 @@ def reading(name: str) -> ServiceState:
         "templates": TemplateCounters(disk_bytes=1000),
     }
     return state.model_copy(update={"worker": state.worker.model_copy(update=told)})
+
+
+class Scripted:
+    """A scheduler that decides what it was told to, and notes when it is asked."""
+
+    def __init__(self, *decisions: SchedulingDecision) -> None:
+        self.decisions = list(decisions)
+        self.asked = asyncio.Semaphore(0)
+
+    def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
+        self.asked.release()
+        decision = self.decisions.pop(0) if self.decisions else SchedulingDecision()
+        return decision._replace(wake_at=None if decision.wake_at is None else now + decision.wake_at)
+
+
+def scripted(scheduler: Scheduler) -> Dispatch:
+    return Dispatch(scheduler, Placement(), FairQueue())
+
+
+async def test_the_scheduler_is_asked_again_when_it_wants_to_be_and_at_no_older_time() -> None:
+    scheduler = Scripted(
+        SchedulingDecision(wake_at=0.01), SchedulingDecision(wake_at=3600.0), SchedulingDecision(wake_at=0.02)
+    )
+    dispatch = scripted(scheduler)
+    dispatch.observe(worker("d1"))
+    dispatch.observe(worker("d1"))  # its decision counts, not that before it
+    for _ in range(2):
+        await scheduler.asked.acquire()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(scheduler.asked.acquire(), 0.1)
+    dispatch.observe(worker("d1"))
+    for _ in range(2):  # at once, and when it woke
+        await asyncio.wait_for(scheduler.asked.acquire(), HUNG_S)
+    assert dispatch._wake is None

@@ -10,26 +10,23 @@ from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S
 from giornata.planning.operations import low_rank_weights
-from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.adapters import (
     LANES,
     LoraLoadTimes,
     NeededControl,
     NeededLora,
-    faster_tier,
     fastest_tiers,
     is_control_of,
 )
-from giornata.scheduling.demand import FinishEstimator, PlacementEstimate, RowLoad, StepTimeModel, WorkerLoad
+from giornata.scheduling.demand import FinishEstimator, PlacementEstimate, RowLoad, WorkerLoad
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import CandidateWorker, finish_time
-from giornata.scheduling.worker_state import WorkerOccupancy
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase, ControlState
 from giornata.wire.workers import AdapterLoad, CostFit, ServiceName, ServiceState, Tier, WorkerCosts
-from giornata_lab.bench.systems.networks import PLAIN_4, plain
+from giornata_lab.bench.systems.networks import plain
 from giornata_lab.simulation.baselines import SimPolicy, policy_of
-from tests.unit.scheduling.test_placement import DEMAND, SHAPE, choose, placement, row, worker
+from tests.unit.scheduling.test_placement import DEMAND, SHAPE, choose, placement, row, telling, worker
 
 TIERS = (None, Tier.DISK, Tier.MEMORY, Tier.DEVICE)
 MB = 1_000_000
@@ -46,14 +43,8 @@ COSTS = WorkerCosts(
 def having(name: str, tier: Tier | None, *loras: NeededLora, running: int = 0) -> ServiceState:
     """A worker that has LoRAs in a tier, and so many rows of ten steps."""
     rows = [row(f"{name}-{number}", 0, 10) for number in range(running)]
-    state = worker(name, *rows)
-    assert state.worker is not None
-    told = {
-        "adapters_resident": {tier: tuple(lora.digest for lora in loras)} if tier else {},
-        "cost_model": COSTS,
-        "blocks": plain(4),
-    }
-    return state.model_copy(update={"worker": state.worker.model_copy(update=told)})
+    resident = {tier: tuple(lora.digest for lora in loras)} if tier else {}
+    return telling(worker(name, *rows), adapters_resident=resident, cost_model=COSTS, blocks=plain(4))
 
 
 def arrived(source: Tier | None, ms_per_mb: float) -> AdapterLoad:
@@ -91,11 +82,7 @@ def test_the_fastest_tier_of_each_lora_counts(resident: dict[Tier, set[str]]) ->
     found = fastest_tiers({tier: sorted(names) for tier, names in resident.items()})
     for name in "abc":
         tiers = [tier for tier, names in resident.items() if name in names]
-        fastest: Tier | None = None
-        for tier in tiers:
-            fastest = faster_tier(fastest, tier)
-        assert found.get(name) is fastest
-        assert all(TIERS.index(tier) <= TIERS.index(fastest) for tier in tiers)
+        assert found.get(name) is max(tiers, key=TIERS.index, default=None)
 
 
 loads = st.builds(
@@ -244,11 +231,8 @@ def test_what_is_waited_for_is_what_giving_the_job_begins(
 ) -> None:
     """The wait of a candidate is when the last of its loads ends once it is given, whatever is under way."""
     loras = [NeededLora(f"{number:064x}", (number + 1) * MB) for number in range(9)]
-    state = having("a", None)
-    assert state.worker is not None
     resident = {tier: tuple(loras[n].digest for n, own in held.items() if own is tier) for tier in Tier}
-    told = {"adapter_lanes": lanes, "adapters_resident": resident}
-    known = placement(state.model_copy(update={"worker": state.worker.model_copy(update=told)}))
+    known = placement(telling(having("a", None), adapter_lanes=lanes, adapters_resident=resident))
     for number, asked in enumerate(jobs):
         demand = replace(DEMAND, adapters=tuple(loras[n] for n in asked))
         (before,) = known.candidates(demand, 8)
@@ -316,33 +300,15 @@ def test_workers_of_versions_that_tell_nothing_of_loras_are_candidates_that_have
 
 def test_telemetry_without_residency_keeps_what_was_told_before() -> None:
     known = placement(having("a", Tier.DEVICE, LORA))
-    again = having("a", Tier.DEVICE)
-    assert again.worker is not None
-    silent = again.worker.model_copy(update={"adapters_resident": None})
-    known.observe(again.model_copy(update={"worker": silent}), 1)
+    known.observe(telling(having("a", Tier.DEVICE), adapters_resident=None), 1)
     assert known.candidates(replace(DEMAND, adapters=(LORA,)), 8)[0].wait_ms == 0
 
 
 def test_loads_that_are_told_change_how_long_others_take() -> None:
     known = Placement()
-    state = having("a", None)
-    assert state.worker is not None
-    slow = state.worker.model_copy(update={"adapter_loads": (arrived(None, 50.0),) * 3})
-    known.observe(state.model_copy(update={"worker": slow}), 0)
+    known.observe(telling(having("a", None), adapter_loads=(arrived(None, 50.0),) * 3), 0)
     candidate = known.candidates(replace(DEMAND, adapters=(LORA,)), 8)[0]
     assert candidate.wait_ms == pytest.approx(50 * LORA.size_bytes / MB, rel=0.05)
-
-
-def test_a_row_with_adapters_weighs_as_one_of_a_demand() -> None:
-    pace = StepTimeModel(StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0, 0.3, 2.0, 0.4)), PLAIN_4)
-    told = row("j", 0, 10).model_copy(update={"text_tokens": 9, "low_rank": 7.0, "control": 11.0})
-    state = worker("d", told)
-    assert state.worker is not None
-    weighed = WorkerOccupancy.of(state, state.worker, pace, None).sum_up(pace, {}).work_ms
-    shape = replace(SHAPE, text=9, low_rank=7.0, segments=1.0, control=11.0)
-    assert weighed == pytest.approx(shape.load(pace, reuses=False).work_ms)
-    plain_ms = replace(SHAPE, text=9).load(pace, reuses=False).work_ms
-    assert weighed > plain_ms + 10 * 2.0, "ten steps with a set of their own"
 
 
 def test_a_controlnet_costs_the_worker_that_computes_it_itself() -> None:
@@ -392,9 +358,7 @@ def controlling(
 ) -> ServiceState:
     """A worker with ControlNets, and so many rows of ten steps; instances may compute others for its `base`."""
     rows = [row(f"{name}-{number}", 0, 10) for number in range(running)]
-    state = worker(name, *rows, controlnets=cards(digests))
-    assert state.worker is not None
-    return state.model_copy(update={"worker": state.worker.model_copy(update={"controlled": base})})
+    return telling(worker(name, *rows, controlnets=cards(digests)), controlled=base)
 
 
 def instance(name: str, digests: frozenset[str], **told: object) -> ServiceState:

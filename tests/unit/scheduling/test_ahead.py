@@ -25,8 +25,8 @@ from giornata.scheduling.scheduler import (
 )
 from giornata.wire.workers import CostFit, ServiceState, Tier, WorkerCosts
 from giornata_lab.bench.systems.networks import plain
-from giornata_lab.simulation.baselines import SCHEDULERS, SimPolicy, round_robin, scheduler_of
-from tests.unit.scheduling.test_placement import DEMAND, SHAPE, placement, row, worker
+from giornata_lab.simulation.baselines import SCHEDULERS, SimPolicy, scheduler_of
+from tests.unit.scheduling.test_placement import DEMAND, SHAPE, placement, row, telling, worker
 
 MB: Final = 1_000_000
 LORA: Final = NeededLora("a" * 64, 300 * MB)
@@ -44,14 +44,9 @@ COSTS: Final = WorkerCosts(
 def busy(name: str, *left: int, held: Sequence[NeededLora] = (), capacity: int = 1) -> ServiceState:
     """A worker that computes rows with so many steps, of a second each."""
     rows = [row(f"{name}-{number}", 0, steps) for number, steps in enumerate(left)]
+    resident = {Tier.DEVICE: tuple(lora.digest for lora in held)}
     state = worker(name, *rows, capacity=capacity)
-    assert state.worker is not None
-    told = {
-        "adapters_resident": {Tier.DEVICE: tuple(lora.digest for lora in held)},
-        "cost_model": COSTS,
-        "blocks": plain(4),
-    }
-    return state.model_copy(update={"worker": state.worker.model_copy(update=told)})
+    return telling(state, adapters_resident=resident, cost_model=COSTS, blocks=plain(4))
 
 
 def line_of(*demands: JobDemand) -> FairQueue:
@@ -195,13 +190,6 @@ def test_a_job_that_is_being_encoded_loads_where_it_should_begin() -> None:
     assert likely_worker(OURS, known, replace(DEMAND, adapters=(OTHER,)), 0.0) == "b"
     known.observe(busy("b"), 1.0)
     assert likely_worker(OURS, known, replace(DEMAND, adapters=(OTHER,)), 1.0) == "b"
-
-
-def test_a_scheduler_may_be_told_not_to() -> None:
-    line, known = line_of(ADAPTED), placement(busy("a", 9))
-    assert (
-        QueueOrderScheduler(round_robin, loads_ahead=False).decide(line, known, 0.0) == SchedulingDecision()
-    )
 
 
 fleets = st.lists(

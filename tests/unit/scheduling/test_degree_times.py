@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from giornata.planning.cost_model import StepParallelism
+from giornata.planning.cost_model import StepCosts, StepParallelism
 from giornata.planning.operations import NetworkOperations
-from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.degrees.pool import PoolRow
 from giornata.scheduling.demand import RowShape, StepTimeModel
 from giornata.scheduling.pool_rows import DegreeTimes, StepSize

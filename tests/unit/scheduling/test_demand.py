@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.scheduling.demand import JobDemand, RowShape, StepTimeModel
 from giornata.wire.values import BlockMode
 from giornata_lab.bench.systems.networks import PLAIN_4

@@ -13,9 +13,7 @@ from giornata.fleet import SILENCE_S, Fleet
 from giornata.scheduling.cost_models import SLOWEST, WorkerCostModels
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.queue import FairQueue, SchedulingParams
 from giornata.scheduling.worker_state import Attempt, WorkerTotals
-from giornata.wire.jobs import Priority
 from giornata.wire.workers import ServiceState
 from tests.unit.scheduling.test_estimates import TRUE, costs, predicted, sample, seeded, shown
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, choose, row, worker
@@ -204,7 +202,7 @@ def test_what_steps_cost_is_learnt_again_from_fresh_steps(
     sent, arriving = way
     rng = seeded(seed)
     batches = [[sample(rng, TRUE, slowness=slowness) for _ in range(4)] for slowness in slow]
-    fresh = [[sample(rng, TRUE) for _ in range(8)] for _ in range(60)]
+    fresh = [[sample(rng, TRUE) for _ in range(8)] for _ in range(40)]
     one = sample(rng, TRUE)
     for order in (sent, arriving):
         estimates = WorkerCostModels()
@@ -217,40 +215,3 @@ def test_what_steps_cost_is_learnt_again_from_fresh_steps(
         for batch in fresh:
             estimates.observe("d1", "m", shown(costs(), batch))
         assert predicted(estimates, "d1", one) == pytest.approx(one.step_ms, rel=0.1)
-
-
-@given(
-    happening=st.lists(
-        st.tuples(
-            st.sampled_from(["join", "serve", "leave"]),
-            st.integers(0, 9),
-            st.sampled_from(Priority),
-            st.one_of(st.none(), st.floats(0, 60)),
-        ),
-        max_size=60,
-    ),
-    by_deadline=st.booleans(),
-)
-def test_everybody_in_the_line_comes_once_however_often_it_is_said_that_they_left(
-    happening: list[tuple[str, int, Priority, float | None]], by_deadline: bool
-) -> None:
-    line, waiting = FairQueue(by_deadline=by_deadline), set[str]()
-    for now, (what, number, priority, finish_by_s) in enumerate(happening):
-        name = f"j{number}"
-        if what == "join" and name not in waiting:
-            line.join(
-                name, DEMAND, SchedulingParams(priority, f"t{number % 3}", finish_by_s=finish_by_s), now
-            )
-            waiting.add(name)
-        elif what == "serve" and waiting:
-            first = line.order(now)[0]
-            assert first.job_id in waiting
-            line.serve(first.key, first.rows, now)
-            line.leave(first.key)
-            waiting.remove(first.job_id)
-        elif what == "leave":
-            line.leave(next((entry.key for entry in line if entry.job_id == name), (name, 0)))
-            waiting.discard(name)
-        order = [entry.job_id for entry in line.order(now)]
-        assert sorted(order) == sorted(waiting)
-        assert len(line) == len(waiting)

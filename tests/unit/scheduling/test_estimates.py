@@ -8,9 +8,8 @@ from random import Random
 
 import pytest
 
-from giornata.planning.cost_model import ALONE, StepParallelism
+from giornata.planning.cost_model import ALONE, StepCosts, StepParallelism
 from giornata.planning.operations import StepWork
-from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.cost_models import TEACHERS, WorkerCostModels, work_of
 from giornata.scheduling.demand import UNIT, RowShape
 from giornata.wire.values import BlockMode
@@ -199,8 +198,8 @@ def test_many_workers_teach_a_regression_as_many_steps_as_a_few() -> None:
 def learnt(estimates: WorkerCostModels) -> int:
     """Steps that the only regression has taken in until its last refit."""
     [kind] = estimates._kinds.values()
-    online = kind.steps._computing[ALONE]._online
-    return online.samples + online.outliers
+    online = kind.steps._computing[ALONE]
+    return online._samples + online._outliers
 
 
 def test_a_worker_is_known_by_the_blocks_that_another_one_of_its_model_has_told() -> None:

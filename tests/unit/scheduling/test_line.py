@@ -115,15 +115,6 @@ def test_tenants_that_wait_get_their_shares_but_for_one_job_each(
         assert max(got) - min(got) <= 2 * max(most) + 1e-9
 
 
-def test_twice_the_weight_is_twice_the_share() -> None:
-    line = FairQueue()
-    for i in range(60):
-        line.join(f"a{i}", demand(), SchedulingParams(tenant="a", weight=2.0), 0)
-        line.join(f"b{i}", demand(), SchedulingParams(tenant="b"), 0)
-    first = [job[0] for job in order(line)[:30]]
-    assert first.count("a") == 20
-
-
 def test_the_earliest_deadline_comes_first_while_it_can_be_met() -> None:
     line = FairQueue(by_deadline=True)
     line.join("whenever", demand(), SchedulingParams(), 0)
@@ -156,27 +147,6 @@ def test_urgent_jobs_without_end_do_not_starve_one_that_takes_its_turn() -> None
     assert AGEING_S <= served.index("whenever") < after
     assert served.index("batch") < after + FAVOURED
     assert sum(job.startswith("urgent") for job in served) == 10 * FAVOURED - 2
-
-
-joins = st.lists(
-    st.tuples(st.sampled_from("abc"), st.integers(1, 50), st.sampled_from(Priority), st.floats(0.5, 4)),
-    max_size=30,
-)
-
-
-@given(jobs=joins, served=st.lists(st.integers(0, 29), max_size=20))
-def test_everybody_is_in_the_line_once_until_they_leave(
-    jobs: list[tuple[str, int, Priority, float]], served: list[int]
-) -> None:
-    line = FairQueue()
-    for i, (tenant, steps, priority, weight) in enumerate(jobs):
-        line.join(f"j{i}", demand(steps), SchedulingParams(priority, tenant, weight), i)
-    for i in {i for i in served if i < len(jobs)}:
-        serve(line, f"j{i}")
-    left = {f"j{i}" for i in range(len(jobs)) if i not in served}
-    assert set(order(line, 100)) == left
-    assert len(line) == len(left)
-    assert all((f"j{i}" in line) is (f"j{i}" in left) for i in range(len(jobs)))
 
 
 @given(backlog=st.integers(1, 200))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import JobDemand, RowShape
-from giornata.scheduling.queue import AGEING_S, FairQueue, Key, QueueTotals, RowQueue, SchedulingParams
+from giornata.scheduling.queue import AGEING_S, DemandTotal, FairQueue, Key, RowQueue, SchedulingParams
 from giornata.wire.jobs import Priority
 from giornata_lab.simulation.rock_kinds import JobKindModel, JobKindQueue
 from tests.lab.simulation.test_kinds import MODEL
@@ -26,6 +27,7 @@ def sorted_by_kind() -> JobKindQueue:
 
 LINES: Final[dict[str, Callable[[], RowQueue]]] = {
     "fair": FairQueue,
+    "by deadline": partial(FairQueue, by_deadline=True),
     "kinds": sorted_by_kind,
     "one kind": JobKindQueue,
 }
@@ -62,7 +64,11 @@ def test_no_row_is_lost_or_doubled(make: Callable[[], RowQueue], actions: list[t
         now += 0.5
         if action == "join":
             rows, steps, priority, tenant, loras = what
-            claim = SchedulingParams(Priority(str(priority)), str(tenant), takes_s=steps / 10)  # type: ignore[operator]
+            claim = SchedulingParams(
+                *(Priority(str(priority)), str(tenant)),
+                finish_by_s=now + 30.0 if loras else None,
+                takes_s=steps / 10,  # type: ignore[operator]
+            )
             entry = line.join(f"j{joined}", demand(rows, steps, loras), claim, now)  # type: ignore[arg-type]
             waiting[entry.key], joined = set(entry.rows), joined + 1
         elif action == "wait":
@@ -71,6 +77,7 @@ def test_no_row_is_lost_or_doubled(make: Callable[[], RowQueue], actions: list[t
             entry = order[what[0] % len(order)]  # type: ignore[operator]
             if action == "leave":
                 line.leave(entry.key)
+                line.leave(entry.key)  # as often as it is said
                 del waiting[entry.key]
                 continue
             given_rows = entry.rows[: what[1]]  # type: ignore[index]
@@ -88,7 +95,7 @@ def test_no_row_is_lost_or_doubled(make: Callable[[], RowQueue], actions: list[t
             assert name in line
     for key in list(waiting):
         line.leave(key)
-    assert (len(line), dict(line.models), vars(line.totals)) == (0, {}, vars(QueueTotals()))
+    assert (len(line), dict(line.models), line.total) == (0, {}, DemandTotal())
 
 
 @lines

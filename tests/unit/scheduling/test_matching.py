@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.rock import FreeWorker, affinity, choose_worker, match_weight, match_weights
+from giornata.scheduling.rock import FreeWorker, choose_worker, match_weights
 from giornata.wire.workers import Tier
+from giornata_lab.simulation.rock_kinds import affinity
 
 
 def test_the_weight_by_hand() -> None:
     """0.6 · 0.5 + 0.3 · (1 - |0.4 - 0.7|) + 0.1 · 2 s / 4 s."""
-    assert match_weight(FreeWorker("w", 0.5, 0.4, 4000.0), 2000.0) == pytest.approx(0.3 + 0.21 + 0.05)
-    assert match_weight(FreeWorker("w", 1.0, 0.7, 2000.0), 2000.0) == pytest.approx(1.0)
-    assert match_weight(FreeWorker("w", 0.0, 0.0, 0.0), 0.0) == pytest.approx(0.09 + 0.1), (
+    found = match_weights([FreeWorker("w", 0.5, 0.4, 4000.0), FreeWorker("best", 1.0, 0.7, 2000.0)])
+    assert found == {"w": pytest.approx(0.3 + 0.21 + 0.05), "best": pytest.approx(1.0)}
+    assert match_weights([FreeWorker("w", 0.0, 0.0, 0.0)]) == {"w": pytest.approx(0.09 + 0.1)}, (
         "nothing is to be computed"
     )
 

@@ -43,6 +43,12 @@ def worker(name: str, *rows: RowProgress, capacity: int = 4, **fields: object) -
     return state.model_copy(update=fields)
 
 
+def telling(state: ServiceState, **fields: object) -> ServiceState:
+    """The same, of a worker that tells these fields, too."""
+    assert state.worker is not None
+    return state.model_copy(update={"worker": state.worker.model_copy(update=fields)})
+
+
 def row(job: str, step: int, steps: int, attempt: int = 1) -> RowProgress:
     return RowProgress(job_id=job, attempt=attempt, index=0, step=step, steps=steps, tokens=16)
 
@@ -217,18 +223,14 @@ def test_what_was_reported_counts_no_more_though_telemetry_lists_it_still() -> N
 
 
 def stepping(name: str, ms: float) -> ServiceState:
-    state = worker(name, row("j", 0, 10))
-    assert state.worker is not None
-    return state.model_copy(update={"worker": state.worker.model_copy(update={"stepping_ms": ms})})
+    return telling(worker(name, row("j", 0, 10)), stepping_ms=ms)
 
 
 def test_a_worker_keeps_the_templates_that_it_told_last() -> None:
     fleet, asked = Placement(), replace(DEMAND, template="t")
 
     def tell(**fields: object) -> list[Tier | None]:
-        state = worker("d1")
-        assert state.worker is not None
-        fleet.observe(state.model_copy(update={"worker": state.worker.model_copy(update=fields)}), 0)
+        fleet.observe(telling(worker("d1"), **fields), 0)
         return [candidate.template for candidate in fleet.candidates(asked, LOOKED_AT)]
 
     assert tell(resident={Tier.DISK: ("t", "u")}) == [Tier.DISK]
@@ -255,16 +257,15 @@ def test_reading_a_template_from_disk_takes_what_reads_have_taken() -> None:
     fit = CostFit(weights=(0.0, 0.0, 1.0, 0.0, 0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
     costs = WorkerCosts(compute=fit, load=fit.model_copy(update={"weights": (0.0, 0.0)}), device="cpu")
     for name, tier in (("d1", Tier.DISK), ("d2", Tier.MEMORY)):
-        told = {
-            "blocks": plain(1),
-            "cost_model": costs,
-            "loads": (LoadSample(tier=Tier.DISK, size_bytes=1000, load_ms=5.0),),
-            "resident": {tier: ("t", "u")},
-            "templates": TemplateCounters(disk_bytes=4000),
-        }
-        state = worker(name)
-        assert state.worker is not None
-        fleet.observe(state.model_copy(update={"worker": state.worker.model_copy(update=told)}), 0)
+        state = telling(
+            worker(name),
+            blocks=plain(1),
+            cost_model=costs,
+            loads=(LoadSample(tier=Tier.DISK, size_bytes=1000, load_ms=5.0),),
+            resident={tier: ("t", "u")},
+            templates=TemplateCounters(disk_bytes=4000),
+        )
+        fleet.observe(state, 0)
     asked = replace(DEMAND, template="t")
     assert {c.instance: (c.template, c.fetch_ms) for c in fleet.candidates(asked, LOOKED_AT)} == {
         "d1": (Tier.DISK, pytest.approx(10.0)),
@@ -290,16 +291,9 @@ def test_a_worker_gets_no_more_rows_than_make_it_faster_and_more_where_many_wait
     slack: float, waiting: int, rows: int
 ) -> None:
     known = Placement(slack=slack)
-    state = worker("d", capacity=8)
-    assert state.worker is not None
     fit = CostFit(weights=(1.0, 0.0, 5 / 16, 0.0, 0.0, 0.0), r2=1.0, residual_ms=0.0, samples=0, outliers=0)
     costs = WorkerCosts(compute=fit, load=fit.model_copy(update={"weights": (0.0, 0.0)}), device="d")
-    known.observe(
-        state.model_copy(
-            update={"worker": state.worker.model_copy(update={"blocks": plain(1), "cost_model": costs})}
-        ),
-        0,
-    )
+    known.observe(telling(worker("d", capacity=8), blocks=plain(1), cost_model=costs), 0)
     known.assign("before", 1, "d", DEMAND, now=0)
     model, other = (DEMAND.model, DEMAND.model_digest), ("another", "model")
     known.heed({model: waiting, other: 1000})

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.step_costs import StepCosts
-from giornata.residency.popularity import home_of
+from giornata.planning.cost_model import StepCosts
+from giornata.residency.use_based import home_of
 from giornata.scheduling.demand import (
     FinishEstimator,
     JobDemand,

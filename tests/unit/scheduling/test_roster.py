@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.demand import RowShape, StepTimeModel
 from giornata.scheduling.worker_state import FEWER, WorkerIndex, WorkerOccupancy, WorkerTotals
@@ -57,26 +57,32 @@ def held(one: WorkerOccupancy) -> WorkerTotals:
     return one.sum_up(PACE, {})
 
 
-@pytest.mark.parametrize("every", [0, 3])
-def test_a_row_that_keeps_padding_weighs_as_one_of_a_demand(every: int) -> None:
-    pace = StepTimeModel(StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0)), PLAIN_4, keeps_padding=True)
-    told = row("j", 0, 10).model_copy(
-        update={"computed_tokens": 4, "text_tokens": 9, "padding_tokens": 6, "renewed_every": every}
-    )
-    state = worker("d", told)
+@pytest.mark.parametrize(
+    ("told", "shape", "reuses"),
+    [
+        ({"computed_tokens": 4, "padding_tokens": 6}, RowShape(9, 16, 4, 10, padding=6), True),
+        (
+            {"computed_tokens": 4, "padding_tokens": 6, "renewed_every": 3},
+            RowShape(9, 16, 4, 10, padding=6),
+            False,
+        ),
+        ({"prefix_tokens": 30}, RowShape(9, 16, 16, 10, prefix=30), False),
+        (
+            {"low_rank": 7.0, "control": 11.0},
+            RowShape(9, 16, 16, 10, low_rank=7.0, segments=1.0, control=11.0),
+            False,
+        ),
+    ],
+    ids=["padding", "padding, renewed", "prefix", "adapters"],
+)
+def test_a_row_weighs_as_one_of_a_demand(told: dict[str, float], shape: RowShape, reuses: bool) -> None:
+    costs = StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0, 0.3, 2.0, 0.4))
+    pace = StepTimeModel(costs, PLAIN_4, keeps_padding=True)
+    state = worker("d", row("j", 0, 10).model_copy(update={"text_tokens": 9} | told))
     assert state.worker is not None
     weighed = WorkerOccupancy.of(state, state.worker, pace, None).sum_up(pace, {}).work_ms
-    load = RowShape(9, 16, 4, 10, padding=6).load(pace, reuses=not every, renewed_every=every)
-    assert weighed == pytest.approx(load.work_ms)
-
-
-def test_a_row_with_a_prefix_weighs_as_one_of_a_demand() -> None:
-    pace = StepTimeModel(StepCosts((5.0, 0.1, 0.2, 0.001, 0.0, 0.0)), PLAIN_4)
-    told = row("j", 0, 10).model_copy(update={"text_tokens": 9, "prefix_tokens": 30})
-    state = worker("d", told)
-    assert state.worker is not None
-    weighed = WorkerOccupancy.of(state, state.worker, pace, None).sum_up(pace, {}).work_ms
-    assert weighed == pytest.approx(RowShape(9, 16, 16, 10, prefix=30).load(pace, reuses=False).work_ms)
+    every = int(told.get("renewed_every", 0))
+    assert weighed == pytest.approx(shape.load(pace, reuses=reuses, renewed_every=every).work_ms)
 
 
 def holding(

@@ -38,12 +38,6 @@ def test_a_tenant_that_comes_and_goes_unserved_is_noted_once() -> None:
     assert len(shares) < MANY / 5
 
 
-moves = st.lists(
-    st.tuples(st.sampled_from("abcd"), st.sampled_from(["join", "serve", "leave"]), st.integers(1, 50)),
-    max_size=200,
-)
-
-
 class Oracle:
     """The rule, word by word: every tag is kept for ever, and the first is looked for among all."""
 
@@ -110,21 +104,3 @@ def test_it_is_the_rule_word_by_word(done: list[tuple[str, str, int]], weights: 
         assert (found is None) == (expected is None)
         if found is not None and expected is not None:  # rounding may decide between equal tags
             assert shares.tag(found) == pytest.approx(shares.tag(expected))
-
-
-@given(moves, st.floats(0.1, 10))
-def test_a_tag_never_goes_back(done: list[tuple[str, str, int]], weight: float) -> None:
-    shares, waiting, tags = FairShares[str](), dict.fromkeys("abcd", 0), dict.fromkeys("abcd", 0.0)
-    for tenant, what, work in done:
-        if what == "join":
-            shares.join(tenant, weight)
-            waiting[tenant] += 1
-        elif waiting[tenant] and what == "serve":
-            shares.charge(tenant, work)
-        elif waiting[tenant]:
-            shares.leave(tenant)
-            waiting[tenant] -= 1
-        for other, count in waiting.items():
-            if count:
-                assert shares.tag(other) >= tags[other]
-                tags[other] = shares.tag(other)

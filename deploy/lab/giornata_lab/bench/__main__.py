@@ -9,31 +9,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
 from typing import Final
 
 import click
 
 LONG: Final[dict[str, list[str]]] = {
     "overhead": [],
-    "payloads": [],
-    "tracing": ["--edits", "200"],
-    "control_link": ["--repeats", "200"],
-    "control_service": ["--repeats", "15", "--turns", "40"],
-    "planner_gap": ["--cases", "200", "--greedy-cases", "2000"],
     "step_time": ["--tokens", "4096", "--text", "512"],
     "unet_step": ["--repeats", "9"],
-    "unet_rows": [],
-    "lora_loading": [],
-    "lora_many": [],
     "lora_rows": ["--tokens", "1024", "--text", "128", "--repeats", "9"],
     "step_rows": ["--tokens", "1024", "--text", "128"],
-    "engine_share": ["--tokens", "1024", "--text", "128"],
     "step_trace": ["--tokens", "1024", "--text", "128"],
-    "samplers": ["--repeats", "2000"],
     "launches": [],
     "step_calls": [],
-    "driven": ["--tokens", "1024", "--text", "128"],
     "loading": ["--tokens", "1024", "--text", "128", "--steps", "8", "--repeats", "5"],
     "throughput": [
         *("--tokens", "1024", "--text", "128", "--steps", "4", "--divide", "4"),
@@ -41,47 +29,33 @@ LONG: Final[dict[str, list[str]]] = {
     ],
     "latency": ["--seconds", "180", "--divide", "4", "--shares", "0.2,0.4,0.6,0.8,0.95"],
     "pictures": ["--limit", "48"],
-    "adapters_quality": ["--limit", "48"],
+    "reuse_quality": ["--limit", "24"],
     "router_decision": [],
-    "degree_decision": ["--cases", "500"],
-    "two_models": [],
-    "submission": [],
     "serve": ["--seconds", "300", "--shares", "0.2,0.4,0.6,0.8,1.0,1.2"],
-    "simulator_fidelity": ["--seconds", "600"],
-    "adapters_at_scale": ["--device-mb", "512,2048", "--shared", "0.15,0.25"],
-    "adapters_shift": [],
-    "simulation": ["--seconds", "600", "--seeds", "5", "--workers", "1000"],
+    "adapters_at_scale": ["--device-mb", "512,2048"],
+    "degrees": [],
+    "simulation": ["--seconds", "600", "--seeds", "5"],
 }
 """The benchmarks in their order, and the flags of a long run; each module's ``--help`` tells the others."""
-MODULES: Final = {name: f"giornata_lab.bench.{name}" for name in LONG}
 
 
-def run(names: Iterable[str], modules: Mapping[str, str], *, long: bool) -> int:
-    """Run benchmarks, by `modules` of their names; the exit status of the first that failed, after all have run."""
+@click.command(help=__doc__)
+@click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice(list(LONG)))
+@click.option("--long", is_flag=True, help="larger pictures, more repeats: hours on a CPU")
+@click.pass_context
+def bench(ctx: click.Context, names: tuple[str, ...], *, long: bool) -> None:
+    """Run benchmarks; the exit status is that of the first that failed, after all have run."""
     # Threads that wait must not keep a core busy that another process computes on.
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     failed = 0
-    for name in names:
+    for name in names or LONG:
         began = time.perf_counter()
-        command = [sys.executable, "-m", modules[name], *(LONG[name] if long else [])]
+        command = [sys.executable, "-m", f"giornata_lab.bench.{name}", *(LONG[name] if long else [])]
         ended = subprocess.run(command, env=environment, check=False)
         print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
         failed = failed or ended.returncode
-    return failed
-
-
-def command(modules: Mapping[str, str]) -> click.Command:
-    """The command that runs `modules`, or some of them by name."""
-
-    @click.command(help=__doc__)
-    @click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice(list(modules)))
-    @click.option("--long", is_flag=True, help="larger pictures, more repeats: hours on a CPU")
-    @click.pass_context
-    def bench(ctx: click.Context, names: tuple[str, ...], *, long: bool) -> None:
-        ctx.exit(run(names or modules, modules, long=long))
-
-    return bench
+    ctx.exit(failed)
 
 
 if __name__ == "__main__":
-    command(MODULES)()
+    bench()

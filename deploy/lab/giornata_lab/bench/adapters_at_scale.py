@@ -2,13 +2,14 @@
 
 One job a worker at a time, on 16 devices of two speeds, with 220 adapters of 5 to 200 MB and crowds: ROCK's testbed
 (CLUSTER '25, section 6), with the loads of its Table 3. With `--gentd26` also the requests with LoRAs of that trace, on
-eight devices of one speed, and with `--shared` devices on which eight rows share a step. The router's own schedulers,
+eight devices of one speed. The router's own schedulers,
 lines and plans serve all; figures are means over seeds, with the range of the means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,35 +18,128 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, Final
 
-from giornata.scheduling.adapter_plans import AdapterPlan
+from giornata.planning.cost_model import StepCosts
+from giornata.scheduling.adapters import NeededLora
+from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.queue import TenantJobOrder
-from giornata.scheduling.rock import RockScheduler
-from giornata.scheduling.scheduler import Scheduler
-from giornata_lab.bench.reporting import report
-from giornata_lab.bench.systems.adapter_rooms import (
-    FREE,
-    AdapterRoom,
-    batching_jobs,
-    batching_room,
-    paper_jobs,
-    room,
-    trace_jobs,
-)
+from giornata.scheduling.rock import AdapterPlan
+from giornata_lab.bench import harness
+from giornata_lab.bench.systems.networks import PLAIN
 from giornata_lab.flags import Several, option, parsed
 from giornata_lab.loadgen import traces
-from giornata_lab.loadgen.charts import Chart, PointStyle
-from giornata_lab.loadgen.drawing import COLOURS, figure, svg
 from giornata_lab.loadgen.traces import TraceLine
+from giornata_lab.loadgen.workload import (
+    AdapterSizes,
+    AdapterWorkload,
+    ArrivalBursts,
+    crowded_times,
+)
 from giornata_lab.simulation.baselines import PROACTIVE, SimPolicy
-from giornata_lab.simulation.jobs import SimulatedJob
-from giornata_lab.simulation.options import QueueOrder, RunOptions
+from giornata_lab.simulation.jobs import DIGEST, MODEL, SimulatedJob, adapted
+from giornata_lab.simulation.machines import Machine
+from giornata_lab.simulation.options import RunOptions
+from giornata_lab.simulation.residency import PAPER, AdapterSetting
 from giornata_lab.simulation.results import summary
 from giornata_lab.simulation.simulator import Simulation
 
+STEP_S: Final = 0.3
+"""Step time of a picture of 1024 x 1024, alone on the faster device."""
+TOKENS: Final = 64
+"""Tokens of a picture of 1024 x 1024: times go by shares of it."""
+PIXELS: Final = {0.5: 0.3, 1.0: 0.4, 1.6: 0.3}
+"""Sizes of pictures over that, with their chances."""
+SPEEDS: Final = (1.0, 0.55)
+"""Speeds of the two kinds of devices, host by host."""
+A_HOST: Final = 4
+"""Workers of a host."""
+TRACE_STEP_S: Final = 0.6
+IMAGES: Final = {1: 1.0, 2: 1.1, 3: 1.15, 4: 1.2, 8: 1.35}
+"""Work of a request of the trace by its pictures, in that of one: they share steps."""
+PATIENCE_S: Final = {1: 30.0, 2: 120.0, 3: 600.0}
+"""Delay that a kind of service tolerates; chances 0.6, 0.3, 0.1."""
+FREE: Final = AdapterSetting(
+    device_bytes=1e15,
+    memory_bytes=1e15,
+    disk_bytes=1e15,
+    store_bytes_per_s=1e18,
+    disk_bytes_per_s=1e18,
+    link_bytes_per_s=1e18,
+    workers_a_host=A_HOST,
+)
+"""Loads take no time."""
+
+
+@dataclass(frozen=True)
+class AdapterRoom:
+    """A cluster and what its devices keep."""
+
+    machines: tuple[Machine, ...]
+    adapters: AdapterSetting
+
+
+def machine(speed: float, rows: int = 1) -> Machine:
+    """A device that computes `rows` at a time; a step takes :data:`STEP_S` for a picture of :data:`TOKENS`."""
+    token_ms = STEP_S * 1e3 / TOKENS / speed
+    costs = StepCosts((0.0, 0.0, token_ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    return Machine(costs, PLAIN, rows=rows, device=f"of speed {speed:g}")
+
+
+def room(device_bytes: float, workers: int = 16, *, mixed: bool = True) -> AdapterRoom:
+    """Hosts of four devices; every host's memory holds all adapters, once they have come from the store."""
+    speeds = [SPEEDS[place // A_HOST % 2] if mixed else 1.0 for place in range(workers)]
+    kept = replace(PAPER, device_bytes=device_bytes, workers_a_host=A_HOST)
+    return AdapterRoom(tuple(machine(speed) for speed in speeds), kept)
+
+
+def paper_jobs(seed: int, *, rate: float, seconds: float) -> list[SimulatedJob]:
+    """220 adapters of 5 to 200 MB, Zipf 1.1, a fifth of the ranks moved every 20 minutes, fivefold crowds."""
+    chance = random.Random(f"{seed} jobs")  # noqa: S311 - a workload, no secret
+    times = crowded_times(rate, seconds, seed, ArrivalBursts())
+    asked = AdapterWorkload({1: 0.85, 2: 0.15}, 220, 1.1, drift_s=1200.0)
+    names = asked.draw(times, seed)
+    sizes = AdapterSizes.between(5e6, 200e6)
+    made = []
+    for number, (at_s, wanted) in enumerate(zip(times, names, strict=True)):
+        (pixels,) = chance.choices(list(PIXELS), list(PIXELS.values()))
+        (kind,) = chance.choices((1, 2, 3), (0.6, 0.3, 0.1))
+        steps = chance.randint(20, 50)
+        made.append(
+            _job(
+                number,
+                at_s,
+                steps,
+                pixels,
+                [NeededLora(n, sizes.of(n, seed)) for n in wanted],
+                PATIENCE_S[kind] if kind == 1 else None,
+            )
+        )
+    return made
+
+
+def trace_jobs(lines: Sequence[TraceLine], seed: int, *, speed: float) -> list[SimulatedJob]:
+    """GenTD26's requests with LoRAs, `speed` times faster; its sizes are not told, and drawn from 5 to 200 MB."""
+    sizes, made = AdapterSizes.between(5e6, 200e6), []
+    with_loras = [line for line in lines if line.adapters]
+    first_s = with_loras[0].timestamp
+    for number, line in enumerate(with_loras):
+        work = IMAGES.get(line.n or 1, 1.2) * TRACE_STEP_S / STEP_S
+        loras = [NeededLora(name, sizes.of(name, seed)) for name in line.adapters or ()]
+        made.append(_job(number, (line.timestamp - first_s) / speed, line.steps or 30, work, loras, None))
+    return made
+
+
+def _job(
+    number: int, at_s: float, steps: int, work: float, loras: Sequence[NeededLora], slo_s: float | None
+) -> SimulatedJob:
+    tokens = max(1, round(TOKENS * work))
+    shape = RowShape(text=0, image=tokens, computed=tokens, steps=steps, begun=True)
+    plain = SimulatedJob(f"j{number}", at_s, JobDemand(MODEL, DIGEST, (shape,)), slo_s)
+    made = adapted(plain, loras)
+    shapes = tuple(replace(one, low_rank=0.0, segments=0.0) for one in made.demand.shapes)
+    return replace(made, demand=replace(made.demand, shapes=shapes))
+
+
 WARMUP_S: Final = 600.0
-SHARED_WARMUP_S: Final = 60.0
-SHARED_S: Final = 900.0
-"""Length of a run in which rows share steps."""
 BASE: Final = "rock"
 FREE_LOADS: Final = "free loads"
 OURS: Final = "ours"
@@ -57,11 +151,8 @@ class ScaleVariant:
     """A way to serve."""
 
     options: RunOptions
-    scheduler: Callable[[], Scheduler] | None = None
     free: bool = False
     """Loads take no time."""
-    joins_within: float = 0.0
-    """Share of the steps that may be made before adapters are there."""
 
 
 _OURS: Final = RunOptions(turn=TenantJobOrder.ARRIVAL)
@@ -72,36 +163,12 @@ VARIANTS: Final[Mapping[str, ScaleVariant]] = {
     "lrums": ScaleVariant(_LRUMS),
     "proactive": ScaleVariant(replace(_LRUMS, placing=PROACTIVE)),
     BASE: ScaleVariant(_ROCK),
-    "rock with one queue": ScaleVariant(_ROCK, RockScheduler),
-    "rock without placement": ScaleVariant(replace(_ROCK, placing=AdapterPlan.OFF)),
-    "blind": ScaleVariant(replace(_OURS, adapters=False)),
-    "loads known": ScaleVariant(replace(_OURS, loads_ahead=False, load_weight=0.0)),
-    "begun while waiting": ScaleVariant(replace(_OURS, load_weight=0.0)),
     OURS: ScaleVariant(_OURS),
     "ours with plan by use": ScaleVariant(replace(_OURS, placing=AdapterPlan.USE)),
-    "the same at load weight 2": ScaleVariant(replace(_OURS, placing=AdapterPlan.USE, load_weight=2.0)),
     "ours at load weight 2": ScaleVariant(replace(_OURS, load_weight=2.0)),
     "ours at load weight 0.5": ScaleVariant(replace(_OURS, load_weight=0.5)),
-    "ours at load weight 4": ScaleVariant(replace(_OURS, load_weight=4.0)),
-    "ours by least work": ScaleVariant(replace(_OURS, turn=TenantJobOrder.LEAST_WORK)),
-    "ours by kinds": ScaleVariant(replace(_OURS, line_name=QueueOrder.KINDS)),
     FREE_LOADS: ScaleVariant(_OURS, free=True),
 }
-DRAWN: Final = ("rrod", "lrums", "proactive", BASE, OURS, "ours at load weight 0.5", FREE_LOADS)
-"""Ways to serve that charts show."""
-SHARED: Final[Mapping[str, ScaleVariant]] = {
-    **{
-        name: VARIANTS[name]
-        for name in ("lrums", BASE, "blind", OURS, "ours at load weight 0.5", "ours at load weight 2")
-    },
-    "ours at load weight 0": ScaleVariant(replace(_OURS, load_weight=0.0)),
-    "bounded at load weight 0": ScaleVariant(replace(_OURS, load_weight=0.0), joins_within=1 / 3),
-    "bounded": ScaleVariant(_OURS, joins_within=1 / 3),
-    "bounded at load weight 2": ScaleVariant(replace(_OURS, load_weight=2.0), joins_within=1 / 3),
-    "bounded at load weight 0.5": ScaleVariant(replace(_OURS, load_weight=0.5), joins_within=1 / 3),
-    FREE_LOADS: VARIANTS[FREE_LOADS],
-}
-"""What is compared in the setting in which eight rows share a step."""
 
 
 @dataclass(frozen=True)
@@ -124,35 +191,19 @@ class ScaleRequest:
     speed: float
     device_mb: float
     lines: tuple[TraceLine, ...] = ()
-    """Lines of the trace; empty: ROCK's testbed, or shared steps."""
-    shares: bool = False
-    """Whether eight rows share a step."""
-
-    @property
-    def variants(self) -> Mapping[str, ScaleVariant]:
-        """Return what is compared, by name."""
-        return SHARED if self.shares else VARIANTS
-
-    @property
-    def base(self) -> str:
-        """The variant with which others are compared."""
-        return FREE_LOADS if self.shares else BASE
+    """Lines of the trace; empty: ROCK's testbed."""
 
     @property
     def warmup_s(self) -> float:
         """Jobs that arrive in it are left out."""
-        return 0.0 if self.lines else SHARED_WARMUP_S if self.shares else WARMUP_S
+        return 0.0 if self.lines else WARMUP_S
 
     def room(self) -> AdapterRoom:
         """The cluster."""
-        if self.shares:
-            return batching_room()
         return room(self.device_mb * 1e6, 8 if self.lines else 16, mixed=not self.lines)
 
-    def jobs(self, seed: int, joins_within: float) -> list[SimulatedJob]:
+    def jobs(self, seed: int) -> list[SimulatedJob]:
         """Jobs of a run."""
-        if self.shares:
-            return batching_jobs(seed, rate=self.rate, seconds=self.seconds, joins_within=joins_within)
         if self.lines:
             return trace_jobs(self.lines, seed, speed=self.speed)
         return paper_jobs(seed, rate=self.rate, seconds=self.seconds)
@@ -161,12 +212,11 @@ class ScaleRequest:
 def figures(task: tuple[str, int], asked: ScaleRequest) -> ScaleFigures:
     """Run a variant by its name, with a seed."""
     name, seed = task
-    variant, here = asked.variants[name], asked.room()
+    variant, here = VARIANTS[name], asked.room()
     adapters = FREE if variant.free else here.adapters
-    made = variant.scheduler() if variant.scheduler else None
     options = replace(variant.options, seed=seed)
-    jobs = asked.jobs(seed, variant.joins_within)
-    run = Simulation(here.machines, jobs, options, adapters=adapters, scheduler=made).run()
+    jobs = asked.jobs(seed)
+    run = Simulation(here.machines, jobs, options, adapters=adapters).run()
     found = summary(run, asked.warmup_s)
     return ScaleFigures(
         found.mean_s,
@@ -201,21 +251,6 @@ def rows_of(setting: str, base: str, found: Mapping[str, Sequence[ScaleFigures]]
     return rows
 
 
-def charts(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A chart of each setting: the mean latency over the loads of each way to serve, as dots."""
-    for place, setting in enumerate(dict.fromkeys(row["setting"] for row in rows)):
-        dots = {
-            row["served by"]: [(row["loads a use"], row["mean s"])]
-            for row in rows
-            if row["setting"] == setting and (row["served by"] in DRAWN or len(rows) <= len(COLOURS))
-        }
-        chart = Chart(
-            f"Adapters at scale, {setting}", "loads a use", "mean latency, seconds", dots, PointStyle.DOTS
-        )
-        if dots:
-            (report.OUT / f"adapters_at_scale_{place}.svg").write_text(svg(figure(chart)), "utf-8")
-
-
 def settings_of(options: SimpleNamespace) -> dict[str, ScaleRequest]:
     """Return what the flags ask for, by name."""
     usual = ScaleRequest(options.rate, options.seconds, options.speed, 512.0)
@@ -224,8 +259,6 @@ def settings_of(options: SimpleNamespace) -> dict[str, ScaleRequest]:
         folder = Path(options.gentd26)
         timed, adapted = ((folder / name).read_text("utf-8") for name in (traces.TIMED, traces.ADAPTED))
         settings[TRACE] = replace(usual, lines=tuple(traces.read_gentd26(timed, adapted)))
-    for rate in options.shared:
-        settings[f"shared steps, {rate:g}/s"] = replace(usual, rate=rate, seconds=SHARED_S, shares=True)
     return settings
 
 
@@ -240,7 +273,6 @@ def main() -> None:
             option("--device-mb", type=Several(float), default="512", help="for adapters, with commas"),
             option("--gentd26", default="", help="folder of the trace's two files"),
             option("--speed", type=float, default=18.0, help="of the trace"),
-            option("--shared", type=Several(float), default="", help="rates where eight rows share a step"),
             option("--only", type=Several(str), default="", help="variants by name"),
             option("--processes", type=int, default=1, help="runs at the same time"),
         ],
@@ -249,15 +281,15 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(options.processes) as pool:
         for setting, asked in settings.items():
-            names = [name for name in asked.variants if not options.only or name in options.only]
+            names = [name for name in VARIANTS if not options.only or name in options.only]
             tasks = [(name, seed) for name in names for seed in range(options.seeds)]
             runs = pool.map(partial(figures, asked=asked), tasks)
             found = {}
             for name in names:
                 found[name] = [next(runs) for _ in range(options.seeds)]
-                print(*rows_of(setting, asked.base, {name: found[name]})[0].values(), flush=True)
-            rows += rows_of(setting, asked.base, found)
-    report.write(
+                print(*rows_of(setting, BASE, {name: found[name]})[0].values(), flush=True)
+            rows += rows_of(setting, BASE, found)
+    harness.write(
         "adapters_at_scale",
         rows,
         workload={
@@ -268,7 +300,6 @@ def main() -> None:
             "found ready": "share of jobs with adapters whose rows did not wait for them once they had a worker",
         },
     )
-    charts(rows)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ The pictures are those of TetriServe's evaluation: 256 to 2048 pixels a side, 50
 written*: five steps a round, ties to fewest devices; other rounds take ties to progress. The bound knows all
 arrivals; its steps are fluid. Masks: edits of 512 to 2048 with production's masks, 30 steps, scale 1.5.
 
-Figures are means over seeds with standard errors. Besides ``out/bench/degrees.json`` there are the same tables as
-``degrees.md``, and charts.
+Figures are means over seeds with standard errors. `giornata simulate-pool` draws charts, and leaves out parts of rules.
 """
 
 from __future__ import annotations
@@ -18,27 +17,106 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Final
 
-from giornata_lab.bench.reporting import report
-from giornata_lab.bench.systems.pools import BETWEEN, BOUND, SCALES, PoolEntry, Table, tables
+from giornata.scheduling.degrees.pool import DEGREES
+from giornata_lab.bench import harness
+from giornata_lab.cli.simulate_pool import side_by_side
 from giornata_lab.flags import Several, option, parsed
-from giornata_lab.loadgen.charts import Chart, Points, PointStyle
-from giornata_lab.loadgen.drawing import figure, svg
-from giornata_lab.simulation.degrees import results
-from giornata_lab.simulation.degrees.results import PoolRun, standard_error
-from giornata_lab.simulation.degrees.rules import BoundCase, PoolRuleCase, bound_of, run_case
-from giornata_lab.simulation.degrees.workloads import SLO_S, PoolWorkload
-from giornata_tools.processes import side_by_side
+from giornata_lab.simulation.degrees.baselines import RoundSwitches, TieBreak
+from giornata_lab.simulation.degrees.rules import (
+    POWERS,
+    BoundCase,
+    PoolRuleCase,
+    PoolRun,
+    RuleName,
+    RuleSetting,
+    bound_of,
+    by_side,
+    run_case,
+    standard_error,
+)
+from giornata_lab.simulation.degrees.workloads import SLO_S, PoolWorkload, SizeMix
+
+SCALES: Final = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
+RATES: Final = (6.0, 9.0, 12.0, 15.0, 18.0)
+MASKED_RATES: Final = (12.0, 48.0, 96.0, 144.0, 192.0)
+BOUND: Final = "bound"
+
+OURS: Final = RuleSetting()
+EVENTS: Final = RuleSetting(RuleName.EVENTS, POWERS)
+AS_WRITTEN: Final = RuleSetting(
+    RuleName.ROUNDS, POWERS, round_steps=5, rounds=RoundSwitches(ties=TieBreak.FEWEST)
+)
+BY_LENGTH: Final = tuple(RuleSetting(RuleName.ROUNDS, POWERS, round_steps=steps) for steps in (1, 2, 5))
+BASELINES: Final[Mapping[str, RuleSetting]] = {
+    **{f"degree {degree}": RuleSetting(RuleName.FIXED, (degree,)) for degree in POWERS},
+    "best degree by resolution": RuleSetting(RuleName.RESOLUTION, POWERS),
+    "the same, earliest deadline": RuleSetting(RuleName.DEADLINE, POWERS),
+    "Algorithm 1 as written": AS_WRITTEN,
+    **{f"Algorithm 1, rounds of {r.round_steps}": r for r in BY_LENGTH},
+    "Algorithm 1 at events": EVENTS,
+}
+RULES: Final[Mapping[str, RuleSetting]] = {
+    **BASELINES,
+    "ours, degrees 1, 2, 4, 8": replace(OURS, degrees=POWERS),
+    "ours": OURS,
+}
+MASKED: Final = PoolWorkload(masks="production", steps=30, scale=1.5, per_minute=144)
+
+
+@dataclass(frozen=True)
+class PoolEntry:
+    """A row of a table."""
+
+    rule: RuleSetting
+    in_full: bool = False
+    """Whether it computes all tokens of masked pictures."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Attainment of rules on workloads."""
+
+    name: str
+    loads: Mapping[str, PoolWorkload]
+    """By column; their seeds are replaced."""
+    entries: Mapping[str, PoolEntry]
+    bound: bool = True
+
+
+def tables() -> Iterator[Table]:
+    """All of them."""
+    for mix in SizeMix:
+        loads = {f"{mix} {scale:.1f}": PoolWorkload(mix=mix, scale=scale) for scale in SCALES}
+        yield Table(f"scale, {mix}", loads, _entries(RULES))
+    for mix in SizeMix:
+        loads = {f"{mix} 1.5, {rate:g}": PoolWorkload(mix=mix, scale=1.5, per_minute=rate) for rate in RATES}
+        yield Table(f"rate, {mix}", loads, _entries(RULES))
+    bursts = {f"{mix} 1.5, variation 3": PoolWorkload(mix=mix, scale=1.5, cv=3.0) for mix in SizeMix}
+    yield Table("bursts", bursts, _entries(RULES))
+    yield Table("masks", {f"{r:g} a minute": replace(MASKED, per_minute=r) for r in MASKED_RATES}, _masked())
+    short = {
+        f"{mix} {s:.1f}": PoolWorkload(mix=mix, scale=s, steps=28) for mix in SizeMix for s in (1.0, 1.5)
+    }
+    yield Table("28 steps", short, _entries(RULES))
+
+
+def _entries(rules: Mapping[str, RuleSetting]) -> Mapping[str, PoolEntry]:
+    return {name: PoolEntry(rule) for name, rule in rules.items()}
+
+
+def _masked() -> Mapping[str, PoolEntry]:
+    rounds = replace(BY_LENGTH[1], degrees=DEGREES)
+    return {
+        "in full, Algorithm 1 in rounds of 2": PoolEntry(rounds, in_full=True),
+        "in full, ours": PoolEntry(OURS, in_full=True),
+        "masks, Algorithm 1 in rounds of 2": PoolEntry(rounds),
+        "masks, Algorithm 1 at events": PoolEntry(replace(EVENTS, degrees=DEGREES)),
+        "masks, degree 1": PoolEntry(BASELINES["degree 1"]),
+        "masks, ours": PoolEntry(OURS),
+    }
+
 
 DEVICES: Final = 8
-DRAWN: Final = (
-    "ours",
-    "Algorithm 1 at events",
-    "Algorithm 1, rounds of 2",
-    "Algorithm 1 as written",
-    "degree 8",
-    "best degree by resolution",
-)
-"""Rules in charts."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +171,7 @@ def rows_of(table: Table, found: Simulated) -> Iterator[dict[str, Any]]:
         for name, entry in table.entries.items():
             runs = found.of(entry, load)
             kept = [run.summary.attainment for run in runs]
-            sides = results.by_side(outcome for run in runs for outcome in run.outcomes)
+            sides = by_side(outcome for run in runs for outcome in run.outcomes)
             means = {key: fmean(asdict(run.summary)[key] for run in runs) for key in FIGURES}
             yield {
                 "table": table.name,
@@ -113,96 +191,8 @@ def rows_of(table: Table, found: Simulated) -> Iterator[dict[str, Any]]:
 FIGURES: Final = ("mean_s", "p50_s", "p95_s", "p99_s", "most_s", "busy", "moved")
 
 
-def markdown(table: Table, found: Simulated) -> str:
-    """Attainment ± standard error of each rule, and the mean over the columns."""
-    lines = [f"## {table.name}", ""]
-    lines += [f"| kept | {' | '.join(table.loads)} | mean |", f"|{'---|' * (len(table.loads) + 2)}"]
-    for name, entry in table.entries.items():
-        kept = [[run.summary.attainment for run in found.of(entry, load)] for load in table.loads.values()]
-        cells = [f"{fmean(each):.3f} ± {standard_error(each):.3f}" for each in kept]
-        lines.append(f"| {name} | {' | '.join(cells)} | {fmean(fmean(each) for each in kept):.4f} |")
-    if table.bound:
-        bounds = [found.bound(load) for load in table.loads.values()]
-        cells = [f"{share:.3f}" for share in bounds]
-        lines.append(f"| {BOUND} | {' | '.join(cells)} | {fmean(bounds):.4f} |")
-    return "\n".join(lines) + "\n"
-
-
-def charts(chosen: Sequence[Table], found: Simulated) -> dict[str, Chart]:
-    """Charts by file name."""
-    drawn: dict[str, Chart] = {}
-    for table in chosen:
-        kind, _, mix = table.name.partition(", ")
-        entries = {name: table.entries[name] for name in DRAWN if name in table.entries}
-        if kind == "scale":
-            lines = _over(table, entries, found, [load.scale for load in table.loads.values()])
-            drawn[f"degrees_scale_{mix}"] = Chart(f"Deadlines kept, {mix}", "SLO scale", "share", lines)
-            last = table.loads[f"{mix} {SCALES[-1]:.1f}"]
-            runs = {name: found.of(entry, last) for name, entry in entries.items()}
-            labelled = [replace(run, rule=name) for name, each in runs.items() for run in each]
-            drawn[f"degrees_latency_{mix}"] = Chart(
-                f"Pictures ended within, {mix}, scale 1.5",
-                "seconds",
-                "share",
-                results.latency_lines(labelled),
-                PointStyle.LINE,
-            )
-            drawn[f"degrees_side_{mix}"] = Chart(
-                f"Deadlines kept by resolution, {mix}, scale 1.5",
-                "pixels a side",
-                "share",
-                results.side_lines(labelled),
-            )
-        elif kind == "rate":
-            lines = _over(table, entries, found, [load.per_minute for load in table.loads.values()])
-            title = f"Deadlines kept, {mix}, scale 1.5"
-            drawn[f"degrees_rate_{mix}"] = Chart(title, "pictures a minute", "share", lines)
-        elif kind == "steps between decisions":
-            lines = {
-                column: [
-                    (float(steps), _mean(found.of(entry, load)))
-                    for steps, entry in zip(BETWEEN, table.entries.values(), strict=True)
-                ]
-                for column, load in table.loads.items()
-            }
-            drawn["degrees_steps_between"] = Chart(
-                "Deadlines kept", "steps between decisions", "share", lines
-            )
-        elif kind == "parts":
-            drawn["degrees_parts"] = _parts(table, found)
-    return drawn
-
-
-def _parts(table: Table, found: Simulated) -> Chart:
-    """Ours without each of its parts, over the workloads in their order."""
-    names = [name for name in table.entries if name == "ours" or name.startswith(("without", "late"))][:7]
-    loads = list(table.loads.values())
-    lines = {
-        name: [(float(place), _mean(found.of(table.entries[name], load))) for place, load in enumerate(loads)]
-        for name in names
-    }
-    return Chart("Deadlines kept without parts of the rule", ", ".join(table.loads), "share", lines)
-
-
-def _over(
-    table: Table, entries: Mapping[str, PoolEntry], found: Simulated, places: Sequence[float]
-) -> dict[str, Points]:
-    lines: dict[str, Points] = {
-        name: [
-            (x, _mean(found.of(entry, load))) for x, load in zip(places, table.loads.values(), strict=True)
-        ]
-        for name, entry in entries.items()
-    }
-    bounds = [found.bound(load) for load in table.loads.values()]
-    return lines | {BOUND: list(zip(places, bounds, strict=True))}
-
-
-def _mean(runs: Sequence[PoolRun]) -> float:
-    return fmean(run.summary.attainment for run in runs)
-
-
 def main() -> None:
-    """Print and write ``out/bench/degrees.json``, ``degrees.md`` and charts."""
+    """Print and write ``out/bench/degrees.json``."""
     options = parsed(
         __doc__,
         [
@@ -223,7 +213,7 @@ def main() -> None:
     began = time.perf_counter()
     found = simulate(chosen, range(options.seeds), options.processes)
     rows = [row for table in chosen for row in rows_of(table, found)]
-    report.write(
+    harness.write(
         "degrees",
         rows,
         workload={
@@ -239,11 +229,6 @@ def main() -> None:
             "±": "standard error of the mean over seeds",
         },
     )
-    text = "\n".join(markdown(table, found) for table in chosen)
-    (report.OUT / "degrees.md").write_text(text, encoding="utf-8")
-    print(text)
-    for name, chart in charts(chosen, found).items():
-        (report.OUT / f"{name}.svg").write_text(svg(figure(chart)), encoding="utf-8")
 
 
 if __name__ == "__main__":

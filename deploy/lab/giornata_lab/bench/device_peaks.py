@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -20,8 +19,7 @@ from giornata.packed import elementwise
 from giornata.packed.attention import choose_attention, grouped
 from giornata.packed.packing import Segments
 from giornata.packed.pages import KVPages, PageDestination, ProjectedKV, QuantisedTensor
-from giornata_lab.bench.options import clock_of
-from giornata_lab.bench.reporting.report import wait_for, write
+from giornata_lab.bench.harness import clock_of, in_turns, write
 from giornata_lab.flags import option, parsed
 
 HEADS, WIDTH = 24, 128
@@ -32,20 +30,15 @@ SMALL: Final = 16
 """Everything is so many times smaller on a CPU."""
 
 
-def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
-    """Flags."""
+@torch.inference_mode()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write ``out/bench/device_peaks.json``."""
     flags = [
         option("--device", default="cuda"),
         option("--repeats", type=int, default=20),
         option("--processor-time", is_flag=True, help="what this process computed, not the clock"),
     ]
-    return parsed(__doc__, flags, arguments)
-
-
-@torch.inference_mode()
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, write ``out/bench/device_peaks.json``."""
-    options = options_of(arguments)
+    options = parsed(__doc__, flags, arguments)
     device = torch.device(options.device)
     lines = [_line(name, unit, amount, run, device, options) for name, unit, amount, run in _works(device)]
     write("device_peaks", lines, workload=vars(options))
@@ -134,14 +127,8 @@ def _gathers(device: torch.device, dtype: torch.dtype) -> list[Work]:
 def _line(
     name: str, unit: str, amount: float, run: Callable[[], object], device: torch.device, options: Any
 ) -> dict[str, Any]:
-    clock, times = clock_of(options), []
-    for turn in range(options.repeats + 3):
-        wait_for(device)
-        began = clock()
-        run()
-        wait_for(device)
-        if turn >= 3:
-            times.append(clock() - began)
+    found = in_turns({name: run}, options.repeats, clock=clock_of(options), device=device, warm_up=3)
+    times = [time_ms / 1e3 for time_ms in found[name]]
     return {
         "what": name,
         "unit": unit,

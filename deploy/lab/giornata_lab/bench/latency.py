@@ -20,11 +20,9 @@ import torch
 from giornata_lab.bench.compute.models import TOKEN_PIXELS, described
 from giornata_lab.bench.compute.static_batching import StaticBatching, in_batches
 from giornata_lab.bench.compute.workload import IMAGES, MIXES, Arrival, WorkloadEdit, arrivals, edits
+from giornata_lab.bench.harness import charts, write
 from giornata_lab.bench.options import rows_of, shared
-from giornata_lab.bench.reporting.report import charts, write
-from giornata_lab.bench.systems.prepost import Coder, coder_process
-from giornata_lab.bench.systems.serving import SYSTEMS
-from giornata_lab.bench.systems.serving_parts import Parts
+from giornata_lab.bench.systems.serving import SYSTEMS, Coder, Parts, coder_process
 from giornata_lab.flags import Several, option, parsed
 from giornata_lab.loadgen.workload import arrival_times
 
@@ -33,25 +31,6 @@ DISTINCT: Final = 64
 """Edits of the workload before it begins again."""
 PATIENCE_S: Final = 1800.0
 """Longest wait after the last arrival."""
-
-
-def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
-    """Flags."""
-    return parsed(
-        __doc__,
-        [
-            *shared(tokens=256, text=32, repeats=1),
-            option("--batch", type=int, default=8, help="rows of a step"),
-            option("--seconds", type=float, default=40.0, help="of arrivals at each rate"),
-            option("--shares", type=Several(float), default=[0.3, 0.6, 0.95], help="of saturation"),
-            option("--mix", type=click.Choice(list(MIXES)), default="production", help="of step counts"),
-            option("--divide", type=int, default=4, help="step counts by this"),
-            option("--images", type=click.Choice(list(IMAGES)), default="one", help="a request"),
-            option("--templates", type=int, default=2, help="distinct pictures"),
-            option("--systems", type=Several(click.Choice(list(SYSTEMS))), default=list(SYSTEMS)),
-        ],
-        arguments,
-    )
 
 
 class Tally:
@@ -107,7 +86,21 @@ def saturation(parts: Parts, drawn: Sequence[WorkloadEdit]) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
-    options = options_of(arguments)
+    options = parsed(
+        __doc__,
+        [
+            *shared(tokens=256, text=32, repeats=1),
+            option("--batch", type=int, default=8, help="rows of a step"),
+            option("--seconds", type=float, default=40.0, help="of arrivals at each rate"),
+            option("--shares", type=Several(float), default=[0.3, 0.6, 0.95], help="of saturation"),
+            option("--mix", type=click.Choice(list(MIXES)), default="production", help="of step counts"),
+            option("--divide", type=int, default=4, help="step counts by this"),
+            option("--images", type=click.Choice(list(IMAGES)), default="one", help="a request"),
+            option("--templates", type=int, default=2, help="distinct pictures"),
+            option("--systems", type=Several(click.Choice(list(SYSTEMS))), default=list(SYSTEMS)),
+        ],
+        arguments,
+    )
     rows = rows_of(options)
     family = rows.family
     drawn = edits(

@@ -14,48 +14,235 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import click
+import numpy as np
 import torch
 
-from giornata.packed.block_inputs import BlockInputs
-from giornata.planning.block_plans import (
-    BlockCost,
+from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.packing import TraceLane
+from giornata.planning.cost_model import StepCosts
+from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
+from giornata.planning.plans import (
+    BatchPlanner,
+    BatchRow,
     LoadLink,
     Modes,
-    Planner,
+    Numbers,
+    RowBlocks,
+    RowPlanner,
+    evaluate_modes,
     exact_modes,
     greedy_modes,
-    sequential_end_ms,
-    timeline,
+    plan_batch,
+    plan_each_alone,
+    takes,
     uniform_modes,
 )
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.denoise_step import denoise_step
+from giornata_denoiser.engine.loading import Loader, SlabRun, device_for
 from giornata_denoiser.engine.recorders import EntryRecorder
-from giornata_denoiser.engine.slabs import Slabs
-from giornata_denoiser.rows.row import RecordingSpec
-from giornata_denoiser.rows.template import Entry
-from giornata_lab.bench.compute import block_costs, loading_engine
-from giornata_lab.bench.compute.loading_engine import LoadTimes
-from giornata_lab.bench.compute.loading_run import LoadingScene, picture_ms
+from giornata_denoiser.engine.slabs import Device, Slabs
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.template import CachedTemplate, Entry
+from giornata_denoiser.trace import Trace
+from giornata_lab.bench.compute.engines import DEFAULT, BenchSetting, Known, engine_with
 from giornata_lab.bench.compute.models import described
 from giornata_lab.bench.compute.rows import Rows
-from giornata_lab.bench.compute.setting import DEFAULT
 from giornata_lab.bench.compute.workload import WorkloadEdit
+from giornata_lab.bench.harness import compared, wait_for, write
 from giornata_lab.bench.options import rows_of, shared
-from giornata_lab.bench.reporting.report import write
 from giornata_lab.flags import Several, option, parsed
+
+
+@dataclass(frozen=True)
+class BlockCosts:
+    """Milliseconds of one row's step."""
+
+    blocks: dict[BlockMode, tuple[float, ...]]
+    """By mode, of every block; all that it takes is on the device."""
+    around_ms: float
+    """What a step takes besides its blocks."""
+
+    def mean_ms(self, mode: BlockMode) -> float:
+        """Mean time of a block in `mode`."""
+        return statistics.mean(self.blocks[mode])
+
+
+def block_costs(family: ModelFamily, row: Row, slabs: Slabs, repeats: int) -> BlockCosts:
+    """Medians of `repeats` steps of each mode, in turns, after one that warms up, from their traces."""
+    assembly = assemble(family, [row])
+    blocks: dict[BlockMode, list[list[float]]] = {mode: [] for mode in BlockMode}
+    around: list[float] = []
+    for turn in range(repeats + 1):
+        for mode in BlockMode:
+            trace = Trace(family.device)
+            with trace.span(TraceLane.STEP, "step"):
+                use = BlockInputs(CachedTokens((mode,) * family.depth, slabs))
+                denoise_step(family, assembly, [row], [use], trace)
+            wait_for(family.device)
+            spans = trace.spans()
+            times = [(span[3] - span[2]) * 1e3 for span in spans if span[0] is TraceLane.COMPUTE]
+            (step_ms,) = [(span[3] - span[2]) * 1e3 for span in spans if span[0] is TraceLane.STEP]
+            if turn:
+                blocks[mode].append(times)
+                around.append(step_ms - sum(times))
+    return BlockCosts(
+        {mode: tuple(map(statistics.median, zip(*runs, strict=True))) for mode, runs in blocks.items()},
+        max(0.0, statistics.median(around)),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class LoadingScene:
+    """One picture's row and what it may take, a step an entry."""
+
+    rows: Rows
+    row: Row
+    entries: tuple[Entry, ...]
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the transformer."""
+        return self.rows.family.depth
+
+    def slabs(self, entry: Entry) -> Slabs:
+        """Nothing loaded yet."""
+        region = self.row.region
+        if region is None:
+            raise SystemExit("the mask leaves nothing to be reused; ask for a smaller one")
+        return Slabs(entry, region, self.row.own_tokens[0], self.rows.family, device=self._device)
+
+    @cached_property
+    def _device(self) -> Device:
+        """Keeps nothing, so that every picture loads all that it takes."""
+        return device_for(self.rows.family.device, 0)
+
+
+def picture_ms(scene: LoadingScene, modes: Sequence[BlockMode], rate_bytes_s: float, *, ahead: bool) -> float:
+    """Milliseconds of all steps of the picture.
+
+    Args:
+        scene: of what.
+        modes: of all blocks of all steps.
+        rate_bytes_s: of the loader.
+        ahead: load while computing, up to the end of the next step; otherwise all of a step before it is computed.
+    """
+    family, row = scene.rows.family, scene.row
+    steps = [tuple(modes[start : start + scene.blocks]) for start in range(0, len(modes), scene.blocks)]
+    slabs = [scene.slabs(entry) for entry in scene.entries]
+    assembly = assemble(family, [row])
+    wait_for(family.device)
+    with Loader(rate_bytes_s) as loader:
+        began = time.perf_counter()
+        for step, chosen in enumerate(steps):
+            wanted = range(step, min(step + 2, len(steps))) if ahead else (step,)
+            loader.schedule(
+                [SlabRun(slabs[which], takes(steps[which]).forms, scene.blocks)] for which in wanted
+            )
+            if not ahead:
+                for block, form in enumerate(takes(chosen).forms):
+                    _wait(slabs[step], block, form)
+            (latent,) = denoise_step(
+                family, assembly, [row], [BlockInputs(CachedTokens(chosen, slabs[step]))]
+            ).latents
+            row = row.advanced(latent)
+        wait_for(family.device)
+        return (time.perf_counter() - began) * 1e3
+
+
+def _wait(slabs: Slabs, block: int, form: BlockMode) -> None:
+    if form is BlockMode.KV:
+        slabs.keys_values(block)
+    elif form is BlockMode.HIDDEN:
+        slabs.hidden(block)
+
+
+ENGINE_PLANNERS: Final[dict[str, BatchPlanner]] = {
+    "strawman": plan_each_alone(uniform_modes(BlockMode.KV)),
+    "greedy": plan_each_alone(greedy_modes),
+    "full": plan_each_alone(uniform_modes(BlockMode.FULL)),
+    "exact": plan_batch,
+}
+UNCORRECTED: Final = BenchSetting(corrected=False)
+"""Every step loads: none is computed in full first."""
+
+
+class LoadTimes(NamedTuple):
+    """One picture."""
+
+    ms: float
+    """Planning included."""
+    predicted_ms: float
+    """The sum of what the engine said of its steps."""
+
+
+def linear(
+    costs: BlockCosts, operations: NetworkOperations, shapes: Sequence[SequenceShape], rate_bytes_s: float
+) -> StepCosts:
+    """The weights by which the blocks of these sequences take on average what was measured, in each mode.
+
+    What projections take beyond keys and values is linear, what a step in full takes beyond that is attention. What is
+    left for a sequence may be below 0, where half the tokens take less than half the time.
+
+    Args:
+        costs: of the row, as they were measured.
+        operations: of the network.
+        shapes: of its sequences.
+        rate_bytes_s: of the loader.
+    """
+    blocks = operations.blocks
+    full, hidden, kv = (step_work(operations, shapes, [(mode,) * blocks] * len(shapes)) for mode in BlockMode)
+    full_ms, hidden_ms, kv_ms = (blocks * costs.mean_ms(mode) for mode in BlockMode)
+    linear_ms = (hidden_ms - kv_ms) / (hidden.linear - kv.linear)
+    attention_ms = (full_ms - kv_ms - linear_ms * (full.linear - kv.linear)) / (full.attention - kv.attention)
+    sequence_ms = (kv_ms - linear_ms * kv.linear - attention_ms * kv.attention) / kv.sequences
+    compute = (costs.around_ms, sequence_ms, linear_ms, attention_ms, 0.0, 0.0)
+    return StepCosts(compute, (0.0, 1e3 / rate_bytes_s))
+
+
+def picture(scene: LoadingScene, planner: BatchPlanner, costs: StepCosts, rate_bytes_s: float) -> LoadTimes:
+    """Return what all steps of the picture took, an entry each.
+
+    Args:
+        scene: of what.
+        planner: that the engine asks at every step.
+        costs: that it plans with.
+        rate_bytes_s: of its loader.
+    """
+    template = CachedTemplate("loading", scene.row.grid, scene.entries)
+    row = replace(scene.row, template=template)
+    predicted_ms = 0.0
+    with engine_with(
+        scene.rows.family,
+        planner=planner,
+        rate_bytes_s=rate_bytes_s,
+        model=Known(costs),
+        setting=UNCORRECTED,
+    ) as engine:
+        began = ended = time.perf_counter()
+        engine.batch.submit([row])
+        while (report := engine.step()) is not None:
+            if report.failed:
+                raise report.failed[0].error
+            predicted_ms += report.sample.predicted_ms if report.sample else 0.0
+            wait_for(scene.rows.family.device)
+            ended = time.perf_counter()
+    return LoadTimes((ended - began) * 1e3, predicted_ms)
+
 
 NAIVE: Final = "naive"
 THE_PLAN, THE_ENGINE = "the plan", "the engine"
 BEST: Final = "exact"
-PLANNERS: Final[dict[str, Planner]] = {
+PLANNERS: Final[dict[str, RowPlanner]] = {
     "strawman": uniform_modes(BlockMode.KV),
     NAIVE: uniform_modes(BlockMode.KV),
     "greedy": greedy_modes,
@@ -66,9 +253,10 @@ KV_SLABS, HIDDEN_SLABS = 2, 1
 """Keys and values are twice the bytes of a block's input."""
 
 
-def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
-    """Flags."""
-    return parsed(
+@torch.inference_mode()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write ``out/bench/loading.json``."""
+    options = parsed(
         __doc__,
         [
             *shared(tokens=576, text=72, repeats=3),
@@ -84,19 +272,11 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
         ],
         arguments,
     )
-
-
-@torch.inference_mode()
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, write ``out/bench/loading.json``."""
-    options = options_of(arguments)
     scene = _scene(rows_of(options), options)
     lines: list[dict[str, Any]] = []
     block_ms: dict[float, dict[str, float]] = {}
     for load in options.loads:  # costs anew each time: machines grow warm
-        costs = block_costs.measured(
-            scene.rows.family, scene.row, _loaded(scene, scene.entries[0]), options.repeats
-        )
+        costs = block_costs(scene.rows.family, scene.row, _loaded(scene, scene.entries[0]), options.repeats)
         block_ms[load] = {str(mode): round(costs.mean_ms(mode), 3) for mode in BlockMode}
         lines += _compared(scene, costs, load, options)
     workload = {
@@ -135,53 +315,47 @@ def _loaded(scene: LoadingScene, entry: Entry) -> Slabs:
     return slabs
 
 
-def _blocks(scene: LoadingScene, costs: block_costs.Costs) -> list[BlockCost]:
-    """All blocks of all steps of the picture; what is around a step's blocks counts as the first one's."""
-    kept = scene.entries[0].blocks[0]
-    return [
-        BlockCost(
-            full_ms=costs.blocks[BlockMode.FULL][index],
-            hidden_ms=costs.blocks[BlockMode.HIDDEN][index],
-            kv_ms=costs.blocks[BlockMode.KV][index],
-            hidden_slabs=HIDDEN_SLABS,
-            kv_slabs=KV_SLABS,
-            fresh=index == 0,
-            others_ms=costs.around_ms if index == 0 else 0.0,
-            hidden_kept=kept.hidden is not None,
-            kv_kept=kept.key is not None,
-        )
-        for _ in scene.entries
-        for index in range(scene.blocks)
-    ]
+def _row(scene: LoadingScene, costs: BlockCosts) -> tuple[BatchRow, Numbers]:
+    """All blocks of all steps of the picture, and what is around a step's blocks, which counts as the first one's."""
+    kept, steps = scene.entries[0].blocks[0], len(scene.entries)
+    full, hidden, kv = (np.tile(costs.blocks[mode], steps) for mode in BlockMode)
+    count = steps * scene.blocks
+    hidden_slabs, kv_slabs = (np.full(count, float(size)) for size in (HIDDEN_SLABS, KV_SLABS))
+    fresh = np.arange(count) % scene.blocks == 0
+    hidden_kept, kv_kept = (np.full(count, part is not None) for part in (kept.hidden, kept.key))
+    blocks = RowBlocks(full, hidden, kv, hidden_slabs, kv_slabs, fresh, hidden_kept, kv_kept)
+    return BatchRow(blocks, "t"), np.where(fresh, costs.around_ms, 0.0)
 
 
 def _compared(
-    scene: LoadingScene, costs: block_costs.Costs, load: float, options: SimpleNamespace
+    scene: LoadingScene, costs: BlockCosts, load: float, options: SimpleNamespace
 ) -> Iterator[dict[str, Any]]:
     """Every system at one speed of loading; they take turns, and the first turn warms up."""
     load_ms = load * costs.mean_ms(BlockMode.KV)
     size = scene.slabs(scene.entries[0]).load_bytes(0, BlockMode.KV)
     rate = size / (load_ms / 1e3)
     link = LoadLink(load_ms / KV_SLABS)
-    blocks = _blocks(scene, costs)
+    row, around_ms = _row(scene, costs)
     plans: dict[str, Modes] = {}
     plan_ms: dict[str, float] = {}
     for name, planner in PLANNERS.items():
         began = time.perf_counter()
-        plans[name] = planner(blocks, link)
+        plans[name] = planner(row.blocks, link, around_ms)
         plan_ms[name] = (time.perf_counter() - began) * 1e3
-    predicted = {name: timeline(blocks, modes, link).finish_ms for name, modes in plans.items()}
-    predicted[NAIVE] = sequential_end_ms(blocks, plans[NAIVE], link)
-    weights = loading_engine.linear(costs, scene.rows.family.operations, scene.row.shapes, rate)
+    ran = {name: evaluate_modes([row], [modes], link, around_ms) for name, modes in plans.items()}
+    predicted = {name: plan.finish_ms for name, plan in ran.items()}
+    computing = evaluate_modes([row], [plans[NAIVE]], LoadLink(0.0), around_ms)
+    predicted[NAIVE] = computing.finish_ms + computing.slabs * link.slab_ms
+    weights = linear(costs, scene.rows.family.operations, scene.row.shapes, rate)
     carried_out: dict[str, list[LoadTimes]] = {name: [] for name in PLANNERS}
-    engines: dict[str, list[LoadTimes]] = {name: [] for name in loading_engine.PLANNERS}
+    engines: dict[str, list[LoadTimes]] = {name: [] for name in ENGINE_PLANNERS}
     for turn in range(options.repeats + 1):
         for name, modes in plans.items():
             took_ms = picture_ms(scene, modes, rate, ahead=name != NAIVE)
             if turn:
                 carried_out[name].append(LoadTimes(took_ms, predicted[name]))
-        for name, of_engine in loading_engine.PLANNERS.items():
-            found = loading_engine.picture(scene, of_engine, weights, rate)
+        for name, of_engine in ENGINE_PLANNERS.items():
+            found = picture(scene, of_engine, weights, rate)
             if turn:
                 engines[name].append(found)
     for name, modes in plans.items():
@@ -197,14 +371,12 @@ def _compared(
 def _line(load: float, run: str, name: str, pictures: dict[str, list[LoadTimes]]) -> dict[str, Any]:
     """Return how many times longer than the exact planner's picture of that run, then the figures."""
     own = pictures[name]
-    ratios = [took.ms / best.ms for took, best in zip(own, pictures[BEST], strict=True)]
     took_ms, predicted_ms = (statistics.median(part) for part in zip(*own, strict=True))
     return {
         "load": load,
         "run": run,
         "loading": name,
-        "÷ exact": round(statistics.median(ratios), 3),
-        "spread": f"{min(ratios):.2f}-{max(ratios):.2f}",
+        **compared("÷ exact", [took.ms for took in own], [best.ms for best in pictures[BEST]]),
         "picture ms": round(took_ms, 1),
         "predicted ms": round(predicted_ms, 1),
         "off by": f"{took_ms / predicted_ms - 1:+.1%}",

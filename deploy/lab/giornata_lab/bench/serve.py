@@ -9,35 +9,217 @@ baseline, which is measured first. Writes ``out/bench/serve.json`` and charts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
+import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from giornata_lab.bench.reporting.report import charts, write
-from giornata_lab.bench.systems.live import (
-    PROMPT,
-    LivePictures,
-    giornata,
-    production,
-    record,
-    saturation,
-    served,
-    static_batching,
-)
+from giornata.fleet import Fleet
+from giornata.wire.workers import ServiceName, Tier
+from giornata_lab.bench.harness import charts, write
 from giornata_lab.flags import Several, option, parsed
-from giornata_lab.loadgen.outcomes import LoadFigures, figures
-from giornata_lab.loadgen.workload import WorkloadRequest, arrival_times, draw
+from giornata_lab.loadgen import workload
+from giornata_lab.loadgen.driver import ApiDialect, Send, drive, open_images_api
+from giornata_lab.loadgen.outcomes import LoadFigures, RequestOutcome, ServerAnswer, figures
+from giornata_lab.loadgen.pictures import WorkloadImages, made, material
+from giornata_lab.loadgen.workload import MaskShape, Workload, WorkloadRequest, arrival_times, draw, zipf
+from giornata_tools.checkout import TRAINED
+from giornata_tools.launcher.models import StackModel
+from giornata_tools.launcher.plan import ONE_EACH, StackPlan, socket_folder
+from giornata_tools.launcher.stack import Stack, running
+
+
+class LeastInFlight:
+    """Sends every request to the server that has the fewest without an answer; among equals, the one used longest ago.
+
+    Args:
+        servers: one or more.
+    """
+
+    def __init__(self, servers: Sequence[Send]) -> None:
+        self._servers = servers
+        self._in_flight = [0] * len(servers)
+        self._turns = list(range(-len(servers), 0))
+        """When each was last used."""
+        self._turn = 0
+
+    async def send(self, request: WorkloadRequest) -> ServerAnswer:
+        """Have one of the servers answer."""
+        place = min(range(len(self._servers)), key=lambda at: (self._in_flight[at], self._turns[at]))
+        self._turn += 1
+        self._turns[place] = self._turn
+        self._in_flight[place] += 1
+        try:
+            return await self._servers[place](request)
+        finally:
+            self._in_flight[place] -= 1
+
+
+PROMPT: Final = "a red star"
+LIMIT_S: Final = 900.0
+"""Time limit of one answer."""
+IN_FLIGHT: Final = 1000
+RECORDED_S: Final = 60.0
+DEVICE_MB: Final = 4
+"""Room for LoRAs that no row uses: about a dozen of :mod:`giornata_lab.bench.systems.loras`."""
+
+
+@dataclass(frozen=True)
+class LivePictures:
+    """What all requests edit."""
+
+    side: int
+    """Pixels; a square."""
+    seed: int
+
+    def material(self, requests: Sequence[WorkloadRequest]) -> WorkloadImages:
+        """The files of `requests`."""
+        return material(requests, made(requests, self.side, self.side, self.seed))
+
+
+def production(templates: int) -> Workload:
+    """Masks and step counts as in production, one picture a request, of so many templates by their popularity."""
+    return Workload(
+        workload.MASK_RATIOS["production"],
+        workload.STEPS,
+        {1: 1.0},
+        zipf(templates, workload.ZIPF),
+        MaskShape.BLOB,
+    )
+
+
+def saturation(outcomes: Sequence[RequestOutcome]) -> float:
+    """Requests a second where all were there from the start."""
+    return len(outcomes) / max(outcome.ended_s for outcome in outcomes)
+
+
+@asynccontextmanager
+async def giornata(
+    denoisers: int, templates: Path, loras: Path | None = None, stores: int = 1, *, records: bool = False
+) -> AsyncIterator[Stack]:
+    """The whole system with the model that ships, a thread a process, ready.
+
+    Args:
+        denoisers: how many.
+        templates: folder of recorded templates, for all denoisers.
+        loras: shared folder of LoRAs, of which devices hold :data:`DEVICE_MB`; None: there are none.
+        stores: LoRA stores.
+        records: templates are recorded before the first edit of a picture, instead of edits leaving what serves next.
+    """
+    env = {"GIORNATA_CACHE_FOLDER": str(templates)}
+    if records:
+        env["GIORNATA_TEMPLATE_POLICY"] = "inline"
+    if loras is not None:
+        env |= {"GIORNATA_LORA_SHARED_FOLDER": str(loras), "GIORNATA_CACHE_DEVICE_MB": str(2 * DEVICE_MB)}
+    with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as name:
+        folder = Path(name)
+        plan = StackPlan(
+            state=folder,
+            logs=folder / "logs",
+            models=(StackModel(str(TRAINED)),),
+            replicas={**ONE_EACH, ServiceName.DENOISER: denoisers, ServiceName.LORA_STORE: stores},
+            env=env,
+        )
+        async with running(plan, lambda _: None) as stack:
+            await stack.bring_up()
+            yield stack
+
+
+async def record(folder: Path, requests: Sequence[WorkloadRequest], pictures: LivePictures) -> None:
+    """Record the templates of `requests` into `folder`, by a system of its own with one denoiser.
+
+    Raises:
+        SystemExit: some were not recorded.
+    """
+    few = {request.template: replace(request, steps=8, at_s=0.0) for request in requests}
+    async with giornata(1, folder, records=True) as stack:
+        for _ in range(2):  # a template is recorded at its second edit
+            await served([stack.url], list(few.values()), pictures)
+
+        def recorded(fleet: Fleet) -> bool:
+            told = [state.worker for state in fleet.ready(ServiceName.DENOISER) if state.worker]
+            return any(len((worker.resident or {}).get(Tier.DISK, ())) == len(few) for worker in told)
+
+        await stack.watch.until(recorded, RECORDED_S, lambda _: "templates have not been recorded")
+
+
+@asynccontextmanager
+async def static_batching(count: int, batch: int) -> AsyncIterator[list[str]]:
+    """Addresses of so many of diffusers' pipelines with the same model, a thread each, ready."""
+    command = (
+        "-m",
+        "giornata_tools.cli",
+        "bench",
+        "baseline",
+        "--model",
+        str(TRAINED),
+        "--port",
+        "0",
+        "--torch-threads",
+        "1",
+    )
+    async with AsyncExitStack() as stack:
+        urls = []
+        for _ in range(count):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *command, "--batch", str(batch), stdout=asyncio.subprocess.PIPE
+            )
+            stack.push_async_callback(_ended, process)
+            assert process.stdout is not None
+            said = (await process.stdout.readline()).decode()
+            found = re.search(r"http://[\w.]+:\d+", said)
+            if found is None:
+                raise SystemExit(f"the baseline has not started: {said!r}")
+            urls.append(found[0])
+        yield urls
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    await process.wait()
+
+
+async def served(
+    urls: Sequence[str], requests: Sequence[WorkloadRequest], pictures: LivePictures
+) -> list[RequestOutcome]:
+    """Send every request when it is due, to the server with the fewest in flight, and wait for all answers.
+
+    Raises:
+        SystemExit: one of them failed.
+    """
+    files = await asyncio.to_thread(pictures.material, requests)
+    outcomes: list[RequestOutcome] = []
+    async with AsyncExitStack() as stack:
+        apis = [
+            await stack.enter_async_context(
+                open_images_api(
+                    url, files, {"prompt": PROMPT}, api=ApiDialect.GIORNATA, api_key=None, timeout_s=LIMIT_S
+                )
+            )
+            for url in urls
+        ]
+        balanced = LeastInFlight([api.send for api in apis])
+        await drive(requests, balanced.send, outcomes.append, limit=IN_FLIGHT)
+    failed = [outcome.answer for outcome in outcomes if outcome.answer.code is not None]
+    if failed:
+        raise SystemExit(f"{len(failed)} of {len(outcomes)} edits failed, the first with {failed[0]}")
+    return outcomes
+
 
 OURS: Final = "giornata"
 STATIC: Final = "static batching"
 
 
-def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
-    """Flags."""
-    return parsed(
+async def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write."""
+    options = parsed(
         __doc__,
         [
             option("--denoisers", type=int, default=2, help="and as many baselines"),
@@ -52,11 +234,6 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
         ],
         arguments,
     )
-
-
-async def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, write."""
-    options = options_of(arguments)
     work = production(options.templates)
     pictures = LivePictures(options.side, options.seed)
     burst = draw([0.0] * options.burst, work, options.seed + 1)

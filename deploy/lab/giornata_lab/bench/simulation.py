@@ -23,19 +23,85 @@ from typing import Any, Final
 from scipy import stats
 
 from giornata.scheduling.queue import TenantJobOrder
-from giornata.scheduling.scheduler import QueueOrderScheduler
-from giornata_lab.bench.reporting import report
-from giornata_lab.bench.systems.clusters import (
-    WARMUP_S,
-    WITHOUT_AFFINITY,
-    Case,
-    cases,
-    many_workers,
-    without_affinity,
-)
+from giornata_lab.bench import harness
 from giornata_lab.flags import option, parsed
+from giornata_lab.loadgen import workload
+from giornata_lab.loadgen.workload import MaskShape, Mix, Workload, zipf
 from giornata_lab.simulation.baselines import SimPolicy
-from giornata_lab.simulation.options import RunOptions
+from giornata_lab.simulation.jobs import template_name
+from giornata_lab.simulation.machines import DECODE_MS, FLUX_PICTURE, Machine, flashps_flux, h800_flux
+from giornata_lab.simulation.options import RunOptions, StageSetting
+from giornata_lab.simulation.residency import TemplateSetting
+from giornata_lab.simulation.scenario import ArrivalSetting, Scenario
+
+WORKERS: Final = 8
+WARMUP_S: Final = 30.0
+TEMPLATES: Final = 970
+TEMPLATE_BYTES: Final = 4.3e9
+"""Size of a template of Flux at 1024 x 1024: keys and values in 4 bits at 6 noise levels."""
+MEMORY_BYTES: Final = 128e9
+"""For templates, of each worker."""
+COMPARED: Final = ("request_level", "token_level", "mask_aware", "fair order", "finish_time")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One setting at one rate."""
+
+    name: str
+    rate: float
+    """A second a worker."""
+    scenario: Scenario
+    variants: Sequence[str] = COMPARED
+
+
+def scenario(seconds: float, **changed: Any) -> Scenario:
+    """FlashPS's workload on H800, with what is `changed`: `machine`, `workers`, `decoders`, `images`, `masks`,
+    `templates`, `cv` and `kept`.
+    """
+    weights: Mix = changed.get("templates", {0: 1.0})
+    work = Workload(
+        workload.MASK_RATIOS[changed.get("masks", "production")],
+        workload.STEPS,
+        changed.get("images", {1: 1.0}),
+        weights,
+        MaskShape.SQUARE,
+    )
+    machine: Machine = changed.get("machine", h800_flux())
+    machine = replace(machine, storage=replace(machine.storage, memory_bytes=MEMORY_BYTES))
+    workers = changed.get("workers", WORKERS)
+    return Scenario(
+        (machine,) * workers,
+        work,
+        ArrivalSetting(seconds, WARMUP_S, changed.get("cv", 1.0), independent=True),
+        FLUX_PICTURE,
+        changed.get("kept", TemplateSetting(preloaded=(template_name(0),))),
+        StageSetting(0.0, DECODE_MS, changed.get("decoders", workers)),
+        slo_s=5.0,
+    )
+
+
+def cases(seconds: float) -> Iterator[Case]:
+    """All settings."""
+    for masks, rate in (("production", 0.25), ("production", 0.35), ("mixed", 0.3)):
+        seven = scenario(seconds, machine=flashps_flux(), workers=WORKERS - 1, decoders=1, masks=masks)
+        yield Case(f"FlashPS, {masks} masks", rate, seven)
+    yield Case("H800, production masks", 0.5, scenario(seconds), (*COMPARED, "deadline_aware"))
+    yield Case("H800, mixed masks", 0.4, scenario(seconds, masks="mixed"))
+    yield Case("H800, bursts", 0.25, scenario(seconds, cv=workload.BURSTS))
+    for rate in (0.1, 0.18):
+        several = scenario(seconds, images=workload.IMAGES)
+        yield Case("H800, 1 to 8 pictures", rate, several, (*COMPARED, "fair order, jobs whole"))
+    popular = zipf(TEMPLATES, workload.ZIPF)
+    kept = TemplateSetting(size_bytes=TEMPLATE_BYTES, registered=frozenset(map(template_name, popular)))
+    many = scenario(seconds, templates=popular, kept=kept)
+    yield Case(
+        f"{TEMPLATES} templates, cold",
+        0.15,
+        many,
+        ("request_level", "fair order", "finish_time"),
+    )
+
 
 OURS: Final = "finish_time"
 BASELINES: Final = (SimPolicy.REQUEST_LEVEL, SimPolicy.TOKEN_LEVEL, SimPolicy.MASK_AWARE)
@@ -44,7 +110,6 @@ VARIANTS: Final[Mapping[str, RunOptions]] = {
     "fair order": RunOptions(turn=TenantJobOrder.ARRIVAL, slack=0.0),
     "fair order, jobs whole": RunOptions(turn=TenantJobOrder.ARRIVAL, slack=0.0, spreads=False),
     OURS: RunOptions(),
-    WITHOUT_AFFINITY: RunOptions(),
 }
 
 
@@ -77,8 +142,7 @@ def figures(task: tuple[int, str, int], seconds: float) -> SimulationFigures:
         bound = scenario.bound(jobs)
         return SimulationFigures(bound.mean(warmup_s=WARMUP_S), bound.percentile(95, warmup_s=WARMUP_S))
     options = replace(VARIANTS[variant], looked_at=workers, seed=seed)
-    other = QueueOrderScheduler(without_affinity, workers) if variant == WITHOUT_AFFINITY else None
-    run = scenario.run(jobs, options, scheduler=other)
+    run = scenario.run(jobs, options)
     found, single = scenario.summary(run), scenario.summary(run.of_rows(1))
     return SimulationFigures(
         found.mean_s,
@@ -136,7 +200,6 @@ def main() -> None:
         [
             option("--seconds", type=float, default=900.0, help="virtual, of each run after its warm-up"),
             option("--seeds", type=int, default=5, help="runs of each kind, with jobs of their own"),
-            option("--workers", type=int, default=200, help="of the cluster that tries the sampling rule"),
             option("--only", default="", help="settings whose names begin so"),
             option("--processes", type=int, default=1, help="runs at the same time"),
         ],
@@ -157,10 +220,8 @@ def main() -> None:
                         flush=True,
                     )
                     rows.append(row)
-    if "workers".startswith(options.only):
-        rows += many_workers(options.workers, options.seconds / 90)
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    report.write(
+    harness.write(
         "simulation",
         [{name: row.get(name, "") for name in columns} for row in rows],
         workload={

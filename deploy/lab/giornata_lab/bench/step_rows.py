@@ -7,7 +7,6 @@ there from step to step, `peak` is the most that a step holds beyond. `a row` is
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -17,8 +16,8 @@ from giornata.packed.packing import UNTRACED
 from giornata_denoiser.profiling.measuring import _peak_bytes
 from giornata_lab.bench.compute.batches import MASK, Batches, Step, StepKind
 from giornata_lab.bench.compute.models import described
-from giornata_lab.bench.options import clock_of, family_option, rows_of, shared
-from giornata_lab.bench.reporting.report import wait_for, write
+from giornata_lab.bench.harness import clock_of, compared, in_turns, median_ms, write
+from giornata_lab.bench.options import family_option, rows_of, shared
 from giornata_lab.flags import Several, option, parsed
 
 
@@ -29,9 +28,9 @@ class MeasuredRows(NamedTuple):
     peak_bytes: int
 
 
-def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
-    """Flags."""
-    return parsed(
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write ``out/bench/step_rows.json``."""
+    options = parsed(
         __doc__,
         [
             *shared(tokens=256, text=32, repeats=3),
@@ -40,11 +39,6 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
         ],
         arguments,
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, write ``out/bench/step_rows.json``."""
-    options = options_of(arguments)
     rows = rows_of(options)
     batches = Batches(rows)
     lines: list[dict[str, Any]] = []
@@ -72,25 +66,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _measured(step: Step, device: Any, options: SimpleNamespace) -> MeasuredRows:
     """Repeats after one that warms up, and one more whose memory is measured."""
-    clock, times = clock_of(options), []
-    for turn in range(options.repeats + 1):
-        wait_for(device)
-        began = clock()
-        step(UNTRACED)
-        wait_for(device)
-        if turn:
-            times.append((clock() - began) * 1e3)
-    return MeasuredRows(times, _peak_bytes(device, partial(step, UNTRACED)))
+    run = partial(step, UNTRACED)
+    times = in_turns({"": run}, options.repeats, clock=clock_of(options), device=device)
+    return MeasuredRows(times[""], _peak_bytes(device, run))
 
 
 def _line(count: int, full: MeasuredRows, masked: MeasuredRows, kept_bytes: int) -> dict[str, Any]:
-    ratios = [a / b for a, b in zip(full.times_ms, masked.times_ms, strict=True)]
     return {
         "rows": count,
-        "full ÷ masked": round(statistics.median(ratios), 3),
-        "spread": f"{min(ratios):.2f}-{max(ratios):.2f}",
-        "full ms": round(statistics.median(full.times_ms), 2),
-        "masked ms": round(statistics.median(masked.times_ms), 2),
+        **compared("full ÷ masked", full.times_ms, masked.times_ms),
+        "full ms": median_ms(full.times_ms),
+        "masked ms": median_ms(masked.times_ms),
         "full peak MiB": _mib(full.peak_bytes),
         "masked peak MiB": _mib(masked.peak_bytes),
         "slabs MiB": _mib(kept_bytes),

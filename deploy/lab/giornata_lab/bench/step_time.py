@@ -8,10 +8,8 @@ projects the tokens outside again. Baseline and ours take turns. The real shape:
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, Final
 
 import click
@@ -31,21 +29,22 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute.batches import tera_operations
+from giornata_lab.bench.compute.engines import DEFAULT, BenchSetting
 from giornata_lab.bench.compute.models import described
 from giornata_lab.bench.compute.rows import Rows
-from giornata_lab.bench.compute.setting import DEFAULT, BenchSetting
 from giornata_lab.bench.compute.workload import WorkloadEdit, operation_limit
-from giornata_lab.bench.options import clock_of, family_option, padding_option, rows_of, shared
-from giornata_lab.bench.reporting.report import wait_for, write
+from giornata_lab.bench.harness import clock_of, compared, in_turns, median_ms, write
+from giornata_lab.bench.options import family_option, padding_option, rows_of, shared
 from giornata_lab.flags import Several, option, parsed
 
 RATIOS: Final = (0.05, 0.11, 0.2, 0.35, 0.5)
 FULL: Final = ("full", 1.0)
 
 
-def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
-    """Flags."""
-    return parsed(
+@torch.inference_mode()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write ``out/bench/step_time.json``."""
+    options = parsed(
         __doc__,
         [
             *shared(tokens=1024, text=128, repeats=5),
@@ -60,12 +59,6 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
         ],
         arguments,
     )
-
-
-@torch.inference_mode()
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, write ``out/bench/step_time.json``."""
-    options = options_of(arguments)
     rows = rows_of(options)
     rows.setting = BenchSetting(bits=options.bits, halo=options.halo)
     family = rows.family
@@ -86,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         template = CachedTemplate(form, whole.grid, (recorder.entry(),))
         for ratio, row in masked.items():
             steps[str(form), ratio] = _prepared(rows, replace(row, template=template))
-    times = _measured(steps, options.repeats, family.device, clock_of(options))
+    times = in_turns(steps, options.repeats, clock=clock_of(options), device=family.device)
     lines = [
         _line(family, form, mode, ratio, row, times)
         for form, mode in kept.items()
@@ -122,52 +115,30 @@ def _prepared(rows: Rows, row: Row) -> Callable[[], object]:
     return lambda: denoise_step(family, assembly, [row], [use])
 
 
-def _measured(
-    steps: dict[tuple[str, float], Callable[[], object]],
-    repeats: int,
-    device: torch.device,
-    clock: Callable[[], float],
-) -> dict[tuple[str, float], list[float]]:
-    """Milliseconds of every step; they take turns, and the first turn warms up."""
-    times: dict[tuple[str, float], list[float]] = {key: [] for key in steps}
-    for turn in range(repeats + 1):
-        for key, step in steps.items():
-            wait_for(device)
-            began = clock()
-            step()
-            wait_for(device)
-            if turn:
-                times[key].append((clock() - began) * 1e3)
-    return times
-
-
 def _line(
     family: ModelFamily,
     form: CacheForm,
     mode: BlockMode,
-    ratio: float,
+    mask: float,
     row: Row,
     times: dict[tuple[str, float], list[float]],
 ) -> dict[str, Any]:
-    full, ours = times[FULL], times[str(form), ratio]
-    ratios = [a / b for a, b in zip(full, ours, strict=True)]
+    full, ours = times[FULL], times[str(form), mask]
     (shape,) = row.shaped(padding_kept=True)
     limit = operation_limit(family.specs, shape, mode)
+    found = compared("full ÷ masked", full, ours)
     return {
         "form": form,
-        "mask": ratio,
-        "full ÷ masked": round(statistics.median(ratios), 3),
-        "spread": f"{min(ratios):.2f}-{max(ratios):.2f}",
+        "mask": mask,
+        **found,
         "limit": round(limit, 3),
-        "of the limit": round(statistics.median(ratios) / limit, 3),
+        "of the limit": round(found["full ÷ masked"] / limit, 3),
         "computed": shape.computed,
         "text share": round(shape.live_text / (shape.live_text + shape.computed), 3),
-        "full ms": round(statistics.median(full), 1),
-        "masked ms": round(statistics.median(ours), 1),
-        "full TFLOP/s": round(
-            1e3 * tera_operations(family, [row], BlockMode.FULL) / statistics.median(full), 3
-        ),
-        "masked TFLOP/s": round(1e3 * tera_operations(family, [row], mode) / statistics.median(ours), 3),
+        "full ms": median_ms(full),
+        "masked ms": median_ms(ours),
+        "full TFLOP/s": round(1e3 * tera_operations(family, [row], BlockMode.FULL) / median_ms(full), 3),
+        "masked TFLOP/s": round(1e3 * tera_operations(family, [row], mode) / median_ms(ours), 3),
     }
 
 

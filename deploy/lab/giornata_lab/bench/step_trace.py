@@ -20,14 +20,14 @@ from typing import Any, Final
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from giornata_denoiser.engine.engine import Engine
+from giornata_lab.bench import harness
 from giornata_lab.bench.compute.batches import MASK
 from giornata_lab.bench.compute.engines import engine_with
 from giornata_lab.bench.compute.models import described
 from giornata_lab.bench.compute.rows import Rows
 from giornata_lab.bench.compute.workload import WorkloadEdit
+from giornata_lab.bench.harness import wait_for
 from giornata_lab.bench.options import rows_of, shared
-from giornata_lab.bench.reporting import report
-from giornata_lab.bench.reporting.report import wait_for
 from giornata_lab.flags import option, parsed
 
 STEP: Final = "the step"
@@ -37,9 +37,9 @@ KINDS: Final = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "fill", 
 SHOWN: Final = 3
 
 
-def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
-    """Flags."""
-    return parsed(
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Profile, print, write ``out/bench/step_trace.json`` and the trace beside it."""
+    options = parsed(
         __doc__,
         [
             *shared(tokens=256, text=32, repeats=1),
@@ -50,14 +50,9 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
         ],
         arguments,
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Profile, print, write ``out/bench/step_trace.json`` and the trace beside it."""
-    options = options_of(arguments)
     rows = rows_of(options)
-    report.OUT.mkdir(parents=True, exist_ok=True)
-    path = report.OUT / "step_trace.json.gz"
+    harness.OUT.mkdir(parents=True, exist_ok=True)
+    path = harness.OUT / "step_trace.json.gz"
     _profiled(rows, options, path)
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     lines = summary(events)
@@ -69,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "trace": path.name,
         "trace_mib": round(path.stat().st_size / 2**20, 2),
     }
-    report.write("step_trace", lines, workload=workload)
+    harness.write("step_trace", lines, workload=workload)
 
 
 def _profiled(rows: Rows, options: SimpleNamespace, path: Path) -> None:

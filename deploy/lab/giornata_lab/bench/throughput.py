@@ -21,13 +21,13 @@ from typing import Any, Final, NamedTuple
 
 import click
 
-from giornata.planning.step_costs import refresh_interval
+from giornata.planning.cost_model import refresh_interval
 from giornata.scheduling.batch import BatchingMode
 from giornata_denoiser.config import DenoiserConfig
 from giornata_lab.bench.compute import engines
+from giornata_lab.bench.compute.engines import BenchSetting
 from giornata_lab.bench.compute.models import autoencoder, described, transformer_of
 from giornata_lab.bench.compute.rows import Rows
-from giornata_lab.bench.compute.setting import BenchSetting
 from giornata_lab.bench.compute.static_batching import (
     KLEIN,
     KleinStaticBatching,
@@ -37,8 +37,8 @@ from giornata_lab.bench.compute.static_batching import (
     skipped_share,
 )
 from giornata_lab.bench.compute.workload import MIXES, WorkloadEdit, edits, token_limit
-from giornata_lab.bench.options import FLUX, clock_of, padding_option, rows_of, shared
-from giornata_lab.bench.reporting.report import wait_for, write
+from giornata_lab.bench.harness import clock_of, compared, in_turns, write
+from giornata_lab.bench.options import FLUX, padding_option, rows_of, shared
 from giornata_lab.flags import Several, option, parsed
 
 System = Callable[[], object]
@@ -62,9 +62,9 @@ class Limits(NamedTuple):
     """Where the first step, or some, compute all of them; None for who computes none so."""
 
 
-def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
-    """Flags."""
-    return parsed(
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write ``out/bench/throughput.json``."""
+    options = parsed(
         __doc__,
         [
             *shared(tokens=256, text=32, repeats=2),
@@ -90,11 +90,6 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
         ],
         arguments,
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, write ``out/bench/throughput.json``."""
-    options = options_of(arguments)
     rows = rows_of(options)
     family = rows.family
     static: StaticBatching | KleinStaticBatching
@@ -130,7 +125,7 @@ def _equal(
         TAUGHT: _engine(rows, drawn, batch, reuse=True, taught=True),
         MISSED: _engine(rows, drawn, batch, reuse=True, missed=True),
     }
-    times = _measured(systems, rows, options, warm_up=True)
+    times = _times(systems, rows, options, warm_up=1)
     limits = _limits(rows, drawn, options.steps)
     lines = _lines(f"equal, {options.steps}, {batch} rows", len(drawn), times, STATIC, limits)
     if isinstance(static, StaticBatching):
@@ -187,7 +182,7 @@ def _mixed(
         "ours, reuse off": _engine(rows, drawn, batch, reuse=False),
         REUSE: _engine(rows, drawn, batch, reuse=True),
     }
-    times = _measured(systems, rows, options, warm_up=False)  # the other table has warmed it up
+    times = _times(systems, rows, options, warm_up=0)  # the other table has warmed it up
     lines = _lines(f"mixed, {mix}, {batch} rows", len(drawn), times, STATIC, {})
     for line in lines:
         line["note"] = _noted(line["note"], "denoising only")
@@ -220,21 +215,11 @@ def _engine(
     return run
 
 
-def _measured(
-    systems: dict[str, System], rows: Rows, options: SimpleNamespace, *, warm_up: bool
+def _times(
+    systems: dict[str, System], rows: Rows, options: SimpleNamespace, *, warm_up: int
 ) -> dict[str, list[float]]:
-    """Seconds of every system; they take turns, and the first turn may only warm up."""
-    times: dict[str, list[float]] = {name: [] for name in systems}
-    clock = clock_of(options)
-    for turn in range(options.repeats + warm_up):
-        for name, system in systems.items():
-            wait_for(rows.family.device)
-            began = clock()
-            system()
-            wait_for(rows.family.device)
-            if turn or not warm_up:
-                times[name].append(clock() - began)
-    return times
+    clock, device = clock_of(options), rows.family.device
+    return in_turns(systems, options.repeats, clock=clock, device=device, warm_up=warm_up)
 
 
 def _lines(
@@ -243,21 +228,19 @@ def _lines(
     """A line a system: how many times the baseline's edits a second, then the figures."""
     lines = []
     for name, taken in times.items():
-        ratios = [base / own for base, own in zip(times[baseline], taken, strict=True)]
-        ratio, limit = statistics.median(ratios), limits.get(name)
-        tokens, some_in_full = limit or (None, None)
+        found = compared("ratio", times[baseline], taken)
+        tokens, some_in_full = limits.get(name) or (None, None)
         lines.append(
             {
                 "steps": steps,
                 "system": name,
-                "ratio": round(ratio, 3),
-                "spread": f"{min(ratios):.2f}-{max(ratios):.2f}",
-                "edits/s": round(count / statistics.median(taken), 4),
+                **found,
+                "edits/s": round(1e3 * count / statistics.median(taken), 4),
                 "limit": _over(tokens, 1),
-                "of the limit": _over(ratio, tokens),
+                "of the limit": _over(found["ratio"], tokens),
                 "limit, some in full": _over(some_in_full, 1),
-                "of the limit, some in full": _over(ratio, some_in_full),
-                "note": "slower than the baseline" if ratio < 1 else "",
+                "of the limit, some in full": _over(found["ratio"], some_in_full),
+                "note": "slower than the baseline" if found["ratio"] < 1 else "",
             }
         )
     return lines

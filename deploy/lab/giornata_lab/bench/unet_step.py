@@ -8,14 +8,14 @@ checkpoints.
 from __future__ import annotations
 
 import os
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, Final
 
 import click
 import torch
+import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
 from giornata.packed.block_inputs import BlockInputs, CachedTokens
@@ -27,20 +27,68 @@ from giornata.wire.values import BlockMode
 from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
 from giornata_lab.bench.compute import tiny_unet
 from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens, UnetPicture
-from giornata_lab.bench.compute.unets import MASKS, SHAPES, network, touched_tiles
 from giornata_lab.bench.compute.workload import operation_limit
-from giornata_lab.bench.options import clock_of
-from giornata_lab.bench.reporting.report import write
+from giornata_lab.bench.harness import clock_of, compared, in_turns, median_ms, write
 from giornata_lab.flags import Several, option, parsed
+
+WIDE: Final[Mapping[str, Any]] = {"layers_per_block": 2, "norm_num_groups": 32, "cross_attention_dim": 768}
+SHAPES: Final[Mapping[str, tuple[str, int, Mapping[str, Any]]]] = {
+    "sdxl": (
+        "xl",
+        128,
+        {
+            **WIDE,
+            "block_out_channels": (96, 192, 384),
+            "transformer_layers_per_block": (1, 2, 4),
+            "attention_head_dim": (3, 6, 12),
+        },
+    ),
+    "sd": ("sd", 64, {**WIDE, "block_out_channels": (96, 192, 384, 384), "attention_head_dim": 8}),
+    "tiny": ("xl", 32, {}),
+}
+"""Name → kind, latent pixels a side of a picture, configuration: SDXL and Stable Diffusion with fewer channels."""
+
+
+def box(side: int, ratio: float) -> Tensor:
+    """(side, side) bool latent pixels: a square in the middle."""
+    width = max(1, round(side * ratio**0.5))
+    start = (side - width) // 2
+    touched = torch.zeros(side, side, dtype=torch.bool)
+    touched[start : start + width, start : start + width] = True
+    return touched
+
+
+def strip(side: int, ratio: float) -> Tensor:
+    """(side, side) bool latent pixels: a diagonal band from corner to corner; its smallest window is the picture."""
+    cell = torch.arange(side)
+    far = (cell[:, None] - cell[None, :]).abs()
+    return far <= far.flatten().sort().values[round(ratio * side * side) - 1]
+
+
+MASKS: Final = {"box": box, "strip": strip}
+
+
+def touched_tiles(mask: Tensor, side: int) -> Tensor:
+    """(height, width) bool tiles of `side` latent pixels that a mask of latent pixels touches."""
+    return F.max_pool2d(mask[None, None].float(), side)[0, 0] > 0
+
+
+def network(name: str) -> tuple[UnetInpaint | UnetFill, int]:
+    """The network of a shape, and the side of its picture in tiles."""
+    kind, latent, config = SHAPES[name]
+    made = tiny_unet.network(kind, **config)
+    return made, latent // made.side
+
 
 Network = UnetInpaint | UnetFill
 RATIOS: Final = (0.11, 0.2)
 Step = Callable[[], Tensor]
 
 
-def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
-    """Flags."""
-    return parsed(
+@torch.inference_mode()
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, write ``out/bench/unet_step.json``."""
+    options = parsed(
         __doc__,
         [
             option("--shapes", type=Several(click.Choice(list(SHAPES))), default="sdxl,sd"),
@@ -50,12 +98,6 @@ def options_of(arguments: Sequence[str] | None = None) -> SimpleNamespace:
         ],
         arguments,
     )
-
-
-@torch.inference_mode()
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, write ``out/bench/unet_step.json``."""
-    options = options_of(arguments)
     torch.set_num_threads(options.threads)
     keep_freed()  # as a denoiser does
     lines = [line for name in options.shapes for line in _lines(name, options)]
@@ -72,36 +114,34 @@ def _lines(name: str, options: SimpleNamespace) -> list[dict[str, Any]]:
         for shape, mask in MASKS.items()
         for ratio in RATIOS
     }
-    taking = {key: taking(made, everything, place) for key, place in where.items() if place is not None}
+    taken = {key: taking(made, everything, place) for key, place in where.items() if place is not None}
     steps: dict[object, Step] = {"full": full}
-    for key, use in taking.items():
+    for key, use in taken.items():
         steps[key] = forward(made, [picture], [where[key]], [use])
     steps["together"] = forward(
-        made, [picture] * len(taking), [where[key] for key in taking], list(taking.values())
+        made, [picture] * len(taken), [where[key] for key in taken], list(taken.values())
     )
-    times = _measured(steps, options)
-    apart = [sum(each) for each in zip(*(times[key] for key in taking), strict=True)]
-    together = statistics.median(one / every for one, every in zip(times["together"], apart, strict=True))
+    times = in_turns(steps, options.repeats, clock=clock_of(options))
+    apart = [sum(each) for each in zip(*(times[key] for key in taken), strict=True)]
+    together = compared("together ÷ apart", times["together"], apart)["together ÷ apart"]
     lines = []
     for (shape, ratio), place in where.items():
         if place is not None:
             line = _line(made.blocks, side * side, len(place.computed), times["full"], times[shape, ratio])
             mask = f"{shape} {ratio}"
-            lines.append({"shape": name, "mask": mask, **line, "together ÷ apart": round(together, 2)})
+            lines.append({"shape": name, "mask": mask, **line, "together ÷ apart": together})
     return lines
 
 
 def _line(
     specs: Sequence[BlockSpec], tiles: int, computed: int, full: list[float], masked: list[float]
 ) -> dict[str, Any]:
-    ratios = [whole / own for whole, own in zip(full, masked, strict=True)]
     return {
         "tiles": f"{computed} of {tiles}",
-        "full ÷ masked": round(statistics.median(ratios), 2),
-        "spread": f"{min(ratios):.2f}-{max(ratios):.2f}",
+        **compared("full ÷ masked", full, masked),
         "limit": round(operation_limit(specs, SequenceShape(0, tiles, computed), BlockMode.KV), 2),
-        "full ms": round(statistics.median(full)),
-        "masked ms": round(statistics.median(masked)),
+        "full ms": median_ms(full),
+        "masked ms": median_ms(masked),
     }
 
 
@@ -135,18 +175,6 @@ def forward(
     latents, steps = torch.cat([one.latent for one in pictures]), [one.step for one in pictures]
     conditioning = [one.conditioning for one in pictures]
     return lambda: made.predict(batch, latents, conditioning, steps, uses=uses)
-
-
-def _measured(steps: dict[object, Step], options: SimpleNamespace) -> dict[Any, list[float]]:
-    """Milliseconds of every step; they take turns, and the first turn warms up."""
-    clock, times = clock_of(options), {key: list[float]() for key in steps}
-    for turn in range(options.repeats + 1):
-        for key, step in steps.items():
-            began = clock()
-            step()
-            if turn:
-                times[key].append((clock() - began) * 1e3)
-    return times
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ Things are added with a hard edge, since the checker looks for them inside of th
 that requests have by default; --mask-blur 0 shows the model's own seams. The exit status is 0 where every gate holds.
 
 \b
-Compare two runs picture by picture (SSIM, PSNR, Fréchet distance):
+Compare two runs picture by picture (SSIM, PSNR):
   giornata quality --out out/full
   giornata quality --out out/fast --against out/full
 

@@ -23,11 +23,9 @@ from giornata.checkpoints import checkpoint_folder
 from giornata.families import Family
 from giornata.model_cards import read_model_card
 from giornata.scratch import scratch_folder
-from giornata.wire.fleet import FleetView, InstanceView
 from giornata.wire.requests import EditParameters, Reuse
-from giornata.wire.workers import ServiceName
+from giornata.wire.workers import FleetView, InstanceView, ServiceName
 from giornata_lab.baseline.pipeline import Pipeline, PipelineCallSettings, PipelineRow
-from giornata_lab.demo import pictures as sheets
 from giornata_lab.demo.exhibits import (
     SEEDS,
     AdapterExhibit,
@@ -48,11 +46,11 @@ from giornata_lab.demo.report import (
     edit_report,
     failings,
     services_of,
+    write_pictures,
 )
 from giornata_lab.model.scenes.shapes import overlap
 from giornata_prepost.images.geometry import Box, Size
-from giornata_prepost.images.masks import Alpha, model_mask
-from giornata_prepost.images.paste import paste, resize
+from giornata_prepost.images.masks import Alpha, model_mask, paste, resize
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.stages import visible_part
 from giornata_tools import checkout, provenance
@@ -222,7 +220,7 @@ async def demo(options: DemoOptions) -> int:
     named = (by_words(),) if shipped_masks((chosen,), os.environ) else ()
     shown = DemoExhibits((*exhibits(), *named), adapter_exhibits() if is_trained(chosen) else ())
     made = await _through_the_system(options, chosen, shown, console)
-    sheets.write(made.edits, made.adapters, options.out)
+    write_pictures(made.edits, made.adapters, options.out)
     expected, oracle = await _expected(options, chosen, made.edits, console)
     report = DemoReport(
         model=made.edits[0].figures.model,

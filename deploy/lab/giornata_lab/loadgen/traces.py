@@ -8,7 +8,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any, Final
 
@@ -16,7 +16,17 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from giornata.wire.adapters import MAX_LORAS
 from giornata.wire.requests import MAX_IMAGES, MAX_STEPS
-from giornata_lab.loadgen.workload import MAX_SEED, MaskShape, Workload, WorkloadRequest, draw
+from giornata_lab.loadgen.workload import (
+    MAX_SEED,
+    ArrivalBursts,
+    MaskShape,
+    Workload,
+    WorkloadRequest,
+    arrival_times,
+    crowded_times,
+    draw,
+    faster,
+)
 
 # Requests in a file, to replay: CSV with a header line, or a JSON object a line. Pure; texts in, texts out.
 #
@@ -208,3 +218,74 @@ def _adapters(text: str, where: str) -> tuple[str, ...]:
             f"{where}: received lora_args {text[:80]!r}; accepted is a list of dictionaries with modelVersionId"
         ) from error
     return tuple(ids)[:MAX_LORAS]
+
+
+SHORTEST_S: Final = 1.0
+"""A trace counts for at least this long."""
+
+
+@dataclass(frozen=True)
+class OfferedLoad:
+    """One run's requests.
+
+    Raises:
+        ValueError: nothing would be measured.
+    """
+
+    rate: float | None
+    """Requests a second; None: a trace says when they are due."""
+    requests: tuple[WorkloadRequest, ...]
+    warmup_s: float
+    """Requests due before it are left out of all figures."""
+    seconds: float
+    """Length of the run after the warm-up."""
+
+    def __post_init__(self) -> None:
+        if not any(request.at_s >= self.warmup_s for request in self.requests):
+            what = "the trace" if self.rate is None else f"{self.rate:g} requests a second"
+            raise ValueError(
+                f"no request of {what} is due within {self.seconds:g} s after the warm-up of {self.warmup_s:g} s"
+            )
+
+
+def drawn(
+    rates: Sequence[float],
+    workload: Workload,
+    *,
+    cv: float,
+    seconds: float,
+    warmup_s: float,
+    seed: int,
+    crowds: ArrivalBursts | None = None,
+) -> list[OfferedLoad]:
+    """A load for each of `rates` (a second), whose times between requests vary by `cv`; equal seeds make equal loads.
+
+    With `crowds` requests are a Poisson process that is denser at times.
+
+    Raises:
+        ValueError: nothing would be measured at a rate.
+    """
+    loads = []
+    for rate in rates:
+        whole_s = warmup_s + seconds
+        times = (
+            arrival_times(rate, whole_s, seed, cv)
+            if crowds is None
+            else crowded_times(rate, whole_s, seed, crowds)
+        )
+        requests = draw(times, workload, seed)
+        loads.append(OfferedLoad(rate, tuple(requests), warmup_s, seconds))
+    return loads
+
+
+def replayed(
+    lines: Sequence[TraceLine], workload: Workload, *, speed: float, warmup_s: float, seed: int
+) -> OfferedLoad:
+    """The load of a trace, `speed` times as fast as it tells.
+
+    Raises:
+        ValueError: all of its requests belong to the warm-up.
+    """
+    requests = faster(complete(lines, workload, seed), speed)
+    seconds = max(SHORTEST_S, requests[-1].at_s - warmup_s)
+    return OfferedLoad(None, tuple(requests), warmup_s, seconds)

@@ -126,8 +126,6 @@ LORA_ZIPF: Final = float(_ADAPTERS["lora_zipf_exponent"])
 """Exponent of their popularity."""
 LORA_BYTES: Final[Sequence[int]] = _ADAPTERS["lora_bytes"]
 """Sizes of LoRAs."""
-PEAK: Final = float(_ADAPTERS["peak_minute_over_mean"])
-"""Requests with and without LoRAs in the busiest minute, over the mean of all minutes."""
 
 
 def controlnets() -> Mix:

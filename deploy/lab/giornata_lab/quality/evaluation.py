@@ -14,21 +14,19 @@ import numpy as np
 from rich.console import Console
 
 from giornata.wire.requests import Reuse
-from giornata_lab.quality import cases, classifier, pictures, report
+from giornata_lab.quality import cases, pictures, report
 from giornata_lab.quality import page as tables
 from giornata_lab.quality.cases import QualityCase
 from giornata_lab.quality.metrics import (
-    Features,
     Pixels,
     Scored,
     ScoredAddition,
     ScoredRemoval,
-    frechet,
     score,
     strayed_px,
 )
 from giornata_lab.quality.page import page
-from giornata_lab.quality.report import FrechetDistances, MaskBlur, QualityReport, QualityRun, RunComparison
+from giornata_lab.quality.report import MaskBlur, QualityReport, QualityRun, RunComparison
 from giornata_lab.quality.system import EditSetting, SystemUnderTest, attached, edit_all, started
 from giornata_tools import provenance, terminal
 from giornata_tools.launcher.process import LaunchError
@@ -188,7 +186,7 @@ def _run(
 
 
 def assess(run: QualityRun, scored: Sequence[Scored], closeness: RunComparison | None) -> QualityReport:
-    """Everything measured of the edits, as one value; loads the classifier where there are enough additions."""
+    """Everything measured of the edits, as one value."""
     additions = [s for s in scored if isinstance(s, ScoredAddition)]
     adherence = report.adherence(additions)
     completion = report.completion([s for s in scored if isinstance(s, ScoredRemoval)])
@@ -199,45 +197,11 @@ def assess(run: QualityRun, scored: Sequence[Scored], closeness: RunComparison |
         strayed_px=strayed,
         adherence=adherence,
         completion=completion,
-        frechet=_frechet(additions),
         closeness=closeness,
     )
-
-
-def _frechet(additions: Sequence[ScoredAddition]) -> FrechetDistances | None:
-    if len(additions) < 4:  # two in each half
-        return None
-    model = classifier.load()
-    masks = [a.case.scene.mask for a in additions]
-    edits, before, truths = (
-        classifier.embed(model, zip(some, masks, strict=True))
-        for some in (
-            [a.edit for a in additions],
-            [a.case.scene.before for a in additions],
-            [a.case.scene.after for a in additions],
-        )
-    )
-    return FrechetDistances(
-        edit_to_truth=frechet(edits, truths),
-        unedited_to_truth=frechet(before, truths),
-        between_halves=frechet(*_halves(truths)),
-    )
-
-
-def _halves(features: Features) -> tuple[Features, Features]:
-    """Two random halves, the same at every call: the set itself is ordered by colour and shape."""
-    shuffled = np.random.default_rng(0).permutation(features)
-    return shuffled[::2], shuffled[1::2]
 
 
 def _closeness(scored: Sequence[Scored], earlier: pictures.EarlierQualityRun) -> RunComparison:
     found = [(one, earlier.picture(one.case)) for one in scored]
     pairs = [(one, theirs) for one, theirs in found if theirs is not None]
-    distance = None
-    if len(pairs) > 1:
-        model = classifier.load()
-        ours = classifier.embed(model, ((one.edit, one.case.scene.mask) for one, _ in pairs))
-        distance = frechet(
-            ours, classifier.embed(model, ((theirs, one.case.scene.mask) for one, theirs in pairs))
-        )
-    return report.closeness(pairs, str(earlier.folder), earlier.manifest.run, distance)
+    return report.closeness(pairs, str(earlier.folder), earlier.manifest.run)

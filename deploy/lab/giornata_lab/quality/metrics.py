@@ -16,14 +16,12 @@ from giornata_lab.quality.checker import DetectedShape, check
 from giornata_prepost.images.masks import effective_alpha
 from giornata_tools.lora_profiler.profiler import ssim
 
-# How far two pictures, or two sets of pictures, are apart. Pure.
+# How far two pictures are apart. Pure.
 #
 # Pictures are (height, width, 3) uint8 unless said otherwise; masks (height, width) bool.
 
 
 Pixels = NDArray[np.uint8]
-Features = NDArray[np.float64]
-"""(pictures, features)."""
 PSNR_CEILING_DB: Final = 60.0
 """Told for pictures that are equal, whose true value is infinite, and for all above: means stay finite."""
 
@@ -75,31 +73,6 @@ def together(seams: Iterable[SeamGradients]) -> SeamGradients:
     """One seam for all: its ratio is the ratio of the means over all pairs of all pictures."""
     every = list(seams)
     return SeamGradients(sum(s.edit for s in every), sum(s.truth for s in every), sum(s.pairs for s in every))
-
-
-def frechet(one: Features, other: Features) -> float:
-    """Fréchet distance between Gaussians fitted to two sets of features (Heusel et al., 2017).
-
-    |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)), the root by C1's own, so that only symmetric matrices are decomposed.
-
-    Raises:
-        ValueError: a set has fewer than two pictures, or the features are not the same ones.
-    """
-    if min(len(one), len(other)) < 2 or one.shape[1] != other.shape[1]:
-        raise ValueError(
-            f"received features {one.shape} and {other.shape}; both need 2 rows or more, equal columns"
-        )
-    first, second = (np.atleast_2d(np.cov(features, rowvar=False)) for features in (one, other))
-    root = _root(first)
-    cross = np.linalg.eigvalsh(root @ second @ root).clip(0)
-    apart = float(((one.mean(0) - other.mean(0)) ** 2).sum())
-    return max(apart + float(np.trace(first) + np.trace(second) - 2 * np.sqrt(cross).sum()), 0.0)
-
-
-def _root(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
-    values, vectors = np.linalg.eigh(covariance)
-    root: NDArray[np.float64] = (vectors * np.sqrt(values.clip(0))) @ vectors.T
-    return root
 
 
 # What is measured of each edit. Pure.

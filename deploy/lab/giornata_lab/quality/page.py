@@ -60,13 +60,6 @@ def sheets(report: QualityReport) -> list[ReportTable]:
         found.append(
             ReportTable("(b), (c) Background completion", ("ground", *PATCH_HEAD), _patches(patches))
         )
-    if f := report.frechet:
-        rows = (
-            ("edits to truths", f"{f.edit_to_truth:.2f}"),
-            ("unedited to truths", f"{f.unedited_to_truth:.2f}"),
-            ("half of the truths to the other", f"{f.between_halves:.2f}"),
-        )
-        found.append(ReportTable("(d) Fréchet distance of additions", ("", "distance"), rows))
     if report.closeness:
         found.append(_closeness(report.closeness))
     return found
@@ -149,7 +142,6 @@ def _closeness(c: RunComparison) -> ReportTable:
         ("SSIM, in the mask", f"{c.ssim_in_mask:.4f}"),
         ("PSNR, whole picture, dB", f"{c.psnr_db:.2f}"),
         ("PSNR, in the mask, dB", f"{c.psnr_in_mask_db:.2f}"),
-        ("Fréchet distance", "-" if c.frechet is None else f"{c.frechet:.3f}"),
     )
     return ReportTable(
         f"(d) Against {c.folder} ({c.other.model}, {c.other.steps} steps)", ("", "value"), rows

@@ -106,16 +106,6 @@ class BackgroundCompletion(BaseModel):
     by_ground: dict[str, RemovalQuality]
 
 
-class FrechetDistances(BaseModel):
-    """(d) Fréchet distances on the classifier's features of the additions' masks; small is near. To compare by."""
-
-    edit_to_truth: float
-    unedited_to_truth: float
-    """The pictures before they were edited: how far "nothing happened" is."""
-    between_halves: float
-    """One half of the truths to the other: how near sets of this kind can be expected."""
-
-
 class RunComparison(BaseModel):
     """(d) This run's pictures against an earlier run's, picture by picture."""
 
@@ -128,8 +118,6 @@ class RunComparison(BaseModel):
     psnr_db: float
     psnr_in_mask_db: float
     """Means over pictures; equal ones count as `giornata_lab.quality.metrics.PSNR_CEILING_DB`."""
-    frechet: float | None
-    """Distance over all masks; None for fewer than two pictures."""
 
 
 class QualityGate(BaseModel):
@@ -161,7 +149,6 @@ class QualityReport(BaseModel):
     """Pixels outside of masks that changed, over all edits."""
     adherence: PromptAdherence | None
     completion: BackgroundCompletion | None
-    frechet: FrechetDistances | None
     closeness: RunComparison | None
 
     @computed_field  # type: ignore[prop-decorator] # as pydantic's manual has it: mypy knows no decorated property
@@ -214,9 +201,7 @@ def gates(
     ]
 
 
-def closeness(
-    pairs: Iterable[tuple[Scored, Pixels]], folder: str, other: QualityRun, distance: float | None
-) -> RunComparison:
+def closeness(pairs: Iterable[tuple[Scored, Pixels]], folder: str, other: QualityRun) -> RunComparison:
     """This run's edits against those of `other`; at least one pair."""
     rows = [
         (
@@ -238,7 +223,6 @@ def closeness(
         ssim_in_mask=mask_ssim,
         psnr_db=whole_psnr,
         psnr_in_mask_db=mask_psnr,
-        frechet=distance,
     )
 
 

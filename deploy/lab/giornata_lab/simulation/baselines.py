@@ -8,14 +8,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from giornata.residency.popularity import AdapterUsage
-from giornata.residency.use_based import AdapterSelection, ResidencySnapshot, Wanted, pins_of
-from giornata.scheduling import adapter_plans, policies
-from giornata.scheduling.adapter_plans import ResidencyPlanner
+from giornata.residency.use_based import AdapterSelection, AdapterUsage, ResidencySnapshot, Wanted, pins_of
+from giornata.scheduling import policies, rock
 from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.policies import LOAD_WEIGHT, CandidateWorker, Policy, with_room
+from giornata.scheduling.rock import ResidencyPlanner
 from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler
-from giornata_lab.simulation.rock_kinds import kinds_scheduler
+from giornata_lab.simulation.rock_kinds import RockScheduler
 
 QUEUED: Final = 4
 """Rows with which a worker's queue is as long as :func:`lrums` counts."""
@@ -78,7 +77,7 @@ class SimPolicy(StrEnum):
     RROD = "rrod"
     LRUMS = "lrums"
     ROCK = "rock"
-    """No policy of single jobs: :class:`giornata.scheduling.rock.RockScheduler`."""
+    """No policy of single jobs: :class:`giornata_lab.simulation.rock_kinds.RockScheduler`."""
 
 
 WEIGHING: Final = MappingProxyType(
@@ -110,7 +109,7 @@ def policy_of(name: SimPolicy, load_weight: float = LOAD_WEIGHT) -> Policy:
 def scheduler_of(name: SimPolicy) -> Scheduler:
     """The scheduler of this name: a policy serves jobs in the order of the line, ROCK matches queues."""
     if name is SimPolicy.ROCK:
-        return kinds_scheduler()
+        return RockScheduler()
     return QueueOrderScheduler(POLICIES[name], loads_ahead=name in WEIGHING)
 
 
@@ -147,7 +146,7 @@ def proactive_plan(observed: ResidencySnapshot, uses: AdapterUsage, now: float) 
 
 PROACTIVE: Final = "proactive"
 PLANNERS: Final[Mapping[str, ResidencyPlanner]] = {
-    **adapter_plans.PLANNERS,
+    **rock.PLANNERS,
     PROACTIVE: ResidencyPlanner(lambda _: proactive_plan, PROACTIVE_PERIOD_S, PROACTIVE_HALF_LIFE_S),
 }
 """Plans of placement: the router's, and the baseline."""

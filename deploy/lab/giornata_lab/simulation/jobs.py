@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+import random
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
-from giornata.planning.batch_plans import BatchRow, plan_batch
-from giornata.planning.block_plans import LoadLink
 from giornata.planning.operations import (
     NetworkOperations,
     SequenceShape,
-    mean_amounts,
+    low_rank_weights,
     sample_fields,
     step_work,
 )
-from giornata.planning.step_costs import SLABS, BlockLoads, row_blocks
+from giornata.planning.plans import SLABS, BatchRow, BlockLoads, LoadLink, plan_batch, row_blocks
+from giornata.scheduling.adapters import NeededControl, NeededLora
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.demand import JobDemand, RowShape, StepTimeModel
 from giornata.scheduling.worker_state import Attempt
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import RowProgress, StepSample
-from giornata_lab.loadgen.workload import WorkloadRequest
+from giornata_lab.loadgen import workload
+from giornata_lab.loadgen.workload import AdapterSizes, Mix, WorkloadRequest, chosen
 
 # What simulated clients ask for: requests of the load generator as rows of tokens. Pure.
 
@@ -253,7 +254,7 @@ class StepTimes:
             reusing.append(BatchRow(made, template))
             least_ms += float(made.kv_ms.sum())
         link = LoadLink(pace.costs.load_ms(kv_bytes / SLABS))
-        return plan_batch(reusing, link, base_ms).timeline.finish_ms / least_ms
+        return plan_batch(reusing, link, base_ms).finish_ms / least_ms
 
 
 @dataclass(slots=True)
@@ -286,10 +287,76 @@ def sample(segment: EqualStepRun, operations: NetworkOperations) -> StepSample:
     modes = [(mode,) * operations.blocks for _, mode in rows]
     return StepSample.model_construct(
         rows=len(segment.rows),
-        **sample_fields(step_work(operations, shapes, modes), mean_amounts(shapes, modes)),
+        **sample_fields(step_work(operations, shapes, modes), shapes, modes),
         assemble_ms=0.0,
         step_ms=segment.step_s * 1e3,
         reusing_ms=sum(row.step_ms for row in segment.rows if row.mode is not BlockMode.FULL),
         excess_ms=segment.excess_ms,
         waited_ms=segment.excess_ms,
     )
+
+
+@dataclass(frozen=True)
+class AdapterDemand:
+    """What is known of jobs' adapters beside the names of their LoRAs, which requests tell."""
+
+    sizes: AdapterSizes = field(default_factory=AdapterSizes)
+    """Sizes of LoRAs."""
+    controls: Mix = field(default_factory=lambda: {0: 1.0})
+    """Number of ControlNets of a job."""
+    joins_within: float = 0.0
+    """Share of the steps that may be made before the LoRAs are there; 0 is `lora_wait=exact`."""
+
+
+def with_adapters(
+    jobs: Sequence[SimulatedJob], requests: Sequence[WorkloadRequest], asked: AdapterDemand, seed: int
+) -> list[SimulatedJob]:
+    """The same jobs with adapters; `requests` are theirs, in the same order. Equal seeds draw equal ones."""
+    chance = random.Random(f"{seed} controls")  # noqa: S311 - a workload, no secret
+    weights = workload.controlnets()
+    known: dict[str, NeededLora] = {}
+    made = []
+    for job, request in zip(jobs, requests, strict=True):
+        for name in request.adapters:
+            if name not in known:
+                known[name] = NeededLora(name, asked.sizes.of(name, seed))
+        loras = tuple(known[name] for name in request.adapters)
+        controls = _distinct(chosen(asked.controls, chance.random()), weights, chance)
+        made.append(adapted(job, loras, controls, asked.joins_within))
+    return made
+
+
+def adapted(
+    job: SimulatedJob,
+    loras: Sequence[NeededLora],
+    controls: Iterable[int] = (),
+    joins_within: float = 0.0,
+) -> SimulatedJob:
+    """A job with these LoRAs, and ControlNets by their rank of popularity."""
+    low_rank = sum(low_rank_weights(0, lora.size_bytes) for lora in loras)
+    shapes = tuple(
+        replace(shape, low_rank=low_rank, segments=1 / shape.sequences if loras else 0.0)
+        for shape in job.demand.shapes
+    )
+    needed = tuple(NeededControl(control_name(number), 1.0) for number in controls)
+    demand = replace(
+        job.demand, shapes=shapes, adapters=tuple(loras), controls=needed, joins_within=joins_within
+    )
+    return replace(job, demand=demand)
+
+
+def control_name(number: int) -> str:
+    """The digest of the ControlNet of this rank of popularity."""
+    return f"control{number}"
+
+
+def held_controls(weight_bytes: int) -> tuple[tuple[str, int], ...]:
+    """All ControlNets, of this size, for :attr:`giornata_lab.simulation.machines.Machine.controls`."""
+    return tuple((control_name(number), weight_bytes) for number in workload.controlnets())
+
+
+def _distinct(count: int, weights: Mix, chance: random.Random) -> list[int]:
+    found: dict[int, None] = {}
+    while len(found) < min(count, len(weights)):
+        found[chosen(weights, chance.random())] = None
+    return list(found)

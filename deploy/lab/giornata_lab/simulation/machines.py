@@ -21,14 +21,14 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from giornata.planning.cost_model import Profile, encode_compute_fit, fit
+from giornata.planning.cost_model import LOAD, Profile, StepCosts, encode_compute_fit, fit
 from giornata.planning.operations import (
     COMPUTE,
     NETWORK,
@@ -37,13 +37,26 @@ from giornata.planning.operations import (
     step_work,
     work_of_weights,
 )
-from giornata.planning.step_costs import LOAD, StepCosts
 from giornata.scheduling.demand import StepTimeModel
 from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import CostFit, WorkerCosts
-from giornata_lab.simulation import h100
 from giornata_lab.simulation.jobs import MODEL, PictureSetting
+
+DERIVED: Final[Mapping[str, bool]] = {"h100": False, "h100-eager": True}
+"""By name: whether its engine is not compiled."""
+
+
+@cache
+def shipped(name: str) -> Profile:
+    """That of a machine of :data:`DERIVED`."""
+    return Profile.model_validate_json(profile_path(name).read_bytes())
+
+
+def profile_path(name: str) -> Path:
+    """Its file."""
+    return Path(__file__).with_name(f"{name}.json")
+
 
 FIGURES: Final[Mapping[str, Any]] = json.loads(
     Path(__file__).with_name("published.json").read_text(encoding="utf-8")
@@ -101,8 +114,6 @@ class Machine:
     """How many times slower this worker is than `costs`."""
     noise: float = 0.0
     """Coefficient of variation of the times of equal steps; lognormal, each step by itself."""
-    busy: tuple[tuple[float, float], ...] = ()
-    """From when until when, in seconds, no step begins."""
     storage: TemplateStorage = field(default_factory=TemplateStorage)
     controls: tuple[tuple[str, int], ...] = ()
     """Digests and bytes of the ControlNets that it computes itself."""
@@ -174,13 +185,13 @@ def of_profile(profile: Profile) -> Machine:
 
 
 def _shipped(name: str) -> Machine:
-    return of_profile(h100.shipped(name))
+    return of_profile(shipped(name))
 
 
 PUBLISHED: Final[dict[str, Callable[[], Machine]]] = {
     "h800-flux": h800_flux,
     "flashps-flux": flashps_flux,
-    **{name: partial(_shipped, name) for name in h100.MACHINES},
+    **{name: partial(_shipped, name) for name in DERIVED},
 }
 
 
@@ -214,7 +225,6 @@ class WorkerGroup(BaseModel):
     step_limit_ms: float = Field(math.inf, gt=0)
     slowness: float = Field(1.0, gt=0)
     noise: float = Field(0.0, ge=0)
-    busy: tuple[tuple[float, float], ...] = ()
     memory_gb: float = Field(math.inf, ge=0)
     disk_gb: float = Field(0.0, ge=0)
     disk_gb_per_s: float = Field(2.0, gt=0)
@@ -234,7 +244,7 @@ class WorkerGroup(BaseModel):
 
     def of(self, read: Callable[[str], str]) -> Machine:
         """One worker; `read` gives the text of a profile's file."""
-        alike = self.model_dump(include={"rows", "tokens", "step_limit_ms", "slowness", "noise", "busy"})
+        alike = self.model_dump(include={"rows", "tokens", "step_limit_ms", "slowness", "noise"})
         storage = TemplateStorage(self.memory_gb * 1e9, self.disk_gb * 1e9, self.disk_gb_per_s * 1e9)
         made = replace(self._source(read), **alike, storage=storage)
         if self.device is not None:

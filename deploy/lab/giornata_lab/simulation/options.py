@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from giornata.scheduling.adapter_plans import AdapterPlan
 from giornata.scheduling.placement import SLACK, Placement
 from giornata.scheduling.policies import LOAD_WEIGHT, Policy
 from giornata.scheduling.queue import AGEING_S, FairQueue, RowQueue, TenantJobOrder
+from giornata.scheduling.rock import AdapterPlan
 from giornata.scheduling.scheduler import (
     LOOKED_AT,
     QueueOrderScheduler,
@@ -19,7 +19,7 @@ from giornata.scheduling.scheduler import (
 )
 from giornata_lab.simulation.baselines import WEIGHING, SimPolicy, policy_of
 from giornata_lab.simulation.residency import AdapterSetting
-from giornata_lab.simulation.rock_kinds import JobKindQueue, kinds_scheduler
+from giornata_lab.simulation.rock_kinds import JobKindQueue, RockScheduler
 
 OF_ADAPTERS: Final = frozenset({SimPolicy.RROD, SimPolicy.LRUMS, SimPolicy.ROCK})
 """Policies of adapter serving, with rules of their own for what devices keep."""
@@ -78,10 +78,6 @@ class StageSetting:
     """Decoding and pasting of a picture; a server does one after the other."""
     servers: int = 8
     """Servers that encode, and as many that finish."""
-    hops_ms: float = 0.0
-    """Messages and files of a job, in which no process computes."""
-    relay_ms: float = 0.0
-    """Computing of gateway, router and message servers for a job, half of it at each end, one job after the other."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +152,7 @@ class RunOptions:
     def scheduler(self) -> Scheduler:
         """The scheduler that these options name."""
         if self.policy is SimPolicy.ROCK:
-            return kinds_scheduler(self.looked_at)
+            return RockScheduler(self.looked_at)
         policy = policy_of(self.policy, self.load_weight)
         if self.binding is BindingTime.ARRIVAL:
             return ArrivalScheduler(policy, self.looked_at)

@@ -6,19 +6,174 @@ carries one load at a time. An adapter is on its way to a tier once at a time.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
+from heapq import heappop, heappush
+from itertools import count, islice
 from typing import Final
 
-from giornata.residency.tiers import EvictionLedger, FifoLink
+from giornata.residency.ledger import EvictionLedger
 from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.worker_state import Attempt
-from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
-from giornata_lab.simulation.processors import SimClock
-from giornata_lab.simulation.templates import TOLD
+from giornata.wire.workers import AdapterCounters, AdapterLoad, LoadSample, TemplateCounters, Tier
+from giornata_lab.simulation.machines import TemplateStorage
+
+Action = Callable[[float], None]
+"""Called with the time at which it runs, in seconds."""
+
+
+class SimClock:
+    """Runs actions in order of time, and at equal times in the order in which they were planned; starts at 0."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._due: list[tuple[float, int, Action]] = []
+        self._numbers = count()
+
+    def at(self, time_s: float, action: Action) -> None:
+        """Plan `action`, not before now."""
+        heappush(self._due, (max(time_s, self.now), next(self._numbers), action))
+
+    def step(self) -> bool:
+        """Run the next action; False where there is none."""
+        if not self._due:
+            return False
+        self.now, _, action = heappop(self._due)
+        action(self.now)
+        return True
+
+
+class StageServers:
+    """The servers of a stage, and one queue before them: first come, first served."""
+
+    def __init__(self, servers: int, clock: SimClock) -> None:
+        self._free, self._clock = servers, clock
+        self._waiting: deque[tuple[float, Action]] = deque()
+
+    def serve(self, seconds: float, now: float, then: Action) -> None:
+        """Run `then` when a server has done work that takes so long alone; at once where there is none."""
+        if not seconds:
+            then(now)
+        elif self._free:
+            self._free -= 1
+            self._clock.at(now + seconds, lambda ended: self._served(then, ended))
+        else:
+            self._waiting.append((seconds, then))
+
+    def _served(self, then: Action, now: float) -> None:
+        self._free += 1
+        if self._waiting:
+            seconds, following = self._waiting.popleft()
+            self.serve(seconds, now, following)
+        then(now)
+
+
+TOLD: Final = 256
+"""Templates or adapters of a tier that telemetry tells, as :class:`giornata.wire.workers.WorkerState` says."""
+
+
+class FifoLink:
+    """First come, first served: a load takes a latency and its bytes over the bandwidth. Times are in seconds.
+
+    Args:
+        bytes_per_s: bandwidth.
+        latency_s: what every load takes beside it.
+    """
+
+    def __init__(self, bytes_per_s: float, latency_s: float = 0.0) -> None:
+        self._bytes_per_s, self._latency_s = bytes_per_s, latency_s
+        self._free_s = 0.0
+        """When the last load that was begun ends."""
+
+    def takes_s(self, size_bytes: float) -> float:
+        """Time of one load on an idle link."""
+        return self._latency_s + size_bytes / self._bytes_per_s
+
+    def wait_s(self, now: float) -> float:
+        """Time until a new load would begin."""
+        return max(0.0, self._free_s - now)
+
+    def load(self, size_bytes: float, now: float) -> float:
+        """Queue a load that may begin `now`; when it ends."""
+        self._free_s = max(now, self._free_s) + self.takes_s(size_bytes)
+        return self._free_s
+
+
+@dataclass(frozen=True)
+class TemplateSetting:
+    """How all workers keep templates."""
+
+    size_bytes: float = 0.0
+    """Size of one template; 0: all of them fit anywhere."""
+    kv_bytes: float = 0.0
+    """Keys and values that a row takes from memory a step; 0: loads are neglected."""
+    registered: frozenset[str] = frozenset()
+    """Templates that are recorded at their first edit on a worker; others at their second."""
+    preloaded: tuple[str, ...] = ()
+    """Templates in memory of every worker from the start, the most popular first, as far as there is room."""
+
+
+class SimTemplates:
+    """Memory and disk of one worker, least recently used out first; reads from disk come one after the other."""
+
+    def __init__(
+        self,
+        setting: TemplateSetting,
+        storage: TemplateStorage,
+        clock: SimClock,
+        told: Callable[[LoadSample], None],
+    ) -> None:
+        self._clock, self._told = clock, told
+        self._size_bytes = max(1, round(setting.size_bytes))
+        self._tiers = {
+            tier: EvictionLedger(round(min(bytes_, 1e18)))
+            for tier, bytes_ in ((Tier.MEMORY, storage.memory_bytes), (Tier.DISK, storage.disk_bytes))
+        }
+        self._link = FifoLink(storage.disk_bytes_per_s)
+        self._coming: dict[str, float] = {}
+        """When a template is in memory, of those that are being read."""
+        most = self._tiers[Tier.MEMORY].budget_bytes // self._size_bytes
+        for template in reversed(setting.preloaded[:most]):
+            self._tiers[Tier.MEMORY].add(template, self._size_bytes)
+
+    def find(self, template: str, now: float) -> tuple[Tier | None, float]:
+        """The fastest tier that has `template`, which counts as used, and when it is in memory."""
+        on_disk = self._tiers[Tier.DISK].use(template)
+        if self._tiers[Tier.MEMORY].use(template):
+            return Tier.MEMORY, now
+        if not on_disk:
+            return None, now
+        if template not in self._coming:
+            self._read(template, now)
+        return Tier.DISK, self._coming[template]
+
+    def put(self, template: str) -> None:
+        """Keep a recorded template, in memory and on disk."""
+        for tier in self._tiers.values():
+            tier.add(template, self._size_bytes)
+
+    def resident(self) -> dict[Tier, tuple[str, ...]]:
+        """Templates by tier, lately used first, as telemetry tells them."""
+        return {tier: tuple(islice(reversed(list(held)), TOLD)) for tier, held in self._tiers.items()}
+
+    def counted(self) -> TemplateCounters:
+        """Bytes by tier, as telemetry tells them."""
+        memory, disk = self._tiers[Tier.MEMORY], self._tiers[Tier.DISK]
+        return TemplateCounters(memory_bytes=memory.size_bytes, disk_bytes=disk.size_bytes)
+
+    def _read(self, template: str, now: float) -> None:
+        took_s = self._link.takes_s(self._size_bytes)
+        self._coming[template] = self._link.load(self._size_bytes, now)
+
+        def arrived(_now: float) -> None:
+            del self._coming[template]
+            self._tiers[Tier.MEMORY].add(template, self._size_bytes)
+            sample = LoadSample(tier=Tier.DISK, size_bytes=self._size_bytes, load_ms=took_s * 1e3)
+            self._told(sample)
+
+        self._clock.at(self._coming[template], arrived)
 
 
 class LoadReason(StrEnum):

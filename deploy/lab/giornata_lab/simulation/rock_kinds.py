@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
+import warnings
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
+import numpy as np
+
 from giornata.scheduling.demand import JobDemand
-from giornata.scheduling.queue import AGEING_S, Key, QueuedRows, RowQueue, RowQueueBase, SchedulingParams
-from giornata.scheduling.rock import RockScheduler, never_yields, one_queue
-from giornata.scheduling.scheduler import LOOKED_AT
+from giornata.scheduling.placement import Placement
+from giornata.scheduling.queue import AGEING_S, Key, QueuedRows, RowQueue, SchedulingParams
+from giornata.scheduling.rock import FreeWorker, choose_worker, match_weights
+from giornata.scheduling.scheduler import LOOKED_AT, RowAssignment, SchedulingDecision, room_for_any
 from giornata.wire.jobs import Priority
+from giornata.wire.workers import Tier
 
 # Kinds of jobs: Gaussian mixtures over what jobs ask for (ROCK, CLUSTER '25, section 4.1). Pure.
 #
-# A model is fitted by `giornata_lab.simulation.rock_fit`, which needs scikit-learn. What is here needs no
-# package: which kind a job is of, and whether jobs have changed so much that the model should be fitted
-# again.
 
 
 KEPT: Final = 600
@@ -172,7 +174,7 @@ CREDIT_S: Final = 60.0
 """A queue that was empty has at most so much less work served than the others: it does not hold them up for long."""
 
 
-class JobKindQueue(RowQueueBase):
+class JobKindQueue(RowQueue):
     """See :class:`giornata.scheduling.queue.RowQueue`.
 
     Jobs are of one kind until a model is given; then each queue has its jobs in the order of their arrival. Batch jobs
@@ -200,10 +202,6 @@ class JobKindQueue(RowQueueBase):
         self._queues = {key: model.kind(features) for key, features in self._features.items()}
         self._sizes = Counter(self._queues.values())
         self._work_s.clear()
-
-    def queue_of(self, key: Key) -> int:
-        """The queue of an entry."""
-        return self._queues[key]
 
     def queues(self, now: float) -> dict[int, list[QueuedRows]]:
         """Entries by queue, each in the order of its turns."""
@@ -261,19 +259,199 @@ def _work_s(takes_s: float, steps: int) -> float:
     return takes_s or steps / 10
 
 
-# ROCK's scheduler on these queues.
+# ROCK's scheduler: queues of alike jobs are matched with workers (CLUSTER '25, section 4.1). Pure.
+#
+# The paper matches each queue with one worker for 90 s, which carries no load: here queues are matched anew
+# at each free place. The heaviest pair of a queue and a free worker is served, but a queue whose first job
+# has waited for a minute comes first.
 
 
-def kind_queues(line: RowQueue, now: float) -> dict[int, list[QueuedRows]]:
-    """Return the queues of a line that knows kinds; any other one is one queue."""
-    return line.queues(now) if isinstance(line, JobKindQueue) else one_queue(line, now)
+OLD_S: Final = 60.0
+"""A queue whose first job has waited for so long comes first."""
+ASKED: Final = 32
+"""Waiting jobs of a queue whose adapters are its affinity."""
 
 
-def yields_by_kind(line: RowQueue, entry: QueuedRows, now: float) -> bool:
-    """Return whether an entry comes after all interactive jobs, where the line knows kinds."""
-    return line.yields(entry, now) if isinstance(line, JobKindQueue) else never_yields(line, entry, now)
+def queues_of(line: RowQueue, now: float) -> dict[int, list[QueuedRows]]:
+    """Entries by queue of a line that knows kinds; those of any other line are one queue, or none."""
+    if isinstance(line, JobKindQueue):
+        return line.queues(now)
+    return {0: waiting} if (waiting := line.order(now)) else {}
 
 
-def kinds_scheduler(looked_at: int = LOOKED_AT) -> RockScheduler:
-    """Return ROCK's scheduler as published: it matches queues of alike jobs."""
-    return RockScheduler(looked_at, kind_queues, yields_by_kind)
+def affinity(wanted: Collection[str], held: Mapping[str, Tier]) -> float:
+    """Share of the `wanted` adapters that are `held` on the device; 0 where none is wanted."""
+    return sum(held.get(digest) is Tier.DEVICE for digest in wanted) / len(wanted) if wanted else 0.0
+
+
+@dataclass(frozen=True)
+class RockScheduler:
+    """Serves the heaviest pair of queue and free worker."""
+
+    looked_at: int = LOOKED_AT
+
+    def decide(self, line: RowQueue, placement: Placement, now: float) -> SchedulingDecision:
+        """See :class:`giornata.scheduling.scheduler.Scheduler`."""
+        if not room_for_any(line, placement):
+            return SchedulingDecision()
+        with placement.trial() as count:
+            made = _RockDecisionBuilder(self, placement, count, now, queues_of(line, now), line)
+            while made.serve_one():
+                pass
+        return SchedulingDecision(made.placements, wake_at=line.changes_at(now) if made.queues else None)
+
+
+@dataclass
+class _QueueMatch:
+    """A queue's first rows, and the workers that have a place for them."""
+
+    queue: int
+    entry: QueuedRows
+    asked: JobDemand
+    workers: list[FreeWorker]
+
+
+@dataclass
+class _RockDecisionBuilder:
+    """A decision in the making."""
+
+    rules: RockScheduler
+    placement: Placement
+    count: Callable[[str, str, JobDemand], None]
+    now: float
+    queues: dict[int, list[QueuedRows]]
+    """Entries that wait, by queue; a queue without any is left out."""
+    line: RowQueue
+    placed: dict[tuple[Key, str], list[int]] = field(default_factory=dict)
+    """Rows by entry and worker."""
+    kept: dict[str, Key] = field(default_factory=dict)
+    """Workers that are kept free, each for an old entry that no worker has room for."""
+
+    @property
+    def placements(self) -> tuple[RowAssignment, ...]:
+        """Return what one worker gets of an entry together, in the order of the first rows."""
+        return tuple(RowAssignment(key, worker, tuple(rows)) for (key, worker), rows in self.placed.items())
+
+    def serve_one(self) -> bool:
+        """Place the first rows of one queue; False where none can be."""
+        yields = min((self._yields(entries[0]) for entries in self.queues.values()), default=True)
+        pairs = [
+            pair
+            for queue, entries in self.queues.items()
+            if self._yields(entries[0]) == yields and (pair := self._pair(queue, entries[0])) is not None
+        ]
+        if not pairs:
+            return self._let_batch_come(yields=yields)
+        old = [pair for pair in pairs if self.now - pair.entry.since_s > OLD_S]
+        first = min(old, key=lambda pair: pair.entry.key[1]) if old else max(pairs, key=_heaviest)
+        worker = choose_worker(first.workers)
+        if worker is None:
+            raise RuntimeError(f"queue {first.queue} was matched without a worker")
+        self._place(first, worker.name)
+        return True
+
+    def _yields(self, entry: QueuedRows) -> bool:
+        return isinstance(self.line, JobKindQueue) and self.line.yields(entry, self.now)
+
+    def _let_batch_come(self, *, yields: bool) -> bool:
+        """No interactive queue can be served: drop them from this decision, so that batch jobs are asked."""
+        before = len(self.queues)
+        self.queues = {q: entries for q, entries in self.queues.items() if self._yields(entries[0]) != yields}
+        return bool(self.queues) and len(self.queues) < before and not yields
+
+    def _pair(self, queue: int, entry: QueuedRows) -> _QueueMatch | None:
+        asked = entry.asked(self.now).piece()
+        closed = [name for name, key in self.kept.items() if key != entry.key]
+        known = self.placement.candidates(asked, self.rules.looked_at, closed)
+        able = [c for c in known if asked.fits(c.rows, c.capacity_rows)]
+        if not able:
+            if self.now - entry.since_s > OLD_S and entry.key not in self.kept.values():
+                soonest = self.placement.soonest(asked, closed)
+                self.kept |= {} if soonest is None else {soonest: entry.key}
+            return None
+        wanted = {lora.digest for one in self.queues[queue][:ASKED] for lora in one.demand.adapters}
+        workers = [
+            FreeWorker(
+                c.instance,
+                affinity(wanted, self.placement.adapters(c.instance)),
+                c.rows / c.capacity_rows,
+                c.prediction().finish_ms,
+            )
+            for c in able
+        ]
+        return _QueueMatch(queue, entry, asked, workers)
+
+    def _place(self, pair: _QueueMatch, worker: str) -> None:
+        entry, entries = pair.entry, self.queues[pair.queue]
+        rows = entry.rows[: pair.asked.rows]
+        self.count(entry.job_id, worker, pair.asked)
+        self.placed.setdefault((entry.key, worker), []).extend(rows)
+        if len(rows) < len(entry.rows):
+            entries[0] = entry.without(rows)
+            return
+        del entries[0]
+        if not entries:
+            del self.queues[pair.queue]
+
+
+def _heaviest(pair: _QueueMatch) -> tuple[float, int]:
+    """Weight of the queue with its best worker; of equal ones the older job's."""
+    return max(match_weights(pair.workers).values()), -pair.entry.key[1]
+
+
+MOST: Final = 8
+"""Components."""
+ADDED: Final = 1e-2
+"""To covariances: features are discrete, and a component of equal ones would have none."""
+BINS: Final = 8
+ITERATIONS: Final = 50
+SPREAD: Final = 1e-9
+"""Least standard deviation by which a feature is divided."""
+
+
+def fit_kinds(jobs: Sequence[Features], most: int = MOST) -> JobKindModel:
+    """The mixture of 1 to `most` components with the least Bayesian information criterion.
+
+    Args:
+        jobs: at least two.
+        most: components; fewer where there are fewer distinct jobs.
+
+    Raises:
+        ValueError: there are fewer than two jobs.
+    """
+    from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415 - takes a second to import
+    from sklearn.mixture import GaussianMixture  # noqa: PLC0415 - likewise
+
+    if len(jobs) < 2:
+        raise ValueError(f"received {len(jobs)} jobs; accepted are 2 and more")
+    told = np.array(jobs, dtype=np.float64)
+    centre, scale = told.mean(0), told.std(0) + SPREAD
+    z = (told - centre) / scale
+    distinct = len(np.unique(z, axis=0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a fit that is not the best there is serves too
+        made = [
+            GaussianMixture(count, reg_covar=ADDED, random_state=0, max_iter=ITERATIONS).fit(z)
+            for count in range(1, min(most, distinct) + 1)
+        ]
+    best = min(made, key=lambda mixture: mixture.bic(z))
+    edges = tuple(_edges(z[:, place]) for place in range(z.shape[1]))
+    return JobKindModel(
+        _row(centre),
+        _row(scale),
+        _row(best.weights_),
+        tuple(_row(mean) for mean in best.means_),
+        tuple(tuple(_row(line) for line in factor) for factor in best.precisions_cholesky_),
+        FeatureHistograms(
+            edges, tuple(shares_of(z[:, place].tolist(), edges[place]) for place in range(z.shape[1]))
+        ),
+    )
+
+
+def _edges(values: np.ndarray) -> Row:
+    """Octiles, each once."""
+    return _row(np.unique(np.quantile(values, np.linspace(0, 1, BINS + 1)[1:-1])))
+
+
+def _row(values: np.ndarray) -> Row:
+    return tuple(float(value) for value in values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,15 +18,20 @@ from giornata_lab.loadgen.workload import (
     draw,
     faster,
 )
-from giornata_lab.simulation.adapters import AdapterDemand, with_adapters
 from giornata_lab.simulation.bound import LatencyBound
-from giornata_lab.simulation.jobs import PictureSetting, SimulatedJob, jobs_of, template_name
+from giornata_lab.simulation.jobs import (
+    AdapterDemand,
+    PictureSetting,
+    SimulatedJob,
+    jobs_of,
+    template_name,
+    with_adapters,
+)
 from giornata_lab.simulation.machines import Machine
 from giornata_lab.simulation.options import RunOptions, StageSetting
-from giornata_lab.simulation.residency import AdapterSetting
+from giornata_lab.simulation.residency import AdapterSetting, TemplateSetting
 from giornata_lab.simulation.results import SimulatedRun, SimulationSummary, summary
 from giornata_lab.simulation.simulator import Simulation
-from giornata_lab.simulation.templates import TemplateSetting
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,6 @@ class Scenario:
     adapters: AdapterSetting = field(default_factory=AdapterSetting)
     reuse: bool = True
     slo_s: float | None = None
-    cores: float = math.inf
-    """Processors that workers and stages share, a thread each; infinite: each has one."""
 
     def jobs(self, rate: float, seed: int) -> list[SimulatedJob]:
         """Jobs that arrive at `rate` a second; equal seeds make equal jobs.
@@ -112,7 +114,6 @@ class Scenario:
             stages=self.stages,
             adapters=self.adapters,
             scheduler=scheduler,
-            cores=self.cores,
         )
         return made.run(progress)
 

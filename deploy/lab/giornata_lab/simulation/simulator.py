@@ -3,30 +3,122 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from giornata.families import Family
-from giornata.scheduling.adapter_plans import AdapterPlan
+from giornata.residency.use_based import AdapterTier, AdapterUsage, ResidencySnapshot, TierKind, Wanted
+from giornata.scheduling.adapters import NeededLora
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.queue import SchedulingParams
+from giornata.scheduling.rock import AdapterPlan
 from giornata.scheduling.scheduler import Scheduler, likely_worker
-from giornata.scheduling.worker_state import Attempt
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName, ServiceState
+from giornata_lab.simulation.baselines import PLANNERS
 from giornata_lab.simulation.jobs import DIGEST, MODEL, SimAssignment, SimulatedJob, digest_of
 from giornata_lab.simulation.machines import Machine
 from giornata_lab.simulation.options import RunOptions, StageSetting
-from giornata_lab.simulation.placing import SimAdapterPlacement
-from giornata_lab.simulation.processors import Processors, SimClock, StageServers
-from giornata_lab.simulation.residency import AdapterSetting, SimHost
+from giornata_lab.simulation.residency import (
+    AdapterSetting,
+    LoadReason,
+    SimClock,
+    SimHost,
+    StageServers,
+    TemplateSetting,
+)
 from giornata_lab.simulation.results import ClusterSample, EndedJob, SimulatedRun
-from giornata_lab.simulation.rock_kinds import JobKindQueue
-from giornata_lab.simulation.templates import TemplateSetting
+from giornata_lab.simulation.rock_kinds import JobKindQueue, fit_kinds
 from giornata_lab.simulation.worker import SimWorker
+
+LARGEST: Final = 1 << 50
+"""Bytes of a tier that is told without a limit."""
+
+
+class SimAdapterPlacement:
+    """What plans want, and who loads it.
+
+    Args:
+        name: of the plan; not `off`.
+        seed: of its draws.
+        setting: of tiers and links.
+        hosts: in order; `setting.workers_a_host` workers in a row are on each.
+        workers: by name, in order.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        setting: AdapterSetting,
+        hosts: list[SimHost],
+        workers: Mapping[str, SimWorker],
+    ) -> None:
+        planner = PLANNERS[name]
+        self.period_s = planner.period_s
+        self._plan, self._uses = planner.make(seed), AdapterUsage(planner.half_life_s)
+        self._setting, self._workers = setting, workers
+        self._hosts = {f"h{number:04d}": host for number, host in enumerate(hosts)}
+        names = list(self._hosts)
+        self._host_of = {
+            worker: names[number // setting.workers_a_host] for number, worker in enumerate(workers)
+        }
+        self._known: dict[str, NeededLora] = {}
+
+    def see(self, adapters: tuple[NeededLora, ...], now: float) -> None:
+        """A job that has arrived asks for these."""
+        self._known.update({lora.digest: lora for lora in adapters})
+        self._uses.see([lora.digest for lora in adapters], now)
+
+    def run(self, now: float) -> None:
+        """Plan, and begin the loads of what is wanted and absent, as far as it fits beside what rows use."""
+        wanted: Wanted = self._plan(self._observed(), self._uses, now)
+        for name, digests in wanted.items():
+            loras = [self._known[digest] for digest in digests]
+            if name in self._hosts:
+                self._hosts[name].plan(loras, now)
+            else:
+                absent = [lora for lora in loras if lora.digest not in self._workers[name].loras.device]
+                self._workers[name].loras.ahead(absent, now, LoadReason.PLAN)
+
+    def _observed(self) -> ResidencySnapshot:
+        sizes = {digest: lora.size_bytes for digest, lora in self._known.items()}
+        return ResidencySnapshot((*self._host_places(), *self._device_places()), sizes)
+
+    def _host_places(self) -> list[AdapterTier]:
+        setting = self._setting
+        return [
+            AdapterTier(
+                name,
+                TierKind.HOST,
+                name,
+                min(LARGEST, host.memory.budget_bytes),
+                {digest: host.memory.size_of(digest) or 0 for digest in host.memory},
+                setting.store_bytes_per_s,
+                setting.store_latency_s,
+            )
+            for name, host in self._hosts.items()
+        ]
+
+    def _device_places(self) -> list[AdapterTier]:
+        setting = self._setting
+        return [
+            AdapterTier(
+                name,
+                TierKind.DEVICE,
+                self._host_of[name],
+                min(LARGEST, worker.loras.device.budget_bytes),
+                {digest: worker.loras.device.size_of(digest) or 0 for digest in worker.loras.device},
+                setting.link_bytes_per_s,
+                setting.link_latency_s,
+                worker.machine.speed,
+            )
+            for name, worker in self._workers.items()
+        ]
+
 
 CARD: Final = ModelCard(
     name=MODEL,
@@ -63,7 +155,7 @@ class _JobProgress:
 class Simulation:
     """Make it, then :meth:`run` once.
 
-    `scheduler` serves instead of the one that `options` name. Workers and stages, a thread each, share `cores`.
+    `scheduler` serves instead of the one that `options` name.
     """
 
     def __init__(
@@ -76,18 +168,14 @@ class Simulation:
         stages: StageSetting | None = None,
         adapters: AdapterSetting | None = None,
         scheduler: Scheduler | None = None,
-        cores: float = math.inf,
     ) -> None:
         self._options, self._stages, self._jobs = options, stages or StageSetting(), jobs
         self._clock = SimClock()
-        self._host = Processors(self._clock, cores)
         self._scheduler, self._wakes_at = scheduler or options.scheduler(), math.inf
         self._placement = Placement(slack=options.slack)
         self._line = options.line()
         servers = self._stages.servers
-        self._relay, self._encoders, self._finishers = (
-            StageServers(n, self._host) for n in (1, servers, servers)
-        )
+        self._encoders, self._finishers = (StageServers(servers, self._clock) for _ in range(2))
         kept = options.kept(adapters or AdapterSetting())
         hosts = [SimHost(kept, self._clock) for _ in range(-(-len(machines) // kept.workers_a_host))]
         self._workers = {
@@ -98,7 +186,6 @@ class Simulation:
                 clock=self._clock,
                 done=self._denoised,
                 seed=options.seed * 100_003 + number,
-                host=self._host,
                 adapters=kept,
                 shared=hosts[number // kept.workers_a_host],
             )
@@ -152,16 +239,10 @@ class Simulation:
         self._arrived += 1
         if self._placing is not None:
             self._placing.see(job.demand.adapters, now)
-        self._relay.serve(self._stages.relay_ms / 2e3, now, partial(self._encode, job))
-
-    def _encode(self, job: SimulatedJob, now: float) -> None:
         joins = partial(
             self._join, SimAssignment(job, 0, tuple(range(job.demand.rows))), self._prefetch(job, now)
         )
-        hops_s = self._stages.hops_ms / 1e3
-        self._encoders.serve(
-            self._stages.encode_ms / 1e3, now, lambda then: self._clock.at(then + hops_s, joins)
-        )
+        self._encoders.serve(self._stages.encode_ms / 1e3, now, lambda then: self._clock.at(then, joins))
 
     def _prefetch(self, job: SimulatedJob, now: float) -> str | None:
         """Tell the worker that probably gets a row to load its LoRAs while it is encoded."""
@@ -196,8 +277,6 @@ class Simulation:
             demand = self._line.serve(key, rows, now, passes)
             self._placement.assign(key[0], carried.attempts, name, demand, now)
             self._workers[name].take(SimAssignment(carried.job, carried.attempts, rows), now)
-        for attempt in decision.preemptions:
-            self._preempt(attempt, now)
         for key, name, demand in decision.loads:
             self._line.tell(key, name)
             self._placement.fetch(name, demand, now)
@@ -205,13 +284,6 @@ class Simulation:
         if decision.wake_at is not None and not now < self._wakes_at <= decision.wake_at:
             self._wakes_at = decision.wake_at
             self._clock.at(decision.wake_at, self._decide)
-
-    def _preempt(self, attempt: Attempt, now: float) -> None:
-        """Take rows from their worker; they join the line again, and begin again."""
-        name = self._placement.worker(attempt)
-        if name is not None:
-            self._placement.release(*attempt)
-            self._clock.at(now, partial(self._join, self._workers[name].drop(attempt, now), None))
 
     def _denoised(self, piece: SimAssignment, now: float) -> None:
         carried = self._carried[piece.job.job_id]
@@ -227,11 +299,8 @@ class Simulation:
     def _finished(self, carried: _JobProgress, now: float) -> None:
         carried.unfinished -= 1
         if not carried.unfinished:
-            self._relay.serve(self._stages.relay_ms / 2e3, now, partial(self._end, carried))
-
-    def _end(self, carried: _JobProgress, now: float) -> None:
-        times = carried.assigned_s, carried.denoised_s, now
-        self._ended.append(EndedJob(carried.job, *times, "+".join(carried.workers)))
+            times = carried.assigned_s, carried.denoised_s, now
+            self._ended.append(EndedJob(carried.job, *times, "+".join(carried.workers)))
 
     def _tick(self, worker: SimWorker, period: float, now: float) -> None:
         """Hear `worker`, and again a period later."""
@@ -255,8 +324,6 @@ class Simulation:
     def _look(self, now: float) -> None:
         """Note the state of the cluster, once a second, and sort jobs by kinds that are fitted again."""
         if isinstance(self._line, JobKindQueue) and (jobs := self._line.to_fit(now)) is not None:
-            from giornata_lab.simulation.rock_fit import fit_kinds  # noqa: PLC0415 - needs the extra `rock`
-
             self._line.use(fit_kinds(jobs))
         self._moments.append(ClusterSample(now, len(self._line), self._arrived - len(self._ended)))
         self._clock.at(now + 1.0, self._look)

@@ -29,10 +29,15 @@ from giornata_lab.simulation.jobs import (
     sample,
 )
 from giornata_lab.simulation.machines import Machine
-from giornata_lab.simulation.processors import Processors, SimClock
-from giornata_lab.simulation.residency import AdapterSetting, SimHost, SimLoras
+from giornata_lab.simulation.residency import (
+    AdapterSetting,
+    SimClock,
+    SimHost,
+    SimLoras,
+    SimTemplates,
+    TemplateSetting,
+)
 from giornata_lab.simulation.results import WorkerCounters
-from giornata_lab.simulation.templates import SimTemplates, TemplateSetting
 
 SAMPLES: Final = 16
 """Most samples of steps in one telemetry message."""
@@ -52,14 +57,12 @@ class SimWorker:
         clock: SimClock,
         done: Callable[[SimAssignment, float], None],
         seed: int,
-        host: Processors,
         adapters: AdapterSetting | None = None,
         shared: SimHost | None = None,
     ) -> None:
         self.name, self.machine = name, machine
         self.counted = WorkerCounters()
         self._templates, self._clock, self._done = templates, clock, done
-        self._host = host
         self._pace = machine.pace
         self._times = StepTimes(self._pace, templates.kv_bytes)
         capacity = Capacity(machine.rows, machine.tokens)
@@ -91,7 +94,6 @@ class SimWorker:
         self._changed = True
         self._arrivals = 0
         """Arrivals of adapters when telemetry was told last."""
-        self._pausing = False
 
     def take(self, piece: SimAssignment, now: float) -> None:
         """Take assigned rows: look for their template; they join as soon as they can."""
@@ -145,18 +147,6 @@ class SimWorker:
         if tier is None and self._admission.see(template, registered=registered):
             self._record(template, demand.shapes[0])
         return tier, ready_s
-
-    def drop(self, key: Attempt, now: float) -> SimAssignment:
-        """Give up rows that were assigned; their worker goes on without them after the present step."""
-        self._changed = True
-        self._fetching.pop(key, None)
-        self._queue = deque(piece for piece in self._queue if piece.key != key)
-        self.loras.release(key)
-        self.batch.cancel(*key)
-        if self._segment is not None:
-            self._cut(self._segment, now)
-        self._take_turns(now)
-        return self._unfinished.pop(key)[0]
 
     def state(self, now: float) -> WorkerState | None:
         """Telemetry; None where nothing has changed since the last message."""
@@ -226,12 +216,6 @@ class SimWorker:
             self._plan_end(segment)
 
     def _begin(self, now: float) -> None:
-        paused = next((until for since, until in self.machine.busy if since <= now < until), None)
-        if paused is not None:
-            if not self._pausing:
-                self._pausing = True
-                self._clock.at(paused, self._resume)
-            return
         rows = self.batch.admit()
         if not rows:
             return
@@ -241,23 +225,11 @@ class SimWorker:
         if self.machine.noise:
             spread = math.sqrt(math.log1p(self.machine.noise**2))
             step_s *= self._chance.lognormvariate(-spread * spread / 2, spread)
-        alike = not (self.machine.noise or self._host.crowded or self.batch.background)
+        alike = not (self.machine.noise or self.batch.background)
         if not alike or any(row.first for row in rows):
             steps = 1
-        coming = [since for since, _ in self.machine.busy if since > now]
-        if coming:
-            steps = min(steps, max(1, math.ceil((min(coming) - now) / step_s)))
-        segment = self._segment = EqualStepRun(rows, now, step_s, steps, next(self._numbers), waiting_ms)
-        if self._host.crowded:
-            segment.step_s = math.inf  # as long as it has not ended
-            self._host.compute(step_s, now, lambda ended: self._end(segment, ended))
-        else:
-            self._plan_end(segment)
-
-    def _resume(self, now: float) -> None:
-        self._pausing = False
-        if self._segment is None:
-            self._begin(now)
+        self._segment = EqualStepRun(rows, now, step_s, steps, next(self._numbers), waiting_ms)
+        self._plan_end(self._segment)
 
     def _plan_end(self, segment: EqualStepRun) -> None:
         number = segment.number

@@ -12,16 +12,16 @@ import click
 from giornata import __version__
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "edit": ("giornata_tools.cli.edit.command", "Repaint the masked part of a picture."),
-    "generate": ("giornata_tools.cli.generate.command", "Make a picture from text."),
-    "mask": ("giornata_tools.cli.mask.command", "Find what words name in a picture, and write the mask."),
+    "edit": ("giornata_tools.cli.edit", "Repaint the masked part of a picture."),
+    "generate": ("giornata_tools.cli.edit", "Make a picture from text."),
+    "mask": ("giornata_tools.cli.mask", "Find what words name in a picture, and write the mask."),
     "up": ("giornata_tools.cli.system", "Run the whole system on this machine until Ctrl-C."),
     "demo": (
         "giornata_lab.cli.system",
         "Edit two photographs and three scenes with the whole system, and measure.",
     ),
     "status": ("giornata_tools.cli.status", "Show the services that are running and what they do."),
-    "top": ("giornata_tools.cli.top.command", "Watch the workers: rows, tokens, tiers, the queue."),
+    "top": ("giornata_tools.cli.top", "Watch the workers: rows, tokens, tiers, the queue."),
     "models": ("giornata_tools.cli.models", "List the models that are served, or the options of one."),
     "lora": ("giornata_tools.cli.lora", "Upload, list, remove and profile LoRAs."),
     "webhooks": ("giornata_tools.cli.webhooks", "List, retry and remove webhooks that were not taken."),
@@ -32,14 +32,14 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "profile": ("giornata_tools.cli.profile", "Measure what a denoising step costs on this machine."),
     "quality": ("giornata_lab.cli.system", "Measure what the model's edits are worth."),
-    "bench": ("giornata_lab.cli.bench.command", "Measure a server under load."),
-    "simulate": ("giornata_lab.cli.simulate.command", "Simulate a cluster: policies, capacity, bounds."),
+    "bench": ("giornata_lab.cli.bench", "Measure a server under load."),
+    "simulate": ("giornata_lab.cli.simulate", "Simulate a cluster: policies, capacity, bounds."),
     "simulate-pool": (
-        "giornata_lab.cli.simulate_pool.command",
+        "giornata_lab.cli.simulate_pool",
         "Simulate a pool: deadlines kept, rules, a bound.",
     ),
     "doctor": (
-        "giornata_tools.cli.doctor.command",
+        "giornata_tools.cli.doctor",
         "Find what is missing for an edit on this machine, and say what to do.",
     ),
 }

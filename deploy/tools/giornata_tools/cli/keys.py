@@ -23,7 +23,7 @@ from giornata.api_keys import ApiKey, KeysFile, KeysFileError, NatsUser, TenantL
 from giornata.logs import configure_logs
 from giornata.nats_users import PASSWORD_BYTES, password_file, read_keys, reload_servers, update_users
 from giornata.wire.errors import GiornataError, ServiceUnavailable
-from giornata.wire.permissions import RELOADER, application_user, inbox
+from giornata.wire.subjects import RELOADER, application_user, inbox
 from giornata_tools.cli.options import Command
 from giornata_tools.terminal import show, table
 

@@ -10,7 +10,7 @@ import click
 from giornata.logs import configure_logs
 from giornata.wire.errors import GiornataError
 from giornata.wire.loras import LoraRecord
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata_tools import terminal
 from giornata_tools.cli import extras
 from giornata_tools.cli.options import COUNT, folder_option, login_of, server_option, user_options

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from giornata.wire.errors import GiornataError
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata_tools import checkout
 from giornata_tools.clients.edits import (
     LOCAL_GATEWAY,

@@ -17,7 +17,7 @@ from giornata.logs import configure_logs, escape_controls
 from giornata.records import Quarantine
 from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import JobRecord
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata_tools.cli.groups import Act, grouped
 from giornata_tools.cli.options import connection_failure, login_of, user_options
 from giornata_tools.terminal import show, table

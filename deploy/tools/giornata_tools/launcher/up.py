@@ -17,7 +17,7 @@ import structlog
 from giornata.families import Family
 from giornata.logs import configure_logs
 from giornata.model_cards import digest as digest_of
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName
 from giornata_tools import terminal
 from giornata_tools.checkout import MODELS, PROFILE, STATE

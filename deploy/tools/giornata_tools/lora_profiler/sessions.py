@@ -27,10 +27,10 @@ from giornata.wire.errors import (
     NotPermitted,
     ServiceUnavailable,
 )
-from giornata.wire.fleet import FleetSummary
 from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.models import ModelCard
-from giornata.wire.permissions import NatsRole
+from giornata.wire.subjects import NatsRole
+from giornata.wire.workers import FleetSummary
 from giornata_tools.launcher.stack import Stack
 from giornata_tools.lora_profiler.probes import Probe, built_in
 from giornata_tools.lora_profiler.profiler import Done, LoraProfile, LoraProfiler, ProbeSetting

@@ -22,9 +22,9 @@ from pydantic import BaseModel
 from giornata import retries, tensors
 from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus
-from giornata.observability.tracing import NO_STEPS, SpanAttributes, StepSpans, span
 from giornata.records import JobRecordStore
 from giornata.scheduling.batch import RowKey
+from giornata.tracing import NO_STEPS, SpanAttributes, StepSpans, span
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError, Overloaded, RowPoisoned
 from giornata.wire.jobs import BlobRef, Job, JobRecord, RowState, TemplateUse

@@ -16,8 +16,8 @@ from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
 from giornata.control.networks import read_control_images, select_control_images
 from giornata.packed.compute_set import Region, region_of, unite_regions, with_companions
+from giornata.planning.cost_model import refresh_interval, refresh_offset
 from giornata.planning.operations import low_rank_weights, work_of
-from giornata.planning.step_costs import refresh_interval, refresh_offset
 from giornata.scheduling.batch import RowKey
 from giornata.wire.adapters import ControlUse, ControlWork, LoraUse
 from giornata.wire.errors import InputLost, InvalidField, SchemaMismatch, TaskNotSupported

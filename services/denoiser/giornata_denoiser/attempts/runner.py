@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import structlog
 from pydantic import BaseModel
 
-from giornata.observability.tracing import NO_STEPS, span
 from giornata.scheduling.batch import RowKey
+from giornata.tracing import NO_STEPS, span
 from giornata.wire.errors import GiornataError, InternalError, JobNotFound, Overloaded
 from giornata.wire.jobs import Job, JobRecord
 from giornata.wire.messages import DenoisedEvent, Epoch, EventKind, RunAnswer, RunRequest, StepEvent

@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import torch
 
 from giornata.bus.bus import Bus
-from giornata.control.expansion import count_sequences, sum_residuals
-from giornata.control.networks import device_id
+from giornata.control.layout import Behind, count_sequences, sum_residuals
+from giornata.control.networks import CPU, device_id
 from giornata.planning.cost_model import CostModel
 from giornata.planning.operations import control_work, work_of
 from giornata.runtime import host_name, memory_bytes, usable_cores
 from giornata.scheduling.batch import RowKey
-from giornata.wire.controlnets import ControlBase, DataPath
+from giornata.wire.adapters import ControlKind
+from giornata.wire.controlnets import ControlBase, ControlState, DataPath
 from giornata.wire.errors import ControlNetNotFound
 from giornata.wire.messages import RunRequest
+from giornata.wire.workers import ServiceState
 from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.choices import ControlNetExecutor
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.executor_choice import (
-    DenoiserProcess,
-    RowWork,
-    able_instances,
-    choose_executor,
-    residual_timing,
-)
 from giornata_denoiser.controls.local import (
     ControlNetTarget,
     LocalControls,
     control_target,
     with_control_costs,
 )
-from giornata_denoiser.controls.remote import RemoteControlOptions, RemoteControls
+from giornata_denoiser.controls.remote import RemoteControls
 from giornata_denoiser.controls.sessions import (
     ControlClientInfo,
     ControlNetInstances,
     ControlNetSessionManager,
     DataPathPool,
+    able_instances,
+    best_instance,
+    control_of,
 )
 from giornata_denoiser.engine.batch_tensors import (
     ControlExecutor,
@@ -52,7 +52,106 @@ from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.engine.step_budget import predicted_ms
 from giornata_denoiser.rows.row import Row
 
-# ControlNets of a step's rows, each computed where its row is open: in this process, or at an instance.
+SLAB_SHARE: Final = 16
+"""A data path takes at most one part in so many of the machine's memory by default."""
+SLAB_MB: Final = 1024
+"""And at most so much."""
+HOST_BYTES_MS: Final = 5e6
+"""Bytes a millisecond between processes of one host; measured, see `docs/results/controlnets.md`."""
+NETWORK_BYTES_MS: Final = 1e6
+"""Between hosts, assumed."""
+WORK: Final = 1e9
+"""Multiplications of which an instance tells the time."""
+
+
+class ResidualTiming(NamedTuple):
+    """The moments at which a sum of residuals is made and read."""
+
+    made: float
+    """Share of the ControlNets' work up to it."""
+    read: float
+    """Share of the network's work before it."""
+
+
+@dataclass(frozen=True)
+class RowWork:
+    """One step of a row, as far as it matters who computes its ControlNets."""
+
+    network_ms: float
+    """Predicted time of the network without them."""
+    local_ms: float
+    """Predicted time of them in this process; infinite where it does not have them."""
+    work: float
+    """Multiplications of them."""
+    moved_bytes: int
+    """Size of the samples that an instance returns."""
+    due: tuple[ResidualTiming, ...]
+    """:func:`due` of its ControlNets."""
+
+
+class ControlledRows(NamedTuple):
+    """Rows whose ControlNets are computed somewhere."""
+
+    rows: tuple[Row, ...]
+    failed: asyncio.Future[None]
+    """Has the error of a row whose ControlNets cannot be had."""
+
+
+def residual_timing(kind: ControlKind, nets: Sequence[Behind]) -> tuple[ResidualTiming, ...]:
+    """Return when the sums of what several ControlNets add are made and read; all of their blocks count as equal.
+
+    A transformer reads a sum behind the first block that it is added to; a UNet reads all of them before its decoder,
+    which is about half of it.
+    """
+    if kind is ControlKind.UNET:
+        return (ResidualTiming(1.0, 0.5),)
+    sums = sum_residuals(nets)
+    made = [0] * len(nets)
+    blocks = sum(1 + max((sample for sample in net if sample is not None), default=-1) for net in nets)
+    found = []
+    for parts, block in zip(sums.parts, sums.first, strict=True):
+        for net, sample in parts:
+            made[net] = max(made[net], sample + 1)
+        found.append(ResidualTiming(sum(made) / blocks, (block + 1) / len(sums.behind)))
+    return tuple(found)
+
+
+def exposed_ms(row: RowWork, state: ServiceState, here: ControlState) -> float:
+    """Predicted time for which a step waits for what an instance computes.
+
+    The network computes meanwhile, unless both share a device, or too few cores: then the instance is not faster than
+    this process, `here`, either, whatever both have measured beside others. An instance that has computed nothing yet
+    is taken to be as fast as this process.
+    """
+    told = control_of(state)
+    same = told.machine == here.machine
+    computed = row.local_ms if told.work_ms is None else row.work / WORK * told.work_ms
+    moved = row.moved_bytes / (HOST_BYTES_MS if same else NETWORK_BYTES_MS)
+    roomy = here.device == CPU and here.threads + told.threads <= len({*here.cores, *told.cores})
+    if same and told.device == here.device and not roomy:
+        return told.pending_ms + max(computed, row.local_ms) + moved
+    waits = (told.pending_ms + (computed + moved) * made - row.network_ms * read for made, read in row.due)
+    return max(0.0, *waits)
+
+
+def choose_executor(
+    row: RowWork,
+    states: Iterable[ServiceState],
+    digests: Collection[str],
+    here: ControlState,
+    executor: ControlNetExecutor,
+) -> ServiceState | None:
+    """The instance that is to compute a row's ControlNets; None: this process, if it can.
+
+    `states` are :func:`able_instances`.
+    """
+    found = best_instance(states, digests, here.machine)
+    has = row.local_ms < float("inf")
+    if found is None or (executor is ControlNetExecutor.LOCAL and has):
+        return None
+    if executor is ControlNetExecutor.SERVICE or not has:
+        return found
+    return found if exposed_ms(row, found, here) < row.local_ms else None
 
 
 class ControlDispatcher:
@@ -126,16 +225,6 @@ class ControlDispatcher:
         return self._remote is not None and self._remote.has(row.key)
 
 
-# All that a denoiser has of ControlNets: those of its own, and those that instances of the service compute
-# for it.
-
-
-SLAB_SHARE: Final = 16
-"""A data path takes at most one part in so many of the machine's memory by default."""
-SLAB_MB: Final = 1024
-"""And at most so much."""
-
-
 class DenoiserControlNets:
     """The ControlNets of one denoiser whose network can have some."""
 
@@ -154,8 +243,14 @@ class DenoiserControlNets:
         family, nets = checkpoint.family, checkpoint.controlnets
         held = config.control_held_steps
         local = LocalControls(nets, network, held) if nets else None
-        manner = RemoteControlOptions(held, config.control_late_s)
-        sessions.remote = RemoteControls(network, family.dtype, family.device, sessions.lost, manner)
+        sessions.remote = RemoteControls(
+            network,
+            family.dtype,
+            family.device,
+            sessions.lost,
+            held_steps=held,
+            late_s=config.control_late_s,
+        )
         self.controls: ControlExecutor = ControlDispatcher(local, sessions.remote)
 
     @property
@@ -168,12 +263,17 @@ class DenoiserControlNets:
         return tuple(with_control_costs(row, {}) if self._asks(row) else row for row in rows)
 
     @asynccontextmanager
-    async def held(self, request: RunRequest, rows: Sequence[Row]) -> AsyncIterator[asyncio.Future[None]]:
-        """Keep rows that instances compute open there; the future has the error of one that cannot be."""
-        asked = [row for row in rows if row.adapters.controls and not _costs_here(row)]
+    async def opened(self, request: RunRequest, rows: Sequence[Row]) -> AsyncIterator[ControlledRows]:
+        """Keep rows that instances compute open there."""
+        placed = self.placed(rows)
         local = all(use.digest in self._checkpoint.controlnets for use in request.job.controls)
+        asked = [
+            row
+            for row in placed
+            if row.adapters.controls and all(use.work is None for use in row.adapters.controls)
+        ]
         async with self._sessions.held(request, asked, fall_back=local) as failed:
-            yield failed
+            yield ControlledRows(placed, failed)
 
     def _asks(self, row: Row) -> bool:
         """Return whether an instance computes the ControlNets of a row."""
@@ -189,9 +289,11 @@ class DenoiserControlNets:
             is not None
         )
 
-    def _here(self) -> DenoiserProcess:
+    def _here(self) -> ControlState:
+        """This process, as an instance tells of itself."""
         device = device_id(self._checkpoint.family.device)
-        return DenoiserProcess(host_name(), device, torch.get_num_threads(), usable_cores())
+        threads, cores = torch.get_num_threads(), usable_cores()
+        return ControlState(capacity_rows=0, machine=host_name(), device=device, threads=threads, cores=cores)
 
     def _work(self, row: Row) -> RowWork:
         """The work of a row whose ControlNets are all here."""
@@ -219,14 +321,6 @@ class DenoiserControlNets:
         )
 
 
-class ControlledRows(NamedTuple):
-    """Rows whose ControlNets are computed somewhere."""
-
-    rows: tuple[Row, ...]
-    failed: asyncio.Future[None]
-    """Has the error of a row whose ControlNets cannot be had."""
-
-
 @asynccontextmanager
 async def open_rows(
     room: DenoiserControlNets | None, request: RunRequest, rows: Sequence[Row], here: Collection[str] = ()
@@ -237,9 +331,8 @@ async def open_rows(
         ControlNetNotFound: they have others, and there is no room.
     """
     if room is not None:
-        placed = room.placed(rows)
-        async with room.held(request, placed) as failed:
-            yield ControlledRows(placed, failed)
+        async with room.opened(request, rows) as opened:
+            yield opened
         return
     if lacking := [use.model for use in request.job.controls if use.digest not in here]:
         raise ControlNetNotFound(
@@ -252,10 +345,6 @@ async def open_rows(
         yield ControlledRows(tuple(rows), never)
     finally:
         never.cancel()
-
-
-def _costs_here(row: Row) -> bool:
-    return any(use.work is not None for use in row.adapters.controls)
 
 
 @asynccontextmanager

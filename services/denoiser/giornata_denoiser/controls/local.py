@@ -1,17 +1,16 @@
-"""ControlNets that a denoiser computes itself, before each step, on the engine's own device."""
+"""ControlNets that a denoiser computes itself, before each step, and what is added, for the steps after it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from giornata.checkpoints import CONTROL_FILES, checkpoint_folder
-from giornata.control.expansion import Behind, count_sequences, sum_residuals
-from giornata.control.naming import parse_checkpoints
+from giornata.control.layout import Behind, count_sequences, parse_checkpoints, sum_residuals
 from giornata.control.networks import (
     ControlConditions,
     ControlNet,
@@ -26,12 +25,9 @@ from giornata.planning.operations import work_of
 from giornata.scheduling.batch import RowKey
 from giornata.wire.adapters import ControlWork
 from giornata.wire.controlnets import ControlBase
-from giornata_denoiser.controls.residuals import ResidualCache, RowResiduals
 from giornata_denoiser.engine.batch_tensors import ControlNotLoaded, OfSequences
 from giornata_denoiser.families.protocol import Network
 from giornata_denoiser.rows.row import Prompt, Row
-
-# What ControlNets have to know of the networks that they add to.
 
 
 @runtime_checkable
@@ -64,21 +60,69 @@ def control_target(network: Network, token_pixels: int) -> ControlNetTarget | No
     return ControlNetTarget(network.control_base(token_pixels), network.control_text)
 
 
-# ControlNets that are computed before each step, on the engine's own device.
+A = TypeVar("A")
+
+
+class ResidualCache(Generic[A]):
+    """A cache of what was added in each row's latest step."""
+
+    def __init__(self) -> None:
+        self._held: dict[RowKey, tuple[int, tuple[bool, ...], bool, A]] = {}
+        """The step, which of the row's ControlNets acted, whether it is of all tokens, and what was added."""
+
+    def find(self, row: Row, acting: tuple[bool, ...], *, whole: bool, steps: int) -> A | None:
+        """Return what one of the `steps` before the row's next one has made, where the same ControlNets act.
+
+        None also where it is of the row's region, and the next step is `whole`; and for a row that reuses nothing.
+        """
+        if row.region is None or row.key not in self._held:
+            return None
+        step, acted, is_whole, added = self._held[row.key]
+        if acted != acting or (whole and not is_whole):
+            return None
+        return added if 0 < row.step - step <= steps else None
+
+    def keep(self, row: Row, acting: tuple[bool, ...], added: A, *, whole: bool) -> None:
+        """Keep what the row's next step adds."""
+        self._held[row.key] = row.step, acting, whole, added
+
+    def added(self, key: RowKey) -> A | None:
+        """Return what is kept of a row."""
+        return self._held[key][-1] if key in self._held else None
+
+    def forget(self, key: RowKey) -> A | None:
+        """Keep nothing of a row; returns what was kept."""
+        return self._held.pop(key)[-1] if key in self._held else None
+
+    def retain(self, keys: Collection[RowKey]) -> list[A]:
+        """Forget all rows but these; returns what was kept of the others."""
+        return [self._held.pop(key)[-1] for key in self._held.keys() - keys]
+
+
+@dataclass(frozen=True, eq=False)
+class AddedResiduals:
+    """The residuals of one sequence of a row; satisfies :class:`giornata.packed.block_inputs.Residuals`."""
+
+    nth: int
+    """Which of the row's sequences."""
+    behind: Behind
+    """By block, which sum is added behind it."""
+    sums: Callable[[int], Tensor]
+    """(sequences, tokens, channels) of a sum; one sequence serves all. May wait for it."""
+    whole: bool = True
+    """Whether samples are of all tokens."""
+
+    def sample(self, block: int) -> Tensor | None:
+        """(tokens, channels) behind `block`."""
+        index = self.behind[block]
+        if index is None:
+            return None
+        of = self.sums(index)
+        return of[self.nth if len(of) > 1 else 0]
 
 
 HELD_STEPS: Final = 2
 """What ControlNets add serves so many steps of a row that takes tokens outside its mask from elsewhere."""
-
-
-@dataclass(frozen=True, eq=False)
-class _OpenControlNet:
-    """One ControlNet of a row."""
-
-    image: Tensor
-    """The control image that it is of."""
-    row: object
-    """What :meth:`ControlNet.open` made."""
 
 
 class LocalControls:
@@ -96,9 +140,10 @@ class LocalControls:
         }
         self.works: Mapping[str, ControlWork] = {digest: work_of(net.card) for digest, net in nets.items()}
         """What each of them costs."""
-        self._opened: dict[tuple[RowKey, int], _OpenControlNet] = {}
-        """By row and number of its ControlNet."""
-        self._holding: ResidualCache[RowResiduals] = ResidualCache()
+        self._opened: dict[tuple[RowKey, int], tuple[Tensor, object]] = {}
+        """By row and number of its ControlNet: the control image, and what :meth:`ControlNet.open` made of it."""
+        self._holding: ResidualCache[tuple[Behind, tuple[Tensor, ...]]] = ResidualCache()
+        """Sums, and which of them is added behind each block."""
 
     def has(self, row: Row) -> bool:
         """Return whether all ControlNets of `row` are here, and what they see."""
@@ -114,7 +159,10 @@ class LocalControls:
             ControlNotLoaded: a net that acts is not here.
         """
         acting = [row.adapters.controlling(row.step) for row in rows]
-        found = [self._still(*each) for each in zip(rows, acting, whole, strict=True)]
+        found = [
+            self._holding.find(row, acts, whole=every, steps=self._held_steps - 1)
+            for row, acts, every in zip(rows, acting, whole, strict=True)
+        ]
         due = [n for n, acts in enumerate(acting) if found[n] is None and any(acts)]
         steps = [self._step(rows[number], acting[number]) for number in due]
         made: list[dict[int, Tensor]] = [{} for _ in due]
@@ -122,13 +170,14 @@ class LocalControls:
             made[place][nth] = sample
         for number, step, samples in zip(due, steps, made, strict=True):
             sums = sum_residuals([act.behind for act in step.acts])
-            added = RowResiduals(sums.behind, tuple(samples[nth] for nth in range(len(sums.parts))))
-            found[number] = added
+            added = found[number] = sums.behind, tuple(samples[nth] for nth in range(len(sums.parts)))
             # As long as one that an instance made of the region would serve, so that pictures are equal.
             asked = whole[number] or rows[number].region is None
             self._holding.keep(rows[number], acting[number], added, whole=asked)
         return tuple(
-            () if added is None else added.of(len(row.prompts))
+            tuple(AddedResiduals(nth, added[0], added[1].__getitem__) for nth in range(len(row.prompts)))
+            if added
+            else ()
             for row, added in zip(rows, found, strict=True)
         )
 
@@ -137,12 +186,6 @@ class LocalControls:
         for act in [act for act in self._opened if act[0] not in keys]:
             del self._opened[act]
         self._holding.retain(keys)
-
-    def _still(self, row: Row, acts: tuple[bool, ...], whole: bool) -> RowResiduals | None:  # noqa: FBT001 - of one row
-        """Return what an earlier step of `row` has made, where it serves this one."""
-        if row.region is None:
-            return None
-        return self._holding.find(row, acts, whole=whole, steps=self._held_steps - 1)
 
     def _step(self, row: Row, acting: tuple[bool, ...]) -> RowStep:
         acts = [self._act(row, nth) for nth, acts in enumerate(acting) if acts]
@@ -155,15 +198,10 @@ class LocalControls:
         net = self._nets.get(use.digest)
         if net is None:
             raise ControlNotLoaded(f"the ControlNet {use.digest[:12]} is not loaded here")
-        opened = self._open(net, row, nth)
-        return RowControlNet(net, opened.row, use.scale, self._behind[use.digest])
-
-    def _open(self, net: ControlNet, row: Row, nth: int) -> _OpenControlNet:
         image, known = row.control_images[nth], self._opened.get((row.key, nth))
-        if known is None or known.image is not image:
-            known = _OpenControlNet(image, net.open(control_conditions(row, nth, self._network)))
-            self._opened[row.key, nth] = known
-        return known
+        if known is None or known[0] is not image:
+            known = self._opened[row.key, nth] = image, net.open(control_conditions(row, nth, self._network))
+        return RowControlNet(net, known[1], use.scale, self._behind[use.digest])
 
 
 def with_control_costs(row: Row, works: Mapping[str, ControlWork]) -> Row:
@@ -183,9 +221,6 @@ def control_conditions(row: Row, nth: int, network: ControlNetTarget) -> Control
         row.track.times,
         row.adapters.controls[nth].mode,
     )
-
-
-# The ControlNets that a denoiser is configured with, loaded beside its checkpoint.
 
 
 def open_controls(

@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from giornata.control.expansion import Behind, ResidualLayout, count_sequences, sum_residuals
+from giornata.control.layout import Behind, ResidualLayout, count_sequences, sum_residuals
 from giornata.control.link.client import ControlLink, ControlStepHandle
 from giornata.control.link.messages import ControlFailed, LinkLate, LinkLost
 from giornata.packed.packing import to_device
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.controls.local import ControlNetTarget
-from giornata_denoiser.controls.residuals import ResidualCache
+from giornata_denoiser.controls.local import AddedResiduals, ControlNetTarget, ResidualCache
 from giornata_denoiser.engine.batch_tensors import ControlLost, OfSequences
 from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.rows.row import Row
@@ -54,19 +54,11 @@ class PendingResiduals:
         return self.asked.arrived == len(self.sums.parts)
 
 
-@dataclass(frozen=True)
-class RemoteControlOptions:
-    """Options for rows that use the residuals of an instance."""
-
-    held_steps: int = 1
-    """What a step adds serves so many steps of a row that reuses."""
-    late_s: float = LATE_S
-
-
 class RemoteControls:
     """The rows that are open at instances. Sessions come and go in other threads than the engine's.
 
-    `lost` is told of a row whose instance does not compute it any longer, and why.
+    `lost` is told of a row whose instance does not compute it any longer, and why. What a step adds serves `held_steps`
+    of a row that reuses. An instance is given up when a sample takes more than `late_s`.
     """
 
     def __init__(
@@ -75,10 +67,12 @@ class RemoteControls:
         dtype: torch.dtype,
         device: torch.device,
         lost: Callable[[RowKey, Exception], None],
-        manner: RemoteControlOptions | None = None,
+        *,
+        held_steps: int = 1,
+        late_s: float = LATE_S,
     ) -> None:
         self._network, self._dtype, self._device, self._lost = network, dtype, device, lost
-        self._manner = manner or RemoteControlOptions()
+        self._held_steps, self._late_s = held_steps, late_s
         self._lock = threading.Lock()
         self._sessions: dict[RowKey, ControlNetSession] = {}
         self._holding: ResidualCache[PendingResiduals] = ResidualCache()
@@ -120,10 +114,9 @@ class RemoteControls:
         if not any(acting):
             return ()
         whole = whole or row.region is None
-        if row.region is not None:
-            held = self._holding.find(row, acting, whole=whole, steps=self._manner.held_steps - 1)
-            if held is not None:
-                return self._read(held, row, waits)
+        held = self._holding.find(row, acting, whole=whole, steps=self._held_steps - 1)
+        if held is not None:
+            return self._read(held, row, waits)
         if (replaced := self._holding.forget(row.key)) is not None:
             self._let_go((replaced,))  # makes room
         mine = self._asked(row, acting, waits, whole=whole)
@@ -160,17 +153,20 @@ class RemoteControls:
         return PendingResiduals(row.key, session, asked, sums, count, whole)
 
     def _read(self, coming: PendingResiduals, row: Row, waits: WaitTimer) -> OfSequences:
-        return tuple(_RemoteResiduals(self, coming, nth, waits) for nth in range(len(row.prompts)))
+        sums = partial(self._sum, coming, waits)
+        return tuple(
+            AddedResiduals(nth, coming.sums.behind, sums, coming.whole) for nth in range(len(row.prompts))
+        )
 
-    def sample(self, coming: PendingResiduals, index: int, waits: WaitTimer) -> Tensor:
-        """(sequences, tokens, channels) on the engine's device.
+    def _sum(self, coming: PendingResiduals, waits: WaitTimer, index: int) -> Tensor:
+        """(sequences, tokens, channels) on the engine's device; waited for here.
 
         Raises:
             ControlLost: it does not come.
         """
         try:
             with waits.waiting():
-                flat = coming.asked.sample(index, self._manner.late_s)
+                flat = coming.asked.sample(index, self._late_s)
         except LinkLost as error:
             raise self._gone(self._over(coming.session.link), error, coming) from error
         except LinkLate as error:
@@ -216,26 +212,3 @@ class RemoteControls:
             torch.cuda.current_stream(self._device).synchronize()
         for coming in comings:
             coming.asked.release()
-
-
-@dataclass(frozen=True, eq=False)
-class _RemoteResiduals:
-    """The residuals of one sequence; satisfies :class:`giornata.packed.block_inputs.Residuals`."""
-
-    controls: RemoteControls
-    coming: PendingResiduals
-    nth: int
-    waits: WaitTimer
-
-    @property
-    def whole(self) -> bool:
-        """Return whether samples are of all tokens."""
-        return self.coming.whole
-
-    def sample(self, block: int) -> Tensor | None:
-        """(tokens, channels) behind `block`; waited for here."""
-        index = self.coming.sums.behind[block]
-        if index is None:
-            return None
-        of = self.controls.sample(self.coming, index, self.waits)
-        return of[self.nth if len(of) > 1 else 0]

@@ -14,7 +14,7 @@ import torch
 
 from giornata.bus.bus import Bus
 from giornata.bus.connection import keep_looking
-from giornata.control.expansion import Behind, count_sequences, sum_residuals
+from giornata.control.layout import Behind, count_sequences, sum_residuals
 from giornata.control.link.client import ControlLink
 from giornata.control.link.messages import ControlFailed, LinkLost
 from giornata.deadlines import Deadline
@@ -26,6 +26,7 @@ from giornata.wire.controlnets import (
     CloseControl,
     CloseControlReply,
     ControlBase,
+    ControlState,
     DataPath,
     OpenControl,
     OpenControlReply,
@@ -42,15 +43,20 @@ from giornata.wire.errors import (
 from giornata.wire.messages import RunRequest
 from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_denoiser.controls import executor_choice
 from giornata_denoiser.controls.remote import ControlNetSession, RemoteControls
 from giornata_denoiser.rows.row import Row
 
-# What an instance is told of a row when it is opened there. Pure.
-
-
+OPENING_MS: Final = 15_000
+"""How long an instance may take to open a row: it may have to load weights."""
+TOLD_S: Final = 5.0
+"""Within this time every instance that is alive tells of itself."""
+CLOSE_MS: Final = 1_000
+MOST_LOSSES: Final = 5
+"""A row that has been lost so often fails."""
 STEPS: Final = 2
 """For so many of its steps a row has room on the data path: a place that is free lies between others."""
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -78,42 +84,36 @@ def room_bytes(asking: ControlClientInfo, row: Row, behind: Sequence[Behind]) ->
     return STEPS * step
 
 
-def open_question(
-    asking: ControlClientInfo, request: RunRequest, row: Row, paths: tuple[DataPath, ...], remaining_ms: int
-) -> OpenControl:
-    """The message."""
-    controls = row.adapters.controls
-    return OpenControl(
-        job=request.job,
-        attempt=request.attempt,
-        index=row.key.index,
-        inspection=request.inspection,
-        encoding=request.encoding,
-        base=asking.base,
-        grid=row.grid,
-        times=tuple(row.track.times.tolist()),
-        sequences=len(row.prompts),
-        acting=tuple((use.first_step, use.end_step) for use in controls),
-        computed=None if row.region is None else cell_map(row.region.computed, row.grid),
-        denoiser=asking.denoiser,
-        host=asking.host,
-        paths=paths,
-        remaining_ms=remaining_ms,
-    )
+def control_of(state: ServiceState) -> ControlState:
+    """What an instance of the ControlNet service tells of itself."""
+    if state.control is None:
+        raise ValueError(f"{state.instance} is no ControlNet instance")
+    return state.control
 
 
-def cell_map(computed: torch.Tensor, grid: tuple[int, int]) -> CellMap:
-    """Tokens of a picture, (computed,) int64, as they travel; see :func:`giornata.packed.compute_set.region_of`."""
-    height, width = grid
-    flat = torch.zeros(height * width, dtype=torch.bool)
-    flat[computed.cpu()] = True
-    return CellMap(height=height, width=width, bits=np.packbits(flat.numpy()).tobytes())
+def able_instances(
+    states: Iterable[ServiceState], digests: Collection[str], excluded: Collection[str] = ()
+) -> list[ServiceState]:
+    """The instances that take another row with these ControlNets."""
+    return [
+        state
+        for state in states
+        if state.control is not None
+        and state.instance not in excluded
+        and state.control.rows < state.control.capacity_rows
+        and {card.digest for card in state.controlnets}.issuperset(digests)
+    ]
 
 
-# The instances of the ControlNet service that are alive, and the data paths to them.
+def best_instance(states: Iterable[ServiceState], digests: Collection[str], host: str) -> ServiceState | None:
+    """The instance to open a row at: of this host, with weights that are there already, with the least to do."""
 
+    def rank(state: ServiceState) -> tuple[bool, int, float, int, str]:
+        told = control_of(state)
+        lacking = len(set(digests) - set(told.resident))
+        return told.machine != host, lacking, told.pending_ms, told.rows, state.instance
 
-log = structlog.get_logger(__name__)
+    return min(states, key=rank, default=None)
 
 
 class ControlNetInstances:
@@ -216,45 +216,31 @@ class DataPathPool:
             LinkLost: the instance cannot be reached so.
         """
         key = instance, opened.address
-        over = self._taken([each for each in self._paths if each[0] == instance and self._is_over(each)])
+        over = [each for each in self._paths if each[0] == instance and _is_over(self._paths[each])]
+        ended = [self._paths.pop(each) for each in over]
         making = self._paths.get(key)
         if making is None:
-            making = self._paths[key] = asyncio.create_task(self._made(instance, opened, over), name="link")
-            making.add_done_callback(_noted)
+            making = self._paths[key] = asyncio.create_task(self._made(instance, opened, ended), name="link")
+            making.add_done_callback(lambda task: task.cancelled() or task.exception())  # others may not wait
         else:
-            await self._end(over)
+            await _close(ended)
         return await asyncio.shield(making)
 
     async def leave(self, instance: str) -> None:
         """Close the links to an instance that is gone."""
-        await self._end(self._taken([key for key in self._paths if key[0] == instance]))
+        await _close([self._paths.pop(key) for key in list(self._paths) if key[0] == instance])
 
     async def close(self) -> None:
         """Close all links: whoever waits for a sample is told that it is lost."""
-        await self._end(self._taken(list(self._paths)))
-
-    def _is_over(self, key: tuple[str, str]) -> bool:
-        """Return whether a path could not be made, or is lost: an instance that has been started again has another."""
-        making = self._paths[key]
-        return making.done() and (making.exception() is not None or making.result().link.lost)
-
-    def _taken(self, keys: Iterable[tuple[str, str]]) -> list[asyncio.Task[ControlDataPath]]:
-        return [self._paths.pop(key) for key in keys]
+        await _close([self._paths.pop(key) for key in list(self._paths)])
 
     async def _made(
-        self, instance: str, opened: OpenControlReply, over: Collection[asyncio.Task[ControlDataPath]]
+        self, instance: str, opened: OpenControlReply, ended: Collection[asyncio.Task[ControlDataPath]]
     ) -> ControlDataPath:
-        await self._end(over)
+        await _close(ended)
         link = await asyncio.to_thread(self._link, opened)
         log.info("controlnet_linked", instance=instance, path=opened.path)
         return ControlDataPath(link, self._slab_bytes)
-
-    async def _end(self, making: Collection[asyncio.Task[ControlDataPath]]) -> None:
-        """Close paths, once they are made."""
-        if making:
-            await asyncio.wait(making)
-        links = [task.result().link for task in making if task.exception() is None]
-        await asyncio.gather(*(asyncio.to_thread(link.close) for link in links))
 
     def _link(self, opened: OpenControlReply) -> ControlLink:
         try:
@@ -265,23 +251,17 @@ class DataPathPool:
             raise LinkLost(f"no data path over {opened.path} to {opened.address}: {error}") from error
 
 
-def _noted(making: asyncio.Task[ControlDataPath]) -> None:
-    """Whoever waits for it is told; there may be nobody."""
-    if not making.cancelled():
-        making.exception()
+def _is_over(making: asyncio.Task[ControlDataPath]) -> bool:
+    """Return whether a path could not be made, or is lost: an instance that has been started again has another."""
+    return making.done() and (making.exception() is not None or making.result().link.lost)
 
 
-# Rows that are open at instances of the ControlNet service: opened, opened elsewhere when one is lost, and
-# closed.
-
-
-OPENING_MS: Final = 15_000
-"""How long an instance may take to open a row: it may have to load weights."""
-TOLD_S: Final = 5.0
-"""Within this time every instance that is alive tells of itself."""
-CLOSE_MS: Final = 1_000
-MOST_LOSSES: Final = 5
-"""A row that has been lost so often fails."""
+async def _close(making: Collection[asyncio.Task[ControlDataPath]]) -> None:
+    """Close paths, once they are made."""
+    if making:
+        await asyncio.wait(making)
+    links = [task.result().link for task in making if task.exception() is None]
+    await asyncio.gather(*(asyncio.to_thread(link.close) for link in links))
 
 
 class ControlNetSessionManager:
@@ -410,8 +390,8 @@ class ControlNetSessionManager:
                 if not lost:
                     await self._offered(row, digests)
                 while True:
-                    states = executor_choice.able_instances(self._instances.states, digests, excluded)
-                    found = executor_choice.best_instance(states, digests, self._asking.host)
+                    states = able_instances(self._instances.states, digests, excluded)
+                    found = best_instance(states, digests, self._asking.host)
                     if found is None:
                         excluded.clear()
                         await self._instances.news()
@@ -478,7 +458,29 @@ class ControlNetSessionManager:
         self, state: ServiceState, request: RunRequest, row: Row, paths: tuple[DataPath, ...]
     ) -> OpenControlReply:
         remaining_ms = min(request.remaining_ms, OPENING_MS)
-        asked: OpenControl = open_question(self._asking, request, row, paths, remaining_ms)
+        asking, (height, width) = self._asking, row.grid
+        computed = None
+        if row.region is not None:
+            cells = np.zeros(height * width, dtype=bool)
+            cells[row.region.computed.cpu().numpy()] = True
+            computed = CellMap(height=height, width=width, bits=np.packbits(cells).tobytes())
+        asked = OpenControl(
+            job=request.job,
+            attempt=request.attempt,
+            index=row.key.index,
+            inspection=request.inspection,
+            encoding=request.encoding,
+            base=asking.base,
+            grid=row.grid,
+            times=tuple(row.track.times.tolist()),
+            sequences=len(row.prompts),
+            acting=tuple((use.first_step, use.end_step) for use in row.adapters.controls),
+            computed=computed,
+            denoiser=asking.denoiser,
+            host=asking.host,
+            paths=paths,
+            remaining_ms=remaining_ms,
+        )
         subject = subjects.controlnet(state.instance, "open")
         call = self._bus.call(subject, asked, OpenControlReply, Deadline.after_ms(remaining_ms))
         opening = asyncio.create_task(call, name="opening")

@@ -17,7 +17,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from giornata.residency.tiers import EvictionLedger
+from giornata.residency.ledger import EvictionLedger
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.slabs import Device, Slabs, TransferHandle, WaitTimer
 from giornata_denoiser.engine.step_budget import ENTRIES_ON_DEVICE

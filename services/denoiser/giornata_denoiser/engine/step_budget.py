@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 
+from giornata.planning.cost_model import StepCosts, worth_reusing
 from giornata.planning.operations import (
     NetworkOperations,
     SequenceShape,
@@ -17,7 +18,6 @@ from giornata.planning.operations import (
     recording_bytes,
     step_work,
 )
-from giornata.planning.step_costs import StepCosts, worth_reusing
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.recorders import own_bits

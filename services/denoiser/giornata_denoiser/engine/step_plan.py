@@ -13,18 +13,27 @@ import numpy as np
 from giornata.packed.attention import CachedKVRecorder
 from giornata.packed.block_inputs import BlockInputs, CachedTokens, by_sequence
 from giornata.packed.packing import LaneTracer, to_device
-from giornata.planning.batch_plans import BatchPlanner, BatchRow, plan_batch
-from giornata.planning.block_plans import Counts, LoadLink, takes
+from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import (
     NetworkOperations,
     SequenceShape,
     StepWork,
     is_all_or_nothing,
-    mean_amounts,
     sample_fields,
     step_work,
 )
-from giornata.planning.step_costs import SLABS, BlockLoads, StepCosts, row_blocks, slab_unit
+from giornata.planning.plans import (
+    SLABS,
+    BatchPlanner,
+    BatchRow,
+    BlockLoads,
+    Counts,
+    LoadLink,
+    plan_batch,
+    row_blocks,
+    slab_unit,
+    takes,
+)
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
@@ -315,7 +324,7 @@ def work_of(operations: NetworkOperations, rows: Iterable[RunningRow]) -> StepWo
     """Return what a step of `rows` computes, over all blocks; rows of one set of LoRAs are one segment."""
     rows = tuple(rows)
     sets = {each.row.adapters.acting(each.row.step) for each in rows}
-    return replace(step_work(operations, *_sequences(operations, rows)), segments=float(len(sets - {()})))
+    return step_work(operations, *_sequences(operations, rows))._replace(segments=float(len(sets - {()})))
 
 
 def _sequences(
@@ -509,7 +518,7 @@ class StepPlanner:
             chosen = modes[:blocks]
             final = chosen == served.entry.modes or not own.largest_bytes  # as if everything had been loaded
             each.served = replace(served, modes=chosen, final=final)
-        return plan.timeline.ended_ms[blocks - 1]
+        return plan.ended_ms[blocks - 1]
 
     def _busy_bytes(self, planned_for: Sequence[EntryReuse]) -> int:
         """Bytes of a load that has begun for others, or for later: the link is not free before."""
@@ -554,7 +563,7 @@ class StepPlanner:
         if last is not None and last.rows == of:
             return last
         work = work_of(operations, rows)
-        fields = sample_fields(work, mean_amounts(*_sequences(operations, rows)))
+        fields = sample_fields(work, *_sequences(operations, rows))
         least = [predicted_work([each.row], operations) for each in rows]
         return CountedStep(of, work, fields, least, masked)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import msgpack
 import torch
@@ -30,7 +30,6 @@ from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.pool.shared_memory import (
     ExpansionHead,
-    RowStateLayout,
     StateRing,
     TensorLocation,
     TensorPlaces,
@@ -176,8 +175,6 @@ class AbortGroup:
 class Ping:
     """A question whether the process runs."""
 
-    number: int
-
 
 @dataclass(frozen=True)
 class Stop:
@@ -248,8 +245,6 @@ class RankRefused:
 class Pong:
     """The process runs."""
 
-    number: int
-
 
 @dataclass(frozen=True)
 class RankStepEnded:
@@ -289,42 +284,11 @@ _CLASS: Final = ""
 _CLASSES: Final[Mapping[str, Any]] = {
     each.__name__: each
     for each in (
-        *(
-            AbortGroup,
-            ForgetResources,
-            MapSlab,
-            OrderedRow,
-            Ping,
-            PutRow,
-            PutSharedObject,
-            RankSetup,
-            ReleaseRows,
-        ),
-        *(StepOrder, Stop, WarmGroup, RowStateLayout, StateRing, TensorLocation, ExpansionHead),
-        *(Pong, RankReady, RankRefused, RankStepEnded, RankStepFailed, RowAdvanced, RowBlamed),
-        *(ControlCard, ControlWork, DenoiserConfig, ErrorBody, Profile, StepCacheCounters, StepSample),
-        *(
-            Adapters,
-            RecordingSpec,
-            Row,
-            RowControl,
-            RowKey,
-            RowLora,
-            SamplerTable,
-            TaylorRule,
-            TaylorSeerSchedule,
-        ),
-        *(
-            CachedBlock,
-            CachedTemplate,
-            Correction,
-            Entry,
-            LowRankFactors,
-            Region,
-            SequenceLoras,
-            StoredTensor,
-        ),
-        *(CacheForm, Priority, frozenset),
+        *(*get_args(Order), *get_args(Answer), RankSetup, OrderedRow, RowAdvanced, RowBlamed),
+        *(StateRing, TensorLocation, ExpansionHead, DenoiserConfig, ErrorBody, Profile, StepCacheCounters),
+        *(StepSample, ControlCard, ControlWork, Row, RowKey, RowControl, RowLora, Adapters, RecordingSpec),
+        *(SamplerTable, TaylorRule, TaylorSeerSchedule, CachedTemplate, CachedBlock, Entry, Correction),
+        *(StoredTensor, Region, SequenceLoras, LowRankFactors, CacheForm, Priority, frozenset),
     )
 }
 _PROMPTS: Final[Mapping[str, str]] = {

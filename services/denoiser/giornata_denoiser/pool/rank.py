@@ -1,16 +1,23 @@
-"""A rank: the process that computes on one device of a pool."""
+"""A rank: the process that computes on one device of a pool; it ends with its leader, however that ends.
+
+``python -m giornata_denoiser.pool.rank DESCRIPTOR``: the leader is at the other end of an inherited socket.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
+import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, cast
 
 import structlog
 import torch
@@ -18,9 +25,12 @@ from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
 from giornata.frames import FramedConnection, PeerEnded, framed
+from giornata.logs import configure_logs
 from giornata.packed.low_rank import SequenceLoras
 from giornata.planning.cost_model import CostModel
+from giornata.runtime import keep_freed
 from giornata.scheduling.degrees.pool import Devices
+from giornata.wire.errors import GiornataError
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.controlnets import ControlDispatcher
@@ -43,6 +53,7 @@ from giornata_denoiser.pool.messages import (
     PutRow,
     PutSharedObject,
     RankReady,
+    RankRefused,
     RankSetup,
     RankStepEnded,
     RankStepFailed,
@@ -52,39 +63,47 @@ from giornata_denoiser.pool.messages import (
     StepOrder,
     Stop,
     WarmGroup,
+    connect,
     pack,
     unpack,
 )
-from giornata_denoiser.pool.shared_memory import ExpansionHead, MappedSlabs, StateRing, TensorPlaces
+from giornata_denoiser.pool.shared_memory import ExpansionHead, StateRing, TensorPlaces, mapped_tensor, viewed
 from giornata_denoiser.profiling.fitting import profile_of
 from giornata_denoiser.rows.row import Row, RowLora, name_of
 from giornata_denoiser.rows.template import Correction
 from giornata_denoiser.startup import memory_on, rehearse, reusing_of
 
-# What a rank computes: steps of rows that its leader has put into shared memory, over the family of each
-# group.
-
-
 log = structlog.get_logger(__name__)
 
 
-class Families(Protocol):
-    """The family of each group of devices that this rank belongs to."""
+class GroupFamilies:
+    """The family over each group of devices that this rank belongs to; GroupLost where a member does not come."""
+
+    def __init__(self, family: ModelFamily, groups: RankGroups) -> None:
+        self._family, self._groups = family, groups
 
     def meet(self, devices: Devices, epoch: int) -> None:
-        """Make a group if it is new. Raises where another member does not come."""
+        """Make a group if it is new."""
+        self._groups.of(devices, epoch)
 
     def of(self, devices: Devices, epoch: int, *, halves: bool) -> ModelFamily:
-        """That of a group, by shares of tokens or by guidance halves; raises likewise."""
+        """That of a group, by shares of tokens or by guidance halves."""
+        if len(devices) == 1:
+            return self._family
+        return (halve_guidance if halves else shared)(self._family, self._groups.of(devices, epoch))
 
     def check(self, devices: Devices, epoch: int) -> None:
         """Raise where a group was aborted while it computed."""
+        if len(devices) > 1:
+            self._groups.of(devices, epoch).check()
 
     def abort(self, devices: Devices, epoch: int) -> None:
         """Have what a group computes fail, if it is of this epoch. Any thread."""
+        self._groups.abort(devices, epoch)
 
     def close(self, devices: Devices) -> None:
         """Let a group go: its other members' steps fail at once."""
+        self._groups.drop(devices)
 
 
 class StaleOrder(LookupError):
@@ -149,15 +168,16 @@ class RankSteps:
 
     Args:
         me: this rank's place among the pool's devices.
-        families: see :class:`Families`.
+        families: see :class:`GroupFamilies`.
         make: makes what computes steps over a family; all of them share one loader, and the `loras`.
     """
 
     def __init__(
-        self, me: int, families: Families, make: Callable[[ModelFamily], ModelRunner], loras: RankLoras
+        self, me: int, families: GroupFamilies, make: Callable[[ModelFamily], ModelRunner], loras: RankLoras
     ) -> None:
         self._me, self._families, self._make, self._loras = me, families, make, loras
-        self._mapped = MappedSlabs()
+        self._slabs: dict[int, Tensor] = {}
+        """The memory of each of the leader's slabs, (bytes,) uint8, by number."""
         self._kept: dict[int, object] = {}
         self._rows: dict[int, _RankRow] = {}
         self._groups: dict[_GroupKey, _Group] = {}
@@ -173,20 +193,22 @@ class RankSteps:
         match message:
             case MapSlab(number, size_bytes):
                 for descriptor in files:
-                    self._mapped.map(number, size_bytes, descriptor)
+                    try:
+                        self._slabs[number] = mapped_tensor(descriptor, size_bytes)
+                    finally:
+                        os.close(descriptor)
             case PutSharedObject(number, data, own):
                 self._kept[number] = thing = self._unpacked(data, own)
                 self._loras.put(number, thing)
             case PutRow(number, data, own, slab, ring):
                 row: Row = self._unpacked(data, own)
-                self._rows[number] = _RankRow(row, row, self._mapped.memory(slab), ring)
+                self._rows[number] = _RankRow(row, row, self._slabs[slab], ring)
             case ReleaseRows(rows):
                 for number in self._rows.keys() & set(rows):
                     self._rows[number].way = None
                 self._retain()
             case ForgetResources(rows, kept, slabs):
-                self._forget(rows, kept)
-                self._mapped.forget(slabs)
+                self._forget(rows, kept, slabs)
             case WarmGroup(devices, epoch):
                 try:
                     self._families.meet(devices, epoch)
@@ -219,7 +241,7 @@ class RankSteps:
         self._families.abort(devices, epoch)
 
     def _unpacked(self, data: bytes, own: int) -> Any:
-        return unpack(data, lambda place: self._mapped.tensor(place, own), self._kept)
+        return unpack(data, lambda place: viewed(self._slabs[place.slab or own], place), self._kept)
 
     def _failed(self, order: StepOrder, error: Exception) -> RankStepFailed:
         """Let the group go, so that its other members fail at once."""
@@ -294,7 +316,7 @@ class RankSteps:
                 group.computing.rest(())
             group.resting = not here
 
-    def _forget(self, rows: Collection[int], kept: Collection[int]) -> None:
+    def _forget(self, rows: Collection[int], kept: Collection[int], slabs: Collection[int]) -> None:
         for number in rows:
             self._rows.pop(number, None)
         if rows:
@@ -302,6 +324,8 @@ class RankSteps:
         for number in kept:
             self._kept.pop(number, None)
             self._loras.forget(number)
+        for number in slabs:  # each goes with the last tensor that views it
+            self._slabs.pop(number, None)
 
     def _told(self, order: StepOrder, report: StepReport, began: float) -> RankStepEnded:
         """Take in what a step has come to, and describe it if this is the group's first rank."""
@@ -354,8 +378,6 @@ def _blamed(number: int, failure: FailedRow) -> RowBlamed:
     return RowBlamed(number, failure.error.body(), "" if cause is None else repr(cause))
 
 
-# A rank: the process that computes on one device of a pool. It ends with its leader, however that ends.
-#
 # Orders are computed one after the other in the main thread. A second thread reads them as they come,
 # answers pings, and aborts groups that have lost a member.
 
@@ -413,7 +435,7 @@ class Rank:
                 order: Order = unpack(self._channel.receive())
                 files = (self._channel.take_file(),) if isinstance(order, MapSlab) else ()
                 if isinstance(order, Ping):
-                    self._tell(Pong(order.number))
+                    self._tell(Pong())
                 elif isinstance(order, AbortGroup):
                     if self._steps is not None:
                         self._steps.abort(order.devices, order.epoch)
@@ -439,43 +461,10 @@ def tell(channel: FramedConnection, answer: Answer) -> None:
             os.close(left)
 
 
-# What a rank loads before it is ready: the model, what computes steps over it, and the groups' store.
-
-
 GROUP_BYTES: Final = 700 << 20
 """GPU memory of a group: 544 to 688 MB a communicator of NCCL have been seen on an A100 (nccl#964)."""
 STORE_S: Final = 60.0
 """How long a rank waits for the store that its leader hosts already."""
-
-
-class GroupFamilies:
-    """The family over each group of a rank's; satisfies :class:`giornata_denoiser.pool.rank.Families`."""
-
-    def __init__(self, family: ModelFamily, groups: RankGroups) -> None:
-        self._family, self._groups = family, groups
-
-    def meet(self, devices: Devices, epoch: int) -> None:
-        """See the protocol; raises GroupLost where a member does not come."""
-        self._groups.of(devices, epoch)
-
-    def of(self, devices: Devices, epoch: int, *, halves: bool) -> ModelFamily:
-        """See the protocol; raises GroupLost where a member does not come."""
-        if len(devices) == 1:
-            return self._family
-        return (halve_guidance if halves else shared)(self._family, self._groups.of(devices, epoch))
-
-    def check(self, devices: Devices, epoch: int) -> None:
-        """See the protocol; raises GroupLost."""
-        if len(devices) > 1:
-            self._groups.of(devices, epoch).check()
-
-    def abort(self, devices: Devices, epoch: int) -> None:
-        """See the protocol."""
-        self._groups.abort(devices, epoch)
-
-    def close(self, devices: Devices) -> None:
-        """See the protocol."""
-        self._groups.drop(devices)
 
 
 def rank_controls(checkpoint: Checkpoint, config: DenoiserConfig) -> ControlExecutor | None:
@@ -525,3 +514,50 @@ def loaded(opening: RankSetup) -> Iterator[Loaded]:
             )
         finally:
             groups.close()
+
+
+# The program that a leader starts.
+
+
+PARENT_DEATH_SIGNAL: Final = 1
+"""`PR_SET_PDEATHSIG` of Linux's `prctl`."""
+
+
+def ends_with_parent() -> None:
+    """Have the kernel end this process with the one that started it; elsewhere than on Linux the socket alone does."""
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main(descriptor: int) -> int:
+    """Be a rank whose leader is at the other end of the socket `descriptor`. Returns the exit status."""
+    ends_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal tells the leader, too, which drains
+    channel = connect(socket.socket(fileno=descriptor))
+    opening: RankSetup = unpack(channel.receive())
+    config = opening.config
+    configure_logs(config.log_level, config.log_format, f"{config.instance}/{opening.me}")
+    try:
+        if config.torch_device().type == "cpu":
+            keep_freed()
+        if opening.threads is not None:
+            torch.set_num_threads(opening.threads)
+        Rank(channel, on_end=lambda: os._exit(1)).run(loaded(opening))
+    except PeerEnded:
+        return 1
+    except GiornataError as error:
+        tell(channel, RankRefused(error.body()))
+        log.warning("rank_refused", device=config.device, error=str(error))
+        return 1
+    except Exception:  # the process's edge: logged, and told by its end
+        log.exception("rank_failed", device=config.device)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -10,20 +10,24 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import structlog
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
 from giornata.config import ENV_PREFIX
-from giornata.frames import FramedConnection
-from giornata.gpus import VISIBLE
+from giornata.gpus import VISIBLE, visible_alone
+from giornata.planning.cost_model import Profile
+from giornata.scheduling.degrees.pool import Devices, device_subsets
 from giornata.wire.errors import Failed, from_body
 from giornata.wire.workers import RankPhase, RankState
+from giornata_denoiser.checkpoint import Checkpoint, open_outline
+from giornata_denoiser.choices import check_present
+from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.parallel.families import is_possible
 from giornata_denoiser.pool.messages import Ping, RankReady, RankRefused, RankSetup, Stop, connect, unpack
-from giornata_denoiser.pool.shared_rows import RankKnowledge, RankMessage, parcel
-
-# How long a leader waits for its ranks.
+from giornata_denoiser.pool.state import RankKnowledge, RankMessage, parcel
 
 
 @dataclass(frozen=True)
@@ -51,29 +55,8 @@ class RankTimeouts:
         return self.hung[0] * seconds + self.hung[1]
 
 
-# Starting and ending rank processes, as a leader sees them.
-
-
-class RankProcess(Protocol):
-    """A rank that has been started."""
-
-    @property
-    def channel(self) -> FramedConnection:
-        """To it; ends when the rank does."""
-
-    def kill(self) -> None:
-        """End it at once; what it was computing is lost."""
-
-    def join(self, within_s: float) -> None:
-        """Wait for its end, which it has been told; kill it where it takes longer."""
-
-
-Start = Callable[[int], RankProcess]
-"""Starts the rank at this place among the devices. The calling thread outlives it."""
-
-
 class LocalRankProcess:
-    """A process of this program's; satisfies :class:`RankProcess`.
+    """A rank that has been started; the thread that does so outlives it.
 
     Nothing of the service's configuration is in its arguments or environment. On a GPU, `visible` is the one that CUDA
     shows it (:func:`giornata.gpus.visible_alone`).
@@ -88,7 +71,7 @@ class LocalRankProcess:
         descriptor = there.fileno()
         with there:
             self._process = subprocess.Popen(  # noqa: S603 - this program, with a number
-                [sys.executable, "-m", "giornata_denoiser.pool", str(descriptor)],
+                [sys.executable, "-m", "giornata_denoiser.pool.rank", str(descriptor)],
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
                 env=environment,
@@ -102,20 +85,16 @@ class LocalRankProcess:
         return self._process.pid
 
     def kill(self) -> None:
-        """See :class:`RankProcess`."""
+        """End it at once; what it was computing is lost."""
         self._process.kill()
         self._process.wait()
         self.channel.close()
 
     def join(self, within_s: float) -> None:
-        """See :class:`RankProcess`."""
+        """Wait for its end, which it has been told; kill it where it takes longer."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(within_s)
         self.kill()
-
-
-# The ranks of a pool, as their leader has started them: one process for each device, and another after it
-# is lost.
 
 
 JOIN_S = 10.0
@@ -130,7 +109,7 @@ class RankHandle:
 
     device: str
     me: int
-    process: RankProcess
+    process: LocalRankProcess
     started_s: float
     phase: RankPhase = RankPhase.LOADING
     starts: int = 1
@@ -172,7 +151,7 @@ class RankSupervisor:
     def __init__(
         self,
         devices: Sequence[str],
-        start: Start,
+        start: Callable[[int], LocalRankProcess],
         patience: RankTimeouts | None = None,
         clock: Callable[[], float] = time.perf_counter,
         *,
@@ -216,10 +195,10 @@ class RankSupervisor:
             return False
         return True
 
-    def ping(self, member: RankHandle, number: int, now_s: float) -> None:
+    def ping(self, member: RankHandle, now_s: float) -> None:
         """Ask whether it runs."""
         member.asked_s = now_s
-        self.send(member, [parcel(Ping(number))])
+        self.send(member, [parcel(Ping())])
 
     def lost(self, member: RankHandle, now_s: float) -> None:
         """A rank has ended, or is ended now; it is started again in a while, unless that was in vain too often."""
@@ -261,3 +240,67 @@ class RankSupervisor:
                 ready[member.me] = answer
         if ended:
             raise Failed(f"The rank of {member.device} has ended while it was loading; its log tells why.")
+
+
+LOOPBACK: Final = "127.0.0.1"
+GROUP_S: Final = 30.0
+"""How long members of a group wait for each other; a stalled one is ended long before."""
+LEFT_OUT: Final = ("nats_url", "nats_password_file", "blobs_url", "devices")
+"""Fields of the service's configuration for which a rank has no use."""
+
+
+def start_ranks(config: DenoiserConfig, patience: RankTimeouts | None = None) -> RankSupervisor:
+    """Start a rank for each device. They load the model; :meth:`RankSupervisor.loaded` waits for that.
+
+    The calling thread has to outlive them: the kernel ends them with it.
+
+    Raises:
+        Failed: this machine lacks a device.
+    """
+    devices = config.device_names
+    check_present(devices)
+    store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+
+    def start(me: int) -> LocalRankProcess:
+        shown = None if devices[me] == "cpu" else visible_alone(devices[me], os.environ.get(VISIBLE))
+        return LocalRankProcess(opening_of(config, me, store.port), shown)
+
+    return RankSupervisor(devices, start, patience, keeps=store)
+
+
+def opening_of(config: DenoiserConfig, me: int, port: int) -> RankSetup:
+    """What the rank of a place, which sees its GPU alone, is told first; `port` is that of the leader's store."""
+    devices = config.device_names
+    fields = DenoiserConfig.model_fields
+    without = {name: fields[name].get_default(call_default_factory=True) for name in LEFT_OUT}
+    on_cpu = devices[me] == "cpu"
+    own = config.model_copy(update={**without, "device": "cpu" if on_cpu else "cuda:0"})
+    threads = None
+    if on_cpu and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, (os.cpu_count() or 1) // len(devices))
+    groups = sum(me in group for group in groups_of(len(devices)))
+    return RankSetup(own, me, (LOOPBACK, port), groups, GROUP_S, config.correction_bits, threads)
+
+
+def loaded(config: DenoiserConfig, ranks: RankSupervisor) -> tuple[Checkpoint, Profile]:
+    """The checkpoint's outline, and what steps cost on the first device, once all ranks have loaded the model.
+
+    Of several devices, only in ways in which they can compute the checkpoint.
+
+    Raises:
+        Failed: the model cannot be loaded, or computes nothing finite, or the profile is of something else.
+    """
+    try:
+        described = open_outline(config.model_copy(update={"device": config.device_names[0]}))
+    except BaseException:
+        ranks.close(within_s=0.0)
+        raise
+    ready = ranks.loaded()
+    degrees = tuple(fit for fit in ready.profile.degrees if is_possible(described.family, fit.way))
+    outline = replace(described, rank_controls=ready.controls)
+    return outline, ready.profile.model_copy(update={"degrees": degrees})
+
+
+def groups_of(devices: int) -> tuple[Devices, ...]:
+    """The groups that steps of a pool may have, small ones first."""
+    return tuple(sorted((group for group in device_subsets(devices) if len(group) > 1), key=len))

@@ -7,7 +7,6 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -15,13 +14,9 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from giornata import anonymous_memory
+from giornata import frames
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.step_cache import TaylorExpansion
-
-# Tensors in memory that leader and ranks map: made once, shown to each rank once, gone with the last view
-# of it.
-
 
 ALIGNMENT: Final = 64
 """Bytes: tensors begin at multiples of it."""
@@ -66,9 +61,7 @@ class Arena:
 
     def allocated(self, size_bytes: int) -> Tensor:
         """New memory, (bytes,) uint8. OSError where there is not so much."""
-        return self.adopted(
-            anonymous_memory.allocated("giornata-pool", max(size_bytes, 1)), max(size_bytes, 1)
-        )
+        return self.adopted(frames.allocate_memory("giornata-pool", max(size_bytes, 1)), max(size_bytes, 1))
 
     def adopted(self, descriptor: int, size_bytes: int) -> Tensor:
         """The memory of a file that a rank has filled, (bytes,) uint8; the descriptor is the arena's from now on.
@@ -79,7 +72,7 @@ class Arena:
         try:
             if os.fstat(descriptor).st_size < size_bytes:
                 raise OSError(f"{size_bytes} bytes are expected of a file that has fewer")  # noqa: TRY301 - closed below
-            held = anonymous_memory.mapped(descriptor, size_bytes, touched=False)
+            held = frames.map_memory(descriptor, size_bytes, touched=False)
             memory = _tensor(held)
         except BaseException:
             os.close(descriptor)
@@ -132,33 +125,6 @@ class Arena:
             self._untold.append(number)
 
 
-class MappedSlabs:
-    """A rank's view of the leader's slabs."""
-
-    def __init__(self) -> None:
-        self._memory: dict[int, Tensor] = {}
-
-    def map(self, number: int, size_bytes: int, descriptor: int) -> None:
-        """Map a slab; the descriptor is closed. OSError if it cannot be."""
-        try:
-            self._memory[number] = mapped_tensor(descriptor, size_bytes)
-        finally:
-            os.close(descriptor)
-
-    def forget(self, numbers: Iterable[int]) -> None:
-        """Unmap slabs, each with the last tensor that views it."""
-        for number in numbers:
-            self._memory.pop(number, None)
-
-    def memory(self, number: int) -> Tensor:
-        """All of a slab, (bytes,) uint8."""
-        return self._memory[number]
-
-    def tensor(self, place: TensorLocation, own: int) -> Tensor:
-        """Return what lies there; slab 0 is `own`."""
-        return viewed(self._memory[place.slab or own], place)
-
-
 def viewed(memory: Tensor, place: TensorLocation) -> Tensor:
     """The tensor at a place of a slab whose bytes are `memory`."""
     dtype: torch.dtype = getattr(torch, place.dtype)
@@ -175,16 +141,17 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def mapped_tensor(descriptor: int, size_bytes: int) -> Tensor:
     """The memory of a file, (bytes,) uint8; the descriptor stays the caller's. OSError where it cannot be mapped."""
-    return _tensor(anonymous_memory.mapped(descriptor, size_bytes, touched=False))
+    return _tensor(frames.map_memory(descriptor, size_bytes, touched=False))
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def _tensor(held: mmap.mmap) -> Tensor:
     with torch.inference_mode(mode=False):  # else only who infers could write to it
         whole: Any = torch.frombuffer(held, dtype=torch.uint8)
         return whole  # type: ignore[no-any-return]  # a tensor
-
-
-# Rows, templates and corrections: their tensors' places in messages, and a row's states.
 
 
 class TensorPlaces:
@@ -203,7 +170,7 @@ class TensorPlaces:
             place = None if self._arena is None else self._arena.place_of(tensor)
             if place is None:
                 place = TensorLocation(0, self.size_bytes, tuple(tensor.shape), dtype_name(tensor.dtype))
-                self.size_bytes += -(-max(tensor.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+                self.size_bytes += _aligned(max(tensor.nbytes, 1))
             self._found[id(tensor)] = tensor, place
         return self._found[id(tensor)][1]
 
@@ -222,7 +189,7 @@ class TensorPlaces:
         """A descriptor of the file, the caller's to close; None where it would be empty. OSError without memory."""
         if not self.size_bytes:
             return None
-        descriptor = anonymous_memory.allocated("giornata-pool", self.size_bytes)
+        descriptor = frames.allocate_memory("giornata-pool", self.size_bytes)
         try:
             memory = mapped_tensor(descriptor, self.size_bytes)
             for tensor, place in self._found.values():
@@ -252,85 +219,64 @@ class ExpansionHead(NamedTuple):
         return None if known is None else cls(known.began, known.step, len(known.factors))
 
 
-@dataclass(frozen=True)
-class RowStateLayout:
-    """The layout of one state of a row in its slab."""
-
-    latent: TensorLocation
-    memory: TensorLocation | None
-    generator: TensorLocation | None
-    factors: tuple[TensorLocation, ...] = ()
-    """Those that a step cache remembers; the first ones of them are there."""
+StateLayout = tuple[TensorLocation | None, ...]
+"""Where the latent, what the sampler remembers, the generator and a step cache's factors lie; None for what is not."""
 
 
 @dataclass(frozen=True)
 class StateRing:
     """The states of a row in its slab, at its beginning: that of a step is in the place of its number."""
 
-    states: tuple[RowStateLayout, ...]
+    states: tuple[StateLayout, ...]
     size_bytes: int
 
     @classmethod
     def of(cls, row: Row) -> StateRing:
         """Room for what a step changes of `row`."""
         wide = torch.promote_types(row.latent.dtype, torch.float32)
-        remembered = row.track.remembered
-        memory = (
-            torch.empty((remembered, *row.latent.shape), dtype=wide, device="meta") if remembered else None
-        )
-        orders = 0 if row.step_cache is None else row.step_cache.order + 1
+        remembered, orders = row.track.remembered, 0 if row.step_cache is None else row.step_cache.order + 1
+        memory = torch.empty((remembered, *row.latent.shape), dtype=wide, device="meta")
         shape = len(row.prompts), row.computed_tokens, row.latent.shape[1]
-        expansion = [torch.empty(shape, dtype=torch.float32, device="meta")] * orders
+        factors = [torch.empty(shape, dtype=torch.float32, device="meta")] * orders
         offset, states = 0, []
         for _ in range(VERSIONS):
             places: list[TensorLocation | None] = []
-            for part in (row.latent, memory, row.generator, *expansion):
+            for part in (row.latent, memory if remembered else None, row.generator, *factors):
                 if part is None:
                     places.append(None)
-                    continue
-                name = str(part.dtype).removeprefix("torch.")
-                places.append(TensorLocation(0, offset, tuple(part.shape), name))
-                offset += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
-            latent, *others = places[:3]
-            if latent is None:
-                raise ValueError(f"row {row.key} has no latent")
-            factors = tuple(place for place in places[3:] if place is not None)
-            states.append(RowStateLayout(latent, others[0], others[1], factors))
+                else:
+                    places.append(TensorLocation(0, offset, tuple(part.shape), dtype_name(part.dtype)))
+                    offset += _aligned(part.nbytes)
+            states.append(tuple(places))
         return cls(tuple(states), offset)
 
     def write(self, slab: Tensor, row: Row) -> None:
         """Put the state of `row` there, which may be on a device; that is waited for."""
-        state = self.states[row.step % VERSIONS]
-        for place, part in zip(
-            (state.latent, state.memory, state.generator),
-            (row.latent, row.memory, row.generator),
-            strict=True,
-        ):
+        factors = () if row.cached is None else row.cached.factors
+        parts = (row.latent, row.memory, row.generator, *factors)
+        for place, part in zip(self.states[row.step % VERSIONS], parts, strict=False):
             if place is not None and part is not None:
                 viewed(slab, place).copy_(part)
-        for place, factor in zip(
-            state.factors, () if row.cached is None else row.cached.factors, strict=False
-        ):
-            viewed(slab, place).copy_(factor)
 
     def read(self, slab: Tensor, row: Row, step: int, known: ExpansionHead | None = None) -> Row:
         """`row` at `step`, whose state is there: views of the slab, which last until three steps later.
 
         `known` is what its step cache remembers.
         """
-        state = self.states[step % VERSIONS]
-        memory = None if state.memory is None or not step else viewed(slab, state.memory)
-        generator = None if state.generator is None else viewed(slab, state.generator)
-        factors = (
-            () if known is None else tuple(viewed(slab, each) for each in state.factors[: known.factors])
+        latent, memory, generator, *factors = (
+            None if place is None else viewed(slab, place) for place in self.states[step % VERSIONS]
         )
+        cached = None
+        if known is not None:
+            held = tuple(factor for factor in factors[: known.factors] if factor is not None)
+            cached = TaylorExpansion(known.began, known.step, held)
         return replace(
             row,
             step=step,
-            latent=viewed(slab, state.latent),
-            memory=memory,
+            latent=row.latent if latent is None else latent,
+            memory=memory if step else None,
             generator=generator,
-            cached=None if known is None else TaylorExpansion(known.began, known.step, factors),
+            cached=cached,
         )
 
 

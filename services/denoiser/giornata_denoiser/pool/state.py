@@ -1,46 +1,244 @@
-"""The rows and steps of a pool as its leader knows them."""
+"""The rows and steps of a pool as its leader has them: in shared memory, and as ranks and the rule know them.
+
+Plain objects: they send nothing and read no clock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from torch import Tensor
+
+from giornata.frames import framed
+from giornata.packed.low_rank import SequenceLoras
 from giornata.planning.cost_model import CostModel
-from giornata.planning.operations import NetworkOperations, StepWork
+from giornata.planning.operations import NetworkOperations
 from giornata.scheduling.batch import RowKey
-from giornata.scheduling.degrees.pool import Devices, PoolRow, StepStart, Times
+from giornata.scheduling.cost_models import work_of
+from giornata.scheduling.degrees.pool import Devices, PoolRow, StepStart
 from giornata.scheduling.demand import RowShape, StepTimeModel
-from giornata.scheduling.pool_rows import DegreeTimes, StepSize
+from giornata.scheduling.pool_rows import DegreeTimes, RowTimes, StepSize
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
-from giornata_denoiser.pool.shared_rows import SharedRow
+from giornata_denoiser.pool.messages import (
+    ForgetResources,
+    MapSlab,
+    Order,
+    OrderedRow,
+    PutRow,
+    PutSharedObject,
+    RankSetup,
+    pack,
+    unpack,
+)
+from giornata_denoiser.pool.shared_memory import Arena, ExpansionHead, StateRing, TensorPlaces, bare
 from giornata_denoiser.rows.row import Row
+from giornata_denoiser.templates.identity import HostMemory
 
-# The rows and steps of a pool, as its leader knows them: what a rule is shown, and what ends and losses do
-# to them.
-#
-# A plain object: it sends nothing and reads no clock.
+
+@dataclass(eq=False)
+class RankKnowledge:
+    """The resources that one rank process knows, by number."""
+
+    slabs: set[int] = field(default_factory=set)
+    kept: set[int] = field(default_factory=set)
+    rows: set[int] = field(default_factory=set)
+
+
+class RankMessage(NamedTuple):
+    """A message to a rank, and the file that goes with it."""
+
+    frame: bytes
+    files: tuple[int, ...] = ()
+
+
+class PackedObject(NamedTuple):
+    """An object without its tensors."""
+
+    data: bytes
+    slabs: frozenset[int]
+    """Where they are."""
+    kept: Mapping[int, object]
+    """What it refers to of :data:`giornata_denoiser.pool.messages.KEPT`, by number."""
+    own: int
+    """The slab that was made for it; 0 where all was in shared memory."""
+    memory: Tensor | None
+    """Holds that slab."""
+
+
+@dataclass(frozen=True, eq=False)
+class SharedRow:
+    """A row in shared memory."""
+
+    number: int
+    packed: PackedObject
+    ring: StateRing
+    memory: Tensor
+    """(bytes,) uint8: its states."""
+    slab: int
+
+
+class SharedRowStore:
+    """Numbers rows and what they share, and says what a rank has to be told before an order. One thread uses it.
+
+    Args:
+        arena: where tensors are put, unless they lie there already.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._numbers = count(1)
+        self._kept: dict[int, int] = {}
+        """Numbers of kept objects, by identity."""
+        self._by_number: dict[int, PackedObject] = {}
+        self._gone: deque[tuple[int, int]] = deque()
+        """Identity and number of kept objects that nothing refers to any more."""
+        self._untold: list[int] = []
+
+    def put(self, row: Row) -> tuple[SharedRow, Row]:
+        """Put `row` into shared memory; returns it as the leader holds it, its state being in the slab.
+
+        Raises:
+            OSError: there is not so much memory.
+        """
+        ring = StateRing.of(row)
+        memory = self._arena.allocated(ring.size_bytes)
+        ring.write(memory, row)
+        held = ring.read(memory, row, row.step)
+        packed, slab = self._packed(bare(held)), self._arena.number_of(memory)
+        return SharedRow(next(self._numbers), packed, ring, memory, slab), held
+
+    def ordered(
+        self,
+        row: Row,
+        shared: SharedRow,
+        step: int,
+        low_rank: SequenceLoras | None = None,
+        *,
+        fresh: bool,
+        plain: bool,
+    ) -> OrderedRow:
+        """`row` as an order of the step after so many, in which the LoRAs of `low_rank` act, names it."""
+        known = tuple(self._keep(each) for each in row.corrections or ()) if fresh else ()
+        return OrderedRow(
+            shared.number,
+            step,
+            fresh,
+            known or None,
+            plain,
+            row.records is not None,
+            row.adapters.loras_from,
+            ExpansionHead.of(row) if fresh else None,
+            None if low_rank is None else self._keep(low_rank),
+        )
+
+    def parcels(
+        self, told: RankKnowledge, rows: Sequence[tuple[SharedRow, OrderedRow]]
+    ) -> Iterator[RankMessage]:
+        """Return what a rank has to be told before a step of `rows`."""
+        for shared, ordered in rows:
+            packed = shared.packed
+            for number in (*packed.kept, *(ordered.corrections or ()), ordered.low_rank):
+                if number is not None and number not in told.kept:
+                    thing = self._by_number[number]
+                    yield from self._slabs(told, thing.slabs)
+                    told.kept.add(number)
+                    yield parcel(PutSharedObject(number, thing.data, thing.own))
+            if shared.number not in told.rows:
+                yield from self._slabs(told, packed.slabs | {shared.slab})
+                told.rows.add(shared.number)
+                yield parcel(PutRow(shared.number, packed.data, packed.own, shared.slab, shared.ring))
+
+    def forgotten(self, told: Sequence[RankKnowledge], rows: Sequence[int]) -> Iterator[RankMessage | None]:
+        """By rank: what it is to forget, `rows` and all that has gone meanwhile; None where it knows nothing of it."""
+        self._collect()
+        kept, self._untold = self._untold, []
+        slabs = self._arena.gone()
+        for each in told:
+            gone = ((each.rows, rows), (each.kept, kept), (each.slabs, slabs))
+            mine = ForgetResources(*(tuple(known.intersection(numbers)) for known, numbers in gone))
+            for known, numbers in gone:
+                known.difference_update(numbers)
+            yield parcel(mine) if mine != ForgetResources() else None
+
+    def _collect(self) -> None:
+        while self._gone:
+            identity, number = self._gone.popleft()
+            if self._kept.get(identity) == number:
+                del self._kept[identity]
+            self._by_number.pop(number, None)
+            self._untold.append(number)
+
+    def _keep(self, thing: object) -> int:
+        self._collect()
+        if id(thing) not in self._kept:
+            packed, number = self._packed(thing), next(self._numbers)
+            self._kept[id(thing)], self._by_number[number] = number, packed
+            weakref.finalize(thing, self._gone.append, (id(thing), number))
+        return self._kept[id(thing)]
+
+    def _packed(self, thing: object) -> PackedObject:
+        """`thing`, its tensors in shared memory, and numbers in place of what it refers to of other kept objects."""
+        places, kept = TensorPlaces(self._arena), dict[int, object]()
+
+        def number(part: object) -> int | None:
+            if part is thing:
+                return None
+            known = self._keep(part)
+            kept[known] = part
+            return known
+
+        data = pack(thing, places, number)
+        own, memory = _own_slab(self._arena, places)
+        return PackedObject(data, places.slabs | ({own} - {0}), kept, own, memory)
+
+    def _slabs(self, told: RankKnowledge, numbers: frozenset[int]) -> Iterator[RankMessage]:
+        for number in sorted(numbers - told.slabs):
+            slab = self._arena.slab(number)
+            told.slabs.add(number)
+            yield parcel(MapSlab(number, slab.size_bytes), slab.descriptor)
+
+
+def parcel(order: Order | RankSetup, *files: int) -> RankMessage:
+    """`order` as it travels to a rank."""
+    return RankMessage(framed(pack(order)), files)
+
+
+def _own_slab(arena: Arena, places: TensorPlaces) -> tuple[int, Tensor | None]:
+    """The slab of a message's own tensors, and its memory; 0 where it has none. OSError without memory."""
+    descriptor = places.written()
+    if descriptor is None:
+        return 0, None
+    memory = arena.adopted(descriptor, places.size_bytes)
+    return arena.number_of(memory), memory
+
+
+def shared_memory(arena: Arena) -> HostMemory:
+    """The memory of `arena`: what lies there already, as ranks leave it, stays where it is. OSError without room."""
+
+    def shared(thing: Any) -> Any:
+        places = TensorPlaces(arena)
+        data = pack(thing, places)
+        _, memory = _own_slab(arena, places)
+        return thing if memory is None else unpack(data, lambda place: places.tensor(place, memory))
+
+    return HostMemory(shared, shared)
+
+
+# What a rule is shown of rows, and what ends and losses of steps do to them.
 
 
 LOSSES: Final = 3
 """A row with so many lost steps behind it, the last one alone on its device, is what ends its ranks."""
 
 
-class RowStepTimes(NamedTuple):
-    """The times that a row's steps take."""
-
-    step_s: Times
-    """By degree, on the devices of the one before."""
-    moved_s: Times
-    """On others."""
-    size: Hashable
-    """See :attr:`giornata.scheduling.degrees.pool.PoolRow.size`."""
-
-
-TimesOf = Callable[[Row], RowStepTimes]
+TimesOf = Callable[[Row], RowTimes]
 
 
 @dataclass(eq=False)
@@ -133,10 +331,6 @@ class PoolState:
     def add(self, row: Row, shared: SharedRow, now_s: float) -> None:
         """A row has arrived."""
         self.rows[row.key] = LeaderRow(row, shared, now_s, next(self._places))
-
-    def remove(self, keys: Iterable[RowKey]) -> list[LeaderRow]:
-        """Rows have left; steps of theirs that run go on for the others, or for nothing."""
-        return [self.rows.pop(key) for key in keys]
 
     def busy(self) -> frozenset[int]:
         """Devices that a step holds."""
@@ -246,11 +440,31 @@ def failed(held: LeaderRow) -> bool:
     return was_alone and held.losses >= LOSSES
 
 
-# What steps of a pool's rows take, as its leader predicts them from what steps have taken.
+class GroupEpochs:
+    """Numbers of groups: another one after a member, or the group itself, was lost."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+        self._of: dict[Devices, int] = {}
+
+    def of(self, devices: Devices) -> int:
+        """The group's present one."""
+        if devices not in self._of:
+            self._of[devices] = next(self._numbers)
+        return self._of[devices]
+
+    def renew(self, devices: Iterable[int]) -> None:
+        """All groups with one of `devices` are to be made again."""
+        gone = set(devices)
+        self._of = {group: epoch for group, epoch in self._of.items() if gone.isdisjoint(group)}
+
+    def renew_group(self, devices: Devices) -> None:
+        """This group alone is."""
+        self._of.pop(devices, None)
 
 
 class PoolTimes:
-    """Times by degree; one thread asks and observes.
+    """Step times of a pool's rows by degree, predicted from what steps have taken; one thread uses it.
 
     Args:
         model: follows what steps cost, by degree.
@@ -266,26 +480,21 @@ class PoolTimes:
         self._most = rows, float(tokens)
         self._known: tuple[object, DegreeTimes] | None = None
 
-    def of(self, row: Row) -> RowStepTimes:
-        """See :data:`giornata_denoiser.pool.state.TimesOf`."""
-        size = step_size(row)
-        return RowStepTimes(*self._times().of(size), size)
+    def of(self, row: Row) -> RowTimes:
+        """The times of a row's steps."""
+        return self._times().of(step_size(row))
 
     def together(self, rows: Sequence[PoolRow], degree: int) -> float | None:
         """See :class:`giornata.scheduling.degrees.pool.SharedStepTime`."""
         return self._times().together(rows, degree)
 
     def halves(self, sizes: Sequence[Hashable]) -> bool:
-        """See :data:`giornata_denoiser.pool.leader.HalvesOf`."""
+        """Whether two devices are quicker on rows of these sizes where one computes the unconditional sequences."""
         return self._times().halves([size for size in sizes if isinstance(size, StepSize)])
 
     def observe(self, sample: StepSample) -> None:
         """Take in a step that waited for no load."""
-        work = StepWork(
-            *(float(sample.calls), float(sample.sequences), sample.linear, sample.attention),
-            *(sample.convolution, sample.gathered, sample.low_rank, float(sample.segments), sample.control),
-        )
-        self._model.observe_step(work, sample.step_ms, degree=sample.degree, halves=sample.halves)
+        self._model.observe_step(work_of(sample), sample.step_ms, degree=sample.degree, halves=sample.halves)
 
     def _times(self) -> DegreeTimes:
         state = self._model.state

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 from pydantic import Field
 from rich.console import Console
@@ -15,26 +17,24 @@ from rich.progress import Progress
 
 from giornata.config import load
 from giornata.gpus import VISIBLE, see_alone
-from giornata.planning.cost_model import ALONE, DegreeFit, Profile, StepParallelism
+from giornata.planning.cost_model import LOAD, DegreeFit, LinearFit, Profile, StepParallelism
 from giornata.planning.operations import COMPUTE, taking_modes
-from giornata.planning.step_costs import LOAD
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.choices import check_present
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.profiling import fitting
+from giornata_denoiser.profiling.fitting import write_profile
 from giornata_denoiser.profiling.measuring import StepMeter
-from giornata_denoiser.profiling.mixtures import ProfileScope
-from giornata_denoiser.profiling.profiles import write_profile
+from giornata_denoiser.profiling.mixtures import ProfileScope, RowSize
 from giornata_denoiser.profiling.ranks import ProfilerRanks
-from giornata_denoiser.profiling.report import report, way_name
 from giornata_denoiser.startup import rehearse
 
 
 class ProfilerConfig(DenoiserConfig):
     """Configuration of a profiler: the denoiser's whose steps it measures, within the denoiser's capacity."""
 
-    out: Path = Field(description="Where the profile is written; a plot of the fit goes beside it, as .svg.")
+    out: Path = Field(description="Where the profile is written.")
     quick: bool = Field(
         default=False, description="Fewer sizes and rounds: half a minute with the built-in model."
     )
@@ -90,33 +90,93 @@ def run(config: ProfilerConfig, checkpoint: Checkpoint, visible: str | None = No
         ),
     )
     write_profile(config.out, profile)
-    plotted = _plotted(config.out, profile, measured, spread)
-    sys.stdout.write(f"{report(profile, measured, spread)}Written: {config.out}{plotted}\n")
+    sys.stdout.write(f"{report(profile, measured, spread)}Written: {config.out}\n")
 
 
-def _plotted(
-    out: Path,
+# What is told of a profile: weights with their units, how good they are, and the worst prediction.
+
+
+UNITS: Final = {
+    "calls": "ms a forward",
+    "sequences": "ms a sequence",
+    "linear": "ms a multiplication of linear layers",
+    "attention": "ms a multiplication of attention",
+    "convolution": "ms a multiplication of convolutions",
+    "gathered": "ms a value that tiles gather",
+    "low_rank": "ms a multiplication of LoRAs' factors",
+    "segments": "ms a set of LoRAs",
+    "control": "ms a multiplication of ControlNets",
+    "slab": "ms a slab",
+    "bytes": "ms a byte",
+}
+
+
+def report(
+    profile: Profile,
+    measured: fitting.ProfileMeasurements,
+    spread: Mapping[StepParallelism, fitting.ProfileMeasurements] = MappingProxyType({}),
+) -> str:
+    """Lines for a terminal; `spread` is what several devices computed."""
+    return "\n".join(_lines(profile, measured, spread)) + "\n"
+
+
+def way_name(way: StepParallelism) -> str:
+    """Return what a way is called."""
+    return f"degree {way.degree}{', guidance halves' if way.halves else ''}"
+
+
+def _lines(
     profile: Profile,
     measured: fitting.ProfileMeasurements,
     spread: Mapping[StepParallelism, fitting.ProfileMeasurements],
-) -> str:
-    """Draw the fits beside `out`, if that is possible; what to tell of it."""
-    if find_spec("matplotlib") is None:
-        return ", without a plot: the extra giornata-denoiser[bench] is not installed"
-    from giornata_denoiser.profiling.scatter import scatter
+) -> Iterator[str]:
+    yield f"{profile.model} ({profile.model_digest[:12]}, {profile.dtype}) on {profile.device}"
+    yield ""
+    yield from _computing("Computing", profile.compute, measured)
+    for degree in profile.degrees:
+        yield from _computing(f"Computing, {way_name(degree.way)}", degree.compute, spread[degree.way])
+    yield from _table("Loading", profile.load, fitting.cross_validate(LOAD, measured.load_samples))
+    off = max(fitting.predictions(profile.load, measured.load_samples), key=lambda one: abs(one.error))
+    yield f"  worst: {_told(off)}"
+    yield ""
+    yield f"Memory: {profile.activation_bytes / 1024:.1f} KiB a computed token"
 
-    fits = {
-        ALONE: (profile.compute, measured),
-        **{fit.way: (fit.compute, spread[fit.way]) for fit in profile.degrees},
-    }
-    plots = []
-    for way, (fit, found) in fits.items():
-        more = "" if way == ALONE else f"-{way.degree}{'-halves' if way.halves else ''}"
-        title = "" if way == ALONE else f", {way_name(way)}"
-        plots.append(out.with_name(f"{out.stem}{more}.svg"))
-        points = fitting.predictions(fit, found.step_samples)
-        scatter(plots[-1], f"Steps of {profile.model}{title}, R² {fit.r2:.4f}", points)
-    return f" and {', '.join(map(str, plots))}"
+
+def _computing(title: str, fit: LinearFit, measured: fitting.ProfileMeasurements) -> Iterator[str]:
+    yield from _table(title, fit, fitting.cross_validate(COMPUTE, measured.step_samples))
+    worst = max(
+        zip(measured.steps, fitting.predictions(fit, measured.step_samples), strict=True),
+        key=lambda pair: abs(pair[1].error),
+    )
+    counted = Counter(map(_row_text, worst[0].mixture.rows))
+    yield f"  worst: {_told(worst[1])} for {'; '.join(f'{count} x {text}' for text, count in counted.items())}"
+    yield ""
+
+
+def _table(title: str, fit: LinearFit, unseen: LinearFit) -> Iterator[str]:
+    """`unseen` grades predictions of samples that were left out of the fit."""
+    yield f"{title}: R² {fit.r2:.4f} over {fit.samples} sizes, {unseen.r2:.4f} on sizes not seen"
+    for name, weight in zip(fit.names, fit.weights, strict=True):
+        derived = ", not measured: follows from the others" if name in fit.derived else ""
+        yield f"  {name:<10} {weight:>12.4g}  {UNITS[name]}{derived}"
+    yield f"  residual   p50 {fit.residual_ms_p50:.3f} ms, p95 {fit.residual_ms_p95:.3f} ms"
+    yield (
+        f"  error      p50 {fit.error_p50:.1%}, p95 {fit.error_p95:.1%}; "
+        f"not seen p50 {unseen.error_p50:.1%}, p95 {unseen.error_p95:.1%}"
+    )
+
+
+def _told(one: fitting.FittedSample) -> str:
+    return f"{one.predicted_ms:.3f} ms predicted, {one.measured_ms:.3f} ms measured ({one.error:+.0%})"
+
+
+def _row_text(row: RowSize) -> str:
+    modes = row.modes[0] if len(set(row.modes)) == 1 else "mixed"
+    mask = "" if row.ratio == 1 else f", mask {row.ratio:g}"
+    more = {"guided": row.guided, "LoRA": row.lora, "ControlNet": row.controlled}
+    return ", ".join(
+        (f"{row.height}x{row.width} tokens", f"{modes}{mask}", *(name for name in more if more[name]))
+    )
 
 
 if __name__ == "__main__":

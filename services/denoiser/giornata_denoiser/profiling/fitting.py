@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+import torch
+from pydantic import ValidationError
 
-from giornata.planning.cost_model import Array, DegreeFit, LinearFit, Profile, StepParallelism, fit, grade_fit
+from giornata.planning.cost_model import (
+    LOAD,
+    Array,
+    DegreeFit,
+    LinearFit,
+    Profile,
+    StepParallelism,
+    complete_weights,
+    fit,
+    grade_fit,
+)
 from giornata.planning.operations import ADAPTING, COMPUTE, NETWORK, NetworkOperations, taking_modes
-from giornata.planning.step_costs import LOAD, complete_weights
+from giornata.wire.errors import Failed
+from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
@@ -27,11 +43,8 @@ from giornata_denoiser.profiling.mixtures import (
     plain_mixtures,
     unlike,
 )
-from giornata_denoiser.profiling.profiles import device_name, dtype_name, read_profile, versions
 from giornata_denoiser.profiling.ranks import ProfilerRanks
 
-# A profile from measurements: from times to weights.
-#
 # Residuals are relative: an absolute fit is one to the largest batches alone, whose residuals outweigh all
 # others, and misses a single small row, which is most of what is served, by more than it takes.
 
@@ -87,7 +100,7 @@ class ProfileMeasurements:
     @property
     def step_samples(self) -> list[FitSample]:
         """Steps, for a fit."""
-        return [FitSample(mixture.work(self.operations).features, ms) for mixture, ms in self.steps]
+        return [FitSample(mixture.work(self.operations), ms) for mixture, ms in self.steps]
 
 
 def measure(meter: StepMeter, extent: ProfileScope, bar: ProgressBar = iter) -> ProfileMeasurements:
@@ -149,7 +162,7 @@ def activation_bytes(meter: StepMeter, steps: Iterable[StepShape]) -> tuple[floa
 
 
 def fit_samples(names: Sequence[str], samples: Sequence[FitSample]) -> LinearFit:
-    """Over :data:`giornata.planning.operations.COMPUTE` or :data:`giornata.planning.step_costs.LOAD`.
+    """Over :data:`giornata.planning.operations.COMPUTE` or :data:`giornata.planning.cost_model.LOAD`.
 
     Where no sample has any of what adapters add, that weight follows from the others.
 
@@ -218,9 +231,6 @@ def _arrays(samples: Sequence[FitSample]) -> tuple[Array, Array]:
     return np.array([sample.features for sample in samples]), np.array([sample.ms for sample in samples])
 
 
-# Costs without a profile: a few small steps at the start, weighed by what the network's blocks have to
-# compute.
-#
 # Few steps cannot tell kinds of operations apart. All are therefore taken to cost the same, and only what
 # an operation, a forward, a sequence and a gathered value cost is fitted. Step samples correct it while the
 # denoiser serves.
@@ -249,7 +259,7 @@ def calibrate(checkpoint: Checkpoint, bits: int) -> Profile:
     for step in steps:
         if not step_samples or time.perf_counter() < end_s:
             step_ms = min(meter.step_ms(step) for _ in range(REPEATS))
-            step_samples.append(FitSample(step.work(family.operations).features, step_ms))
+            step_samples.append(FitSample(step.work(family.operations), step_ms))
     sizes = [
         RowSize(side, side, text, (mode,) * family.depth, RATIO).beside(meter.companions, meter.prefix)
         for side in SIDES
@@ -313,3 +323,84 @@ def profile_of(config: DenoiserConfig, checkpoint: Checkpoint) -> Profile:
     if config.profile is not None:
         return read_profile(config.profile, checkpoint)
     return calibrate(checkpoint, config.template_bits)
+
+
+AGAIN: Final = "measure it again with `giornata profile`, or leave it out"
+
+
+def read_profile(path: Path, checkpoint: Checkpoint) -> Profile:
+    """The profile in `path`, which is one of `checkpoint` where it is now.
+
+    Raises:
+        Failed: there is none, it is derived and not measured, or of another model, device or dtype; the error says
+            which.
+    """
+    try:
+        profile = Profile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise Failed(f"The profile {path} cannot be read: {error.strerror}; {AGAIN}.") from error
+    except ValidationError as error:
+        raise Failed(f"{path} is not a profile; {AGAIN}. {error}") from error
+    if profile.derived:
+        raise Failed(
+            f"The profile {path} was not measured, but derived from {profile.derived}; it is for simulations alone: "
+            f"{AGAIN}."
+        )
+    for what, received, accepted in _facts(profile, checkpoint):
+        if str(received) != accepted:
+            raise Failed(
+                f"The profile {path} is of another {what}; {AGAIN}.", received=received, accepted=accepted
+            )
+    return profile
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    """Replace `path`, making its folder; OSError where that cannot be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(profile.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+def device_name(device: torch.device) -> str:
+    """A GPU's name; the processor's, with the threads that torch computes with."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_processor()}, threads: {torch.get_num_threads()}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The dtype's name in configurations."""
+    return str(dtype).removeprefix("torch.")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides how long a step takes."""
+    packages = ("giornata-denoiser", "torch", "diffusers")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def _facts(profile: Profile, checkpoint: Checkpoint) -> list[tuple[str, object, str]]:
+    """Return what has to be equal: its name, the profile's, the checkpoint's."""
+    family, card = checkpoint.family, checkpoint.card
+    return [
+        ("model", profile.model_digest[:12], card.digest[:12]),
+        ("network", _told(profile.blocks), _told(family.operations.specs)),
+        ("dtype", profile.dtype, dtype_name(family.dtype)),
+        ("device", profile.device, device_name(family.device)),
+    ]
+
+
+def _told(blocks: Sequence[BlockSpec]) -> str:
+    """Return how many blocks there are, and how much they multiply for a cell."""
+    cell = sum(spec.count * (spec.linear + spec.convolution + spec.across) for spec in blocks)
+    return f"{sum(spec.count for spec in blocks)} blocks of {cell:.0f} multiplications a cell"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

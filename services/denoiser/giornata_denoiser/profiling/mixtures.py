@@ -125,7 +125,7 @@ class StepShape:
         """Return what the whole step computes in a network of these operations."""
         sequences = [(shape, row.modes) for row in self.rows for shape in row.shapes]
         sets = {row.lora for row in self.rows if row.lora}
-        return replace(step_work(operations, *zip(*sequences, strict=True)), segments=float(len(sets)))
+        return step_work(operations, *zip(*sequences, strict=True))._replace(segments=float(len(sets)))
 
     @property
     def length(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import PrefetchTemplate, RunRequest
 from giornata.wire.requests import Reuse

@@ -25,8 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from giornata.packed.compute_set import Region, unite_regions
-from giornata.residency.folder_tier import FolderTier
-from giornata.residency.loaded_tier import LoadedTier
+from giornata.residency.tiers import FolderTier, LoadedTier
 from giornata.wire.workers import LoadSample, TemplateCounters, Tier
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Correction, Entry, StoredTensor
@@ -270,7 +269,7 @@ class TemplateDiskTier(FolderTier):
     what is read of the file and no more.
 
     Args:
-        folder: see :class:`giornata.residency.folder_tier.FolderTier`.
+        folder: see :class:`giornata.residency.tiers.FolderTier`.
         budget_bytes: most bytes of all files.
         host: where what is read is to lie; where that is ordinary memory, it stays mapped.
         told: told how long each read took, in the reading thread.

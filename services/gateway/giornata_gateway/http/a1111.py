@@ -20,13 +20,25 @@ from giornata.wire.messages import JobEstimate, StepEvent
 from giornata.wire.models import ModelCard
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http.body import JSON, JSON_COPIES, room, send
-from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler, ignore, json_answer
 from giornata_gateway.http.requests import check_query, trace_of
+from giornata_gateway.http.responses import (
+    GATEWAY,
+    JOB_ID,
+    JSON,
+    JSON_COPIES,
+    TENANT,
+    Handler,
+    ignore,
+    json_answer,
+    room,
+    send,
+)
 from giornata_gateway.http.routes import GET, ONCE, POST, Body, Reply, Route
 from giornata_gateway.http.uploads import read_json
-from giornata_gateway.intake.rules.a1111 import forms
-from giornata_gateway.intake.rules.a1111.forms import (
+from giornata_gateway.jobs.preparation import EditOrder
+from giornata_gateway.jobs.submission import AwaitedJob
+from giornata_gateway.rules import a1111_forms as forms
+from giornata_gateway.rules.a1111_forms import (
     Emphasis,
     ImageToImage,
     Settings,
@@ -35,7 +47,7 @@ from giornata_gateway.intake.rules.a1111.forms import (
     read,
     read_settings,
 )
-from giornata_gateway.intake.rules.a1111.parameters import (
+from giornata_gateway.rules.a1111_parameters import (
     MODULES,
     SCRIPTS,
     controls_of,
@@ -43,9 +55,7 @@ from giornata_gateway.intake.rules.a1111.parameters import (
     rename_field,
     unused_fields,
 )
-from giornata_gateway.intake.rules.forms import picture
-from giornata_gateway.jobs.preparation import EditOrder
-from giornata_gateway.jobs.submission import AwaitedJob
+from giornata_gateway.rules.forms import picture
 from giornata_gateway.views import a1111 as views
 from giornata_gateway.views.answers import error_of
 
@@ -107,7 +117,7 @@ async def progress(request: web.Request) -> web.Response:
     check_query(request.query, "skip_current_image")
     ledger, tenant = request.app[GATEWAY].ledger, request[TENANT].name
     awaited = request.app[AWAITED_JOBS].of(tenant)
-    records = [await ledger.records.get(job_id) for job_id in awaited]
+    records = [await ledger.get(job_id) for job_id in awaited]
     forecast, oldest = None, next(iter(awaited), None)
     if oldest is not None:
         told = await ledger.forecast(oldest) or JobEstimate()
@@ -175,7 +185,7 @@ async def _painted(request: web.Request, kind: type[TextToImage]) -> web.StreamR
                 form, ignored = read(kind, await read_json(request, grow, PICTURES))
                 ignore(request, ignored)
                 admitted = await gateway.admit(await order_of(request, form), None, held)
-            async with gateway.awaited(admitted, streamed=True) as awaited:
+            async with gateway.submission.awaited(admitted, streamed=True) as awaited:
                 request[JOB_ID] = awaited.job.job_id
                 with request.app[AWAITED_JOBS].held(awaited):
                     record = await gateway.submission.outcome(awaited)
@@ -245,9 +255,6 @@ async def _answer(request: web.Request, form: TextToImage, record: JobRecord) ->
         )
         pictures.clear()
         return await send(request, body, "application/json", {"X-Giornata-Job": record.job.job_id})
-
-
-# The routes of A1111's API, below ``/sdapi/v1``, and of its ControlNet extension, below ``/controlnet``.
 
 
 _SKIP: Final = {

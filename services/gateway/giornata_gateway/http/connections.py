@@ -28,8 +28,8 @@ from giornata.wire.errors import (
     RequestTimeout,
     TooManyConnections,
 )
-from giornata_gateway.http.errors import SERVER, error_answer, http_answer
-from giornata_gateway.intake.rules.tenants import Tenant
+from giornata_gateway.http.responses import SERVER, error_answer, http_answer
+from giornata_gateway.rules.tenants import Tenant
 from giornata_gateway.views.answers import ErrorAnswer, error_detail
 
 PROBES: Final = 4
@@ -58,11 +58,6 @@ class ConnectionLimits:
     """Connections by the tenant that asked last; one that rests may have to go for a tenant that has fewer."""
     refused: Callable[[GiornataError], None]
     """Is told of every connection that is closed by a limit and of the answer that it got."""
-
-    @property
-    def connections(self) -> int:
-        """Return how many there may be."""
-        return self.strangers.capacity + self.known.capacity
 
 
 class LimitedRunner(web.AppRunner):
@@ -130,7 +125,8 @@ class _Connection(web.RequestHandler):
         holding = TenantAllocation(tenant.name, tenant.weight, lambda: not self._busy, self.force_close)
         if not self._limits.known.take(holding, 1, time.monotonic()):
             self._limits.known.outcomes[tenant.name, "refused"] += 1
-            accepted = f"{self._limits.connections} connections, shared by the tenants that ask"
+            most = self._limits.strangers.capacity + self._limits.known.capacity
+            accepted = f"{most} connections, shared by the tenants that ask"
             raise TooManyConnections(accepted=accepted, retry_after_s=1)
         self._pool.give_back(self._holding)
         self._pool, self._holding = self._limits.known, holding
@@ -224,18 +220,14 @@ class _Connection(web.RequestHandler):
         self._begun = False
 
     def _too_late(self) -> None:
+        """Answer outside of any request, unless none has begun, as where browsers connect ahead; and close."""
         self._timer = None
         if self._begun:
             message = "The head of the request was not received in time."
-            self._refuse(RequestTimeout(message, accepted=f"{self._limits.head_s:g} s"))
-        else:  # opened ahead of a request that never came, as browsers do
-            self.force_close()
-
-    def _refuse(self, error: GiornataError) -> None:
-        """Answer outside of any request, and close."""
-        self._limits.refused(error)
-        if self.transport is not None:
-            self.transport.write(answer(error))
+            error = RequestTimeout(message, accepted=f"{self._limits.head_s:g} s")
+            self._limits.refused(error)
+            if self.transport is not None:
+                self.transport.write(answer(error))
         self.force_close()
 
 

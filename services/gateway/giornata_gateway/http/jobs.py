@@ -1,21 +1,48 @@
-"""``/v1/images/…`` and ``/v1/jobs``: pictures that a client waits for, and jobs without an open connection."""
+"""``/v1/images/…`` and ``/v1/jobs``: pictures that a client waits for, jobs without an open connection, events."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 
+import nats.errors
 from aiohttp import web
 
 from giornata.deadlines import Deadline
-from giornata.wire.errors import JobNotFinished, TaskNotSupported, from_body
-from giornata.wire.jobs import JobRecord, JobState
-from giornata_gateway.http.body import EVENT_STREAM, JSON, JSON_COPIES, looking_on, room, send
-from giornata_gateway.http.errors import GATEWAY, JOB_ID, OUTCOME, REPEATED, TENANT, json_answer
+from giornata.wire.errors import DeadlineExceeded, Failed, JobNotFinished, TaskNotSupported, from_body
+from giornata.wire.jobs import Job, JobRecord, JobState, RowRecord
+from giornata.wire.messages import DoneEvent, PreviewEvent
 from giornata_gateway.http.requests import base_path, base_url, check_query, last_event_id, number_of, receive
-from giornata_gateway.http.stream import JobEventStream
-from giornata_gateway.intake.rules.forms import (
+from giornata_gateway.http.responses import (
+    EVENT_STREAM,
+    GATEWAY,
+    JOB_ID,
+    JSON,
+    JSON_COPIES,
+    OUTCOME,
+    REPEATED,
+    TENANT,
+    as_known,
+    end,
+    frame,
+    json_answer,
+    looking_on,
+    room,
+    send,
+    write,
+)
+from giornata_gateway.jobs.feed import (
+    StepEventBuffer,
+    StreamedEvent,
+    done_sequence,
+    known_sequence,
+    open_feed,
+    until_done,
+)
+from giornata_gateway.rules.forms import (
     EditForm,
     GenerationForm,
     GenerationJobForm,
@@ -23,9 +50,122 @@ from giornata_gateway.intake.rules.forms import (
     ResponseFormat,
     SyncResponseFields,
 )
-from giornata_gateway.jobs.feed import done_sequence, known_sequence
 from giornata_gateway.views.answers import error_of, images_answer
-from giornata_gateway.views.jobs import JobView, job_view
+from giornata_gateway.views.jobs import (
+    JobView,
+    ToldEvent,
+    completed_event,
+    error_event,
+    job_view,
+    partial_image_event,
+    progress_event,
+)
+
+HEARTBEAT = b": still working\n"
+"""A comment; keeps proxies from closing a quiet connection.
+
+No empty line ends it: OpenAI's client for Python takes that for an event without data, and fails.
+"""
+GO_ON_ELSEWHERE = b": this gateway leaves; another one goes on after your Last-Event-ID\nretry: 500\n\n"
+"""The end of a stream whose job goes on. It is no error, so that clients connect again after `retry` milliseconds."""
+
+
+@dataclass(frozen=True)
+class JobEventStream:
+    """One open answer and the job that it tells about."""
+
+    request: web.Request
+    job: Job
+    ended: asyncio.Future[None]
+    """Resolves when the job is terminal."""
+    deadline: Deadline
+    """When to stop telling, whether the job has ended or not."""
+    inline: bool
+    """Whether pictures travel in the stream, or links to them."""
+    progress: bool = True
+    """Whether states and steps are told, which OpenAI's clients do not know."""
+    response: web.StreamResponse = field(default_factory=lambda: web.StreamResponse(headers=EVENT_STREAM))
+
+    async def run(self, after: int, steps: StepEventBuffer | None = None) -> web.StreamResponse:
+        """Tell the events with a sequence above `after` until the job has ended, then its pictures or errors.
+
+        Steps are told as they were heard, without `steps` from now on.
+        """
+        gateway = self.request.app[GATEWAY]
+        async with open_feed(gateway.bus, self.job.job_id, after, gateway.restore, steps) as told:
+            await self.response.prepare(self.request)  # a few headers: they fit the socket's buffer
+            try:
+                events = until_done(told, self.ended, gateway.config.heartbeat_s, self.deadline)
+                await self._tell_end(await self._tell_progress(events))
+            except ConnectionError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the answer has begun: logged and told inside it
+                known = as_known(error, self.request.path)
+                self.request[OUTCOME] = known.code
+                await self._tell(error_event(known, self.job.job_id))
+            await end(self.request, self.response)
+            return self.response
+
+    async def _tell_progress(self, told: AsyncIterator[StreamedEvent | None]) -> StreamedEvent | None:
+        """Relay states, steps and previews; the job's last event, or None where the stream lost it."""
+        async for item in told:
+            if item is None:
+                await write(self.request, self.response, HEARTBEAT)
+                record = await self._record()
+                if record is not None and record.state.terminal:
+                    return None  # its last event was lost
+            elif isinstance(item.event, DoneEvent):
+                return item
+            elif not isinstance(item.event, PreviewEvent):
+                if self.progress:
+                    await self._tell(progress_event(self.job.task, item.event), item.sequence)
+                else:
+                    await write(self.request, self.response, HEARTBEAT)
+            elif (record := await self._record()) is not None:  # a preview is not worth the stream
+                await self._tell(partial_image_event(record, item.event, item.time), item.sequence)
+        return None
+
+    async def _record(self) -> JobRecord | None:
+        """The job's record; None where NATS does not answer, since the stream outlives an outage."""
+        try:
+            return await self.request.app[GATEWAY].ledger.get(self.job.job_id)
+        except nats.errors.Error:
+            return None
+
+    async def _tell_end(self, last: StreamedEvent | None) -> None:
+        """Completed pictures first, since OpenAI's clients stop at the first error; the last frame has the id."""
+        record = await self.request.app[GATEWAY].ledger.get(self.job.job_id)
+        if not record.state.terminal:
+            if self.ended.done() and not self.inline:  # a reader that only looks on loses nothing
+                await write(self.request, self.response, GO_ON_ELSEWHERE)
+                return
+            if self.ended.done():
+                self.ended.result()  # raises why this gateway stopped waiting
+            raise DeadlineExceeded
+        sequence, at = (None, int(time.time())) if last is None else (last.sequence, last.time)
+        error = error_of(record)
+        if error is not None:
+            self.request[OUTCOME] = error.code
+            await self._tell(error_event(error, self.job.job_id), sequence)
+            return
+        rows = [*record.images, *(row for row in record.told_rows if row.error is not None)]
+        for row in rows:
+            await self._tell_row(record, row, at, sequence if row is rows[-1] else None)
+
+    async def _tell_row(self, record: JobRecord, row: RowRecord, at: int, sequence: int | None) -> None:
+        if row.image is None:
+            error = from_body(row.error) if row.error is not None else Failed()
+            await self._tell(error_event(error, self.job.job_id, row.index), sequence)
+            return
+        gateway, base = self.request.app[GATEWAY], base_url(self.request)
+        async with room(self.request, row.image.size_bytes * JSON_COPIES if self.inline else 0):
+            picture = await gateway.picture(row.image) if self.inline else None
+            event = await asyncio.to_thread(completed_event, record, row, picture, base, at)
+            framed = await asyncio.to_thread(frame, event.type, event, sequence)
+            await write(self.request, self.response, framed)
+
+    async def _tell(self, event: ToldEvent, sequence: int | None = None) -> None:
+        await write(self.request, self.response, frame(event.type, event, sequence))
 
 
 async def edit(request: web.Request) -> web.StreamResponse:
@@ -51,7 +191,7 @@ async def _carried_out(request: web.Request, kind: type[EditForm | GenerationFor
     gateway = request.app[GATEWAY]
     with ExitStack() as held:
         form, admitted = await receive(request, kind, held)
-        async with gateway.awaited(admitted, streamed=form.stream and form.progress) as awaited:
+        async with gateway.submission.awaited(admitted, streamed=form.stream and form.progress) as awaited:
             request[JOB_ID] = awaited.job.job_id
             request[REPEATED] = admitted.stay.repeated
             if form.stream:
@@ -77,12 +217,12 @@ async def create(request: web.Request) -> web.Response:
     kind = GenerationJobForm if request.content_type == JSON else JobForm
     with ExitStack() as held:
         form, admitted = await receive(request, kind, held)
-        url = None if admitted.prepared.known else form.webhook
-        async with gateway.webhooks.promised(request[TENANT].name, admitted.prepared.job.job_id, url):
-            job = await gateway.submit(admitted)
+        url = None if admitted.known else form.webhook
+        async with gateway.webhooks.promised(request[TENANT].name, admitted.job.job_id, url):
+            job = await gateway.submission.submit(admitted)
         request[REPEATED] = admitted.stay.repeated
     request[JOB_ID] = job.job_id
-    record = await gateway.ledger.records.get(job.job_id)
+    record = await gateway.ledger.get(job.job_id)
     location = f"{base_path(request)}/v1/jobs/{job.job_id}"
     return json_answer(await _view(request, record), status=202, headers={"Location": location})
 
@@ -132,7 +272,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers=EVENT_STREAM)
     async with looking_on(request, response):
         with gateway.ends.expect(job.job_id, watching=True) as ended:
-            record = await gateway.ledger.records.get(job.job_id)
+            record = await gateway.ledger.get(job.job_id)
             if record.state.terminal:
                 last = await done_sequence(gateway.bus, job)
                 if last is not None and after >= last:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, Final
+from typing import Final
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -14,15 +14,11 @@ from giornata import __version__
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import BY_CODE
 from giornata.wire.requests import MAX_REFERENCES, REFERENCE
-from giornata_gateway.http.body import JSON
-from giornata_gateway.http.errors import HTTP_ERRORS
+from giornata_gateway.http.responses import HTTP_ERRORS, JSON
 from giornata_gateway.http.routes import ROUTES, Body, EventStream, Json, Reply, Route
-from giornata_gateway.intake.rules.forms import LoraForm
-from giornata_gateway.intake.rules.idempotency import HEADER, MAX_CHARACTERS
+from giornata_gateway.rules.forms import LoraForm
+from giornata_gateway.rules.idempotency import HEADER, MAX_CHARACTERS
 from giornata_gateway.views.answers import ErrorAnswer
-
-# What a client may ask next with the ids that an answer names: OpenAPI's links, by operation.
-
 
 ID: Final = "$response.body#/id"
 JOB: Final = "$response.body#/giornata/job_id"
@@ -51,17 +47,6 @@ FOLLOWED: Final[Mapping[str, tuple[str, str, tuple[str, ...]]]] = {
     "retryWebhook": ("job_id", ID, ("deleteWebhook", "getJob")),
 }
 """By operation: which parameter, what it is, and the operations that take it."""
-
-
-def links_of(operation: str) -> dict[str, Any]:
-    """The links of an operation's good answer, by name; empty where nothing follows."""
-    if operation not in FOLLOWED:
-        return {}
-    parameter, expression, followers = FOLLOWED[operation]
-    return {name: {"operationId": name, "parameters": {parameter: expression}} for name in followers}
-
-
-# The OpenAPI 3.1 document, made from the route table.
 
 
 RETRY_AFTER: Final = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
@@ -150,7 +135,9 @@ def _codes() -> str:
 
 def _operation(route: Route) -> Json:
     told = {str(status): _answer(status, answer) for status, answer in route.answers.items()}
-    if links := links_of(route.name):
+    if route.name in FOLLOWED:
+        parameter, expression, followers = FOLLOWED[route.name]
+        links = {name: {"operationId": name, "parameters": {parameter: expression}} for name in followers}
         for status, reply in route.answers.items():
             if JSON in reply.bodies:
                 told[str(status)]["links"] = links

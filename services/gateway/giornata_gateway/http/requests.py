@@ -16,19 +16,20 @@ import aiohttp
 from aiohttp import hdrs, web
 
 from giornata.deadlines import Deadline
-from giornata.observability.tracing import TraceSpanKind, span
+from giornata.tracing import TraceSpanKind, span
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import BadRequest, InvalidField
 from giornata.wire.jobs import Priority
 from giornata.wire.requests import REFERENCE, asked, check_count
+from giornata_gateway.admission import ByteReservation
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.gateway import AdmittedJob
-from giornata_gateway.http.body import JSON
-from giornata_gateway.http.errors import GATEWAY, JOB_ID, OUTCOME, TENANT, Handler, ignore
+from giornata_gateway.http.responses import GATEWAY, JOB_ID, JSON, OUTCOME, TENANT, Handler, ignore
 from giornata_gateway.http.uploads import PICTURES, read_json, read_upload, too_large
-from giornata_gateway.intake.limits import ByteReservation
-from giornata_gateway.intake.rules.adapters import in_order
-from giornata_gateway.intake.rules.forms import (
+from giornata_gateway.jobs.preparation import EditOrder
+from giornata_gateway.jobs.submission import AdmittedJob
+from giornata_gateway.rules.adapters import in_order
+from giornata_gateway.rules.addresses import check_url, hosts_in, names_of, networks_in
+from giornata_gateway.rules.forms import (
     EditFields,
     EditForm,
     F,
@@ -46,12 +47,8 @@ from giornata_gateway.intake.rules.forms import (
     picture,
     read_form,
 )
-from giornata_gateway.intake.rules.idempotency import HEADER, read_key
-from giornata_gateway.jobs.preparation import EditOrder
-from giornata_gateway.webhooks.delivery import guarded_session, told
-from giornata_gateway.webhooks.rules.addresses import check_url, hosts_in, names_of, networks_in
-
-# Where a trace begins: an HTTP request that asks for pictures, or one that brings a trace of its own.
+from giornata_gateway.rules.idempotency import HEADER, read_key
+from giornata_gateway.webhooks import guarded_session, told
 
 
 @web.middleware
@@ -75,11 +72,6 @@ async def traced(request: web.Request, handler: Handler) -> web.StreamResponse:
         if response.status >= 500 or OUTCOME in request:
             answering.fail(request.get(OUTCOME, str(response.status)))
         return response
-
-
-# How clients reach this gateway, as a proxy in front of it says.
-#
-# A proxy that is not trusted is a client like any other, and may say what it likes.
 
 
 _PROTO: Final = re.compile(r'(?:^|;)\s*proto="?(https?)"?\s*(?:;|$)', re.IGNORECASE)
@@ -123,14 +115,11 @@ def _last(request: web.Request, name: str) -> str:
     return ",".join(request.headers.getall(name, ())).rpartition(",")[2].strip()
 
 
-# Pictures that a JSON body names by URL: data URLs, and addresses of hosts that the operator allows.
-
-
 CHUNK_BYTES: Final = 64 << 10
 FETCHED_AT_ONCE: Final = 4
 """Pictures of one request."""
 FETCH_S: Final = 30.0
-"""Until all pictures of a request are there, each within :data:`~giornata_gateway.webhooks.delivery.ATTEMPT_S`."""
+"""Until all pictures of a request are there, each within :data:`~giornata_gateway.webhooks.ATTEMPT_S`."""
 
 
 def check_sources(config: GatewayConfig, sources: Sequence[NamedSource]) -> bool:
@@ -206,9 +195,6 @@ def _is_data(source: PictureSource) -> bool:
 
 def _not_fetched(why: str, url: str, field: str) -> InvalidField:
     return InvalidField(f"A picture could not be fetched: {why}.", field=field, received=url)
-
-
-# What an HTTP request says: its query, its headers, and the edit or the generation that it asks for.
 
 
 MAX_PAGE: Final = 100

@@ -5,36 +5,25 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Final, TypeVar
 
-from aiohttp import BodyPartReader, hdrs, web
+from aiohttp import hdrs, web
 
 from giornata.deadlines import Deadline
-from giornata.lora_transfer import LoraUpload, open_upload
-from giornata.wire.errors import BadRequest, InvalidField, PayloadTooLarge, RequestTimeout
+from giornata.lora_files import open_upload
+from giornata.wire.errors import InvalidField
 from giornata.wire.loras import PIECE_BYTES, LoraRecord
 from giornata.wire.requests import asked
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http.body import JSON_COPIES, room, send
-from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
 from giornata_gateway.http.requests import base_path, check_query, number_of, page_of
-from giornata_gateway.http.uploads import (
-    BUFFER_BYTES,
-    LATE,
-    MALFORMED,
-    NAME_CHARACTERS,
-    ReceiveTimeout,
-    check_plain,
-    malformed,
-    multipart,
-    read_upload,
-    too_large,
-)
-from giornata_gateway.intake.rules.forms import (
+from giornata_gateway.http.responses import GATEWAY, JSON_COPIES, TENANT, json_answer, room, send
+from giornata_gateway.http.uploads import BUFFER_BYTES, FORM, FormReader, read_upload, receiving
+from giornata_gateway.jobs.preparation import StandaloneMask
+from giornata_gateway.rules.forms import (
     LoraForm,
     MaskFormat,
     check_no_key,
@@ -42,23 +31,21 @@ from giornata_gateway.intake.rules.forms import (
     read_mask_form,
     read_template_form,
 )
-from giornata_gateway.intake.rules.idempotency import HEADER
-from giornata_gateway.jobs.masks import StandaloneMask
+from giornata_gateway.rules.idempotency import HEADER
 from giornata_gateway.views.resources import (
     LoraDeleted,
+    LoraList,
     TemplateDeleted,
+    TemplateList,
     WebhookDeleted,
+    WebhookList,
     WebhookSecret,
-    lora_list,
     lora_view,
     mask_answer,
-    template_list,
+    page,
     template_view,
-    webhook_list,
     webhook_view,
 )
-
-# ``/v1/masks``: what words name in a picture, before or without an edit.
 
 
 async def make_mask(request: web.Request) -> web.StreamResponse:
@@ -93,9 +80,7 @@ async def _answer(
         return await send(request, body, "application/json", {})
 
 
-# ``/v1/templates``: pictures that are registered once and edited often.
-
-
+T = TypeVar("T")
 MAX_WAIT_MS: Final = 60_000
 
 
@@ -115,24 +100,32 @@ async def register_template(request: web.Request) -> web.Response:
     return json_answer(template_view(record), status=202, headers={"Location": location})
 
 
-async def template_status(request: web.Request) -> web.Response:
-    """How far a template is; with `wait_ms`, once it is recorded or could not be, at the latest after that time."""
-    gateway, tenant, name = request.app[GATEWAY], request[TENANT], request.match_info["template_id"]
+async def settled(
+    request: web.Request, wait: Callable[[Deadline], Awaitable[T]], get: Callable[[], Awaitable[T]]
+) -> T:
+    """How far something is; with `wait_ms`, what `wait` finds, at the latest after that time."""
+    gateway = request.app[GATEWAY]
     check_query(request.query, "wait_ms")
     wait_ms = number_of(request.query, "wait_ms", 0, MAX_WAIT_MS)
-    record = None
+    found = None
     if wait_ms:
-        async with gateway.watchers.lent(tenant):
-            settled = gateway.registration.settled(tenant.name, name, Deadline.after_ms(wait_ms))
-            record = await gateway.departure.before(settled)
-    return json_answer(template_view(record or await gateway.registration.get(tenant.name, name)))
+        async with gateway.watchers.lent(request[TENANT]):
+            found = await gateway.departure.before(wait(Deadline.after_ms(wait_ms)))
+    return found or await get()
+
+
+async def template_status(request: web.Request) -> web.Response:
+    """How far a template is."""
+    kept, whose = request.app[GATEWAY].registration, (request[TENANT].name, request.match_info["template_id"])
+    found = await settled(request, partial(kept.settled, *whose), partial(kept.get, *whose))
+    return json_answer(template_view(found))
 
 
 async def list_templates(request: web.Request) -> web.Response:
     """The tenant's templates, page by page, the newest first."""
     limit, after = page_of(request.query)
     records = await request.app[GATEWAY].registration.of(request[TENANT].name)
-    return json_answer(template_list(records, limit, after))
+    return json_answer(page(TemplateList, template_view, records, "template_id", limit=limit, after=after))
 
 
 async def delete_template(request: web.Request) -> web.Response:
@@ -142,14 +135,11 @@ async def delete_template(request: web.Request) -> web.Response:
     return json_answer(TemplateDeleted(id=name))
 
 
-# ``/v1/webhooks``: those that were not taken yet, or were given up, and the secret that signs them.
-
-
 async def list_webhooks(request: web.Request) -> web.Response:
     """The tenant's webhooks that were not taken yet, page by page, the newest first."""
     limit, after = page_of(request.query)
     hooks = await request.app[GATEWAY].webhooks.of(request[TENANT].name)
-    return json_answer(webhook_list(hooks, limit, after))
+    return json_answer(page(WebhookList, webhook_view, hooks, "job_id", limit=limit, after=after))
 
 
 async def retry_webhook(request: web.Request) -> web.Response:
@@ -170,28 +160,15 @@ async def webhook_secret(request: web.Request) -> web.Response:
     return json_answer(WebhookSecret(secret=request.app[GATEWAY].webhooks.secret(request[TENANT].name)))
 
 
-# A LoRA's file on its way through the gateway, which never holds more than a few pieces of it.
-
-
 FILE: Final = "file"
 """Name of the part with the file."""
-CHUNK_BYTES: Final = 64 << 10
 MAX_NAME: Final = 200
-
-T = TypeVar("T")
-
-
-@dataclass
-class _LoraUploadParts:
-    """The parts of a form that have come."""
-
-    fields: list[tuple[str, str]] = field(default_factory=list)
-    upload: LoraUpload | None = None
-    filename: str | None = None
 
 
 async def receive_lora(request: web.Request) -> LoraRecord:
     """Send the file of a request on to the LoRA store, piece by piece; the LoRA that it becomes.
+
+    The gateway never holds more than a few pieces of it.
 
     Raises:
         RequestTimeout: the client is too slow in sending it.
@@ -201,91 +178,36 @@ async def receive_lora(request: web.Request) -> LoraRecord:
         LoraUnreadable, LoraNotSupported, LoraTooLarge, LoraStoreFull: what the LoRA store says of the file.
     """
     gateway, tenant = request.app[GATEWAY], request[TENANT].name
-    config = gateway.config
-    if request.content_type != "multipart/form-data":
-        sent = request.headers.get("Content-Type", "no Content-Type")
-        raise BadRequest("The body is not a form with a file.", received=sent, accepted="multipart/form-data")
-    check_plain(request)
+    fields: list[tuple[str, str]] = []
+    upload, filename = None, None
     async with AsyncExitStack() as stack:
-        try:
-            async with asyncio.timeout(config.lora_receive_s) as limit:
-                parts = await _read(request, ReceiveTimeout(config, limit), stack)
-        except TimeoutError as error:
-            accepted = (
-                f"{config.lora_receive_s:g} s, and at least {config.receive_bytes_per_s} bytes a second"
-            )
-            raise RequestTimeout(LATE, accepted=accepted) from error
-        form = asked(LoraForm, once_each(parts.fields))
-        if parts.upload is None:
+        async with receiving(request, FORM, "a form with a file", gateway.config.lora_receive_s) as pace:
+            reader = FormReader(request, pace, lambda _: None)
+            while (found := await reader.part()) is not None:
+                name, part = found
+                if name != FILE:
+                    fields.append((name, await reader.text(part, name)))
+                    continue
+                if upload is not None:
+                    why = "A LoRA is exactly one file."
+                    raise InvalidField(why, field=FILE, received="several", accepted="one file")
+                with pace.elsewhere():
+                    upload = await stack.enter_async_context(open_upload(gateway.bus, tenant))
+                filename = part.filename
+                while chunk := await reader.chunk(part):
+                    with pace.elsewhere():
+                        await upload.write(chunk)
+        form = asked(LoraForm, once_each(fields))
+        if upload is None:
             raise InvalidField("The file is missing.", field=FILE, accepted="one file of safetensors")
         model = gateway.loras.model(form.model)
-        return await parts.upload.finish(tenant, model, form.name or _stem(parts.filename))
-
-
-async def _read(request: web.Request, pace: ReceiveTimeout, stack: AsyncExitStack) -> _LoraUploadParts:
-    """The fields, and the upload, which `stack` drops where something fails."""
-    config, parts = request.app[GATEWAY].config, _LoraUploadParts()
-    try:
-        reader = multipart(request)
-    except MALFORMED as error:
-        raise malformed(str(error)) from error
-    while (part := await _well_formed(reader.next())) is not None:
-        if not isinstance(part, BodyPartReader) or not part.name or len(part.name) > NAME_CHARACTERS:
-            raise malformed("a part without a name, or with too long a one")
-        if len(parts.fields) >= config.max_parts:
-            raise PayloadTooLarge("The request has too many parts.", accepted=f"{config.max_parts} parts")
-        if part.name == FILE:
-            await _forward(request, part, parts, pace, stack)
-        else:
-            parts.fields.append((part.name, await _text(part, config.max_field_bytes, pace)))
-    return parts
-
-
-async def _forward(
-    request: web.Request,
-    part: BodyPartReader,
-    parts: _LoraUploadParts,
-    pace: ReceiveTimeout,
-    stack: AsyncExitStack,
-) -> None:
-    if parts.upload is not None:
-        raise InvalidField("A LoRA is exactly one file.", field=FILE, received="several", accepted="one file")
-    sent = open_upload(request.app[GATEWAY].bus, request[TENANT].name)
-    with pace.elsewhere():
-        parts.upload, parts.filename = await stack.enter_async_context(sent), part.filename
-    while chunk := await _well_formed(part.read_chunk(CHUNK_BYTES)):
-        pace.come(len(chunk))
-        with pace.elsewhere():
-            await parts.upload.write(chunk)
-
-
-async def _text(part: BodyPartReader, limit: int, pace: ReceiveTimeout) -> str:
-    data = bytearray()
-    while chunk := await _well_formed(part.read_chunk(CHUNK_BYTES)):
-        pace.come(len(chunk))
-        data += chunk
-        if len(data) > limit:
-            raise too_large(f"The part {part.name}", limit, part.name)
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidField("A field is not UTF-8.", field=part.name, received=f"{len(data)} bytes") from error
-
-
-async def _well_formed(reading: Awaitable[T]) -> T:
-    try:
-        return await reading
-    except MALFORMED as error:
-        raise malformed(str(error)) from error
+        return await upload.finish(tenant, model, form.name or _stem(filename))
 
 
 def _stem(filename: str | None) -> str | None:
     """A name for a file whose sender gives none, of its printable characters."""
     stem = PurePosixPath((filename or "").replace("\\", "/")).stem
     return "".join(character for character in stem if character.isprintable())[:MAX_NAME] or None
-
-
-# ``/v1/loras``: adapters that are uploaded once and named by edits.
 
 
 HELD_BYTES: Final = BUFFER_BYTES + 3 * PIECE_BYTES
@@ -306,23 +228,18 @@ async def upload_lora(request: web.Request) -> web.Response:
 
 
 async def lora_status(request: web.Request) -> web.Response:
-    """Return how far a LoRA is; with `wait_ms`, once it is ready or has failed, at the latest after that time."""
-    gateway, tenant, name = request.app[GATEWAY], request[TENANT], request.match_info["lora_id"]
-    check_query(request.query, "wait_ms")
-    wait_ms = number_of(request.query, "wait_ms", 0, MAX_WAIT_MS)
-    record = None
-    if wait_ms:
-        async with gateway.watchers.lent(tenant):
-            settled = gateway.loras.settled(tenant.name, name, Deadline.after_ms(wait_ms))
-            record = await gateway.departure.before(settled)
-    return json_answer(lora_view(record or await gateway.loras.get(tenant.name, name)))
+    """How far a LoRA is."""
+    kept, whose = request.app[GATEWAY].loras, (request[TENANT].name, request.match_info["lora_id"])
+    return json_answer(
+        lora_view(await settled(request, partial(kept.settled, *whose), partial(kept.get, *whose)))
+    )
 
 
 async def list_loras(request: web.Request) -> web.Response:
     """The LoRAs that the tenant may use, page by page, the newest first."""
     limit, after = page_of(request.query)
     records = await request.app[GATEWAY].loras.of(request[TENANT].name)
-    return json_answer(lora_list(records, limit, after))
+    return json_answer(page(LoraList, lora_view, records, "lora_id", limit=limit, after=after))
 
 
 async def pin_lora(request: web.Request) -> web.Response:

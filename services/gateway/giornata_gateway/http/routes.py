@@ -18,13 +18,12 @@ from giornata.wire.errors import (
     NothingFound,
     ResultExpired,
 )
-from giornata.wire.fleet import FleetView
 from giornata.wire.models import Task
+from giornata.wire.workers import FleetView
 from giornata_gateway.http import jobs, requests, resources, status
-from giornata_gateway.http.body import JSON
 from giornata_gateway.http.connections import claim
-from giornata_gateway.http.errors import GATEWAY, JOB_ID, TENANT, Handler
-from giornata_gateway.intake.rules.forms import (
+from giornata_gateway.http.responses import GATEWAY, JOB_ID, JSON, TENANT, Handler
+from giornata_gateway.rules.forms import (
     EditForm,
     GenerationForm,
     GenerationJobForm,
@@ -34,7 +33,7 @@ from giornata_gateway.intake.rules.forms import (
     TemplateForm,
     WrittenEditForm,
 )
-from giornata_gateway.intake.rules.tenants import bearer, check_site, origins_in, password
+from giornata_gateway.rules.tenants import bearer, check_site, origins_in, password
 from giornata_gateway.views.answers import ImagesAnswer
 from giornata_gateway.views.catalog import HealthView, ModelList, ModelView, ReadyView
 from giornata_gateway.views.jobs import (

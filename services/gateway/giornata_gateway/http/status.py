@@ -13,11 +13,18 @@ from pydantic import BaseModel
 
 from giornata.bus.bus import Bus
 from giornata.wire.errors import GiornataError, ServiceUnavailable
-from giornata.wire.fleet import FleetView, InstanceReport
+from giornata.wire.workers import FleetView, InstanceReport
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.http.body import EVENT_STREAM, frame, looking_on, write
-from giornata_gateway.http.errors import GATEWAY, TENANT, json_answer
 from giornata_gateway.http.requests import base_path
+from giornata_gateway.http.responses import (
+    EVENT_STREAM,
+    GATEWAY,
+    TENANT,
+    frame,
+    json_answer,
+    looking_on,
+    write,
+)
 from giornata_gateway.views.catalog import (
     HealthView,
     ModelList,
@@ -61,7 +68,7 @@ async def metrics(request: web.Request) -> web.Response:
     """Prometheus' text format."""
     gateway = request.app[GATEWAY]
     await gateway.storage.full()
-    body = gateway.metrics.exposition(await gateway.reports() or (), gateway.fleet.waits_s())
+    body = gateway.metrics.exposition(await gateway.fleet.reports(gateway.bus) or (), gateway.fleet.waits_s())
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
@@ -104,7 +111,9 @@ async def fleet(request: web.Request) -> web.StreamResponse:
     gateway, tenant = request.app[GATEWAY], request[TENANT]
 
     async def known() -> tuple[list[InstanceReport] | None, int | None]:
-        return await gateway.reports(), None if tenant.operator else gateway.quotas.in_progress(tenant)
+        return await gateway.fleet.reports(
+            gateway.bus
+        ), None if tenant.operator else gateway.quotas.in_progress(tenant)
 
     accepted = request.headers.get("Accept", "").split(",", maxsplit=1)[0].partition(";")[0]
     if accepted.strip().lower() != "text/event-stream":

@@ -22,7 +22,7 @@ from giornata.wire import codec, subjects
 from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import Job, JobState
 from giornata.wire.messages import EVENT_TYPES, DoneEvent, EventKind, PreviewEvent, StateEvent, StepEvent
-from giornata.wire.stores import EVENTS
+from giornata.wire.subjects import EVENTS
 
 log = structlog.get_logger(__name__)
 

@@ -4,33 +4,204 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
+import structlog
+
+from giornata import retries, tracing
 from giornata.blobs import BlobStore, refer
+from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.observability import tracing
-from giornata.wire import resolution
+from giornata.tracing import TraceSpanKind, span
+from giornata.wire import resolution, subjects
 from giornata.wire.adapters import LoraUse, named_control_images
+from giornata.wire.errors import InvalidField, MasksNotServed, ServiceUnavailable
 from giornata.wire.jobs import BlobRef, Job, Priority
-from giornata.wire.masks import MASK, region_name
+from giornata.wire.messages import MASK, MaskParameters, MaskReply, MaskRequest, region_name
 from giornata.wire.models import ModelCard, Task
-from giornata.wire.requests import EACH_REGIONS, EditParameters, check_taken, evaluations_of, named_references
+from giornata.wire.requests import (
+    EACH_REGIONS,
+    MASK_PROMPT,
+    MAX_REGIONS,
+    EditParameters,
+    SegmentationFields,
+    check_taken,
+    evaluations_of,
+    named_references,
+)
 from giornata.wire.resolution import cfg_scale, resolve
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.intake.rules.adapters import check_images, control_use
-from giornata_gateway.intake.rules.forms import missing_image
-from giornata_gateway.intake.rules.idempotency import fingerprint, job_id_of
-from giornata_gateway.intake.rules.tenants import Tenant
-from giornata_gateway.jobs.masks import SegmentationClient, check_mask
-from giornata_gateway.jobs.request_blobs import check_stored, forget, stored
+from giornata_gateway.rules.adapters import check_images, control_use
+from giornata_gateway.rules.forms import missing_image
+from giornata_gateway.rules.idempotency import fingerprint, job_id_of
+from giornata_gateway.rules.tenants import Tenant
+from giornata_gateway.views.catalog import mask_card
+
+log = structlog.get_logger(__name__)
+
+
+async def check_stored(blobs: BlobStore, name: str, picture: bytes | BlobRef) -> None:
+    """Raise InvalidField where `picture`, which came under `name`, is a claim check that leads to no blob."""
+    if isinstance(picture, BlobRef) and not await blobs.has(picture):
+        raise InvalidField(
+            "There is no such blob.", field=name, received=picture.key, accepted="a stored blob"
+        )
+
+
+async def stored(blobs: BlobStore, key: str, picture: bytes | BlobRef, ttl_s: int) -> BlobRef:
+    """Where `picture` lies: what came as a file is kept under `key` for `ttl_s`, another blob stays where it is."""
+    if isinstance(picture, BlobRef):
+        # nothing that its caller adds is kept, and pictures are known by one kind of hash
+        return BlobRef(key=picture.key, size_bytes=picture.size_bytes, sha256=picture.sha256)
+    return await blobs.put(key, picture, ttl_s)
+
+
+async def forget(blobs: BlobStore, *refs: BlobRef) -> None:
+    """Delete `refs`. It raises nothing: what fails is logged."""
+    try:
+        await blobs.delete(*refs)
+    except Exception:  # the task's edge: logged; the blobs expire
+        log.exception("forget_failed", keys=[ref.key for ref in refs])
+
+
+ANSWER_S: Final = 60.0
+"""How long one question waits: a prepost that dies with it does not say so."""
+
+
+class StandaloneMask(NamedTuple):
+    """A mask that is asked for by itself."""
+
+    reply: MaskReply
+    handed: set[str]
+    """Keys of the masks that clients fetch from the blob store: they stay there as long as results do."""
+
+    @property
+    def pictures(self) -> list[BlobRef]:
+        """The mask of all regions, and each region's own."""
+        return [self.reply.mask, *(one.mask for one in self.reply.regions if one.mask is not None)]
+
+
+@dataclass(frozen=True)
+class SegmentationClient:
+    """Has masks made, for edits and for themselves."""
+
+    config: GatewayConfig
+    bus: Bus
+    blobs: BlobStore
+    fleet: FleetListener
+    tasks: asyncio.TaskGroup
+    """Owns what outlives a request: forgetting the masks that it has read."""
+
+    def subject(self, model: str | None) -> str:
+        """Where a mask is asked for: at the prepost of `model` if that makes masks, else at the first one that does.
+
+        MasksNotServed where none does.
+        """
+        served = self.fleet.masks()
+        if mask_card(served, model) is None:
+            raise MasksNotServed(
+                field=MASK_PROMPT,
+                received="words for a mask",
+                accepted="a mask as a picture; operators serve masks from words by GIORNATA_MASK_MODEL",
+            )
+        asked = model if model in served else min(served)
+        return subjects.prepost("mask", asked)
+
+    async def made(
+        self,
+        asked: SegmentationFields,
+        image: BlobRef,
+        *,
+        subject: str,
+        folder: str,
+        ttl_s: int,
+        deadline: Deadline,
+        each: bool = False,
+    ) -> MaskReply:
+        """The mask of what `asked` names in a stored picture, kept below `folder` for `ttl_s`.
+
+        Raises:
+            NothingFound: the words name nothing in the picture.
+            GiornataError: the picture is refused, or nothing answers.
+        """
+
+        async def ask() -> MaskReply:
+            soon = deadline.at_most(ANSWER_S)
+            request = MaskRequest(
+                image=image,
+                prompt=asked.mask_prompt or "",
+                threshold=asked.mask_threshold,
+                max_regions=asked.max_regions or MAX_REGIONS,
+                folder=folder,
+                ttl_s=ttl_s,
+                each=each,
+                remaining_ms=soon.remaining_ms(),
+            )
+            with span("mask", TraceSpanKind.ASKS):
+                return await self.bus.call(subject, request, MaskReply, soon)
+
+        reply: MaskReply = await retries.soon(ServiceUnavailable, self.config.submit_window_s)(ask)
+        return reply
+
+    @asynccontextmanager
+    async def shown(
+        self, tenant: str, asked: MaskParameters, image: bytes | BlobRef, deadline: Deadline
+    ) -> AsyncIterator[StandaloneMask]:
+        """The regions of a picture, each with a mask of its own.
+
+        Leaving forgets them, except those that are handed on, and a picture that came as a file.
+
+        Raises:
+            ModelNotFound: the model that is `asked` for is not served.
+            InvalidField: a claim check leads to no blob.
+            GiornataError: as :meth:`made`.
+        """
+        named = None if asked.model is None else self.fleet.choose(asked.model).name
+        subject = self.subject(named)
+        await check_stored(self.blobs, "image", image)
+        folder = f"{tenant}/mask_{secrets.token_urlsafe(9)}/"
+        ttl_s = self.config.result_ttl_s + int(deadline.remaining_s()) + 1
+        names = ["image", MASK, *map(region_name, range(asked.max_regions or MAX_REGIONS))]
+        handed: set[str] = set()
+        try:
+            ref = await stored(self.blobs, f"{folder}image", image, ttl_s)
+            del image  # while the answer travels, nothing holds it
+            reply = await self.made(
+                asked.asked(), ref, subject=subject, folder=folder, ttl_s=ttl_s, deadline=deadline, each=True
+            )
+            yield StandaloneMask(reply, handed)
+        finally:  # a question without an answer may have left masks, too
+            keys = {f"{folder}{name}" for name in names} - handed
+            refs = [BlobRef(key=key, size_bytes=0, sha256="") for key in sorted(keys)]
+            self.tasks.create_task(forget(self.blobs, *refs), name=f"forget-{folder}")
+
+
+def check_mask(mask: object | None, template_id: str | None, asked: SegmentationFields) -> None:
+    """Raise InvalidField where an edit brings a mask and words for one, or asks for crops of a template."""
+    if template_id is not None and asked.auto_edit:
+        raise InvalidField(
+            "A template is edited as a whole, and auto_edit paints crops.",
+            field="auto_edit",
+            received="true, with template_id",
+            accepted="leave one of both out",
+        )
+    if mask is not None and asked.mask_prompt is not None:
+        raise InvalidField(
+            "An edit has a mask, or words for one.",
+            field=MASK_PROMPT,
+            received="both",
+            accepted="one of mask and mask_prompt",
+        )
+
 
 SEED_BITS: Final = 32
 """Of a drawn seed. JavaScript keeps whole numbers of up to 53 bits."""
 FindLoras = Callable[[str, EditParameters, ModelCard], Awaitable[tuple[LoraUse, ...]]]
-"""Finds what a tenant's request names, as :meth:`giornata_gateway.jobs.loras.Loras.used` does."""
+"""Finds what a tenant's request names, as :meth:`giornata_gateway.jobs.resources.Loras.used` does."""
 
 
 @dataclass(frozen=True)
@@ -74,29 +245,12 @@ class EditOrder:
         """The order of the job that the idempotency key `key` leads to; None changes nothing."""
         if key is None:
             return self
-        digests = {name: await _sha256(data) for name, data in self.pictures.items()}
+        digests = {  # a claim check brings its own, which every reader of the blob checks
+            name: data.sha256 if isinstance(data, BlobRef) else (await refer("", data)).sha256
+            for name, data in self.pictures.items()
+        }
         asked = fingerprint(self.parameters, digests, self.template_id)
         return replace(self, job_id=job_id_of(self.tenant.name, key), fingerprint=asked)
-
-
-async def _sha256(data: bytes | BlobRef) -> str:
-    """The digest of a picture. A claim check brings its own, which every reader of the blob checks."""
-    return data.sha256 if isinstance(data, BlobRef) else (await refer("", data)).sha256
-
-
-@dataclass(frozen=True)
-class PreparedJob:
-    """A job that is ready to be submitted; it holds no pictures."""
-
-    job: Job
-    deadline: Deadline
-    known: bool = False
-    """The job was accepted before, under the same idempotency key."""
-
-    @property
-    def shared(self) -> bool:
-        """Return whether every request with the same idempotency key is about this job."""
-        return self.job.fingerprint is not None
 
 
 @dataclass(frozen=True)
@@ -111,7 +265,7 @@ class JobPreparer:
     tasks: asyncio.TaskGroup
     """Owns what outlives a request: forgetting the pictures of an order that failed."""
 
-    async def prepare(self, order: EditOrder) -> PreparedJob:
+    async def prepare(self, order: EditOrder) -> Job:
         """Resolve the parameters, find the adapters, and store the pictures; submit the job at once."""
         if order.image is None and order.task is Task.EDIT:
             raise missing_image()
@@ -145,7 +299,7 @@ class JobPreparer:
             refs = [BlobRef(key=f"{folder}/{name}", size_bytes=0, sha256="") for name in names]
             self.tasks.create_task(forget(self.blobs, *refs), name=f"forget-{order.job_id}")
             raise
-        job = Job(
+        return Job(
             job_id=order.job_id,
             tenant=order.tenant.name,
             gateway=self.config.instance,
@@ -169,7 +323,6 @@ class JobPreparer:
             evaluations=evaluations_of(parameters, keeps_whole_steps=card.keeps_whole_steps),
             cfg_scale=cfg_scale(parameters, card),
         )
-        return PreparedJob(job, order.deadline)
 
     async def check_blobs(self, order: EditOrder) -> None:
         """Raise InvalidField where a claim check of the order leads to no blob."""

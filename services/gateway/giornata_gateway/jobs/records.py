@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import nats.errors
 import structlog
-from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from giornata import retries
@@ -22,42 +20,6 @@ from giornata.wire.errors import GiornataError, JobNotFound, ServiceUnavailable
 from giornata.wire.jobs import JobRecord
 from giornata.wire.messages import CancelRows, DoneEvent, JobEstimate, JobEstimateRequest
 
-# The job records as a gateway reads them, which may start before their bucket is there.
-
-
-class JobRecords:
-    """Job records by id. No job is known before a router has made the bucket, nor after its loss."""
-
-    def __init__(self, jetstream: JetStreamContext) -> None:
-        self._jetstream = jetstream
-        self._opened: JobRecordStore | None = None
-        self._opening = asyncio.Lock()
-
-    async def get(self, job_id: str) -> JobRecord:
-        """A record; an unknown id raises JobNotFound."""
-        try:
-            return await (await self._open()).get(job_id)
-        except NotFoundError as error:
-            raise JobNotFound(received=job_id) from error
-
-    async def change(self, job_id: str, change: Change[JobRecord]) -> JobRecord:
-        """Change a record as in every bucket; JobNotFound as :meth:`get`."""
-        try:
-            return await (await self._open()).change(job_id, change)
-        except NotFoundError as error:
-            raise JobNotFound(received=job_id) from error
-
-    async def _open(self) -> JobRecordStore:
-        async with self._opening:
-            if self._opened is None:
-                self._opened = await JobRecordStore.open(self._jetstream)
-        return self._opened
-
-
-# Jobs as records, router and events tell of them: their state, a forecast, their end, and how one is
-# cancelled.
-
-
 log = structlog.get_logger(__name__)
 
 FORECAST_MS = 500
@@ -66,12 +28,29 @@ CHECK_WINDOW_S = 20.0
 """After a reconnect, how long the records are asked for until JetStream answers again."""
 
 
-@dataclass(frozen=True)
 class JobLedger:
-    """The jobs of all gateways."""
+    """The jobs of all gateways, as their records tell. None is known before a router has made the records' bucket."""
 
-    bus: Bus
-    records: JobRecords
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._records: JobRecordStore | None = None
+        self._opening = asyncio.Lock()
+
+    async def get(self, job_id: str) -> JobRecord:
+        """A job's record; an unknown id raises JobNotFound."""
+        return await self._asked(job_id, lambda records: records.get(job_id))
+
+    async def change(self, job_id: str, change: Change[JobRecord]) -> JobRecord:
+        """Change a record as in every bucket; JobNotFound as :meth:`get`."""
+        return await self._asked(job_id, lambda records: records.change(job_id, change))
+
+    async def _asked(self, job_id: str, ask: Callable[[JobRecordStore], Awaitable[JobRecord]]) -> JobRecord:
+        try:
+            async with self._opening:
+                self._records = self._records or await JobRecordStore.open(self._bus.jetstream)
+            return await ask(self._records)
+        except NotFoundError as error:
+            raise JobNotFound(received=job_id) from error
 
     async def read_of(self, tenant: str, job_id: str) -> JobRecord:
         """The record of a tenant's job; JobNotFound, too, where it is another tenant's, which is not told."""
@@ -79,7 +58,7 @@ class JobLedger:
             subjects.token(job_id)
         except ValueError as error:
             raise JobNotFound(received=job_id) from error
-        record = await self.records.get(job_id)
+        record = await self.get(job_id)
         if record.job.tenant != tenant:
             raise JobNotFound(received=job_id)
         return record
@@ -89,16 +68,16 @@ class JobLedger:
         deadline = Deadline.after_ms(FORECAST_MS)
         request = JobEstimateRequest(job_id=job_id, remaining_ms=deadline.remaining_ms())
         try:
-            return await self.bus.call(subjects.FORECAST, request, JobEstimate, deadline)
+            return await self._bus.call(subjects.FORECAST, request, JobEstimate, deadline)
         except GiornataError as error:
             log.debug("no_estimate", job_id=job_id, error=str(error))
             return None
 
     async def cancel(self, job_id: str) -> JobRecord:
         """Ask for a job's end, in the record and by broadcast; a terminal job stays as it is. Raises JobNotFound."""
-        record = await self.records.change(job_id, lambda record: record.model_copy(update={"cancel": True}))
+        record = await self.change(job_id, lambda record: record.model_copy(update={"cancel": True}))
         if not record.state.terminal:
-            await self.bus.publish(subjects.cancel(job_id), CancelRows(job_id=job_id, attempt=0))
+            await self._bus.publish(subjects.cancel(job_id), CancelRows(job_id=job_id, attempt=0))
             log.info("cancel_requested", job_id=job_id)
         return record
 
@@ -106,8 +85,8 @@ class JobLedger:
 class JobEnds:
     """Futures that resolve when a job is terminal; the record says how. `on_done` hears every end."""
 
-    def __init__(self, records: JobRecords, on_done: Callable[[DoneEvent], None]) -> None:
-        self._records, self._on_done = records, on_done
+    def __init__(self, ledger: JobLedger, on_done: Callable[[DoneEvent], None]) -> None:
+        self._ledger, self._on_done = ledger, on_done
         self._futures: defaultdict[str, set[asyncio.Future[None]]] = defaultdict(set)
         self._watchers: set[asyncio.Future[None]] = set()
         self._watchable = True
@@ -170,7 +149,7 @@ class JobEnds:
         asking = retries.patiently(nats.errors.Error, CHECK_WINDOW_S)
         for job_id in list(self._futures):
             try:
-                record: JobRecord = await asking(self._records.get, job_id)
+                record: JobRecord = await asking(self._ledger.get, job_id)
             except JobNotFound:
                 continue  # not accepted yet
             if record.state.terminal:

@@ -8,6 +8,7 @@ its requests, so that none of them cancels it by leaving; a client that lost its
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import structlog
 from giornata import retries
 from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
-from giornata.observability.tracing import TraceSpanKind, span
+from giornata.tracing import TraceSpanKind, span
 from giornata.wire import subjects
 from giornata.wire.errors import (
     DeadlineExceeded,
@@ -31,18 +32,40 @@ from giornata.wire.errors import (
 )
 from giornata.wire.jobs import Job, JobRecord
 from giornata.wire.messages import DoneEvent, EventKind, JobAck, SubmitRequest
+from giornata_gateway.admission import AdmissionSlot
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.intake.rules.idempotency import check_same
 from giornata_gateway.jobs.feed import StepEventBuffer, hearing
-from giornata_gateway.jobs.preparation import EditOrder, JobPreparer, PreparedJob
+from giornata_gateway.jobs.preparation import EditOrder, JobPreparer
 from giornata_gateway.jobs.records import JobEnds, JobLedger
+from giornata_gateway.rules.idempotency import check_same
 from giornata_gateway.storage import StorageProbe
 
 log = structlog.get_logger(__name__)
 
 TRY_S = 2.0
 """How long one try of a submission waits for the router."""
+
+
+@dataclass(frozen=True)
+class AdmittedJob:
+    """A job that may be submitted at once, and the places that its request holds. Its pictures are stored."""
+
+    job: Job
+    deadline: Deadline
+    stay: AdmissionSlot
+    known: bool = False
+    """The job was accepted before, under the same idempotency key."""
+    started_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def shared(self) -> bool:
+        """Return whether every request with the same idempotency key is about this job."""
+        return self.job.fingerprint is not None
+
+    def carried_out(self) -> None:
+        """The edit is done. Its duration, unless it was repeated, tells refused requests when to come again."""
+        self.stay.seconds = None if self.stay.repeated else time.monotonic() - self.started_s
 
 
 @dataclass(frozen=True)
@@ -76,58 +99,64 @@ class JobSubmitter:
     doubtful: set[str] = field(default_factory=set)
     """Jobs that a router may have accepted without an answer; their pictures stay, though another router refuses."""
 
-    async def known(self, order: EditOrder) -> PreparedJob | None:
+    async def known(self, order: EditOrder) -> Job | None:
         """The job that was accepted under the order's key, as :func:`check_same` allows; None without key or job."""
         if order.fingerprint is None:
             return None
         try:
-            record = await self.ledger.records.get(order.job_id)
+            record = await self.ledger.get(order.job_id)
         except JobNotFound:
             return None
         check_same(record.job, order.fingerprint)
-        return PreparedJob(record.job, order.deadline, known=True)
+        return record.job
 
-    async def submit(self, prepared: PreparedJob) -> Job:
+    async def submit(self, admitted: AdmittedJob, *, awaited: bool = False) -> Job:
         """Make a job durable; the job that is carried out, which may be another request's with the same key.
 
-        A job without a key is cancelled if the caller is cancelled meanwhile. What is raised says why the job was not
-        accepted: IdempotencyKeyReused where another request was faster with another edit.
+        A job without a key is cancelled if the caller is cancelled meanwhile; leaving cancels one that is `awaited`. A
+        new job with a key outlives its request. What is raised says why the job was not accepted: IdempotencyKeyReused
+        where another request was faster with another edit.
         """
-        job = prepared.job
-        if prepared.known:
-            return job
-        if prepared.shared:
+        job, stay = admitted.job, admitted.stay
+        stay.lasting = admitted.shared and not admitted.known
+        if not admitted.shared:
+            try:
+                await self._send(job)
+            except BaseException:
+                self._call_off(job)
+                raise
+        elif not admitted.known:
             accepting = self.tasks.create_task(self._accept_shared(job), name=f"accept-{job.job_id}")
             outcome = await asyncio.shield(accepting)
             if isinstance(outcome, GiornataError):
                 raise outcome
-            return outcome
-        try:
-            await self._send(job)
-        except BaseException:
-            self._call_off(job)
-            raise
+            job = outcome
+        stay.repeated = admitted.known or job is not admitted.job
+        stay.lasting = not stay.repeated and (admitted.shared or not awaited)
         return job
 
     @asynccontextmanager
-    async def awaited(self, prepared: PreparedJob, *, streamed: bool) -> AsyncIterator[AwaitedJob]:
-        """A job while its request waits. Leaving before it has ended cancels it, unless it is shared."""
-        job = prepared.job
+    async def awaited(self, admitted: AdmittedJob, *, streamed: bool) -> AsyncIterator[AwaitedJob]:
+        """A job while its request waits, `streamed` where its steps are told.
+
+        Leaving before it has ended cancels it, unless it is shared.
+        """
+        job = admitted.job
         async with AsyncExitStack() as stack:
             steps = await stack.enter_async_context(hearing(self.bus, job.job_id)) if streamed else None
             ended = stack.enter_context(self.ends.expect(job.job_id))
-            if prepared.shared:
-                job = await self.submit(prepared)
+            if admitted.shared:
+                job = await self.submit(admitted, awaited=True)
                 if job.gateway != self.config.instance:  # its events go to that gateway
                     done = subjects.event(job.gateway, job.job_id, EventKind.DONE)
                     heard = self.bus.listen(done, DoneEvent, lambda event: self.ends.wake(event.job_id))
                     await stack.enter_async_context(heard)
-                if (await self.ledger.records.get(job.job_id)).state.terminal:
+                if (await self.ledger.get(job.job_id)).state.terminal:
                     self.ends.wake(job.job_id)
             else:
                 stack.callback(self._left, job, ended)
                 await self._send(job)
-            yield AwaitedJob(job, ended, prepared.deadline, steps)
+            yield AwaitedJob(job, ended, admitted.deadline, steps)
 
     def _left(self, job: Job, ended: asyncio.Future[None]) -> None:
         if not ended.done() or ended.exception() is not None:
@@ -143,7 +172,7 @@ class JobSubmitter:
                 await asyncio.shield(awaited.ended)
         except TimeoutError:
             log.info("deadline_exceeded", job_id=awaited.job.job_id)
-        record = await self.ledger.records.get(awaited.job.job_id)
+        record = await self.ledger.get(awaited.job.job_id)
         if not record.state.terminal:
             raise DeadlineExceeded
         return record
@@ -164,7 +193,7 @@ class JobSubmitter:
             await self._forget_refused(job)
             return error
         try:
-            standing = (await self.ledger.records.get(job.job_id)).job
+            standing = (await self.ledger.get(job.job_id)).job
         except (GiornataError, nats.errors.Error) as lost:
             log.warning("record_not_read", job_id=job.job_id, error=repr(lost))
             return ServiceUnavailable("The job's record cannot be read.", retry_after_s=1)

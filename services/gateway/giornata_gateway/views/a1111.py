@@ -15,8 +15,8 @@ from giornata.wire.jobs import JobRecord, JobState, PromptTokens
 from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.messages import JobEstimate
 from giornata.wire.models import ModelCard, Sampler
-from giornata_gateway.intake.rules.a1111.forms import hash_of, names_of, title_of
-from giornata_gateway.intake.rules.a1111.parameters import AUTOMATIC, NAMES, taken
+from giornata_gateway.rules.a1111_forms import hash_of, names_of, title_of
+from giornata_gateway.rules.a1111_parameters import AUTOMATIC, NAMES, taken
 from giornata_gateway.views.answers import PictureError, View, error_detail, usage_of
 from giornata_gateway.views.jobs import job_view
 

@@ -9,15 +9,21 @@ from typing import Any, Final, Literal
 
 from giornata.wire.adapters import ControlCard
 from giornata.wire.errors import InvalidField, ModelNotFound, ServiceUnavailable, TaskNotSupported
-from giornata.wire.fleet import ControlView, FleetView, InstanceReport, InstanceView, WorkerView
-from giornata.wire.masks import MaskCard
+from giornata.wire.messages import MaskCard
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.resolution import Default, defaults_of, fields_of
-from giornata.wire.workers import ServiceName, ServiceState, StoreRoom, TemplateCounters
+from giornata.wire.workers import (
+    ControlView,
+    FleetView,
+    InstanceReport,
+    InstanceView,
+    ServiceName,
+    ServiceState,
+    StoreRoom,
+    TemplateCounters,
+    WorkerView,
+)
 from giornata_gateway.views.answers import View
-
-# What the fleet serves: the model for a request, the list of models, readiness, health.
-
 
 NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
 """An edit needs one ready instance of each."""
@@ -239,9 +245,6 @@ def ready_view(
         nearly_full=list(nearly_full),
         storage_full=dict(storage_full),
     )
-
-
-# The fleet as ``/v1/fleet`` tells it: every instance, how fast it is, and what they can do together.
 
 
 TOLD: Final = {"service", "ready", "draining", "active", "models"}

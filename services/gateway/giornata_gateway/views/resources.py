@@ -5,32 +5,55 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import BlobRef, Box, JobRecord, JobState
 from giornata.wire.loras import EVERYONE, LoraRecord, LoraState, LoraStyle
-from giornata.wire.masks import MaskedRegion, MaskMessageReply, MaskReply
+from giornata.wire.messages import MaskedRegion, MaskMessageReply, MaskReply
 from giornata.wire.templates import TemplateRecord, TemplateState, WebhookRecord, WebhookState
 from giornata_gateway.views.answers import ErrorDetail, View, error_detail
 from giornata_gateway.views.jobs import JobView, job_view
 
-# Pages of lists.
+T = TypeVar("T", bound=View)
+R = TypeVar("R")
+L = TypeVar("L", bound="ListPage[Any]")
 
 
-T = TypeVar("T")
+class ListPage(View, Generic[T]):
+    """A page of a list."""
+
+    object: Literal["list"] = "list"
+    data: list[T]
+    """The newest first."""
+    has_more: bool
+    """Whether a request with the last id as `after` tells more."""
 
 
-def page_of(
-    items: Sequence[T], name_of: Callable[[T], str], limit: int, after: str | None
-) -> tuple[Sequence[T], bool]:
-    """At most `limit` of the sorted `items`, from the one that follows `after`; and whether there are more.
+class DeletedResource(View):
+    """The answer about what was deleted."""
+
+    id: str
+    object: str
+    deleted: Literal[True] = True
+
+
+def page(
+    kind: type[L],
+    view: Callable[[R], View],
+    records: Sequence[R],
+    name: str,
+    *,
+    limit: int,
+    after: str | None,
+) -> L:
+    """At most `limit` of the sorted `records`, from the one that follows that whose `name` is `after`.
 
     InvalidField where none has this name.
     """
     first = 0
     if after is not None:
-        first = next((place for place, item in enumerate(items, 1) if name_of(item) == after), 0)
+        first = next((place for place, one in enumerate(records, 1) if getattr(one, name) == after), 0)
     if after is not None and not first:
         raise InvalidField(
             "There is nothing with this id to go on after.",
@@ -38,10 +61,8 @@ def page_of(
             received=after,
             accepted="an id of the list",
         )
-    return items[first : first + limit], first + limit < len(items)
-
-
-# LoRAs as ``/v1/loras`` tells them.
+    data = [view(record) for record in records[first : first + limit]]
+    return kind(data=data, has_more=first + limit < len(records))
 
 
 class LoraView(View):
@@ -79,53 +100,30 @@ class LoraView(View):
     """Why it cannot be used."""
 
 
-class LoraList(View):
+class LoraList(ListPage[LoraView]):
     """Answer of ``GET /v1/loras``."""
 
-    object: Literal["list"] = "list"
-    data: list[LoraView]
-    """The newest first."""
-    has_more: bool
-    """Whether a request with the last id as `after` tells more."""
 
-
-class LoraDeleted(View):
+class LoraDeleted(DeletedResource):
     """Answer of ``DELETE /v1/loras/{id}``."""
 
-    id: str
     object: Literal["lora"] = "lora"
-    deleted: Literal[True] = True
 
 
 def lora_view(record: LoraRecord) -> LoraView:
     """A LoRA as it is told."""
     source, canonical = record.source, record.canonical
-    return LoraView(
-        id=record.lora_id,
-        state=record.state,
-        model=record.model,
-        name=record.name,
-        shared=record.tenant == EVERYONE,
-        style=record.style,
-        rank=record.rank,
-        modules=canonical.modules if canonical else None,
-        text_modules=canonical.text_modules if canonical else None,
-        joins_within=record.joins_within,
-        pinned=record.pinned,
-        bytes=source.size_bytes if source else record.received_bytes,
-        sha256=source.sha256 if source else None,
-        created_at=record.created_s,
-        error=error_detail(record.error) if record.error else None,
-    )
-
-
-def lora_list(records: Sequence[LoraRecord], limit: int, after: str | None) -> LoraList:
-    """A page of the sorted `records`, from the one that follows the LoRA `after`; InvalidField without it."""
-    page, has_more = page_of(records, lambda record: record.lora_id, limit, after)
-    return LoraList(data=[lora_view(record) for record in page], has_more=has_more)
-
-
-# Masks from words as clients see them.
+    told = {
+        "id": record.lora_id,
+        "shared": record.tenant == EVERYONE,
+        "modules": canonical and canonical.modules,
+        "text_modules": canonical and canonical.text_modules,
+        "bytes": source.size_bytes if source else record.received_bytes,
+        "sha256": source and source.sha256,
+        "created_at": record.created_s,
+        "error": record.error and error_detail(record.error),
+    }
+    return LoraView.model_validate(vars(record) | told)
 
 
 class RegionView(View):
@@ -164,45 +162,28 @@ def mask_answer(reply: MaskReply, pngs: Mapping[str, bytes], created: int) -> Ma
     def text(key: str) -> str:
         return base64.b64encode(pngs[key]).decode()
 
-    return MaskAnswer(
-        created=created,
-        model=reply.model,
-        width=reply.width,
-        height=reply.height,
-        threshold=reply.threshold,
-        regions=[
-            RegionView(score=one.score, box=one.box, area=one.area, b64_png=text(one.mask.key))
-            for one in reply.regions
-            if one.mask is not None
-        ],
-        b64_png=text(reply.mask.key),
-    )
+    regions = [
+        RegionView(score=one.score, box=one.box, area=one.area, b64_png=text(one.mask.key))
+        for one in reply.regions
+        if one.mask is not None
+    ]
+    told = {"created": created, "regions": regions, "b64_png": text(reply.mask.key)}
+    return MaskAnswer.model_validate(vars(reply) | told)
 
 
 def mask_made(reply: MaskReply, pngs: Mapping[str, bytes]) -> MaskMessageReply:
     """The answer over NATS; `pngs` are the masks that travel inside it, by the keys of their blobs."""
 
-    def travelling(ref: BlobRef) -> tuple[bytes | None, BlobRef | None]:
-        return (pngs[ref.key], None) if ref.key in pngs else (None, ref)
+    def travelling(ref: BlobRef) -> dict[str, Any]:
+        return {"data": pngs.get(ref.key), "ref": None if ref.key in pngs else ref}
 
-    regions = []
-    for one in reply.regions:
-        if one.mask is not None:
-            data, ref = travelling(one.mask)
-            regions.append(MaskedRegion(score=one.score, box=one.box, area=one.area, data=data, ref=ref))
-    data, ref = travelling(reply.mask)
-    return MaskMessageReply(
-        width=reply.width,
-        height=reply.height,
-        regions=tuple(regions),
-        threshold=reply.threshold,
-        model=reply.model,
-        data=data,
-        ref=ref,
+    regions = tuple(
+        MaskedRegion(score=one.score, box=one.box, area=one.area, **travelling(one.mask))
+        for one in reply.regions
+        if one.mask is not None
     )
-
-
-# Templates as ``/v1/templates`` tells them.
+    told = vars(reply) | {"regions": regions} | travelling(reply.mask)
+    return MaskMessageReply.model_validate({name: told[name] for name in MaskMessageReply.model_fields})
 
 
 class TemplateView(View):
@@ -230,22 +211,14 @@ class TemplateView(View):
     """Why it could not be recorded."""
 
 
-class TemplateList(View):
+class TemplateList(ListPage[TemplateView]):
     """Answer of ``GET /v1/templates``."""
 
-    object: Literal["list"] = "list"
-    data: list[TemplateView]
-    """The newest first."""
-    has_more: bool
-    """Whether a request with the last id as `after` tells more."""
 
-
-class TemplateDeleted(View):
+class TemplateDeleted(DeletedResource):
     """Answer of ``DELETE /v1/templates/{id}``."""
 
-    id: str
     object: Literal["template"] = "template"
-    deleted: Literal[True] = True
 
 
 def template_view(record: TemplateRecord) -> TemplateView:
@@ -258,15 +231,6 @@ def template_view(record: TemplateRecord) -> TemplateView:
         "error": record.error and error_detail(record.error),
     }
     return TemplateView.model_validate(vars(record) | told)
-
-
-def template_list(records: Sequence[TemplateRecord], limit: int, after: str | None) -> TemplateList:
-    """A page of the sorted `records`, from the one that follows the template `after`; InvalidField without it."""
-    page, has_more = page_of(records, lambda record: record.template_id, limit, after)
-    return TemplateList(data=[template_view(record) for record in page], has_more=has_more)
-
-
-# Webhooks as their receivers and ``/v1/webhooks`` are told.
 
 
 class WebhookMessage(View):
@@ -297,22 +261,14 @@ class WebhookView(View):
     """Why the last attempt failed."""
 
 
-class WebhookList(View):
+class WebhookList(ListPage[WebhookView]):
     """Answer of ``GET /v1/webhooks``."""
 
-    object: Literal["list"] = "list"
-    data: list[WebhookView]
-    """The newest first."""
-    has_more: bool
-    """Whether a request with the last id as `after` tells more."""
 
-
-class WebhookDeleted(View):
+class WebhookDeleted(DeletedResource):
     """Answer of ``DELETE /v1/webhooks/{id}``."""
 
-    id: str
     object: Literal["webhook"] = "webhook"
-    deleted: Literal[True] = True
 
 
 class WebhookSecret(View):
@@ -339,9 +295,3 @@ def webhook_view(hook: WebhookRecord) -> WebhookView:
     waits = hook.state is WebhookState.WAITING and hook.body is not None
     told = {"id": hook.job_id, "created_at": hook.created_s, "next_at": int(hook.next_s) if waits else None}
     return WebhookView.model_validate(vars(hook) | told)
-
-
-def webhook_list(hooks: Sequence[WebhookRecord], limit: int, after: str | None) -> WebhookList:
-    """A page of the sorted `hooks`, from the one that follows that of the job `after`; InvalidField without it."""
-    page, has_more = page_of(hooks, lambda hook: hook.job_id, limit, after)
-    return WebhookList(data=[webhook_view(hook) for hook in page], has_more=has_more)

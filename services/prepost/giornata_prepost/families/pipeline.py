@@ -14,13 +14,13 @@ A sampler that draws noise goes on with the same generator: its state after thes
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
+import diffusers
 import numpy as np
 import numpy.typing as npt
 import structlog
@@ -36,10 +36,18 @@ from giornata.latents import normalisation_of
 from giornata.memory_plan import TILE, PrepostPlan
 from giornata.weight_files import pipeline_variant
 from giornata.weight_loading import multiply_scales
-from giornata.wire.errors import RowPoisoned
+from giornata.wire.adapters import ControlInput, control_name
+from giornata.wire.errors import InvalidField, NotSupported, RowPoisoned
 from giornata.wire.jobs import PromptTokens
 from giornata.wire.models import ModelCard
-from giornata_prepost.families.protocol import Condition, SeenPictures, Tensors, no_condition, tokens_of
+from giornata_prepost.families.protocol import (
+    Condition,
+    ControlEncoding,
+    ControlImage,
+    SeenPictures,
+    Tensors,
+    no_condition,
+)
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 
@@ -53,25 +61,35 @@ SAMPLE, MODE = "sample", "argmax"
 """The `sample_mode` by which diffusers' `retrieve_latents` takes latents from a posterior."""
 
 
-class PipelineImages(ABC):
-    """See :class:`giornata_prepost.families.protocol.ImageModel`.
+class ImageModel:
+    """Autoencoder and text encoders of one checkpoint, by diffusers' pipeline. Used from one thread at a time.
 
     A family tells what its prompt becomes, and overrides what its pipeline does otherwise than most: the mask is one
     value a latent pixel, nearest to its centre, and `image_latents` are sampled before the noise.
     """
 
-    kind: ClassVar[Any]
-    """The diffusers pipeline."""
+    kind: ClassVar[str]
+    """Name of the diffusers pipeline."""
     left_out: ClassVar[tuple[str, ...]] = ("transformer",)
     """Components that are not loaded."""
     options: ClassVar[Mapping[str, object]] = {}
     """More arguments of the pipeline's constructor."""
+    prompt_options: ClassVar[Mapping[str, object]] = {}
+    """More arguments of its `encode_prompt`."""
+    picture_mode: ClassVar[str] = SAMPLE
+    """The `sample_mode` by which the pipeline takes a picture's latents."""
     text_varies_with_size: ClassVar[bool] = False
+    """Whether what a prompt becomes depends on the picture's size."""
     text_varies_with_picture: ClassVar[bool] = False
+    """Whether the text encoder sees the edit's pictures: :meth:`encode_text` then needs them."""
     draws_unread: ClassVar[bool] = False
     """Whether the inpainting pipeline samples the masked picture's latents after the noise, and reads them in no step.
 
     The image-to-image pipeline, which an edit of a whole picture equals, has none."""
+    control_inputs: ClassVar[frozenset[ControlInput]] = frozenset()
+    """What ControlNets of the family see; empty where diffusers has none for it."""
+    control_pixels: ClassVar[bool] = False
+    """Whether its usual ControlNets see pixels in 0 to 1, (3, height, width), which are not encoded."""
 
     def __init__(
         self,
@@ -85,7 +103,7 @@ class PipelineImages(ABC):
         if device.type != "cpu":
             log.info("memory_plan", **planned._asdict())
         left_out = self._left_out(folder)
-        pipeline = self.kind.from_pretrained(
+        pipeline = getattr(diffusers, self.kind).from_pretrained(
             folder,
             dtype=dtype,
             variant=pipeline_variant(folder, left_out),
@@ -111,17 +129,20 @@ class PipelineImages(ABC):
 
     @torch.no_grad()
     def encode_text(self, prompt: str, size: Size, seen: SeenPictures = ()) -> Tensors:
-        """As the protocol; what it holds, :meth:`_prompt` of the family tells."""
+        """Conditioning of a job by its prompt, as :meth:`_prompt` tells; `size` is that of the model's picture."""
         return self._text(partial(self._prompt, prompt, size, seen))
 
     @torch.no_grad()
     def encode_unguided(self, negative_prompt: str | None, size: Size, seen: SeenPictures = ()) -> Tensors:
-        """As the protocol."""
+        """Conditioning of the half that classifier-free guidance leads away from: names begin with `negative_`.
+
+        None is what the family's pipeline takes where no negative prompt is given.
+        """
         text = self._text(partial(self._unguided, negative_prompt, size, seen))
         return {f"negative_{name}": tensor for name, tensor in text.items()}
 
     def prompt_tokens(self, prompt: str) -> PromptTokens:
-        """As the protocol."""
+        """Return how many tokens a prompt has, and how many of them are read."""
         names = ("tokenizer_3", "tokenizer_2", "tokenizer", "processor")
         found = next(one for name in names if (one := getattr(self.pipeline, name, None)) is not None)
         given = len(tokens_of(getattr(found, "tokenizer", found), prompt))
@@ -129,12 +150,18 @@ class PipelineImages(ABC):
         return PromptTokens(given=given, read=given if limit is None else min(given, limit))
 
     def text_tokens(self, text: Tensors) -> int:
-        """Length of `prompt_embeds`, and what the network pads it with."""
+        """Text tokens of one row that pass the network's blocks in each step; 0 where they only are attended to.
+
+        By default the length of `prompt_embeds`, and what the network pads it with.
+        """
         tokens = text["prompt_embeds"].shape[0]
         return tokens + self.card.padding_tokens(tokens)
 
     def prefix_tokens(self, text: Tensors, clean: int) -> int:  # noqa: ARG002 - of block-causal families
-        """None."""
+        """Tokens of one sequence that pass the blocks once, before its first step: block-causal text and references.
+
+        `clean` are the tokens of the pictures that there are: references, and the one that is edited.
+        """
         return 0
 
     @torch.no_grad()
@@ -149,13 +176,23 @@ class PipelineImages(ABC):
         strength: float = 1.0,
         first: Condition = no_condition,
     ) -> Iterator[Tensors]:
-        """`noise` and `image_latents` (tokens, token_latents ** 2 * latent_channels), and what the pipeline adds."""
+        """Conditioning of each row of a job, one a seed; the picture is encoded once.
+
+        What `first` makes, which draws before all else, is the row's, too.
+
+        `image` is (height, width, 3) uint8 at the model's size; `mask` is (height, width) uint8, 255 = edit, 0 = keep.
+        Everything is drawn as the pipeline does at this `strength`; with `modes` posteriors' modes, the same for all
+        seeds, are taken instead. Each tensor is (tokens, channels), row-major, channels ordered by latent channel, row
+        and column in the token: `noise` and `image_latents` (tokens, token_latents ** 2 * latent_channels), and what
+        the pipeline adds. Where the row's sampler `draws` noise, so is `generator`: the state of the row's CPU
+        generator after all of the pipeline's draws, (bytes,) uint8.
+        """
         height, width = mask.shape
         picture = self.pipeline.image_processor.preprocess(Image.fromarray(image), height=height, width=width)
         holes = self.pipeline.mask_processor.preprocess(Image.fromarray(mask), height=height, width=width)
         picture = picture.to(torch.float32)
         posterior = self._posterior(picture)
-        how = self._picture_mode(strength, whole=bool((holes == 1).all()))
+        how = self._mode(strength, whole=bool((holes == 1).all()))
         condition = self._condition(picture, holes, modes=modes)
         for seed in seeds:
             generator = torch.Generator("cpu").manual_seed(seed)
@@ -171,8 +208,71 @@ class PipelineImages(ABC):
             yield {name: tensor.cpu().contiguous() for name, tensor in row.items()}
 
     @torch.no_grad()
+    def noise_rows(
+        self, size: Size, seeds: Sequence[int], *, draws: bool = False, first: Condition = no_condition
+    ) -> Iterator[Tensors]:
+        """Return where each row of a generation begins, one a seed: `noise`, (tokens, channels), row-major.
+
+        It is what the family's text-to-image pipeline draws for the seed, before the scheduler scales it. `draws` and
+        `first` are as of :meth:`encode_rows`; the sides of `size` are multiples of a token's.
+        """
+        factor = self.card.vae_scale_factor
+        shape = (1, self.card.latent_channels, size.height // factor, size.width // factor)
+        latents = torch.empty(shape, device="meta")  # a shape is all that noise follows
+        for seed in seeds:
+            generator = torch.Generator("cpu").manual_seed(seed)
+            row = first(generator) | {"noise": self._pack(self._noise(latents, generator))}
+            if draws:
+                row["generator"] = generator.get_state()
+            yield {name: tensor.cpu().contiguous() for name, tensor in row.items()}
+
+    @torch.no_grad()
+    def encode_reference(self, image: Pixels) -> torch.Tensor:
+        """The clean latents of a reference, the mode of its posterior: (rows, columns, channels) of tokens.
+
+        `image` is (height, width, 3) uint8, its sides multiples of a token's.
+        """
+        height, width, _ = image.shape
+        processor, multiple = self.pipeline.image_processor, self.card.pixel_multiple
+        picture = processor.preprocess(Image.fromarray(image), height=height, width=width).to(torch.float32)
+        nothing = torch.Generator("cpu")  # a mode draws nothing
+        latents = self._pack(self._latents(self._posterior(picture), nothing, MODE))
+        return latents.view(height // multiple, width // multiple, -1).cpu().contiguous()
+
+    @torch.no_grad()
+    def encode_controls(
+        self, images: Sequence[ControlImage], mask: npt.NDArray[np.uint8] | None
+    ) -> ControlEncoding:
+        """Return what ControlNets see, prepared like the pipelines of diffusers do.
+
+        Its condition comes `first` in :meth:`encode_rows`: it samples the images' posteriors in their order. `mask` is
+        as there, None of a generation.
+
+        Raises:
+            NotSupported: the family has no ControlNets.
+            InvalidField: a ControlNet sees something that the family, or a generation, does not have.
+        """
+        if not self.control_inputs:
+            family = self.card.family
+            raise NotSupported("The model takes no ControlNets.", field="controlnets", received=family)
+        samples = {control_name(index): self._control(image, mask) for index, image in enumerate(images)}
+
+        def condition(generator: torch.Generator) -> Tensors:
+            own = self._control_generator(generator)
+            return {name: sample(own) for name, sample in samples.items()}
+
+        pixels = all(self._sees_pixels(image.sees) for image in images)
+        return ControlEncoding(condition, shared=pixels)
+
+    @torch.no_grad()
     def decode(self, latents: torch.Tensor, size: Size) -> Pixels:
-        """`latents` is (tokens, token_latents ** 2 * latent_channels)."""
+        """The picture of one row's final latents, as the pipeline decodes and rounds it: (height, width, 3) uint8.
+
+        `latents` are (tokens, token_latents ** 2 * latent_channels), as `image_latents`; `size` is the picture's.
+
+        Raises:
+            RowPoisoned: latents or picture are not finite.
+        """
         side, multiple = self.card.token_latents, self.card.pixel_multiple
         grid = (size.height // multiple, size.width // multiple)
         tokens = latents.to(self.device, self.dtype)
@@ -183,7 +283,7 @@ class PipelineImages(ABC):
         return np.asarray(self.pipeline.image_processor.postprocess(picture, output_type="pil")[0])
 
     def text_encoder(self, name: str) -> nn.Module | None:
-        """As :class:`giornata_prepost.families.protocol.AdaptedModel`."""
+        """A text encoder by its name in the checkpoint; None where there is none."""
         found: nn.Module | None = self.pipeline.components.get(name)
         return found
 
@@ -244,17 +344,28 @@ class PipelineImages(ABC):
         """Components that the family loads by itself."""
         return {}
 
-    @abstractmethod
-    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:
+    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - some families read them
         """What the text encoders make of a prompt: `prompt_embeds` (text_tokens, dim), and what the family adds."""
+        embeds, *_ = self._encoded_prompt(prompt)
+        return {"prompt_embeds": embeds[0]}
+
+    def _encoded_prompt(self, prompt: str) -> tuple[Any, ...]:
+        """What the pipeline's `encode_prompt` returns of a prompt of at most the model's tokens."""
+        encoded: tuple[Any, ...] = self.pipeline.encode_prompt(
+            prompt,
+            device=self.text_device,
+            max_sequence_length=self.card.max_text_tokens,
+            **self.prompt_options,
+        )
+        return encoded
 
     def _unguided(self, negative_prompt: str | None, size: Size, seen: SeenPictures) -> Tensors:
         """As :meth:`_prompt`, of the half that guidance leads away from; None is what the pipeline takes unasked."""
         return self._prompt(negative_prompt or "", size, seen)
 
-    def _picture_mode(self, strength: float, *, whole: bool) -> str:  # noqa: ARG002 - some families read them
-        """The `sample_mode` by which the pipeline takes the picture's latents; `whole`: all of it is repainted."""
-        return SAMPLE
+    def _mode(self, strength: float, *, whole: bool) -> str:  # noqa: ARG002 - some families read them
+        """The `sample_mode` by which an edit takes the picture's latents; `whole`: all of it is repainted."""
+        return self.picture_mode
 
     def _with_modes(self, drawn: torch.Tensor, posterior: Any, *, modes: bool) -> torch.Tensor:
         """(tokens, channels) of a posterior: `drawn` as the pipeline does, or with `modes` its mode."""
@@ -299,38 +410,63 @@ class PipelineImages(ABC):
         """(1, channels, h, w) → (tokens, channels * token_latents ** 2): rows of tokens, channels of (c, y, x)."""
         return pixel_unshuffle(latents, self.card.token_latents)[0].flatten(1).T
 
+    def _control(
+        self, image: ControlImage, mask: npt.NDArray[np.uint8] | None
+    ) -> Callable[[torch.Generator], torch.Tensor]:
+        """What one ControlNet sees, for one row: latents, (tokens, channels), packed as the picture's, or pixels."""
+        if image.sees not in self.control_inputs:
+            raise InvalidField(
+                f"No ControlNet of {self.card.family} sees its control image so.",
+                field="controlnets",
+                received=image.sees,
+                accepted=", ".join(sorted(self.control_inputs)),
+            )
+        height, width, _ = image.pixels.shape
+        processor = VaeImageProcessor(
+            vae_scale_factor=self.card.vae_scale_factor,
+            do_normalize=not (self.control_pixels and image.sees is ControlInput.USUAL),
+        )
+        picture = processor.preprocess(Image.fromarray(image.pixels), height=height, width=width)
+        if self._sees_pixels(image.sees):
+            pixels = picture[0].to(self.device, self.dtype)
+            return lambda _generator: pixels
+        if image.sees is ControlInput.MASKED:
+            return self._masked(picture, mask)
+        posterior = self._posterior(picture)
+        if image.sees is ControlInput.UNSHIFTED:
+            return lambda generator: self._pack(self._unshifted(posterior, generator))
+        return lambda generator: self._pack(self._latents(posterior, generator, SAMPLE))
 
-class ReferringImages(PipelineImages):
-    """Pictures for a family whose networks look at references, too: these are encoded as their posterior's mode."""
+    def _sees_pixels(self, sees: ControlInput) -> bool:
+        return sees is ControlInput.PIXELS or (self.control_pixels and sees is ControlInput.USUAL)
 
-    @torch.no_grad()
-    def encode_reference(self, image: Pixels) -> torch.Tensor:
-        """See :class:`giornata_prepost.families.protocol.ReferringModel`: the same for all rows of a job."""
-        height, width, _ = image.shape
-        processor, multiple = self.pipeline.image_processor, self.card.pixel_multiple
-        picture = processor.preprocess(Image.fromarray(image), height=height, width=width).to(torch.float32)
-        nothing = torch.Generator("cpu")  # a mode draws nothing
-        latents = self._pack(self._latents(self._posterior(picture), nothing, MODE))
-        return latents.view(height // multiple, width // multiple, -1).cpu().contiguous()
+    def _control_generator(self, generator: torch.Generator) -> torch.Generator:
+        """Draws the posterior samples of a row's control images; `generator` is the row's, before its first draw."""
+        return generator
 
+    def _unshifted(self, posterior: object, generator: torch.Generator) -> torch.Tensor:
+        """Latents from which the autoencoder's shift is not subtracted, (1, channels, h, w)."""
+        sample: torch.Tensor = retrieve_latents(posterior, generator=generator, sample_mode=SAMPLE)
+        scale: float = self.pipeline.vae.config.scaling_factor
+        return (sample * scale).to(self.dtype)
 
-class GeneratingImages(PipelineImages):
-    """Pictures for a family whose pipelines make them from text alone, too."""
-
-    @torch.no_grad()
-    def noise_rows(
-        self, size: Size, seeds: Sequence[int], *, draws: bool = False, first: Condition = no_condition
-    ) -> Iterator[Tensors]:
-        """See :class:`giornata_prepost.families.protocol.GeneratingModel`: noise is all that is drawn."""
-        factor = self.card.vae_scale_factor
-        shape = (1, self.card.latent_channels, size.height // factor, size.width // factor)
-        latents = torch.empty(shape, device="meta")  # a shape is all that noise follows
-        for seed in seeds:
-            generator = torch.Generator("cpu").manual_seed(seed)
-            row = first(generator) | {"noise": self._pack(self._noise(latents, generator))}
-            if draws:
-                row["generator"] = generator.get_state()
-            yield {name: tensor.cpu().contiguous() for name, tensor in row.items()}
+    def _masked(
+        self, picture: torch.Tensor, mask: npt.NDArray[np.uint8] | None
+    ) -> Callable[[torch.Generator], torch.Tensor]:
+        """Latents of the picture, black where it is edited, and a channel that is 1 where it is kept."""
+        if mask is None:
+            raise InvalidField(
+                "The ControlNet completes a picture that is edited, and a generation has none.",
+                field="controlnets",
+                received="a generation",
+                accepted="an edit",
+            )
+        holes = self.pipeline.mask_processor.preprocess(Image.fromarray(mask))
+        posterior = self._posterior(picture.masked_fill(holes > 0.5, -1))
+        kept = 1 - self._mask(holes)
+        return lambda generator: self._pack(
+            torch.cat([self._latents(posterior, generator, SAMPLE), kept], dim=1)
+        )
 
 
 @contextmanager
@@ -346,3 +482,9 @@ def in_tiles(autoencoder: Any) -> Iterator[None]:
         yield
     finally:
         autoencoder.disable_tiling()
+
+
+def tokens_of(tokenizer: Any, prompt: str) -> list[int]:
+    """The ids of a prompt's own tokens, however many there are."""
+    found: list[int] = tokenizer(prompt, add_special_tokens=False, truncation=False).input_ids
+    return found

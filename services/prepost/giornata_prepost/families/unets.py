@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from diffusers import StableDiffusionInpaintPipeline, StableDiffusionXLInpaintPipeline
 
-from giornata_prepost.families.controls import ControlledImages
-from giornata_prepost.families.pipeline import MODE, SAMPLE, GeneratingImages
-from giornata_prepost.families.protocol import Condition, SeenPictures, Tensors, tokens_of
+from giornata.wire.adapters import ControlInput
+from giornata_prepost.families.pipeline import MODE, SAMPLE, ImageModel, tokens_of
+from giornata_prepost.families.protocol import Condition, SeenPictures, Tensors
 from giornata_prepost.images.geometry import Size
 
 
-class TiledImages(ControlledImages):
+class TiledImages(ImageModel):
     """Pictures for a UNet: text is attended to, and passes no block. ControlNets see pixels."""
 
+    control_inputs = frozenset({ControlInput.USUAL})
     control_pixels = True
 
     def chunks(self, prompt: str) -> list[torch.Tensor] | None:
@@ -46,12 +46,12 @@ class TiledImages(ControlledImages):
             for one, each in zip(tokenizers, ids, strict=True)
         ]
 
-    def text_tokens(self, text: Tensors) -> int:  # noqa: ARG002 - protocol
+    def text_tokens(self, text: Tensors) -> int:  # noqa: ARG002 - one signature
         """None."""
         return 0
 
 
-class BlendedUNet(TiledImages, GeneratingImages):
+class BlendedUNet(TiledImages):
     """A UNet of 4 channels, whose inpainting pipeline blends; it generates, too.
 
     Adds `mask` (tokens, token_latents ** 2 * latent_channels).
@@ -68,7 +68,7 @@ class MaskedUNet(TiledImages):
     templates alone, are the mode.
     """
 
-    def _picture_mode(self, strength: float, *, whole: bool) -> str:  # noqa: ARG002 - protocol
+    def _mode(self, strength: float, *, whole: bool) -> str:  # noqa: ARG002 - one signature
         return MODE if strength == 1.0 else SAMPLE
 
     def _condition(self, picture: torch.Tensor, holes: torch.Tensor, *, modes: bool) -> Condition:
@@ -91,11 +91,11 @@ def _framed(tokenizer: Any, ids: list[int]) -> list[int]:
 class _StableDiffusion(TiledImages):
     """The safety checker is not loaded."""
 
-    kind = StableDiffusionInpaintPipeline
+    kind = "StableDiffusionInpaintPipeline"
     left_out = ("unet", "safety_checker", "feature_extractor", "image_encoder")
     options: ClassVar = {"requires_safety_checker": False}
 
-    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - protocol
+    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - one signature
         """`prompt_embeds` (text_tokens, dim), chunk after chunk."""
         if (chunks := self.chunks(prompt)) is not None:
             return {"prompt_embeds": self.pipeline.text_encoder(chunks[0])[0].flatten(0, 1)}
@@ -116,7 +116,7 @@ class SDInpaintImages(_StableDiffusion, MaskedUNet):
 class _StableDiffusionXL(TiledImages):
     """There is no watermark."""
 
-    kind = StableDiffusionXLInpaintPipeline
+    kind = "StableDiffusionXLInpaintPipeline"
     left_out = ("unet", "feature_extractor", "image_encoder")
     options: ClassVar = {"add_watermarker": False}
     text_varies_with_size = True
@@ -127,7 +127,7 @@ class _StableDiffusionXL(TiledImages):
         if self.dtype != torch.float32 and self.pipeline.vae.config.force_upcast:
             self.pipeline.vae.to(torch.float32)
 
-    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - protocol
+    def _prompt(self, prompt: str, size: Size, seen: SeenPictures) -> Tensors:  # noqa: ARG002 - one signature
         """`prompt_embeds` (text_tokens, dim), `pooled_prompt_embeds` (pooled_dim,) and `add_time_ids` (6,).
 
         The latter are original height and width, crop, and target height and width: those of the model's picture. Of a

@@ -21,7 +21,7 @@ from giornata.wire.errors import InvalidField, SizeMismatch
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import REFERENCE, named_references
 from giornata_prepost.images.geometry import Box, Size, model_size, of_area, same_aspect
-from giornata_prepost.images.paste import resize
+from giornata_prepost.images.masks import resize
 from giornata_prepost.images.pictures import Pixels, decode, flatten
 
 # References of a request: decoded, and sized as the model's pipeline in diffusers sizes them.
@@ -30,24 +30,9 @@ from giornata_prepost.images.pictures import Pixels, decode, flatten
 MAX_PIXELS: Final = 1024**2
 """Pixels of a reference that enters an autoencoder; larger pictures are scaled down."""
 KONTEXT_SIDES: Final = (
-    672,
-    688,
-    720,
-    752,
-    800,
-    832,
-    880,
-    944,
-    1024,
-    1104,
-    1184,
-    1248,
-    1328,
-    1392,
-    1456,
-    1504,
-    1568,
-)
+    672, 688, 720, 752, 800, 832, 880, 944, 1024, 1104,
+    1184, 1248, 1328, 1392, 1456, 1504, 1568,
+)  # fmt: skip
 """Widths of the sizes on which Flux Kontext was trained, in ascending order; the heights are the same, descending."""
 
 
@@ -63,8 +48,8 @@ class PreparedReferences(NamedTuple):
 
     grids: tuple[tuple[int, int], ...]
     """Height and width of each in tokens."""
-    packed: bytes | None
-    """safetensors, see :attr:`giornata.wire.jobs.Inspection.references`; None without any."""
+    packed: bytes
+    """safetensors, see :attr:`giornata.wire.jobs.Inspection.references`."""
     pictures: tuple[Pixels, ...]
 
 
@@ -87,7 +72,7 @@ def prepare(
         (side.height // card.pixel_multiple, side.width // card.pixel_multiple)
         for side in map(Size.of, pictures)
     )
-    return PreparedReferences(grids, save(named_references(pictures)) if pictures else None, pictures)
+    return PreparedReferences(grids, save(named_references(pictures)), pictures)
 
 
 def cropped(picture: Size, most_pixels: int, multiple: int) -> ReferenceCrop:
@@ -210,8 +195,8 @@ class ModelCrop:
 
 def control_images(
     files: Sequence[bytes], uses: Sequence[ControlUse], view: ModelCrop, max_pixels: int
-) -> bytes | None:
-    """The control images of a job, see :attr:`giornata.wire.jobs.Inspection.controls`; None without any.
+) -> bytes:
+    """The control images of a job, see :attr:`giornata.wire.jobs.Inspection.controls`.
 
     `files` are the job's control images as they were sent. Each is decoded once, and annotated once.
 
@@ -243,8 +228,7 @@ def control_images(
             )
         return shown if annotator is None else ANNOTATORS[annotator](shown)
 
-    named = {control_name(i): made(use.image, use.annotator) for i, use in enumerate(uses)}
-    return save(named) if named else None
+    return save({control_name(i): made(use.image, use.annotator) for i, use in enumerate(uses)})
 
 
 def crop_control(pixels: Pixels, view: ModelCrop, index: int) -> Pixels:

@@ -17,8 +17,7 @@ from PIL import Image
 
 from giornata.wire.errors import NothingFound
 from giornata_prepost.images.geometry import Box, Size, of_area
-from giornata_prepost.images.masks import Region, bounds, nearest
-from giornata_prepost.images.paste import resize
+from giornata_prepost.images.masks import Region, bounds, nearest, resize
 from giornata_prepost.images.pictures import PNG_LEVEL, Pixels, decode, flatten
 
 Heat = npt.NDArray[np.float32]

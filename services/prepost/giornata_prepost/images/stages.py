@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,8 @@ from giornata.wire.errors import InvalidField
 from giornata.wire.jobs import Inspection
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, MaskMode
-from giornata.wire.values import CellMap
 from giornata_prepost.images import masks
-from giornata_prepost.images.conditions import ModelCrop, PreparedReferences, control_images, prepare
+from giornata_prepost.images.conditions import ModelCrop, control_images, prepare
 from giornata_prepost.images.geometry import (
     Box,
     Size,
@@ -30,11 +29,8 @@ from giornata_prepost.images.geometry import (
     model_size,
     output_size,
 )
-from giornata_prepost.images.masks import Alpha
-from giornata_prepost.images.paste import paste, resize
+from giornata_prepost.images.masks import Alpha, paste, resize
 from giornata_prepost.images.pictures import DecodedPicture, Pixels, decode, encode_as_asked, flatten
-
-# The two stages of image work: inspection, before any model runs, and finishing, after the last one.
 
 
 @dataclass(frozen=True)
@@ -47,83 +43,21 @@ class PixelLimits:
     """Limit of the picture that the model computes."""
 
 
-@dataclass(frozen=True)
-class EditSizes:
-    """The sizes of the pictures of one edit, as :class:`giornata.wire.jobs.Inspection` explains."""
+class InspectedEdit(NamedTuple):
+    """The measures of an edit, and the blobs to be stored under the names of the inspection's fields."""
 
-    width: int
-    height: int
-    has_alpha: bool
-    model_width: int
-    model_height: int
-    output_width: int
-    output_height: int
-    tokens: int
-    companion_tokens: int
-    reference_grids: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def of(  # noqa: PLR0917 - the sizes follow from all of it
-        cls,
-        original: DecodedPicture,
-        model: Size,
-        beside: PreparedReferences,
-        parameters: EditParameters,
-        card: ModelCard,
-        limits: PixelLimits,
-    ) -> Self:
-        """The sizes of an edit of `original` that is computed at the size `model`.
-
-        Raises as :func:`output_size`, and InvalidField where an opaque picture is to have a transparent background.
-        """
-        height, width, channels = original.pixels.shape
-        if parameters.background == "transparent" and channels != 4:
-            raise InvalidField(
-                "An edit keeps the transparency of its image, and this image has none.",
-                field="background",
-                received=parameters.background,
-                accepted="auto or opaque, or an image with an alpha channel",
-            )
-        output = output_size(Size(width, height), parameters.output_size, limits.max_pixels)
-        tokens = model.pixels // card.pixel_multiple**2
-        return cls(
-            width=width,
-            height=height,
-            has_alpha=channels == 4 and parameters.background != "opaque",
-            model_width=model.width,
-            model_height=model.height,
-            output_width=output.width,
-            output_height=output.height,
-            tokens=tokens,
-            companion_tokens=card.companion_tokens(
-                tokens, [rows * columns for rows, columns in beside.grids]
-            ),
-            reference_grids=beside.grids,
-        )
-
-
-@dataclass(frozen=True)
-class InspectedEdit(EditSizes):
-    """Measures of one edit, and the blobs to be stored."""
-
-    compute_tokens: int
-    mask_ratio: float
-    compute_set: dict[int, CellMap] | None
-    pixel_ratio: float
-    """Share of the original's pixels with an effective alpha above 0."""
-    template_key: str
-    mask_key: str
-    mask_whole: bool
-    crop: Box | None
+    measures: Inspection
+    """Without claim checks."""
     prepared: bytes
     alpha: bytes
-    """The effective alpha, by :func:`giornata_prepost.images.masks.pack_alpha`."""
+    """The effective alpha, by :func:`giornata_prepost.images.masks.pack_alpha`; of regions, safetensors of each."""
     references: bytes | None
-    """See :attr:`giornata.wire.jobs.Inspection.references`."""
     controls: bytes | None = None
-    """See :attr:`giornata.wire.jobs.Inspection.controls`."""
-    crops: tuple[Box, ...] = ()
-    """See :attr:`giornata.wire.jobs.Inspection.crops`."""
+
+    @property
+    def blobs(self) -> dict[str, bytes]:
+        """Those that there are, by name."""
+        return {name: data for name, data in self._asdict().items() if isinstance(data, bytes)}
 
 
 class ControlFiles(NamedTuple):
@@ -154,9 +88,7 @@ def inspect(  # noqa: PLR0917 - the pool passes by position
             :func:`~giornata_prepost.images.conditions.control_images` name.
     """
     original, alpha = read_edit(image, mask, parameters, limits)
-    beside = prepare(references, card, limits.max_pixels, limits.budget_pixels)
-    found, view = _measured(original, alpha, parameters, card, limits, beside)
-    return replace(found, controls=control_images(*controls, view, limits.max_pixels))
+    return _inspected(original, alpha, parameters, card, limits, references, controls)
 
 
 def inspect_template(
@@ -169,8 +101,7 @@ def inspect_template(
     """
     original = decode(image, limits.max_pixels)
     nothing = np.zeros(original.pixels.shape[:2], np.float32)
-    found, _ = _measured(original, nothing, parameters, card, limits, PreparedReferences((), None, ()))
-    return found
+    return _inspected(original, nothing, parameters, card, limits)
 
 
 def finish(  # noqa: PLR0917 - the pool passes by position
@@ -179,7 +110,7 @@ def finish(  # noqa: PLR0917 - the pool passes by position
     parameters: EditParameters,
     limits: PixelLimits,
     painted: Pixels,
-    crop: Box | None = None,
+    crop: tuple[int, int, int, int] | None = None,
 ) -> bytes:
     """The finished file: `painted`, the decoded picture at the model's size, pasted into the original file.
 
@@ -187,7 +118,7 @@ def finish(  # noqa: PLR0917 - the pool passes by position
     """
     original = decode(image, limits.max_pixels)
     size = output_size(Size.of(original.pixels), parameters.output_size, limits.max_pixels)
-    pixels = paste(original.pixels, masks.unpack_alpha(alpha), painted, size, crop)
+    pixels = paste(original.pixels, masks.unpack_alpha(alpha), painted, size, crop and Box(*crop))
     return encode_as_asked(DecodedPicture(pixels, original.icc_profile), parameters)
 
 
@@ -215,38 +146,113 @@ def visible_part(
     return crop, crop_size(crop.size, card.native_size, budget_pixels, card.pixel_multiple)
 
 
-def _measured(  # noqa: PLR0917 - one of two callers has no mask
+def _inspected(  # noqa: PLR0917 - one of two callers has no mask
     original: DecodedPicture,
     alpha: Alpha,
     parameters: EditParameters,
     card: ModelCard,
     limits: PixelLimits,
-    beside: PreparedReferences,
-) -> tuple[InspectedEdit, ModelCrop]:
-    """Measures of an edit, or of a template, whose alpha is 0 everywhere; and what the model sees of it."""
+    references: Sequence[bytes] = (),
+    controls: ControlFiles = NO_CONTROLS,
+) -> InspectedEdit:
+    """The inspection of an edit, or of a template, whose alpha is 0 everywhere."""
     size = Size.of(original.pixels)
+    beside = prepare(references, card, limits.max_pixels, limits.budget_pixels)
     crop, model = visible_part(alpha, parameters.padding_mask_crop, card, limits.budget_pixels)
-    window = (crop or Box(0, 0, *size)).window
-    seen = resize(flatten(original.pixels[window]), model)
-    edited = masks.model_mask(alpha[window], model, card.mask_grain)
-    sizes = EditSizes.of(original, model, beside, parameters, card, limits)
-    compute_tokens = int(np.count_nonzero(masks.pool_cells(edited, card.pixel_multiple)))
+    seen, edited = _model_pixels(original, alpha, crop or Box(0, 0, *size), model, card)
     computed = masks.compute_set(edited, parameters.halo, card.pixel_multiple)
-    found = InspectedEdit(
-        **vars(sizes),
-        compute_tokens=compute_tokens,
-        mask_ratio=compute_tokens / sizes.tokens,
+    measures = _edit_measures(
+        original,
+        model,
+        parameters,
+        card,
+        limits,
+        beside.grids,
+        compute_tokens=_touched_tokens(edited, card),
         compute_set=None if computed is None else {1: computed},
-        pixel_ratio=float(np.count_nonzero(alpha) / alpha.size),
         template_key=_template_key(seen, card, beside.pictures),
         mask_key=_mask_key(edited),
         mask_whole=bool(edited.all()),
         crop=crop,
-        prepared=save({"image": np.ascontiguousarray(seen), "mask": edited.astype(np.uint8) * np.uint8(255)}),
-        alpha=masks.pack_alpha(alpha),
-        references=beside.packed,
     )
-    return found, ModelCrop(size, crop, model, seen)
+    view = ModelCrop(size, crop, model, seen)
+    return InspectedEdit(
+        measures,
+        prepared=save({"image": seen, "mask": edited.astype(np.uint8) * np.uint8(255)}),
+        alpha=masks.pack_alpha(alpha),
+        references=beside.packed if references else None,
+        controls=control_images(*controls, view, limits.max_pixels) if controls.uses else None,
+    )
+
+
+def _model_pixels(
+    original: DecodedPicture, alpha: Alpha, crop: Box, model: Size, card: ModelCard
+) -> tuple[Pixels, masks.Region]:
+    """The part `crop` of a picture, and the mask, as the model sees them."""
+    seen = np.ascontiguousarray(resize(flatten(original.pixels[crop.window]), model))
+    return seen, masks.model_mask(alpha[crop.window], model, card.mask_grain)
+
+
+def _touched_tokens(edited: masks.Region, card: ModelCard) -> int:
+    return int(np.count_nonzero(masks.pool_cells(edited, card.pixel_multiple)))
+
+
+def _edit_measures(  # noqa: PLR0917 - the sizes follow from all of it
+    original: DecodedPicture,
+    model: Size,
+    parameters: EditParameters,
+    card: ModelCard,
+    limits: PixelLimits,
+    grids: tuple[tuple[int, int], ...],
+    **found: Any,
+) -> Inspection:
+    """The measures of an edit of `original` that is computed at the size `model`.
+
+    Raises as :func:`output_size`, and InvalidField where an opaque picture is to have a transparent background.
+    """
+    size, has_alpha = Size.of(original.pixels), original.pixels.shape[2] == 4
+    if parameters.background == "transparent" and not has_alpha:
+        raise InvalidField(
+            "An edit keeps the transparency of its image, and this image has none.",
+            field="background",
+            received=parameters.background,
+            accepted="auto or opaque, or an image with an alpha channel",
+        )
+    output = output_size(size, parameters.output_size, limits.max_pixels)
+    has_alpha = has_alpha and parameters.background != "opaque"
+    return _measures(size, model, output, card, grids, has_alpha=has_alpha, **found)
+
+
+def _measures(
+    picture: Size,
+    model: Size,
+    output: Size,
+    card: ModelCard,
+    grids: tuple[tuple[int, int], ...],
+    *,
+    compute_tokens: int | None = None,
+    generated: bool = False,
+    **found: Any,
+) -> Inspection:
+    """An inspection; `compute_tokens` are all by default. `grids` are those of the request's references in tokens."""
+    tokens, crops = model.pixels // card.pixel_multiple**2, len(found.get("crops", ())) or 1
+    computed = tokens if compute_tokens is None else compute_tokens
+    return Inspection(
+        width=picture.width,
+        height=picture.height,
+        model_width=model.width,
+        model_height=model.height,
+        output_width=output.width,
+        output_height=output.height,
+        tokens=tokens,
+        companion_tokens=card.companion_tokens(
+            tokens, [rows * columns for rows, columns in grids], generated=generated
+        ),
+        reference_grids=grids,
+        compute_tokens=computed,
+        mask_ratio=computed / (tokens * crops),
+        **found,
+    )
 
 
 def _mask_key(edited: masks.Region) -> str:
@@ -268,8 +274,7 @@ def _template_key(pixels: Pixels, card: ModelCard, references: Sequence[Pixels])
     return key.hexdigest()
 
 
-# The two stages of image work of an edit whose regions are painted one by one, each in a crop, and pasted
-# together.
+# Edits whose regions are painted one by one, each in a crop, and pasted together.
 
 
 def inspect_regions(  # noqa: PLR0917 - the pool passes by position
@@ -288,42 +293,40 @@ def inspect_regions(  # noqa: PLR0917 - the pool passes by position
         BadRequest: as :func:`giornata_prepost.images.stages.inspect`.
     """
     original = decode(image, limits.max_pixels)
-    size = Size.of(original.pixels)
     beside = prepare(references, card, limits.max_pixels, limits.budget_pixels)
     packed: list[bytes] = []
     marked: list[Box] = []
-    pixels = 0
     for region in regions:
         marks = decode(region, limits.max_pixels, "mask").pixels
         edited = masks.edited_region(original.pixels, marks, MaskMode.WHITE)
         alpha = masks.effective_alpha(edited, parameters.grow_mask, parameters.mask_blur)
         marked.append(masks.bounds(alpha > 0, parameters.padding_mask_crop or 0))
         packed.append(masks.pack_alpha(alpha))
-        pixels += int(np.count_nonzero(alpha))
-    crops, model = crops_alike(marked, size, card.native_size, limits.budget_pixels, card.pixel_multiple)
+    crops, model = crops_alike(
+        marked, Size.of(original.pixels), card.native_size, limits.budget_pixels, card.pixel_multiple
+    )
     prepared: dict[str, npt.NDArray[np.uint8]] = {}
     touched = 0  # tokens
     for index, (crop, alpha) in enumerate(zip(crops, _unpacked(packed), strict=True)):
-        seen = resize(flatten(original.pixels[crop.window]), model)
-        mask = masks.model_mask(alpha[crop.window], model, card.mask_grain)
-        touched += int(np.count_nonzero(masks.pool_cells(mask, card.pixel_multiple)))
-        prepared[f"image_{index}"] = np.ascontiguousarray(seen)
-        prepared[f"mask_{index}"] = mask.astype(np.uint8) * np.uint8(255)
-    sizes = EditSizes.of(original, model, beside, parameters, card, limits)
-    return InspectedEdit(
-        **vars(sizes),
+        seen, mask = _model_pixels(original, alpha, crop, model, card)
+        touched += _touched_tokens(mask, card)
+        prepared |= {f"image_{index}": seen, f"mask_{index}": mask.astype(np.uint8) * np.uint8(255)}
+    measures = _edit_measures(
+        original,
+        model,
+        parameters,
+        card,
+        limits,
+        beside.grids,
         compute_tokens=touched,
-        mask_ratio=touched / (sizes.tokens * len(crops)),
-        compute_set=None,
-        pixel_ratio=pixels / size.pixels,
         template_key="",
-        mask_key="",
-        mask_whole=False,
-        crop=None,
         crops=crops,
+    )
+    return InspectedEdit(
+        measures,
         prepared=save(prepared),
         alpha=save({str(index): np.frombuffer(data, np.uint8) for index, data in enumerate(packed)}),
-        references=beside.packed,
+        references=beside.packed if references else None,
     )
 
 
@@ -333,7 +336,7 @@ def finish_regions(  # noqa: PLR0917 - the pool passes by position
     parameters: EditParameters,
     limits: PixelLimits,
     painted: Sequence[Pixels],
-    crops: Sequence[Box],
+    crops: Sequence[tuple[int, int, int, int]],
 ) -> bytes:
     """The finished file: each decoded region pasted into its crop of the original, in their order.
 
@@ -345,15 +348,12 @@ def finish_regions(  # noqa: PLR0917 - the pool passes by position
     pixels = original.pixels
     each = _unpacked([packed[str(index)].tobytes() for index in range(len(crops))])
     for alpha, region, crop in zip(each, painted, crops, strict=True):
-        pixels = paste(pixels, alpha, region, crop=crop)
+        pixels = paste(pixels, alpha, region, crop=Box(*crop))
     return encode_as_asked(DecodedPicture(resize(pixels, size), original.icc_profile), parameters)
 
 
 def _unpacked(packed: Sequence[bytes]) -> Iterator[masks.Alpha]:
     return (masks.unpack_alpha(data) for data in packed)
-
-
-# The two stages of image work of a generation, which has no picture: its measures, and its file.
 
 
 def measure_generation(
@@ -369,26 +369,6 @@ def measure_generation(
     """
     budget_pixels = min(limits.budget_pixels, limits.max_pixels)
     size = generated_size(parameters.output_size, card.native_size, budget_pixels, card.pixel_multiple)
-    tokens = size.pixels // card.pixel_multiple**2
-    return Inspection(
-        width=size.width,
-        height=size.height,
-        has_alpha=False,
-        model_width=size.width,
-        model_height=size.height,
-        output_width=size.width,
-        output_height=size.height,
-        tokens=tokens,
-        companion_tokens=card.companion_tokens(
-            tokens, [height * width for height, width in reference_grids], generated=True
-        ),
-        reference_grids=reference_grids,
-        compute_tokens=tokens,
-        mask_ratio=1.0,
-        template_key="",
+    return _measures(
+        size, size, size, card, reference_grids, has_alpha=False, template_key="", generated=True
     )
-
-
-def finish_generation(parameters: EditParameters, painted: Pixels) -> bytes:
-    """The finished file of `painted`, (height, width, 3) uint8."""
-    return encode_as_asked(DecodedPicture(painted, icc_profile=None), parameters)

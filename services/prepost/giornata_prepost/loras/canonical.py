@@ -1,4 +1,4 @@
-"""Canonical files of LoRAs, and the text parts among them."""
+"""Canonical files of LoRAs, the text parts among them, and prepost's exchange of both with the LoRA store."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakValueDictionary
 
 import structlog
@@ -20,12 +21,20 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from giornata.bus.bus import Bus
-from giornata.lora_transfer import fetch
-from giornata.residency.folder_tier import FolderTier
+from giornata.checkpoints import checkpoint_folder
+from giornata.lora_files import fetch, open_upload
+from giornata.residency.tiers import FolderTier
+from giornata.scratch import scratch_folder
 from giornata.wire.adapters import LoraUse
-from giornata.wire.errors import LoraMismatch, LoraUnreadable
-from giornata.wire.loras import StoredFile
-from giornata_prepost.families.protocol import AdaptedModel, ImageModel
+from giornata.wire.errors import LoraMismatch, LoraUnreadable, MalformedMessage
+from giornata.wire.loras import PIECE_BYTES, CanonicalLora, LoraRecord, NormaliseLora, StoredFile
+from giornata.wire.models import ModelCard
+from giornata_prepost.config import PrepostConfig
+from giornata_prepost.worker_pools import LoraPool
+
+if TYPE_CHECKING:
+    from giornata_prepost.families.pipeline import ImageModel
+    from giornata_prepost.loras.normalisation import CanonicalLoraSummary
 
 # Canonical files: safetensors whose tensors lie in the order of the network's blocks.
 #
@@ -139,7 +148,7 @@ def act_text_loras(model: ImageModel, loras: Sequence[TextLora]) -> Iterator[Non
     with ExitStack() as stack:
         for lora in loras:
             for name, modules in lora.encoders.items():
-                encoder = model.text_encoder(name) if isinstance(model, AdaptedModel) else None
+                encoder = model.text_encoder(name)
                 for path, factors in modules.items():
                     module = _linear(encoder, name, path, factors)
                     down, up = (factor.to(module.weight) for factor in factors)
@@ -231,3 +240,58 @@ class TextLoraCache:
                         accepted=f"{use.text_modules} modules of text encoders, as its record says",
                     )
         log.info("lora_text_fetched", lora=use.lora_id, size_bytes=self._parts.size_of(use.sha256))
+
+
+# Prepost's answer to `adapter`: the source comes from the LoRA store, the canonical file goes there.
+
+
+def normalise_in_pool(
+    source: Path, target: Path, folder: Path, told: Mapping[str, str]
+) -> CanonicalLoraSummary:
+    """As :func:`giornata_prepost.loras.normalisation.normalise`."""
+    from giornata_prepost.loras.normalisation import normalise  # noqa: PLC0415 - imports torch and diffusers
+
+    return normalise(source, target, folder, told)
+
+
+@dataclass(frozen=True)
+class LoraNormaliser:
+    """LoRAs for the checkpoint of a configuration, one at a time."""
+
+    bus: Bus
+    pool: LoraPool
+    card: ModelCard
+    config: PrepostConfig
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def answer(self, request: NormaliseLora) -> CanonicalLora:
+        """Make the canonical file of a LoRA; raises why there is none."""
+        lora = request.lora
+        if lora.source is None or lora.model != self.card.name:
+            raise MalformedMessage(received=lora.model, accepted=f"a whole LoRA for {self.card.name}")
+        async with self._turn:
+            with scratch_folder() as folder:
+                return await self._made(lora, lora.source, folder)
+
+    async def _made(self, lora: LoraRecord, source: StoredFile, folder: Path) -> CanonicalLora:
+        read, written = folder / "source", folder / "canonical"
+        await fetch(self.bus, source, read, self.config.lora_file_bytes)
+        checkpoint = await asyncio.to_thread(checkpoint_folder, self.config.model)
+        told = {"model": self.card.name, "model_digest": self.card.digest, "source_sha256": source.sha256}
+        made, compute_ms = await self.pool.timed(
+            normalise_in_pool, read, written, checkpoint, told, limit_s=self.config.lora_timeout_s
+        )
+        async with open_upload(self.bus) as upload:
+            with written.open("rb") as file:
+                while data := await asyncio.to_thread(file.read, PIECE_BYTES):
+                    await upload.write(data)
+            kept = await upload.keep()
+        log.info("lora_normalised", lora=lora.lora_id, modules=made.modules, compute_ms=round(compute_ms))
+        return CanonicalLora(
+            file=kept,
+            model_digest=self.card.digest,
+            rank=made.rank,
+            modules=made.modules,
+            text_modules=made.text_modules,
+            weights=made.weights,
+        )

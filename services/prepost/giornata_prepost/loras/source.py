@@ -7,17 +7,19 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias
 
 import torch
 from diffusers.loaders.single_file_utils import convert_sd3_transformer_checkpoint_to_diffusers
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StringConstraints, ValidationError
 from torch import Tensor
 
-from giornata.lora_names import ALPHA, read_factor_name
+from giornata.lora_files import ALPHA, read_factor_name
 from giornata.wire.errors import LoraMismatch, LoraNotSupported
 from giornata_prepost.loras.canonical import DOWN, UP
-from giornata_prepost.loras.checkpoint_modules import CheckpointModules
+
+if TYPE_CHECKING:
+    from giornata_prepost.loras.normalisation import CheckpointModules
 
 # PEFT's configuration in a LoRA's metadata: typed, and without its regular expressions.
 
@@ -149,14 +151,8 @@ def _traced(values: Iterable[Any]) -> Iterable[ProvenanceTensor]:
 BASE_NAMES: Final = ("modelspec.architecture", "ss_base_model_version", "base_model")
 """Where trainers write for which model they trained."""
 _FAILURES: Final = (
-    ValueError,
-    KeyError,
-    IndexError,
-    AssertionError,
-    NotImplementedError,
-    RuntimeError,
-    AttributeError,
-)
+    ValueError, KeyError, IndexError, AssertionError, NotImplementedError, RuntimeError, AttributeError,
+)  # fmt: skip
 """What diffusers' converters raise where a file is not as they expect."""
 _WHOLE: Final = re.compile(r"(?P<block>.+attention[._])(?P<projection>qkv|out)")
 """A projection under the name of the original Z-Image, whose parts diffusers names one by one."""
@@ -176,7 +172,7 @@ class LoraFactors(NamedTuple):
 
 Named: TypeAlias = Mapping[str, ProvenanceTensor]
 """Factors by a name of theirs."""
-Reading: TypeAlias = Callable[[Named, CheckpointModules], Mapping[str, Tensor]]
+Reading: TypeAlias = Callable[[Named, "CheckpointModules"], Mapping[str, Tensor]]
 """Renames factors, and splits those of modules that are one in the file and several in diffusers."""
 Placed: TypeAlias = dict[tuple[str, str], dict[bool, ProvenanceTensor]]
 """Factors by part and module; the first one's key is true."""

@@ -13,8 +13,6 @@ from giornata.wire import codec
 from giornata.wire.controlnets import FromDenoiser, FromInstance, LinkMessage
 from giornata.wire.errors import SchemaMismatch
 
-# What a denoiser hears instead of a sample.
-
 
 class LinkLost(ConnectionError):
     """The data path to the instance is closed or broken: the rows have to be opened elsewhere."""
@@ -32,9 +30,6 @@ class ControlFailed(Exception):
         self.code = code
         """Stable."""
         self.message = message
-
-
-# Messages of the data path as bytes.
 
 
 MAX_OPENING_BYTES: Final = 8 << 10

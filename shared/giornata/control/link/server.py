@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 import structlog
 import torch
@@ -38,27 +38,16 @@ from giornata.wire.controlnets import (
     StepCancelled,
 )
 
-# A step as an instance sees it, from when it is asked for until its last sample has been told.
-
-
 CODE_CHARS, MESSAGE_CHARS = 64, 2000
+OPENING_S: Final = 5
+"""How long a connection may take to say who it is."""
+MAX_STEPS: Final = 1024
+"""Steps of one denoiser under way."""
+MAX_LINKS: Final = 256
+"""Connections at a time; more are closed at once."""
+BACKLOG: Final = 64
 
-
-class DenoiserPeer(Protocol):
-    """The denoiser, as a step writes to it."""
-
-    @property
-    def lost(self) -> bool:
-        """Return whether it is gone."""
-
-    def give(self, ask: ResidualsRequest, index: int, sample: Tensor) -> None:
-        """Write a sample to its place, and tell."""
-
-    def give_up(self, ask: ResidualsRequest, code: str, message: str) -> None:
-        """Tell that the step will not be computed."""
-
-    def forget(self, number: int) -> None:
-        """The step has ended here."""
+log = structlog.get_logger(__name__)
 
 
 class ControlStepRequest:
@@ -67,7 +56,7 @@ class ControlStepRequest:
     What is told after the denoiser has gone, or has let go of the step, is dropped.
     """
 
-    def __init__(self, ask: ResidualsRequest, token: str, latents: Tensor, peer: DenoiserPeer) -> None:
+    def __init__(self, ask: ResidualsRequest, token: str, latents: Tensor, peer: ControlLinkHandler) -> None:
         self.token = token
         """Which the denoiser opened its data path with; a secret."""
         self.row = ask.row
@@ -95,11 +84,7 @@ class ControlStepRequest:
         return not self._left or self._peer.lost
 
     def answer(self, index: int, sample: Tensor) -> None:
-        """Copy sample `index` to its place and tell the denoiser.
-
-        Args:
-            index: of the sample; each is answered once, in any order.
-            sample: (tokens, channels) as `shapes` tells; of any dtype, and on any device.
+        """Copy sample `index`, (tokens, channels) of any dtype and on any device, to its place and tell the denoiser.
 
         Raises:
             ValueError: another shape, or a sample that was answered, or not asked for.
@@ -117,12 +102,7 @@ class ControlStepRequest:
                 self._peer.forget(self._ask.number)
 
     def fail(self, code: str, message: str) -> None:
-        """Tell the denoiser that the samples which have not been answered will not come.
-
-        Args:
-            code: stable.
-            message: what was received, and what is accepted.
-        """
+        """Tell the denoiser by a stable code, and why, that what has not been answered will not come."""
         with self._writing:
             if not self.gone:
                 self._left.clear()
@@ -135,55 +115,28 @@ class ControlStepRequest:
             self._left.clear()
 
 
-# The instance's end of one connection.
-
-
-OPENING_S: Final = 5
-"""How long a connection may take to say who it is."""
-MAX_STEPS: Final = 1024
-"""Steps of one denoiser under way."""
-
-log = structlog.get_logger(__name__)
-
-
 class ControlLinkHandler:
     """Serves one denoiser: reads what it asks for in :meth:`run`, in a thread of its own.
 
-    Args:
-        connection: with the denoiser, from now on this object's.
-        name: of the connection, for logs.
-        paths: which of them may be used over it.
-        admits: whether a token is known.
-        asked: takes a step; it only puts it into a queue.
-        device: where this instance computes.
-        counted: is told the token, and 1, when the denoiser is admitted; and -1 when it has gone after that.
+    It owns the connection that a listener has taken, over which only `paths` may be used; `name` is for logs.
     """
 
     def __init__(
-        self,
-        connection: FramedConnection,
-        name: str,
-        paths: frozenset[DataPath],
-        admits: Callable[[str], bool],
-        asked: Callable[[ControlStepRequest], None],
-        *,
-        device: torch.device,
-        counted: Callable[[str, int], None] = lambda _, __: None,
+        self, listener: Listener, connection: FramedConnection, name: str, paths: frozenset[DataPath]
     ) -> None:
-        self._connection, self._name, self._paths = connection, name, paths
-        self._admits, self._asked, self._device, self._counted = admits, asked, device, counted
+        self._listener, self._connection, self._name, self._paths = listener, connection, name, paths
         self._slab: Tensor | None = None
         self._steps: dict[int, ControlStepRequest] = {}
         self._lock = threading.Lock()
         self.lost = False
-        """See :class:`giornata.control.link.server.DenoiserPeer`."""
+        """Whether the denoiser is gone."""
 
     def run(self) -> None:
         """Read until the denoiser goes, says what it must not, or :meth:`interrupt` is called."""
         opening = None
         try:
             opening = self._open()
-            self._counted(opening.token, 1)
+            self._listener.count(opening.token, 1)
             while True:
                 self._take(read_from_denoiser(self._connection.receive()), opening)
         except PeerEnded as ended:
@@ -197,7 +150,7 @@ class ControlLinkHandler:
         finally:
             self._leave()
             if opening is not None:
-                self._counted(opening.token, -1)
+                self._listener.count(opening.token, -1)
 
     def interrupt(self) -> None:
         """Wake the thread, which then ends. The denoiser hears of it when nothing is written to its memory any more."""
@@ -205,7 +158,7 @@ class ControlLinkHandler:
         self._connection.stop_reading()
 
     def give(self, ask: ResidualsRequest, index: int, sample: Tensor) -> None:
-        """See :class:`giornata.control.link.server.DenoiserPeer`."""
+        """Write a sample to its place, and tell the denoiser."""
         shape, dtype = (ask.tokens[index + 1], ask.channels[index + 1]), slabs.DTYPES[ask.dtype]
         told = ResidualReady(number=ask.number, index=index)
         if self._slab is None:
@@ -217,11 +170,11 @@ class ControlLinkHandler:
         self._send(told)
 
     def give_up(self, ask: ResidualsRequest, code: str, message: str) -> None:
-        """See :class:`giornata.control.link.server.DenoiserPeer`."""
+        """Tell the denoiser that a step will not be computed."""
         self._send(ControlNetStepFailed(number=ask.number, code=code, message=message))
 
     def forget(self, number: int) -> None:
-        """See :class:`giornata.control.link.server.DenoiserPeer`."""
+        """The step has ended here."""
         with self._lock:
             self._steps.pop(number, None)
 
@@ -232,11 +185,11 @@ class ControlLinkHandler:
             opening = read_from_denoiser(data)
             if not isinstance(opening, OpenLink):
                 raise MalformedFrame(f"the first message is of kind {opening.kind!r}; accepted: 'open'")
-            if not self._admits(opening.token):
+            if not self._listener.admits(opening.token):
                 raise MalformedFrame("the token is not one that opens this data path")
             if opening.path not in self._paths:
                 raise MalformedFrame(f"path {opening.path}; accepted here: {', '.join(sorted(self._paths))}")
-            self._slab = slabs.open_slab(opening, descriptor, self._device)
+            self._slab = slabs.open_slab(opening, descriptor, self._listener.device)
         finally:
             if descriptor is not None:
                 os.close(descriptor)
@@ -266,7 +219,7 @@ class ControlLinkHandler:
             if ask.number in self._steps or len(self._steps) >= MAX_STEPS:
                 raise MalformedFrame(f"step {ask.number} comes twice, or {MAX_STEPS} are under way")
             self._steps[ask.number] = step
-        self._asked(step)
+        self._listener.asked(step)
 
     def _latents(self, ask: ResidualsRequest) -> Tensor:
         """(tokens, channels); of a slab on the device a copy, so that nothing here keeps the denoiser's memory."""
@@ -309,14 +262,6 @@ def _wait_for(*devices: torch.device) -> None:
             torch.cuda.current_stream(device).synchronize()
 
 
-# The instance's end of the data path: who connects, and what is asked.
-
-
-MAX_LINKS: Final = 256
-"""Connections at a time; more are closed at once."""
-BACKLOG: Final = 64
-
-
 def is_known_token(token: str, tokens: Iterable[str]) -> bool:
     """Return whether `token` is one of `tokens`, in a time that does not tell which, or how much of it is right."""
     found = False
@@ -329,7 +274,7 @@ class Listener:
     """Takes connections of denoisers from entering to leaving the context, each in a thread of its own.
 
     Args:
-        admits: whether a token opens a data path; compares as :func:`among` does. Asked in any thread.
+        admits: whether a token opens a data path; compares as :func:`is_known_token` does. Asked in any thread.
         asked: takes each step in the thread that reads the connection, and only puts it into a queue.
         unix: path of the Unix socket; a file that is there is replaced. The folder should be this user's alone.
         tcp: host and port to listen at; port 0 is any that is free.
@@ -347,7 +292,7 @@ class Listener:
         device: torch.device,
         left: Callable[[str], object] = lambda _: None,
     ) -> None:
-        self._admits, self._asked, self._device, self._left = admits, asked, device, left
+        self.admits, self.asked, self.device, self._left = admits, asked, device, left
         self._connected: Counter[str] = Counter()
         """Connections by token."""
         self._counting = threading.Lock()
@@ -397,7 +342,7 @@ class Listener:
         stack.callback(path.unlink, missing_ok=True)
         path.chmod(0o600)
         listening.listen(BACKLOG)
-        paths = {DataPath.UNIX} | ({DataPath.CUDA} if self._device.type == "cuda" else set())
+        paths = {DataPath.UNIX} | ({DataPath.CUDA} if self.device.type == "cuda" else set())
         self._addresses |= dict.fromkeys(paths, str(path))
         self._watch(listening, paths)
 
@@ -434,20 +379,12 @@ class Listener:
             return
         connected.settimeout(None)
         name = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unix"
-        serving = ControlLinkHandler(
-            FramedConnection(connected, MAX_MESSAGE_BYTES),
-            name,
-            paths,
-            self._admits,
-            self._asked,
-            device=self._device,
-            counted=self._count,
-        )
+        serving = ControlLinkHandler(self, FramedConnection(connected, MAX_MESSAGE_BYTES), name, paths)
         thread = threading.Thread(target=serving.run, name=f"control-link {name}")
         thread.start()
         self._serving.append((thread, serving))
 
-    def _count(self, token: str, change: int) -> None:
+    def count(self, token: str, change: int) -> None:
         """A connection with this token was opened, or has ended."""
         with self._counting:
             self._connected[token] += change

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,11 +11,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from giornata import anonymous_memory
+from giornata import frames
 from giornata.frames import MalformedFrame
 from giornata.wire.controlnets import ALIGNMENT_BYTES, DataPath, DeviceMemory, Dtype, OpenLink
-
-# Which bytes of a slab are taken. Values in, values out: the memory itself is the caller's.
 
 
 def align_up(size_bytes: int) -> int:
@@ -24,19 +21,13 @@ def align_up(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-class RingAllocator:
-    """Places of any length in `size_bytes` bytes, taken one behind the other and given back in any order.
-
-    A search begins behind the last place and goes around once. It also finds what lies between places that are still
-    taken, so a place that is kept for long holds up nobody.
-    """
+class SlabAllocator:
+    """Places of any length in `size_bytes` bytes, each in the first gap that has room, given back in any order."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self._taken: list[tuple[int, int]] = []
         """(start, end) of each place, in order."""
-        self._next = 0
-        """Where the last place ends."""
 
     def take(self, size_bytes: int) -> int | None:
         """The offset of a new place, a multiple of the alignment; None where there is no room.
@@ -47,13 +38,13 @@ class RingAllocator:
         if size_bytes < 1:
             raise ValueError(f"a place has at least one byte, not {size_bytes}")
         length = align_up(size_bytes)
-        fitting = [start for start, end in self._gaps() if start + length <= end]
-        if not fitting:
-            return None
-        start = min(fitting, key=lambda each: (each < self._next, each))
-        insort(self._taken, (start, start + length))
-        self._next = start + length
-        return start
+        begins = [0, *(end for _, end in self._taken)]
+        ends = [*(start for start, _ in self._taken), self.size_bytes]
+        for index, (start, end) in enumerate(zip(begins, ends, strict=True)):
+            if start + length <= end:
+                self._taken.insert(index, (start, start + length))
+                return start
+        return None
 
     def give_back(self, offset: int) -> None:
         """The place at `offset` may be taken again.
@@ -67,18 +58,7 @@ class RingAllocator:
                 return
         raise ValueError(f"no place begins at byte {offset}")
 
-    def _gaps(self) -> Iterator[tuple[int, int]]:
-        """(start, end) of what is free; a gap around the next place's start also from there."""
-        begins = [0, *(end for _, end in self._taken)]
-        ends = [*(start for start, _ in self._taken), self.size_bytes]
-        for start, end in zip(begins, ends, strict=True):
-            yield start, end
-            if start < self._next < end:
-                yield self._next, end
 
-
-# Memory that one process owns and another may write to.
-#
 # A slab is one tensor of bytes. The denoiser's end makes it, and describes it in its first message; the
 # instance's end opens it. Its memory goes with the last view of it, in each process.
 
@@ -119,10 +99,7 @@ class SharedSlab:
 def make_slab(path: DataPath, size_bytes: int, device: torch.device) -> SharedSlab:
     """A slab of `size_bytes`, all of it touched.
 
-    Args:
-        path: how the instance writes to it.
-        size_bytes: of it.
-        device: where the denoiser computes: device memory lies there, and memory for TCP is pinned where it is a GPU.
+    Device memory lies on `device`, where the denoiser computes, and memory for TCP is pinned where that is a GPU.
 
     Raises:
         OSError: there is not so much memory.
@@ -134,13 +111,10 @@ def make_slab(path: DataPath, size_bytes: int, device: torch.device) -> SharedSl
 def open_slab(opening: OpenLink, descriptor: int | None, device: torch.device) -> Tensor | None:
     """The memory that a denoiser describes, (bytes,) uint8; None where it stays its own, for TCP.
 
-    Args:
-        opening: its first message.
-        descriptor: of the file that came along; the caller closes it.
-        device: of the instance.
+    The caller closes the `descriptor` of the file that came along with its first message.
 
     Raises:
-        Malformed: it is not what the path takes, or cannot be opened.
+        MalformedFrame: it is not what the path takes, or cannot be opened.
     """
     shared = opening.memory
     if (descriptor is not None) != (opening.path is DataPath.UNIX):
@@ -169,7 +143,7 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 
 def _shared_memory(size_bytes: int, _device: torch.device) -> SharedSlab:
-    descriptor = anonymous_memory.allocated("giornata-control", size_bytes)
+    descriptor = frames.allocate_memory("giornata-control", size_bytes)
     try:
         return SharedSlab(_map(descriptor, size_bytes).zero_(), descriptor)
     except BaseException:
@@ -178,9 +152,9 @@ def _shared_memory(size_bytes: int, _device: torch.device) -> SharedSlab:
 
 
 def _mapped(descriptor: int, size_bytes: int) -> Tensor:
-    """Raises Malformed where the file could shrink, which would end a process that writes to it, or is too short."""
+    """MalformedFrame where the file could shrink, which would end a process that writes to it, or is too short."""
     try:
-        sealed, found = anonymous_memory.sealed(descriptor), os.fstat(descriptor).st_size
+        sealed, found = frames.is_sealed(descriptor), os.fstat(descriptor).st_size
         if not sealed or found != size_bytes:
             raise MalformedFrame(
                 f"a slab of {size_bytes} bytes in {'a' if sealed else 'an unsealed'} file of {found}"
@@ -191,7 +165,7 @@ def _mapped(descriptor: int, size_bytes: int) -> Tensor:
 
 
 def _map(descriptor: int, size_bytes: int) -> Tensor:
-    return torch.frombuffer(anonymous_memory.mapped(descriptor, size_bytes), dtype=torch.uint8)
+    return torch.frombuffer(frames.map_memory(descriptor, size_bytes), dtype=torch.uint8)
 
 
 def _own_memory(size_bytes: int, device: torch.device) -> SharedSlab:

@@ -14,9 +14,6 @@ from typing import Final
 from giornata.scheduling.degrees.pool import Devices, PoolRow, Times
 from giornata.wire.jobs import Priority
 
-# The degrees worth planning with: those that a mixture of least device-time takes. Pure.
-
-
 EPS = 1e-9
 _SHAPES = 4096
 """Frontiers that are remembered."""
@@ -98,8 +95,6 @@ def _above(
     return rise * (left[0] - right[0]) >= (right[1] - left[1]) * run
 
 
-# Free devices over time, and the least of their time that makes a row's steps by its deadline. Pure.
-#
 # Steps are fluid here: one may be cut, and a degree change at any moment. What that loses is won back where
 # steps begin, by waiting for wider devices and by widening.
 
@@ -245,8 +240,6 @@ def _cut(spans: FreeDeviceSpans, start_s: float, due_s: float, needed_s: float, 
     return due_s
 
 
-# Which rows are promised their deadlines, and the device-time that each gets for it. Pure.
-#
 # Rows come by deadline, each with the least device-time that meets it, as the earliest deadline first.
 # Where batch takes an interactive row's place, all interactive rows come first.
 
@@ -335,10 +328,6 @@ def _in_order(wishes: Iterable[PackingRequest], spans: FreeDeviceSpans) -> dict[
     return plans
 
 
-# A row as a decision sees it: its degrees in this pool, what a move costs it, and whether it can be in
-# time. Pure.
-
-
 @dataclass(frozen=True, slots=True)
 class RowDegreeTimes:
     """Times of a row's steps by the degrees that this pool has now."""
@@ -350,8 +339,6 @@ class RowDegreeTimes:
     """Whether a move costs anything."""
     extra: float
     """What its first step here, or a move, takes longer, in steps."""
-    fastest: int
-    """The degree of the shortest step."""
 
     def least_s(self, steps: int, kept: int) -> float:
         """Least seconds of so many steps, where degree `kept`, 0 for none, needs no move."""
@@ -375,7 +362,7 @@ def _shape(
     cheapest = ladder.rungs[0]
     extra = (moves[cheapest.degree] - steps[cheapest.degree]) * cheapest.rate
     pays = any(moves[degree] > seconds + EPS for degree, seconds in steps.items())
-    return RowDegreeTimes(steps, moves, ladder, pays, extra, min(steps, key=steps.__getitem__))
+    return RowDegreeTimes(steps, moves, ladder, pays, extra)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ from typing import Final, Protocol
 
 from giornata.wire.jobs import Priority
 
-# A pool's rows and devices as a rule sees them, and what a rule decides: the interface of all rules. Pure.
-#
 # A *degree* is how many devices compute a step of a row together. Times are in seconds, by the clock of
 # `now_s`.
 
@@ -111,8 +109,6 @@ class PoolRule(Protocol):
         """
 
 
-# Which devices of a pool have a process group, and which of these a row's step gets. Pure.
-#
 # Every group takes memory on each of its ranks, so only few subsets have one: on eight devices no rank is
 # in more than six. With these, deadlines are kept as with all 85 subsets of the degrees 1, 2, 3, 4, 6 and
 # 8.

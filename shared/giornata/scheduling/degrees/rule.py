@@ -28,8 +28,6 @@ from giornata.scheduling.degrees.pool import (
     device_subsets,
 )
 
-# When rows that a move costs something have their own devices again, and whether to wait for that. Pure.
-
 
 @dataclass(frozen=True, slots=True)
 class _DeviceReservation:
@@ -85,10 +83,6 @@ class DeviceReservations:
         step_s = each.shape.step_s.get(len(devices), each.shape.ladder.fastest_s)
         ends_s = step_ends_s + (each.row.left - begun) * step_s
         self._claims.append(_DeviceReservation(frozenset(devices), each.row.due_s, step_ends_s, ends_s))
-
-
-# Small rows that wait share the steps that begin, where all deadlines still hold and no degree changes.
-# Pure.
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +156,6 @@ def _welcome(step: SharedStep, each: CandidateRow) -> bool:
     if not each.shape.pays or each.row.devices == step.devices:
         return True
     return not each.row.promised and not each.kept
-
-
-# The degrees of the steps that begin now, chosen in turns: for promised rows first, then for others. Pure.
 
 
 SOON_S = 1e-6
@@ -333,7 +324,7 @@ class DegreeChoice:
 # steps. An old one comes before widening.
 #
 # Rows without deadline follow in the line's order, and age likewise; template runs come last. TetriServe
-# (section 4) chooses in rounds instead. Pure.
+# (section 4) chooses in rounds instead.
 
 
 AGES_S: Final = 30.0

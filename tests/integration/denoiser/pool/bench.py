@@ -29,8 +29,7 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.pool.leader import DevicePool
-from giornata_denoiser.pool.ranks import LocalRankProcess, RankTimeouts
-from giornata_denoiser.pool.setup import groups_of, loaded, start_ranks
+from giornata_denoiser.pool.ranks import LocalRankProcess, RankTimeouts, groups_of, loaded, start_ranks
 from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.state import PoolTimes
 from giornata_denoiser.profiling.fitting import profile
@@ -260,10 +259,7 @@ def running(
         Arena(),
         rule=rule or ReplanningRule(devices, together=times.together),
         groups=groups_of(devices),
-        times=times.of,
-        together=times.together,
-        halves=times.halves,
-        observe=times.observe,
+        times=times,
         on_report=report,
         on_crash=told.put,
         low_ranks=low_ranks,

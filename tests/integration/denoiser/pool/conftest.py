@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from giornata_denoiser.pool import setup
+from giornata_denoiser.pool import ranks
 from tests.fakes.forked_rank import ForkedRankProcess
 from tests.integration.denoiser.pool.bench import Model, make_model, open_model
 from tests.shared_files import SharedFolders
@@ -13,7 +13,7 @@ from tests.shared_files import SharedFolders
 @pytest.fixture(autouse=True)
 def _forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """One test starts ranks as production does."""
-    monkeypatch.setattr(setup, "LocalRankProcess", ForkedRankProcess)
+    monkeypatch.setattr(ranks, "LocalRankProcess", ForkedRankProcess)
 
 
 @pytest.fixture(scope="session")

@@ -6,21 +6,19 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from giornata.planning.cost_model import StepParallelism
-from giornata.scheduling.degrees.recording import from_json
 from giornata.wire import subjects
 from giornata.wire.messages import RunAnswer
 from giornata.wire.workers import RankPhase, ServiceName, ServiceState
 from giornata_denoiser.__main__ import serve
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from tests.integration.denoiser.bench import STEPS, WAIT_S, Bench, Worker, taken
+from tests.integration.denoiser.bench import WAIT_S, Bench, Worker, taken
 from tests.integration.denoiser.pool.bench import TOLERANCE, Model
 
 
@@ -62,28 +60,36 @@ async def pooled(bench: Bench, model: Model, **options: Any) -> AsyncIterator[Wo
         task.result()
 
 
-async def test_edits_are_served_as_one_device_serves_them_and_decisions_replay(
-    bench: Bench, model: Model, tmp_path: Path
+async def test_edits_are_served_as_one_device_serves_them_and_a_drained_row_goes_on_elsewhere(
+    bench: Bench, model: Model
 ) -> None:
-    decisions = tmp_path / "decisions.jsonl"
+    steps = 200
     asked: list[dict[str, Any]] = [{"n": 2, "reuse": "off"}, {"painted": [0], "reuse": "off", "seed": 3}]
     latents = []
-    async with pooled(bench, model, trace_folder=decisions.parent, template_policy="inline") as worker:
-        requests = [await bench.job(worker, **each) for each in asked]
+    async with pooled(bench, model, template_policy="inline", drain_s=0) as pool:
+        requests = [await bench.job(pool, **each) for each in asked]
         for request in requests:
-            assert await bench.run(worker, request) is RunAnswer.ACCEPTED
+            assert await bench.run(pool, request) is RunAnswer.ACCEPTED
         events = [await bench.report() for _ in requests]
         assert {event.job_id for event in events} == {request.job.job_id for request in requests}
         assert not any(event.handed_back for event in events)
         latents += [await bench.latents(request) for request in requests]
-        assert await bench.edited(worker, reuse="strict") == 1, (
+        assert await bench.edited(pool, reuse="strict") == 1, (
             "from a template, which one device records first"
         )
-    recordings = [from_json(line) for line in decisions.read_bytes().splitlines()]
-    assert sum(len(recording.decision.begins) for recording in recordings) >= STEPS
-    assert {len(begin.devices) for each in recordings for begin in each.decision.begins} == {1, 2}
-    for recording in recordings:
-        assert recording.replayed() == recording.decision
+        told = [bench.states.get_nowait() for _ in range(bench.states.qsize())]
+        assert {each.degree for state in told if state.worker for each in state.worker.samples} == {1, 2}
+        drained = await bench.job(pool, steps=steps)
+        await bench.run(pool, drained)
+        while (step := await bench.step()).job_id != drained.job.job_id:
+            pass
+        assert step.step == 1
+        pool.stop.set()
+        assert (await bench.report()).handed_back
+    record = await bench.records.get(drained.job.job_id)
+    (row,) = record.rows
+    assert row.resume is not None
+    assert 1 <= row.resume.step < steps
     async with bench.worker() as one:
         for each, found in zip(asked, latents, strict=True):
             request = await bench.job(one, **each)
@@ -91,29 +97,12 @@ async def test_edits_are_served_as_one_device_serves_them_and_decisions_replay(
             await bench.report()
             for latent, wanted in zip(found, await bench.latents(request), strict=True):
                 torch.testing.assert_close(latent, wanted, atol=TOLERANCE, rtol=0)
-
-
-async def test_a_drained_pools_row_goes_on_elsewhere_as_if_nothing_had_happened(
-    bench: Bench, model: Model
-) -> None:
-    steps = 200
-    async with pooled(bench, model, drain_s=0) as first:
-        request = await bench.job(first, steps=steps)
-        await bench.run(first, request)
-        assert (await bench.step()).step == 1
-        first.stop.set()
-        assert (await bench.report()).handed_back
-    record = await bench.records.get(request.job.job_id)
-    (row,) = record.rows
-    assert row.resume is not None
-    assert 1 <= row.resume.step < steps
-    async with bench.worker() as second:
-        await bench.records.change(record.job.job_id, lambda r: taken(r, 2, second.instance))
-        await bench.run(second, request.model_copy(update={"attempt": 2, "rows": record.pending_rows}))
+        await bench.records.change(record.job.job_id, lambda r: taken(r, 2, one.instance))
+        await bench.run(one, drained.model_copy(update={"attempt": 2, "rows": record.pending_rows}))
         assert not (await bench.report()).handed_back
-        (resumed,) = await bench.latents(request)
-        whole = await bench.job(second, steps=steps)
-        await bench.run(second, whole)
+        (resumed,) = await bench.latents(drained)
+        whole = await bench.job(one, steps=steps)
+        await bench.run(one, whole)
         await bench.report()
         (uninterrupted,) = await bench.latents(whole)
     torch.testing.assert_close(resumed, uninterrupted, atol=TOLERANCE, rtol=0)

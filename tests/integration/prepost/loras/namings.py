@@ -323,9 +323,13 @@ that most modules have, which is their own here. Of other files it takes nothing
 """
 
 
+TWINS: Final = ("flux2-klein", "qwen-image-edit-plus")
+"""Families that diffusers reads by the loader of another one, and whose modules have the other's names."""
+
+
 def all_cases() -> Iterator[tuple[str, str]]:
-    """Family and naming of each file."""
-    for family in OWN:
-        yield from ((family, naming) for naming in OWN_NAMINGS)
-    for family in ORIGINAL:
-        yield from ((family, naming) for naming in ORIGINAL_NAMINGS)
+    """Family and naming of each file; of twins, those that diffusers loads."""
+    for namings, families in ((OWN_NAMINGS, OWN), (ORIGINAL_NAMINGS, ORIGINAL)):
+        for family in families:
+            every = ((family, naming) for naming in namings)
+            yield from (case for case in every if family not in TWINS or case in READ_BY_DIFFUSERS)

@@ -15,7 +15,7 @@ from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
 from giornata.config import new_instance
 from giornata.families import Family
-from giornata.lora_transfer import fetch, read_pieces
+from giornata.lora_files import fetch, read_pieces
 from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraNotFound
 from giornata.wire.jobs import BlobRef
@@ -23,7 +23,7 @@ from giornata.wire.loras import LoraRecord, LoraState, StoredFile
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import Tensors
-from giornata_prepost.inspection import model_size
+from giornata_prepost.images.geometry import Size
 from giornata_prepost.loras.canonical import TextFactors, TextLora, act_text_loras, read_text_part
 from tests.integration.lora_bench import open_bench
 from tests.integration.prepost.asking import MASK, SCENE, a_job, encoded, inspected, png, serving
@@ -84,7 +84,7 @@ async def _check_text(bus: Bus, blobs: RedisBlobs, config: PrepostConfig, ready:
 
     plain, under, after = await text(), await text(use), await text()
     assert under[1] == plain[1] == after[1], "the empty text of templates has no LoRA"
-    size = model_size(inspection)
+    size = Size(inspection.model_width, inspection.model_height)
     with act_text_loras(model, [TextLora(0.8, await _part(bus, made.file))]):
         expected = model.encode_text(job.parameters.prompt, size)
     for name, tensor in expected.items():

@@ -7,13 +7,13 @@ import pytest
 from giornata.planning.cost_model import LinearFit
 from giornata.planning.operations import NETWORK
 from giornata_lab.simulation.degrees.step_times import made
-from giornata_lab.simulation.h100 import MACHINES, shipped
+from giornata_lab.simulation.machines import DERIVED, shipped
 
 WHOLE, MASKED = 0.04, 0.105
 """Largest errors, as shares of the formula's times, of steps that compute whole pictures, and of others."""
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", DERIVED)
 def test_the_file_is_what_its_maker_makes(name: str) -> None:
     file, again = shipped(name), made(name)
     assert again.model_copy(update={"compute": file.compute, "degrees": file.degrees}) == file

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.degrees.pool import PoolDecision, PoolRow, StepStart
 from giornata.scheduling.degrees.rule import ReplanningOptions
 from giornata_lab.simulation.degrees.baselines import RoundSwitches, TieBreak
 from giornata_lab.simulation.degrees.rules import (
     POWERS,
     BoundCase,
-    MultiStepRule,
     PoolRuleCase,
     RuleName,
     RuleSetting,
@@ -27,8 +25,6 @@ from giornata_lab.simulation.degrees.workloads import PoolWorkload, SizeMix
 ALL = [
     RuleSetting(),
     RuleSetting(parts=ReplanningOptions(waits=False, widens=False)),
-    RuleSetting(steps_between=4),
-    RuleSetting(every_subset=True),
     RuleSetting(RuleName.EVENTS, POWERS),
     RuleSetting(RuleName.ROUNDS, POWERS),
     RuleSetting(
@@ -79,7 +75,6 @@ def ends_of(rule: RuleSetting, scale: float = 1.0) -> list[float]:
         RuleSetting(parts=ReplanningOptions(ages_s=math.inf)),
         RuleSetting(parts=ReplanningOptions(cap_s=math.inf)),
         RuleSetting(degrees=POWERS),
-        RuleSetting(steps_between=2),
     ],
     ids=str,
 )
@@ -98,15 +93,3 @@ def test_rounds_keep_rows_where_they_are() -> None:
         for placement in (True, False)
     )
     assert kept < moved
-
-
-def test_a_rule_that_decides_less_often_begins_several_steps() -> None:
-    class One:
-        def decide(self, *_: object) -> PoolDecision:
-            return PoolDecision((StepStart((0,), (1,)), StepStart((1,), (0,))), wake_s=3.0)
-
-    times = {1: 1.0}
-    rows = [PoolRow(key, 0.0, 9.0, left, times, times) for key, left in ((0, 2), (1, 30))]
-    decision = MultiStepRule(One(), 5).decide(0.0, rows, frozenset((0, 1)))
-    assert [begin.steps for begin in decision.begins] == [2, 5]
-    assert decision.wake_s == 3.0

@@ -32,9 +32,7 @@ from giornata_denoiser.controls.local import (
 )
 from giornata_denoiser.controls.remote import (
     ControlNetSession,
-    RemoteControlOptions,
     RemoteControls,
-    _RemoteResiduals,
 )
 from giornata_denoiser.controls.sessions import ControlDataPath, DataPathPool
 from giornata_denoiser.engine.batch_tensors import ControlLost, OfSequences
@@ -76,10 +74,10 @@ def later(row: Row) -> Row:
 class Open:
     """Rows that are open at instances, and what their owner is told."""
 
-    def __init__(self, manner: RemoteControlOptions) -> None:
+    def __init__(self, late_s: float = HUNG_S) -> None:
         assert NETWORK is not None
         self.lost: list[tuple[str, type[Exception]]] = []
-        self.remote = RemoteControls(NETWORK, torch.float32, CPU, self._take, manner)
+        self.remote = RemoteControls(NETWORK, torch.float32, CPU, self._take, late_s=late_s)
 
     def _take(self, key: RowKey, reason: Exception) -> None:
         self.lost.append((key.job_id, type(reason)))
@@ -131,7 +129,7 @@ def linked(served: Instance, slab_bytes: int = 1 << 20) -> Iterator[ControlLink]
 @pytest.mark.slow
 def test_all_rows_of_a_link_are_lost_with_it(doomed: Instance) -> None:
     rows = [controlled_row(name) for name in ("one", "two", "three")]
-    made = Open(RemoteControlOptions(late_s=HUNG_S))
+    made = Open()
     with linked(doomed) as link:
         made.put(link, *rows)
         asked = made.ask(*rows[:2])
@@ -145,13 +143,15 @@ def test_all_rows_of_a_link_are_lost_with_it(doomed: Instance) -> None:
 
 def test_a_step_waits_once_for_a_late_instance_whatever_rows_it_has(served: Instance) -> None:
     late, too, here, idle = (controlled_row(name) for name in ("late", "too", "here", "idle"))
-    made = Open(RemoteControlOptions(late_s=SOON_S))
+    made = Open(SOON_S)
     with linked(served) as link:
         made.put(link, late, too, here, idle)
         asked = made.ask(here, late, too)
         answer(served, 1.0)
         assert [served.next_step().row for _ in range(2)] == ["late", "too"]
-        _come(asked[0])
+        coming = made.remote._holding.added(here.key)
+        assert coming is not None
+        coming.asked.sample(0, HUNG_S)
         with pytest.raises(ControlLost) as lost:
             value(asked[1])
         assert lost.value.keys == {late.key, too.key}
@@ -164,7 +164,7 @@ def test_a_step_waits_once_for_a_late_instance_whatever_rows_it_has(served: Inst
 @pytest.mark.slow
 def test_a_row_that_is_open_elsewhere_by_now_is_not_lost_there(served: Instance, doomed: Instance) -> None:
     row = controlled_row("moved")
-    made = Open(RemoteControlOptions(late_s=HUNG_S))
+    made = Open()
     with linked(served) as sound, linked(doomed) as link:
         made.put(link, row)
         (asked,) = made.ask(row)
@@ -182,7 +182,7 @@ def test_a_row_that_is_open_elsewhere_by_now_is_not_lost_there(served: Instance,
 
 def test_a_row_that_is_closed_between_plan_and_step_is_no_failed_row(served: Instance) -> None:
     row, plain = controlled_row("closed"), tiny_flux.row(FAMILY, Spec("plain"))
-    made = Open(RemoteControlOptions(late_s=HUNG_S))
+    made = Open()
     controls = ControlDispatcher(None, made.remote)
     with linked(served) as link:
         made.put(link, row)
@@ -198,7 +198,7 @@ def test_a_row_that_is_closed_between_plan_and_step_is_no_failed_row(served: Ins
 def test_samples_of_a_row_that_has_left_go_with_the_next_step_of_any_row(served: Instance) -> None:
     """Not before: a device may read them while rows are chosen."""
     row, plain = controlled_row("left"), tiny_flux.row(FAMILY, Spec("plain"))
-    made = Open(RemoteControlOptions(late_s=HUNG_S))
+    made = Open()
     controls = ControlDispatcher(None, made.remote)
     with linked(served) as link:
         made.put(link, row)
@@ -210,21 +210,6 @@ def test_samples_of_a_row_that_has_left_go_with_the_next_step_of_any_row(served:
         controls.residuals((plain,), (True,), WAITS)
         with pytest.raises(ValueError, match="released"):
             value((added,))
-
-
-def _come(of: OfSequences) -> None:
-    (awaited,) = of
-    assert isinstance(awaited, _RemoteResiduals)
-    awaited.coming.asked.sample(0, HUNG_S)
-
-
-def _asked(
-    made: Open, served: Instance, rows: tuple[Row, ...], values: tuple[float, ...]
-) -> tuple[OfSequences, ...]:
-    """Ask, and answer."""
-    asked = made.ask(*rows)
-    answer(served, *values)
-    return asked
 
 
 # ControlNets in this process: what they see of a row that has more than a picture, and for how long it
@@ -291,7 +276,7 @@ def test_a_row_that_is_computed_here_until_it_is_open_elsewhere_costs_what_it_co
     loaded: ControlNet, tmp_path: Path
 ) -> None:
     """Else its steps would be predicted, and the network's costs learned, as if its ControlNets took no time."""
-    opened = Open(RemoteControlOptions())
+    opened = Open()
     controls = ControlDispatcher(LocalControls({loaded.card.digest: loaded}, network()), opened.remote)
     row = with_control_costs(masked(loaded), {})
     here = controls.able(row)

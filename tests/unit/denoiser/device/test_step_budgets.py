@@ -25,8 +25,7 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls import local
-from giornata_denoiser.controls.local import control_target
-from giornata_denoiser.controls.residuals import RowResiduals
+from giornata_denoiser.controls.local import AddedResiduals, control_target
 from giornata_denoiser.engine.batch_tensors import NoControls, OfSequences
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader, device_for
@@ -37,7 +36,7 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_always, shifted_by_size
 from giornata_denoiser.families.unet.checkpoints import network_of
 from giornata_denoiser.loras import LoraTiers
-from giornata_denoiser.profiling.adapters import RandomLoras
+from giornata_denoiser.profiling.measuring import RandomLoras
 from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl, RowLora
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.startup import memory_on, practice_row, rehearse
@@ -204,7 +203,7 @@ class Acting(NoControls):
         network = control_target(of.network, checkpoint.card.pixel_multiple)
         channels = () if network is None else network.base.channels
         sums = tuple(torch.zeros(1, 64, each, dtype=of.dtype, device=CUDA) for each in channels)
-        self.added = RowResiduals(tuple(range(len(sums))), sums)
+        self.added = tuple(AddedResiduals(n, tuple(range(len(sums))), sums.__getitem__) for n in range(2))
         self.find(())
         net = RowControl("n", "n", 1.0, 0, 2)
         self.adapters = Adapters((RowLora("a"),), controls=(net,) if channels else ())
@@ -215,7 +214,7 @@ class Acting(NoControls):
     def residuals(
         self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
     ) -> tuple[OfSequences, ...]:
-        return tuple(self.added.of(len(row.prompts)) if row.adapters.controls else () for row in rows)
+        return tuple(self.added[: len(row.prompts)] if row.adapters.controls else () for row in rows)
 
 
 def launched(world: World) -> set[str]:

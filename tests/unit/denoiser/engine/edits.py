@@ -11,8 +11,8 @@ from torch import Tensor
 from giornata.packed.attention import DenseKV
 from giornata.packed.block_inputs import BlockInputs, CachedTokens
 from giornata.packed.compute_set import Region, make_region
+from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import StepWork
-from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT, CacheForm

@@ -14,7 +14,7 @@ import torch
 
 from giornata.packed.compute_set import unite_regions
 from giornata.packed.packing import TraceLane
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.wire.values import BlockMode
 from giornata_denoiser.attempts.inputs import with_reuse
 from giornata_denoiser.choices import EXACT, CacheForm

@@ -15,16 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.packed.packing import TraceLane
-from giornata.planning.batch_plans import (
+from giornata.planning.operations import SequenceShape, StepWork, step_work
+from giornata.planning.plans import (
     BatchPlan,
     BatchPlanner,
     BatchRow,
+    LoadLink,
     evaluate_modes,
+    greedy_modes,
     plan_batch,
     plan_each_alone,
+    uniform_modes,
 )
-from giornata.planning.block_plans import LoadLink, greedy_modes, uniform_modes
-from giornata.planning.operations import SequenceShape, StepWork, step_work
 from giornata.scheduling.cost_models import work_of
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
@@ -113,9 +115,8 @@ def chaotic(seed: int) -> BatchPlanner:
 
     def planner(rows: Sequence[BatchRow], link: LoadLink, base_ms: float) -> BatchPlan:
         plan = plan_batch(rows, link, base_ms)
-        return BatchPlan(
-            tuple(tuple(draw.choice(list(BlockMode)) for _ in chosen) for chosen in plan.modes), plan.timeline
-        )
+        modes = tuple(tuple(draw.choice(list(BlockMode)) for _ in chosen) for chosen in plan.modes)
+        return replace(plan, modes=modes)
 
     return planner
 

@@ -21,8 +21,8 @@ from giornata_denoiser.engine.denoise_step import blend, denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux
-from giornata_lab.bench.compute.masks import grown
 from giornata_lab.bench.compute.tiny_flux import Spec
+from giornata_lab.bench.compute.workload import grown
 
 BLOCKS = 4
 FLOAT32 = 1e-5

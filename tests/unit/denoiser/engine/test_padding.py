@@ -15,7 +15,7 @@ from torch import Tensor
 
 from giornata.packed.attention import DenseKV, grouped
 from giornata.packed.block_inputs import BlockInputs, CachedTokens
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK
 from giornata.wire.values import BlockMode

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.wire.values import BlockMode
 from giornata_denoiser.attempts.inputs import with_reuse
 from giornata_denoiser.choices import EXACT

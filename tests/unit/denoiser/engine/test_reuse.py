@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from giornata.packed.compute_set import make_region, region_of, unite_regions, with_companions
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.wire.jobs import Job
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.values import CellMap

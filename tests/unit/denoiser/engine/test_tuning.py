@@ -13,13 +13,12 @@ import pytest
 import structlog
 import torch
 
-from giornata.device_claims import DeviceLedger
+from giornata.gpus import DeviceLedger
 from giornata.memory_plan import CONTEXT_BYTES, USABLE, ModelMemory, plan_prepost
 from giornata.packed.compute_set import make_region
-from giornata.planning.batch_plans import plan_each_alone
-from giornata.planning.block_plans import uniform_modes
 from giornata.planning.cost_model import CostModel
 from giornata.planning.operations import StepWork
+from giornata.planning.plans import plan_each_alone, uniform_modes
 from giornata.runtime import memory_bytes
 from giornata.scheduling.batch import BatchingMode
 from giornata.wire.values import BlockMode

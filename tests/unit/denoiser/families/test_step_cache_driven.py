@@ -13,9 +13,9 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.step_cache import TaylorRule
 from giornata_lab.bench.compute import tiny_flux
-from giornata_lab.bench.compute.driven_flux import DrivenFlux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes import tiny_driven
+from tests.fakes.driven_flux import DrivenFlux
 from tests.fakes.step_caches import taylor
 from tests.unit.denoiser.engine.edits import engine, finished
 from tests.unit.denoiser.families.test_driven_engine import NAMES, edit, masked

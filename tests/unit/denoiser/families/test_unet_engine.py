@@ -15,8 +15,8 @@ from torch import Tensor
 
 from giornata.packed.attention import DenseKV
 from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import TemplateRunScope
-from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.batch import RowKey
 from giornata.wire.models import BORDER, MOMENTS
 from giornata.wire.values import BlockMode

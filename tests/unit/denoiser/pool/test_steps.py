@@ -12,6 +12,7 @@ import torch
 
 from giornata.frames import LENGTH
 from giornata.scheduling.degrees.pool import Devices, StepStart
+from giornata.scheduling.pool_rows import RowTimes
 from giornata.wire.jobs import Priority
 from giornata_denoiser.engine.model_runner import FiniteCheck, ModelRunner
 from giornata_denoiser.families.protocol import ModelFamily
@@ -24,10 +25,9 @@ from giornata_denoiser.pool.messages import (
     StepOrder,
     unpack,
 )
-from giornata_denoiser.pool.rank import Families, RankLoras, RankSteps
+from giornata_denoiser.pool.rank import GroupFamilies, RankLoras, RankSteps
 from giornata_denoiser.pool.shared_memory import Arena
-from giornata_denoiser.pool.shared_rows import RankKnowledge, SharedRow, SharedRowStore
-from giornata_denoiser.pool.state import PoolState, RowStepStart, RowStepTimes
+from giornata_denoiser.pool.state import PoolState, RankKnowledge, RowStepStart, SharedRow, SharedRowStore
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
@@ -43,7 +43,7 @@ FAMILY = tiny_flux.family()
 class Bench:
     """A rank's steps, and a leader's shelf before it."""
 
-    def __init__(self, families: Families | None = None) -> None:
+    def __init__(self, families: GroupFamilies | None = None) -> None:
         self.computing: list[ModelRunner] = []
         self.steps = RankSteps(0, families or OneDevice(FAMILY), self._made, RankLoras(FAMILY.device))
         self._shelf, self._told = SharedRowStore(Arena()), RankKnowledge()
@@ -131,7 +131,7 @@ Step = tuple[Devices, int, bool]
 
 def entered(row: Row, steps: Sequence[Step]) -> RowStepStart:
     """How a row enters the last of these steps, once the others have ended."""
-    book = PoolState(lambda _: RowStepTimes({}, {}, None))
+    book = PoolState(lambda _: RowTimes({}, {}, None))
     shared, held = SharedRowStore(Arena()).put(row)
     book.add(held, shared, 0.0)
     for devices, epoch, halves in steps:
@@ -143,7 +143,7 @@ def entered(row: Row, steps: Sequence[Step]) -> RowStepStart:
 
 
 def test_a_rule_is_shown_what_a_job_has_been_promised() -> None:
-    book = PoolState(lambda _: RowStepTimes({1: 1.0}, {1: 2.0}, None))
+    book = PoolState(lambda _: RowTimes({1: 1.0}, {1: 2.0}, None))
     row = tiny_flux.row(tiny_flux.family(), Spec(grid=GRID, steps=6))
     row = replace(row, due_s=9.0, priority=Priority.BATCH)
     shared, held = SharedRowStore(Arena()).put(row)

@@ -36,8 +36,8 @@ from giornata_denoiser.families.sampling.schedules import (
 from giornata_denoiser.families.sampling.table import solve_track
 from giornata_denoiser.rows.row import NOISE, SamplerTable
 from giornata_lab.bench.compute import tiny_flux
-from giornata_lab.bench.compute.sampled import Sampled, stepped
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER
+from tests.unit.denoiser.sampling.sampled import Sampled, stepped
 from tests.unit.denoiser.sampling.schedulers import CASES, SD, Case, Reference
 
 # A table samples as the scheduler that it was made of, alone and among others.

@@ -17,7 +17,7 @@ import torch
 from giornata import tensors
 from giornata.blobs import MemoryBlobs
 from giornata.families import Family as FamilyName
-from giornata.planning.step_costs import StepCosts
+from giornata.planning.cost_model import StepCosts
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import GiornataError
 from giornata.wire.jobs import BlobRef, Encoding

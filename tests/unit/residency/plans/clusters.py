@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from giornata.residency.popularity import AdapterUsage
-from giornata.residency.use_based import AdapterTier, ResidencySnapshot, TierKind, Wanted
+from giornata.residency.use_based import AdapterTier, AdapterUsage, ResidencySnapshot, TierKind, Wanted
 
 ADAPTERS = tuple(f"{number:02d}" * 2 for number in range(24))
 

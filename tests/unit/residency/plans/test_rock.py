@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from giornata.residency.popularity import AdapterUsage
-from giornata.residency.use_based import AdapterTier, ResidencySnapshot, TierKind
+from giornata.residency.use_based import AdapterTier, AdapterUsage, ResidencySnapshot, TierKind
 from giornata.scheduling import rock
 from giornata.scheduling.rock import FULL, RockPlan, replica_count
 

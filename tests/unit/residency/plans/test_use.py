@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from giornata.residency.popularity import AdapterUsage, rank_homes
 from giornata.residency.use_based import (
     LEAST_USES,
     STICKY,
     AdapterTier,
+    AdapterUsage,
     ResidencySnapshot,
     TierKind,
+    rank_homes,
     use_plan,
 )
 from tests.unit.residency.plans.clusters import Drawn, drawn

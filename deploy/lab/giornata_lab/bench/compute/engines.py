@@ -5,17 +5,83 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Final
 
-from giornata.planning.batch_plans import BatchPlanner, plan_batch
+from giornata.planning.cost_model import StepCosts
+from giornata.planning.operations import StepWork
+from giornata.planning.plans import BatchPlanner, plan_batch
 from giornata.scheduling.batch import BatchingMode, Capacity, RowKey
+from giornata.wire.requests import EditParameters
+from giornata_denoiser.choices import CacheForm
+from giornata_denoiser.config import DenoiserConfig, TextReusePolicy
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader, device_for
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.engine.step_plan import CostFollower, ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
-from giornata_lab.bench.compute.setting import DEFAULT, BenchSetting
+from giornata_denoiser.templates.identity import LEVELS
+
+FORM: Final = DenoiserConfig.model_fields["template_form"].default
+BITS: Final = DenoiserConfig.template_bits
+CORRECTED: Final = DenoiserConfig.template_correction
+KEEPS_PADDING: Final = DenoiserConfig.model_fields["reuse_text"].default is TextReusePolicy.PADDING
+HALO: Final = EditParameters.model_fields["halo"].default
+
+
+class Teacher(StrEnum):
+    """Whose correction an edit takes."""
+
+    ITSELF = "its own"
+    """It computes its first step in full."""
+    SEED = "another seed"
+    """An earlier edit of the same picture, mask and prompt."""
+    PROMPT = "another prompt"
+    """An earlier edit of the same picture and mask."""
+
+
+@dataclass(frozen=True)
+class BenchSetting:
+    """One way to reuse."""
+
+    form: CacheForm = FORM
+    bits: int = BITS
+    levels: int = LEVELS
+    """Recorded noise levels; 0 for the edit's own."""
+    halo: int = HALO
+    corrected: bool = CORRECTED
+    """Whether what is taken is corrected by a step that is computed in full."""
+    teacher: Teacher = Teacher.ITSELF
+    renewed_every: int = 0
+    """Without a template: steps from one that is computed in full to the next; 0 takes from a template."""
+    keeps_padding: bool = KEEPS_PADDING
+    """Whether most steps take their prompts' padding."""
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {**asdict(self), "form": str(self.form)}
+
+    @property
+    def correction_bits(self) -> int | None:
+        """As an engine takes it."""
+        return self.bits if self.corrected else None
+
+
+DEFAULT: Final = BenchSetting()
+"""How transformers reuse by default."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A cost model that was measured before and learns nothing more."""
+
+    costs: StepCosts
+
+    def observe_step(self, work: StepWork, step_ms: float) -> None:
+        """Nobody learns from it, so that all systems plan with the same costs."""
+
 
 ROWS = 8
 """Most rows of a step."""

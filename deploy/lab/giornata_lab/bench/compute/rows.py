@@ -16,9 +16,8 @@ from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, template_noise
 from giornata_lab.bench.compute import engines
-from giornata_lab.bench.compute.masks import grown
-from giornata_lab.bench.compute.setting import DEFAULT, BenchSetting
-from giornata_lab.bench.compute.workload import WorkloadEdit, square
+from giornata_lab.bench.compute.engines import DEFAULT, BenchSetting
+from giornata_lab.bench.compute.workload import WorkloadEdit, grown, square
 
 
 class Rows:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
 from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
@@ -18,6 +19,13 @@ from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
 from giornata_lab.loadgen import workload
 from giornata_lab.loadgen.workload import Mix, at_percentile, chosen, zipf
+
+
+def grown(touched: Tensor, halo: int) -> Tensor:
+    """(height, width) bool: the tokens `touched`, and all within `halo` tokens of them (Chebyshev distance)."""
+    side = 2 * halo + 1
+    return F.max_pool2d(touched.cpu().to(torch.float32)[None, None], side, stride=1, padding=halo)[0, 0] > 0
+
 
 PERCENTILES: Final = workload.MASK_RATIOS["production"]
 

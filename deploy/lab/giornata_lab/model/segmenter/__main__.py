@@ -11,8 +11,7 @@ from typing import Final
 import click
 import torch
 
-from giornata_lab.model.segmenter import card
-from giornata_lab.model.segmenter.judging import ReferenceSegmenter, judge
+from giornata_lab.model.segmenter.judging import ReferenceSegmenter, judge, read_card
 from giornata_tools.checkout import SEGMENTER
 
 SIDES: Final = (128, 256)
@@ -30,7 +29,7 @@ def main(*, folder: Path, limit: int, threads: int) -> None:
     measured = {side: {"scenes": float(limit), **judge(segmenter, side, limit)} for side in SIDES}
     for side, figures in measured.items():
         click.echo(f"{side} pixels: {figures}")
-    card.read(folder).model_copy(update={"measured": measured}).write(folder)
+    read_card(folder).model_copy(update={"measured": measured}).write(folder)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ python -m giornata_lab.model.train --model yardstick unet   a stage of another m
 python -m giornata_lab.model.train --model sinopia all      the segmenter
 python -m giornata_lab.model.train lora                     the LoRAs, as `--model lora all`
 python -m giornata_lab.model.train control                  the ControlNet, likewise
-
-Stages on latents also run as several processes, see `deploy/lab/giornata_lab/model/train/stage.py`.
 """
 
 from __future__ import annotations
@@ -16,15 +14,76 @@ import math
 import shutil
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import click
 import torch
 
-from giornata_lab.model.train.recipes import ADAPTERS, RECIPES, Recipe
-from giornata_lab.model.train.stage import StagePlan, TrainingStateUnusable, joined
+from giornata_lab.model.adapters import card
+from giornata_lab.model.train import autoencoder, control, decoder, export, lora, painter, segmenter, unet
+from giornata_lab.model.train.run import StagePlan, TrainingStateUnusable
+from giornata_lab.model.yardstick import LATENTS
+from giornata_tools.checkout import ROOT, SEGMENTER, TRAINED
+
+
+@dataclass(frozen=True)
+class RecipeStage:
+    """One stage, and the steps of the shipped weights."""
+
+    run: Callable[[StagePlan], None]
+    steps: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one model is made."""
+
+    stages: Mapping[str, RecipeStage]
+    export: Callable[[Path, Path], None]
+    """Writes what a folder holds as a checkpoint into another."""
+    checkpoint: Path
+    """Where that ships."""
+
+
+RECIPES: Final = {
+    "fresco": Recipe(
+        {
+            "autoencoder": RecipeStage(autoencoder.run, 1600),
+            "painter": RecipeStage(painter.run, 20_000),
+            "guidance": RecipeStage(painter.distil, 500),
+            "decoder": RecipeStage(decoder.run, 400),
+        },
+        export.fresco,
+        TRAINED,
+    ),
+    "yardstick": Recipe(
+        {
+            "autoencoder": RecipeStage(partial(autoencoder.run, space=LATENTS), 1600),
+            "unet": RecipeStage(unet.run, 11_000),
+            "decoder": RecipeStage(decoder.run, 400),
+        },
+        export.yardstick,
+        ROOT / "deploy" / "model" / "yardstick",
+    ),
+    "sinopia": Recipe({segmenter.TITLE: RecipeStage(segmenter.run, 4500)}, export.sinopia, SEGMENTER),
+    "lora": Recipe(
+        {
+            "outlined": RecipeStage(partial(lora.run, "outlined"), 2400),
+            "swapped": RecipeStage(partial(lora.run, "swapped"), 3200),
+        },
+        export.loras,
+        card.FOLDER,
+    ),
+    "control": Recipe({"outline": RecipeStage(control.run, 3000)}, export.controlnets, card.FOLDER),
+}
+"""Models, and adapters of the first one."""
+ADAPTERS: Final = ("lora", "control")
+"""Recipes that are trained on a finished checkpoint."""
+
 
 FOLDER: Final = click.Path(path_type=Path)
 USUAL: Final = "; ".join(
@@ -52,12 +111,6 @@ USUAL: Final = "; ".join(
 @click.option("--seed", type=int, default=0, help="Of weights, scenes and noise.")
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda.")
 @click.option("--threads", type=int, default=torch.get_num_threads(), help="CPU threads.")
-@click.option(
-    "--compile",
-    "compiled",
-    is_flag=True,
-    help="Fuse the network's operations (needs a C++ compiler on a CPU; minutes at first, then faster).",
-)
 @click.option("--checkpoint", type=FOLDER, help="Folder that export writes.  [default: where it ships]")
 def main(
     *,
@@ -71,7 +124,6 @@ def main(
     device: str,
     threads: int,
     checkpoint: Path | None,
-    compiled: bool,
 ) -> None:
     """Train a model that ships, stage by stage; each stage goes on where it was stopped.
 
@@ -86,7 +138,7 @@ def main(
     torch.set_num_threads(threads)
     folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes if minutes else math.inf
-    plan = StagePlan(folder, 0, seed, torch.device(device), start, deadline=deadline, compiled=compiled)
+    plan = StagePlan(folder, 0, seed, torch.device(device), start, deadline=deadline)
     try:
         _train(recipe, stage, plan, steps, checkpoint or recipe.checkpoint)
     except TrainingStateUnusable as error:
@@ -109,18 +161,15 @@ def _refuse(recipe: Recipe, stage: str, *, start: Path | None, minutes: float | 
 
 
 def _train(recipe: Recipe, stage: str, plan: StagePlan, steps: int | None, checkpoint: Path) -> None:
-    """Run what `stage` names, in every process that torchrun started."""
+    """Run what `stage` names."""
     folder, start = plan.folder, plan.start
-    with joined(plan.device) as ranks:
-        if start and ranks.first and not (folder / "vae").exists():
-            shutil.copytree(start / "vae", folder / "vae")
-        ranks.meet()
-        for name, part in recipe.stages.items():
-            if stage in {"all", name}:
-                part.run(replace(plan, steps=steps or part.steps, ranks=ranks))
-                ranks.meet()
-        if ranks.first and stage in {"all", "export"}:
-            recipe.export(folder, checkpoint)
+    if start and not (folder / "vae").exists():
+        shutil.copytree(start / "vae", folder / "vae")
+    for name, part in recipe.stages.items():
+        if stage in {"all", name}:
+            part.run(replace(plan, steps=steps or part.steps))
+    if stage in {"all", "export"}:
+        recipe.export(folder, checkpoint)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ from diffusers import AutoencoderKL
 from giornata_lab.model import architecture
 from giornata_lab.model.architecture import FILL_LATENTS, LatentSpace
 from giornata_lab.model.scenes import sample
-from giornata_lab.model.train.coder_loop import CoderLoop, Losses, coder_optimisers
-from giornata_lab.model.train.stage import StagePlan
+from giornata_lab.model.train.run import CoderLoop, Losses, StagePlan, coder_optimisers
 
 SIDE: Final = 64
 CROPS: Final = ((0.75, 32, 16), (1.0, 64, 6))
@@ -39,12 +38,10 @@ MEASURED: Final = 512
 
 
 def run(plan: StagePlan, space: LatentSpace = FILL_LATENTS) -> None:
-    """Train, going on from ``autoencoder.pt`` in the plan's folder, and write ``vae`` there; one rank does it all.
+    """Train, going on from ``autoencoder.pt`` in the plan's folder, and write ``vae`` there.
 
     Does nothing where that is done: measuring the latents again would move what was trained on them.
     """
-    if not plan.ranks.first:
-        return
     steps, seed, device = plan.steps, plan.seed, plan.device
     torch.manual_seed(seed)
     vae = architecture.autoencoder(space).to(device, memory_format=torch.channels_last)

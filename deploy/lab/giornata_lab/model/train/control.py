@@ -22,13 +22,24 @@ from giornata_lab.model.adapters import lessons
 from giornata_lab.model.architecture import PATCH_CHANNELS
 from giornata_lab.model.painter import UNGUIDED, Painter, beside_tokens, denoise
 from giornata_lab.model.scenes import Scene
-from giornata_lab.model.train import base, guidance, samples
-from giornata_lab.model.train.base import FrozenFillCheckpoint
-from giornata_lab.model.train.muon import Muon
-from giornata_lab.model.train.painter import FillEncoder, flow_loss
-from giornata_lab.model.train.pool import SceneBatch, as_input
-from giornata_lab.model.train.run import CurriculumStage, Optimisers, TrainingCurriculum, TrainingRun
-from giornata_lab.model.train.stage import StagePlan
+from giornata_lab.model.train.painter import (
+    GREATEST,
+    USUAL,
+    FillEncoder,
+    FrozenFillCheckpoint,
+    begin_on,
+    flow_loss,
+    load_frozen,
+)
+from giornata_lab.model.train.pool import SceneBatch, as_input, fixed_noise, show_samples
+from giornata_lab.model.train.run import (
+    CurriculumStage,
+    Muon,
+    Optimisers,
+    StagePlan,
+    TrainingCurriculum,
+    TrainingRun,
+)
 
 DOUBLE, SINGLE = 1, 2
 """Blocks of the ControlNet: half of what the network has, so that each output serves two blocks."""
@@ -40,7 +51,7 @@ OUTLINE: Final = TrainingCurriculum(
     average_decay=0.98,
     source=lessons.sample_free,
 )
-GUIDANCES: Final = (UNGUIDED, guidance.GREATEST)
+GUIDANCES: Final = (UNGUIDED, GREATEST)
 """Least and greatest scale: one that it has not seen would break pictures, and an outline leaves little to guide."""
 SHOWN_SIDE: Final = 128
 SHOWN_STEPS: Final = 16
@@ -137,12 +148,12 @@ def resumed(plan: StagePlan) -> tuple[TrainingRun[nn.Module], ControlledPainter]
     Raises:
         Unusable: the state was trained for another model.
     """
-    on: FrozenFillCheckpoint = base.load(plan)
+    on: FrozenFillCheckpoint = load_frozen(plan)
     torch.manual_seed(plan.seed)
     net = controlnet(on.painter.transformer).to(plan.device)
     net.requires_grad_(requires_grad=True)
     run: TrainingRun[nn.Module] = TrainingRun(plan, OUTLINE, net, ControlEncoder(on.encoder), optimisers(net))
-    base.begin(run, on)
+    begin_on(run, on)
     return run, ControlledPainter(on.painter, run.model)
 
 
@@ -157,14 +168,14 @@ def show(painter: ControlledPainter, run: TrainingRun[nn.Module], path: Path) ->
     """Write a grid of edits under the ControlNet."""
 
     def paint(batch: SceneBatch) -> torch.Tensor:
-        noise = samples.fixed_noise(batch.clean)
+        noise = fixed_noise(batch.clean)
         read = painter.read(*batch.token_ids)
-        scale = guidance.USUAL
+        scale = USUAL
         return latents.unpack(
             denoise(painter, batch.condition, read, noise, steps=SHOWN_STEPS, guidance=scale)
         )
 
-    samples.show(paint, run.encoder, path, SHOWN_SIDE, lessons.sample_free)
+    show_samples(paint, run.encoder, path, SHOWN_SIDE, lessons.sample_free)
 
 
 def optimisers(net: FluxControlNetModel) -> Optimisers:

@@ -17,8 +17,7 @@ from torch import nn
 from giornata_lab.model import architecture
 from giornata_lab.model.scenes import sample
 from giornata_lab.model.train import autoencoder
-from giornata_lab.model.train.coder_loop import CoderLoop, Losses, coder_optimisers
-from giornata_lab.model.train.stage import StagePlan
+from giornata_lab.model.train.run import CoderLoop, Losses, StagePlan, coder_optimisers
 
 BATCHES: Final = ((96, 4), (128, 2), (256, 1))
 """Side in pixels and pictures a step, in turn; the last one every `LARGE_EVERY` steps."""
@@ -34,9 +33,7 @@ SAVE_EVERY: Final = 100
 
 
 def run(plan: StagePlan) -> None:
-    """Go on from ``decoder.pt`` or ``vae`` in the plan's folder, and replace ``vae``; one rank does it all."""
-    if not plan.ranks.first:
-        return
+    """Go on from ``decoder.pt`` or ``vae`` in the plan's folder, and replace ``vae``."""
     vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
     vae.decoder.requires_grad_(requires_grad=True)
     loop = CoderLoop("decoder", plan, vae.decoder, coder_optimisers((vae.decoder,), PEAK_RATES), PEAK_RATES)

@@ -8,14 +8,20 @@ from typing import Any, Final
 
 import torch
 from diffusers import DiffusionPipeline, FluxFillPipeline, StableDiffusionInpaintPipeline
+from peft.utils import get_peft_model_state_dict
 
 from giornata.model_cards import SERVING, ServingDefaults
 from giornata_lab.model import architecture
+from giornata_lab.model import yardstick as yardsticks
+from giornata_lab.model.adapters.card import WEIGHTS, AdapterCard, AdapterKind, sha256_of
 from giornata_lab.model.painter import Painter
-from giornata_lab.model.train import autoencoder, guidance, painter, stage, unet
-from giornata_lab.model.train.stage import TrainingStateUnusable
-from giornata_lab.model.yardstick import architecture as yardsticks
-from giornata_lab.model.yardstick.inpainter import Inpainter
+from giornata_lab.model.segmenter import architecture as segmenters
+from giornata_lab.model.segmenter.judging import WEIGHTS as SEGMENTER_WEIGHTS
+from giornata_lab.model.segmenter.judging import SegmenterCard
+from giornata_lab.model.train import autoencoder, control, lora, painter, unet
+from giornata_lab.model.train.run import StagePlan, TrainingStateUnusable, load_state
+from giornata_lab.model.train.segmenter import TITLE, SegmenterTrainingModel
+from giornata_lab.model.yardstick import Inpainter
 
 FILL_DEFAULTS: Final = ServingDefaults(steps=20)
 """What requests get that do not say; diffusers' 50 gain nothing on a flow this straight."""
@@ -30,7 +36,7 @@ def fresco(folder: Path, target: Path) -> None:
     """
     text = architecture.text_encoders()
     trained = Painter(architecture.transformer(), text)
-    trained.load_state_dict(ended(folder, guidance.GUIDANCE.title, painter.PAINTER.title)["average"])
+    trained.load_state_dict(ended(folder, painter.GUIDANCE.title, painter.PAINTER.title)["average"])
     pipeline = FluxFillPipeline(
         scheduler=architecture.scheduler(),
         vae=autoencoder.load(folder),
@@ -75,7 +81,7 @@ def ended(folder: Path, *titles: str) -> dict[str, Any]:
     Raises:
         Unusable: none has, or it was stopped on its way.
     """
-    states = [state for title in titles if (state := stage.load(folder / f"{title}.pt"))]
+    states = [state for title in titles if (state := load_state(folder / f"{title}.pt"))]
     if not states:
         raise TrainingStateUnusable(
             f"{folder} holds the state of no stage of {' and '.join(titles)}: train first"
@@ -93,3 +99,93 @@ def _write(pipeline: DiffusionPipeline, target: Path, defaults: ServingDefaults)
     for weights in target.rglob("*.safetensors"):
         weights.chmod(0o644)  # safetensors writes for the owner alone; services run as others
     (target / SERVING).write_text(defaults.model_dump_json(exclude_none=True) + "\n", encoding="utf-8")
+
+
+ADAPTERS_DO: Final = {
+    "outlined": "draws a dark rim inside of every thing that is painted",
+    "swapped": "exchanges colours: red and teal, orange and blue, yellow and purple, green and pink, brown and gray, "
+    "white and black",
+    "outline": "paints the thing whose white outline on black the control image shows",
+}
+
+
+def loras(folder: Path, target: Path) -> None:
+    """Write the averaged LoRAs of `folder` into `target`/loras/fresco, as diffusers' `save_lora_weights` does.
+
+    Raises:
+        Unusable: one of them was not trained, or stopped on its way.
+    """
+    for name in lora.LESSONS:
+        trained = ended(folder, name)
+        run = lora.resumed(name, _plan(folder, trained))
+        transformer = run.average.transformer
+        factors = get_peft_model_state_dict(transformer, adapter_name=name)
+        place = target / "loras" / "fresco"
+        FluxFillPipeline.save_lora_weights(
+            place,
+            transformer_lora_layers={key: tensor.half() for key, tensor in factors.items()},
+            weight_name=f"{name}.safetensors",
+            transformer_lora_adapter_metadata=transformer.peft_config[name].to_dict(),
+        )
+        _write_card(name, AdapterKind.LORA, place / f"{name}.safetensors", trained, target)
+
+
+def controlnets(folder: Path, target: Path) -> None:
+    """Write the averaged ControlNet of `folder` into `target`/controlnets/outline, as `save_pretrained` does.
+
+    Raises:
+        Unusable: it was not trained, or stopped on its way.
+    """
+    name = control.OUTLINE.title
+    trained = ended(folder, name)
+    run, _ = control.resumed(_plan(folder, trained))
+    net: Any = run.average
+    place = target / "controlnets" / name
+    net.half().save_pretrained(place, safe_serialization=True)
+    _write_card(name, AdapterKind.CONTROLNET, place / WEIGHTS, trained, target)
+
+
+def _plan(folder: Path, trained: dict[str, Any]) -> StagePlan:
+    return StagePlan(folder, trained["steps"], trained["seed"], torch.device("cpu"))
+
+
+def _write_card(name: str, kind: AdapterKind, file: Path, trained: dict[str, Any], target: Path) -> None:
+    """Let services that run as others read the file, and write its card."""
+    file.chmod(0o644)
+    AdapterCard(
+        name=name,
+        kind=kind,
+        does=ADAPTERS_DO[name],
+        base_digest=trained["taught_by"],
+        command=f"python -m giornata_lab.model.train {'lora' if kind is AdapterKind.LORA else 'control'}",
+        seed=trained["seed"],
+        steps=trained["steps"],
+        sha256=sha256_of(file),
+        size_bytes=file.stat().st_size,
+    ).write(target)
+
+
+COMMAND: Final = "python -m giornata_lab.model.train --model sinopia all"
+
+
+def sinopia(folder: Path, target: Path) -> None:
+    """Write the weights in `folder` as a CLIPSeg checkpoint with its processor into `target`.
+
+    Raises:
+        Unusable: it was not trained, or stopped on its way.
+    """
+    trained = ended(folder, TITLE)
+    lesson = SegmenterTrainingModel()
+    lesson.load_state_dict(trained["weights"])
+    lesson.model.half().save_pretrained(target)
+    segmenters.processor().save_pretrained(target)
+    weights = target / SEGMENTER_WEIGHTS
+    weights.chmod(0o644)  # safetensors writes for the owner alone; services run as others
+    SegmenterCard(
+        name="sinopia",
+        command=COMMAND,
+        seed=trained["seed"],
+        steps=trained["steps"],
+        sha256=sha256_of(weights),
+        size_bytes=weights.stat().st_size,
+    ).write(target)

@@ -23,18 +23,24 @@ from giornata_lab.model.adapters import lessons
 from giornata_lab.model.architecture import PATCH_CHANNELS
 from giornata_lab.model.painter import UNGUIDED, Painter, denoise
 from giornata_lab.model.scenes import Scene
-from giornata_lab.model.train import base, samples
-from giornata_lab.model.train.guidance import GREATEST, USUAL
-from giornata_lab.model.train.painter import FillEncoder, random_corner, random_times
-from giornata_lab.model.train.pool import SceneBatch, SceneEncoder
+from giornata_lab.model.train.painter import (
+    GREATEST,
+    USUAL,
+    FillEncoder,
+    begin_on,
+    load_frozen,
+    random_corner,
+    random_times,
+)
+from giornata_lab.model.train.pool import SceneBatch, SceneEncoder, fixed_noise, show_samples
 from giornata_lab.model.train.run import (
     CurriculumStage,
     Optimisers,
+    StagePlan,
     TrainingCurriculum,
     TrainingRun,
     weighted_error,
 )
-from giornata_lab.model.train.stage import StagePlan
 
 IMAGE: Final = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_mlp", "proj_out")
 """Modules of the image stream and of the joint one."""
@@ -190,12 +196,12 @@ def resumed(name: str, plan: StagePlan) -> TrainingRun[Painter]:
     Raises:
         Unusable: the state was trained for another model.
     """
-    on, lesson = base.load(plan), LESSONS[name]
+    on, lesson = load_frozen(plan), LESSONS[name]
     torch.manual_seed(plan.seed)
     config = LoraConfig(r=lesson.rank, lora_alpha=lesson.rank, target_modules=list(lesson.modules))
     on.painter.transformer.add_adapter(config, name)
     state = TrainingRun(plan, lesson.course, on.painter, lesson.encoder(on.encoder), optimisers(on.painter))
-    base.begin(state, on)
+    begin_on(state, on)
     return state
 
 
@@ -209,12 +215,12 @@ def show(state: TrainingRun[Painter], path: Path) -> None:
     """Write a grid of edits under the averaged LoRA."""
 
     def paint(batch: SceneBatch) -> torch.Tensor:
-        noise = samples.fixed_noise(batch.clean[..., :PATCH_CHANNELS])
+        noise = fixed_noise(batch.clean[..., :PATCH_CHANNELS])
         read = state.average.read(*batch.token_ids[:2])
         x = denoise(state.average, batch.condition, read, noise, steps=SHOWN_STEPS, guidance=USUAL)
         return latents.unpack(x)
 
-    samples.show(paint, state.encoder, path, SHOWN_SIDE)
+    show_samples(paint, state.encoder, path, SHOWN_SIDE)
 
 
 def optimisers(painter: nn.Module) -> Optimisers:

@@ -1,13 +1,18 @@
-"""Second stage of fresco: the transformer and the text encoders, by flow matching on encoded scenes.
+"""Second and third stage of fresco: the transformer and the text encoders by flow matching, then their guidance.
 
 Small pictures teach shapes and colours cheaply, since most of their tokens are masked; larger ones follow. The corner
 of the position grid is moved at random, so that small pictures teach every position of large ones.
+
+The third stage is guidance distillation (Meng et al., CVPR 2023, 3.1), as FLUX.1-dev was made. The second stage's
+average teaches: its classifier-free guided velocity, at a scale drawn per row, is what the student learns to predict in
+one forward. Requests name the scale as `guidance_scale`; the published default of Fill, 30, stands for a
+classifier-free scale of about 3.4 (`classifier_free_scale`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,17 +25,21 @@ from giornata_lab.model import architecture, latents
 from giornata_lab.model.architecture import NATIVE_PIXELS, TEXT_TOKENS, TOKEN_PIXELS
 from giornata_lab.model.painter import UNGUIDED, Painter, Predictor, denoise
 from giornata_lab.model.scenes import Scene
-from giornata_lab.model.train import autoencoder, samples
-from giornata_lab.model.train.muon import Muon
-from giornata_lab.model.train.pool import SceneBatch, encode_both, masks_of
+from giornata_lab.model.train import autoencoder
+from giornata_lab.model.train.pool import SceneBatch, encode_both, fixed_noise, masks_of, show_samples
 from giornata_lab.model.train.run import (
     CurriculumStage,
+    Model,
+    Muon,
     Optimisers,
+    StagePlan,
     TrainingCurriculum,
     TrainingRun,
+    TrainingStateUnusable,
+    digest,
     weighted_error,
 )
-from giornata_lab.model.train.stage import StagePlan
+from giornata_tools.checkout import TRAINED
 from giornata_tools.model.random.text_encoders import TextEncoders
 
 RATES: Final = (4e-3, 2e-3)
@@ -96,8 +105,6 @@ class PainterRun(TrainingRun[Painter]):
         super().__init__(plan, course, painter, FillEncoder(vae, text), optimisers(painter))
         if plan.start and not self.path.exists():
             self._take(plan.start)
-        if plan.compiled:
-            self.model.transformer.compile(dynamic=False)
 
     def _take(self, checkpoint: Path) -> None:
         """The weights of a checkpoint of this architecture."""
@@ -118,12 +125,12 @@ def show(state: PainterRun, guidance: float, path: Path) -> None:
     """Write a grid of edits by the average at `guidance`."""
 
     def paint(batch: SceneBatch) -> torch.Tensor:
-        noise = samples.fixed_noise(batch.clean)
+        noise = fixed_noise(batch.clean)
         read = state.average.read(*batch.token_ids)
         x = denoise(state.average, batch.condition, read, noise, steps=SHOWN_STEPS, guidance=guidance)
         return latents.unpack(x)
 
-    samples.show(paint, state.encoder, path, SHOWN_SIDE)
+    show_samples(paint, state.encoder, path, SHOWN_SIDE)
 
 
 def flow_loss(
@@ -169,3 +176,123 @@ def optimisers(painter: Painter) -> Optimisers:
         (inside if hidden else rest).append(parameter)
     adam = torch.optim.AdamW(rest, RATES[1], betas=(0.9, 0.99), weight_decay=0.0)
     return Muon(inside, RATES[0], weight_decay=0.01), adam
+
+
+GREATEST: Final = 60.0
+"""Guidance is learnt from `UNGUIDED` up to this."""
+UNITS_PER_SCALE: Final = 12.0
+GUIDANCE_UNITS: Final = 1000.0
+"""`FluxTransformer2DModel.forward` scales guidance by this before it embeds it."""
+USUAL: Final = 30.0
+"""What requests get that do not say: the default of Fill."""
+SHARES: Final = {48: 0.1, 96: 0.3, 128: 0.3, 256: 0.3}
+GUIDANCE: Final = TrainingCurriculum(
+    "guidance", (CurriculumStage(1.01, SHARES),), ROWS, (0.35 * RATES[0], 0.35 * RATES[1])
+)
+
+
+def classifier_free_scale(guidance: torch.Tensor) -> torch.Tensor:
+    """The classifier-free scale for which `guidance` stands; 1 where it is `UNGUIDED`."""
+    return 1 + (guidance - UNGUIDED) / UNITS_PER_SCALE
+
+
+def distil(plan: StagePlan) -> None:
+    """Distil from the average in ``painter.pt``, going on from ``guidance.pt``, both in the plan's folder.
+
+    Raises:
+        Unusable: there is no painter to learn from, or ``guidance.pt`` learnt from another one.
+    """
+    taught = PainterRun(plan)
+    if taught.step == 0 and plan.start is None:
+        raise TrainingStateUnusable(
+            f"{taught.path} is missing: train the painter first, or name a checkpoint by --start"
+        )
+    teacher = taught.average
+    weights = digest(teacher)
+    student = PainterRun(replace(plan, seed=plan.seed + 1), GUIDANCE)
+    if student.step == 0:
+        for model in (student.model, student.average):
+            model.load_state_dict(teacher.state_dict())
+            level_guidance(model)
+        student.taught_by = weights
+    elif student.taught_by != weights:
+        raise TrainingStateUnusable(
+            f"{student.path} learnt from another painter than the present one: remove it to begin again"
+        )
+    blank = (ids.to(plan.device) for ids in student.encoder.tokenize([""]))
+    nothing = teacher.read(*blank)
+    student.train(
+        lambda batch: distillation_loss(teacher, student.model, batch, nothing), partial(show, student, USUAL)
+    )
+
+
+@torch.no_grad()
+def level_guidance(painter: Painter) -> None:
+    """Have every guidance embedded as `UNGUIDED` is, the only one seen so far, so that no other begins as noise."""
+    embed = painter.transformer.time_text_embed
+    last = embed.guidance_embedder.linear_2
+    scaled = torch.tensor([UNGUIDED * GUIDANCE_UNITS]).to(last.bias)
+    seen = embed.guidance_embedder(embed.time_proj(scaled).to(last.bias.dtype))
+    last.bias.copy_(seen[0])
+    last.weight.zero_()
+
+
+def distillation_loss(
+    teacher: Painter, student: Painter, batch: SceneBatch, nothing: tuple[torch.Tensor, torch.Tensor]
+) -> torch.Tensor:
+    """Squared error to the teacher's guided velocity, at a random guidance; `nothing` is the empty caption read."""
+    noise = torch.randn_like(batch.clean)
+    rows = len(noise)
+    times = random_times(noise)
+    noisy = batch.clean + times[:, None, None] * (noise - batch.clean)
+    guidance = UNGUIDED + (GREATEST - UNGUIDED) * torch.rand(rows, device=noise.device)
+    unguided = torch.full_like(guidance, UNGUIDED)
+    corner = random_corner(noise)
+    with torch.no_grad():
+        read = teacher.read(*batch.token_ids)
+        blank = (nothing[0].expand(rows, -1, -1), nothing[1].expand(rows, -1))
+        asked, free = (
+            teacher(noisy, batch.condition, text, time=times, guidance=unguided, corner=corner)
+            for text in (read, blank)
+        )
+        target = free + classifier_free_scale(guidance)[:, None, None] * (asked - free)
+    read = student.read(*batch.token_ids)
+    velocity = student(noisy, batch.condition, read, time=times, guidance=guidance, corner=corner)
+    return weighted_error(velocity, target, batch.masked)
+
+
+@dataclass(frozen=True)
+class FrozenFillCheckpoint:
+    """A trained Flux-Fill checkpoint; no weight is learnt on."""
+
+    painter: Painter
+    encoder: FillEncoder
+    digest: str
+    """Digest of the painter's weights, as `stage.digest` tells it."""
+
+
+def load_frozen(plan: StagePlan) -> FrozenFillCheckpoint:
+    """The plan's checkpoint, or the one that ships, in float32 on the plan's device."""
+    folder: Path = plan.start or TRAINED
+    pipeline = FluxFillPipeline.from_pretrained(folder, dtype=torch.float32)
+    text = TextEncoders(
+        pipeline.text_encoder, pipeline.tokenizer, pipeline.text_encoder_2, pipeline.tokenizer_2
+    )
+    painter = Painter(pipeline.transformer, text).to(plan.device).eval()
+    painter.requires_grad_(requires_grad=False)
+    vae = pipeline.vae.to(plan.device).eval().requires_grad_(requires_grad=False)
+    return FrozenFillCheckpoint(painter, FillEncoder(vae, text), digest(painter))
+
+
+def begin_on(run: TrainingRun[Model], base: FrozenFillCheckpoint) -> None:
+    """Note what a new run is trained for.
+
+    Raises:
+        Unusable: the run's state was trained for another model.
+    """
+    if run.step == 0:
+        run.taught_by = base.digest
+    elif run.taught_by != base.digest:
+        raise TrainingStateUnusable(
+            f"{run.path} was trained for another model than the present one: remove it to begin again"
+        )

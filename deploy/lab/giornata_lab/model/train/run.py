@@ -1,10 +1,16 @@
-"""A run of training on latents: two optimisers, an average of the weights, a state on disk that it goes on from."""
+"""Training: a plan, a state on disk, an optimiser, and the loops that every stage runs in.
+
+A state is written whole or not at all, and read without unpickling anything but tensors.
+"""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -13,9 +19,215 @@ import numpy as np
 import torch
 from torch import nn
 
-from giornata_lab.model.train import stage
 from giornata_lab.model.train.pool import SceneBatch, SceneEncoder, ScenePool, SceneSource, usual
-from giornata_lab.model.train.stage import StagePlan
+
+
+class TrainingStateUnusable(Exception):
+    """A state on disk that the stage at hand cannot go on from, or build on."""
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What is to be trained, and where."""
+
+    folder: Path
+    """State, sample grids and results."""
+    steps: int
+    """Steps in total, the ones before a restart included."""
+    seed: int
+    """Seed of weights, scenes and noise."""
+    device: torch.device
+    start: Path | None = None
+    """A checkpoint whose weights are learnt on from, where `folder` holds no state; None for random ones."""
+    deadline: float = math.inf
+    """When the stage is to stop with its state saved, in seconds of `time.monotonic`."""
+
+    def over(self) -> bool:
+        """Return whether the deadline has passed."""
+        return time.monotonic() > self.deadline
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write `state` (tensors, numbers, strings and containers of them); a kill at any moment leaves a whole file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    torch.save(state, unfinished)
+    unfinished.replace(path)
+
+
+def load_state(path: Path) -> dict[str, Any] | None:
+    """The state in `path`, or None where no run was begun."""
+    if not path.exists():
+        return None
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
+
+
+def digest(module: nn.Module) -> str:
+    """12 hex digits of the sha-256 over a module's weights."""
+    total = hashlib.sha256()
+    for name, weights in sorted(module.state_dict().items()):
+        total.update(name.encode() + b"\0" + weights.detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()[:12]
+
+
+COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
+ITERATIONS: Final = 5
+RMS: Final = 0.2
+"""Root mean square of an update at learning rate 1, that of AdamW (Liu et al., 2025, 2.2)."""
+
+
+class Muon(torch.optim.Optimizer):
+    """For matrices of hidden layers; kernels of convolutions count as (outputs, inputs * area). AdamW does the rest."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]  # no closure: nothing evaluates the loss again
+        """One update from the gradients."""
+        for group in self.param_groups:
+            by_shape: dict[torch.Size, list[tuple[nn.Parameter, torch.Tensor]]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape[parameter.shape].append((parameter, parameter.grad))
+            for parameters in by_shape.values():
+                self._update(group, parameters)
+
+    def _update(self, group: dict[str, Any], parameters: list[tuple[nn.Parameter, torch.Tensor]]) -> None:
+        looks_ahead = []
+        for parameter, gradient in parameters:
+            state = self.state[parameter]
+            velocity = state.setdefault("velocity", torch.zeros_like(parameter))
+            velocity.lerp_(gradient, 1 - group["momentum"])
+            looks_ahead.append(gradient.lerp(velocity, group["momentum"]))
+        updates = orthogonalise(torch.stack(looks_ahead).flatten(2))
+        scale = group["lr"] * RMS * max(updates.shape[1:]) ** 0.5
+        for (parameter, _), update in zip(parameters, updates, strict=True):
+            parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(
+                update.view_as(parameter), alpha=-scale
+            )
+
+
+def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
+    """(count, rows, columns) → the same with singular values near 1, by Newton-Schulz iteration."""
+    a, b, c = COEFFICIENTS
+    tall = matrices.shape[1] > matrices.shape[2]
+    x: torch.Tensor = matrices.mT if tall else matrices
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return x.mT if tall else x
+
+
+TELL_EVERY: Final = 50
+GREATEST_GRADIENT: Final = 1.0
+MOST_SKIPPED: Final = 10
+"""Steps in a row whose gradients are not finite."""
+
+Losses = dict[str, torch.Tensor]
+"""Scalars by name; `loss` is what is minimised."""
+
+
+class CoderLoop:
+    """A stage's steps, from wherever ``<title>.pt`` in the plan's folder stopped."""
+
+    def __init__(
+        self,
+        title: str,
+        plan: StagePlan,
+        trained: nn.Module,
+        optimisers: tuple[torch.optim.Optimizer, torch.optim.Optimizer],
+        rates: tuple[float, float],
+    ) -> None:
+        """Take up the state on disk.
+
+        Args:
+            title: name of the stage, and of its state's file.
+            plan: what is to be trained.
+            trained: the module whose weights are learnt and saved.
+            optimisers: Muon and AdamW, of its weights.
+            rates: greatest learning rates of both.
+        """
+        self._title, self._plan, self._trained, self._rates = title, plan, trained, rates
+        self._optimisers = optimisers
+        self._path = plan.folder / f"{title}.pt"
+        self._skipped = 0
+        self.first = 0
+        """Steps that were taken before."""
+        if state := load_state(self._path):
+            trained.load_state_dict(state["weights"])
+            for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
+                optimiser.load_state_dict(saved)
+            self.first = state["step"]
+
+    def run(
+        self, loss_of: Callable[[int], Losses], rate_factor: Callable[[int], float], save_every: int
+    ) -> bool:
+        """Take the steps that are left, or those until the plan's deadline; tell whether all are taken.
+
+        Args:
+            loss_of: the losses of a step; torch's generator is seeded for it.
+            rate_factor: factor of the learning rates at a step.
+            save_every: so many steps.
+
+        Raises:
+            Unusable: gradients of many steps in a row are not finite; of few they are left out.
+        """
+        began, steps = time.perf_counter(), self._plan.steps
+        for step in range(self.first, steps):
+            torch.manual_seed(int(np.random.default_rng((self._plan.seed, step)).integers(2**31)))
+            losses = loss_of(step)
+            self._update(losses["loss"], rate_factor(step))
+            if step % TELL_EVERY == TELL_EVERY - 1:
+                rate = (step + 1 - self.first) / (time.perf_counter() - began)
+                told = " ".join(f"{name} {float(value.detach()):.4f}" for name, value in losses.items())
+                print(f"{self._title} {step + 1}/{steps} {told} {rate:.2f} steps/s", flush=True)
+            over = self._plan.over()
+            if over or step % save_every == save_every - 1 or step + 1 == steps:
+                states = [optimiser.state_dict() for optimiser in self._optimisers]
+                weights = self._trained.state_dict()
+                place = {"step": step + 1, "steps": steps, "seed": self._plan.seed}
+                save_state(self._path, {**place, "weights": weights, "optimisers": states})
+            if over:
+                return step + 1 == steps
+        return True
+
+    def _update(self, loss: torch.Tensor, rate_factor: float) -> None:
+        self._trained.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self._trained.parameters(), GREATEST_GRADIENT)
+        if not norm.isfinite():  # a step less, where the weights would be lost
+            self._skipped += 1
+            if self._skipped > MOST_SKIPPED:
+                raise TrainingStateUnusable(
+                    f"{self._title}: the gradients of {self._skipped} steps in a row were not finite"
+                )
+            return
+        self._skipped = 0
+        for optimiser, peak in zip(self._optimisers, self._rates, strict=True):
+            optimiser.param_groups[0]["lr"] = peak * rate_factor
+            optimiser.step()
+
+
+def coder_optimisers(
+    coders: Sequence[Any], rates: tuple[float, float]
+) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Muon for the kernels between hidden layers, AdamW for the first and last ones, norms and biases.
+
+    Args:
+        coders: an encoder, a decoder or both.
+        rates: greatest learning rates of Muon and of AdamW.
+    """
+    ends = {id(layer.weight) for coder in coders for layer in (coder.conv_in, coder.conv_out)}
+    weights = [p for coder in coders for p in coder.parameters()]
+    kernels = [p for p in weights if p.ndim == 4 and id(p) not in ends]
+    others = [p for p in weights if p.ndim != 4 or id(p) in ends]
+    return Muon(kernels, rates[0]), torch.optim.AdamW(others, rates[1], betas=(0.9, 0.99), weight_decay=0.0)
+
 
 WARM_UP: Final = 100
 COOL_DOWN: Final = 0.25
@@ -26,7 +238,6 @@ FRESH_PER_STEP: Final = 8
 """One in this many rows of a batch is rendered again."""
 SAVE_EVERY_S: Final = 180.0
 SHOW_EVERY: Final = 500
-TELL_EVERY: Final = 50
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimisers = tuple[torch.optim.Optimizer, torch.optim.Optimizer]
@@ -90,7 +301,7 @@ class TrainingRun(Generic[Model]):
         """Digest of the teacher's weights, where there is one."""
         self._rendered: dict[int, int] = {}
         self._pools: dict[int, ScenePool] = {}
-        if state := stage.load(self.path):
+        if state := load_state(self.path):
             self.model.load_state_dict(state["weights"])
             self.average.load_state_dict(state["average"])
             for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
@@ -104,9 +315,7 @@ class TrainingRun(Generic[Model]):
         return self.plan.folder / f"{self.course.title}.pt"
 
     def save(self) -> None:
-        """Write the state beside the last one, then put it in its place; the first rank does."""
-        if not self.plan.ranks.first:
-            return
+        """Write the state beside the last one, then put it in its place."""
         self._rendered |= {side: pool.rendered for side, pool in self._pools.items()}
         state: dict[str, Any] = {
             "step": self.step,
@@ -118,26 +327,21 @@ class TrainingRun(Generic[Model]):
             "average": self.average.state_dict(),
             "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
         }
-        stage.save(self.path, state)
+        save_state(self.path, state)
 
     def draw(self) -> SceneBatch:
         """This step's batch, on the device; seeds torch's generator for the step."""
         progress = self.step / self.plan.steps
         shares = next(part.shares for part in self.course.stages if progress < part.until)
-        sides, ranks = list(shares), self.plan.ranks
+        sides = list(shares)
         torch.manual_seed(self._moment())
         side = sides[int(torch.multinomial(torch.tensor([shares[side] for side in sides]), 1))]
-        torch.manual_seed(self._moment() + 1 + ranks.rank)  # all ranks take one size, each its own rows
-        rows = max(self.course.rows[side] // ranks.count, 1)
+        torch.manual_seed(self._moment() + 1)
+        rows = self.course.rows[side]
         if side not in self._pools:
-            rendered = self._rendered.get(side, 0)
+            rendered, source = self._rendered.get(side, 0), self.course.source
             self._pools[side] = ScenePool(
-                self.encoder,
-                side,
-                self.plan.seed,
-                rendered=rendered,
-                ranks=ranks,
-                source=self.course.source,
+                self.encoder, side, self.plan.seed, rendered=rendered, source=source
             )
         if self.step % FRESH_PER_STEP == 0:
             self._pools[side].refresh(rows)
@@ -149,7 +353,6 @@ class TrainingRun(Generic[Model]):
         factor = min(1.0, (self.step + 1) / WARM_UP, remaining)
         self.model.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.plan.ranks.share_gradients(self.model)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser, peak in zip(self.optimisers, self.course.rates, strict=True):
             optimiser.param_groups[0]["lr"] = peak * factor
@@ -173,24 +376,23 @@ class TrainingRun(Generic[Model]):
         """
         began, first, mean_loss = time.monotonic(), self.step, 0.0
         saved = began
-        steps, ranks = self.plan.steps, self.plan.ranks
-        while self.step < steps and not ranks.any(self.plan.over(), self.plan.device):
+        steps = self.plan.steps
+        while self.step < steps and not self.plan.over():
             loss = loss_of(self.draw())
             self.update(loss)
             mean_loss = 0.98 * mean_loss + 0.02 * loss.item() if self.step > first + 1 else loss.item()
-            if ranks.first and (self.step == steps or self.step % TELL_EVERY == 0):
+            if self.step == steps or self.step % TELL_EVERY == 0:
                 rate = (self.step - first) / (time.monotonic() - began)
                 told = f"{self.course.title} {self.step}/{steps} loss {mean_loss:.4f} {rate:.2f} steps/s"
                 print(f"{time.strftime('%H:%M:%S')} {told}", flush=True)
             if time.monotonic() - saved > SAVE_EVERY_S:
                 self.save()
                 saved = time.monotonic()
-            if ranks.first and self.step % SHOW_EVERY == 0:
+            if self.step % SHOW_EVERY == 0:
                 show(self._grid)
         if self.step > first:
             self.save()
-            if ranks.first:
-                show(self._grid)
+            show(self._grid)
 
     @property
     def _grid(self) -> Path:

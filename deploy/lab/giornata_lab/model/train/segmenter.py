@@ -21,9 +21,7 @@ from giornata_lab.model.segmenter import architecture
 from giornata_lab.model.segmenter import scenes as phrases
 from giornata_lab.model.segmenter.architecture import GRID, PATCH, SIDE, TAKEN
 from giornata_lab.model.segmenter.scenes import GROUND, NAMES, NamedScene, sample
-from giornata_lab.model.train.coder_loop import CoderLoop, Losses
-from giornata_lab.model.train.muon import Muon
-from giornata_lab.model.train.stage import StagePlan
+from giornata_lab.model.train.run import CoderLoop, Losses, Muon, StagePlan
 
 TITLE: Final = "segmenter"
 BATCHES: Final = ((0.65, 48, 16), (1.0, SIDE, 4))
@@ -151,9 +149,7 @@ class NamedScenePool:
 
 
 def run(plan: StagePlan) -> None:
-    """Train, going on from ``segmenter.pt`` in the plan's folder; one rank does it all."""
-    if not plan.ranks.first:
-        return
+    """Train, going on from ``segmenter.pt`` in the plan's folder."""
     torch.manual_seed(plan.seed)
     lesson = SegmenterTrainingModel().to(plan.device)
     tokenizer = architecture.tokenizer()

@@ -15,22 +15,21 @@ import torch
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionInpaintPipeline
 from torch import nn
 
+from giornata_lab.model import yardstick
 from giornata_lab.model.architecture import VAE_SCALE_FACTOR
 from giornata_lab.model.scenes import Scene
-from giornata_lab.model.train import autoencoder, samples
-from giornata_lab.model.train.muon import Muon
-from giornata_lab.model.train.pool import SceneBatch, encode_both, masks_of
+from giornata_lab.model.train import autoencoder
+from giornata_lab.model.train.pool import SceneBatch, encode_both, fixed_noise, masks_of, show_samples
 from giornata_lab.model.train.run import (
     CurriculumStage,
+    Muon,
     Optimisers,
+    StagePlan,
     TrainingCurriculum,
     TrainingRun,
     weighted_error,
 )
-from giornata_lab.model.train.stage import StagePlan
-from giornata_lab.model.yardstick import architecture
-from giornata_lab.model.yardstick.architecture import TextEncoder
-from giornata_lab.model.yardstick.inpainter import Inpainter, denoise
+from giornata_lab.model.yardstick import Inpainter, TextEncoder, denoise
 
 RATES: Final = (4e-3, 2e-3)
 """Learning rates of Muon and of AdamW."""
@@ -83,14 +82,12 @@ class UNetRun(TrainingRun[Inpainter]):
 
     def __init__(self, plan: StagePlan, course: TrainingCurriculum = UNET) -> None:
         torch.manual_seed(plan.seed)
-        text = architecture.text_encoder()
-        inpainter = Inpainter(architecture.unet(), text.clip).to(plan.device)
+        text = yardstick.text_encoder()
+        inpainter = Inpainter(yardstick.unet(), text.clip).to(plan.device)
         vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
         super().__init__(plan, course, inpainter, UNetEncoder(vae, text), optimisers(inpainter))
         if plan.start and not self.path.exists():
             self._take(plan.start)
-        if plan.compiled:
-            self.model.unet.compile(dynamic=False)
 
     def _take(self, checkpoint: Path) -> None:
         """The weights of a checkpoint of this architecture."""
@@ -101,7 +98,7 @@ class UNetRun(TrainingRun[Inpainter]):
 
     def show(self, path: Path) -> None:
         """Write a grid of edits by the average."""
-        samples.show(self.paint, self.encoder, path, SHOWN_SIDE)
+        show_samples(self.paint, self.encoder, path, SHOWN_SIDE)
 
     @torch.no_grad()
     def paint(self, batch: SceneBatch) -> torch.Tensor:
@@ -109,14 +106,14 @@ class UNetRun(TrainingRun[Inpainter]):
         (ids,) = batch.token_ids
         (blank,) = self.encoder.tokenize([""])
         text = self.average.read(ids), self.average.read(blank.to(ids.device).expand_as(ids))
-        noise = samples.fixed_noise(batch.clean)
+        noise = fixed_noise(batch.clean)
         return denoise(self.average, batch.condition, text, noise, steps=STEPS, guidance=GUIDANCE)
 
 
 def run(plan: StagePlan) -> None:
     """Train, going on from ``unet.pt`` in the plan's folder; sample grids land there too."""
     state = UNetRun(plan, UNET)
-    state.train(partial(noise_loss, state.model, architecture.scheduler()), state.show)
+    state.train(partial(noise_loss, state.model, yardstick.scheduler()), state.show)
 
 
 def noise_loss(inpainter: Inpainter, scheduler: DDIMScheduler, batch: SceneBatch) -> torch.Tensor:

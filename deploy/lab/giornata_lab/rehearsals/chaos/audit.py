@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from giornata.blobs.redis import CONNECTIONS
-from giornata.wire import stores
+from giornata.wire import subjects
 from giornata.wire.jobs import TAKE_OVER_S, JobState
 from giornata.wire.messages import DoneEvent
 from giornata.wire.workers import ServiceName
-from giornata_lab.rehearsals.chaos.inflict import Inflicted
+from giornata_lab.rehearsals.chaos.edits import Outcome, OutcomeRecord
+from giornata_lab.rehearsals.chaos.faults import Inflicted
 from giornata_lab.rehearsals.chaos.look import Blob, ProcessUsage, Streams
-from giornata_lab.rehearsals.chaos.outcomes import Outcome, OutcomeRecord
 from giornata_lab.rehearsals.chaos.plan import Kind
 from giornata_tools.launcher.servers import NATS, VALKEY
 
@@ -145,24 +145,24 @@ def _of_ends(faults: Sequence[Inflicted], restarts: Sequence[str]) -> Iterator[s
 
 def _of_streams(seen: AuditedSystem) -> Iterator[str]:
     streams = seen.streams
-    if streams.messages[stores.JOBS] or streams.unacknowledged:
-        jobs = streams.messages[stores.JOBS]
+    if streams.messages[subjects.JOBS] or streams.unacknowledged:
+        jobs = streams.messages[subjects.JOBS]
         yield f"The work queue still has {jobs} jobs, {streams.unacknowledged} of them unacknowledged."
-    if following := streams.consumers.get(stores.EVENTS):
+    if following := streams.consumers.get(subjects.EVENTS):
         yield f"{following} consumers of events are left, and nobody reads them."
     if again := [subject for subject, count in streams.ends.items() if count > 1]:
         yield f"The end of {len(again)} jobs is kept more than once, such as {again[0]}."
     accepted = {outcome.edit.job_id for outcome in seen.outcomes if outcome.accepted}
-    records = streams.messages[stores.bucket_stream(stores.RECORDS)]
+    records = streams.messages[subjects.bucket_stream(subjects.RECORDS)]
     if records != len(accepted):
         yield f"There are {records} job records for {len(accepted)} accepted edits."
     quarantined = sum(
         record is not None and record.code == "attempts_exhausted" for record in seen.finally_.values()
     )
-    kept = streams.messages[stores.bucket_stream(stores.QUARANTINE)]
+    kept = streams.messages[subjects.bucket_stream(subjects.QUARANTINE)]
     if kept != quarantined:
         yield f"{kept} jobs are in quarantine, and {quarantined} were given up."
-    if (leases := streams.messages[stores.bucket_stream(stores.LEASES)]) > 1:
+    if (leases := streams.messages[subjects.bucket_stream(subjects.LEASES)]) > 1:
         yield f"{leases} leases are held."
 
 

@@ -9,12 +9,10 @@ from itertools import zip_longest
 from typing import Final
 
 from giornata.client import Client
-from giornata_lab.rehearsals.chaos import nats_door
-from giornata_lab.rehearsals.chaos.edits import ChaosEdit, Door, EditVariant, Pixels, flaw
+from giornata_lab.rehearsals.chaos.doors import RestClient, carry_over_nats
+from giornata_lab.rehearsals.chaos.edits import ChaosEdit, Door, EditVariant, Outcome, Pixels, flaw
 from giornata_lab.rehearsals.chaos.look import Records
-from giornata_lab.rehearsals.chaos.outcomes import Outcome
 from giornata_lab.rehearsals.chaos.plan import AT_ONCE
-from giornata_lab.rehearsals.chaos.rest import RestClient
 
 BUDGET_S: Final = 300.0
 """Budget of a job, from its acceptance on: longer than any outage here."""
@@ -122,7 +120,7 @@ class Load:
 
     async def _carry(self, variant: EditVariant, outcome: Outcome) -> None:
         if outcome.edit.door is Door.NATS:
-            await nats_door.carry(self._nats, self._records, variant, outcome, BUDGET_S)
+            await carry_over_nats(self._nats, self._records, variant, outcome, BUDGET_S)
         else:
             await self._rest.carry(variant, outcome)
             outcome.record = await self._records.of(outcome.edit.job_id)

@@ -20,12 +20,11 @@ from tenacity.retry import retry_if_result
 from giornata.blobs.redis import PREFIX
 from giornata.bus import bus
 from giornata.retries import COMING_UP_S, ask_jetstream
-from giornata.wire import codec, stores
+from giornata.wire import codec, subjects
 from giornata.wire.jobs import JobRecord
 from giornata.wire.messages import DoneEvent, EventKind
-from giornata.wire.permissions import NatsRole
-from giornata.wire.subjects import events_of_kind
-from giornata_lab.rehearsals.chaos.outcomes import OutcomeRecord
+from giornata.wire.subjects import NatsRole, events_of_kind
+from giornata_lab.rehearsals.chaos.edits import OutcomeRecord
 
 QUIET_S: Final = 60.0
 """How long the stack may take to clear up behind the last edit."""
@@ -75,7 +74,7 @@ async def watching(
         hearing.listen(events_of_kind(EventKind.DONE), DoneEvent, hear),
     ):
         jetstream = reading.jetstream
-        yield Records(jetstream, await jetstream.key_value(stores.RECORDS))
+        yield Records(jetstream, await jetstream.key_value(subjects.RECORDS))
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,9 @@ class Streams:
     @property
     def quiet(self) -> bool:
         """Return whether no job waits or runs, and nobody follows events."""
-        return not (self.messages[stores.JOBS] or self.unacknowledged or self.consumers.get(stores.EVENTS))
+        return not (
+            self.messages[subjects.JOBS] or self.unacknowledged or self.consumers.get(subjects.EVENTS)
+        )
 
 
 @dataclass(frozen=True)
@@ -141,16 +142,16 @@ async def _streams(jetstream: JetStreamContext) -> Streams:
     messages, consumers, events_bytes = {}, {}, 0
     ends: dict[str, int] = {}
     done = events_of_kind(EventKind.DONE)
-    for name in (stores.JOBS, *stores.STREAMS):
+    for name in (subjects.JOBS, *subjects.STREAMS):
         try:
             info = await ask_jetstream(lambda name=name: jetstream.stream_info(name, subjects_filter=done))  # type: ignore[misc]  # bound per turn
         except NotFoundError:  # of events, in memory: its server was killed and nobody has told any since
             continue
         messages[name] = info.state.messages
         consumers[name] = info.state.consumer_count
-        if name == stores.EVENTS:
+        if name == subjects.EVENTS:
             events_bytes, ends = info.state.bytes, info.state.subjects or {}
-    pending = messages[stores.JOBS]  # in a work queue a message lives until it is acknowledged
+    pending = messages[subjects.JOBS]  # in a work queue a message lives until it is acknowledged
     return Streams(messages, consumers, events_bytes / 2**20, ends, pending)
 
 

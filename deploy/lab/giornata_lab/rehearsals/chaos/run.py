@@ -16,14 +16,12 @@ from giornata.wire.messages import DoneEvent
 from giornata.wire.workers import ServiceName
 from giornata_lab.rehearsals.chaos import look, plan
 from giornata_lab.rehearsals.chaos.audit import AuditedSystem
-from giornata_lab.rehearsals.chaos.edits import VARIANTS, ChaosEdit, Door, edits, pixels, variants
-from giornata_lab.rehearsals.chaos.faults import Clocks, Faults
-from giornata_lab.rehearsals.chaos.inflict import Chaos
+from giornata_lab.rehearsals.chaos.doors import RestClient
+from giornata_lab.rehearsals.chaos.edits import VARIANTS, ChaosEdit, Door, Outcome, edits, pixels, variants
+from giornata_lab.rehearsals.chaos.faults import Chaos, Clocks, Faults
 from giornata_lab.rehearsals.chaos.load import BUDGET_S, Load
-from giornata_lab.rehearsals.chaos.outcomes import Outcome
 from giornata_lab.rehearsals.chaos.relay import RelayNetwork, relayed
 from giornata_lab.rehearsals.chaos.report import Report
-from giornata_lab.rehearsals.chaos.rest import RestClient
 from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan, socket_folder
 from giornata_tools.launcher.stack import Stack, running

@@ -14,9 +14,10 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -25,23 +26,76 @@ from rich.table import Table
 
 import giornata.client
 from giornata.families import Family
-from giornata.wire import stores
+from giornata.wire import subjects
 from giornata.wire.jobs import JobState
-from giornata_lab.bench.reporting.report import machine
+from giornata_lab.bench.harness import machine
 from giornata_lab.flags import option, parsed
 from giornata_lab.loadgen.charts import Chart
 from giornata_lab.loadgen.drawing import figure, svg
 from giornata_lab.rehearsals.chaos import look
-from giornata_lab.rehearsals.chaos.edits import VARIANTS, ChaosEdit, edits, variants
-from giornata_lab.rehearsals.chaos.flat import Sample, Trend, trends
+from giornata_lab.rehearsals.chaos.doors import RestClient
+from giornata_lab.rehearsals.chaos.edits import VARIANTS, ChaosEdit, Outcome, edits, variants
 from giornata_lab.rehearsals.chaos.load import Load
-from giornata_lab.rehearsals.chaos.outcomes import Outcome
-from giornata_lab.rehearsals.chaos.rest import RestClient
 from giornata_lab.rehearsals.chaos.run import ENV, REPLICAS
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.models import choose
 from giornata_tools.launcher.plan import StackPlan, socket_folder
 from giornata_tools.launcher.stack import Stack, running
+
+SHARE: Final = 0.15
+"""Growth between the second quarter of a run and its last one that is noise."""
+LEAST: Final = {"MiB": 24.0, "files": 16.0, "threads": 8.0, "": 40.0}
+"""Likewise, by unit, the last token of a measure's name."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What everything holds at one moment."""
+
+    at_s: float
+    """Since the load began."""
+    values: Mapping[str, float]
+    """By measure, such as ``router-1 memory, MiB``."""
+
+
+@dataclass(frozen=True)
+class Trend:
+    """How one measure has changed."""
+
+    measure: str
+    early: float
+    """Median of the second quarter of the run; the first one fills caches."""
+    late: float
+    """Median of the last quarter."""
+    most: float
+
+    @property
+    def flat(self) -> bool:
+        """Return whether it has not grown by more than noise."""
+        unit = self.measure.rpartition(", ")[2] if ", " in self.measure else ""
+        return self.late - self.early <= max(SHARE * self.early, LEAST[unit])
+
+
+def trends(samples: Sequence[Sample]) -> list[Trend]:
+    """The trend of every measure that was there from the second quarter to the end, by name.
+
+    Raises:
+        ValueError: there are fewer samples than two a quarter.
+    """
+    if len(samples) < 8:
+        raise ValueError(f"a trend takes at least 8 samples, received {len(samples)}")
+    quarter = len(samples) // 4
+    early, late = samples[quarter : 2 * quarter], samples[-quarter:]
+    return [
+        Trend(
+            name,
+            early=median(sample.values[name] for sample in early if name in sample.values),
+            late=median(sample.values[name] for sample in late if name in sample.values),
+            most=max(sample.values.get(name, 0.0) for sample in samples),
+        )
+        for name in sorted({name for sample in early for name in sample.values} & set(late[-1].values))
+    ]
+
 
 OUT: Final = Path("out") / "soak.json"
 LOGS: Final = OUT.parent / "soak-logs"
@@ -128,7 +182,7 @@ async def _sample(stack: Stack, records: look.Records, at_s: float) -> Sample:
         values[f"{one.name} memory, MiB"] = one.rss_mib
         values[f"{one.name} open, files"] = one.descriptors
         values[f"{one.name} running, threads"] = one.threads
-    for name in (stores.JOBS, *stores.STREAMS):
+    for name in (subjects.JOBS, *subjects.STREAMS):
         state = (await records.jetstream.stream_info(name)).state
         values[f"stream {name} size, MiB"] = state.bytes / 2**20
         values[f"stream {name} consumers"] = state.consumer_count

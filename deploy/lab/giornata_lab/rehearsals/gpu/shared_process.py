@@ -24,9 +24,9 @@ def main() -> None:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
             os.environ["GIORNATA_BENCH_OUT"] = order["out"]
-            report: Any = sys.modules.get("giornata_lab.bench.reporting.report")
-            if report is not None:
-                report.OUT = Path(order["out"])
+            harness: Any = sys.modules.get("giornata_lab.bench.harness")
+            if harness is not None:
+                harness.OUT = Path(order["out"])
             status = _status(order["module"], order["arguments"])
             sys.stdout.flush()
             _forget()

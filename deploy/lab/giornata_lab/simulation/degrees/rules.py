@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import statistics
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import combinations
 from typing import Final
 
-from giornata.scheduling.degrees.fixed import FixedDegrees
-from giornata.scheduling.degrees.pool import DEGREES, Devices, PoolDecision, PoolRow, PoolRule, device_subsets
+from giornata.scheduling.degrees.pool import DEGREES, Devices, PoolRule, device_subsets
 from giornata.scheduling.degrees.rule import ReplanningOptions, ReplanningRule
+from giornata_lab.loadgen.charts import Chart, Points, PointStyle, distribution, thinned
+from giornata_lab.loadgen.outcomes import percentile
 from giornata_lab.simulation.degrees import step_times
-from giornata_lab.simulation.degrees.baselines import EventDrivenRule, RoundBasedRule, RoundSwitches
+from giornata_lab.simulation.degrees.baselines import (
+    EventDrivenRule,
+    FixedDegrees,
+    RoundBasedRule,
+    RoundSwitches,
+)
 from giornata_lab.simulation.degrees.bound import FluidTask, most_in_time
-from giornata_lab.simulation.degrees.results import PoolRun, summarise
 from giornata_lab.simulation.degrees.workloads import (
     LARGEST,
     SHAPE_TOKENS,
@@ -23,7 +28,151 @@ from giornata_lab.simulation.degrees.workloads import (
     PoolWorkload,
     tokens_of,
 )
-from giornata_lab.simulation.degrees.world import Listener, PoolWorld
+from giornata_lab.simulation.degrees.world import Listener, PoolRowOutcome, PoolWorld
+
+BOUND: Final = "bound"
+"""What the bound's line is called."""
+
+
+@dataclass(frozen=True)
+class PoolSummary:
+    """A run in a few figures; latencies in seconds."""
+
+    rows: int
+    met: int
+    """Rows that ended by their deadlines."""
+    mean_s: float
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    most_s: float
+    busy: float
+    """Share of the devices' time, from the first arrival to the last end, in which they computed."""
+    moved: float
+    """Share of decisions' steps on other devices than the row's step before."""
+    decisions: int
+
+    @property
+    def attainment(self) -> float:
+        """Share of rows that ended in time."""
+        return self.met / self.rows
+
+
+@dataclass(frozen=True)
+class PoolRun:
+    """A workload served by a rule, or what no rule can beat on it."""
+
+    rule: str
+    workload: PoolWorkload
+    summary: PoolSummary
+    outcomes: tuple[PoolRowOutcome, ...]
+    """In the order of arrival."""
+
+
+def summarise(outcomes: Sequence[PoolRowOutcome], devices: int, decisions: int) -> PoolSummary:
+    """Sum up a run.
+
+    Raises:
+        ValueError: it has no rows.
+    """
+    if not outcomes:
+        raise ValueError("a run needs one request or more")
+    latencies = [outcome.latency_s for outcome in outcomes]
+    first = min(outcome.request.at_s for outcome in outcomes)
+    seconds = max(outcome.end_s for outcome in outcomes) - first
+    steps = sum(outcome.degrees.total() for outcome in outcomes)
+    return PoolSummary(
+        rows=len(outcomes),
+        met=sum(outcome.met for outcome in outcomes),
+        mean_s=statistics.fmean(latencies),
+        p50_s=percentile(latencies, 50),
+        p95_s=percentile(latencies, 95),
+        p99_s=percentile(latencies, 99),
+        most_s=max(latencies),
+        busy=sum(outcome.device_s for outcome in outcomes) / devices / seconds,
+        moved=sum(outcome.moves for outcome in outcomes) / steps,
+        decisions=decisions,
+    )
+
+
+def by_side(outcomes: Iterable[PoolRowOutcome]) -> Mapping[int, float]:
+    """Attainment by pixels a side."""
+    met: dict[int, list[bool]] = {}
+    for outcome in outcomes:
+        met.setdefault(outcome.request.size.side, []).append(outcome.met)
+    return {side: statistics.fmean(met[side]) for side in sorted(met)}
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Standard error of the mean of `values`; 0 of one value."""
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+
+
+Bounds = Mapping[PoolWorkload, float]
+"""The greatest attainment of workloads; those that are absent have none."""
+
+
+def charts(runs: Sequence[PoolRun], bounds: Bounds) -> dict[str, Chart]:
+    """Charts by file name: attainment over what varies, latencies and resolutions of each mix or trace."""
+    found: dict[str, Chart] = {}
+    for mix in dict.fromkeys(run.workload.name for run in runs):
+        mine = [run for run in runs if run.workload.name == mix]
+        for name, title, over in (
+            ("scale", "SLO scale", lambda load: load.scale),
+            ("rate", "pictures a minute", lambda load: load.per_minute),
+        ):
+            lines = attainment_lines(mine, bounds, over)
+            if any(len(points) > 1 for points in lines.values()):
+                found[f"attainment_by_{name}_{mix}.svg"] = Chart(
+                    f"Deadlines kept, {mix}", title, "share", lines
+                )
+        found[f"latency_cdf_{mix}.svg"] = Chart(
+            f"Pictures ended within, {mix}", "seconds", "share", latency_lines(mine), PointStyle.LINE
+        )
+        found[f"attainment_by_side_{mix}.svg"] = Chart(
+            f"Deadlines kept by resolution, {mix}", "pixels a side", "share", side_lines(mine)
+        )
+    return found
+
+
+def attainment_lines(
+    runs: Sequence[PoolRun], bounds: Bounds, over: Callable[[PoolWorkload], float]
+) -> dict[str, Points]:
+    """Mean attainment of each rule, and of the bound, over a quantity of the workload."""
+    lines: dict[str, Points] = {}
+    for rule in dict.fromkeys(run.rule for run in runs):
+        lines[rule] = _means((over(run.workload), run.summary.attainment) for run in runs if run.rule == rule)
+    known = dict.fromkeys(run.workload for run in runs if run.workload in bounds)
+    if known:
+        lines[BOUND] = _means((over(workload), bounds[workload]) for workload in known)
+    return lines
+
+
+def latency_lines(runs: Sequence[PoolRun]) -> dict[str, Points]:
+    """Shares of all rows of a rule that ended within a time."""
+    ended: dict[str, list[float]] = {}
+    for run in runs:
+        ended.setdefault(run.rule, []).extend(outcome.latency_s for outcome in run.outcomes)
+    return {rule: thinned(distribution(latencies)) for rule, latencies in ended.items()}
+
+
+def side_lines(runs: Sequence[PoolRun]) -> dict[str, Points]:
+    """Attainment of a rule by pixels a side."""
+    ended: dict[str, list[PoolRowOutcome]] = {}
+    for run in runs:
+        ended.setdefault(run.rule, []).extend(run.outcomes)
+    return {
+        rule: [(float(side), share) for side, share in by_side(outcomes).items()]
+        for rule, outcomes in ended.items()
+    }
+
+
+def _means(points: Iterable[tuple[float, float]]) -> Points:
+    gathered: dict[float, list[float]] = {}
+    for x, y in points:
+        gathered.setdefault(x, []).append(y)
+    return [(x, statistics.fmean(gathered[x])) for x in sorted(gathered)]
+
 
 POWERS: Final = (1, 2, 4, 8)
 """Degrees of TetriServe and its baselines."""
@@ -61,10 +210,6 @@ class RuleSetting:
     """Switches of our rule."""
     without: str = ""
     """Which part of ours is off, for its label."""
-    steps_between: int = 1
-    """Steps that follow a decision of our rule without another one."""
-    every_subset: bool = False
-    """Whether our rule lets all devices compute together, even without a group of their own."""
     round_steps: int = 5
     """Steps in a round, of the largest row on most devices."""
     rounds: RoundSwitches = field(default_factory=RoundSwitches)
@@ -72,16 +217,13 @@ class RuleSetting:
     @property
     def label(self) -> str:
         """Return what tables and charts call it."""
-        more = f" without {self.without}" if self.without else ""
-        more += f", {self.steps_between} steps a decision" if self.steps_between > 1 else ""
-        more += ", all subsets" if self.every_subset else ""
         match self.name:
             case RuleName.FIXED:
                 return f"degree {self.degrees[0]}"
             case RuleName.ROUNDS:
                 return f"rounds of {self.round_steps}, {self.rounds.ties}"
             case RuleName.REPLANNING:
-                return self.name + more
+                return f"{self.name} without {self.without}" if self.without else str(self.name)
             case _:
                 return str(self.name)
 
@@ -89,7 +231,8 @@ class RuleSetting:
         """The rule for one run."""
         match self.name:
             case RuleName.REPLANNING:
-                return self._replanning(devices)
+                parts = replace(self.parts, degrees=self.degrees)
+                return ReplanningRule(devices, parts, together=step_times.together)
             case RuleName.EVENTS:
                 return EventDrivenRule()
             case RuleName.ROUNDS:
@@ -103,36 +246,12 @@ class RuleSetting:
 
     def groups(self, devices: int) -> AbstractSet[Devices] | None:
         """Subsets of which the rule may choose; None for all."""
-        if self.name is not RuleName.REPLANNING or self.every_subset:
+        if self.name is not RuleName.REPLANNING:
             return None
         return frozenset(device_subsets(devices))
 
-    def _replanning(self, devices: int) -> PoolRule:
-        parts = replace(self.parts, degrees=self.degrees)
-        groups = every_subset(devices, self.degrees) if self.every_subset else None
-        rule = ReplanningRule(devices, parts, together=step_times.together, groups=groups)
-        return rule if self.steps_between == 1 else MultiStepRule(rule, self.steps_between)
-
     def _able(self, devices: int) -> tuple[int, ...]:
         return tuple(degree for degree in self.degrees if degree <= devices)
-
-
-@dataclass(frozen=True)
-class MultiStepRule:
-    """A rule that decides less often: each step that it begins stands for several."""
-
-    rule: PoolRule
-    steps: int
-
-    def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> PoolDecision:
-        """See :class:`giornata.scheduling.degrees.pool.PoolRule`."""
-        left = {row.key: row.left for row in rows}
-        decision = self.rule.decide(now_s, rows, free)
-        begins = tuple(
-            replace(begin, steps=min(self.steps, *(left[key] for key in begin.rows)))
-            for begin in decision.begins
-        )
-        return replace(decision, begins=begins)
 
 
 @dataclass(frozen=True)
@@ -174,11 +293,6 @@ def bound_of(case: BoundCase) -> float:
     requests = case.workload.draw()
     tasks = [FluidTask(r.at_s, r.due_s, r.steps, step_times.times(r.size, able)) for r in requests]
     return most_in_time(tasks, case.devices, limit_s=BOUND_LIMIT_S) / len(requests)
-
-
-def every_subset(devices: int, degrees: Sequence[int]) -> tuple[Devices, ...]:
-    """All subsets of a pool of so many devices with one of the degrees."""
-    return tuple(group for degree in degrees for group in combinations(range(devices), degree))
 
 
 def _best_degrees(degrees: Sequence[int]) -> dict[Hashable, int]:

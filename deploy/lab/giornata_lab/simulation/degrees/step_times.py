@@ -10,15 +10,13 @@ from typing import Final, cast
 
 import numpy as np
 
-from giornata.planning.cost_model import DegreeFit, LinearFit, Profile, fit
+from giornata.planning.cost_model import LOAD, DegreeFit, LinearFit, Profile, complete_weights, fit
 from giornata.planning.operations import ADAPTING, COMPUTE, NETWORK, SequenceShape, step_work
-from giornata.planning.step_costs import LOAD, complete_weights
 from giornata.scheduling.degrees.pool import DEGREES, PoolRow, Times
 from giornata.wire.values import BlockMode
 from giornata_lab.loadgen import workload
 from giornata_lab.simulation.degrees.workloads import PoolRowSize
-from giornata_lab.simulation.h100 import MACHINES, path
-from giornata_lab.simulation.machines import FLUX_BLOCKS
+from giornata_lab.simulation.machines import DERIVED, FLUX_BLOCKS, profile_path
 
 # Step times of Flux.1-dev on several H100s, derived and not measured.
 #
@@ -159,7 +157,7 @@ class DerivedStep:
         mode = BlockMode.KV if self.computed < self.image else BlockMode.FULL
         shape = SequenceShape(TEXT, self.image, self.computed)
         work = step_work(FLUX_BLOCKS, [shape] * self.rows, [(mode,) * FLUX_BLOCKS.blocks] * self.rows)
-        return work.features[: len(NETWORK)]
+        return work[: len(NETWORK)]
 
 
 def steps() -> Iterator[DerivedStep]:
@@ -178,8 +176,8 @@ def steps() -> Iterator[DerivedStep]:
 
 
 def made(name: str) -> Profile:
-    """The profile of a machine of :data:`MACHINES`."""
-    fitted, eager = list(steps()), MACHINES[name]
+    """The profile of a machine of :data:`DERIVED`."""
+    fitted, eager = list(steps()), DERIVED[name]
     features = np.array([step.features for step in fitted])
     fits = {
         degree: _fit(features, [step.seconds(degree, eager=eager) for step in fitted]) for degree in DEGREES
@@ -226,6 +224,6 @@ def _rounded(value: float) -> float:
 
 
 if __name__ == "__main__":
-    for machine in MACHINES:
-        path(machine).write_text(made(machine).model_dump_json(indent=2) + "\n", encoding="utf-8")
-        sys.stdout.write(f"{path(machine)}\n")
+    for machine in DERIVED:
+        profile_path(machine).write_text(made(machine).model_dump_json(indent=2) + "\n", encoding="utf-8")
+        sys.stdout.write(f"{profile_path(machine)}\n")

@@ -31,8 +31,6 @@ HITS_SAVE: Final = sum(share * chance for share, chance in BEGUN.items())
 """Share of all steps that is saved where every picture finds a latent."""
 MOST_SAVED: Final = max(BEGUN)
 """Share of all steps that is saved where every picture begins as late as it can."""
-NIRVANA: Final = 0.21
-"""Share of all computing that Nirvana saves (NSDI '24, abstract)."""
 
 
 class SizeMix(StrEnum):

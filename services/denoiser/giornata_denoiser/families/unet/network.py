@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pixel_unshuffle
 
-from giornata.control.networks import ControlText
-from giornata.control.operations import skip_channels
+from giornata.control.networks import ControlText, skip_channels
 from giornata.packed import attention, elementwise
 from giornata.packed.block_inputs import ActivationRecorder, BlockInputs, CachedTokens, KVSource, Residuals
 from giornata.packed.low_rank import BatchLoras, LowRankHooks, SequenceLoras

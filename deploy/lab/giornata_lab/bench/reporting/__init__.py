@@ -1,1 +1,0 @@
-"""Options of the benchmarks, and how they tell what they found."""

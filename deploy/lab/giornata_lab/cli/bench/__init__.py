@@ -1,1 +1,0 @@
-"""``giornata bench``: measure servers from outside."""

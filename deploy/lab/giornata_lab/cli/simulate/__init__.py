@@ -1,1 +1,0 @@
-"""``giornata simulate``: a cluster on a virtual clock."""

@@ -1,1 +1,0 @@
-"""``giornata simulate-pool``: a pool of devices on a virtual clock."""

@@ -1,1 +1,0 @@
-"""``giornata doctor``: each check is a function that returns a finding, see :mod:`.finding`."""

@@ -1,1 +1,0 @@
-"""``giornata edit``: one edit, its progress and its pictures."""

@@ -1,1 +1,0 @@
-"""``giornata generate``: pictures from text."""

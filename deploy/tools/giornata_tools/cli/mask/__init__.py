@@ -1,1 +1,0 @@
-"""``giornata mask``."""

@@ -1,1 +1,0 @@
-"""``giornata top``: the fleet at work, live, from its telemetry."""

@@ -1,1 +1,0 @@
-"""The rules of intake: forms, envelopes, tenants, idempotency. Pure."""

@@ -1,1 +1,0 @@
-"""Requests of A1111's API, as parameters of Giornata's own jobs. Pure."""

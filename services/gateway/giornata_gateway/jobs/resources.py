@@ -1,0 +1,277 @@
+"""The tenants' LoRAs and registered templates."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import attrgetter
+from typing import Final
+
+import structlog
+
+from giornata import retries
+from giornata.blobs import BlobStore, refer
+from giornata.bus.bus import Bus
+from giornata.deadlines import Deadline
+from giornata.records import BucketMirror, LoraRecords, TemplateRecords, owner_of
+from giornata.shares import has_room
+from giornata.wire import subjects, templates
+from giornata.wire.adapters import LoraUse
+from giornata.wire.errors import LoraLimit, LoraNotFound, ServiceUnavailable, TemplateLimit, TemplateNotFound
+from giornata.wire.jobs import TAKE_OVER_S
+from giornata.wire.loras import EVERYONE, LoraRecord, LoraState, PinLora, RemoveLora
+from giornata.wire.messages import RemoveTemplate, TemplateRequest
+from giornata.wire.models import ModelCard
+from giornata.wire.requests import GenerationParameters
+from giornata.wire.templates import TemplateRecord
+from giornata_gateway.config import GatewayConfig
+from giornata_gateway.fleet import FleetListener
+from giornata_gateway.jobs.preparation import EditOrder
+from giornata_gateway.rules.adapters import LORAS_FIELD, use_of
+from giornata_gateway.rules.forms import TemplateForm
+
+ANSWER_MS: Final = 10_000
+SORTED: Final = 64
+"""Tenants whose lists are kept sorted."""
+
+
+@dataclass(frozen=True)
+class Loras:
+    """The LoRA store as tenants see it: their own LoRAs, and those that are shared with all."""
+
+    config: GatewayConfig
+    bus: Bus
+    records: LoraRecords
+    fleet: FleetListener
+    _sorted: dict[str, tuple[int, Sequence[LoraRecord]]] = field(default_factory=dict)
+    """The latest lists by tenant, each with what the mirror had seen when it was sorted."""
+
+    @cached_property
+    def mirror(self) -> BucketMirror[LoraRecord]:
+        """Every LoRA, for lists and counts."""
+        return BucketMirror(self.records.bucket)
+
+    def model(self, name: str | None) -> str:
+        """The model that a LoRA is for; ModelNotFound where none of this name is served, or several without one."""
+        return self.fleet.choose(name).name
+
+    async def check_room(self, tenant: str) -> None:
+        """Raise LoraLimit where the tenant has no room for another LoRA; uploads at once may exceed it."""
+        await self.mirror.refresh()
+        own, most = self.mirror.of(owner_of(tenant)), self.config.max_loras
+        if len(own) >= most:
+            raise LoraLimit(received=f"{len(own) + 1} LoRAs", accepted=f"at most {most}; delete one")
+
+    async def get(self, tenant: str, lora_id: str) -> LoraRecord:
+        """A LoRA that the tenant may use; LoraNotFound, too, where it is another tenant's."""
+        try:
+            return await self.records.get(tenant, lora_id)
+        except LoraNotFound:
+            return await self.records.get(EVERYONE, lora_id)
+
+    async def used(self, tenant: str, asked: GenerationParameters, card: ModelCard) -> tuple[LoraUse, ...]:
+        """The LoRAs that a tenant's request names, as a job of the model `card` keeps them.
+
+        Raises:
+            LoraNotFound, LoraNotReady, LoraMismatch: names the field, and what is accepted.
+        """
+        try:
+            records = await asyncio.gather(*(self.get(tenant, one.id) for one in asked.loras))
+        except LoraNotFound as error:
+            raise LoraNotFound(
+                field=LORAS_FIELD, received=error.received, accepted="an id that GET /v1/loras tells"
+            ) from error
+        found = zip(asked.loras, records, strict=True)
+        return tuple(use_of(one, record, card, asked.lora_wait, asked.lora_join) for one, record in found)
+
+    async def settled(self, tenant: str, lora_id: str, deadline: Deadline) -> LoraRecord:
+        """The LoRA of :meth:`get` once it is ready or has failed, or as it is at the deadline."""
+        record = await self.get(tenant, lora_id)
+        return await self.records.until(record.tenant, lora_id, lambda now: now.state.settled, deadline)
+
+    async def of(self, tenant: str) -> Sequence[LoraRecord]:
+        """The LoRAs that a tenant may use, and its uploads, the newest first."""
+        await self.mirror.refresh()
+        seen, records = self._sorted.get(tenant, (None, ()))
+        if seen != self.mirror.seen:
+            own, shared = self.mirror.of(owner_of(tenant)), self.mirror.of(owner_of(EVERYONE))
+            usable = [*own, *(record for record in shared if record.state is LoraState.READY)]
+            records = sorted(usable, key=attrgetter("created_s", "lora_id"), reverse=True)
+            if len(self._sorted) >= SORTED:
+                self._sorted.clear()
+            self._sorted[tenant] = self.mirror.seen, records
+        return records
+
+    async def pin(self, tenant: str, lora_id: str, *, pinned: bool) -> LoraRecord:
+        """Have every host keep a tenant's own LoRA, or no longer.
+
+        Raises:
+            LoraNotFound: the tenant has none of this id.
+            LoraLimit: the tenant has as many pinned ones as it may have.
+            LoraNotReady, LoraPinsFull: the LoRA store refuses it.
+        """
+        await self.records.get(tenant, lora_id)
+        if pinned:
+            await self.mirror.refresh()
+            others = sum(one.pinned and one.lora_id != lora_id for one in self.mirror.of(owner_of(tenant)))
+            most = self.config.max_pinned_loras
+            if others >= most:
+                raise LoraLimit(received=f"{others + 1} pinned LoRAs", accepted=f"at most {most}; unpin one")
+        request = PinLora(lora_id=lora_id, tenant=tenant, pinned=pinned, remaining_ms=ANSWER_MS)
+        return await self.bus.call(subjects.lora("pin"), request, LoraRecord, Deadline.after_ms(ANSWER_MS))
+
+    async def delete(self, tenant: str, lora_id: str) -> None:
+        """Forget a tenant's own LoRA or upload; edits that have begun end as before."""
+        await self.records.get(tenant, lora_id)
+        request = RemoveLora(lora_id=lora_id, tenant=tenant, remaining_ms=ANSWER_MS)
+        await self.bus.call(subjects.lora("remove"), request, LoraRecord, Deadline.after_ms(ANSWER_MS))
+
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class TemplateRegistry:
+    """The tenants' templates."""
+
+    config: GatewayConfig
+    bus: Bus
+    blobs: BlobStore
+    records: TemplateRecords
+    fleet: FleetListener
+    tasks: asyncio.TaskGroup
+    """Owns what outlives a request: forgetting a template whose registration failed."""
+
+    async def register(
+        self, tenant: str, image: bytes, form: TemplateForm, deadline: Deadline
+    ) -> TemplateRecord:
+        """Keep a picture and have it recorded; a refusal keeps nothing. The same registration again renews it."""
+        card = self.fleet.choose(form.model)
+        now_s = int(time.time())
+        ref = await refer("", image)
+        name = templates.template_id(tenant, card, form.size, ref.sha256)
+        record = TemplateRecord(
+            template_id=name,
+            tenant=tenant,
+            model=card.name,
+            model_digest=card.digest,
+            size=form.size,
+            image=ref.model_copy(update={"key": f"{tenant}/{name}/image"}),
+            created_s=now_s,
+            expires_s=now_s + self.config.template_ttl_s,
+        )
+        await self._check_room(tenant, name, len(image))
+        known = not await self.records.create(record)  # before the picture that it leads to
+        if known:
+            await self.records.change(
+                tenant, name, lambda now: templates.registered_again(now, record.image, record.expires_s)
+            )
+        request = TemplateRequest(template=record, remaining_ms=deadline.remaining_ms())
+        try:
+            await self.blobs.put(record.image.key, image, self._picture_s)
+            attempts = retries.soon(ServiceUnavailable, self.config.submit_window_s)
+            recorded: TemplateRecord = await attempts(
+                self.bus.call, subjects.TEMPLATE, request, TemplateRecord, deadline
+            )
+        except BaseException:
+            if not known:
+                self.tasks.create_task(self._forget(record), name=f"forget-{name}")
+            raise
+        log.info("template_registered", template=name, tenant=tenant, known=known)
+        return recorded
+
+    async def get(self, tenant: str, template_id: str) -> TemplateRecord:
+        """A tenant's template; TemplateNotFound, too, where it has expired or is another tenant's."""
+        record = await self.records.get(tenant, template_id)
+        if record.expires_s <= time.time():
+            raise TemplateNotFound(received=template_id)
+        return record
+
+    async def settled(self, tenant: str, template_id: str, deadline: Deadline) -> TemplateRecord:
+        """A tenant's template once it is recorded or could not be, or as it is at the deadline.
+
+        TemplateNotFound is raised as by :meth:`get`, and where it is deleted meanwhile.
+        """
+        await self.get(tenant, template_id)
+        return await self.records.until(tenant, template_id, lambda record: record.state.settled, deadline)
+
+    async def of(self, tenant: str) -> list[TemplateRecord]:
+        """A tenant's templates, the newest first."""
+        now_s = time.time()
+        found = [record for record in await self.records.all_of(tenant) if record.expires_s > now_s]
+        return sorted(found, key=lambda record: (record.created_s, record.template_id), reverse=True)
+
+    async def delete(self, tenant: str, template_id: str) -> None:
+        """Forget the template that :meth:`get` finds, and its recording; edits that have begun end as before."""
+        record = await self.get(tenant, template_id)
+        await self.records.delete(record)
+        await self.blobs.renew(record.image, self._edit_s)
+        if record.template_key is not None:
+            message = RemoveTemplate(tenant=tenant, template_key=record.template_key)
+            await self.bus.publish(subjects.TEMPLATE_REMOVED, message)
+        log.info("template_deleted", template=template_id, tenant=tenant)
+
+    async def applied(self, order: EditOrder) -> EditOrder:
+        """`order` with the picture, the model and the size of the template that it names; the template is renewed.
+
+        Raises:
+            TemplateNotFound: as :meth:`get`, or its picture is gone.
+            TemplateMismatch: the order names another model or size, or a part of the picture.
+        """
+        if order.template_id is None:
+            return order
+        tenant, name = order.tenant.name, order.template_id
+        record = await self.get(tenant, name)
+        parameters = templates.applied(record, order.parameters)
+        if not await self.blobs.renew(record.image, self._picture_s):
+            raise TemplateNotFound(
+                "The template's picture is no longer in the blob store.",
+                received=name,
+                accepted="register it again",
+            )
+        life_s = self.config.template_ttl_s
+        await self.records.change(tenant, name, lambda known: templates.renewed(known, time.time(), life_s))
+        return replace(order, image=record.image, parameters=parameters)
+
+    @property
+    def _edit_s(self) -> int:
+        """The longest an edit can take, including a takeover by another router."""
+        return int(self.config.job_budget_s) + TAKE_OVER_S
+
+    @property
+    def _picture_s(self) -> int:
+        """A picture outlives its record by an edit that has begun."""
+        return self.config.template_ttl_s + self._edit_s
+
+    async def _check_room(self, tenant: str, template_id: str, size_bytes: int) -> None:
+        """Raise TemplateLimit where the tenant has no room for another template; it may send a known one again.
+
+        Registrations at the same time may exceed the limit by their number.
+        """
+        names, most = {record.template_id for record in await self.of(tenant)}, self.config.max_templates
+        if template_id in names:
+            return
+        if len(names) >= most:
+            accepted = f"at most {most}; delete one, or wait until one expires"
+            raise TemplateLimit(received=f"{len(names) + 1} templates", accepted=accepted)
+        held = Counter[str]()
+        for record in (await self.records.bucket.everything()).values():
+            held[record.tenant] += record.image.size_bytes
+        capacity = self.config.max_template_bytes
+        if not has_room(held, tenant, size_bytes, capacity, alone=self.config.api_keys_file is None):
+            raise TemplateLimit(
+                "There is no room for another template of this tenant.",
+                received=f"{size_bytes} bytes beside {held[tenant]} of this tenant's and {held.total()} of all",
+                accepted=f"{capacity} bytes, shared by all tenants; delete one, or wait until one expires",
+            )
+
+    async def _forget(self, record: TemplateRecord) -> None:
+        try:
+            await self.records.delete(record)
+            await self.blobs.delete(record.image)
+        except Exception:  # the task's edge: logged; both expire
+            log.exception("forget_failed", template=record.template_id)

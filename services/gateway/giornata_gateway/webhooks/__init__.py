@@ -1,1 +1,0 @@
-"""Webhooks of jobs: signed, sent until they are taken or given up, by any gateway."""

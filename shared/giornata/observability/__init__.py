@@ -1,1 +1,0 @@
-"""Observability: what one edit does in every service, as OpenTelemetry spans."""
