@@ -39,7 +39,7 @@ PRELOADED: Final = (
     "giornata_gateway.service", "giornata_router.service", "giornata_lora_store.service",
     "giornata_prepost.config", "giornata_prepost.service", "giornata_prepost.segmenters",
     "giornata_prepost.families.flow_transformers", "giornata_prepost.loras.normalisation",
-    "giornata_denoiser.service", "giornata_denoiser.engine.rehearsal", "giornata_denoiser.families.flux",
+    "giornata_denoiser.service", "giornata_denoiser.startup", "giornata_denoiser.families.flux",
     "giornata_denoiser.families.unet.checkpoints", "giornata_denoiser.profiling.ranks",
     "giornata_controlnet.service", "giornata_controlnet.config",
     "giornata_tools.cli.app", "tests.fakes.profiles",

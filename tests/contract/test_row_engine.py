@@ -1,4 +1,4 @@
-"""What every engine owes the service: :class:`giornata_denoiser.engine.protocol.RowEngine`."""
+"""What every engine owes the service: :class:`giornata_denoiser.engine.engine.RowEngine`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from giornata.planning.operations import COMPUTE
 from giornata.scheduling.batch import Capacity
 from giornata.scheduling.degrees.rule import ReplanningOptions
 from giornata_denoiser.choices import CacheForm
-from giornata_denoiser.engine.protocol import RowEngine, StepReport
+from giornata_denoiser.engine.engine import RowEngine
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec

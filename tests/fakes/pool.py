@@ -13,8 +13,7 @@ from giornata.planning.cost_model import CostModel, Profile
 from giornata.scheduling.degrees.pool import Devices
 from giornata.scheduling.degrees.rule import ReplanningOptions, ReplanningRule
 from giornata.wire.values import BlockMode
-from giornata_denoiser.engine.model_runner import FiniteCheck, ModelRunner
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import FiniteCheck, ModelRunner, StepReport
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.pool.leader import DevicePool
 from giornata_denoiser.pool.messages import RankReady, connect

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from giornata.scheduling.batch import Capacity, RowBatch
-from giornata_denoiser.engine.protocol import EngineState, StepReport
+from giornata_denoiser.engine.engine import EngineState
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.rows.row import Row
 
 
 class SteppedEngine:
-    """Satisfies :class:`giornata_denoiser.engine.protocol.RowEngine`; every latent stays as it is.
+    """Satisfies :class:`giornata_denoiser.engine.engine.RowEngine`; every latent stays as it is.
 
     Args:
         capacity: of one step.

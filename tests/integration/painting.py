@@ -22,7 +22,7 @@ from giornata.wire.requests import EditParameters, GenerationParameters
 from giornata.wire.resolution import carried_out, cfg_scale, fitted, resolve
 from giornata_denoiser.checkpoint import Checkpoint, load, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.adapters import ControlExecutor
+from giornata_denoiser.engine.batch_tensors import ControlExecutor
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.rows import build_row

@@ -36,7 +36,7 @@ from tests.fakes.fleet import REF
 from tests.integration.painting import Served, ended, served
 from tests.integration.prepost.asking import png
 
-SIZE = Size(192, 128)
+SIZE = Size(128, 128)
 LIMITS = PixelLimits(1 << 20, 1 << 20)
 SEED, PICTURES = 7, 2
 COMPUTING_COSTS = StepCosts((0.1, 0.0, 1.0, 0.0, 0.0, 0.0))

@@ -4,7 +4,6 @@ Floors, each importing only those above it in this list:
 
 * :mod:`giornata_denoiser.rows` - rows and recordings, as values
 * :mod:`giornata_denoiser.families` - text, schedule and network of a model family
-* :mod:`giornata_denoiser.blocks` - what enters a block beside its tokens
 * :mod:`giornata_denoiser.parallel` - processes that compute one batch, each with a device
 * :mod:`giornata_denoiser.checkpoint` - which family a folder holds
 * :mod:`giornata_denoiser.engine` - one step for all running rows, and what is loaded ahead for it; their threads

@@ -21,10 +21,10 @@ async def serve(config: DenoiserConfig, stop: asyncio.Event) -> None:
     from giornata.retries import read_just_made
     from giornata.runtime import keep_freed
     from giornata_denoiser.checkpoint import open_checkpoint
-    from giornata_denoiser.engine.rehearsal import rehearse
     from giornata_denoiser.pool.ranks import loaded, start_ranks
     from giornata_denoiser.profiling.fitting import profile_of
     from giornata_denoiser.service import Denoiser
+    from giornata_denoiser.startup import rehearse
 
     async with (
         gpus_of(ServiceName.DENOISER, config) as (own, gpus),

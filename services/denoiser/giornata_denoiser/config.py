@@ -12,8 +12,14 @@ from giornata.checkpoints import ModelConfig
 from giornata.runtime import HOST_SHARE, memory_bytes
 from giornata.scheduling.batch import BatchingMode
 from giornata.wire.loras import LORA_FILE_BYTES
-from giornata_denoiser.choices import CacheForm, ControlNetExecutor, WeightQuantization
-from giornata_denoiser.devices import VARIABLE, claimed_of, parse_devices
+from giornata_denoiser.choices import (
+    VARIABLE,
+    CacheForm,
+    ControlNetExecutor,
+    WeightQuantization,
+    claimed_of,
+    parse_devices,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -87,12 +93,6 @@ class DenoiserConfig(ModelConfig):
     )
     template_levels: ClassVar[int | None] = None
     """Noise levels that are recorded; edits take the nearest one. Default 6, of UNets 12."""
-    template_budget_mb: ClassVar[int | None] = None
-    """Most of one template, in MiB: it records fewer noise levels, then fewer blocks; default what memory, or the
-    folder, holds."""
-    template_ahead_mb: ClassVar[int | None] = None
-    """Most that is loaded from templates for later steps, in MiB; default a sixteenth of the machine's memory, on a
-    GPU an eighth of what the model leaves free."""
     template_correction: ClassVar[bool] = True
     """An edit's first step computes everything and corrects what the later ones take from the template, unless an
     edit with the same mask has done so before."""
@@ -153,8 +153,6 @@ class DenoiserConfig(ModelConfig):
     )
     batching: ClassVar[BatchingMode] = BatchingMode.STEP
     """When waiting rows join: at a `step`, or per `request`, when all others have left."""
-    step_limit_ms: ClassVar[float | None] = None
-    """Rows join while a step is predicted to take no longer; default no limit."""
     memory_mb: int | None = Field(
         None,
         ge=1,

@@ -18,7 +18,6 @@ import structlog
 from giornata.blobs import BlobStore
 from giornata.bus import telemetry
 from giornata.bus.bus import Bus, Endpoint
-from giornata.packed.low_rank import SequenceLoras
 from giornata.planning.cost_model import CostModel, Profile
 from giornata.records import JobRecordStore, TemplateRecords
 from giornata.retries import read_just_made
@@ -35,28 +34,26 @@ from giornata.wire.messages import (
     RunRequest,
 )
 from giornata.wire.workers import HostDevice, ServiceName, ServiceState
-from giornata_denoiser.adapters.files import tier_in
-from giornata_denoiser.adapters.tiers import LoraTiers, hold_loras, tiers_of
-from giornata_denoiser.attempts.events import EventPublisher
+from giornata_denoiser.attempts.attempt import AttemptResultWriter, EventPublisher
 from giornata_denoiser.attempts.inputs import adapters_of, rows_of
-from giornata_denoiser.attempts.results import AttemptResultWriter
 from giornata_denoiser.attempts.runner import AttemptInputs, AttemptRunner, EpochFence
 from giornata_denoiser.attempts.telemetry import Reporter
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.controlnets import DenoiserControlNets, control_room, controls_of, open_rows
 from giornata_denoiser.engine.engine import EngineLoop
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import StepReport
+from giornata_denoiser.loras import LoraTiers, hold_loras, tier_in, tiers_of
 from giornata_denoiser.pool.leader import DevicePool, pool_of
 from giornata_denoiser.pool.ranks import RankSupervisor
 from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.state import shared_memory
 from giornata_denoiser.rows.row import RowLora
+from giornata_denoiser.startup import engine_of
 from giornata_denoiser.templates.identity import ORDINARY, PINNED, HostMemory
 from giornata_denoiser.templates.lookup import TemplateLookup
 from giornata_denoiser.templates.runs import TemplateRegistrations, TemplateRuns
 from giornata_denoiser.templates.store import TemplateStore
-from giornata_denoiser.tuning import engine_of
 
 HAND_BACK_S: Final = 10.0
 """Time to write unfinished rows down, beyond the configured time to drain."""
@@ -72,7 +69,7 @@ class Denoiser:
     """
 
     _engine: EngineLoop | DevicePool
-    _loras: LoraTiers[SequenceLoras]
+    _loras: LoraTiers
     _carrier: AttemptRunner
     _store: TemplateStore
     _runs: TemplateRuns

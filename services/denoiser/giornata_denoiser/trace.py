@@ -36,7 +36,7 @@ class Trace:
         self._spans: deque[tuple[TraceLane, str, Mark, Mark, dict[str, object]]] = deque(maxlen=EVENTS)
         self._clock = clock
         self._on_device = torch.device(device).type == "cuda"
-        self._mark = _DeviceClock(clock).mark if self._on_device else self._host_mark
+        self._mark = _device_marks(clock) if self._on_device else self._host_mark
 
     @contextmanager
     def span(self, lane: TraceLane, name: str, **arguments: object) -> Iterator[None]:
@@ -82,20 +82,20 @@ class Trace:
         return lambda: now
 
 
-class _DeviceClock:
-    """Marks by CUDA events, counted from one whose moment the host knows."""
+def _device_marks(clock: Callable[[], float]) -> Callable[[], Mark]:
+    """Marks of the current stream by CUDA events, counted from one whose moment the host knows."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._base = self._event()
-        torch.cuda.synchronize()  # once, before anything is traced
-        self._began_s = clock()
+    def event() -> Any:
+        made: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's is not typed
+        made.record()
+        return made
 
-    def mark(self) -> Mark:
-        """A moment of the current stream."""
-        event = self._event()
-        return lambda: self._began_s + self._base.elapsed_time(event) / 1e3
+    base = event()
+    torch.cuda.synchronize()  # once, before anything is traced
+    began_s = clock()
 
-    def _event(self) -> Any:
-        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's is not typed
-        event.record()
-        return event
+    def mark() -> Mark:
+        here = event()
+        return lambda: began_s + base.elapsed_time(here) / 1e3
+
+    return mark

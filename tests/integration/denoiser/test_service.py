@@ -14,7 +14,7 @@ from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.messages import PREVIEW_BYTES, RunAnswer
 from giornata.wire.workers import HostDevice, StepSample
 from tests.fakes.profiles import PROFILE
-from tests.integration.denoiser.bench import GRID, STEPS, WAIT_S, Bench, taken
+from tests.integration.denoiser.bench import GRID, STEPS, WAIT_S, Bench
 
 
 async def test_rows_are_computed_and_reported_once(bench: Bench) -> None:
@@ -127,27 +127,6 @@ async def test_telemetry_tells_the_gpus_that_were_claimed(bench: Bench) -> None:
     bench.gpus = (HostDevice(device="cuda:3", id="GPU-3a"),)
     async with bench.worker():
         assert (await asyncio.wait_for(bench.states.get(), WAIT_S)).gpus == bench.gpus
-
-
-async def test_a_worker_without_room_says_full(bench: Bench) -> None:
-    async with bench.worker(permits=0, capacity_rows=2) as worker:
-        big = await bench.job(worker, n=3)
-        assert await bench.run(worker, big) is RunAnswer.ACCEPTED  # an idle worker takes any job
-        assert await bench.run(worker, await bench.job(worker)) is RunAnswer.FULL
-
-
-async def test_two_attempts_at_different_rows_of_a_job_are_computed_side_by_side(bench: Bench) -> None:
-    async with bench.worker(permits=0) as worker:
-        both = await bench.job(worker, n=2)
-        first, second = (both.model_copy(update={"rows": (row,)}) for row in both.rows)
-        await bench.records.change(both.job.job_id, lambda r: taken(r, 2, worker.instance, {1}))
-        assert await bench.run(worker, first) is RunAnswer.ACCEPTED
-        assert await bench.run(worker, second.model_copy(update={"attempt": 2})) is RunAnswer.ACCEPTED
-        worker.network.permits.release(1000)
-        assert sorted([(await bench.report()).attempt, (await bench.report()).attempt]) == [1, 2]
-        record = await bench.records.get(both.job.job_id)
-        assert not record.assignments
-        assert all(row.latents is not None for row in record.rows)
 
 
 async def test_another_version_of_the_model_is_refused(bench: Bench) -> None:

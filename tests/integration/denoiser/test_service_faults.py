@@ -63,18 +63,6 @@ async def test_a_router_that_was_superseded_is_not_obeyed(bench: Bench) -> None:
         assert (await bench.report()).job_id == late.job.job_id
 
 
-async def test_a_newer_attempt_replaces_the_older(bench: Bench) -> None:
-    async with bench.worker(permits=0, capacity_rows=2) as worker:
-        request = await bench.job(worker)
-        await bench.run(worker, request)
-        await bench.records.change(request.job.job_id, lambda r: taken(r, 2, worker.instance))
-        assert await bench.run(worker, request.model_copy(update={"attempt": 2})) is RunAnswer.ACCEPTED
-        worker.network.permits.release(1000)
-        assert (await bench.report()).attempt == 2
-        await bench.idle()
-        assert bench.denoised.empty()
-
-
 async def test_a_void_attempt_is_not_reported(bench: Bench) -> None:
     async with bench.worker(permits=0) as worker:
         request = await bench.job(worker)

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -16,13 +15,12 @@ from torch import Tensor, nn
 
 from giornata import lora_files
 from giornata.bus.bus import Endpoint, UnansweredError
-from giornata.lora_files import WHOLE_FILES
 from giornata.wire import subjects
-from giornata.wire.adapters import AskedLora, LoraUse
+from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraNotFound
 from giornata.wire.jobs import RowRecord
 from giornata.wire.loras import FileChunk, ReadFile
-from giornata.wire.messages import CancelRows, RunRequest
+from giornata.wire.messages import RunRequest
 from giornata.wire.workers import AdapterCounters, AdapterLoad, StepSample, Tier
 from tests.integration.denoiser.bench import STEPS, WAIT_S, Bench, Worker, taken
 
@@ -131,19 +129,6 @@ async def test_a_picture_under_a_lora_equals_one_of_fused_weights(bench: Bench) 
         assert resident[Tier.DEVICE] == (store.use.sha256,)
 
 
-async def test_a_file_in_the_stores_folder_is_copied_and_a_damaged_one_there_is_asked_for(
-    bench: Bench, tmp_path: Path
-) -> None:
-    async with stored(bench) as store:
-        file = tmp_path / WHOLE_FILES / store.use.sha256
-        file.parent.mkdir()
-        for data, asked in ((store.file, False), (store.file[:-1] + b"x", True)):
-            file.write_bytes(data)
-            async with bench.worker(lora_folder=tmp_path) as worker:
-                await computed(bench, worker, under(await bench.job(worker), store.use))
-            assert store.asked.is_set() is asked
-
-
 async def test_telemetry_tells_how_long_a_lora_took_and_what_its_steps_computed(bench: Bench) -> None:
     async with stored(bench) as store, bench.worker() as worker:
         await computed(bench, worker, under(await bench.job(worker), store.use))
@@ -161,18 +146,6 @@ async def test_telemetry_tells_how_long_a_lora_took_and_what_its_steps_computed(
         assert 0.5 < share < 1.5, "a token meets each weight of the factors about once"
 
 
-async def test_a_row_waits_for_its_lora_while_others_go_on(bench: Bench) -> None:
-    async with stored(bench) as store, bench.worker() as worker:
-        store.may_answer.clear()
-        late = under(await bench.job(worker), store.use)
-        await bench.run(worker, late)
-        other = await bench.job(worker)
-        await computed(bench, worker, other)
-        store.may_answer.set()
-        assert (await bench.report()).job_id == late.job.job_id
-        assert len(await bench.latents(late)) == 1
-
-
 async def test_a_lora_that_the_store_does_not_have_fails_its_job_alone(bench: Bench) -> None:
     async with stored(bench) as store, bench.worker() as worker:
         gone = under(await bench.job(worker), store.use.model_copy(update={"sha256": "0" * 64}))
@@ -182,17 +155,6 @@ async def test_a_lora_that_the_store_does_not_have_fails_its_job_alone(bench: Be
         assert row.error is not None
         assert row.error.code == "lora_not_found"
         await computed(bench, worker, await bench.job(worker))
-
-
-async def test_a_waiting_job_can_be_cancelled(bench: Bench) -> None:
-    async with stored(bench) as store, bench.worker() as worker:
-        store.may_answer.clear()
-        late = under(await bench.job(worker), store.use)
-        await bench.run(worker, late)
-        drop = CancelRows(job_id=late.job.job_id, attempt=late.attempt)
-        await bench.bus.publish(subjects.worker(worker.instance, "cancel"), drop)
-        await bench.idle()
-        store.may_answer.set()
 
 
 async def test_a_worker_stops_while_a_lora_is_being_fetched(bench: Bench) -> None:
@@ -288,23 +250,6 @@ async def test_a_bounded_row_makes_its_first_steps_and_tells_when_its_lora_joine
         assert (await told(bench)).late == 1
         (late,) = await bench.latents(request)
         assert (late - exact).abs().max() > 1e-3
-
-
-async def test_a_row_whose_request_tells_the_step_is_as_one_whose_lora_came_then(bench: Bench) -> None:
-    async with stored(bench) as store, bench.worker() as worker:
-        came = await begun(bench, worker, store)
-        store.may_answer.set()
-        await bench.report()
-        counted = (await told(bench)).late
-        request = under(await bench.job(worker), bounded(store))
-        asked = {"loras": (AskedLora(id=f"lora_{'a' * 32}"),), "lora_join": BOUND / STEPS}
-        parameters = request.job.parameters.model_copy(update=asked)
-        job = request.job.model_copy(update={"parameters": parameters})
-        forced = await computed(bench, worker, request.model_copy(update={"job": job}))
-        assert (await row_of(bench, request)).loras_from == BOUND, "though it is loaded"
-        assert (await told(bench)).late == counted, "it waited for nothing"
-        (late,) = await bench.latents(came)
-        torch.testing.assert_close(forced, late)
 
 
 async def test_a_row_that_waits_at_its_bound_goes_on_elsewhere(bench: Bench) -> None:

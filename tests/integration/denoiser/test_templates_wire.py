@@ -24,7 +24,7 @@ from giornata.wire.messages import (
 from giornata.wire.templates import TemplateInputs, TemplateRecord, TemplateState, picture_id
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import TemplateCounters, Tier
-from giornata_denoiser import tuning
+from giornata_denoiser import startup
 from tests.integration.denoiser.bench import INSPECTION, REF, WAIT_S, Bench, Worker
 from tests.patience import HUNG_MS
 
@@ -211,7 +211,7 @@ async def test_a_removed_template_leaves_both_tiers_and_rows_that_run_go_on(
 ) -> None:
     # The exact planner's choice follows what is loaded already, and pictures follow its choice; both edits are to learn
     # for themselves.
-    monkeypatch.setattr(tuning, "plan_batch", plan_each_alone(uniform_modes(BlockMode.KV)))
+    monkeypatch.setattr(startup, "plan_batch", plan_each_alone(uniform_modes(BlockMode.KV)))
     async with bench.worker(template_folder=tmp_path, template_corrections_mb=0) as worker:
         await registry.ask(worker)
         await registry.settled()

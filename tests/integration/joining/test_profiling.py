@@ -188,19 +188,6 @@ def _is_of(message: ProbeMessage, record: LoraRecord) -> bool:
     return message.parameters.loras[0].id == record.lora_id
 
 
-async def test_a_lora_that_fails_holds_up_no_other(painter: Painter) -> None:
-    poisoned = await painter.upload(43, limit=0.1)
-    sound = await painter.upload(44, limit=0.1)
-    painter.failures[poisoned.lora_id] = [RowPoisoned("It brings workers down.")]
-    async with serving(painter), watching(painter) as told:
-        outcomes = dict([await told.next(), await told.next()])
-        await painter.kept(sound, 0.1)
-    assert isinstance(outcomes[poisoned.lora_id], RowPoisoned)
-    assert isinstance(outcomes[sound.lora_id], LoraProfile)
-    now = await painter.bench.records.get(poisoned.tenant, poisoned.lora_id)
-    assert now.joins_within is None
-
-
 async def test_a_lora_that_is_removed_meanwhile_stays_removed(painter: Painter) -> None:
     gone = await painter.upload(45, limit=0.1)
     painter.may_answer.clear()

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from giornata.packed.compute_set import Region, make_region
-from giornata_denoiser.blocks.slabs import Device, TransferHandle
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.loading import Accelerator, device_for
+from giornata_denoiser.engine.slabs import Device, TransferHandle
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from giornata.wire.errors import Failed
+from giornata_denoiser.choices import check_present, parse_devices
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.devices import check_present, parse_devices
 
 
 @pytest.mark.parametrize(

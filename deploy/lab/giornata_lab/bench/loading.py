@@ -44,12 +44,12 @@ from giornata.planning.plans import (
     uniform_modes,
 )
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.recorders import EntryRecorder
-from giornata_denoiser.blocks.slabs import Device, Slabs
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.engine.loading import Loader, SlabRun, device_for
+from giornata_denoiser.engine.recorders import EntryRecorder
+from giornata_denoiser.engine.slabs import Device, Slabs
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry

@@ -22,7 +22,7 @@ from diffusers import FluxFillPipeline, TaylorSeerCacheConfig
 from PIL import Image
 
 from giornata.wire.models import WARMUP, TaylorSeerSchedule
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.step_cache import TaylorRule
 from giornata_lab.bench.compute.bench_model import BenchModel, Request, box_of, held_out

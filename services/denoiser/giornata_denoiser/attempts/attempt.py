@@ -1,20 +1,39 @@
-"""An attempt at a job, from its acceptance by this worker to its report."""
+"""An attempt at a job: how far its rows are, the outcome that is written, and the events and spans that tell of it."""
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Collection, Iterator
+import secrets
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from io import BytesIO
+from typing import Any, Final
 
+import nats.errors
+import numpy as np
+import numpy.typing as npt
+import structlog
+from PIL import Image
+from pydantic import BaseModel
+
+from giornata import retries, tensors
+from giornata.blobs import BlobStore
+from giornata.bus.bus import Bus
+from giornata.records import JobRecordStore
 from giornata.scheduling.batch import RowKey
-from giornata.tracing import NO_STEPS
-from giornata.wire.errors import GiornataError
-from giornata.wire.messages import RunRequest
+from giornata.tracing import NO_STEPS, SpanAttributes, StepSpans, span
+from giornata.wire import subjects
+from giornata.wire.errors import GiornataError, Overloaded, RowPoisoned
+from giornata.wire.jobs import BlobRef, Job, JobRecord, RowState, TemplateUse
+from giornata.wire.messages import PREVIEW_BYTES, PREVIEW_JOB_BYTES, EventKind, PreviewEvent, RunRequest
+from giornata.wire.requests import OutputFormat, Reuse
 from giornata.wire.workers import RowProgress
-from giornata_denoiser.engine.protocol import StepReport
-from giornata_denoiser.engine.step_budget import skipped_steps
+from giornata_denoiser.engine.model_runner import RowPreview, StepReport
 from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.step_cache import skipped_steps
 
 AttemptKey = tuple[str, int]
 """Job id and number of the attempt."""
@@ -43,6 +62,15 @@ class Attempt:
         self.due_s = math.inf if within_ms is None else accepted_s + within_ms / 1e3
         """When the last of its rows is to have ended; infinite without a wish."""
         self._began_s: float | None = None
+        self.task: asyncio.Task[None] | None = None
+        """What carries it."""
+        self.released = asyncio.Event()
+        """Set when the engine is done with the rows, or will do no more for them."""
+
+    def cancel(self) -> None:
+        """Let go of it: it is void."""
+        if self.task is not None:
+            self.task.cancel()
 
     @property
     def key(self) -> AttemptKey:
@@ -133,3 +161,204 @@ def has_room(attempts: Collection[Attempt], rows: int, capacity_rows: int) -> bo
     """Whether so many more rows may come; an idle worker takes any job, since a large one would find no worker else."""
     unfinished = sum(len(attempt.unfinished) for attempt in attempts)
     return unfinished == 0 or unfinished + rows <= capacity_rows
+
+
+log = structlog.get_logger(__name__)
+
+
+class AttemptResultWriter:
+    """The edge to blob store and job records."""
+
+    def __init__(self, blobs: BlobStore, records: JobRecordStore, worker: str) -> None:
+        self._blobs, self._records, self._worker = blobs, records, worker
+
+    async def write(self, attempt: Attempt) -> tuple[JobRecord, tuple[BlobRef, ...]]:
+        """Write latents of finished rows, errors of failed ones, and where the others can go on.
+
+        Returns the record, which shows whether the attempt still counted, and latents that it does not hold: of a state
+        that a row has gone on from, or of an attempt that was void. Until the caller's time is over it tries again
+        while NATS or the blob store does not answer.
+        """
+        stored = [row.resume.latents for row in attempt.request.rows if row.resume]
+        changes: dict[int, dict[str, Any]] = {
+            index: {"error": error.body()} for index, error in attempt.errors.items()
+        }
+        for index, row in attempt.rows.items():
+            if index in changes or row.step == 0:
+                continue
+            try:
+                latents = await self._put(attempt.request.job, row)
+            except RowPoisoned as error:  # handed back before its last step was judged
+                changes[index] = {"error": error.body()}
+                continue
+            stored.append(latents)
+            loras_from = row.adapters.loras_from
+            if not row.done:
+                state = RowState(step=row.step, latents=latents, loras_from=loras_from)
+                changes[index] = {"resume": state}
+                continue
+            changes[index] = {
+                "latents": latents,
+                "resume": None,
+                "computed_tokens": row.computed_tokens,
+                "template": template_use(attempt.request.job, row),
+                "loras_from": loras_from if row.adapters.loras else None,
+            }
+        record = await self._change(attempt.request, changes)
+        states = [row.resume.latents for row in record.rows if row.resume]
+        held = {ref.key for ref in (*states, *[row.latents for row in record.rows if row.latents])}
+        return record, tuple(ref for ref in stored if ref.key not in held)
+
+    async def forget(self, latents: Sequence[BlobRef]) -> None:
+        """Delete latents that no record holds any more. A failure is logged: they expire."""
+        try:
+            await self._blobs.delete(*latents)
+        except GiornataError as error:
+            log.warning("latents_not_forgotten", keys=[ref.key for ref in latents], error=str(error))
+
+    @retries.patiently(Overloaded).wraps
+    async def _put(self, job: Job, row: Row) -> BlobRef:
+        """Keep a row's latents under a key that no other attempt has: for prepost now, or for any denoiser later."""
+        data = await asyncio.to_thread(lambda: tensors.pack(row.export().tensors))
+        key = f"{job.folder}latents-{row.key.index}-{secrets.token_hex(4)}"
+        return await self._blobs.put(key, data, job.intermediate_ttl_s)
+
+    @retries.patiently(nats.errors.Error).wraps
+    async def _change(self, request: RunRequest, changes: Mapping[int, Mapping[str, Any]]) -> JobRecord:
+        return await self._records.change(
+            request.job.job_id,
+            lambda record: record.freed(
+                request.attempt, self._worker, lambda row: changes.get(row.index, {})
+            ),
+        )
+
+
+def template_use(job: Job, row: Row) -> TemplateUse:
+    """Return what a template did for a row."""
+    if job.parameters.reuse is Reuse.OFF:
+        return TemplateUse.OFF
+    if row.template is not None:
+        return TemplateUse.HIT
+    return TemplateUse.SKIPPED if row.skipped else TemplateUse.MISS
+
+
+FORMAT: Final = OutputFormat.JPEG
+QUALITIES: Final = (85, 70, 50, 30, 15)
+"""Tried in this order until a preview fits; then again with half as many pixels a side."""
+
+
+def limit_bytes(job: Job) -> int:
+    """Bytes that one preview of a job may have: all of them together keep to the job's share of the event stream."""
+    asked = job.parameters.n * job.parameters.partial_images
+    return min(PREVIEW_BYTES, PREVIEW_JOB_BYTES // max(1, asked))
+
+
+def encode(pixels: npt.NDArray[np.uint8], limit: int) -> tuple[bytes, tuple[int, int]]:
+    """`pixels`, (height, width, 3) RGB, as JPEG of at most `limit` bytes, and its width and height.
+
+    Quality is given up first, then size.
+
+    A pixel alone takes 700 bytes.
+
+    Raises:
+        ValueError: not even one pixel fits.
+    """
+    for picture, quality in _attempts(Image.fromarray(pixels)):
+        target = BytesIO()
+        picture.save(target, FORMAT.value, quality=quality, subsampling=0)
+        if target.tell() <= limit:
+            return target.getvalue(), picture.size
+    raise ValueError(f"no preview fits into {limit} bytes")
+
+
+def preview_event(request: RunRequest, preview: RowPreview) -> PreviewEvent:
+    """The event that shows `preview`, a row of `request`. Encodes: call it away from the event loop."""
+    image, size = encode(preview.pixels, limit_bytes(request.job))
+    return PreviewEvent(
+        job_id=preview.key.job_id,
+        attempt=preview.key.attempt,
+        index=preview.key.index,
+        step=preview.step,
+        steps=preview.steps,
+        partial_image_index=preview.index,
+        image=image,
+        size=size,
+        format=FORMAT,
+        box=request.inspection.painted_box,
+    )
+
+
+def _attempts(picture: Image.Image) -> Iterator[tuple[Image.Image, int]]:
+    while True:
+        for quality in QUALITIES:
+            yield picture, quality
+        if max(picture.size) == 1:
+            return
+        picture = picture.resize([max(1, side // 2) for side in picture.size], Image.Resampling.BOX)
+
+
+class EventPublisher:
+    """Publishes the events of a denoiser's jobs."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._previews: asyncio.Queue[tuple[RunRequest, RowPreview]] = asyncio.Queue()
+
+    def show(self, request: RunRequest, preview: RowPreview) -> None:
+        """Have :meth:`shown` tell it when those before it are told."""
+        self._previews.put_nowait((request, preview))
+
+    async def shown(self) -> None:
+        """Encode and tell previews, one at a time and in order; until it is cancelled."""
+        while True:
+            request, preview = await self._previews.get()
+            try:
+                event = await asyncio.to_thread(preview_event, request, preview)
+                await self.publish(request.job, EventKind.PREVIEW, event)
+            except Exception:  # the preview's edge: logged; the picture itself goes on
+                log.exception("preview_lost", job=request.job.job_id, step=preview.step)
+
+    async def publish(self, job: Job, kind: EventKind, event: BaseModel) -> None:
+        """Events may be lost while NATS is away; the record is the truth."""
+        try:
+            await self._bus.publish(subjects.event(job.gateway, job.job_id, kind), event)
+        except nats.errors.Error as error:
+            log.warning("event_lost", job=job.job_id, kind=kind, error=repr(error))
+
+
+@contextmanager
+def denoise_span(attempt: Attempt) -> Iterator[None]:
+    """The span of an attempt from its acceptance to its report; its steps are told below."""
+    request = attempt.request
+    with span(
+        "denoise",
+        job=request.job.job_id,
+        attempt=request.attempt,
+        rows=len(request.rows),
+        mask_ratio=request.inspection.mask_ratio,
+    ) as carrying:
+        attempt.traced = carrying.steps()
+        try:
+            yield
+        finally:
+            attempt.traced.close()
+            attempt.traced = NO_STEPS
+            carrying.note(wait_ms=attempt.wait_ms, compute_ms=attempt.compute_ms)
+            if attempt.rows:
+                carrying.note(template=template_use(request.job, next(iter(attempt.rows.values()))).value)
+            if attempt.errors:
+                carrying.fail(next(iter(attempt.errors.values())).code)
+
+
+def tell_step(steps: StepSpans, report: StepReport) -> None:
+    """Tell a step that advanced rows of the attempt. Its sample is of the last step that is known to have ended."""
+    now, sample = time.perf_counter(), report.sample
+    told: SpanAttributes = {"batch_rows": len(report.advanced)}
+    if sample is not None:
+        told = {
+            "batch_rows": sample.rows,
+            "tokens": sample.image_tokens,
+            "load_wait_ms": sample.waited_ms,
+            "loaded_bytes": sample.loaded_bytes,
+        }
+    steps.add(now - report.began_s, now - report.ended_s, **told)

@@ -36,9 +36,6 @@ from giornata_denoiser.rows.step_cache import rule_of
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.lookup import TemplateReuse
 
-# From what a job says of adapters to what its rows have of them. Pure.
-
-
 NO_NETS: Final[Mapping[str, ControlWork]] = MappingProxyType({})
 ROUNDING: Final = 1e-9
 """Makes the share k / n of n steps k again."""
@@ -77,9 +74,6 @@ def _control(use: ControlUse, steps: int, nets: Mapping[str, ControlWork]) -> Ro
     return RowControl(use.model, use.digest, use.scale, first, end, use.mode, nets.get(use.digest))
 
 
-# From a run request to the engine's rows: fetch the claim checks, build the rows off the event loop.
-
-
 log = structlog.get_logger(__name__)
 
 
@@ -96,14 +90,23 @@ async def rows_of(
     text, shared = await intermediate(blobs, request.encoding.text, Intermediate.ENCODING), b""
     if request.encoding.references is not None:
         shared = await intermediate(blobs, request.encoding.references, Intermediate.ENCODING)
-    references = read_references(shared, request.inspection)
+    references, uses = read_references(shared, request.inspection), request.job.controls
+    # Without any ControlNets, and where this process cannot compute them all, a row has no images of them.
+    computes = bool(uses) and all(use.digest in checkpoint.control_cards for use in uses)
     rows: list[Row] = []
     for row in request.rows:
         if row.index >= len(request.encoding.rows):
             raise SchemaMismatch("A row has no encoding.", received=row.index)
         conditioning = await intermediate(blobs, request.encoding.rows[row.index], Intermediate.ENCODING)
-        latents = await _latents(row, blobs)
-        controls = await _controls(request, row.index, checkpoint, blobs)
+        latents = controls = None
+        if row.resume is not None:
+            try:
+                latents = await blobs.get(row.resume.latents)
+            except InputLost as error:  # then it begins again
+                log.warning("resume_lost", index=row.index, step=row.resume.step, error=str(error))
+        if computes:
+            images = select_control_images(request.encoding, row.index)
+            controls = await intermediate(blobs, images, Intermediate.ENCODING)
         how = reusing if reusing is None or not rows else replace(reusing, leaves=None)
         work = partial(
             _made,
@@ -119,27 +122,6 @@ async def rows_of(
         )
         rows.append(await asyncio.to_thread(work))
     return tuple(rows)
-
-
-async def _controls(
-    request: RunRequest, index: int, checkpoint: Checkpoint, blobs: BlobStore
-) -> bytes | None:
-    """Return what the ControlNets of a row see; None without any, and where this process cannot compute them all."""
-    uses = request.job.controls
-    if not uses or any(use.digest not in checkpoint.control_cards for use in uses):
-        return None
-    return await intermediate(blobs, select_control_images(request.encoding, index), Intermediate.ENCODING)
-
-
-async def _latents(row: RowRecord, blobs: BlobStore) -> bytes | None:
-    """Return where the row goes on; None to begin."""
-    if row.resume is None:
-        return None
-    try:
-        return await blobs.get(row.resume.latents)
-    except InputLost as error:
-        log.warning("resume_lost", index=row.index, step=row.resume.step, error=str(error))
-        return None
 
 
 def track_of(parameters: EditParameters, checkpoint: Checkpoint, task: Task, cells: int) -> SamplerTable:
@@ -183,9 +165,12 @@ def _made(
             accepted=", ".join((StepCache.OFF, *checkpoint.card.step_caches)),
         )
     multiple, family = checkpoint.card.pixel_multiple, checkpoint.family
-    fields, painted = tensors.unpack(conditioning), painted_region(request)
-    where = None if reusing is None else painted
+    fields, cells = tensors.unpack(conditioning), inspection.computed_by(parameters)
+    where = None if reusing is None or cells is None else region_of(cells)
     track = track_of(parameters, checkpoint, request.job.task, inspection.tokens)
+    state = None
+    if row.resume is not None and latents is not None:
+        state = Snapshot.of(row.resume.step, tensors.unpack(latents))
     built = build_row(
         family,
         RowKey(request.job.job_id, request.attempt, row.index),
@@ -196,13 +181,13 @@ def _made(
         guidance_scale=parameters.guidance_scale or 0.0,
         true_cfg_scale=guided_by(request.job),
         partial_images=parameters.partial_images,
-        resume=_snapshot(row, latents),
+        resume=state,
         generated=generated,
         references=references,
         adapters=adapters_of(
             request.job,
             track.steps,
-            None if latents is None else row.resume,
+            None if state is None else row.resume,
             {digest: work_of(card) for digest, card in checkpoint.control_cards.items()},
         ),
     )
@@ -279,15 +264,3 @@ def _taking(
         return taking
     found = known.widened(recording.id, wider, sequences, under)
     return taking if found is None else replace(widened, corrections=found)
-
-
-def painted_region(request: RunRequest) -> Region | None:
-    """The tokens, one by one, that an edit computes where it reuses the others; None where it computes all."""
-    cells = request.inspection.computed_by(request.job.parameters)
-    return None if cells is None else region_of(cells)
-
-
-def _snapshot(row: RowRecord, latents: bytes | None) -> Snapshot | None:
-    if row.resume is None or latents is None:
-        return None
-    return Snapshot.of(row.resume.step, tensors.unpack(latents))

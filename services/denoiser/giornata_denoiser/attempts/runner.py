@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import structlog
@@ -17,13 +17,18 @@ from giornata.tracing import NO_STEPS, span
 from giornata.wire.errors import GiornataError, InternalError, JobNotFound, Overloaded
 from giornata.wire.jobs import Job, JobRecord
 from giornata.wire.messages import DenoisedEvent, Epoch, EventKind, RunAnswer, RunRequest, StepEvent
-from giornata_denoiser.attempts.attempt import Attempt, AttemptKey, has_room, key_of
-from giornata_denoiser.attempts.events import denoise_span, tell_step
-from giornata_denoiser.attempts.results import AttemptResultWriter
-from giornata_denoiser.engine.protocol import RowEngine, StepReport
+from giornata_denoiser.attempts.attempt import (
+    Attempt,
+    AttemptKey,
+    AttemptResultWriter,
+    denoise_span,
+    has_room,
+    key_of,
+    tell_step,
+)
+from giornata_denoiser.engine.engine import RowEngine
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.rows.row import Row
-
-# Which router a worker obeys. Pure.
 
 
 class EpochFence:
@@ -42,12 +47,6 @@ class EpochFence:
         return True
 
 
-# Carrying attempts: one task each, from acceptance to report.
-#
-# Fetch the inputs, submit the rows, wait until the engine has released them, write the outcome, tell it. A
-# task is cancelled when its attempt is void: no router waits for its report.
-
-
 class AttemptInputs(NamedTuple):
     """The inputs from which an attempt's rows are made."""
 
@@ -64,14 +63,6 @@ Publish = Callable[[Job, EventKind, BaseModel], Awaitable[None]]
 """Publishes an event of a job."""
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class _RunningAttempt:
-    attempt: Attempt
-    task: asyncio.Task[None]
-    released: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the engine is done with the rows, or will do no more for them."""
 
 
 class AttemptRunner:
@@ -94,18 +85,17 @@ class AttemptRunner:
     ) -> None:
         self._worker, self._capacity_rows, self._engine = worker, capacity_rows, engine
         self._fetch, self._outcomes, self._publish, self._tasks = fetch, outcomes, publish, tasks
-        self._carried: dict[AttemptKey, _RunningAttempt] = {}
+        self._carried: dict[AttemptKey, Attempt] = {}
         self._draining = False
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
         """Every attempt that is accepted and not yet reported."""
-        return tuple(carrying.attempt for carrying in self._carried.values())
+        return tuple(self._carried.values())
 
     def attempt_of(self, key: RowKey) -> Attempt | None:
         """The attempt that a row belongs to, if it is here."""
-        carrying = self._carried.get(key_of(key))
-        return None if carrying is None else carrying.attempt
+        return self._carried.get(key_of(key))
 
     def take(self, request: RunRequest) -> RunAnswer:
         """Return whether the rows can come; asked again, the answer is the same. What is taken starts at once."""
@@ -119,25 +109,25 @@ class AttemptRunner:
                 self.drop(other.key)
         if not has_room(self.attempts, len(request.rows), self._capacity_rows):
             return RunAnswer.FULL
-        task = self._tasks.create_task(self._carry(attempt), name="attempt")
-        task.add_done_callback(lambda _: self._forget(attempt))
-        self._carried[attempt.key] = _RunningAttempt(attempt, task)
+        attempt.task = self._tasks.create_task(self._carry(attempt), name="attempt")
+        attempt.task.add_done_callback(lambda _: self._forget(attempt))
+        self._carried[attempt.key] = attempt
         return RunAnswer.ACCEPTED
 
     def drop(self, key: AttemptKey) -> None:
         """Forget an attempt that has been given to another worker, or whose job has ended."""
-        carrying = self._carried.get(key)
-        if carrying is not None:
+        attempt = self._carried.get(key)
+        if attempt is not None:
             log.info("attempt_dropped", job=key[0], attempt=key[1])
-            carrying.task.cancel()
-            self._forget(carrying.attempt)
+            attempt.cancel()
+            self._forget(attempt)
 
     def hand_back(self, key: AttemptKey) -> None:
         """Report the rows of an attempt as of their last step; those that are not in the engine yet go on."""
-        carrying, rows = self._carried.get(key), self._engine.cancel(*key)
-        if carrying is not None and rows:
-            carrying.attempt.rows |= {row.key.index: row for row in rows}
-            carrying.released.set()
+        attempt, rows = self._carried.get(key), self._engine.cancel(*key)
+        if attempt is not None and rows:
+            attempt.rows |= {row.key.index: row for row in rows}
+            attempt.released.set()
 
     def drop_job(self, job_id: str) -> None:
         """Forget every attempt at a job that is cancelled."""
@@ -150,8 +140,7 @@ class AttemptRunner:
             log.warning(
                 "row_failed", key=failure.row.key, error=str(failure.error), exc_info=failure.error.__cause__
             )
-        for carrying in tuple(self._carried.values()):
-            attempt = carrying.attempt
+        for attempt in self.attempts:
             advanced = attempt.advance(report)
             if attempt.traced is not NO_STEPS and advanced:
                 tell_step(attempt.traced, report)
@@ -159,27 +148,26 @@ class AttemptRunner:
                 event = StepEvent(**asdict(row.key), step=row.step, steps=row.steps)
                 await self._publish(attempt.request.job, EventKind.STEP, event)
             if attempt.rows and not attempt.unfinished:
-                carrying.released.set()
+                attempt.released.set()
 
     async def drain(self, limit_s: float, hand_back_s: float) -> None:
         """Take nothing more; finish within `limit_s`; hand back within `hand_back_s` what is not done by then."""
         self._draining = True
         await self._wait(limit_s)
         for row in self._engine.take_all():
-            attempt = self.attempt_of(row.key)
-            if attempt is not None:
-                attempt.rows[row.key.index] = row
-        for carrying in self._carried.values():
-            carrying.released.set()
+            if (carried := self.attempt_of(row.key)) is not None:
+                carried.rows[row.key.index] = row
+        for attempt in self.attempts:
+            attempt.released.set()
         await self._wait(hand_back_s)
-        for carrying in self._carried.values():
-            carrying.task.cancel()
+        for attempt in self.attempts:
+            attempt.cancel()
 
     def _of_job(self, job_id: str) -> list[Attempt]:
         return [attempt for attempt in self.attempts if attempt.request.job.job_id == job_id]
 
     async def _wait(self, limit_s: float) -> None:
-        tasks = [carried.task for carried in self._carried.values()]
+        tasks = [attempt.task for attempt in self.attempts if attempt.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=limit_s)
 
@@ -191,9 +179,9 @@ class AttemptRunner:
                     await self._compute(attempt)
                     handed_back = bool(attempt.unfinished)
                     with span("write outcome"):
-                        written = await self._outcomes.write(attempt)
-                await self._tell(attempt, written.record, handed_back=handed_back)
-            await self._outcomes.forget(written.superseded)
+                        record, superseded = await self._outcomes.write(attempt)
+                await self._tell(attempt, record, handed_back=handed_back)
+            await self._outcomes.forget(superseded)
         except TimeoutError:
             log.warning("attempt_out_of_time", job=request.job.job_id, attempt=request.attempt)
         except JobNotFound:
@@ -232,7 +220,7 @@ class AttemptRunner:
         Raises:
             GiornataError: LoRAs cannot be loaded, or ControlNets are not to be had.
         """
-        released = asyncio.create_task(self._carried[attempt.key].released.wait(), name="released")
+        released = asyncio.create_task(attempt.released.wait(), name="released")
         loading = asyncio.ensure_future(fetched.arriving)
         waiting: set[asyncio.Future[Any]] = {released, loading, fetched.failed}
         try:

@@ -22,10 +22,10 @@ from giornata.wire.workers import (
     Tier,
     WorkerState,
 )
-from giornata_denoiser.blocks.recorders import renew_steps
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TextReusePolicy
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import StepReport
+from giornata_denoiser.engine.recorders import renew_steps
 from giornata_denoiser.templates.identity import form_of
 
 Sample = TypeVar("Sample", StepSample, LoadSample, AdapterLoad)

@@ -22,7 +22,6 @@ from giornata.wire.controlnets import ControlBase, ControlState, DataPath
 from giornata.wire.errors import ControlNetNotFound
 from giornata.wire.messages import RunRequest
 from giornata.wire.workers import ServiceState
-from giornata_denoiser.blocks.slabs import WaitTimer
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import ControlNetExecutor
 from giornata_denoiser.config import DenoiserConfig
@@ -42,13 +41,14 @@ from giornata_denoiser.controls.sessions import (
     best_instance,
     control_of,
 )
-from giornata_denoiser.engine.adapters import (
+from giornata_denoiser.engine.batch_tensors import (
     ControlExecutor,
     ControlLost,
     ControlNotLoaded,
     NoControls,
     OfSequences,
 )
+from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.engine.step_budget import predicted_ms
 from giornata_denoiser.rows.row import Row
 
@@ -155,7 +155,7 @@ def choose_executor(
 
 
 class ControlDispatcher:
-    """Satisfies :class:`giornata_denoiser.engine.adapters.ControlExecutor`.
+    """Satisfies :class:`giornata_denoiser.engine.batch_tensors.ControlExecutor`.
 
     A row that is open at an instance is asked there.
 
@@ -166,7 +166,7 @@ class ControlDispatcher:
         self._local, self._remote = local, remote
 
     def able(self, row: Row) -> Row | None:
-        """See :meth:`giornata_denoiser.engine.adapters.ControlExecutor.able`: rows wait until they are open.
+        """See :meth:`giornata_denoiser.engine.batch_tensors.ControlExecutor.able`: rows wait until they are open.
 
         One that is computed here meanwhile, or because no instance is left, costs this process what it computes.
         """
@@ -181,7 +181,7 @@ class ControlDispatcher:
     def residuals(
         self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
     ) -> tuple[OfSequences, ...]:
-        """See :meth:`giornata_denoiser.engine.adapters.ControlExecutor.residuals`.
+        """See :meth:`giornata_denoiser.engine.batch_tensors.ControlExecutor.residuals`.
 
         Instances are asked first, and compute while this process does.
         """
@@ -202,7 +202,7 @@ class ControlDispatcher:
         return tuple(found.get(row.key, ()) for row in rows)
 
     def retain(self, keys: Collection[RowKey]) -> None:
-        """See :meth:`giornata_denoiser.engine.adapters.ControlExecutor.retain`."""
+        """See :meth:`giornata_denoiser.engine.batch_tensors.ControlExecutor.retain`."""
         if self._local is not None:
             self._local.retain(keys)
         if self._remote is not None:

@@ -25,7 +25,7 @@ from giornata.planning.operations import work_of
 from giornata.scheduling.batch import RowKey
 from giornata.wire.adapters import ControlWork
 from giornata.wire.controlnets import ControlBase
-from giornata_denoiser.engine.adapters import ControlNotLoaded, OfSequences
+from giornata_denoiser.engine.batch_tensors import ControlNotLoaded, OfSequences
 from giornata_denoiser.families.protocol import Network
 from giornata_denoiser.rows.row import Prompt, Row
 

@@ -16,9 +16,9 @@ from giornata.control.link.client import ControlLink, ControlStepHandle
 from giornata.control.link.messages import ControlFailed, LinkLate, LinkLost
 from giornata.packed.packing import to_device
 from giornata.scheduling.batch import RowKey
-from giornata_denoiser.blocks.slabs import WaitTimer
 from giornata_denoiser.controls.local import AddedResiduals, ControlNetTarget, ResidualCache
-from giornata_denoiser.engine.adapters import ControlLost, OfSequences
+from giornata_denoiser.engine.batch_tensors import ControlLost, OfSequences
+from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.rows.row import Row
 
 LATE_S: Final = 10.0

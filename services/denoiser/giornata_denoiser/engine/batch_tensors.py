@@ -1,21 +1,176 @@
-"""The packed tensors of a batch: what stays the same while its rows do."""
+"""The inputs of a batch: packed tensors that stay while its rows do, LoRAs, and residuals of ControlNets."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from giornata.packed.block_inputs import BlockInputs, Residuals
 from giornata.packed.low_rank import SequenceLoras
 from giornata.packed.packing import Segments, to_device
 from giornata.scheduling.batch import RowKey
+from giornata.wire.values import BlockMode
+from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.families.protocol import ModelFamily, SequenceInputs
-from giornata_denoiser.rows.row import Row
+from giornata_denoiser.rows.row import Row, RowLora
 
-# Putting a batch together: the packed tensors that stay the same while its rows do.
+OfSequences = tuple[Residuals, ...]
+"""What is added to each sequence of a row; empty where no ControlNet acts."""
+
+
+class ControlNotLoaded(LookupError):
+    """A row is to be computed, and a ControlNet that acts in its step is not here."""
+
+
+class ControlLost(ConnectionError):
+    """The residuals of some rows do not come: the step is to be repeated when they are open elsewhere."""
+
+    def __init__(self, keys: Collection[RowKey]) -> None:
+        super().__init__(f"the ControlNets of {len(keys)} rows are lost")
+        self.keys = frozenset(keys)
+
+
+class ControlExecutor(Protocol):
+    """Computes ControlNets, or has them computed. :class:`NoControls` is one of a worker that has none."""
+
+    def able(self, row: Row) -> Row | None:
+        """`row`, with what its ControlNets cost this process now; None while what acts in its next step has to wait."""
+
+    def residuals(
+        self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer
+    ) -> tuple[OfSequences, ...]:
+        """Return what the ControlNets of `rows` add in their next steps, by row.
+
+        `whole` tells of each row whether the step computes all of its tokens in some block. Whoever reads a sample may
+        wait for it, which `waits` adds up.
+
+        Raises:
+            ControlNotLoaded: one acts and cannot be computed: a row is never computed without it.
+            ControlLost: it cannot be computed where it was to be.
+        """
+
+    def retain(self, keys: Collection[RowKey]) -> None:
+        """Forget all rows but these."""
+
+
+class NoControls:
+    """A worker that has no ControlNets: a row with some fails at once."""
+
+    def able(self, row: Row) -> Row | None:
+        """Always."""
+        return row
+
+    def residuals(
+        self,
+        rows: Sequence[Row],
+        whole: Sequence[bool],  # noqa: ARG002 - protocol
+        waits: WaitTimer,  # noqa: ARG002 - protocol
+    ) -> tuple[OfSequences, ...]:
+        """Nothing for each row."""
+        for row in rows:
+            if row.adapters.controls and any(row.adapters.controlling(row.step)):
+                raise ControlNotLoaded(f"row {row.key} has ControlNets, and this worker has none")
+        return ((),) * len(rows)
+
+    def retain(self, keys: Collection[RowKey]) -> None:
+        """Nothing is kept."""
+
+
+def computes_every_token(uses: Sequence[BlockInputs], rows: Sequence[Row]) -> list[bool]:
+    """By row, whether its step computes all of its tokens in some block."""
+    return [use.taken is None or BlockMode.FULL in use.taken.modes for use in uses[: len(rows)]]
+
+
+def with_residuals(
+    uses: Sequence[BlockInputs], rows: Sequence[Row], residuals: Sequence[OfSequences]
+) -> tuple[BlockInputs, ...]:
+    """The `uses` of a batch's sequences with the residuals of their rows, which are by row."""
+    if not any(residuals):
+        return tuple(uses)
+    positive = [of[0] if of else None for of in residuals]
+    guided = [of[1] if of else None for row, of in zip(rows, residuals, strict=True) if len(row.prompts) > 1]
+    return tuple(
+        use if added is None else replace(use, residuals=added)
+        for use, added in zip(uses, (*positive, *guided), strict=True)
+    )
+
+
+class LowRanks(Protocol):
+    """Holds sets of LoRAs on the engine's device, in the network's dtype."""
+
+    def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
+        """The set of these LoRAs, sorted; the same object while it stays loaded. None while it is not."""
+
+
+class NoLoras:
+    """A worker that holds no LoRAs."""
+
+    def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:  # noqa: ARG002 - protocol
+        """None."""
+        return None
+
+
+class LoraNotLoaded(LookupError):
+    """A row is to be computed, and a LoRA that acts in its step is not loaded."""
+
+
+def acting_set(row: Row, low_ranks: LowRanks) -> SequenceLoras | None:
+    """The set that acts in the row's next step; None where none is to.
+
+    Raises:
+        LoraNotLoaded: one is to, and is not there: the row is never computed without it.
+    """
+    loras = row.adapters.acting(row.step)
+    if not loras:
+        return None
+    found = low_ranks.find(loras)
+    if found is None:
+        raise LoraNotLoaded(
+            f"row {row.key} has LoRAs {[lora.digest for lora in loras]}, which are not loaded"
+        )
+    return found
+
+
+def order_by_set(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The rows in an order in which equal sets are neighbours, the others' order kept."""
+    if not [row for row in rows if row.adapters.loras]:
+        return tuple(rows)
+    return tuple(sorted(rows, key=lambda row: row.adapters.loras))
+
+
+def with_low_ranks(
+    uses: Sequence[BlockInputs], rows: Sequence[Row], low_ranks: Sequence[SequenceLoras | None]
+) -> tuple[BlockInputs, ...]:
+    """The `uses` of a batch's sequences with the sets of their rows, which are by row."""
+    guided = (low_rank for row, low_rank in zip(rows, low_ranks, strict=True) if len(row.prompts) > 1)
+    return tuple(
+        use if low_rank is None else replace(use, low_rank=low_rank)
+        for use, low_rank in zip(uses, (*low_ranks, *guided), strict=True)
+    )
+
+
+def ready_row(row: Row, low_ranks: LowRanks) -> Row | None:
+    """`row` as it makes its next step; None while it has to wait for its LoRAs.
+
+    They act from this step on where they were to act later, may join early and are loaded: "Katz: Efficient Workflow
+    Serving for Diffusion Models with Many Adapters", ATC '25, §6, with a bound. What the row has learned of its
+    template without them is void then: the step is computed in full and corrects again.
+    """
+    adapters = row.adapters
+    if not adapters.loras:
+        return row
+    late = row.step < adapters.loras_from
+    if late and not adapters.joins_early:
+        return row
+    if low_ranks.find(adapters.loras) is None:
+        return row if late else None
+    if not late:
+        return row
+    return replace(row, adapters=replace(adapters, loras_from=row.step), corrections=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,25 +264,20 @@ def assemble(
     """
     device = family.device
     placed = [place_inputs(row, family) for row in rows] if placed is None else placed
-    guided_rows = [index for index, row in enumerate(rows) if len(row.prompts) > 1]
-    lengths = tuple(row.computed_tokens for row in rows)
-    row_of_computed = Segments(lengths).sequence
-    regions = tuple(
-        None if region is None else region.computed
-        for region in (each.sequences[0].region for each in placed)
-    )
+    guided = [index for index, row in enumerate(rows) if len(row.prompts) > 1]
+    lengths = [row.computed_tokens for row in rows]
+    row_of_computed = Segments(tuple(lengths)).sequence
+    parts = [each.sequences[0].region for each in placed]
+    regions = tuple(None if part is None else part.computed for part in parts)
+    sequences = [each.sequences[0] for each in placed] + [placed[index].sequences[1] for index in guided]
     return BatchTensors(
-        batch=family.network.assemble(
-            [each.sequences[0] for each in placed] + [placed[index].sequences[1] for index in guided_rows]
-        )
-        if computes
-        else None,
-        conditioning=tuple(placed[index].conditioning for index in (*range(len(rows)), *guided_rows)),
+        batch=family.network.assemble(sequences) if computes else None,
+        conditioning=tuple(placed[index].conditioning for index in (*range(len(rows)), *guided)),
         computed=_computed(rows, regions, device),
         regions=regions,
         row_of_computed=to_device(row_of_computed, device),
-        computed_lengths=list(lengths),
-        guided=_guided(rows, guided_rows, row_of_computed, device) if guided_rows else None,
+        computed_lengths=lengths,
+        guided=_guided(rows, guided, row_of_computed, device) if guided else None,
         matrices=tuple(each.matrices for each in placed),
     )
 
@@ -160,43 +310,35 @@ def _guided(
     )
 
 
-# Rows' inputs on the device, and the assembly of those that share a step: both are kept while they serve.
-
-
-class _CachedBatchTensors(NamedTuple):
-    rows: tuple[Row, ...]
-    low_ranks: tuple[SequenceLoras | None, ...]
-    assembly: BatchTensors
-
-
 class BatchAssembler:
     """Places the rows of one engine and assembles them."""
 
     def __init__(self, family: ModelFamily) -> None:
         self._family = family
         self._placed: dict[RowKey, DeviceInputs] = {}
-        self._assembled: dict[bool, _CachedBatchTensors] = {}
-        """The last assembly of rows that the network computes, and the last of others."""
+        self._assembled: dict[
+            bool, tuple[tuple[Row, ...], tuple[SequenceLoras | None, ...], BatchTensors]
+        ] = {}
+        """The last assembly of rows that the network computes, and the last of others, with rows and LoRAs."""
 
-    def of(self, rows: tuple[Row, ...], low_ranks: tuple[SequenceLoras | None, ...]) -> BatchTensors:
-        """The assembly of `rows`: that of the last step while no row joined or left, and no LoRA joined."""
-        return self._of(rows, low_ranks, computes=True)
-
-    def beside(self, rows: tuple[Row, ...], low_ranks: tuple[SequenceLoras | None, ...]) -> BatchTensors:
-        """The same of rows of which the network computes nothing."""
-        return self._of(rows, low_ranks, computes=False)
-
-    def _of(
-        self, rows: tuple[Row, ...], low_ranks: tuple[SequenceLoras | None, ...], *, computes: bool
+    def of(
+        self, rows: tuple[Row, ...], low_ranks: tuple[SequenceLoras | None, ...], *, computes: bool = True
     ) -> BatchTensors:
+        """The assembly of `rows`: that of the last step while no row joined or left, and no LoRA joined.
+
+        Rows of which the network `computes` nothing have one of their own.
+        """
         found = self._assembled.get(computes)
-        if found and _same_inputs(found.rows, rows) and found.low_ranks == low_ranks:
-            return found.assembly
+        if found and found[1] == low_ranks and len(found[0]) == len(rows):
+            # Every row is built with conditioning of its own: only latents and steps differ.
+            pairs = zip(found[0], rows, strict=True)
+            if not [row for known, row in pairs if known.conditioning is not row.conditioning]:
+                return found[2]
         del found
         self._assembled.pop(computes, None)  # freed before the next is made
         placed = [self._placed_row(row, of) for row, of in zip(rows, low_ranks, strict=True)]
         assembly = assemble(self._family, rows, placed, computes=computes)
-        self._assembled[computes] = _CachedBatchTensors(rows, low_ranks, assembly)
+        self._assembled[computes] = rows, low_ranks, assembly
         return assembly
 
     def retain(self, keys: Collection[RowKey], *, resting: bool) -> None:
@@ -206,21 +348,9 @@ class BatchAssembler:
         if resting:
             self._assembled.clear()
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self.retain((), resting=True)
-
     def _placed_row(self, row: Row, low_rank: SequenceLoras | None) -> DeviceInputs:
         """The inputs of `row` on the device under `low_rank`, copied unless they are there."""
         placed = self._placed.get(row.key)
         if placed is None or placed.source is not row.conditioning or placed.low_rank is not low_rank:
-            made = place_inputs(row, self._family, low_rank)
-            placed = self._placed[row.key] = replace(made, low_rank=low_rank)
+            placed = self._placed[row.key] = place_inputs(row, self._family, low_rank)
         return placed
-
-
-def _same_inputs(before: Sequence[Row], after: Sequence[Row]) -> bool:
-    """Return whether the rows differ in latents and steps only: every row is built with conditioning of its own."""
-    return len(before) == len(after) and not [
-        True for a, b in zip(before, after, strict=True) if a.conditioning is not b.conditioning
-    ]

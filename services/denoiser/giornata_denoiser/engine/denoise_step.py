@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from giornata.packed.block_inputs import BlockInputs, by_sequence
 from giornata.packed.packing import UNTRACED, LaneTracer, to_device
-from giornata.planning.operations import StepWork
 from giornata_denoiser.engine.batch_tensors import BatchTensors
-from giornata_denoiser.engine.step_budget import extrapolated, remember_output
-from giornata_denoiser.engine.step_plan import StepPlan
 from giornata_denoiser.families.protocol import ModelFamily, Network
 from giornata_denoiser.rows.row import NOISE, OUTPUT, STATES, Row
-from giornata_denoiser.rows.step_cache import TaylorExpansion
-
-# The samplers' step of a batch: each row's next states, from its own matrix, its old states, output and
-# noise.
+from giornata_denoiser.rows.step_cache import TaylorExpansion, remember_output
 
 
 class SamplerState(NamedTuple):
@@ -70,7 +63,7 @@ def advance_states(
     """
     lengths = assembly.computed_lengths
     placed = [
-        noise if noise is None else _placed(noise, region, outputs)
+        noise if noise is None else _at_region(to_device(noise, outputs.device), region)
         for noise, region in zip(noises, assembly.regions, strict=True)
     ]
     if not [row for row in rows if row.track.matrices.shape[1] > 1]:
@@ -101,8 +94,7 @@ def _row(  # noqa: PLR0917 - a row's own parts
         return SamplerState(_one_state(matrix, latent, output, noise))
     memory = row.memory
     if memory is not None:
-        memory = to_device(memory, latent.device)
-        memory = memory if region is None else memory.index_select(1, region)
+        memory = _at_region(to_device(memory, latent.device), region, 1)
     stepped = _several_states(matrix, latent, output, noise, memory)
     return SamplerState(stepped[0].to(output.dtype), stepped[1:])
 
@@ -134,10 +126,8 @@ def _several_states(
     return (matrix[:, first:last].to(wide) @ old.flatten(1)).view(len(matrix), *output.shape)
 
 
-def _placed(noise: Tensor, region: Tensor | None, like: Tensor) -> Tensor:
-    """A row's noise at its region's tokens, where `like` is."""
-    noise = to_device(noise, like.device)
-    return noise if region is None else noise.index_select(0, region)
+def _at_region(tokens: Tensor, region: Tensor | None, dim: int = 0) -> Tensor:
+    return tokens if region is None else tokens.index_select(dim, region)
 
 
 def _packed(noises: Sequence[Tensor | None], lengths: Sequence[int], like: Tensor) -> Tensor | None:
@@ -150,9 +140,6 @@ def _packed(noises: Sequence[Tensor | None], lengths: Sequence[int], like: Tenso
             for noise, length in zip(noises, lengths, strict=True)
         ]
     )
-
-
-# One denoising step of a whole batch: forward, guidance, the samplers' step, and the blend after it.
 
 
 class StepOutput(NamedTuple):
@@ -223,8 +210,10 @@ def _stepped(  # noqa: PLR0917 - all that a step is made of
     cached: Sequence[TaylorExpansion | None],
 ) -> StepOutput:
     """The rows after the samplers' step, from the outputs of all sequences, (computed_tokens, channels)."""
-    lengths = assembly.computed_lengths
-    output, computed = _guided(family.network, assembly, outputs), _taken(assembly, latents)
+    lengths, output = assembly.computed_lengths, _guided(family.network, assembly, outputs)
+    computed = torch.cat(list(latents))
+    if assembly.computed is not None:
+        computed = computed.index_select(0, assembly.computed)
     drawn = [
         draw_noise(row, family.network) if row.track.draws[row.step] else StepNoise(None, row.generator)
         for row in rows
@@ -246,9 +235,7 @@ def _stepped(  # noqa: PLR0917 - all that a step is made of
         tuple(clean),
         tuple(
             [
-                state.memory
-                if state.memory is None or region is None
-                else _scattered(state.memory, region, row.image_tokens)
+                None if state.memory is None else _scattered(state.memory, region, row.image_tokens)
                 for state, region, row in zip(states, assembly.regions, rows, strict=True)
             ]
         ),
@@ -270,12 +257,6 @@ def _by_row(assembly: BatchTensors, rows: Sequence[Row], outputs: Tensor) -> lis
         else None
         for index, row in enumerate(rows)
     ]
-
-
-def _taken(assembly: BatchTensors, whole: Sequence[Tensor]) -> Tensor:
-    """(computed_tokens, channels): the regions' tokens of every row's (tokens, channels)."""
-    packed = torch.cat(list(whole))
-    return packed if assembly.computed is None else packed.index_select(0, assembly.computed)
 
 
 def _completed(  # noqa: PLR0917 - a row and its parts
@@ -307,8 +288,10 @@ def blend(latent: Tensor, outside: Tensor, mask: Tensor) -> Tensor:
     return (1 - mask) * outside + mask * latent
 
 
-def _scattered(memory: Tensor, region: Tensor, tokens: int) -> Tensor:
+def _scattered(memory: Tensor, region: Tensor | None, tokens: int) -> Tensor:
     """(states, computed, channels) at the places of a region, 0 elsewhere."""
+    if region is None:
+        return memory
     return memory.new_zeros(len(memory), tokens, memory.shape[2]).index_copy_(1, region, memory)
 
 
@@ -322,62 +305,9 @@ def _guided(network: Network, assembly: BatchTensors, outputs: Tensor) -> Tensor
     return positive.index_copy(0, guided.computed, combined)
 
 
-# A step in which some rows, or all, are not computed: their outputs are extrapolated. Pure.
-
-
-T = TypeVar("T")
-
-
-class ExtrapolationSplit(NamedTuple):
-    """The rows of a step, by their places in it."""
-
-    computed: tuple[int, ...]
-    others: tuple[int, ...]
-    known: tuple[TaylorExpansion, ...]
-    """What the outputs of the others are extrapolated from, in their order."""
-
-    def of(self, rows: Sequence[T]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-        """Return what is computed, and the others."""
-        computed, others = (tuple(rows[index] for index in of) for of in (self.computed, self.others))
-        return computed, others
-
-    def joined(self, computed: Sequence[T], others: Sequence[T]) -> tuple[T, ...]:
-        """The inverse of :meth:`of`."""
-        found = dict(zip((*self.computed, *self.others), (*computed, *others), strict=True))
-        return tuple(found[index] for index in range(len(found)))
-
-
-def split_rows(rows: Sequence[Row], *, learns: bool) -> ExtrapolationSplit:
-    """Return which of the rows are computed; for `learns` see :func:`extrapolated`."""
-    known = [extrapolated(row, learns=learns) for row in rows]
-    return ExtrapolationSplit(
-        tuple(index for index, each in enumerate(known) if each is None),
-        tuple(index for index, each in enumerate(known) if each is not None),
-        tuple(each for each in known if each is not None),
-    )
-
-
-def join_outputs(division: ExtrapolationSplit, computed: StepOutput | None, others: StepOutput) -> StepOutput:
-    """Return what both parts of a step have come to; None where nothing is computed."""
-    made = StepOutput((), (), (), (), (), ()) if computed is None else computed
-    return StepOutput(
-        division.joined(made.latents, others.latents),
-        division.joined(made.clean, others.clean),
-        division.joined(made.memory, others.memory),
-        division.joined(made.generators, others.generators),
-        division.joined(made.cached, others.cached),
-        division.joined(made.skipped, others.skipped),
-    )
-
-
-def spread_plan(division: ExtrapolationSplit, plan: StepPlan | None) -> StepPlan:
-    """The plan of the rows that are computed, None where none is, with the others, which take and show nothing."""
-    if plan is None:
-        count = len(division.others)
-        return StepPlan((), StepWork(calls=0), None, ((),) * count, (None,) * count)
-    others = division.others
-    return replace(
-        plan,
-        learning=division.joined(plan.learning, [()] * len(others)),
-        recording=division.joined(plan.recording, [None] * len(others)),
-    )
+def joined_outputs(computed: Sequence[int], parts: Sequence[StepOutput], others: Sequence[int]) -> StepOutput:
+    """The step of all rows in their order: of those `computed`, by index, if there are any, and of the `others`."""
+    places = (*computed, *others)
+    order = sorted(range(len(places)), key=places.__getitem__)
+    columns = (sum(column, ()) for column in zip(*parts, strict=True))
+    return StepOutput(*[tuple([column[place] for place in order]) for column in columns])

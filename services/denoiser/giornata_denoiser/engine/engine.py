@@ -5,33 +5,65 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 from giornata.packed.packing import UNTRACED, LaneTracer
 from giornata.scheduling.batch import BatchingMode, Capacity, RowBatch, RowKey
-from giornata_denoiser.engine.adapters import ControlExecutor, LowRanks, order_by_set
-from giornata_denoiser.engine.model_runner import Judge, ModelRunner
-from giornata_denoiser.engine.protocol import EngineState, StepReport
+from giornata_denoiser.engine.batch_tensors import ControlExecutor, LowRanks, order_by_set
+from giornata_denoiser.engine.model_runner import Judge, ModelRunner, StepReport
 from giornata_denoiser.engine.step_budget import MemoryLimit, StepBudget
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 
-# The engine: one step for all running rows, synchronous and without IO.
-#
-# A step has three parts, so that the thread which owns the engine holds its lock only around the short
-# ones: `Engine.plan` decides, `Engine.compute` computes, `Engine.settle` takes the results in. Rows are
-# values: a row that is cancelled while a step runs is no longer there when the results arrive.
+
+@dataclass(frozen=True, eq=False)
+class EngineState:
+    """The rows an engine has, as of its last step."""
+
+    running: tuple[Row, ...]
+    waiting: tuple[Row, ...]
+    began_s: float | None = None
+    """When the step that is being computed began, by the engine's clock; None while none is."""
+
+
+class RowEngine(Protocol):
+    """Computes rows step by step, and tells of every step in order, in a thread of its own.
+
+    Every method may be called from any thread and answers at once, also while a step runs. Rows are values: a row that
+    is dropped while a step runs is missing from that step's report.
+    """
+
+    def submit(self, rows: Sequence[Row]) -> bool:
+        """Let `rows` join at the next step that has room; False if nothing is taken any more.
+
+        Raises:
+            ValueError: a row of this key is here already.
+        """
+
+    def resume(self, job_id: str, attempt: int) -> None:
+        """The LoRAs of an attempt's rows are loaded, for which they may have been waiting."""
+
+    def cancel(self, job_id: str, attempt: int | None = None) -> tuple[Row, ...]:
+        """Drop a job's rows, of one attempt or of all, and return them as of their last step."""
+
+    def take_all(self) -> tuple[Row, ...]:
+        """Accept nothing more, drop every row, and return those of edits as of their last step."""
+
+    def state(self) -> EngineState:
+        """The rows as of the last step."""
 
 
 class Engine:
-    """Continuous batching over one checkpoint. Not thread-safe; :mod:`giornata_denoiser.engine.engine` makes it so.
+    """Continuous batching over one checkpoint. Not thread-safe: :class:`EngineLoop` makes it so.
+
+    A step has three parts, so that the loop holds its lock around the short ones alone: :meth:`plan` decides,
+    `computing` computes, :meth:`settle` takes the results in. Rows that are cancelled meanwhile have left by then.
 
     `judge` tells whether what steps make is finite; by default as the family's device can.
-
-    `capacity` limits a step by counts, `budget` by predicted time and memory; `clock` gives monotonic seconds. Rows are
+    `capacity` limits a step by counts, `budget` by memory; `clock` gives monotonic seconds. Rows are
     shown where there is a preview map. `low_ranks` holds the LoRAs of rows; `controls` computes what ControlNets add.
     """
 
@@ -60,9 +92,7 @@ class Engine:
         self._memory = MemoryLimit(limit, family)
         self._ran_out = False
         """Whether running rows may be more than fit, since the limit has been lowered."""
-        self.batch: RowBatch[Row] = RowBatch(
-            capacity, lambda rows: self._memory.fits(rows, how.model.costs), joining
-        )
+        self.batch: RowBatch[Row] = RowBatch(capacity, self._memory.fits, joining)
         self.computing = ModelRunner(
             family,
             clock,
@@ -75,14 +105,10 @@ class Engine:
             ran_out=self._shrink,
         )
 
-    def able(self, row: Row) -> Row | None:
-        """`row` as it makes its next step; None while it has to wait for its LoRAs, or for its ControlNets."""
-        return self.computing.able(row)
-
     def step(self) -> StepReport | None:
         """One step for all running rows; None when there is nothing to do."""
         rows = self.plan()
-        return self.settle(self.compute(rows)) if rows else None
+        return self.settle(self.computing.compute(rows)) if rows else None
 
     def plan(self) -> tuple[Row, ...]:
         """Let waiting rows join and return the rows of this step.
@@ -102,12 +128,8 @@ class Engine:
         """Give back what steps have kept for rows: slabs, inputs, assembly. Rows that go on have theirs made again."""
         self.computing.rest(self.batch.keys)
 
-    def compute(self, rows: tuple[Row, ...]) -> StepReport:
-        """One step of `rows`; see :meth:`giornata_denoiser.engine.model_runner.ModelRunner.compute`."""
-        return self.computing.compute(rows)
-
     def settle(self, report: StepReport) -> StepReport:
-        """Take in what :meth:`compute` reported, without the rows that were cancelled meanwhile."""
+        """Take in what the runner has reported, without the rows that were cancelled meanwhile."""
         if not self._ran_out:
             self._memory.went_well()
         here = set(self.batch.keys)
@@ -125,18 +147,12 @@ class Engine:
         self._ran_out = True
 
 
-# The thread that owns the engine of one device.
-#
-# It waits on a condition, never polls. The lock is held around deciding and settling only, so that callers
-# wait microseconds, not steps.
-
-
 class EngineLoop:
-    """Runs an :class:`Engine` in a thread of its own from entering to leaving the context.
+    """A :class:`RowEngine`: an :class:`Engine` in a thread of its own, from entering to leaving the context.
 
-    Satisfies :class:`giornata_denoiser.engine.protocol.RowEngine`. Nothing else may touch the engine from now on. In
-    its thread, `on_report` is told of every step, and `on_crash` that the engine has lost its device and cannot go on;
-    its rows can still be taken. Rows whose LoRAs are not `loaded` wait for :meth:`resume`.
+    Nothing else may touch the engine from now on. In its thread, `on_report` is told of every step, and `on_crash` that
+    the engine has lost its device and cannot go on; its rows can still be taken. Rows whose LoRAs are not loaded wait
+    for :meth:`resume`. The lock is held around deciding and settling only: callers wait microseconds, not steps.
     """
 
     def __init__(
@@ -169,7 +185,7 @@ class EngineLoop:
         self._thread.join()
 
     def submit(self, rows: Sequence[Row]) -> bool:
-        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.submit`."""
+        """See :meth:`RowEngine.submit`."""
         with self._condition:
             if not self._accepting:
                 return False
@@ -179,7 +195,7 @@ class EngineLoop:
             return True
 
     def resume(self, job_id: str, attempt: int) -> None:
-        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.resume`."""
+        """See :meth:`RowEngine.resume`."""
         with self._condition:
             for key in self._engine.batch.keys:
                 if (key.job_id, key.attempt) == (job_id, attempt):
@@ -187,12 +203,12 @@ class EngineLoop:
             self._condition.notify()
 
     def cancel(self, job_id: str, attempt: int | None = None) -> tuple[Row, ...]:
-        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.cancel`."""
+        """See :meth:`RowEngine.cancel`."""
         with self._condition:
             return self._engine.batch.cancel(job_id, attempt)
 
     def take_all(self) -> tuple[Row, ...]:
-        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.take_all`."""
+        """See :meth:`RowEngine.take_all`."""
         with self._condition:
             self._accepting = False
             return self._engine.batch.take_all()
@@ -213,7 +229,7 @@ class EngineLoop:
             self._on_crash(error)
 
     def _step(self, rows: tuple[Row, ...]) -> None:
-        report = self._engine.compute(rows)
+        report = self._engine.computing.compute(rows)
         with self._condition:
             self._began_s = None
             report = self._engine.settle(report)
@@ -240,7 +256,7 @@ class EngineLoop:
         batch = self._engine.batch
         late: list[RowKey] = []
         for row in (*batch.running, *batch.waiting):
-            now = self._engine.able(row)
+            now = self._engine.computing.able(row)
             if now is None:
                 late.append(row.key)
             elif now is not row:

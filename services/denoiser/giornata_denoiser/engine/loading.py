@@ -1,4 +1,4 @@
-"""Getting slabs to the engine's device before blocks ask for them: the loader's thread, and a GPU's copy stream."""
+"""Moving tensors beside the computing: slabs to the engine's device, recordings to host memory."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple, Self
+from weakref import WeakKeyDictionary
 
 import structlog
 import torch
@@ -17,8 +19,9 @@ from torch import Tensor
 
 from giornata.residency.ledger import EvictionLedger
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.slabs import Device, ExpectedSlabs, Slabs, TransferHandle
-from giornata_denoiser.rows.template import StoredTensor
+from giornata_denoiser.engine.slabs import Device, Slabs, TransferHandle, WaitTimer
+from giornata_denoiser.engine.step_budget import ENTRIES_ON_DEVICE
+from giornata_denoiser.rows.template import Entry, StoredTensor
 
 log = structlog.get_logger(__name__)
 
@@ -96,9 +99,9 @@ class Loader:
         What else was scheduled is dropped, unless it has begun.
         """
         wanted = [tuple(group) for group in groups]
-        expected: dict[Slabs, list[ExpectedSlabs]] = {}
+        expected: dict[Slabs, list[tuple[tuple[BlockMode, ...], int]]] = {}
         for slabs, forms, blocks in chain.from_iterable(wanted):
-            expected.setdefault(slabs, []).append(ExpectedSlabs(forms, blocks))
+            expected.setdefault(slabs, []).append((forms, blocks))
         with self._changed:
             for slabs in self._expecting - expected.keys():
                 slabs.expect()
@@ -247,3 +250,70 @@ class Accelerator(Device):
 def device_for(device: torch.device, budget_bytes: int) -> Device:
     """Return how loads get to an engine's device, which keeps `budget_bytes` of them where it is a GPU."""
     return Accelerator(device, budget_bytes) if device.type == "cuda" else Device()
+
+
+class HostCopy:
+    """The locations of entries in host memory as they are recorded."""
+
+    def take(self, entry: Entry) -> Entry:
+        """`entry` in host memory; its values are there once :meth:`finish` has returned."""
+        return entry
+
+    def finish(self, entries: Sequence[Entry]) -> None:
+        """Wait until what :meth:`take` returned is there; raises why one of `entries` never will be."""
+
+
+class AsyncHostCopy(HostCopy):
+    """Moves entries in a thread of its own, by the copy stream of `device`; `waits` hears how long the engine waits."""
+
+    def __init__(self, device: Device, waits: WaitTimer) -> None:
+        self._device, self._waits = device, waits
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hosting")
+        self._moving: deque[tuple[Entry, Future[None]]] = deque()
+        self._errors: WeakKeyDictionary[Entry, BaseException] = WeakKeyDictionary()
+
+    def take(self, entry: Entry) -> Entry:
+        """See :meth:`HostCopy.take`; waits while too many entries are on the device."""
+        moves: list[tuple[Tensor, Tensor]] = []
+
+        def moved(source: Tensor) -> Tensor:
+            target = torch.empty(source.shape, dtype=source.dtype)
+            moves.append((source, target))
+            return target
+
+        hosted = Entry(entry.level, tuple(kept.each(moved) for kept in entry.blocks))
+        self._device.produced()
+        self._moving.append((hosted, self._thread.submit(self._move, moves)))
+        self._wait(ENTRIES_ON_DEVICE - 1)
+        return hosted
+
+    def finish(self, entries: Sequence[Entry]) -> None:
+        """See :meth:`HostCopy.finish`."""
+        self._wait(0)
+        for entry in entries:
+            if entry in self._errors:
+                raise self._errors[entry]
+
+    def _wait(self, left: int) -> None:
+        with self._waits.waiting():
+            while len(self._moving) > left:
+                entry, moved = self._moving.popleft()
+                if (error := moved.exception()) is not None:
+                    self._errors[entry] = error
+
+    def _move(self, moves: list[tuple[Tensor, Tensor]]) -> None:
+        """Fill the second tensor of each pair from the first; both are let go of as soon as that is done.
+
+        The memory is the computing stream's: a tensor is held until it has been read.
+        """
+        with torch.inference_mode():
+            while moves:
+                source, target = moves.pop()
+                with self._device.loading() as arrival:
+                    target.copy_(source)
+                arrival.finish()
+
+
+def hosting_for(device: torch.device, waits: WaitTimer) -> HostCopy:
+    """Return how entries that are recorded on `device` get to host memory."""
+    return AsyncHostCopy(Accelerator(device, budget_bytes=0), waits) if device.type == "cuda" else HostCopy()

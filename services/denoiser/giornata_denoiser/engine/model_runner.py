@@ -1,14 +1,14 @@
-"""Computing steps of given rows over one family, and copying to the host what they make."""
+"""Computing steps of given rows over one family: what they make, and whether that is finite."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,13 +16,13 @@ from giornata.packed.low_rank import SequenceLoras
 from giornata.packed.packing import UNTRACED, LaneTracer, TraceLane
 from giornata.planning.operations import StepWork
 from giornata.scheduling.batch import RowKey
-from giornata.wire.errors import RowPoisoned
-from giornata.wire.workers import StepSample
-from giornata_denoiser.blocks.slabs import Device, TransferHandle, WaitTimer
-from giornata_denoiser.engine import step_results
-from giornata_denoiser.engine.adapters import (
+from giornata.wire.errors import GiornataError, InternalError, RowPoisoned
+from giornata.wire.workers import StepCacheCounters, StepSample
+from giornata_denoiser.engine.batch_tensors import (
+    BatchAssembler,
     ControlExecutor,
     ControlLost,
+    LoraNotLoaded,
     LowRanks,
     NoControls,
     NoLoras,
@@ -32,147 +32,71 @@ from giornata_denoiser.engine.adapters import (
     with_low_ranks,
     with_residuals,
 )
-from giornata_denoiser.engine.batch_tensors import BatchAssembler
 from giornata_denoiser.engine.denoise_step import (
     StepOutput,
     denoise_step,
     extrapolated_step,
-    join_outputs,
-    split_rows,
-    spread_plan,
+    joined_outputs,
 )
-from giornata_denoiser.engine.loading import Accelerator
-from giornata_denoiser.engine.protocol import FailedRow, StepReport
-from giornata_denoiser.engine.step_budget import ENTRIES_ON_DEVICE
+from giornata_denoiser.engine.loading import hosting_for
+from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.engine.step_plan import ReuseOptions, StepPlan, StepPlanner
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.template import CachedBlock, Entry
-
-# What template runs record, on its way from a GPU to host memory: beside the computing, through pinned
-# buffers.
+from giornata_denoiser.rows.step_cache import TaylorExpansion, extrapolated
+from giornata_denoiser.rows.template import Entry
 
 
-BUFFERS: Final = 4
-BUFFER_BYTES: Final = 8 << 20
+@dataclass(frozen=True, eq=False)
+class RowPreview:
+    """The clean picture that a row predicts after a step."""
+
+    key: RowKey
+    step: int
+    """Steps computed, 1 for the first."""
+    steps: int
+    index: int
+    """0 for the row's first preview."""
+    pixels: npt.NDArray[np.uint8]
+    """(height, width, 3) RGB, one pixel per latent pixel."""
 
 
-class HostCopy:
-    """The locations of entries in host memory as they are recorded."""
+@dataclass(frozen=True, eq=False)
+class FailedRow:
+    """A row that could not be computed, as of its last good step. The error's cause is what was raised."""
 
-    def take(self, entry: Entry) -> Entry:
-        """`entry` in host memory; its values are there once :meth:`finish` has returned."""
-        return entry
-
-    def finish(self, entries: Sequence[Entry]) -> None:
-        """Wait until what :meth:`take` returned is there; raises why one of `entries` never will be."""
+    row: Row
+    error: GiornataError
 
 
-class _HostCopyChunk(NamedTuple):
-    arrival: TransferHandle
-    source: Tensor
-    """On the device; held until it has been read, since its memory is the computing stream's."""
-    buffer: Tensor
-    target: Tensor
-    """On the host, as many bytes as the buffer holds."""
+@dataclass(frozen=True, eq=False)
+class StepReport:
+    """A report of one step: its rows, its time, and what it took and loaded."""
+
+    began_s: float
+    ended_s: float
+    advanced: tuple[Row, ...] = ()
+    """Rows as they are now; rows that are `done` have left."""
+    failed: tuple[FailedRow, ...] = ()
+    sample: StepSample | None = None
+    """Sample of the last step known to have ended. None for a step that had to be taken apart, whose times
+    say nothing, and where none has ended since the last report."""
+    previews: tuple[RowPreview, ...] = ()
+    cached: StepCacheCounters = field(default_factory=StepCacheCounters)
+    """Blocks of rows with step caches in this step."""
 
 
-class AsyncHostCopy(HostCopy):
-    """Moves entries in a thread of its own, by the copy stream of `device` and a ring of buffers, pinned or not.
-
-    `waits` hears how long the engine waits.
-    """
-
-    def __init__(self, device: Device, waits: WaitTimer, *, pin: bool) -> None:
-        self._device, self._waits, self._pin = device, waits, pin
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="hosting")
-        self._moving: deque[tuple[Entry, Future[None]]] = deque()
-        self._errors: WeakKeyDictionary[Entry, BaseException] = WeakKeyDictionary()
-        self._ring: list[Tensor] = []
-        self._turn = 0
-
-    def take(self, entry: Entry) -> Entry:
-        """See :meth:`HostCopy.take`; waits while too many entries are on the device."""
-        moves: list[tuple[Tensor, Tensor]] = []
-        hosted = Entry(entry.level, tuple(_hosted(kept, moves) for kept in entry.blocks))
-        self._device.produced()
-        self._moving.append((hosted, self._thread.submit(self._move, moves)))
-        self._wait(ENTRIES_ON_DEVICE - 1)
-        return hosted
-
-    def finish(self, entries: Sequence[Entry]) -> None:
-        """See :meth:`HostCopy.finish`."""
-        self._wait(0)
-        for entry in entries:
-            if entry in self._errors:
-                raise self._errors[entry]
-
-    def _wait(self, left: int) -> None:
-        with self._waits.waiting():
-            while len(self._moving) > left:
-                entry, moved = self._moving.popleft()
-                if (error := moved.exception()) is not None:
-                    self._errors[entry] = error
-
-    def _move(self, moves: list[tuple[Tensor, Tensor]]) -> None:
-        """Fill the second tensor of each pair from the first; both are let go of as soon as that is done."""
-        under_way: deque[_HostCopyChunk] = deque()
-        with torch.inference_mode():
-            while moves:
-                for source, target in _pieces(*moves.pop()):
-                    if len(under_way) == BUFFERS:
-                        _land(under_way.popleft())
-                    under_way.append(self._sent(source, target))
-            while under_way:
-                _land(under_way.popleft())
-
-    def _sent(self, source: Tensor, target: Tensor) -> _HostCopyChunk:
-        if not self._ring:
-            self._ring = [
-                torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=self._pin) for _ in range(BUFFERS)
-            ]
-        buffer = self._ring[self._turn % BUFFERS][: len(source)]
-        self._turn += 1
-        with self._device.loading() as arrival:
-            buffer.copy_(source, non_blocking=True)
-        return _HostCopyChunk(arrival, source, buffer, target)
-
-
-def hosting_for(device: torch.device, waits: WaitTimer) -> HostCopy:
-    """Return how entries that are recorded on `device` get to host memory."""
-    if device.type != "cuda":
-        return HostCopy()
-    return AsyncHostCopy(Accelerator(device, budget_bytes=0), waits, pin=True)
-
-
-def _hosted(kept: CachedBlock, moves: list[tuple[Tensor, Tensor]]) -> CachedBlock:
-    """The same on the host, not filled yet; `moves` are to fill it."""
-
-    def moved(source: Tensor) -> Tensor:
-        target = torch.empty(source.shape, dtype=source.dtype)
-        moves.append((source.contiguous(), target))
-        return target
-
-    return kept.each(moved)
-
-
-def _pieces(source: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both, which are contiguous, as bytes, in pieces that fit a buffer."""
-    parts = (tensor.view(-1).view(torch.uint8) for tensor in (source, target))
-    first, second = (torch.split(part, BUFFER_BYTES) for part in parts)
-    return zip(first, second, strict=True)
-
-
-def _land(piece: _HostCopyChunk) -> None:
-    piece.arrival.finish()
-    piece.target.copy_(piece.buffer)
-
-
-# Whether what steps have made is finite: read one step late on a GPU, so that it never waits for the host.
-#
-# The engine gives a GPU its next step and then reads what the one before has come to. A row that leaves the
-# engine, is shown, or teaches others is read at once.
+def row_error(cause: Exception) -> GiornataError:
+    """Return how a row that raised when it was computed alone is answered."""
+    if isinstance(cause, torch.OutOfMemoryError):
+        error: GiornataError = InternalError("The denoiser ran out of memory on this picture.")
+    elif isinstance(cause, LoraNotLoaded):
+        error = InternalError("A LoRA of this picture was not loaded.")
+    else:
+        error = RowPoisoned("The denoiser could not compute this picture.")
+    error.__cause__ = cause
+    return error
 
 
 class FiniteCheck:
@@ -192,7 +116,11 @@ class FiniteCheck:
 
 
 class LateFiniteCheck(FiniteCheck):
-    """The verdict of a CUDA device: copied to pinned memory, and read once an event has passed."""
+    """The verdict of a CUDA device: copied to pinned memory, and read once an event has passed.
+
+    It is read one step late, so that the device never waits for the host: the engine gives it the next step before. A
+    row that leaves the engine, is shown, or teaches others is read at once.
+    """
 
     late = True
 
@@ -214,11 +142,6 @@ Judge = Callable[[Sequence[Tensor]], FiniteCheck]
 """Makes the verdict on a step's latents."""
 
 
-def judge_for(device: torch.device) -> Judge:
-    """Return how verdicts on `device` are made."""
-    return LateFiniteCheck if device.type == "cuda" else FiniteCheck
-
-
 class _UnreadFiniteCheck(NamedTuple):
     before: Row
     """The row as it was before the step."""
@@ -227,52 +150,15 @@ class _UnreadFiniteCheck(NamedTuple):
     """The row's index in the step."""
 
 
-class PendingFiniteChecks:
-    """The verdicts that are not read yet, by row."""
-
-    def __init__(self) -> None:
-        self._unread: dict[RowKey, _UnreadFiniteCheck] = {}
-
-    def postpone(self, rows: Sequence[Row], verdict: FiniteCheck) -> None:
-        """The step of `rows`, as they were before it, is judged by `verdict`, which is read later."""
-        for place, row in enumerate(rows):
-            self._unread[row.key] = _UnreadFiniteCheck(row, verdict, place)
-
-    def poisoned(self, rows: Sequence[Row]) -> dict[RowKey, Row]:
-        """Read the open verdicts of `rows`. Returns the rows that are not finite, as they were before the step."""
-        found = {}
-        for row in rows:
-            unread = self._unread.pop(row.key, None)
-            if (
-                unread is not None
-                and unread.before.conditioning is row.conditioning  # else another row of its name
-                and not unread.verdict.read()[unread.place]
-            ):
-                found[row.key] = unread.before
-        return found
-
-    def retain(self, keys: Collection[RowKey]) -> None:
-        """Forget all rows but these."""
-        for key in self._unread.keys() - keys:
-            del self._unread[key]
-
-
-# Computing steps of given rows over one family: who they are and when they share a step is decided
-# elsewhere.
-#
-# What is kept from step to step serves the next one alone: inputs on the device, slabs, the assembly.
-
-
 class _InFlightStep(NamedTuple):
     """A step that the device has been given."""
 
     verdict: FiniteCheck
     work: StepWork
     sample: StepSample | None
+    measured: dict[str, float]
+    """Fields of the sample."""
     began: float
-    assemble_ms: float
-    waited_ms: float
-    controls_waited_ms: float
     waits_s: float
     """What all steps before it have waited for ControlNets."""
 
@@ -280,7 +166,8 @@ class _InFlightStep(NamedTuple):
 class ModelRunner:
     """Computes steps in the thread that calls it; see :class:`giornata_denoiser.engine.engine.Engine` for its parts.
 
-    `ran_out` hears of rows whose step did not fit into memory together.
+    What is kept from step to step serves the next one alone: inputs on the device, slabs, the assembly. `ran_out` hears
+    of rows whose step did not fit into memory together.
     """
 
     def __init__(
@@ -297,8 +184,8 @@ class ModelRunner:
         ran_out: Callable[[Sequence[Row]], object] = lambda _: None,
     ) -> None:
         self.family = family
-        self._judge = judge or judge_for(family.device)
-        self._checks = PendingFiniteChecks()
+        self._judge = judge or (LateFiniteCheck if family.device.type == "cuda" else FiniteCheck)
+        self._unread: dict[RowKey, _UnreadFiniteCheck] = {}
         self._given: _InFlightStep | None = None
         """The step that the device may not have ended."""
         self._ended_s, self._ended_waits_s = -math.inf, 0.0
@@ -327,7 +214,7 @@ class ModelRunner:
         Rows that are `present` have made a step here, or will; those that have `joined` may have a part in the next.
         """
         self.sources.retain(joined)
-        self._checks.retain([row.key for row in present])
+        self._forget_checks([row.key for row in present])
         self._controls.retain(joined)
         self.placing.retain(joined, resting=resting)
 
@@ -336,7 +223,7 @@ class ModelRunner:
 
         Verdicts on rows that are `present` are still read.
         """
-        self._checks.retain(present)
+        self._forget_checks(present)
         self._give_back()
 
     def compute(self, rows: tuple[Row, ...], *, roomy: bool = False) -> StepReport:
@@ -366,9 +253,7 @@ class ModelRunner:
             out_of_memory = isinstance(error, torch.OutOfMemoryError)
             plain = len(rows) == 1 and rows[0].template is None and not rows[0].renewed_every
             if plain and (roomy or not out_of_memory):
-                return StepReport(
-                    began, self._clock(), failed=(FailedRow(rows[0], step_results.row_error(error)),)
-                )
+                return StepReport(began, self._clock(), failed=(FailedRow(rows[0], row_error(error)),))
         # Outside of the handler, since the traceback keeps the tensors of the failed step alive.
         if out_of_memory:
             if len(rows) > 1:
@@ -397,11 +282,15 @@ class ModelRunner:
     def _give_back(self) -> None:
         self.sources.rest()
         self._controls.retain(())
-        self.placing.clear()
+        self.placing.retain((), resting=True)
+
+    def _forget_checks(self, present: Collection[RowKey]) -> None:
+        for key in self._unread.keys() - present:
+            del self._unread[key]
 
     def _forward(self, rows: tuple[Row, ...]) -> StepReport:
         began, waits_s = self._clock(), self._control_waits.total_s
-        show, network = self._preview_map, self.family.network
+        show, network, depth = self._preview_map, self.family.network, self.family.depth
         with torch.inference_mode():
             stepped, plan, assembled = self._made(rows)
             # (height, width, 3) uint8 on the device, of the rows that are shown after this step.
@@ -411,51 +300,73 @@ class ModelRunner:
             ]
             verdict = self._judge(stepped.latents)
         entries = self._hosted(rows, plan)
-        given = _InFlightStep(
-            verdict,
-            plan.work,
-            plan.sample,
-            began,
-            (assembled - began) * 1e3,
-            self._waits.total_s * 1e3,
-            (self._control_waits.total_s - waits_s) * 1e3,
-            waits_s,
-        )
+        measured = {
+            "assemble_ms": (assembled - began) * 1e3,
+            "waited_ms": self._waits.total_s * 1e3,
+            "controls_waited_ms": (self._control_waits.total_s - waits_s) * 1e3,
+        }
+        given = _InFlightStep(verdict, plan.work, plan.sample, measured, began, waits_s)
         shown = bool([picture for picture in pictures if picture is not None])
         leaves = (
-            shown or any(plan.learning) or bool([row for row in rows if row.step + 1 >= len(row.track.times)])
+            shown
+            or bool(plan.learning)
+            or bool([row for row in rows if row.step + 1 >= len(row.track.times)])
         )
         poisoned, sample = self._judged(rows, given, leaves=leaves)
-        good = [row.key not in poisoned for row in rows]
-        seen = [picture if fine else None for picture, fine in zip(pictures, good, strict=True)]
+        advanced: list[Row] = []
+        previews: list[RowPreview] = []
+        computed = skipped = 0
+        for index, row in enumerate(rows):
+            if row.step_cache is not None:
+                skipped += stepped.skipped[index]
+                computed += len(row.prompts) * depth - stepped.skipped[index]
+            if row.key in poisoned:
+                continue
+            if (picture := pictures[index]) is not None and (at := row.next_preview) is not None:
+                previews.append(RowPreview(row.key, row.step + 1, row.steps, at, picture.cpu().numpy()))
+            learning = plan.learning.get(row.key)
+            advanced.append(
+                row.advanced(
+                    stepped.latents[index],
+                    stepped.memory[index],
+                    stepped.generators[index],
+                    entry=entries[index],
+                    corrections=None if learning is None else tuple([each.correction() for each in learning]),
+                    cached=stepped.cached[index],
+                )
+            )
         return StepReport(
             began,
             self._clock(),
-            step_results.advance_rows(rows, plan, stepped, entries, good),
+            tuple(advanced),
             tuple([FailedRow(row, RowPoisoned()) for row in poisoned.values()]),
             sample,
-            step_results.previews(rows, seen) if shown else (),
-            step_results.cached_blocks(rows, stepped, self.sources.blocks),
+            tuple(previews),
+            StepCacheCounters(computed_blocks=computed, skipped_blocks=skipped),
         )
 
     def _made(self, rows: tuple[Row, ...]) -> tuple[StepOutput, StepPlan, float]:
         """Return what a step makes of `rows`, its plan, and when its forward was assembled."""
         low_ranks = tuple([acting_set(row, self._low_ranks) if row.adapters.loras else None for row in rows])
-        if not [row for row in rows if row.cached]:
+        known: dict[int, TaylorExpansion] = {}
+        for index, row in enumerate(rows):
+            if row.cached and (found := extrapolated(row, learns=self._learns)) is not None:
+                known[index] = found
+        if not known:
             return self._computed(rows, low_ranks)
-        division = split_rows(rows, learns=self._learns)
-        if not division.others:
-            return self._computed(rows, low_ranks)
-        computed, others = division.of(rows)
-        of_computed, of_others = division.of(low_ranks)
-        made = self._computed(computed, of_computed) if computed else None
-        assembly = self.placing.beside(others, of_others)
-        stepped = extrapolated_step(self.family, assembly, others, division.known)
-        if made is None:
-            return join_outputs(division, None, stepped), spread_plan(division, None), self._clock()
-        skipped = self.family.depth * sum(len(row.prompts) for row in others)
-        plan = spread_plan(division, made[1].beside(skipped))
-        return join_outputs(division, made[0], stepped), plan, made[2]
+        others = tuple(rows[index] for index in known)
+        assembly = self.placing.of(others, tuple(low_ranks[index] for index in known), computes=False)
+        stepped = extrapolated_step(self.family, assembly, others, list(known.values()))
+        computed = [index for index in range(len(rows)) if index not in known]
+        if not computed:
+            return joined_outputs((), [stepped], tuple(known)), StepPlan(), self._clock()
+        made, plan, assembled = self._computed(
+            tuple(rows[index] for index in computed), tuple(low_ranks[index] for index in computed)
+        )
+        if plan.sample is not None:
+            skipped = plan.sample.skipped_blocks + sum(stepped.skipped)
+            plan = replace(plan, sample=plan.sample.model_copy(update={"skipped_blocks": skipped}))
+        return joined_outputs(computed, [made, stepped], tuple(known)), plan, assembled
 
     def _computed(
         self, rows: tuple[Row, ...], low_ranks: tuple[SequenceLoras | None, ...]
@@ -476,12 +387,11 @@ class ModelRunner:
 
     def _hosted(self, rows: Sequence[Row], plan: StepPlan) -> list[Entry | None]:
         """What the step has left behind of each row, on its way to host memory; that of a row that ends is there."""
-        if not [row for row in rows if row.records]:
-            return [None] * len(rows)
-        entries = [
-            None if recorder is None else self.hosting.take(recorder.kept()) for recorder in plan.recording
-        ]
-        for row, entry in zip(rows, entries, strict=True):
+        entries: list[Entry | None] = []
+        for row in rows:
+            recorder = plan.recording.get(row.key)
+            entry = None if recorder is None else self.hosting.take(recorder.kept())
+            entries.append(entry)
             if row.records is not None and row.step + 1 >= row.steps:
                 self.hosting.finish(row.entries if entry is None else (*row.entries, entry))
         return entries
@@ -495,10 +405,19 @@ class ModelRunner:
         """
         sample = None if self._given is None else self._ended(self._given)
         self._given = None
-        poisoned = self._checks.poisoned(rows)
+        poisoned = {}
+        for row in rows if self._unread else ():
+            unread = self._unread.pop(row.key, None)
+            if (
+                unread is not None
+                and unread.before.conditioning is row.conditioning  # else another row of its name
+                and not unread.verdict.read()[unread.place]
+            ):
+                poisoned[row.key] = unread.before
         if given.verdict.late and not leaves:
             self._given = given
-            self._checks.postpone(rows, given.verdict)
+            for place, row in enumerate(rows):
+                self._unread[row.key] = _UnreadFiniteCheck(row, given.verdict, place)
             return poisoned, sample
         sample = self._ended(given)
         for row, finite in zip(rows, given.verdict.read(), strict=True):
@@ -519,10 +438,4 @@ class ModelRunner:
             return None
         if not given.sample.loaded_bytes:  # else part of it was waiting
             self._model.observe_step(given.work, step_ms)
-        measured = {
-            "assemble_ms": given.assemble_ms,
-            "step_ms": step_ms,
-            "waited_ms": given.waited_ms,
-            "controls_waited_ms": given.controls_waited_ms,
-        }
-        return given.sample.model_copy(update=measured)
+        return given.sample.model_copy(update={**given.measured, "step_ms": step_ms})

@@ -1,4 +1,4 @@
-"""The choice of rows that are computed in a step or share it: by predicted time, memory and worth."""
+"""The cost of a step: its predicted time, the memory by which rows may share it, and what reuse is worth."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
-from torch import Tensor
 
 from giornata.planning.cost_model import StepCosts, worth_reusing
 from giornata.planning.operations import (
@@ -20,68 +19,12 @@ from giornata.planning.operations import (
     step_work,
 )
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.recorders import own_bits
 from giornata_denoiser.choices import EXACT
+from giornata_denoiser.engine.recorders import own_bits
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.step_cache import TaylorExpansion, expanded
+from giornata_denoiser.rows.step_cache import cache_bytes
 from giornata_denoiser.rows.template import CachedBlock, stored_bytes
-
-# Which rows of a step are computed, and what step caches remember of it: between rows and their forward.
-# Pure.
-
-
-def extrapolated(row: Row, *, learns: bool) -> TaylorExpansion | None:
-    """Return what the next step of `row` takes its output from; None where the network computes it.
-
-    What others or later steps take is always computed: keys and values that are renewed, recordings, and corrections
-    where the engine `learns` them.
-    """
-    rule, known = row.step_cache, row.cached
-    # Later steps take what its first one here makes.
-    begins = not row.begun and (row.region is not None or any(row.prefix))
-    if rule is None or known is None or begins or _forgotten(row):
-        return None
-    teaches = learns and row.template is not None and row.region is not None and row.corrections is None
-    renews = row.renews and not row.masked
-    if teaches or renews or row.records is not None or rule.steps.computes(row.step - known.began):
-        return None
-    return known
-
-
-def skipped_steps(row: Row) -> int:
-    """Return how many of its remaining steps `row` will extrapolate."""
-    if row.step_cache is None:
-        return 0
-    began = row.step if row.cached is None else row.cached.began
-    here = row.step_cache.steps
-    return here.skipped(row.steps - began) - here.skipped(row.step - began)
-
-
-def remember_output(row: Row, outputs: Tensor | None) -> TaylorExpansion | None:
-    """Return what `row` remembers behind a step that was computed.
-
-    `outputs` are (sequences, computed, channels), what the network answered; None where nothing is extrapolated.
-    """
-    if row.step_cache is None or outputs is None:
-        return None
-    return expanded(None if _forgotten(row) else row.cached, row.step, outputs, row.step_cache.order)
-
-
-def cache_bytes(row: Row) -> int:
-    """The most bytes that a row remembers for its step cache."""
-    orders = 0 if row.step_cache is None else row.step_cache.order + 1
-    return len(row.prompts) * row.latent.shape[-1] * row.computed_tokens * 4 * orders
-
-
-def _forgotten(row: Row) -> bool:
-    """Return whether what `row` remembers says nothing of its next step."""
-    return bool(row.adapters.loras) and row.step == row.adapters.loras_from
-
-
-# Whether rows may share a step: by its predicted time, by memory, and by how many of their size are worth
-# it. Pure.
-
 
 FED: Final = 6
 """Times a token's keys and values that a GEGLU takes (8 + 4 + 4 of its width) beyond an attention (4)."""
@@ -93,7 +36,6 @@ ENTRIES_ON_DEVICE: Final = 2
 class StepBudget:
     """The most that a step of several rows may take; a row alone may exceed it, since it would never run otherwise."""
 
-    step_ms: float = math.inf
     memory_bytes: float = math.inf
     """Bytes of rows, of what they take from templates, and of activations."""
     activation_bytes: float = 0.0
@@ -104,14 +46,6 @@ class StepBudget:
     """Most bytes of slabs that are loaded for later steps, of all rows together."""
     correction_bits: int | None = None
     """Bits of the corrections that rows learn; None where they learn none."""
-
-
-def fits_step(rows: Sequence[Row], budget: StepBudget, costs: StepCosts, family: ModelFamily) -> bool:
-    """Return whether `rows` may share a step."""
-    return (
-        predicted_ms(rows, costs, family.operations) <= budget.step_ms
-        and step_bytes(rows, budget, family) <= budget.memory_bytes
-    )
 
 
 def predicted_ms(rows: Sequence[Row], costs: StepCosts, operations: NetworkOperations) -> float:
@@ -333,9 +267,6 @@ def run_ms(row: Row, costs: StepCosts, operations: NetworkOperations) -> float:
     return in_full * whole + (left - in_full) * masked
 
 
-# A memory limit that learns: a step that did not fit is not tried again at once.
-
-
 log = structlog.get_logger(__name__)
 
 STEP: Final = 1 / 8
@@ -355,9 +286,9 @@ class MemoryLimit:
         self.budget = budget
         self._calm = 0
 
-    def fits(self, rows: Sequence[Row], costs: StepCosts) -> bool:
+    def fits(self, rows: Sequence[Row]) -> bool:
         """Return whether `rows` may share a step now."""
-        return fits_step(rows, self.budget, costs, self._family)
+        return step_bytes(rows, self.budget, self._family) <= self.budget.memory_bytes
 
     def ran_out(self, rows: Sequence[Row]) -> None:
         """A step of `rows` did not fit: later ones take less."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from giornata.packed.block_inputs import BlockInputs, by_sequence
+from giornata.packed.attention import CachedKVRecorder
+from giornata.packed.block_inputs import BlockInputs, CachedTokens, by_sequence
 from giornata.packed.packing import LaneTracer, to_device
 from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import (
@@ -20,99 +22,309 @@ from giornata.planning.operations import (
     sample_fields,
     step_work,
 )
-from giornata.planning.plans import BatchPlanner, plan_batch
+from giornata.planning.plans import (
+    SLABS,
+    BatchPlanner,
+    BatchRow,
+    BlockLoads,
+    Counts,
+    LoadLink,
+    plan_batch,
+    row_blocks,
+    slab_unit,
+    takes,
+)
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
-from giornata_denoiser.blocks.recorders import CorrectionRecorder, EntryRecorder, OwnKeysValues, own_bits
-from giornata_denoiser.blocks.slabs import CacheSharder, Device, Slabs, WaitTimer
 from giornata_denoiser.engine.loading import Loader, SlabRun
-from giornata_denoiser.engine.running_row import EntryReuse, RowCacheFactories, RunningRow, plan_modes
+from giornata_denoiser.engine.recorders import (
+    CorrectionRecorder,
+    EntryRecorder,
+    OwnKeysValues,
+    Recorders,
+    own_bits,
+)
+from giornata_denoiser.engine.slabs import CacheSharder, Device, Slabs, WaitTimer
 from giornata_denoiser.engine.step_budget import predicted_work
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Correction, Entry
 
-# What a planned step computes, counted for the cost model and for the router's regressions. Pure.
 
+@dataclass(frozen=True, eq=False)
+class EntryReuse:
+    """A row that takes from one entry: the slabs and shapes of its sequences, and its modes."""
 
-def work_of(operations: NetworkOperations, rows: Iterable[RunningRow]) -> StepWork:
-    """Return what a step of `rows` computes, over all blocks; rows of one set of LoRAs are one segment."""
-    rows = tuple(rows)
-    work = step_work(operations, *_sequences(operations, rows))
-    sets = {each.row.adapters.acting(each.row.step) for each in rows}
-    return work._replace(segments=float(len(sets - {()})))
-
-
-class CountedRow(NamedTuple):
-    """A row of a step: what its share of the step's work follows from."""
-
-    running: RunningRow
+    entry: Entry
+    slabs: tuple[Slabs, ...]
     shapes: tuple[SequenceShape, ...]
     modes: tuple[BlockMode, ...]
-    begun: bool
-    masked: bool
-    controlling: tuple[bool, ...]
+    """The mode of every block; until they are planned, the cheapest of what the block kept."""
+    final: bool = False
+    """Nothing that is still to be loaded would change the modes."""
+    learning: tuple[CorrectionRecorder, ...] = ()
+    """One of each sequence, in a step that is computed in full to learn their corrections."""
+    step: int = 0
+    """The row's step when it was to learn."""
+
+    @cached_property
+    def block_bytes(self) -> Counts:
+        """(blocks,) bytes of the slabs that each block's mode takes."""
+        _, kv, hidden = takes(self.modes)
+        sizes = [
+            kv * each.sizes(BlockMode.KV) + hidden * each.sizes(BlockMode.HIDDEN) for each in self._distinct
+        ]
+        return sum(sizes[1:], sizes[0])
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that have to move for the modes."""
+        _, kv, hidden = takes(self.modes)
+        return sum(
+            int(kv @ each.moving(BlockMode.KV)) + int(hidden @ each.moving(BlockMode.HIDDEN))
+            for each in self._distinct
+        )
+
+    def loads(self) -> BlockLoads:
+        """Return what every block's modes would have to move."""
+        kept = self.entry.channels
+        hidden, kv = (
+            np.sum([slabs.moving(mode) for slabs in self._distinct], axis=0)
+            for mode in (BlockMode.HIDDEN, BlockMode.KV)
+        )
+        return BlockLoads(hidden, kv, kept[BlockMode.HIDDEN] > 0, kept[BlockMode.KV] > 0)
+
+    def runs(self, blocks: int | None = None) -> Iterator[SlabRun]:
+        """Return what the modes of the first `blocks`, or of all, take, whether it is here or not."""
+        forms = takes(self.modes).forms
+        return (SlabRun(slabs, forms, len(forms) if blocks is None else blocks) for slabs in self._distinct)
+
+    @cached_property
+    def _distinct(self) -> tuple[Slabs, ...]:
+        """Each once, where sequences share them."""
+        return tuple(dict.fromkeys(self.slabs))
+
+
+class RunningRow:
+    """All that one row has at the planner, from the step in which it joins until it leaves."""
+
+    def __init__(self, row: Row, planner: StepPlanner) -> None:
+        self.row = row
+        """At its present step."""
+        self.served: EntryReuse | None = None
+        """What serves the present step from its template."""
+        self.next: EntryReuse | None = None
+        """What is loaded ahead: the next entry that is not the present one."""
+        self.ahead = 0
+        """How many of its blocks, from the first one."""
+        self.full = True
+        """Whether the present step computes the whole picture, without regard to costs."""
+        self.shapes = row.shapes
+        """Shapes of the row's sequences in the present step."""
+        self.recorder: EntryRecorder | None = None
+        """Records the present step, if the row leaves that behind."""
+        self._complete: tuple[Slabs, ...] | None = None
+        """Slabs of which everything that the row takes has been found to be here."""
+        self._planner = planner
+        self._entries = tuple(map(planner.sharder.entry, _entries(row)))
+        self._after = tuple(
+            next((after for after in self._entries[step + 1 :] if after not in (None, now)), None)
+            for step, now in enumerate(self._entries)
+        )
+        """By step: the next entry that is not its own."""
+        self._inputs: tuple[tuple[object, ...], tuple[BlockInputs, ...]] = ((), ())
+        """What the last step's inputs were of, and these inputs."""
+        self._own = [planner.own_cache(row, own) for own in row.own_tokens] if row.renews else None
+        """By sequence: the keys and values that its last step in full has made, of a row that takes these."""
+        self._padding = (
+            [planner.padding_cache() if tokens else None for tokens in row.padding]
+            if any(row.padding)
+            else None
+        )
+        """By sequence: the keys and values of its prompt's padding; None for a prompt without."""
+        self._renewed_at = self._padded_at = -1
+        """The steps that last made these. One that failed may have made a part: it makes them again."""
+        self._takes_padding = False
+
+    def is_of(self, row: Row) -> bool:
+        """Return whether `row` is this row some steps later, under the same LoRAs, and not another row of its name."""
+        was = self.row
+        return (
+            row.conditioning is was.conditioning
+            and row.template is was.template
+            and row.renewed_every == was.renewed_every
+            and (
+                not (row.adapters.loras or was.adapters.loras)
+                or row.adapters.acting(row.step) == was.adapters.acting(was.step)
+            )
+        )
+
+    @property
+    def plannable(self) -> EntryReuse | None:
+        """Return what serves the step, if its modes may still change."""
+        served = self.served
+        return None if served is None or served.final or served.learning else served
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes that have to move for this step."""
+        served = self.served
+        if served is None or served.slabs is self._complete:
+            return 0
+        missing = served.missing_bytes
+        if served.final and not missing:
+            self._complete = served.slabs
+        return missing
+
+    @property
+    def wanted(self) -> tuple[object, ...]:
+        """Return what its loads follow from: while it stays the same, nothing else is to be loaded."""
+        served, after = self.served, self.next
+        now = () if served is None else (served.slabs, served.modes, served.final, bool(served.learning))
+        return (*now, self.changes, self.ahead, None if after is None else after.slabs)
+
+    @property
+    def changes(self) -> bool:
+        """Return whether another entry than the present one serves the next step."""
+        return self._entries[self.row.step + 1] is not self._entries[self.row.step]
+
+    @property
+    def following(self) -> Entry | None:
+        """The next entry that is not the present one; None while its corrections are not known."""
+        learning = self.served is not None and self.served.learning
+        return None if learning else self._after[self.row.step]
+
+    def advance(self, row: Row) -> None:
+        """Choose what the next step of `row` computes and what serves it; slabs that are here already stay."""
+        self._serve(row)
+        if self._own is None:
+            self.full = self.served is None or bool(self.served.learning)
+        else:
+            self.full = not row.masked or not -1 < self._renewed_at < row.step
+            if self.full:
+                self._renewed_at = row.step
+        leaves = row.records is not None and (row.background or (self._own is not None and self.full))
+        self.recorder = self._planner.entry_recorder(row) if leaves else None
+        if self._padding is None:
+            return
+        self._takes_padding = not self.full and -1 < self._padded_at < row.step
+        if not self._takes_padding:
+            self._padded_at = row.step
+        self.shapes = row.shaped(padding_kept=self._takes_padding)
+        if self.served is not None and self.served.shapes != self.shapes:
+            self.served = replace(self.served, shapes=self.shapes)
+
+    def _serve(self, row: Row) -> None:
+        entry, served = self._entries[row.step], self.served
+        self.row, self.served = row, None
+        if entry is None:
+            return
+        if (
+            served is not None
+            and served.learning
+            and (served.step == row.step or not all(slabs.keeps for slabs in served.slabs))
+        ):
+            # Either the step that was to teach the corrections has failed and is tried again: the slabs may hold the
+            # row's own values already. Or they do not hold them, and the corrections are added from now on.
+            served = None
+        if self.next is not None and self.next.entry is entry:
+            served, self.next = self.next, None
+        if served is None or served.entry is not entry:
+            served = self.reuse_of(entry)
+        self.served = self._learning(replace(served, learning=()) if served.learning else served)
+
+    def reuse_of(self, entry: Entry) -> EntryReuse:
+        """Return what serves the row from `entry`, nothing of it loaded."""
+        row, planner = self.row, self._planner
+        corrections: Sequence[Correction | None] = (None,) * len(row.prompts)
+        if row.corrections is not None and row.region is not None and planner.correction_bits is not None:
+            corrections = [planner.sharder.correction(each, row.region) for each in row.corrections]
+        slabs = tuple(
+            planner.slabs(row, entry, own, correction)
+            for own, correction in zip(row.own_tokens, corrections, strict=True)
+        )
+        return EntryReuse(entry, slabs, self.shapes, entry.modes, final=planner.fixed_modes)
+
+    def uses(self, blocks: int) -> tuple[BlockInputs, ...]:
+        """Return what each of the row's sequences does in a forward of so many `blocks`.
+
+        They are the last step's objects where nothing has changed: so a batch knows that its plan stays.
+        """
+        of = self.served, self.recorder, self.full, self._takes_padding
+        if self._inputs[0] != of:
+            self._inputs = of, self._made_inputs(blocks)
+        return self._inputs[1]
+
+    def _made_inputs(self, blocks: int) -> tuple[BlockInputs, ...]:
+        made = [BlockInputs()] * len(self.row.prompts)
+        if not self.full:
+            sources = self._own or (() if self.served is None else self.served.slabs)
+            made = [BlockInputs(CachedTokens(self.modes(blocks), source)) for source in sources]
+        elif self._own is not None:
+            made = [BlockInputs(recorder=CachedKVRecorder(kept)) for kept in self._own]
+        elif self.served is not None:
+            made = [BlockInputs(recorder=recorder) for recorder in self.served.learning]
+        if self.recorder is not None:
+            # A row's last sequence is recorded: with classifier-free guidance the one that no prompt directs.
+            own = made[-1].recorder
+            both = self.recorder if own is None else Recorders(own, self.recorder)
+            made[-1] = replace(made[-1], recorder=both)
+        for index, kept in enumerate(self._padding or ()):
+            if kept is not None and self._takes_padding:
+                made[index] = replace(made[index], padding=kept)
+            elif kept is not None:
+                made[index] = replace(made[index], padding_recorder=CachedKVRecorder(kept))
+        return tuple(made)
+
+    def modes(self, blocks: int) -> tuple[BlockMode, ...]:
+        """Return what so many blocks of the step compute."""
+        if self.full:
+            return (BlockMode.FULL,) * blocks
+        return (BlockMode.KV,) * blocks if self.served is None else self.served.modes
+
+    def _learning(self, served: EntryReuse) -> EntryReuse | None:
+        """A step without corrections is computed in full and teaches them; None where no later step needs them."""
+        bits = self._planner.correction_bits
+        if bits is None or self.row.region is None or self.row.corrections is not None:
+            return served
+        if not any(self._entries[self.row.step + 1 :]):
+            return None
+        learning = tuple(CorrectionRecorder(slabs, bits) for slabs in served.slabs)
+        return replace(served, learning=learning, step=self.row.step)
+
+
+def _entries(row: Row) -> tuple[Entry | None, ...]:
+    """The entry of each step by its noise level, and None after the last one.
+
+    A row without a region takes nothing.
+    """
+    if row.template is None or row.region is None:
+        return (None,) * (row.steps + 1)
+    levels = row.track.levels[: row.steps].tolist()
+    return (*row.template.at_each(levels, row.tolerance), None)
 
 
 class CountedStep(NamedTuple):
     """The counted work of a step: it stays while its rows compute the same."""
 
-    rows: list[CountedRow]
+    rows: list[tuple[object, ...]]
+    """What each row's part follows from."""
     work: StepWork
     """Over all blocks."""
     fields: dict[str, Any]
     """The same for the router's regressions."""
     least: list[StepWork]
     """By row: what it computes at least, alone, in a step that waits for no load."""
+    masked: list[bool]
+    """By row."""
 
 
-def count_step(
-    operations: NetworkOperations, rows: Sequence[RunningRow], last: CountedStep | None
-) -> CountedStep:
-    """What a step of `rows` computes; the `last` one's count where they compute the same again."""
-    counted = [
-        CountedRow(
-            each,
-            each.shapes,
-            each.computed(operations.blocks),
-            each.row.begun,
-            each.row.masked,
-            each.row.adapters.controlling(each.row.step) if each.row.adapters.controls else (),
-        )
-        for each in rows
-    ]
-    if last is not None and last.rows == counted:
-        return last
-    work = work_of(operations, rows)
-    fields = sample_fields(work, *_sequences(operations, rows))
-    return CountedStep(counted, work, fields, [predicted_work([each.row], operations) for each in rows])
-
-
-def step_sample(
-    operations: NetworkOperations,
-    rows: Sequence[RunningRow],
-    counted: CountedStep,
-    costs: StepCosts,
-    *,
-    missing_bytes: int,
-    planned_ms: float,
-) -> StepSample:
-    """The sample of a step of `rows` before it is measured; loads alone end it after `planned_ms`."""
-    work = counted.work
-    expected_ms = max(planned_ms, costs.step_ms(work))
-    least_ms = [costs.step_ms(least) - costs.call_ms for least in counted.least]
-    return StepSample(
-        rows=len(rows),
-        **counted.fields,
-        blocks=round(work.sequences) * operations.blocks,
-        loaded_bytes=missing_bytes,
-        assemble_ms=0.0,
-        step_ms=0.0,
-        predicted_ms=expected_ms,
-        reusing_ms=sum([ms for each, ms in zip(counted.rows, least_ms, strict=True) if each.masked]),
-        excess_ms=max(0.0, expected_ms - work.calls * costs.call_ms - sum(least_ms)),
-    )
+def work_of(operations: NetworkOperations, rows: Iterable[RunningRow]) -> StepWork:
+    """Return what a step of `rows` computes, over all blocks; rows of one set of LoRAs are one segment."""
+    rows = tuple(rows)
+    sets = {each.row.adapters.acting(each.row.step) for each in rows}
+    return step_work(operations, *_sequences(operations, rows))._replace(segments=float(len(sets - {()})))
 
 
 def _sequences(
@@ -122,15 +334,11 @@ def _sequences(
     shapes: list[SequenceShape] = []
     modes: list[tuple[BlockMode, ...]] = []
     for each in rows:
-        shapes += each.shapes
-        modes += [each.computed(operations.blocks)] * len(each.shapes)
-        shapes += each.row.joining
-        modes += [(BlockMode.FULL,) * operations.blocks] * len(each.row.joining)
+        joining = each.row.joining
+        shapes += (*each.shapes, *joining)
+        modes += [each.modes(operations.blocks)] * len(each.shapes)
+        modes += [(BlockMode.FULL,) * operations.blocks] * len(joining)
     return shapes, modes
-
-
-# The planner of a step: what each sequence takes from a template and records, and what is loaded in which
-# order.
 
 
 class CostFollower(Protocol):
@@ -175,24 +383,17 @@ class ReuseOptions:
 class StepPlan:
     """A plan of what one step takes and records."""
 
-    uses: tuple[BlockInputs, ...]
+    uses: tuple[BlockInputs, ...] = ()
     """The use of each sequence of the batch; positive sequences come first."""
-    work: StepWork
+    work: StepWork = field(default_factory=lambda: StepWork(calls=0))
     """What the step computes, over all blocks."""
-    sample: StepSample | None
+    sample: StepSample | None = None
     """The same for the router's regressions, with what is predicted; its times are 0 until they are measured. None
     where the network computes nothing."""
-    learning: tuple[tuple[CorrectionRecorder, ...], ...]
-    """By row: the recorders that learn its corrections in this step, one a sequence; empty where it learns none."""
-    recording: tuple[EntryRecorder | None, ...]
-    """By row: what it leaves behind of this step; None for nothing."""
-
-    def beside(self, skipped_blocks: int) -> StepPlan:
-        """The same beside rows that are not computed, and so many blocks of theirs."""
-        if self.sample is None:
-            return self
-        told = self.sample.skipped_blocks + skipped_blocks
-        return replace(self, sample=self.sample.model_copy(update={"skipped_blocks": told}))
+    learning: dict[RowKey, tuple[CorrectionRecorder, ...]] = field(default_factory=dict)
+    """The recorders that learn a row's corrections in this step, one a sequence."""
+    recording: dict[RowKey, EntryRecorder] = field(default_factory=dict)
+    """What a row leaves behind of this step."""
 
 
 class StepPlanner:
@@ -202,10 +403,13 @@ class StepPlanner:
         self, family: ModelFamily, options: ReuseOptions, waits: WaitTimer, trace: LaneTracer
     ) -> None:
         self._family, self._options, self._waits, self._trace = family, options, waits, trace
-        self.blocks = family.depth
-        """Of the network."""
-        self._narrowing = CacheSharder(family)
-        self._make = RowCacheFactories(self._slabs, self._own, self._padding, self._entry, self._narrowing)
+        self.sharder = CacheSharder(family)
+        self.correction_bits = options.correction_bits
+        self.fixed_modes = is_all_or_nothing(family.specs) or bool(family.group)
+        """Members of a group plan alike: none looks at what happens to be loaded at it."""
+        keeps = options.device is None or options.device.keeps
+        self._own_bits = None if keeps else own_bits(options.correction_bits)
+        """Bits of what rows keep of their own steps; None as blocks read it."""
         self._running: dict[RowKey, RunningRow] = {}
         self._counted: CountedStep | None = None
         self._scheduled: list[tuple[object, ...]] = []
@@ -234,25 +438,20 @@ class StepPlanner:
     def step(self, rows: Sequence[Row]) -> StepPlan:
         """Plan the next step of the batch of `rows`, and begin to load what it takes."""
         running = [self._advanced(row) for row in rows]
-        costs, loader = self._options.model.costs, self._options.loader
+        costs, loader, blocks = self._options.model.costs, self._options.loader, self._family.depth
         if loader is not None:
             self._look_ahead(running)
         planned_ms = self._plan(running, costs)
-        operations = self._family.operations
-        counted = self._counted = count_step(operations, running, self._counted)
-        missing = sum([each.missing_bytes for each in running])
+        sample = self._sample(running, costs, planned_ms)
         if loader is not None and self._scheduled != (wanted := [each.wanted for each in running]):
             loader.schedule(_loads(running))
             self._scheduled = wanted
-        sample = step_sample(
-            operations, running, counted, costs, missing_bytes=missing, planned_ms=planned_ms
-        )
         return StepPlan(
-            by_sequence([each.uses(operations.blocks) for each in running]),
-            counted.work,
+            by_sequence([each.uses(blocks) for each in running]),
+            self._counted.work if self._counted is not None else StepWork(),
             sample,
-            tuple([() if each.served is None else each.served.learning for each in running]),
-            tuple([each.recorder for each in running]),
+            {each.row.key: each.served.learning for each in running if each.served and each.served.learning},
+            {each.row.key: each.recorder for each in running if each.recorder},
         )
 
     def _advanced(self, row: Row) -> RunningRow:
@@ -262,21 +461,18 @@ class StepPlanner:
         if row.corrections is not None and (
             running is None or row.corrections is not running.row.corrections
         ):
-            row = self._narrowing.fitting(row)
+            row = self.sharder.fitting(row)
         if running is None or not running.is_of(row):
-            # Members of a group plan alike: none looks at what happens to be loaded at it.
-            fixed = is_all_or_nothing(self._family.specs) or bool(self._family.group)
-            running = RunningRow(row, self._make, self._options.correction_bits, together=fixed)
-            self._running[row.key] = running
+            running = self._running[row.key] = RunningRow(row, self)
         running.advance(row)
         return running
 
     def _look_ahead(self, rows: Sequence[RunningRow]) -> None:
-        """Return what serves the rows next is loaded ahead, as far as there is room: the first blocks of all rows."""
+        """Choose what is loaded ahead for the rows, as far as there is room: the first blocks of all of them."""
         for each in rows:
             entry = each.following
             if entry is not None and (each.next is None or each.next.entry is not entry):
-                each.next, each.ahead = each.made(entry), 0
+                each.next, each.ahead = each.reuse_of(entry), 0
         if not [each for each in rows if each.next]:
             for each in rows:
                 each.ahead = 0
@@ -284,31 +480,45 @@ class StepPlanner:
         ahead = _fitting([each.next for each in rows], self._family.depth, self._options.ahead_bytes)
         for each, blocks in zip(rows, ahead, strict=True):
             if each.next is not None and blocks < each.ahead:  # rows have joined: what is loaded beyond goes
-                each.next = each.made(each.next.entry)
+                each.next = each.reuse_of(each.next.entry)
             each.ahead = blocks
 
     def _plan(self, rows: Sequence[RunningRow], costs: StepCosts) -> float:
-        """Choose the modes of rows whose modes may still change; the step's predicted end in ms, 0 if none may."""
+        """Choose the modes of rows whose modes may still change; the step's predicted end in ms, 0 if none may.
+
+        Plans across the step boundary: a load that this step could wait for may be the next step's delay.
+        """
         open_ = [(each, served) for each in rows if (served := each.plannable) is not None]
         if not open_:
             return 0.0
-        now = [served for _, served in open_]
-        device = self._options.device
-        beside = work_of(self._family.operations, [each for each in rows if each.plannable is None])
-        chosen, ended_ms = plan_modes(
-            now,
-            [each.next if each.changes else None for each, _ in open_],
-            costs,
-            self._family.operations,
-            self._options.planner,
-            # Costs of the step itself are spread over its blocks: time that loads may hide behind.
-            beside_ms=costs.step_ms(beside) / self._family.depth,
-            busy_ms=costs.load_ms(self._busy_bytes(now)),
-            shared=device is not None and device.shares,
-        )
-        for (each, _), served in zip(open_, chosen, strict=True):
-            each.served = served
-        return ended_ms
+        operations, blocks, device = self._family.operations, self._family.depth, self._options.device
+        loads = windows = [served.loads() for _, served in open_]
+        following = [each.next if each.changes else None for each, _ in open_]
+        if any(following):
+            none = BlockLoads.equal(blocks, hidden_kept=False)
+            windows = [
+                own.then(none if after is None else after.loads())
+                for own, after in zip(loads, following, strict=True)
+            ]
+        unit = slab_unit(windows)
+        busy_ms = costs.load_ms(self._busy_bytes([served for _, served in open_]))
+        link = LoadLink(costs.load[0] / SLABS + costs.load[1] * unit, busy_ms)
+        shared = device is not None and device.shares  # rows of one entry load it once
+        batch = [
+            BatchRow(
+                row_blocks(costs, operations, served.shapes, window, unit),
+                id(served.entry) if shared else id(served.slabs[0]),
+            )
+            for (_, served), window in zip(open_, windows, strict=True)
+        ]
+        # Costs of the step itself are spread over its blocks: time that loads may hide behind.
+        beside = work_of(operations, [each for each in rows if each.plannable is None])
+        plan = self._options.planner(batch, link, costs.step_ms(beside) / blocks)
+        for (each, served), modes, own in zip(open_, plan.modes, loads, strict=True):
+            chosen = modes[:blocks]
+            final = chosen == served.entry.modes or not own.largest_bytes  # as if everything had been loaded
+            each.served = replace(served, modes=chosen, final=final)
+        return plan.ended_ms[blocks - 1]
 
     def _busy_bytes(self, planned_for: Sequence[EntryReuse]) -> int:
         """Bytes of a load that has begun for others, or for later: the link is not free before."""
@@ -317,12 +527,58 @@ class StepPlanner:
             return 0
         return load.slabs.load_bytes(load.block, load.mode)
 
-    def _own(self, row: Row, own: int) -> OwnKeysValues:
+    def _sample(self, rows: Sequence[RunningRow], costs: StepCosts, planned_ms: float) -> StepSample:
+        """Count a step of `rows`, and describe it before it is measured; loads alone end it after `planned_ms`."""
+        counted = self._counted = self._count(rows)
+        work, blocks = counted.work, self._family.depth
+        expected_ms = max(planned_ms, costs.step_ms(work))
+        least_ms = [costs.step_ms(least) - costs.call_ms for least in counted.least]
+        return StepSample(
+            rows=len(rows),
+            **counted.fields,
+            blocks=round(work.sequences) * blocks,
+            loaded_bytes=sum([each.missing_bytes for each in rows]),
+            assemble_ms=0.0,
+            step_ms=0.0,
+            predicted_ms=expected_ms,
+            reusing_ms=sum([ms for masked, ms in zip(counted.masked, least_ms, strict=True) if masked]),
+            excess_ms=max(0.0, expected_ms - work.calls * costs.call_ms - sum(least_ms)),
+        )
+
+    def _count(self, rows: Sequence[RunningRow]) -> CountedStep:
+        """What a step of `rows` computes; the last one's count where they compute the same again."""
+        operations, last = self._family.operations, self._counted
+        masked = [each.row.masked for each in rows]
+        of: list[tuple[object, ...]] = [
+            (
+                each,
+                each.shapes,
+                each.modes(operations.blocks),
+                each.row.begun,
+                own,
+                each.row.adapters.controls and each.row.adapters.controlling(each.row.step),
+            )
+            for each, own in zip(rows, masked, strict=True)
+        ]
+        if last is not None and last.rows == of:
+            return last
+        work = work_of(operations, rows)
+        fields = sample_fields(work, *_sequences(operations, rows))
+        least = [predicted_work([each.row], operations) for each in rows]
+        return CountedStep(of, work, fields, least, masked)
+
+    def own_cache(self, row: Row, own: int) -> OwnKeysValues:
+        """What a sequence that computes so many tokens keeps of a step in full."""
         if row.region is None:
             raise ValueError(f"row {row.key} computes everything")
         return OwnKeysValues(row.region.on(self._family.device).outside, own, self._own_bits)
 
-    def _entry(self, row: Row) -> EntryRecorder:
+    def padding_cache(self) -> OwnKeysValues:
+        """What a sequence keeps of its prompt's padding."""
+        return OwnKeysValues(None, 0, self._own_bits)
+
+    def entry_recorder(self, row: Row) -> EntryRecorder:
+        """What records the present step of a row for later edits."""
         if row.records is None or self._family.group:
             raise ValueError(f"row {row.key} records nothing, or in a group: one device records alone")
         picture, device = None, self._family.device
@@ -331,20 +587,11 @@ class StepPlanner:
             picture = row.track.picture(latent, noise, row.step)
         return EntryRecorder(row.level, self._family.depth, row.records, picture)
 
-    def _padding(self) -> OwnKeysValues:
-        return OwnKeysValues(None, 0, self._own_bits)
+    def slabs(self, row: Row, entry: Entry, own: int, correction: Correction | None) -> Slabs:
+        """The slabs of a row's entry for a sequence that computes so many tokens, corrected or not.
 
-    @property
-    def _own_bits(self) -> int | None:
-        """Bits of what rows keep of their own steps; None as blocks read it."""
-        keeps = self._options.device is None or self._options.device.keeps
-        return None if keeps else own_bits(self._options.correction_bits)
-
-    def _slabs(self, row: Row, entry: Entry, own: int, correction: Correction | None) -> Slabs:
-        """The slabs of another sequence, if nothing of them is the row's own.
-
-        Rows that share a correction share what it has been added to. A row that is yet to learn its own shares nothing:
-        it writes its own values into what it takes.
+        They are another sequence's, if nothing of them is the row's own. Rows that share a correction share what it has
+        been added to. A row that is yet to learn its own shares nothing: it writes its own values into what it takes.
         """
         if row.region is None:
             raise ValueError(f"row {row.key} computes everything")
@@ -361,20 +608,19 @@ class StepPlanner:
                 trace=self._trace,
                 correction=correction,
             )
-            if self._options.correction_bits is None or correction is not None:
+            if self.correction_bits is None or correction is not None:
                 self._shared[key] = found
         return found
 
 
 def _fitting(served: Sequence[EntryReuse | None], blocks: int, room_bytes: int) -> list[int]:
     """Return how many blocks of each fit into the room of all, one block of all after the other."""
-    some = [index for index, each in enumerate(served) if each is not None]
-    sizes = np.array([each.block_bytes for each in served if each is not None], np.int64).reshape(-1, blocks)
+    sizes = np.array(
+        [np.zeros(blocks, np.int64) if each is None else each.block_bytes for each in served], np.int64
+    )
     used = np.cumsum(sizes.T).reshape(blocks, -1)
-    fitting = [0] * len(served)
-    for index, fits in zip(some, (used <= room_bytes).sum(axis=0).tolist(), strict=True):
-        fitting[index] = fits
-    return fitting
+    fits: list[int] = (used <= room_bytes).sum(axis=0).tolist()
+    return [0 if each is None else count for each, count in zip(served, fits, strict=True)]
 
 
 def _loads(rows: Sequence[RunningRow]) -> Iterator[list[SlabRun]]:

@@ -31,8 +31,9 @@ from giornata.wire.values import BlockMode
 from giornata.wire.workers import RankPhase, RankState, StepCacheCounters
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.adapters import LowRanks, NoLoras, ready_row
-from giornata_denoiser.engine.protocol import EngineState, FailedRow, RowPreview, StepReport
+from giornata_denoiser.engine.batch_tensors import LowRanks, NoLoras, ready_row
+from giornata_denoiser.engine.engine import EngineState
+from giornata_denoiser.engine.model_runner import FailedRow, RowPreview, StepReport
 from giornata_denoiser.pool.messages import (
     AbortGroup,
     Answer,
@@ -71,7 +72,7 @@ log = structlog.get_logger(__name__)
 
 
 class DevicePool:
-    """Several devices as one engine; satisfies :class:`giornata_denoiser.engine.protocol.RowEngine` from entering on.
+    """Several devices as one engine; satisfies :class:`giornata_denoiser.engine.engine.RowEngine` from entering on.
 
     Args:
         ranks: have loaded the model; they end with the context.
@@ -142,7 +143,7 @@ class DevicePool:
     # What callers ask, in any thread.
 
     def submit(self, rows: Sequence[Row]) -> bool:
-        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.submit`."""
+        """See :meth:`giornata_denoiser.engine.engine.RowEngine.submit`."""
         with self._lock:
             if not self._accepting:
                 return False
@@ -154,11 +155,11 @@ class DevicePool:
         return True
 
     def resume(self, job_id: str, attempt: int) -> None:  # noqa: ARG002 - protocol
-        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.resume`: all rows that wait are looked at."""
+        """See :meth:`giornata_denoiser.engine.engine.RowEngine.resume`: all rows that wait are looked at."""
         self._wake()
 
     def cancel(self, job_id: str, attempt: int | None = None) -> tuple[Row, ...]:
-        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.cancel`."""
+        """See :meth:`giornata_denoiser.engine.engine.RowEngine.cancel`."""
         with self._lock:
             known = (*self._state.rows, *self._arriving)
             return self._taken(
@@ -166,7 +167,7 @@ class DevicePool:
             )
 
     def take_all(self) -> tuple[Row, ...]:
-        """See :meth:`giornata_denoiser.engine.protocol.RowEngine.take_all`."""
+        """See :meth:`giornata_denoiser.engine.engine.RowEngine.take_all`."""
         with self._lock:
             self._accepting = False
             rows = sorted(self._state.rows.values(), key=lambda held: not held.devices)  # begun ones first

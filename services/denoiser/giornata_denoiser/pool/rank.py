@@ -35,11 +35,9 @@ from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.controlnets import ControlDispatcher
 from giornata_denoiser.controls.local import LocalControls, control_target
-from giornata_denoiser.engine.adapters import ControlExecutor
+from giornata_denoiser.engine.batch_tensors import ControlExecutor
 from giornata_denoiser.engine.loading import Loader
-from giornata_denoiser.engine.model_runner import FiniteCheck, ModelRunner
-from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
-from giornata_denoiser.engine.rehearsal import rehearse
+from giornata_denoiser.engine.model_runner import FailedRow, FiniteCheck, ModelRunner, RowPreview, StepReport
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.parallel.families import halve_guidance, shared
 from giornata_denoiser.parallel.groups import RankGroups
@@ -73,7 +71,7 @@ from giornata_denoiser.pool.shared_memory import ExpansionHead, StateRing, Tenso
 from giornata_denoiser.profiling.fitting import profile_of
 from giornata_denoiser.rows.row import Row, RowLora, name_of
 from giornata_denoiser.rows.template import Correction
-from giornata_denoiser.tuning import memory_on, reusing_of
+from giornata_denoiser.startup import memory_on, rehearse, reusing_of
 
 log = structlog.get_logger(__name__)
 
@@ -160,7 +158,7 @@ class RankLoras:
         self._sets.pop(number, None)
 
     def find(self, loras: tuple[RowLora, ...]) -> SequenceLoras | None:
-        """See :meth:`giornata_denoiser.engine.adapters.LowRanks.find`."""
+        """See :meth:`giornata_denoiser.engine.batch_tensors.LowRanks.find`."""
         name = name_of(loras)
         return next((each for each in self._sets.values() if each.name == name), None)
 

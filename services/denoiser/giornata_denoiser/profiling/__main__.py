@@ -21,14 +21,14 @@ from giornata.planning.cost_model import LOAD, DegreeFit, LinearFit, Profile, St
 from giornata.planning.operations import COMPUTE, taking_modes
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
+from giornata_denoiser.choices import check_present
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.devices import check_present
-from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.profiling import fitting
 from giornata_denoiser.profiling.fitting import write_profile
 from giornata_denoiser.profiling.measuring import StepMeter
 from giornata_denoiser.profiling.mixtures import ProfileScope, RowSize
 from giornata_denoiser.profiling.ranks import ProfilerRanks
+from giornata_denoiser.startup import rehearse
 
 
 class ProfilerConfig(DenoiserConfig):

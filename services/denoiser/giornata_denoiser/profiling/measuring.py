@@ -28,20 +28,25 @@ from giornata.scheduling.batch import RowKey
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.recorders import EntryRecorder
-from giornata_denoiser.blocks.slabs import CacheSharder, Device, Slabs
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.controls.local import ControlNetTarget, LocalControls, control_target
-from giornata_denoiser.engine.adapters import computes_every_token, with_low_ranks, with_residuals
-from giornata_denoiser.engine.batch_tensors import assemble, place_inputs
+from giornata_denoiser.engine.batch_tensors import (
+    assemble,
+    computes_every_token,
+    place_inputs,
+    with_low_ranks,
+    with_residuals,
+)
 from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.engine.loading import device_for
-from giornata_denoiser.engine.rehearsal import RANK, practice_row
+from giornata_denoiser.engine.recorders import EntryRecorder
+from giornata_denoiser.engine.slabs import CacheSharder, Device, Slabs
 from giornata_denoiser.families.protocol import ModelFamily, Network
 from giornata_denoiser.profiling.mixtures import LEAST_SIDE, RowSize, StepShape, TokensBeside
 from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl
 from giornata_denoiser.rows.template import Entry
+from giornata_denoiser.startup import RANK, practice_row
 
 T = TypeVar("T")
 ProgressBar = Callable[[Sequence[int]], Iterable[int]]

@@ -21,8 +21,6 @@ from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.rows.step_cache import TaylorExpansion, TaylorRule
 from giornata_denoiser.rows.template import CachedTemplate, Correction, Entry
 
-# What a row has of adapters: a value, known before any of them is loaded.
-
 
 @dataclass(frozen=True, order=True)
 class RowLora:
@@ -110,9 +108,6 @@ class Adapters:
 NONE = Adapters()
 
 
-# A row's way through the noise levels, as numbers: whatever the sampler, a step is one small matrix. Pure.
-
-
 NOISE: Final = 0
 OUTPUT: Final = 1
 STATES: Final = 2
@@ -196,9 +191,6 @@ class SamplerTable:
         return clean.to(output.dtype)
 
 
-# A row's state as it travels from worker to worker. Pure.
-
-
 LATENT: Final = "latents"
 MEMORY: Final = "memory"
 GENERATOR: Final = "generator"
@@ -242,9 +234,6 @@ def exported(state: Tensor) -> Tensor:
     if not bool(exported.isfinite().all()):
         raise RowPoisoned
     return exported
-
-
-# A row: one picture being denoised, as a value that changes only from step to step.
 
 
 class Prompt(Protocol):
@@ -500,13 +489,10 @@ class Row:
             return False
         if self.template is not None:
             return self.settled
+        if not self.renews or not self.begun or self.joins_loras:
+            return False
         since = self.step - self.renewed_later
-        return (
-            self.renews
-            and self.begun
-            and not self.joins_loras
-            and (since <= 0 or since % self.renewed_every > 0)
-        )
+        return since <= 0 or since % self.renewed_every > 0
 
     @property
     def steps_in_full(self) -> int:

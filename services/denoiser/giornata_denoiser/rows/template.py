@@ -19,9 +19,6 @@ from giornata.wire.models import MOMENTS, PARTS
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import BITS, EXACT
 
-# Activations as a template keeps them: as they were, or in 8 or 4 bits per channel.
-
-
 ALIGNMENT: Final = 64
 """Bytes: tensors of one pinned block begin at multiples of it, so that kernels read 16 at once."""
 
@@ -103,18 +100,11 @@ class StoredTensor:
         scale, low = (None if part is None else _ranges(part, channels) for part in (self.scale, self.low))
         if self.bits != 4:
             return StoredTensor(_ranges(self.data, channels), scale, low)
-        levels = torch.cat([self._unpacked(span) for span in channels], dim=1)
+        levels = _ranges(torch.cat((self.data & 15, self.data >> 4), dim=1), channels)
         if levels.shape[1] % 2:
             raise ValueError(f"received {levels.shape[1]} channels in 4 bits; accepted are even numbers")
         first, second = levels.chunk(2, dim=1)
         return StoredTensor(first | (second << 4), scale, low)
-
-    def _unpacked(self, channels: slice) -> Tensor:
-        """(tokens, channels) uint8: the levels in 4 bits of a range of channels."""
-        half = self.data.shape[1]
-        low = self.data[:, channels.start : min(channels.stop, half)] & 15
-        high = self.data[:, max(channels.start - half, 0) : max(channels.stop - half, 0)] >> 4
-        return torch.cat((low, high), dim=1)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> StoredTensor:
         """The same with every tensor changed."""
@@ -211,10 +201,6 @@ def store(tensor: Tensor, bits: int) -> StoredTensor:
     return StoredTensor(levels, scale, low)
 
 
-# What an edit's outside tokens differ in from its template's: learned in one step, added in later ones.
-# Pure.
-
-
 LEAST: Final = 0.25
 """The noise level below which differences shrink no more."""
 
@@ -255,10 +241,6 @@ class Correction:
     def pinned(self) -> Correction:
         """The same in pinned host memory."""
         return replace(self, deltas={place: delta.pinned() for place, delta in self.deltas.items()})
-
-
-# What a template run begins with and leaves behind: entries by noise level, each with what its blocks kept.
-# Pure.
 
 
 FILE_BYTES: Final = 512

@@ -28,9 +28,6 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, SamplerTable
 from giornata_denoiser.rows.template import FILE_BYTES, CachedTemplate, Correction, bits_of, stored_bytes
 
-# Where templates and corrections lie in host memory, so that devices, or other processes, read them there.
-# Pure.
-
 
 class HostMemory(NamedTuple):
     """Puts what is kept where it is to lie. May copy, and so take long; safe in several threads."""
@@ -43,9 +40,6 @@ ORDINARY: Final = HostMemory(lambda recording: recording, lambda correction: cor
 """As it comes: mapped from a file, or as a step has left it."""
 PINNED: Final = HostMemory(methodcaller("pinned"), methodcaller("pinned"))
 """Pinned memory, from which a CUDA device reads asynchronously."""
-
-
-# What a recording is called: its picture, and a digest of all that the recording follows from.
 
 
 RECORDER: Final = 3
@@ -174,8 +168,6 @@ def storage_budget(
     """
     disk_mb = 0 if config.template_folder is None else config.cache_disk_mb
     budget_mb = max(config.template_memory_mb, disk_mb)
-    if config.template_budget_mb is not None:
-        budget_mb = min(budget_mb, config.template_budget_mb)
     mode, whole = BlockMode(form_of(config, family)), is_all_or_nothing(family.specs)
     kept, bits = TemplateRunScope(0, family.depth), config.template_bits
     picture = -(-_picture_bytes(family, tokens) // family.depth)

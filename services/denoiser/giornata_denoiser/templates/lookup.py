@@ -14,12 +14,11 @@ from giornata.wire.jobs import BlobRef
 from giornata.wire.messages import PrefetchTemplate, RunRequest
 from giornata.wire.requests import Reuse
 from giornata.wire.templates import TemplateInputs
-from giornata_denoiser.blocks.recorders import renew_steps
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TextReusePolicy
+from giornata_denoiser.engine.recorders import renew_steps
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
-from giornata_denoiser.templates.corrections import CorrectionCache
 from giornata_denoiser.templates.identity import (
     ANYWHERE,
     TemplateRunSpec,
@@ -32,7 +31,7 @@ from giornata_denoiser.templates.runs import (
     TemplateRuns,
     in_thread,
 )
-from giornata_denoiser.templates.store import TemplateStore
+from giornata_denoiser.templates.store import CorrectionCache, TemplateStore
 
 log = structlog.get_logger(__name__)
 

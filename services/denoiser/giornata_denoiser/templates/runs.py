@@ -22,15 +22,13 @@ from giornata.wire.templates import TemplateInputs, picture_id
 from giornata.wire.workers import TemplateCounters
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig, TemplatePolicy
-from giornata_denoiser.engine.protocol import RowEngine, StepReport
+from giornata_denoiser.engine.engine import RowEngine
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.families.rows import build_row, read_references
 from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, template_generator, template_noise
 from giornata_denoiser.templates.identity import TemplateRunSpec, wanted_recording
 from giornata_denoiser.templates.store import TemplateStore
-
-# Telling the record of a registered template how its recording has ended.
-
 
 TELL_S = 60.0
 """How long NATS may be away; after it the record stays as it is until the template is registered or edited again."""
@@ -77,9 +75,6 @@ class TemplateRegistrations:
         self, registered: PendingRegistration, change: Change[templates.TemplateRecord]
     ) -> None:
         await self._records.change(registered.tenant, registered.template_id, change)
-
-
-# Template runs: when a picture is recorded, one run for each recording, and who is told how it ends.
 
 
 @dataclass(frozen=True, eq=False)

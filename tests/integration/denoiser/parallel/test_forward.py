@@ -17,11 +17,11 @@ from giornata.packed.low_rank import low_rank
 from giornata.packed.sharding import AllToAllGroup
 from giornata.planning.cost_model import StepParallelism
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.recorders import EntryRecorder
-from giornata_denoiser.blocks.slabs import CacheSharder, Device, Slabs
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.batch_tensors import place_inputs
 from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.recorders import EntryRecorder
+from giornata_denoiser.engine.slabs import CacheSharder, Device, Slabs
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.flux import FluxInpaint, FluxKontext
 from giornata_denoiser.families.protocol import ModelFamily

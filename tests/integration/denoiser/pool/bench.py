@@ -24,9 +24,9 @@ from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.adapters import ControlExecutor, LowRanks
+from giornata_denoiser.engine.batch_tensors import ControlExecutor, LowRanks
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.pool.leader import DevicePool
 from giornata_denoiser.pool.ranks import LocalRankProcess, RankTimeouts, groups_of, loaded, start_ranks

@@ -13,9 +13,9 @@ from giornata.families import Family
 from giornata.planning.cost_model import StepParallelism
 from giornata.scheduling.batch import Capacity
 from giornata.scheduling.degrees.pool import Devices
-from giornata_denoiser.blocks.slabs import Device
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
+from giornata_denoiser.engine.slabs import Device
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction

@@ -31,12 +31,11 @@ from giornata.wire.jobs import (
 from giornata.wire.messages import Epoch, RunAnswer, RunRequest
 from giornata.wire.models import Task
 from giornata.wire.requests import EditParameters, Quality
-from giornata_denoiser.attempts.attempt import Attempt, has_room
+from giornata_denoiser.attempts.attempt import Attempt, AttemptResultWriter, has_room
 from giornata_denoiser.attempts.inputs import track_of
-from giornata_denoiser.attempts.results import AttemptResultWriter, WrittenAttemptResult
 from giornata_denoiser.attempts.runner import AttemptInputs, AttemptRunner, EpochFence, Fetch
 from giornata_denoiser.engine.engine import Engine, EngineLoop
-from giornata_denoiser.engine.protocol import FailedRow, StepReport
+from giornata_denoiser.engine.model_runner import FailedRow, StepReport
 from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_by_size
 from giornata_denoiser.rows.row import Adapters, RowLora
 from giornata_lab.bench.compute import tiny_flux
@@ -245,8 +244,8 @@ async def test_a_row_that_is_not_finite_leaves_an_error_and_no_latents() -> None
     for index, value in enumerate((0.5, float("nan"))):
         row = tiny_flux.row(of, Spec("job", index=index))
         attempt.rows[index] = replace(row, step=2, latent=torch.full_like(row.latent, value))
-    written = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
-    good, bad = written.record.rows
+    written, _ = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
+    good, bad = written.rows
     assert good.resume is not None
     assert good.resume.step == 2
     assert good.error is None
@@ -263,8 +262,8 @@ async def test_the_record_tells_the_step_from_which_loras_act() -> None:
     for index, (step, adapters) in enumerate(((2, under), (4, under), (4, Adapters()))):
         row = tiny_flux.row(of, Spec("job", index=index))
         attempt.rows[index] = replace(row, step=step, adapters=adapters)
-    written = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
-    under_way, done, without = written.record.rows
+    written, _ = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
+    under_way, done, without = written.rows
     assert under_way.resume is not None
     assert under_way.resume.loras_from == 3
     assert (done.loras_from, without.loras_from) == (3, None)
@@ -278,8 +277,8 @@ async def test_latents_of_a_void_attempt_are_deleted() -> None:
     attempt = Attempt(request(rows=(RowRecord(index=0, seed=0, attempt=1, worker="worker"),)), 0.0)
     row = tiny_flux.row(tiny_flux.family(), Spec("job", index=0))
     attempt.rows[0] = replace(row, step=row.steps)
-    written = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
-    assert len(written.superseded) == 1
+    _, superseded = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
+    assert len(superseded) == 1
 
 
 # The carrier forgets an attempt however its task ends.
@@ -308,11 +307,9 @@ class Outcomes:
     def __init__(self) -> None:
         self.written: list[Attempt] = []
 
-    async def write(self, attempt: Attempt) -> WrittenAttemptResult:
+    async def write(self, attempt: Attempt) -> tuple[JobRecord, tuple[()]]:
         self.written.append(attempt)
-        return WrittenAttemptResult(
-            JobRecord(job=attempt.request.job, state=JobState.CANCELLED), superseded=()
-        )
+        return JobRecord(job=attempt.request.job, state=JobState.CANCELLED), ()
 
     async def forget(self, latents: object) -> None:
         """Keeps none."""
@@ -363,15 +360,6 @@ async def test_a_cancelled_job_leaves_with_every_attempt_and_no_other_job() -> N
         made.drop_job("a")
         assert [attempt.key for attempt in made.attempts] == [("b", 1)]
         made.drop_job("b")
-
-
-async def test_a_dropped_attempt_is_forgotten_while_it_fetches() -> None:
-    async with asyncio.TaskGroup() as tasks:
-        made = carrier(tasks)
-        made.take(request("a"))
-        await asyncio.sleep(0)
-        made.drop(("a", 1))
-    assert made.attempts == ()
 
 
 async def test_what_cannot_be_computed_is_answered_and_not_lost() -> None:

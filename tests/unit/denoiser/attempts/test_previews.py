@@ -16,9 +16,9 @@ from PIL import Image
 
 from giornata.scheduling.batch import Capacity
 from giornata.wire.messages import PREVIEW_BYTES, PREVIEW_JOB_BYTES
-from giornata_denoiser.attempts.events import encode, limit_bytes
+from giornata_denoiser.attempts.attempt import encode, limit_bytes
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
@@ -166,7 +166,7 @@ def test_a_row_that_is_cancelled_while_its_step_runs_is_not_shown() -> None:
     of = tiny_flux.family()
     made = engine(of)
     made.batch.submit([tiny_flux.row(of, Spec(name, partial_images=3)) for name in ("a", "b")])
-    report = made.compute(made.plan())
+    report = made.computing.compute(made.plan())
     made.batch.cancel("a")
     assert [preview.key.job_id for preview in made.settle(report).previews] == ["b"]
 

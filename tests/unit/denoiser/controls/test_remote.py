@@ -23,7 +23,6 @@ from giornata.packed.compute_set import make_region
 from giornata.planning.operations import work_of
 from giornata.scheduling.batch import RowKey
 from giornata.wire.controlnets import DataPath, OpenControlReply
-from giornata_denoiser.blocks.slabs import WaitTimer
 from giornata_denoiser.controls.controlnets import ControlDispatcher
 from giornata_denoiser.controls.local import (
     ControlNetTarget,
@@ -36,7 +35,8 @@ from giornata_denoiser.controls.remote import (
     RemoteControls,
 )
 from giornata_denoiser.controls.sessions import ControlDataPath, DataPathPool
-from giornata_denoiser.engine.adapters import ControlLost, OfSequences
+from giornata_denoiser.engine.batch_tensors import ControlLost, OfSequences
+from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.rows.row import Adapters, Row, RowControl
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import LATENT, Spec

@@ -21,35 +21,34 @@ from giornata.packed.packing import to_device
 from giornata.scheduling.batch import Capacity, RowKey
 from giornata.wire.adapters import ControlKind
 from giornata.wire.errors import Failed
-from giornata_denoiser.adapters.tiers import LoraTiers
-from giornata_denoiser.blocks.slabs import WaitTimer
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls import local
 from giornata_denoiser.controls.local import AddedResiduals, control_target
-from giornata_denoiser.engine.adapters import NoControls, OfSequences
+from giornata_denoiser.engine.batch_tensors import NoControls, OfSequences
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader, device_for
-from giornata_denoiser.engine.rehearsal import practice_row, rehearse
+from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_always, shifted_by_size
 from giornata_denoiser.families.unet.checkpoints import network_of
+from giornata_denoiser.loras import LoraTiers
 from giornata_denoiser.profiling.measuring import RandomLoras
 from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl, RowLora
 from giornata_denoiser.rows.template import CachedTemplate
-from giornata_denoiser.tuning import memory_on
+from giornata_denoiser.startup import memory_on, practice_row, rehearse
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes import tiny_driven, tiny_flux_control
 from tests.fakes.cuda import CUDA, Finding, World, pretended
 from tests.fakes.local_controls import controls_of
 from tests.patience import HUNG_S
-from tests.unit.denoiser.adapters.test_store import ROOMY, Remote, factors
 from tests.unit.denoiser.engine.test_rehearsal import CARD
 from tests.unit.denoiser.families import test_unet_engine as unets
+from tests.unit.denoiser.test_loras import ROOMY, Remote, factors
 
 # What steps of every family cost a GPU's host, on a device that is not there: launches, waits, and no race.
 
@@ -117,11 +116,11 @@ def costs_of(name: str, of: ModelFamily, world: World) -> dict[str, Cost]:
         )
         first = row(name, of, Spec("a", steps=7, seed=0), masked=True)
         engine.batch.submit([replace(first, template=taken)])
-        for number in range(7):
-            if number == 3:
+        for number in range(4):
+            if number == 2:
                 other = row(name, of, Spec("b", steps=4, seed=1, text_tokens=6), masked=True)
                 engine.batch.submit([replace(other, template=taken)])
-            if number == 5:
+            if number == 3:
                 shown = row(name, of, Spec("c", steps=2, seed=2), masked=False)
                 engine.batch.submit([replace(shown, partial_images=1)])
             world.launches.clear()
@@ -129,7 +128,7 @@ def costs_of(name: str, of: ModelFamily, world: World) -> dict[str, Cost]:
             report = engine.step()
             assert report is not None
             assert not report.failed, report.failed[0].error.__cause__
-            kind = "joins" if number == 0 else "masked" if number < 3 else "several"
+            kind = "joins" if number == 0 else "masked" if number < 2 else "several"
             cost = found[kind]
             cost.launches = max(cost.launches, sum(world.launches.values()))
             cost.waits = (cost.waits or Counter()) + Counter(world.synchronisations)
@@ -161,6 +160,8 @@ LAUNCHES: Final = {
 ROOM: Final = 1.05
 ALIKE: Final = ("flux2", "flux2-klein", "qwen-image-edit")
 """Families whose blocks are those of another one here."""
+ADAPTED: Final = ("flux", "sd3", "unet")
+"""Families that make a guided edit with adapters, too: one of each kind of network."""
 
 
 @pytest.mark.slow
@@ -170,13 +171,17 @@ ALIKE: Final = ("flux2", "flux2-klein", "qwen-image-edit")
 def test_a_step_waits_for_nothing_races_with_nothing_and_launches_what_it_did(name: str) -> None:
     pytest.importorskip("triton", reason="there is no Triton for this platform")
     with pretended() as world:
-        of = family(name)
-        rehearse(Checkpoint(CARD, of, None))
-        rehearsed = set(world.variants)
+        checkpoint = Checkpoint(GUIDED if name in ADAPTED else CARD, family(name), None)
+        rehearse(checkpoint)
+        compiled, known = set(world.variants), launched(world)
         world.clear()
-        costs = costs_of(name, of, world)
+        costs = costs_of(name, checkpoint.family, world)
         assert Counter(world.races) == {}
-    assert world.variants - rehearsed == set(), "an edit waits seconds for what Triton compiles in its step"
+        if name in ADAPTED:
+            world.clear()
+            make_guided_edit(checkpoint)
+            assert launched(world) - known == set(), "a guided edit with a LoRA and a ControlNet"
+    assert world.variants - compiled == set(), "an edit waits seconds for what Triton compiles in its step"
     assert {kind: told for kind, cost in costs.items() if (told := waits_of(cost))} == {}
     launches = tuple(cost.launches for cost in costs.values())
     assert all(own <= ROOM * most for own, most in zip(launches, LAUNCHES[name], strict=True)), launches
@@ -216,31 +221,18 @@ def launched(world: World) -> set[str]:
     return {name for name, count in world.launches.items() if count}
 
 
-@pytest.mark.parametrize("name", ["flux", "sd3", "unet"])
-def test_a_guided_edit_with_a_lora_and_a_controlnet_launches_what_was_rehearsed(name: str) -> None:
-    pytest.importorskip("triton", reason="there is no Triton for this platform")
-    with pretended() as world:
-        checkpoint = Checkpoint(GUIDED, family(name), None)
-        rehearse(checkpoint)
-        rehearsed, compiled = launched(world), set(world.variants)
-        acting = Acting(checkpoint)
-        key = RowKey("edit", 0, 0)
-        row = practice_row(checkpoint, key, LARGER, GUIDED.max_text_tokens, torch.zeros, guided=True)
-        how = ReuseOptions(device=device_for(CUDA, 0))
-        engine = Engine(
-            checkpoint.family,
-            Capacity(8, 10_000),
-            lambda: 0.0,
-            reusing=how,
-            low_ranks=acting,
-            controls=acting,
-        )
-        engine.batch.submit([replace(row, adapters=acting.adapters)])
-        world.clear()
-        while (report := engine.step()) is not None:
-            assert not report.failed, report.failed[0].error.__cause__
-    assert launched(world) - rehearsed == set()
-    assert world.variants - compiled == set()
+def make_guided_edit(checkpoint: Checkpoint) -> None:
+    """A guided edit with a LoRA and a ControlNet."""
+    acting = Acting(checkpoint)
+    key = RowKey("edit", 0, 0)
+    row = practice_row(checkpoint, key, LARGER, GUIDED.max_text_tokens, torch.zeros, guided=True)
+    how = ReuseOptions(device=device_for(CUDA, 0))
+    engine = Engine(
+        checkpoint.family, Capacity(8, 10_000), lambda: 0.0, reusing=how, low_ranks=acting, controls=acting
+    )
+    engine.batch.submit([replace(row, adapters=acting.adapters)])
+    while (report := engine.step()) is not None:
+        assert not report.failed, report.failed[0].error.__cause__
 
 
 def test_a_network_is_rehearsed_without_hooks_of_loras_that_stay() -> None:

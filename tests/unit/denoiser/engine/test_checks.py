@@ -12,12 +12,11 @@ from torch import Tensor
 
 from giornata.scheduling.batch import Capacity
 from giornata.wire.errors import RowPoisoned
-from giornata_denoiser.blocks.slabs import WaitTimer
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.engine.adapters import ControlLost, NoControls, OfSequences
+from giornata_denoiser.engine.batch_tensors import ControlLost, NoControls, OfSequences
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.model_runner import FiniteCheck
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import FiniteCheck, StepReport
+from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily

@@ -22,8 +22,8 @@ from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, SlabRun
 from giornata_denoiser.engine.step_budget import recorded_bytes, row_bytes, slab_bytes
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction
-from giornata_denoiser.templates.corrections import CorrectionCache
 from giornata_denoiser.templates.lookup import TemplateReuse
+from giornata_denoiser.templates.store import CorrectionCache
 from giornata_denoiser.trace import Trace
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
@@ -33,6 +33,7 @@ from tests.unit.denoiser.engine.edits import (
     edit,
     engine,
     expected,
+    finish_rows,
     finished,
     preferred_modes,
     template,
@@ -74,9 +75,7 @@ def test_edits_take_what_another_one_has_learned(forms: frozenset[CacheForm], sc
         for seed, steps, tokens in ((1, 5, 3), (2, 1, 3), (3, 7, 4))
     ]
     alone = edit(OF, taken, replace(spec, job_id="alone", seed=4))
-    made = engine(OF, correction_bits=EXACT)
-    made.batch.submit([*pupils, alone])
-    ended = finished(made)
+    ended = finish_rows(OF, [*pupils, alone], correction_bits=EXACT)
     modes = preferred_modes(forms)
     for pupil in pupils:
         wanted = expected(OF, pupil, taken, modes, corrected=True, teacher=teacher)
@@ -144,12 +143,8 @@ def test_an_engine_that_does_not_correct_leaves_aside_what_a_row_brings() -> Non
     taken = template(OF)
     row = edit(OF, taken, Spec("edit", grid=GRID, steps=4))
     known = learned(row)
-    plain = []
-    for corrections in (None, known):
-        made = engine(OF, correction_bits=None)
-        made.batch.submit([replace(row, corrections=corrections)])
-        plain.append(finished(made)["edit"].latent)
-    assert torch.equal(*plain)
+    rows = [replace(row, corrections=corrections) for corrections in (None, known)]
+    assert torch.equal(*[finish_rows(OF, [each], correction_bits=None)["edit"].latent for each in rows])
 
 
 def test_what_was_learned_is_kept_in_the_bits_that_are_asked_for() -> None:
@@ -199,9 +194,9 @@ def test_steps_that_change_nothing_ask_the_loader_for_nothing() -> None:
     taken = template(OF, steps=2)
     row = edit(OF, taken, Spec("edit", grid=GRID, steps=40))
     with Counting() as loader:
-        made = engine(OF, correction_bits=EXACT, loader=loader)
-        made.batch.submit([replace(row, corrections=learned(row))])
-        assert finished(made)["edit"].done
+        assert finish_rows(
+            OF, [replace(row, corrections=learned(row))], correction_bits=EXACT, loader=loader
+        )["edit"].done
     assert 2 <= loader.asked < 10
 
 
@@ -219,9 +214,7 @@ def leaving(spec: Spec, every: int = 3, **how: Any) -> Row:
 
 
 def left_by(row: Row) -> CachedTemplate:
-    made = engine(OF)
-    made.batch.submit([row])
-    done = finished(made)[row.key.job_id]
+    done = finish_rows(OF, [row])[row.key.job_id]
     return CachedTemplate("left", row.grid, done.entries, edited=row.region)
 
 
@@ -229,9 +222,7 @@ def left_by(row: Row) -> CachedTemplate:
 def test_an_edit_leaves_its_steps_in_full_and_is_what_it_was(scale: float) -> None:
     """With guidance they are those of the unguided half."""
     row = leaving(Spec(grid=GRID, steps=7, true_cfg_scale=scale))
-    made = engine(OF)
-    made.batch.submit([row, tiny_flux.row(OF, Spec("beside"))])
-    done = finished(made)["job"]
+    done = finish_rows(OF, [row, tiny_flux.row(OF, Spec("beside"))])["job"]
     at, seen = row, list[Everything]()
     levels = []
     while not at.done:
@@ -265,9 +256,7 @@ def test_the_next_edit_takes_it_as_a_template_of_the_picture() -> None:
 
 
 def test_an_edit_that_failed_on_the_way_leaves_nothing_more() -> None:
-    made = engine(tiny_flux.family(Hiccup(2)))
-    made.batch.submit([leaving(Spec(grid=GRID, steps=7))])
-    done = finished(made)["job"]
+    done = finish_rows(tiny_flux.family(Hiccup(2)), [leaving(Spec(grid=GRID, steps=7))])["job"]
     assert done.records is None
     assert len(done.entries) == 1
 
@@ -305,9 +294,7 @@ def test_rows_that_begin_together_renew_in_different_steps_and_as_often(steps: i
 
 def test_a_row_that_renews_later_takes_what_it_last_made() -> None:
     row = replace(leaving(Spec(grid=GRID, steps=8)), renewed_later=1)
-    made = engine(OF)
-    made.batch.submit([row])
-    done = finished(made)["job"]
+    done = finish_rows(OF, [row])["job"]
     at, seen = row, list[Everything]()
     while not at.done:
         if at.step in {0, 4, 7}:

@@ -30,10 +30,10 @@ from giornata.planning.plans import (
 from giornata.scheduling.cost_models import work_of
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
-from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, SlabLoad, SlabRun
+from giornata_denoiser.engine.slabs import Slabs
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
 from giornata_denoiser.trace import Trace
@@ -48,6 +48,7 @@ from tests.unit.denoiser.engine.edits import (
     edit,
     engine,
     expected,
+    finish_rows,
     finished,
     preferred_modes,
     template,
@@ -80,9 +81,9 @@ def test_an_engine_records_a_template_and_serves_edits_from_it(
     made.batch.submit([row, other])
     ended = finished(made)
     torch.testing.assert_close(ended["edit"].latent, wanted, atol=FLOAT32, rtol=0)
-    alone = engine(of)
-    alone.batch.submit([other])
-    torch.testing.assert_close(ended["other"].latent, finished(alone)["other"].latent, atol=FLOAT32, rtol=0)
+    torch.testing.assert_close(
+        ended["other"].latent, finish_rows(of, [other])["other"].latent, atol=FLOAT32, rtol=0
+    )
     if forms:
         full = replace(row, key=replace(row.key, job_id="full"), template=None)
         made.batch.submit([full])
@@ -92,12 +93,8 @@ def test_an_engine_records_a_template_and_serves_edits_from_it(
 def test_no_entry_within_the_tolerance_means_to_compute_everything() -> None:
     of = tiny_flux.family()
     far = CachedTemplate("t", GRID, (Entry(2.0, (CachedBlock(),) * BLOCKS),))
-    latents = []
-    for taken in (None, far):
-        made = engine(of)
-        made.batch.submit([replace(edit(of, taken, Spec(grid=GRID)), tolerance=0.5)])
-        latents.append(finished(made)["job"].latent)
-    assert torch.equal(*latents)
+    rows = [replace(edit(of, taken, Spec(grid=GRID)), tolerance=0.5) for taken in (None, far)]
+    assert torch.equal(*[finish_rows(of, [row])["job"].latent for row in rows])
 
 
 def test_blocks_before_the_first_that_was_kept_are_computed_in_full() -> None:
@@ -107,9 +104,9 @@ def test_blocks_before_the_first_that_was_kept_are_computed_in_full() -> None:
     row = edit(of, part, Spec("edit", grid=GRID, steps=5, seed=1))
     modes = (BlockMode.FULL, BlockMode.FULL, BlockMode.KV, BlockMode.KV)
     wanted = expected(of, row, part, modes, corrected=True)
-    made = engine(of, correction_bits=EXACT)
-    made.batch.submit([row])
-    torch.testing.assert_close(finished(made)["edit"].latent, wanted, atol=FLOAT32, rtol=0)
+    torch.testing.assert_close(
+        finish_rows(of, [row], correction_bits=EXACT)["edit"].latent, wanted, atol=FLOAT32, rtol=0
+    )
 
 
 def chaotic(seed: int) -> BatchPlanner:
@@ -147,9 +144,9 @@ def test_every_planner_serves_an_edit_to_its_end(planner: BatchPlanner) -> None:
     taken = template(of, frozenset(CacheForm), steps=3)
     row = edit(of, taken, Spec("edit", grid=GRID, steps=6, seed=2))
     with Loader() as loader:
-        made = engine(of, planner=planner, loader=loader, correction_bits=EXACT, model=Measured())
-        made.batch.submit([row])
-        done = finished(made)["edit"]
+        done = finish_rows(
+            of, [row], planner=planner, loader=loader, correction_bits=EXACT, model=Measured()
+        )["edit"]
     assert done.latent.isfinite().all()
 
 
@@ -160,9 +157,9 @@ def test_what_a_plan_takes_from_the_cache_is_taken(mode: BlockMode) -> None:
     row = edit(of, taken, Spec("edit", grid=GRID, steps=6, seed=2))
     planner = plan_each_alone(uniform_modes(mode))
     with Loader() as loader:
-        made = engine(of, planner=planner, loader=loader, correction_bits=EXACT, model=Measured())
-        made.batch.submit([row])
-        done = finished(made)["edit"]
+        done = finish_rows(
+            of, [row], planner=planner, loader=loader, correction_bits=EXACT, model=Measured()
+        )["edit"]
     reference = expected(of, row, taken, (mode,) * BLOCKS, corrected=True)
     torch.testing.assert_close(done.latent, reference, atol=FLOAT32, rtol=0)
 
@@ -269,9 +266,7 @@ def test_a_hidden_state_at_hand_is_not_loaded() -> None:
 
     heard: list[FinishedSlabLoad] = []
     with Loader(on_loaded=heard.append) as loader:
-        made = engine(of, planner=planner, loader=loader, correction_bits=None)
-        made.batch.submit([row])
-        latent = finished(made)["edit"].latent
+        latent = finish_rows(of, [row], planner=planner, loader=loader, correction_bits=None)["edit"].latent
     assert [(loaded.load.block, loaded.load.mode) for loaded in heard] == [
         (2, BlockMode.KV),
         (3, BlockMode.KV),
@@ -283,11 +278,8 @@ def test_a_hidden_state_at_hand_is_not_loaded() -> None:
 def test_an_edit_of_one_step_is_computed_in_full() -> None:
     of = tiny_flux.family()
     spec = Spec("edit", grid=GRID, steps=1)
-    latents = []
-    for taken in (template(of), None):
-        made = engine(of)
-        made.batch.submit([edit(of, taken, spec)])
-        latents.append(finished(made)["edit"].latent)
+    rows = [edit(of, taken, spec) for taken in (template(of), None)]
+    latents = [finish_rows(of, [row])["edit"].latent for row in rows]
     torch.testing.assert_close(*latents, atol=FLOAT32, rtol=0)
 
 
@@ -297,9 +289,7 @@ def test_a_trace_shows_steps_blocks_and_loads(tmp_path: Path) -> None:
     ticks = iter(range(1_000_000))
     trace = Trace(clock=lambda: float(next(ticks)))
     with Loader() as loader:
-        made = engine(of, loader=loader, trace=trace)
-        made.batch.submit([edit(of, taken, Spec("edit", grid=GRID, steps=3))])
-        finished(made)
+        finish_rows(of, [edit(of, taken, Spec("edit", grid=GRID, steps=3))], loader=loader, trace=trace)
     trace.write(tmp_path / "deep" / "trace.json")
     events = json.loads((tmp_path / "deep" / "trace.json").read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]

@@ -17,12 +17,16 @@ from torch import Tensor
 from giornata.packed.compute_set import make_region
 from giornata.scheduling.batch import Capacity
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.recorders import EntryRecorder
-from giornata_denoiser.blocks.slabs import Device, Slabs, TransferHandle, WaitTimer
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, SlabRun
-from giornata_denoiser.engine.model_runner import BUFFER_BYTES, BUFFERS, AsyncHostCopy
+from giornata_denoiser.engine.loading import (
+    AsyncHostCopy,
+    FinishedSlabLoad,
+    Loader,
+    SlabRun,
+)
+from giornata_denoiser.engine.recorders import EntryRecorder
+from giornata_denoiser.engine.slabs import Device, Slabs, TransferHandle, WaitTimer
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
@@ -193,7 +197,7 @@ class Slow(Device):
 
 
 def copies(device: Device) -> AsyncHostCopy:
-    return AsyncHostCopy(device, WaitTimer(lambda: 0.0), pin=False)
+    return AsyncHostCopy(device, WaitTimer(lambda: 0.0))
 
 
 def random(*shape: int) -> Tensor:
@@ -233,10 +237,7 @@ def test_what_a_copy_reads_is_held_until_it_has_been_read() -> None:
 
 @pytest.mark.parametrize("bits", [EXACT, 8, 4])
 def test_every_byte_arrives(bits: int) -> None:
-    large = (
-        BUFFER_BYTES * (BUFFERS + 1) // 64 + 3
-    )  # rows: more than the ring holds, and no whole number of buffers
-    parts = [store(random(tokens, 16).bfloat16(), bits) for tokens in (1, 7, large)]
+    parts = [store(random(tokens, 16).bfloat16(), bits) for tokens in (1, 7, 1000)]
     entry = Entry(0.5, (CachedBlock(parts[0], parts[1]), CachedBlock(), CachedBlock(hidden=parts[2])))
     moving = copies(Device())
     hosted = moving.take(entry)

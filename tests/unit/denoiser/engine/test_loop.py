@@ -16,9 +16,9 @@ from torch import Tensor
 
 from giornata.packed.low_rank import SequenceLoras
 from giornata.scheduling.batch import Capacity
-from giornata_denoiser.engine.adapters import LowRanks, ready_row
+from giornata_denoiser.engine.batch_tensors import LowRanks, ready_row
 from giornata_denoiser.engine.engine import Engine, EngineLoop
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.rows.row import Adapters, Row, RowLora
 from giornata_lab.bench.compute import tiny_flux
@@ -213,18 +213,6 @@ def test_the_loop_sleeps_while_all_rows_wait_and_wakes_for_the_first(
         shelf.here.add(LORAS)
         loop.resume("late", 1)
         assert _ended(gated, 1)["late"].done
-
-
-def test_a_bounded_row_begins_without_joins_when_they_are_here(
-    gated: GatedLoop, shelf: ResidentLoraSets
-) -> None:
-    row = adapted(tiny_flux.row(gated.family, Spec("x")), loras_from=2)
-    with gated.engine as loop:
-        loop.submit([row])
-        gated.begin()
-        shelf.here.add(LORAS)  # while the first step runs
-        gated.network.gate.release(1000)
-        assert _ended(gated, 1)["x"].adapters.loras_from == 1
 
 
 def test_a_bounded_row_pauses_at_its_bound(gated: GatedLoop, shelf: ResidentLoraSets) -> None:

@@ -12,12 +12,12 @@ from torch import Tensor
 from giornata.packed.low_rank import SequenceLoras, low_rank
 from giornata.wire.errors import InternalError
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.engine.adapters import LowRanks
+from giornata_denoiser.engine.batch_tensors import LowRanks
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Adapters, Row, RowControl, RowLora
-from giornata_denoiser.templates.corrections import CorrectionCache
+from giornata_denoiser.templates.store import CorrectionCache
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, template
@@ -87,18 +87,6 @@ def rows_of(of: ModelFamily) -> list[Row]:
         row = replace(row, renewed_every=3) if kind == 2 else row
         rows.append(replace(row, adapters=Adapters(SETS[index % 3])))
     return rows
-
-
-@pytest.mark.slow
-def test_rows_of_different_sets_are_as_alone(of: ModelFamily, shelf: LoraSetStore) -> None:
-    rows = rows_of(of)[:8]
-    together = finished(engine(of, shelf), *rows)
-    for row in rows:
-        alone = finished(engine(of, shelf), row)[row.key.job_id]
-        torch.testing.assert_close(together[row.key.job_id].latent, alone.latent, atol=EXACTLY, rtol=0)
-        if row.adapters.loras:
-            without = finished(engine(of, shelf), replace(row, adapters=Adapters()))[row.key.job_id]
-            assert (without.latent - alone.latent).abs().max() > 100 * EXACTLY
 
 
 def test_equal_sets_are_neighbours_in_a_step(of: ModelFamily, shelf: LoraSetStore) -> None:

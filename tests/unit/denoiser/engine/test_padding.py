@@ -35,7 +35,7 @@ from tests.unit.denoiser.engine.edits import (
     Oracle,
     edit,
     engine,
-    finished,
+    finish_rows,
     template,
     where,
 )
@@ -190,9 +190,7 @@ def keeping(of: ModelFamily, taken: CachedTemplate | None, spec: Spec = PADDED) 
 
 
 def taught(teacher: Row) -> tuple[Correction, ...] | None:
-    made = engine(EXACTLY, correction_bits=EXACT)
-    made.batch.submit([teacher])
-    return finished(made)[teacher.key.job_id].corrections
+    return finish_rows(EXACTLY, [teacher], correction_bits=EXACT)[teacher.key.job_id].corrections
 
 
 @pytest.mark.slow
@@ -206,27 +204,11 @@ def test_steps_take_what_an_earlier_one_made_of_the_padding(fill: bool, hit: boo
     row = keeping(of, taken if hit else None, replace(PADDED, true_cfg_scale=scale))
     off = edit(of, taken, replace(PADDED, job_id="off", seed=3))
     others = [off, tiny_flux.row(of, replace(PADDED, job_id="whole", seed=4))]
-    made = engine(of, correction_bits=EXACT)
-    made.batch.submit([row, *others])
-    ended = finished(made)
+    ended = finish_rows(of, [row, *others], correction_bits=EXACT)
     torch.testing.assert_close(ended["job"].latent, expected(of, row), atol=FLOAT32, rtol=0)
     for other in others:
-        alone = engine(of, correction_bits=EXACT)
-        alone.batch.submit([other])
-        wanted = finished(alone)[other.key.job_id].latent
+        wanted = finish_rows(of, [other], correction_bits=EXACT)[other.key.job_id].latent
         torch.testing.assert_close(ended[other.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)
-
-
-def test_what_is_kept_matters() -> None:
-    # Otherwise the test above would prove nothing.
-    for taken in (None, template(EXACTLY)):
-        kept, off = keeping(EXACTLY, taken), replace(keeping(EXACTLY, taken), keeps_padding=False)
-        ended = []
-        for row in (kept, off):
-            made = engine(EXACTLY, correction_bits=EXACT)
-            made.batch.submit([row])
-            ended.append(finished(made)["job"].latent)
-        assert (ended[0] - ended[1]).abs().max() > 100 * FLOAT32
 
 
 @pytest.mark.parametrize("hit", [False, True])
@@ -245,11 +227,8 @@ def test_without_padding_it_is_as_if_nothing_were_kept(hit: bool) -> None:
     )
     kept = keeping(OF, taken, untold)
     for row in (kept, replace(kept, prompts=told.prompts)):
-        ended = []
-        for each in (row, replace(row, keeps_padding=False)):
-            made = engine(OF)
-            made.batch.submit([each])
-            ended.append(finished(made)["job"].latent)
+        both = row, replace(row, keeps_padding=False)
+        ended = [finish_rows(OF, [each])["job"].latent for each in both]
         torch.testing.assert_close(ended[0], ended[1], atol=0, rtol=0)
 
 
@@ -282,7 +261,7 @@ def test_samples_and_plans_tell_what_is_computed(hit: bool) -> None:
         if number == 5:
             made.rest()
         (now,) = made.plan()
-        report = made.settle(made.compute((now,)))
+        report = made.settle(made.computing.compute((now,)))
         assert report.sample is not None
         if number != 5:
             assert now.tokens == report.sample.image_tokens + report.sample.text_tokens
@@ -291,19 +270,6 @@ def test_samples_and_plans_tell_what_is_computed(hit: bool) -> None:
     assert text == ([6, 2, 2, 2, 2, 6, 2] if hit else [6, 2, 2, 6, 2, 6, 6])
     assert tokens[1] == (2 + 4) * (6 + 16)
     assert tokens[0] == (6 + 16) * (6 + 16)
-
-
-@pytest.mark.parametrize(("fails", "hit"), [(1, True), (2, False), (4, True), (4, False)])
-def test_a_step_that_failed_is_computed_again(fails: int, hit: bool) -> None:
-    """In a batch each row is tried alone, as it was: neither loses what it keeps."""
-    taken = template(EXACTLY) if hit else None
-    rows = [keeping(EXACTLY, taken, replace(PADDED, job_id=name, seed=i)) for i, name in enumerate("ab")]
-    made = engine(tiny_flux.family(Hiccup(fails, DOUBLE)), correction_bits=EXACT)
-    made.batch.submit(rows)
-    ended = finished(made)
-    for row in rows:
-        wanted = expected(EXACTLY, row)
-        torch.testing.assert_close(ended[row.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)
 
 
 def test_padding_of_which_a_step_kept_a_part_is_computed_again() -> None:
@@ -324,23 +290,10 @@ def test_padding_of_which_a_step_kept_a_part_is_computed_again() -> None:
         return grouped(*args)
 
     network._parts = network._parts._replace(attend=attend)
-    made = engine(tiny_flux.family(network), correction_bits=EXACT)
-    made.batch.submit(rows)
-    ended = finished(made)
+    ended = finish_rows(tiny_flux.family(network), rows, correction_bits=EXACT)
     for row in rows:
         wanted = expected(EXACTLY, row, teacher)
         torch.testing.assert_close(ended[row.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)
-
-
-@pytest.mark.parametrize("hit", [False, True])
-def test_a_row_that_fails_alone_goes_on_in_full(hit: bool) -> None:
-    row = keeping(EXACTLY, template(EXACTLY) if hit else None)
-    made = engine(tiny_flux.family(Hiccup(2, DOUBLE)), correction_bits=EXACT)
-    made.batch.submit([row])
-    wanted = row
-    while not wanted.done:
-        wanted = wanted.advanced(step(EXACTLY, [wanted])[0])
-    torch.testing.assert_close(finished(made)["job"].latent, wanted.latent, atol=FLOAT32, rtol=0)
 
 
 @pytest.mark.parametrize(("hit", "bits"), [(False, 8), (True, 4)])
@@ -348,9 +301,14 @@ def test_where_slabs_are_not_kept_it_is_kept_in_bits(hit: bool, bits: int) -> No
     """The picture is near that of padding as it was: nearer with more bits."""
     taken = template(EXACTLY) if hit else None
     row = keeping(EXACTLY, taken)
-    made = engine(EXACTLY, device=Unkept(), correction_bits=bits)
-    made.batch.submit([row])
-    far = (finished(made)["job"].latent - expected(EXACTLY, row)).abs().max()
+    far = (
+        (
+            finish_rows(EXACTLY, [row], device=Unkept(), correction_bits=bits)["job"].latent
+            - expected(EXACTLY, row)
+        )
+        .abs()
+        .max()
+    )
     assert FLOAT32 < far < (0.05 if bits == 8 else 0.8)
 
 

@@ -16,9 +16,9 @@ from giornata.latents import NORMALISATIONS, normalisation_of
 from giornata.wire.errors import Failed, RowPoisoned
 from giornata.wire.models import ModelCard
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.preview_map import PreviewMap, board, fit_map, fit_model
+from giornata_denoiser.startup import rehearse
 from giornata_lab.bench.compute import tiny_flux
 
 # The rehearsal: a model that computes passes, one that does not never serves.

@@ -12,9 +12,9 @@ from torch import Tensor
 from giornata.planning.cost_model import StepCosts
 from giornata.wire.values import BlockMode
 from giornata_denoiser.attempts.inputs import with_reuse
-from giornata_denoiser.blocks.recorders import renew_steps
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine import step_budget
+from giornata_denoiser.engine.recorders import renew_steps
 from giornata_denoiser.engine.step_budget import row_bytes
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
@@ -22,7 +22,7 @@ from giornata_denoiser.rows.row import Row
 from giornata_denoiser.templates.lookup import TemplateReuse
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from giornata_lab.bench.compute.tiny_flux import Spec
-from tests.unit.denoiser.engine.edits import GRID, edit, engine, finished, template, where
+from tests.unit.denoiser.engine.edits import GRID, edit, engine, finish_rows, template, where
 from tests.unit.denoiser.engine.test_masked import BLOCKS, DOUBLE, FLOAT32, recorded, reusing, step
 from tests.unit.denoiser.engine.test_unkept import Unkept
 
@@ -65,28 +65,18 @@ def test_steps_take_what_the_last_one_in_full_made(every: int, scale: float, fil
     specs = [Spec(f"e{i}", grid=GRID, steps=7 - i, true_cfg_scale=scale, seed=i) for i in range(3)]
     row = renewing(of, specs[0], every)
     others = [edit(of, template(of), specs[1]), tiny_flux.row(of, specs[2])]
-    made = engine(of, correction_bits=EXACT)
-    made.batch.submit([row, *others])
-    ended = finished(made)
+    ended = finish_rows(of, [row, *others], correction_bits=EXACT)
     torch.testing.assert_close(ended["e0"].latent, expected(of, row, every), atol=FLOAT32, rtol=0)
     for other in others:
-        alone = engine(of, correction_bits=EXACT)
-        alone.batch.submit([other])
-        wanted = finished(alone)[other.key.job_id].latent
+        wanted = finish_rows(of, [other], correction_bits=EXACT)[other.key.job_id].latent
         torch.testing.assert_close(ended[other.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)
-
-
-def test_what_is_taken_matters() -> None:
-    # Otherwise the test above would prove nothing.
-    row = renewing(OF, Spec(grid=GRID, steps=7), 3)
-    assert (expected(OF, row, 3) - expected(OF, row, 1)).abs().max() > 100 * FLOAT32
 
 
 def test_a_row_that_goes_on_here_begins_in_full() -> None:
     row = resumed(OF, Spec(grid=GRID, steps=7), 4)
-    made = engine(OF)
-    made.batch.submit([row])
-    torch.testing.assert_close(finished(made)["job"].latent, expected(OF, row, 3), atol=FLOAT32, rtol=0)
+    torch.testing.assert_close(
+        finish_rows(OF, [row])["job"].latent, expected(OF, row, 3), atol=FLOAT32, rtol=0
+    )
 
 
 @pytest.mark.parametrize("forgets", [False, True])
@@ -101,7 +91,7 @@ def test_the_samples_tell_what_is_computed(forgets: bool) -> None:
             made.rest()
         (now,) = made.plan()
         planned = now.tokens - now.text_tokens
-        report = made.settle(made.compute((now,)))
+        report = made.settle(made.computing.compute((now,)))
         assert report.sample is not None
         tokens.append(report.sample.image_tokens)
         assert planned == tokens[-1] or (forgets and number == 5)
@@ -131,9 +121,7 @@ class Hiccup(FluxInpaint):
 def test_a_step_that_failed_is_computed_again(fails: int) -> None:
     """In a batch each row is tried alone, as it was: neither loses what it keeps."""
     rows = [renewing(OF, Spec(name, grid=GRID, steps=6, seed=i), 3) for i, name in enumerate("ab")]
-    made = engine(tiny_flux.family(Hiccup(fails)))
-    made.batch.submit(rows)
-    ended = finished(made)
+    ended = finish_rows(tiny_flux.family(Hiccup(fails)), rows)
     for row in rows:
         wanted = expected(OF, row, 3)
         torch.testing.assert_close(ended[row.key.job_id].latent, wanted, atol=FLOAT32, rtol=0)
@@ -142,9 +130,7 @@ def test_a_step_that_failed_is_computed_again(fails: int) -> None:
 @pytest.mark.slow
 def test_a_row_that_fails_alone_goes_on_in_full() -> None:
     row = renewing(OF, Spec(grid=GRID, steps=5), 3)
-    made = engine(tiny_flux.family(Hiccup(2)))
-    made.batch.submit([row])
-    ended = finished(made)["job"]
+    ended = finish_rows(tiny_flux.family(Hiccup(2)), [row])["job"]
     wanted = row
     while not wanted.done:
         wanted = wanted.advanced(step(OF, [wanted])[0])
@@ -204,9 +190,11 @@ def test_a_unet_without_a_recording_computes_every_step_in_full(fill: bool) -> N
 def test_where_slabs_are_not_kept_they_are_kept_in_bits(bits: int) -> None:
     """The picture is near that of kept slabs: nearer with more bits."""
     row = renewing(OF, Spec(grid=GRID, steps=6, true_cfg_scale=2.0), 3)
-    made = engine(OF, device=Unkept(), correction_bits=bits)
-    made.batch.submit([row])
-    far = (finished(made)["job"].latent - expected(OF, row, 3)).abs().max()
+    far = (
+        (finish_rows(OF, [row], device=Unkept(), correction_bits=bits)["job"].latent - expected(OF, row, 3))
+        .abs()
+        .max()
+    )
     assert FLOAT32 < far < (0.05 if bits == 8 else 0.8)
 
 

@@ -19,11 +19,11 @@ from giornata.planning.cost_model import StepCosts
 from giornata.wire.jobs import Job
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.values import CellMap
-from giornata_denoiser.attempts import inputs, results
+from giornata_denoiser.attempts import attempt, inputs
 from giornata_denoiser.attempts.inputs import rows_of, with_reuse
-from giornata_denoiser.blocks.recorders import EntryRecorder
-from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.choices import BITS, CacheForm
+from giornata_denoiser.engine.recorders import EntryRecorder
+from giornata_denoiser.engine.slabs import Slabs
 from giornata_denoiser.rows.row import Adapters, RecordingSpec, RowLora
 from giornata_denoiser.rows.template import (
     CachedBlock,
@@ -239,7 +239,7 @@ def test_a_template_that_is_not_worth_it_is_told_apart_from_none() -> None:
     made = CachedTemplate("t", row.grid, (Entry(1.0, (kept,) * FAMILY.depth),))
     slow = StepCosts(WEIGHTS, (1e6, 1.0))
     uses = [
-        results.template_use(job_that_reuses(), with_reuse(row, computed, how, FAMILY))
+        attempt.template_use(job_that_reuses(), with_reuse(row, computed, how, FAMILY))
         for computed, how in (
             (where, TemplateReuse(1.0, made, COSTS)),
             (where, TemplateReuse(1.0, made, slow)),

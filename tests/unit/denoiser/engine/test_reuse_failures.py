@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from giornata.packed.block_inputs import Residuals
-from giornata.planning.cost_model import StepCosts
 from giornata.wire.errors import InternalError
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.slabs import Device, Slabs, TransferHandle, WaitTimer
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.engine.adapters import ControlLost, NoControls, OfSequences
+from giornata_denoiser.engine.batch_tensors import ControlLost, NoControls, OfSequences
 from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.loading import Loader
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import StepReport
+from giornata_denoiser.engine.slabs import Device, Slabs, TransferHandle, WaitTimer
 from giornata_denoiser.engine.step_budget import CALM, MemoryLimit, StepBudget, step_bytes
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.flux import FluxInpaint
@@ -30,7 +29,7 @@ from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
-from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, finished, template
+from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, finish_rows, finished, template
 from tests.unit.denoiser.engine.test_masked import DOUBLE, FLOAT32
 
 # The engine with templates where rows fail, leave or come again: the others are as they were.
@@ -43,9 +42,7 @@ def test_a_row_that_fails_leaves_the_others_as_they_were(at_step: int) -> None:
     taken = template(of)
     good = edit(of, taken, Spec("good", grid=GRID, steps=5, seed=2))
     bad = edit(of, taken, Spec("bad", grid=GRID, steps=5, seed=3))
-    alone = engine(of, correction_bits=EXACT)
-    alone.batch.submit([good])
-    wanted = finished(alone)["good"].latent
+    wanted = finish_rows(of, [good], correction_bits=EXACT)["good"].latent
     made = engine(of, correction_bits=EXACT)
     made.batch.submit([good, bad])
     for _ in range(at_step):
@@ -76,12 +73,8 @@ def test_a_step_that_is_computed_again_teaches_its_rows_anew() -> None:
     of = tiny_flux.family()
     taken = template(of)
     rows = [edit(of, taken, Spec(name, grid=GRID, steps=4, seed=i)) for i, name in enumerate("ab")]
-    calm = engine(of)
-    calm.batch.submit(rows)
-    wanted = finished(calm)
-    made = engine(tiny_flux.family(Hiccup(tiny_flux.transformer())))
-    made.batch.submit(rows)
-    ended = finished(made)
+    wanted = finish_rows(of, rows)
+    ended = finish_rows(tiny_flux.family(Hiccup(tiny_flux.transformer())), rows)
     for name in "ab":
         torch.testing.assert_close(ended[name].latent, wanted[name].latent, atol=FLOAT32, rtol=0)
 
@@ -94,11 +87,7 @@ def test_a_template_that_cannot_be_loaded_is_a_miss() -> None:
         taken.entries[0].level, tuple(replace(kept, value=None) for kept in taken.entries[0].blocks)
     )
     rows = [edit(of, CachedTemplate("t", GRID, (broken,)), spec), edit(of, None, spec)]
-    latents = []
-    for row in rows:
-        made = engine(of)
-        made.batch.submit([row])
-        latents.append(finished(made)["edit"].latent)
+    latents = [finish_rows(of, [row])["edit"].latent for row in rows]
     torch.testing.assert_close(*latents, atol=FLOAT32, rtol=0)
 
 
@@ -126,11 +115,8 @@ def test_a_loader_that_fails_once_costs_one_row_its_template_and_goes_on(
     if where == "finish":
         monkeypatch.setattr(TransferHandle, "finish", lambda _: fail_once())
     with Loader(on_loaded=lambda _: fail_once() if where == "on_loaded" else None) as loader:
-        ended = []
-        for name in ("first", "second"):
-            made = engine(of, loader=loader)
-            made.batch.submit([edit(of, taken, Spec(name, grid=GRID, steps=5, seed=2))])
-            ended.append(finished(made)[name].latent)
+        rows = [edit(of, taken, Spec("edit", grid=GRID, steps=5, seed=2)) for _ in range(2)]
+        ended = [finish_rows(of, [row], loader=loader)["edit"].latent for row in rows]
     assert failures == [], "it did fail"
     alone = engine(of)
     alone.batch.submit([edit(of, taken, Spec("alone", grid=GRID, steps=5, seed=2))])
@@ -290,9 +276,12 @@ def test_a_row_alone_that_runs_out_of_memory_is_tried_again_without_templates_on
     assert report is not None
     assert [(row.step, report.failed) for row in report.advanced] == [(1, ())]
     assert (network.tries, network.crowded.given_back) == (2, 1)
-    calm = engine(of)
-    calm.batch.submit([replace(row, template=None, renewed_every=0, records=None)])
-    torch.testing.assert_close(finished(made)["a"].latent, finished(calm)["a"].latent, atol=FLOAT32, rtol=0)
+    torch.testing.assert_close(
+        finished(made)["a"].latent,
+        finish_rows(of, [replace(row, template=None, renewed_every=0, records=None)])["a"].latent,
+        atol=FLOAT32,
+        rtol=0,
+    )
 
 
 def test_a_row_that_has_no_room_at_all_fails_at_the_second_try() -> None:
@@ -318,7 +307,7 @@ def test_the_limit_rises_again_slowly() -> None:
     limit.ran_out(rows)
     lowered = limit.budget.memory_bytes
     assert needed / 2 < lowered < needed
-    assert not limit.fits(rows, StepCosts((0.0,) * 6))
+    assert not limit.fits(rows)
     limit.ran_out(rows[:3])
     assert limit.budget.memory_bytes < lowered
     for _ in range(CALM - 1):
@@ -333,9 +322,7 @@ def test_a_row_cancelled_between_steps_leaves_the_others_as_they_were() -> None:
     of = tiny_flux.family()
     taken = template(of)
     rows = [edit(of, taken, Spec(name, grid=GRID, steps=5, seed=i)) for i, name in enumerate("ab")]
-    alone = engine(of)
-    alone.batch.submit(rows[:1])
-    wanted = finished(alone)["a"].latent
+    wanted = finish_rows(of, rows[:1])["a"].latent
     with Loader() as loader:
         made = engine(of, loader=loader)
         made.batch.submit(rows)
@@ -351,9 +338,7 @@ def test_a_row_of_the_same_name_is_corrected_anew() -> None:
     of = tiny_flux.family()
     taken = template(of)
     first, second = (edit(of, taken, Spec("job", grid=GRID, steps=4, seed=seed)) for seed in (1, 2))
-    alone = engine(of)
-    alone.batch.submit([second])
-    wanted = finished(alone)["job"].latent
+    wanted = finish_rows(of, [second])["job"].latent
     made = engine(of)
     made.batch.submit([first])
     made.step()

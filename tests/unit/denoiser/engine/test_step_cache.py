@@ -10,10 +10,9 @@ from torch import Tensor
 
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.engine.step_budget import cache_bytes, extrapolated, row_bytes
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.engine.step_budget import row_bytes
 from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowLora
-from giornata_denoiser.rows.step_cache import TaylorExpansion, TaylorRule
+from giornata_denoiser.rows.step_cache import TaylorExpansion, TaylorRule, cache_bytes, extrapolated
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes.step_caches import taylor
@@ -22,7 +21,6 @@ from tests.unit.denoiser.engine.test_masked import BLOCKS, DOUBLE
 
 TOLERANCE = 1e-10
 TAYLOR = taylor(interval=4, order=1, warmup=2)
-RULES: list[TaylorRule | None] = [taylor(2, 0, 1), None, TAYLOR, taylor(5, 1, 2), taylor(3, 2, 4), None]
 
 
 def cached(row: Row, rule: TaylorRule | None) -> Row:
@@ -42,45 +40,6 @@ def run(made: Engine, arrivals: dict[int, list[Row]]) -> tuple[dict[str, Tensor]
             blocks.append((report.sample.blocks, report.sample.skipped_blocks))
         final |= {row.key.job_id: row.latent for row in report.advanced if row.done}
     return final, blocks
-
-
-def rows_of(of: ModelFamily, *, masked: bool) -> list[Row]:
-    """Rows that differ in everything; `masked` ones take from a template, or what their own steps in full make."""
-    specs = [
-        Spec(
-            f"r{i}",
-            grid=GRID,
-            steps=9 + i,
-            true_cfg_scale=2.0 if i % 3 == 1 else 1.0,
-            seed=i,
-            text_tokens=3 + i,
-        )
-        for i in range(len(RULES))
-    ]
-    if not masked:
-        return [cached(tiny_flux.row(of, spec), rule) for spec, rule in zip(specs, RULES, strict=True)]
-    taken = template(of)
-    made = [edit(of, taken if i < 3 else None, spec) for i, spec in enumerate(specs)]
-    return [
-        cached(replace(row, renewed_every=0 if row.template else 4), rule)
-        for row, rule in zip(made, RULES, strict=True)
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("fill", "masked"), [(False, True), (True, False)])
-def test_a_row_in_a_batch_equals_the_row_alone(*, fill: bool, masked: bool) -> None:
-    of = tiny_flux.family(fill=fill, dtype=DOUBLE)
-    rows = rows_of(of, masked=masked)
-    together, blocks = run(engine(of, correction_bits=EXACT), {0: rows[:2], 1: rows[2:4], 3: rows[4:]})
-    assert any(computed and skipped for computed, skipped in blocks), "some rows of a step are not computed"
-    for row in rows:
-        alone, _ = run(engine(of, correction_bits=EXACT), {0: [row]})
-        torch.testing.assert_close(together[row.key.job_id], alone[row.key.job_id], atol=TOLERANCE, rtol=0)
-        if row.step_cache is not None:
-            plain, _ = run(engine(of, correction_bits=EXACT), {0: [cached(row, None)]})
-            changed = (plain[row.key.job_id] - alone[row.key.job_id]).abs().max()
-            assert changed > 1e3 * TOLERANCE, "the cache changes nothing"
 
 
 def test_a_row_whose_output_is_extrapolated_leaves_the_sample_to_others() -> None:

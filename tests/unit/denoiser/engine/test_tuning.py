@@ -22,13 +22,13 @@ from giornata.planning.plans import plan_each_alone, uniform_modes
 from giornata.runtime import memory_bytes
 from giornata.scheduling.batch import BatchingMode
 from giornata.wire.values import BlockMode
-from giornata_denoiser import tuning
+from giornata_denoiser import startup
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
-from giornata_denoiser.tuning import MemoryBudget, budget_of, engine_of, memory_of, memory_on, shared_memory
+from giornata_denoiser.startup import MemoryBudget, engine_of, memory_of, memory_on, shared_memory
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.configs import configured
@@ -70,7 +70,7 @@ def edited(rows: list[Row] | None = None, **options: Any) -> tuple[dict[str, Row
 @pytest.fixture
 def fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planner whose choice follows no loads."""
-    monkeypatch.setattr(tuning, "plan_batch", plan_each_alone(uniform_modes(BlockMode.KV)))
+    monkeypatch.setattr(startup, "plan_batch", plan_each_alone(uniform_modes(BlockMode.KV)))
 
 
 @pytest.mark.usefixtures("fixed")
@@ -92,7 +92,8 @@ def test_steps_and_loads_reach_the_cost_model() -> None:
 def steps_of(rows: list[Row], **options: Any) -> list[list[str]]:
     """Who shared every step."""
     checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None, card=CARD, controlnets={})
-    with engine_of(config(**options), checkpoint, PROFILE, Steady.of(PROFILE)) as engine:
+    profile = PROFILE.model_copy(update={"activation_bytes": 1e5, "even_bytes": None})
+    with engine_of(config(**options), checkpoint, profile, Steady.of(PROFILE)) as engine:
         engine.batch.submit(rows)
         shared = []
         while (report := engine.step()) is not None:
@@ -113,13 +114,9 @@ def test_batching_is_configured() -> None:
     assert steps_of(three(), capacity_rows=2, batching=BatchingMode.REQUEST) == [["a", "b"], ["b"], ["c"]]
 
 
-def test_a_limit_of_time_or_memory_lets_rows_run_alone() -> None:
-    alone = [["a"], ["b"], ["b"], ["c"]]
+def test_a_limit_of_memory_lets_rows_run_alone() -> None:
     assert steps_of(three()) == [["a", "b", "c"], ["b"]]
-    assert steps_of(three(), step_limit_ms=1e-9) == alone
-    small = config(memory_mb=1)
-    assert budget_of(small, PROFILE, memory_of(small, None)).memory_bytes == 1 << 20
-    assert budget_of(config(), PROFILE, memory_of(config(), None)).memory_bytes == math.inf
+    assert steps_of(three(), memory_mb=1) == [["a"], ["b"], ["b"], ["c"]]
 
 
 def test_budgets_follow_the_machine_unless_they_are_configured() -> None:
@@ -129,8 +126,8 @@ def test_budgets_follow_the_machine_unless_they_are_configured() -> None:
     assert (on_cpu.device, on_cpu.ahead, on_cpu.rows) == (0, host // 16, math.inf)
     assert (on_gpu.device, on_gpu.ahead) == (14 << 30, 7 << 30)
     assert on_gpu.device + on_gpu.rows == pytest.approx(0.9 * gpu)
-    own = memory_of(config(template_memory_mb=1, template_device_mb=2, template_ahead_mb=3, memory_mb=4), gpu)
-    assert own == MemoryBudget(1 << 20, 2 << 20, 3 << 20, 4 << 20)
+    own = memory_of(config(template_memory_mb=1, template_device_mb=2, memory_mb=4), gpu)
+    assert own == MemoryBudget(1 << 20, 2 << 20, 7 << 30, 4 << 20)
 
 
 def on_gpu(ledger: DeviceLedger, memory: ModelMemory | None = None) -> Any:

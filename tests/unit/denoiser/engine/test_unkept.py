@@ -5,38 +5,31 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.compute_set import make_region
 from giornata.packed.pages import KVPages
-from giornata.planning.cost_model import StepCosts
-from giornata.scheduling.batch import RowKey
-from giornata.wire.models import Sampler
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.slabs import Device, Slabs
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.batch_tensors import place_inputs
 from giornata_denoiser.engine.loading import Loader
+from giornata_denoiser.engine.slabs import Device, Slabs
 from giornata_denoiser.engine.step_budget import (
     StepBudget,
     correction_bytes,
-    fits_step,
     row_bytes,
     slab_bytes,
     step_bytes,
 )
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_by_size
 from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, StoredTensor
+from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
-from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finished, template, where
+from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finish_rows, template, where
 from tests.unit.denoiser.engine.test_masked import BLOCKS
 
 # A device that keeps no slabs: blocks gather entries as they are stored, and rows come to the same
@@ -66,9 +59,9 @@ def test_pictures_are_those_of_kept_slabs(forms: frozenset[CacheForm], corrected
     ended = []
     for device in (Device(), Unkept()):
         with Loader() as loader:
-            made = engine(of, device=device, correction_bits=bits, loader=loader if ahead else None)
-            made.batch.submit(rows)
-            ended.append(finished(made))
+            ended.append(
+                finish_rows(of, rows, device=device, correction_bits=bits, loader=loader if ahead else None)
+            )
     for name in "abc":
         kept, unkept = (each[name].latent for each in ended)
         torch.testing.assert_close(unkept, kept, atol=FLOAT32, rtol=0)
@@ -87,63 +80,6 @@ def test_nothing_is_held_but_the_entry() -> None:
         assert (key.data_ptr() == stored.data.data_ptr()) is held
     sizes = Slabs(taken.entries[0], where(), 3, of, device=Unkept()).sizes(BlockMode.KV)
     assert sizes.sum() == taken.entries[0].size_bytes
-
-
-TRACK = FlowMatching(tiny_flux.SCHEDULER, shifted_by_size).track(
-    sampler=Sampler.EULER, steps=28, strength=1.0, cells=4096
-)
-
-
-def flux_row(job: str, template_of: CachedTemplate) -> Row:
-    """An edit of a tenth of 1024x1024 pixels; its tensors have sizes and no values."""
-    touched = torch.zeros(64, 64, dtype=torch.bool)
-    touched.view(-1)[:410] = True
-
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
-
-    prompt = SimpleNamespace(joint_tokens=512, size_bytes=512 * 4096 * 2 + 768 * 2)
-    return Row(
-        RowKey(job, 1, 0),
-        (64, 64),
-        TRACK,
-        0,
-        empty(4096, 64),
-        cast("Any", (prompt,)),
-        1.0,
-        dict.fromkeys(("noise", "image_latents", "mask"), empty(4096, 64)),
-        region=make_region(touched),
-        template=template_of,
-    )
-
-
-def flux_recording() -> CachedTemplate:
-    """One level in 4 bits, of 57 blocks."""
-
-    def stored() -> StoredTensor:
-        data = torch.empty(4096, 1536, dtype=torch.uint8, device="meta")
-        return StoredTensor(data, *(torch.empty(3072, device="meta") for _ in range(2)))
-
-    return CachedTemplate(
-        "t", (64, 64), (Entry(0.5, tuple(CachedBlock(stored(), stored()) for _ in range(57))),)
-    )
-
-
-def test_a_row_of_flux_takes_less_than_0_8_gb_of_a_gpu() -> None:
-    network = SimpleNamespace(prepared_bytes=344 * 3072 * 2)
-    of: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, network=network, specs=())
-    shared = flux_recording()
-    row = flux_row("a", shared)
-    assert 0.6e9 < row_bytes(row, of, 4) <= 0.8e9
-    host: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.bfloat16, network=network, specs=())
-    assert row_bytes(row, host, 4) > 3.8e9, "slabs in 16 bits"
-    entry = shared.entries[0].size_bytes
-    assert 0.71e9 < entry < 0.73e9
-    beside = [flux_row("b", shared), flux_row("c", flux_recording())]
-    budget = StepBudget(correction_bits=4)
-    alone = step_bytes([row], budget, of)
-    assert step_bytes([row, beside[0]], budget, of) - alone == row_bytes(row, of, 4)
-    assert step_bytes([row, beside[1]], budget, of) - alone == row_bytes(row, of, 4) + entry
 
 
 # Which rows share a step: by memory, time and number.
@@ -242,14 +178,3 @@ def test_what_is_loaded_ahead_counts_once_for_all_rows() -> None:
     alone, entry = step_bytes(rows, StepBudget(), of), sum(slab_bytes(row, 4) for row in rows)
     assert step_bytes(rows, StepBudget(ahead_bytes=100), of) - alone == 100
     assert step_bytes(rows, StepBudget(ahead_bytes=1e12), of) - alone == entry
-
-
-def test_rows_share_a_step_while_it_is_predicted_to_be_short_enough() -> None:
-    of = tiny_flux.family()
-    token_ms = 0.1 / of.specs[0].linear
-    costs = StepCosts((1.0, 0.0, token_ms, 0.0, 0.0, 0.0))
-    rows = [edit(of, None, Spec(f"r{i}", grid=GRID, text_tokens=4)) for i in range(4)]
-    alone_ms = 1.0 + 0.1 * 20 * BLOCKS
-    assert not fits_step(rows[:2], StepBudget(step_ms=alone_ms), costs, of)
-    assert fits_step(rows[:2], StepBudget(step_ms=2 * alone_ms), costs, of)
-    assert not fits_step(rows, StepBudget(step_ms=2 * alone_ms), costs, of)

@@ -15,11 +15,11 @@ from giornata.packed.compute_set import make_region, with_companions
 from giornata.packed.pages import KVPages
 from giornata.planning.operations import SequenceShape
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.recorders import OwnKeysValues
 from giornata_denoiser.choices import EXACT as AS_COMPUTED
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.denoise_step import denoise_step
+from giornata_denoiser.engine.recorders import OwnKeysValues
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.profiling.fitting import activation_bytes
 from giornata_denoiser.profiling.measuring import StepMeter

@@ -15,8 +15,7 @@ from torch import Tensor
 from giornata.packed.block_inputs import BlockInputs, CachedTokens
 from giornata.packed.low_rank import SequenceLoras
 from giornata.wire.values import BlockMode
-from giornata_denoiser.engine.adapters import with_low_ranks
-from giornata_denoiser.engine.batch_tensors import assemble, place_inputs
+from giornata_denoiser.engine.batch_tensors import assemble, place_inputs, with_low_ranks
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux, tiny_unet

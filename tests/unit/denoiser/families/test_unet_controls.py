@@ -21,7 +21,7 @@ from giornata_denoiser.choices import EXACT
 from giornata_denoiser.controls.controlnets import ControlDispatcher
 from giornata_denoiser.controls.local import LocalControls
 from giornata_denoiser.controls.local import control_target as controlled_network
-from giornata_denoiser.engine.adapters import with_residuals
+from giornata_denoiser.engine.batch_tensors import with_residuals
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily

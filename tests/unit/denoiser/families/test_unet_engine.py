@@ -20,10 +20,10 @@ from giornata.planning.operations import TemplateRunScope
 from giornata.scheduling.batch import RowKey
 from giornata.wire.models import BORDER, MOMENTS
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.slabs import Device, Slabs
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.loading import Loader
+from giornata_denoiser.engine.slabs import Device, Slabs
 from giornata_denoiser.engine.step_budget import slab_bytes
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
@@ -31,7 +31,7 @@ from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_
 from giornata_denoiser.profiling.fitting import calibrate
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
-from giornata_denoiser.templates import disk
+from giornata_denoiser.templates import store
 from giornata_denoiser.templates.identity import form_of, storage_budget
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens, drawn
@@ -230,8 +230,8 @@ def test_half_precision_keeps_statistics_in_float32() -> None:
 
 def test_a_recording_comes_back_from_a_file(tmp_path: Path) -> None:
     taken = template(family(), bits=8)
-    disk.write_recording(taken, tmp_path / "t")
-    found = disk.read_recording(tmp_path / "t", "t")
+    store.write_recording(taken, tmp_path / "t")
+    found = store.read_recording(tmp_path / "t", "t")
     for one, other in zip(taken.entries, found.entries, strict=True):
         for kept, back in zip(one.blocks, other.blocks, strict=True):
             assert [part is None for part in vars(kept).values()] == [
@@ -269,7 +269,7 @@ def test_slabs_are_as_large_as_they_say() -> None:
 def test_a_budget_costs_bits_then_levels_and_never_blocks(
     budget_mb: int, bits: int, kept: tuple[int, int, int] | None
 ) -> None:
-    config = configured(DenoiserConfig, model="tiny", template_bits=bits, template_budget_mb=budget_mb)
+    config = configured(DenoiserConfig, model="tiny", template_bits=bits, template_memory_mb=budget_mb)
     of = family()
     found, chosen = storage_budget(config, of, 64, 10)
     if kept is None:

@@ -24,9 +24,9 @@ from giornata.planning.operations import COMPUTE, NetworkOperations
 from giornata.wire.adapters import ControlWork
 from giornata.wire.errors import Failed
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.slabs import Device
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import EXACT
+from giornata_denoiser.engine.slabs import Device
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.profiling import fitting

@@ -24,7 +24,7 @@ from giornata.wire.jobs import BlobRef, Encoding
 from giornata.wire.messages import RemoveTemplate, RunRequest
 from giornata.wire.requests import EditParameters, Reuse
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedBlock, Entry, store
 from giornata_denoiser.templates.lookup import TemplateLookup, TemplateReuse

@@ -12,14 +12,12 @@ import torch
 from giornata.wire.requests import Reuse
 from giornata.wire.workers import Tier
 from giornata_denoiser.choices import CacheForm
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Correction, Entry, store
-from giornata_denoiser.templates.corrections import CorrectionCache
-from giornata_denoiser.templates.first_templates import EXPECTED, FirstTemplates
 from giornata_denoiser.templates.identity import PINNED
 from giornata_denoiser.templates.lookup import TemplateReuse
-from giornata_denoiser.templates.store import TemplateStore
+from giornata_denoiser.templates.store import EXPECTED, CorrectionCache, FirstTemplates, TemplateStore
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.patience import HUNG_S
@@ -61,7 +59,7 @@ def test_what_an_edit_left_shows_what_it_repainted() -> None:
     assert found.edited.digest == where().digest
     assert found.noise is not None
     assert found.noise.shape == NOISE.shape
-    assert (len(found.entries), made.left, made.size_bytes) == (3, 1, SIZE)
+    assert (len(found.entries), made.kept, made.size_bytes) == (3, 1, SIZE)
     assert made.holds(found)
     assert made.find("two") is None
 
@@ -71,7 +69,7 @@ def test_what_an_edit_left_shows_what_it_repainted() -> None:
 )
 def test_what_is_not_whole_or_not_finite_is_not_kept(row: Row) -> None:
     made = kept(SIZE * 10, row)
-    assert (made.find("one"), made.left) == (None, 0)
+    assert (made.find("one"), made.kept) == (None, 0)
 
 
 def test_the_least_recently_used_go_first() -> None:

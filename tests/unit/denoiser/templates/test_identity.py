@@ -19,7 +19,7 @@ from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.sampling.schedules import DiscreteTime, FlowMatching, shifted_by_size
 from giornata_denoiser.rows.template import FILE_BYTES, CachedBlock, CachedTemplate, Entry, store
-from giornata_denoiser.templates import disk
+from giornata_denoiser.templates import store as template_store
 from giornata_denoiser.templates.identity import (
     ANYWHERE,
     LEVELS,
@@ -104,7 +104,7 @@ def test_all_recordings_of_a_picture_begin_alike_and_those_of_others_do_not() ->
 def test_a_budget_of_bytes_drops_noise_levels_and_then_blocks() -> None:
     kept = {
         budget: wanted_recording(
-            config(template_levels=7, template_budget_mb=budget), CHECKPOINT, "alice", LARGE
+            config(template_levels=7, template_memory_mb=budget), CHECKPOINT, "alice", LARGE
         )
         for budget in (7 * 6 * 4, 7 * 6 * 4 - 1, 4 * 6 * 4, 4 * 3 * 4, 1)
     }
@@ -128,7 +128,6 @@ def test_a_template_is_no_larger_than_the_largest_tier() -> None:
     assert kept(template_memory_mb=4 * 6 * 4) == (4, 0)
     assert kept(template_memory_mb=4 * 6 * 4, cache_disk_mb=whole) == (4, 0), "there is no folder"
     assert kept(template_memory_mb=1, template_folder=Path("x"), cache_disk_mb=whole) == (7, 0)
-    assert kept(template_memory_mb=4 * 6 * 4, template_budget_mb=whole) == (4, 0)
     assert kept(template_memory_mb=0) == (4, 6)
 
 
@@ -185,7 +184,7 @@ def test_a_recording_is_as_large_as_was_reckoned_with_its_file(
         return first if blends else replace(first, picture=picture), *others
 
     entries = tuple(Entry(level, blocks()) for level in found.track.levels[:-1].tolist())
-    disk.write_recording(CachedTemplate(found.recording_id, (8, 8), entries), tmp_path / "f")
+    template_store.write_recording(CachedTemplate(found.recording_id, (8, 8), entries), tmp_path / "f")
     assert 0.7 * (1 << 20) < (tmp_path / "f").stat().st_size <= 1 << 20
 
 

@@ -9,7 +9,7 @@ import pytest
 from safetensors import SafetensorError
 
 from giornata import tensors
-from giornata.wire.jobs import BlobRef, Job
+from giornata.wire.jobs import BlobRef
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.attempts.test_attempt import INSPECTION
@@ -40,7 +40,7 @@ async def test_a_full_disk_leaves_the_template_in_memory(
         def full(*_: object, **__: object) -> None:
             raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-        monkeypatch.setattr("giornata_denoiser.templates.disk.save_file", full)
+        monkeypatch.setattr("giornata_denoiser.templates.store.save_file", full)
         await made.ask()
         made.finish(await made.submitted(1))
         assert (await made.told(1))[0][0] == "report"
@@ -153,25 +153,3 @@ async def test_whatever_fails_in_reading_a_template_is_a_miss(monkeypatch: pytes
 
         monkeypatch.setattr(made.store, "find", broken)
         assert (await made.ask()).recording is None
-
-
-async def test_edits_tell_a_record_whose_recorder_has_died() -> None:
-    async with desk() as made:
-        unregistered = made.request.model_copy(update={"job": with_template(made.request.job, None)})
-        for _ in range(2):
-            await made.ask(unregistered)
-        row = await made.submitted(1)
-        for _ in range(2):
-            await made.ask()  # meets the run
-        made.finish(row)
-        size = await made.told(1)
-        await asyncio.sleep(0.01)
-        assert size == [("report", "template_1", made.store.size_of(row.key.job_id))]
-        await made.ask()
-        assert (await made.told(2))[1] == ("found", "template_1", made.store.size_of(row.key.job_id))
-        await made.ask(unregistered)
-        assert len(made.registrations.told) == 2
-
-
-def with_template(job: Job, name: str | None) -> Job:
-    return job.model_copy(update={"template_id": name})

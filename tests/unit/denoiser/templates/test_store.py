@@ -15,7 +15,7 @@ from torch import Tensor
 from giornata.wire.workers import LoadSample, Tier
 from giornata_denoiser.choices import BITS
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, store
-from giornata_denoiser.templates import disk
+from giornata_denoiser.templates import store as template_store
 from giornata_denoiser.templates.identity import PINNED
 from giornata_denoiser.templates.store import TemplateStore
 from tests.patience import HUNG_S
@@ -26,7 +26,7 @@ from tests.unit.denoiser.templates.recordings import same, template
 
 def test_a_store_goes_from_memory_to_disk_to_nothing(tmp_path: Path) -> None:
     one = template("one")
-    disk.write_recording(one, tmp_path / "x")
+    template_store.write_recording(one, tmp_path / "x")
     room = (tmp_path / "x").stat().st_size * 3 + 100  # names are of different lengths
     tiers = TemplateStore(one.size_bytes * 2, tmp_path, disk_bytes=room)
     (tmp_path / "x").unlink()
@@ -61,7 +61,7 @@ def test_a_file_that_is_no_template_is_a_miss_and_removed(tmp_path: Path) -> Non
     tiers = TemplateStore(10**6, tmp_path, 10**6)
     assert tiers.find("one") is None
     assert list(tmp_path.iterdir()) == []
-    disk.write_recording(template("other"), path)
+    template_store.write_recording(template("other"), path)
     assert TemplateStore(10**6, tmp_path, 10**6).find("one") is None
     assert list(tmp_path.iterdir()) == []
 
@@ -87,7 +87,7 @@ def test_a_start_clears_what_was_half_written_and_nothing_else(tmp_path: Path) -
     for name in ("tmp123.template.part", "mine.part"):
         (tmp_path / name).write_bytes(b"x")
     TemplateStore(0, tmp_path, 10**6).put(template("one"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.part", f"one{disk.SUFFIX}"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.part", f"one{template_store.SUFFIX}"]
 
 
 def test_a_removed_template_is_in_no_tier(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
 def test_many_threads_read_a_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     TemplateStore(0, tmp_path, 10**6).put(template("one"))
     tiers = TemplateStore(10**6, tmp_path, 10**6)
-    begun, go_on, read = threading.Event(), threading.Event(), disk.read_recording
+    begun, go_on, read = threading.Event(), threading.Event(), template_store.read_recording
     reads: list[str] = []
 
     def slow(path: Path, recording_id: str, *, checked: bool = False) -> CachedTemplate:
@@ -148,7 +148,7 @@ def test_many_threads_read_a_file_once(tmp_path: Path, monkeypatch: pytest.Monke
         assert go_on.wait(HUNG_S)
         return read(path, recording_id, checked=checked)
 
-    monkeypatch.setattr(disk, "read_recording", slow)
+    monkeypatch.setattr(template_store, "read_recording", slow)
     found: list[CachedTemplate | None] = []
     threads = [threading.Thread(target=lambda: found.append(tiers.find("one"))) for _ in range(3)]
     threads[0].start()
@@ -186,13 +186,13 @@ def test_a_file_is_checked_once_and_again_when_it_has_changed(
     tiers = TemplateStore(0, tmp_path, 10**6)
     tiers.put(template("one"))
     checks: list[bool] = []
-    read = disk.read_recording
+    read = template_store.read_recording
 
     def watched(path: Path, recording_id: str, *, checked: bool = False) -> CachedTemplate:
         checks.append(checked)
         return read(path, recording_id, checked=checked)
 
-    monkeypatch.setattr(disk, "read_recording", watched)
+    monkeypatch.setattr(template_store, "read_recording", watched)
     for _ in range(2):
         found = tiers.find("one")
         assert found is not None
@@ -229,36 +229,36 @@ def test_what_was_prefetched_is_in_memory_for_its_edit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", BITS)
 def test_a_file_gives_back_the_template(tmp_path: Path, bits: int) -> None:
     made = template("t", bits)
-    disk.write_recording(made, tmp_path / "f")
+    template_store.write_recording(made, tmp_path / "f")
     assert (tmp_path / "f").stat().st_size >= made.size_bytes
-    assert same(disk.read_recording(tmp_path / "f", "t"), made)
+    assert same(template_store.read_recording(tmp_path / "f", "t"), made)
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
 def test_no_changed_byte_of_a_file_goes_unnoticed(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    disk.write_recording(template("t", tokens=2), path)
+    template_store.write_recording(template("t", tokens=2), path)
     whole = path.read_bytes()
     for index in range(0, len(whole), 7):
         path.write_bytes(whole[:index] + bytes([whole[index] ^ 4]) + whole[index + 1 :])
-        with pytest.raises(disk.TemplateFileInvalid):
-            disk.read_recording(path, "t")
+        with pytest.raises(template_store.TemplateFileInvalid):
+            template_store.read_recording(path, "t")
     for length in (0, 3, 8, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(disk.TemplateFileInvalid):
-            disk.read_recording(path, "t")
+        with pytest.raises(template_store.TemplateFileInvalid):
+            template_store.read_recording(path, "t")
     save_file({"weight": torch.zeros(2)}, path)
-    with pytest.raises(disk.TemplateFileInvalid):
-        disk.read_recording(path, "t")
+    with pytest.raises(template_store.TemplateFileInvalid):
+        template_store.read_recording(path, "t")
 
 
 def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(disk, "save_file", full)
+    monkeypatch.setattr(template_store, "save_file", full)
     with pytest.raises(OSError, match="No space left"):
-        disk.write_recording(template("one"), tmp_path / "f")
+        template_store.write_recording(template("one"), tmp_path / "f")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,12 +16,11 @@ from giornata.packed.low_rank import SequenceLoras
 from giornata.packed.packing import UNTRACED, LaneTracer
 from giornata.planning.operations import step_work
 from giornata.wire.values import BlockMode
-from giornata_denoiser.blocks.recorders import CorrectionRecorder
-from giornata_denoiser.blocks.slabs import Device, Slabs
-from giornata_denoiser.engine.adapters import with_low_ranks
-from giornata_denoiser.engine.batch_tensors import assemble, place_inputs
+from giornata_denoiser.engine.batch_tensors import assemble, place_inputs, with_low_ranks
 from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.engine.loading import device_for
+from giornata_denoiser.engine.recorders import CorrectionRecorder
+from giornata_denoiser.engine.slabs import Device, Slabs
 from giornata_denoiser.families.driven.network import DrivenNetwork
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row

@@ -19,10 +19,10 @@ from giornata.wire.models import Sampler
 from giornata.wire.requests import EditParameters
 from giornata.wire.resolution import cfg_scale
 from giornata_denoiser.checkpoint import Checkpoint, load
-from giornata_denoiser.engine.adapters import ControlExecutor, LowRanks
+from giornata_denoiser.engine.batch_tensors import ControlExecutor, LowRanks
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import device_for
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import NONE, Adapters, RecordingSpec, Row

@@ -18,7 +18,7 @@ from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig, TextReusePolicy
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader, device_for
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.engine.step_plan import CostFollower, ReuseOptions
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row

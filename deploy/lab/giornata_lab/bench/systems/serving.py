@@ -23,7 +23,7 @@ from diffusers import FluxInpaintPipeline
 
 from giornata.scheduling.batch import BatchingMode, RowKey
 from giornata_denoiser.engine.engine import Engine, EngineLoop
-from giornata_denoiser.engine.protocol import StepReport
+from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import engines
 from giornata_lab.bench.compute.models import LATENT_CHANNELS, TOKEN_PIXELS, autoencoder

@@ -1,31 +1,43 @@
-"""Parts of a running engine, from configuration and profile."""
+"""The start of an engine: shares of memory, its parts, and steps of empty pictures before the first edit."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, cast
 
 import structlog
 import torch
+from torch import Tensor, nn
 
 from giornata.memory_plan import CONTEXT_BYTES, USABLE, plan_prepost
+from giornata.packed.compute_set import Region, make_region, with_companions
+from giornata.packed.low_rank import FactorSpan, LowRankFactors, choose_products
 from giornata.packed.packing import UNTRACED
 from giornata.planning.cost_model import CostModel, Profile
 from giornata.planning.plans import plan_batch
 from giornata.runtime import memory_bytes
-from giornata.scheduling.batch import Capacity
+from giornata.scheduling.batch import Capacity, RowKey
+from giornata.tensors import NEGATIVE
+from giornata.wire.errors import Failed
+from giornata.wire.values import BlockMode
 from giornata.wire.workers import LoadSample, ServiceName, Tier
 from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.adapters import ControlExecutor, LowRanks
+from giornata_denoiser.engine.batch_tensors import ControlExecutor, LowRanks
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, device_for
 from giornata_denoiser.engine.step_budget import StepBudget
 from giornata_denoiser.engine.step_plan import ReuseOptions
+from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.rows import build_row, text_shapes
+from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row
+from giornata_denoiser.rows.template import CachedTemplate, template_generator
 from giornata_denoiser.templates.identity import levels_of, storage_budget
 from giornata_denoiser.trace import Trace
 
@@ -69,7 +81,7 @@ def memory_of(config: DenoiserConfig, free_bytes: int | None) -> MemoryBudget:
     return MemoryBudget(
         config.template_memory_mb << 20,
         device,
-        ahead if config.template_ahead_mb is None else config.template_ahead_mb << 20,
+        ahead,
         left if config.memory_mb is None else config.memory_mb << 20,
     )
 
@@ -109,7 +121,7 @@ def engine_of(
                 Capacity(config.capacity_rows, config.capacity_tokens),
                 time.perf_counter,
                 checkpoint.preview_map,
-                budget=budget_of(config, profile, memory),
+                budget=StepBudget(memory.rows, profile.activation_bytes, profile.even_bytes),
                 joining=config.batching,
                 reusing=reusing,
                 trace=trace or UNTRACED,
@@ -131,22 +143,7 @@ def reusing_of(
 ) -> ReuseOptions:
     """Return how steps on `device` reuse templates."""
     return ReuseOptions(
-        loader=loader,
-        model=model,
-        planner=plan_batch,
-        device=device_for(device, memory.device),
-        ahead_bytes=memory.ahead,
-        correction_bits=correction_bits,
-    )
-
-
-def budget_of(config: DenoiserConfig, profile: Profile, memory: MemoryBudget) -> StepBudget:
-    """The limits of one step, by time and memory."""
-    return StepBudget(
-        step_ms=config.step_limit_ms or math.inf,
-        memory_bytes=memory.rows,
-        activation_bytes=profile.activation_bytes,
-        even_bytes=profile.even_bytes,
+        loader, model, plan_batch, device_for(device, memory.device), memory.ahead, correction_bits
     )
 
 
@@ -202,3 +199,99 @@ def _tell(config: DenoiserConfig, checkpoint: Checkpoint, memory: MemoryBudget) 
             blocks=f"{depth - kept.first_block} of {depth}",
             remedy="raise GIORNATA_CACHE_MEMORY_MB, or name a GIORNATA_CACHE_FOLDER",
         )
+
+
+GRID: Final = (16, 16)
+"""Height and width of the picture in tokens."""
+RANK: Final = 16
+"""That of most LoRAs that are published."""
+
+
+def rehearse(checkpoint: Checkpoint) -> None:
+    """Compute two steps in this thread; on a GPU also a template and edits that take from it, in each form.
+
+    One of these is guided where the model can be, and LoRAs' products are computed; what ControlNets add takes no other
+    kernels. Triton compiles one where it is first launched, and libraries load theirs: no edit is to wait for that.
+
+    Raises:
+        Failed: a step raised, its result is not finite, or it does not fit into the GPU's memory.
+    """
+    family, card = checkpoint.family, checkpoint.card
+    made = partial(practice_row, checkpoint, grid=GRID, text_tokens=card.max_text_tokens, values=torch.zeros)
+    guided = (False, card.takes_negative_prompt)
+    rows = [made(RowKey("rehearsal", 0, index), guided=each) for index, each in enumerate(guided)]
+    if family.device.type != "cuda":
+        _finished(family, rows[:1])
+        return
+    kept = [form for form in CacheForm if any(spec.channels([BlockMode(form)]) for spec in family.specs)]
+    where = with_companions(
+        cast("Region", make_region(torch.eye(*GRID) > 0)), family.network.companions(GRID)
+    )
+    try:
+        for form in kept:
+            [run] = _finished(family, [replace(rows[0], records=RecordingSpec(frozenset({form}), 8))])
+            taken = CachedTemplate("rehearsal", GRID, run.entries)
+            _finished(family, [replace(row, region=where, template=taken) for row in rows])
+        _multiply_low_ranks(family)
+    except torch.OutOfMemoryError as error:
+        free, total = (size >> 20 for size in torch.cuda.mem_get_info(family.device))
+        message = f"The GPU's memory holds {card.name} and no step; `giornata doctor` tells what fits."
+        raise Failed(message, received=f"{free} of {total} MiB free") from error
+
+
+def _multiply_low_ranks(family: ModelFamily) -> None:
+    """Compute a LoRA's product of each size, past the hooks: a network that meets no LoRA is called without."""
+    multiply, tokens = choose_products(family.device, family.dtype), GRID[0] * GRID[1]
+    zeros = partial(torch.zeros, device=family.device, dtype=family.dtype)
+    layers = (layer for layer in family.network.layers.values() if isinstance(layer, nn.Linear))
+    for outputs, inputs in {layer.weight.shape for layer in layers}:
+        acting = FactorSpan(LowRankFactors(zeros(RANK, inputs), zeros(outputs, RANK)), 0, tokens)
+        multiply(zeros(tokens, inputs), zeros(tokens, outputs), [acting])
+
+
+def _finished(family: ModelFamily, rows: Sequence[Row]) -> list[Row]:
+    how = ReuseOptions(device=device_for(family.device, 0))
+    engine = Engine(family, Capacity(rows=len(rows), tokens=1 << 20), lambda: 0.0, reusing=how)
+    engine.batch.submit(rows)
+    done: list[Row] = []
+    while (report := engine.step()) is not None:  # a step may be judged in the next one
+        for failure in report.failed:
+            cause = failure.error.__cause__ or failure.error
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause
+            message = "The model cannot compute a picture; is its dtype right?"
+            raise Failed(message, received=repr(cause)) from failure.error
+        done += [row for row in report.advanced if row.done]
+    return done
+
+
+def practice_row(
+    checkpoint: Checkpoint,
+    key: RowKey,
+    grid: tuple[int, int],
+    text_tokens: int,
+    values: Callable[..., Tensor],
+    *,
+    guided: bool = False,
+) -> Row:
+    """A row whose sizes matter and whose values do not: `values` makes a tensor of a shape."""
+    family, tokens = checkpoint.family, grid[0] * grid[1]
+    return build_row(
+        family,
+        key,
+        grid=grid,
+        track=family.schedule.track(
+            sampler=family.schedule.default_sampler, steps=2, strength=1.0, cells=tokens
+        ),
+        text={
+            f"{sign}{name}": values(*shape)
+            for sign in (("", NEGATIVE) if guided else ("",))
+            for name, shape in text_shapes(family, text_tokens).items()
+        },
+        conditioning={
+            name: values(tokens, channels) for name, channels in family.network.conditioning.items()
+        }
+        | {GENERATOR: template_generator()},
+        guidance_scale=checkpoint.card.embedded_guidance_scale,
+        true_cfg_scale=2.0 if guided else None,
+    )

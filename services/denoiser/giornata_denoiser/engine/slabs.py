@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,10 +25,6 @@ from giornata.wire.values import BlockMode
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedBlock, Correction, Entry, StoredTensor, shrinkage
-
-# How what a template keeps gets to the engine's device.
-#
-# On a CPU nothing moves: templates are in its memory. `giornata_denoiser.engine.loading` has the other way.
 
 
 class TransferHandle:
@@ -72,10 +68,6 @@ class Device:
     def loading(self) -> Iterator[TransferHandle]:
         """What is done within runs beside the computing; the arrival is of all of it, once the context is left."""
         yield TransferHandle()
-
-
-# What one process takes of entries and corrections where batches are shared: of its heads, and of its
-# tokens.
 
 
 class CacheSharder:
@@ -131,10 +123,6 @@ class CacheSharder:
         return narrow.each(torch.Tensor.contiguous) if self._family.device.type == "cuda" else narrow
 
 
-# How slabs are made: parts of an entry are brought to the engine's device, gathered to outside tokens,
-# corrected.
-
-
 class DeviceEntryPart(NamedTuple):
     """A part of an entry on the device, as it is stored."""
 
@@ -154,93 +142,6 @@ Slab = DenseKV | Tensor | tuple[DeviceEntryPart, ...]
 """Gathered; or as it is stored, on a device that keeps no slabs: key and value, or a block's only part."""
 
 
-class SlabBuilder:
-    """Makes the slabs of one entry for sequences of one region.
-
-    `index` are the outside tokens of each form, (outside,) int64 on the family's device; `own` are the tokens for which
-    keys and values have room in front. What a `correction` knows is added.
-    """
-
-    def __init__(
-        self,
-        entry: Entry,
-        index: Mapping[BlockMode, Tensor],
-        own: int,
-        family: ModelFamily,
-        *,
-        device: Device,
-        correction: Correction | None,
-    ) -> None:
-        self._entry, self._index, self._own = entry, index, own
-        self._family, self._device, self._correction = family, device, correction
-        self.shrinkage = 1.0 if is_all_or_nothing(family.specs) else shrinkage(entry.level)
-        """The factor of the correction's differences at this noise level; a UNet's were not seen to shrink."""
-
-    def slab(self, block: int, mode: BlockMode) -> Slab:
-        """Return what a block in `mode` takes.
-
-        Raises:
-            LookupError: the entry does not hold it.
-        """
-        brought = tuple(
-            self._brought(block, name, part) for name, part in self._entry.blocks[block].named(mode)
-        )
-        if not brought:
-            raise LookupError("the template's entry does not hold what the plan takes from it")
-        if not self._device.keeps:
-            return brought
-        return self.by_head(block, brought, self._own) if len(brought) > 1 else self.written(brought[0], mode)
-
-    def _brought(self, block: int, part: str, stored: StoredTensor) -> DeviceEntryPart:
-        """A part on the device, and what is added to it."""
-        delta = None if self._correction is None else self._correction.of(block, part)
-        if delta is None:
-            return DeviceEntryPart(self._device.bring(stored), None)
-        added = self._device.bring(delta)
-        if self._device.keeps:
-            return DeviceEntryPart(self._device.bring(stored), added, self.shrinkage)
-        return DeviceEntryPart(self._device.bring(stored), added.scaled(self.shrinkage))
-
-    def by_head(self, block: int, brought: tuple[DeviceEntryPart, ...], room: int) -> DenseKV:
-        """Key and value, (room + outside, heads, head_dim) each, the first `room` rows free."""
-        tokens, heads = room + len(self._index[BlockMode.KV]), self._family.heads(block)
-        key, value = (self.written(part, BlockMode.KV, room).view(tokens, heads, -1) for part in brought)
-        return DenseKV(key, value, room)
-
-    def written(self, brought: DeviceEntryPart, mode: BlockMode, room: int = 0) -> Tensor:
-        """(room + outside, channels): the outside tokens of a part, corrected, behind room for others."""
-        family, stored, index = self._family, brought.stored, self._index[mode]
-        dtype = stored.data.dtype if stored.scale is None else family.dtype
-        slab = torch.empty(room + len(index), stored.shape[1], dtype=dtype, device=family.device)
-        brought.stored.gather(index, slab[room:])
-        if brought.delta is not None:
-            brought.delta.add_to(slab[room:], brought.factor)
-        return slab
-
-    def deltas(self, block: int, mode: BlockMode) -> Iterator[StoredTensor]:
-        """Return what a correction adds to a slab."""
-        if self._correction is not None:
-            deltas = (self._correction.of(block, part) for part in PARTS[mode])
-            yield from (delta for delta in deltas if delta is not None)
-
-    def moved_bytes(self, block: int, mode: BlockMode) -> int:
-        """Bytes that have to move for a slab that is not here."""
-        parts = self._entry.blocks[block].taken(mode)
-        tokens = self._family.dtype.itemsize * len(self._index[mode])
-        moved = sum(self._device.moved_bytes(part, tokens * part.shape[1]) for part in parts)
-        return moved + sum(self._device.moved_bytes(delta, 0) for delta in self.deltas(block, mode))
-
-
-def slab_tensors(slab: Slab) -> tuple[Tensor, ...]:
-    """All tensors of a slab."""
-    if isinstance(slab, DenseKV):
-        return slab.key, slab.value
-    return (slab,) if isinstance(slab, Tensor) else tuple(tensor for part in slab for tensor in part.tensors)
-
-
-# How long a step has waited for loads. Pure.
-
-
 class WaitTimer:
     """Adds up how long a step has waited for loads, by a clock of monotonic seconds."""
 
@@ -258,22 +159,10 @@ class WaitTimer:
             self.total_s += self._clock() - began
 
 
-# Slabs: what sequences take from one entry, which of it is here, and who waits for it.
-
-
 Place = tuple[int, BlockMode]
 """A block, and what of it."""
 Sizes = NDArray[np.int64]
 """(blocks,) bytes."""
-
-
-class ExpectedSlabs(NamedTuple):
-    """Slabs that will be loaded."""
-
-    forms: tuple[BlockMode, ...]
-    """What is loaded of each block; `FULL` loads nothing."""
-    blocks: int
-    """Only the first so many blocks are loaded."""
 
 
 class Slabs:
@@ -286,7 +175,7 @@ class Slabs:
 
     `own` are the tokens that a sequence computes where it takes keys and values: text, and the region's. What a
     `correction` knows is added. Where the family's batches are shared, entry and correction hold keys and values of the
-    heads of this process alone; see :mod:`giornata_denoiser.blocks.slabs`.
+    heads of this process alone.
 
     On a device that keeps no slabs, what is kept is the entry as it is stored, and blocks gather it where they ask.
     """
@@ -310,12 +199,11 @@ class Slabs:
         if family.share is not None:
             _, hidden, self.shown = family.share.portion(self.region)
         self._index = {BlockMode.KV: self.region.outside, BlockMode.HIDDEN: hidden}
-        """(outside,) int64 of each form."""
+        """(outside,) int64 of each form, on the family's device."""
         self._own, self._family, self._device = own, family, device or Device()
-        self._gathering = SlabBuilder(
-            entry, self._index, own, family, device=self._device, correction=correction
-        )
-        self.shrinkage = self._gathering.shrinkage
+        self._correction = correction
+        self.shrinkage = 1.0 if is_all_or_nothing(family.specs) else shrinkage(entry.level)
+        """The factor of the correction's differences at this noise level; a UNet's were not seen to shrink."""
         self._waits, self._trace = waits or WaitTimer(lambda: 0.0), trace
         self._slots: dict[Place, Future[tuple[Slab, TransferHandle]]] = {}
         """Made by whichever thread first asks for a slab or loads it."""
@@ -324,7 +212,7 @@ class Slabs:
         self._kv: dict[int, Slab] = {}
         self._hidden: dict[int, Slab] = {}
         """By block: slabs that the computing stream has waited for. Its order holds from then on."""
-        self._expected: tuple[ExpectedSlabs, ...] = ()
+        self._expected: tuple[tuple[tuple[BlockMode, ...], int], ...] = ()
         self._left = {
             mode: family.dtype.itemsize * len(self._index[mode]) * channels
             for mode, channels in entry.channels.items()
@@ -346,10 +234,8 @@ class Slabs:
         slab = self._kv.get(block)
         if slab is None:
             slab = self._slab(block, BlockMode.KV)
-        if isinstance(slab, DenseKV):
-            return slab
         if not isinstance(slab, tuple):
-            raise TypeError("keys and values were loaded as something else")
+            return _attended(slab)
         key, value = slab
         deltas = (None if part.delta is None else part.delta.levels for part in slab)
         return KVPages(self._index[BlockMode.KV], key.stored.levels, value.stored.levels, *deltas)
@@ -362,11 +248,7 @@ class Slabs:
     def gathered(self, block: int) -> DenseKV:
         """:meth:`keys_values`, gathered: what is written there stays where slabs are kept."""
         slab = self._slab(block, BlockMode.KV)
-        if isinstance(slab, tuple):
-            return self._gathering.by_head(block, slab, 0)
-        if not isinstance(slab, DenseKV):
-            raise TypeError("keys and values were loaded as something else")
-        return slab
+        return self._by_head(block, slab, 0) if isinstance(slab, tuple) else _attended(slab)
 
     def hidden(self, block: int) -> Tensor:
         """(outside, inner_dim); LookupError as above."""
@@ -378,9 +260,19 @@ class Slabs:
         self._slab(block, mode)
 
     def sizes(self, mode: BlockMode) -> Sizes:
-        """Bytes of each block's slab as it is kept here, with room for the sequence's own. Not to be changed."""
+        """Bytes of each block's slab as it is kept: with room for the sequence's own, or of the entry as it is stored.
+
+        Not to be changed.
+        """
         if mode not in self._sizes:
-            self._sizes[mode] = self._kept_bytes(mode)
+            blocks = self.entry.blocks
+            if self.keeps:
+                attends = np.array([mode is BlockMode.KV and kept.key is not None for kept in blocks])
+                tokens = self._own * attends + len(self._index[mode])
+                self._sizes[mode] = self._family.dtype.itemsize * tokens * self.entry.channels[mode]
+            else:
+                parts = [(*kept.taken(mode), *self._deltas(at, mode)) for at, kept in enumerate(blocks)]
+                self._sizes[mode] = np.array([sum(part.size_bytes for part in of) for of in parts], np.int64)
         return self._sizes[mode]
 
     def moving(self, mode: BlockMode) -> Sizes:
@@ -398,7 +290,10 @@ class Slabs:
         slot = self._slots.get((block, mode))
         if slot is not None and slot.done() and slot.exception() is None and slot.result()[1].here:
             return 0
-        return self._gathering.moved_bytes(block, mode)
+        tokens = self._family.dtype.itemsize * len(self._index[mode])
+        parts = self.entry.blocks[block].taken(mode)
+        moved = sum(self._device.moved_bytes(part, tokens * part.shape[1]) for part in parts)
+        return moved + sum(self._device.moved_bytes(delta, 0) for delta in self._deltas(block, mode))
 
     def has(self, block: int, mode: BlockMode) -> bool:
         """Return whether the slab is here, or has failed, or some thread has begun to load it, or will."""
@@ -406,8 +301,11 @@ class Slabs:
             block < blocks and forms[block] is mode for forms, blocks in self._expected
         )
 
-    def expect(self, *loads: ExpectedSlabs) -> None:
-        """Announce that another thread will :meth:`load` these, and nothing else; blocks that ask before wait."""
+    def expect(self, *loads: tuple[tuple[BlockMode, ...], int]) -> None:
+        """Announce that another thread will :meth:`load` these, and nothing else; blocks that ask before wait.
+
+        Each is what is loaded of each block, and of how many blocks; `FULL` loads nothing.
+        """
         self._expected = loads
 
     def begin(self, block: int, mode: BlockMode) -> bool:
@@ -429,7 +327,7 @@ class Slabs:
                     TraceLane.LOAD, f"block {block}", mode=str(mode), bytes=self.load_bytes(block, mode)
                 ),
             ):
-                slab = self._gathering.slab(block, mode)
+                slab = self._made(block, mode)
                 pause()
         except Exception as error:  # noqa: BLE001 - a thread's edge: the block that asks raises it
             slot.set_exception(error)
@@ -453,7 +351,7 @@ class Slabs:
         """(outside, channels): the only part that a block in `mode` takes."""
         slab = self._slab(block, mode)
         if isinstance(slab, tuple):
-            return self._gathering.written(slab[0], mode)
+            return self._written(slab[0], mode)
         if not isinstance(slab, Tensor):
             raise TypeError("a block's only part was loaded as something else")
         return slab
@@ -472,20 +370,64 @@ class Slabs:
                 slot = self._slots.setdefault(place, Future())
                 slot.result()
         slab, arrival = slot.result()
-        arrival.wait(*slab_tensors(slab))
+        arrival.wait(*_tensors(slab))
         met[block] = slab
         return slab
 
-    def _kept_bytes(self, mode: BlockMode) -> Sizes:
-        """:meth:`sizes`: of slabs with room for the sequence's own, or of the entry as it is stored."""
-        if self.keeps:
-            attends = np.array([mode is BlockMode.KV and kept.key is not None for kept in self.entry.blocks])
-            tokens = self._own * attends + len(self._index[mode])
-            return self._family.dtype.itemsize * tokens * self.entry.channels[mode]
-        return np.array(
-            [
-                sum(part.size_bytes for part in (*kept.taken(mode), *self._gathering.deltas(block, mode)))
-                for block, kept in enumerate(self.entry.blocks)
-            ],
-            np.int64,
+    def _made(self, block: int, mode: BlockMode) -> Slab:
+        """What a block in `mode` takes; LookupError where the entry does not hold it."""
+        brought = tuple(
+            self._brought(block, name, part) for name, part in self.entry.blocks[block].named(mode)
         )
+        if not brought:
+            raise LookupError("the template's entry does not hold what the plan takes from it")
+        if not self.keeps:
+            return brought
+        return (
+            self._by_head(block, brought, self._own) if len(brought) > 1 else self._written(brought[0], mode)
+        )
+
+    def _brought(self, block: int, part: str, stored: StoredTensor) -> DeviceEntryPart:
+        """A part on the device, and what is added to it."""
+        delta = None if self._correction is None else self._correction.of(block, part)
+        if delta is None:
+            return DeviceEntryPart(self._device.bring(stored), None)
+        added = self._device.bring(delta)
+        if self.keeps:
+            return DeviceEntryPart(self._device.bring(stored), added, self.shrinkage)
+        return DeviceEntryPart(self._device.bring(stored), added.scaled(self.shrinkage))
+
+    def _by_head(self, block: int, brought: tuple[DeviceEntryPart, ...], room: int) -> DenseKV:
+        """Key and value, (room + outside, heads, head_dim) each, the first `room` rows free."""
+        tokens, heads = room + len(self._index[BlockMode.KV]), self._family.heads(block)
+        key, value = (self._written(part, BlockMode.KV, room).view(tokens, heads, -1) for part in brought)
+        return DenseKV(key, value, room)
+
+    def _written(self, brought: DeviceEntryPart, mode: BlockMode, room: int = 0) -> Tensor:
+        """(room + outside, channels): the outside tokens of a part, corrected, behind room for others."""
+        family, stored, index = self._family, brought.stored, self._index[mode]
+        dtype = stored.data.dtype if stored.scale is None else family.dtype
+        slab = torch.empty(room + len(index), stored.shape[1], dtype=dtype, device=family.device)
+        stored.gather(index, slab[room:])
+        if brought.delta is not None:
+            brought.delta.add_to(slab[room:], brought.factor)
+        return slab
+
+    def _deltas(self, block: int, mode: BlockMode) -> list[StoredTensor]:
+        """Return what a correction adds to a slab."""
+        if self._correction is None:
+            return []
+        found = (self._correction.of(block, part) for part in PARTS[mode])
+        return [delta for delta in found if delta is not None]
+
+
+def _tensors(slab: Slab) -> tuple[Tensor, ...]:
+    if isinstance(slab, DenseKV):
+        return slab.key, slab.value
+    return (slab,) if isinstance(slab, Tensor) else tuple(tensor for part in slab for tensor in part.tensors)
+
+
+def _attended(slab: DenseKV | Tensor) -> DenseKV:
+    if not isinstance(slab, DenseKV):
+        raise TypeError("keys and values were loaded as something else")
+    return slab

@@ -11,17 +11,11 @@ from giornata.packed.attention import CachedKV
 from giornata.packed.block_inputs import ActivationRecorder
 from giornata.packed.pages import KVPages
 from giornata.planning.operations import is_all_or_nothing
-from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.choices import EXACT, CacheForm
+from giornata_denoiser.engine.slabs import Slabs
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import CachedBlock, Correction, Entry, StoredTensor, bits_of, store
-
-# A row's own activations of tokens that not every step computes: kept from one step, taken by those after
-# it.
-#
-# These are tokens of the picture outside its region, and tokens that pad its prompt.
-
 
 SHORT: Final = 3
 """Most steps from one in full to the next where what a network makes of the picture changes quickly;
@@ -86,9 +80,6 @@ class OwnKeysValues(CachedKV):
         own = self._of(kept)
         bits = bits_of(part, self._bits or EXACT)
         self._parts[block, part] = (StoredTensor(own) if bits == EXACT else store(own, bits)), kept.dtype
-
-
-# Recorders: a step of a template run leaves an entry, an edit's first one a correction.
 
 
 class EntryRecorder:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from giornata.residency.ledger import EvictionLedger
 from giornata.wire.errors import GiornataError, LoraMismatch, LoraUnreadable, ServiceUnavailable
 from giornata.wire.workers import AdapterLoad, Tier
-from giornata_denoiser.adapters.tiers import LoraTierCapacities, LoraTiers
+from giornata_denoiser.loras import LoraTierCapacities, LoraTiers
 from giornata_denoiser.rows.row import RowLora
 from tests.patience import HUNG_S
 
@@ -35,12 +36,16 @@ class Summed:
         self.size_bytes = sum(tensor.nbytes for tensor in self.tensors)
 
 
+SUMMED: Final[Any] = Summed
+"""In place of factors on a device."""
+
+
 class Remote:
     """A LoRA store."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
-        self.stores: list[LoraTiers[Summed]] = []
+        self.stores: list[LoraTiers] = []
         self.asked: list[str] = []
         self.gate: threading.Event | None = None
         self.begun = threading.Event()
@@ -51,7 +56,7 @@ class Remote:
         self.files[digest] = data
         return RowLora(digest, scale, size_bytes=len(data))
 
-    def fetch(self, lora: RowLora, path: Path, *, ahead: bool) -> None:
+    def fetch(self, lora: RowLora, path: Path, ahead: bool) -> None:
         self.asked.append(lora.digest)
         self.begun.set()
         if self.gate is not None:
@@ -89,13 +94,13 @@ def tiers(
     stack: ExitStack,
     budgets: LoraTierCapacities = ROOMY,
     told: Callable[[AdapterLoad], None] = lambda _: None,
-) -> LoraTiers[Summed]:
-    store = LoraTiers(remote.fetch, Summed, dict(NETWORK.named_modules()), folder, budgets, told=told)
+) -> LoraTiers:
+    store = LoraTiers(remote.fetch, SUMMED, dict(NETWORK.named_modules()), folder, budgets, told=told)
     remote.stores.append(store)
     return stack.enter_context(store)
 
 
-def assert_unpinned(store: LoraTiers[Summed]) -> None:
+def assert_unpinned(store: LoraTiers) -> None:
     """Whatever rows, loads and failures there were."""
     ledgers: tuple[EvictionLedger, ...] = (store._sets, store._files, store._disk)
     assert [dict(ledger._pins) for ledger in ledgers] == [{}] * 3
@@ -109,10 +114,10 @@ def test_a_set_is_there_once_it_is_loaded_and_each_tier_counts(
     store, loras = tiers(remote, tmp_path, stack), tuple(sorted((one, two)))
     assert store.find(loras) is None
     with store.held(loras) as loading:
-        made = loading.result(HUNG_S)
+        made: Any = loading.result(HUNG_S)
         assert store.find(loras) is made
     change = [of["layer.up"] @ of["layer.down"] for of in (factors(1), factors(2))]
-    torch.testing.assert_close(made.change, 0.5 * change[0] + change[1])
+    torch.testing.assert_close(vars(made)["change"], 0.5 * change[0] + change[1])
     with store.held((one,)) as loading:
         loading.result(HUNG_S)
     with store.held(loras) as loading:
@@ -130,7 +135,7 @@ def test_the_sets_of_an_outline_are_in_host_memory(remote: Remote, tmp_path: Pat
     """A pool's leader has no weights, and its ranks read the sets from its memory."""
     outline = nn.ModuleDict({"layer": nn.Linear(6, 4, device="meta", dtype=torch.bfloat16)})
     one = remote.add(factors(1))
-    store = LoraTiers(remote.fetch, Summed, dict(outline.named_modules()), tmp_path, ROOMY)
+    store = LoraTiers(remote.fetch, SUMMED, dict(outline.named_modules()), tmp_path, ROOMY)
     remote.stores.append(store)
     with stack.enter_context(store).held((one,)) as loading:
         made = loading.result(HUNG_S)
@@ -339,9 +344,9 @@ def test_sets_stay_whole_while_many_rows_load_into_little_room(
         asked = tuple(loras[index] for index in chosen)
         wanted = sum(factors(index)["layer.up"] @ factors(index)["layer.down"] for index in chosen)
         with store.held(asked) as loading:
-            made = loading.result(HUNG_S)
+            made: Any = loading.result(HUNG_S)
             assert store.find(asked) is made
-            torch.testing.assert_close(made.change, wanted)
+            torch.testing.assert_close(vars(made)["change"], wanted)
 
     with ThreadPoolExecutor(8) as rows:
         list(rows.map(row, range(60)))
