@@ -24,6 +24,7 @@ import sys
 import tempfile
 import traceback
 import types
+import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from multiprocessing import forkserver, resource_tracker
@@ -403,11 +404,13 @@ def preload(names: Sequence[str]) -> None:
     """Import what forks would import."""
     sys.modules["opentelemetry"] = None  # type: ignore[assignment]  # as giornata.tracing.switch_off has it
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # its remarks on torchvision concern no test
-    for name in names:
-        module, _, part = name.partition(":")
-        imported = importlib.import_module(module)
-        if part:
-            getattr(imported, part)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what libraries say of themselves, a test hears where it concerns one
+        for name in names:
+            module, _, part = name.partition(":")
+            imported = importlib.import_module(module)
+            if part:
+                getattr(imported, part)
     del sys.modules["opentelemetry"], os.environ["TRANSFORMERS_VERBOSITY"]
     gc.collect()
     gc.freeze()
