@@ -38,7 +38,7 @@ PRELOADED: Final = (
     "giornata_prepost.config", "giornata_prepost.service", "giornata_prepost.segmenters",
     "giornata_prepost.families.flux", "giornata_prepost.loras.normalisation",
     "giornata_denoiser.service", "giornata_denoiser.engine.rehearsal", "giornata_denoiser.families.flux",
-    "giornata_denoiser.families.unet.checkpoints", "giornata_denoiser.profiling.ranks",
+    "giornata_denoiser.families.unet.network", "giornata_denoiser.profiling.ranks",
     "giornata_controlnet.service", "giornata_controlnet.config",
     "giornata_tools.cli.app", "tests.fakes.profiles",
     "diffusers.models.auto_model", "diffusers.models.autoencoders.autoencoder_kl", "hypothesis", "pytest",

@@ -24,8 +24,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch ex
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.parallel.families import shared
-from giornata_denoiser.parallel.groups import RankGroups
+from giornata_denoiser.parallel import RankGroups, shared
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from giornata_lab.bench.options import shared as shared_flags

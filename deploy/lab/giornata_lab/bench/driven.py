@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from giornata.packed.attention import CachedKVRecorder
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
-from giornata.packed.compute_set import make_region
+from giornata.packed.compute_set import BlockInputs, CachedTokens, make_region
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.recorders import OwnKeysValues

@@ -18,7 +18,7 @@ from typing import Any, Final
 import click
 import torch
 
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import BlockInputs, CachedTokens
 from giornata_denoiser.blocks.slabs import Slabs
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.engine import Engine

@@ -17,8 +17,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from giornata.packed.block_inputs import BlockInputs
-from giornata.packed.compute_set import Region, unite_regions
+from giornata.packed.compute_set import BlockInputs, Region, unite_regions
 from giornata.planning.step_costs import refresh_interval
 from giornata_denoiser.blocks.recorders import EntryRecorder
 from giornata_denoiser.config import DenoiserConfig

@@ -21,7 +21,7 @@ from typing import Any, Final
 import click
 import torch
 
-from giornata.packed.block_inputs import BlockInputs
+from giornata.packed.compute_set import BlockInputs
 from giornata.planning.block_plans import (
     BlockCost,
     LoadLink,

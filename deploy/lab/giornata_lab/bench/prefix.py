@@ -19,8 +19,7 @@ from diffusers import Flux2Transformer2DModel, QwenImage21Transformer2DModel
 from torch import Tensor
 
 from giornata.packed.attention import CachedKVRecorder
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
-from giornata.packed.compute_set import Region, make_region
+from giornata.packed.compute_set import BlockInputs, CachedTokens, Region, make_region
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.recorders import OwnKeysValues
@@ -29,7 +28,7 @@ from giornata_denoiser.families.driven.flux2 import Flux2KleinKV
 from giornata_denoiser.families.driven.qwen_image import QwenImage21
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
-from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_always
+from giornata_denoiser.families.sampling import FlowMatching, shifted_always
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.options import clock_of, shared
 from giornata_lab.bench.reporting.report import write

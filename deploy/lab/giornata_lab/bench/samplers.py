@@ -14,9 +14,9 @@ from typing import Any, Final
 import diffusers
 import torch
 
-from giornata.schedulers import SOLVERS
+from giornata.component_configs import SOLVERS
 from giornata.wire.models import Sampler
-from giornata_denoiser.families.sampling.schedules import DiscreteTime
+from giornata_denoiser.families.sampling import DiscreteTime
 from giornata_lab.bench.compute.sampled import Sampled, batch_of, stepped
 from giornata_lab.bench.options import clock_of
 from giornata_lab.bench.reporting.report import Measurement, measured, write

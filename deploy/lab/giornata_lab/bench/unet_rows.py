@@ -16,8 +16,7 @@ from typing import Any, Final
 import click
 import torch
 
-from giornata.packed.block_inputs import BlockInputs
-from giornata.packed.compute_set import Region, make_region
+from giornata.packed.compute_set import BlockInputs, Region, make_region
 from giornata.runtime import keep_freed
 from giornata_lab.bench.compute import tiny_unet
 from giornata_lab.bench.compute.tiny_unet import Everything

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, runtime_checkable
 
@@ -24,6 +24,7 @@ from giornata.control.networks import (
 from giornata.packed.packing import to_device
 from giornata.planning.operations import work_of
 from giornata.scheduling.batch import RowKey
+from giornata.tensors import SIZES
 from giornata.wire.adapters import ControlWork
 from giornata.wire.controlnets import ControlBase
 from giornata_denoiser.controls.residuals import ResidualCache, RowResiduals
@@ -41,17 +42,17 @@ class ControlledNetwork(Protocol):
     def control_base(self, token_pixels: int) -> ControlBase:
         """Return what a ControlNet has to fit; a token has `token_pixels` pixels of the picture a side."""
 
-    def control_text(self, prompt: Prompt) -> ControlText:
-        """The text of one sequence, as ControlNets see it."""
-
 
 @dataclass(frozen=True)
 class ControlNetTarget:
     """A network that ControlNets add to."""
 
     base: ControlBase
-    text: Callable[[Prompt], ControlText]
+
+
+def control_text(prompt: Prompt) -> ControlText:
     """The text of one sequence, as ControlNets see it."""
+    return ControlText(prompt.embeds, prompt.pooled, prompt.tensors.get(SIZES), prompt.guidance_scale)
 
 
 def control_target(network: Network, token_pixels: int) -> ControlNetTarget | None:
@@ -61,7 +62,7 @@ def control_target(network: Network, token_pixels: int) -> ControlNetTarget | No
     """
     if not isinstance(network, ControlledNetwork):
         return None
-    return ControlNetTarget(network.control_base(token_pixels), network.control_text)
+    return ControlNetTarget(network.control_base(token_pixels))
 
 
 # ControlNets that are computed before each step, on the engine's own device.
@@ -161,7 +162,7 @@ class LocalControls:
     def _open(self, net: ControlNet, row: Row, nth: int) -> _OpenControlNet:
         image, known = row.control_images[nth], self._opened.get((row.key, nth))
         if known is None or known.image is not image:
-            known = _OpenControlNet(image, net.open(control_conditions(row, nth, self._network)))
+            known = _OpenControlNet(image, net.open(control_conditions(row, nth)))
             self._opened[row.key, nth] = known
         return known
 
@@ -174,12 +175,12 @@ def with_control_costs(row: Row, works: Mapping[str, ControlWork]) -> Row:
     return replace(row, adapters=replace(row.adapters, controls=controls))
 
 
-def control_conditions(row: Row, nth: int, network: ControlNetTarget) -> ControlConditions:
+def control_conditions(row: Row, nth: int) -> ControlConditions:
     """Return what the ControlNet `nth` of a row sees of it."""
     return ControlConditions(
         row.control_images[nth],
         row.grid,
-        tuple(network.text(prompt) for prompt in row.prompts),
+        tuple(map(control_text, row.prompts)),
         row.track.times,
         row.adapters.controls[nth].mode,
     )

@@ -220,7 +220,7 @@ class RemoteControls:
 
 @dataclass(frozen=True, eq=False)
 class _RemoteResiduals:
-    """The residuals of one sequence; satisfies :class:`giornata.packed.block_inputs.Residuals`."""
+    """The residuals of one sequence; satisfies :class:`giornata.packed.compute_set.Residuals`."""
 
     controls: RemoteControls
     coming: PendingResiduals

@@ -85,7 +85,7 @@ class RowResiduals:
 
 @dataclass(frozen=True, eq=False)
 class _LocalResiduals:
-    """Satisfies :class:`giornata.packed.block_inputs.Residuals`."""
+    """Satisfies :class:`giornata.packed.compute_set.Residuals`."""
 
     added: RowResiduals
     nth: int

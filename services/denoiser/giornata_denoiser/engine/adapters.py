@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from giornata.packed.block_inputs import BlockInputs, Residuals
+from giornata.packed.compute_set import BlockInputs, Residuals
 from giornata.packed.low_rank import SequenceLoras
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import BlockMode

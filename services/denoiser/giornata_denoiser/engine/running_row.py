@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from giornata.packed.attention import CachedKVRecorder
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import BlockInputs, CachedTokens
 from giornata.planning.batch_plans import BatchPlanner, BatchRow
 from giornata.planning.block_plans import Counts, LoadLink, takes
 from giornata.planning.operations import NetworkOperations, SequenceShape

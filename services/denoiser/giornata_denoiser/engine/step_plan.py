@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from giornata.packed.block_inputs import BlockInputs, by_sequence
+from giornata.packed.compute_set import BlockInputs, by_sequence
 from giornata.packed.packing import LaneTracer, to_device
 from giornata.planning.batch_plans import BatchPlanner, plan_batch
 from giornata.planning.operations import (

@@ -31,8 +31,7 @@ from giornata_denoiser.engine.model_runner import FiniteCheck, ModelRunner
 from giornata_denoiser.engine.protocol import FailedRow, RowPreview, StepReport
 from giornata_denoiser.engine.rehearsal import rehearse
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.parallel.families import halve_guidance, shared
-from giornata_denoiser.parallel.groups import RankGroups
+from giornata_denoiser.parallel import RankGroups, halve_guidance, shared
 from giornata_denoiser.pool.messages import (
     AbortGroup,
     Answer,

@@ -24,7 +24,7 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.devices import check_present
 from giornata_denoiser.engine.adapters import LowRanks
 from giornata_denoiser.engine.protocol import StepReport
-from giornata_denoiser.parallel.families import is_possible
+from giornata_denoiser.parallel import is_possible
 from giornata_denoiser.pool.leader import DevicePool
 from giornata_denoiser.pool.messages import RankSetup
 from giornata_denoiser.pool.ranks import LocalRankProcess, RankProcess, RankSupervisor, RankTimeouts

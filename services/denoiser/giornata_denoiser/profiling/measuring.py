@@ -17,8 +17,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from giornata.packed.block_inputs import BlockInputs, CachedTokens, by_sequence
-from giornata.packed.compute_set import Region, make_region, with_companions
+from giornata.packed.compute_set import (
+    BlockInputs,
+    CachedTokens,
+    Region,
+    by_sequence,
+    make_region,
+    with_companions,
+)
 from giornata.planning.operations import NetworkOperations
 from giornata.scheduling.batch import RowKey
 from giornata.wire.adapters import ControlWork

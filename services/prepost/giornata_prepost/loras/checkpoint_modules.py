@@ -17,7 +17,7 @@ from diffusers.utils import convert_state_dict_to_peft, convert_unet_state_dict_
 from diffusers.utils.state_dict_utils import StateDictType
 from torch import nn
 
-from giornata.kinds import KINDS
+from giornata.families import KINDS
 from giornata.lora_names import read_factor_name
 from giornata.wire.errors import LoraNotSupported
 

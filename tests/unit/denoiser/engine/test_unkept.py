@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from giornata.packed.attention import KVPages
 from giornata.packed.compute_set import make_region
-from giornata.packed.pages import KVPages
 from giornata.planning.step_costs import StepCosts
 from giornata.scheduling.batch import RowKey
 from giornata.wire.models import Sampler
@@ -31,7 +31,7 @@ from giornata_denoiser.engine.step_budget import (
     step_bytes,
 )
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_by_size
+from giornata_denoiser.families.sampling import FlowMatching, shifted_by_size
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, StoredTensor
 from giornata_lab.bench.compute import tiny_flux

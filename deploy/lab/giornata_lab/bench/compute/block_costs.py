@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import BlockInputs, CachedTokens
 from giornata.packed.packing import TraceLane
 from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.slabs import Slabs

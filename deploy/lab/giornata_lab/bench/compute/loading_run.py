@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import BlockInputs, CachedTokens
 from giornata.planning.block_plans import takes
 from giornata.wire.values import BlockMode
 from giornata_denoiser.blocks.slabs import Device, Slabs

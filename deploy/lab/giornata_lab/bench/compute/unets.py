@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
-from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
+from giornata_denoiser.families.unet.network import UnetFill, UnetInpaint
 from giornata_lab.bench.compute import tiny_unet
 
 WIDE: Final[Mapping[str, Any]] = {"layers_per_block": 2, "norm_num_groups": 32, "cross_attention_dim": 768}
