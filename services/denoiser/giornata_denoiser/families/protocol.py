@@ -71,12 +71,14 @@ def reference_tokens(grids: Sequence[Grid]) -> int:
 
 def by_channel(patches: Tensor) -> Tensor:
     """(tokens, pixels and their channels) as latents are packed: (tokens, channels and their pixels)."""
-    return patches.view(len(patches), PATCH**2, -1).transpose(1, 2).flatten(1)
+    tokens, width = patches.shape
+    return patches.view(tokens, PATCH**2, width // PATCH**2).transpose(1, 2).flatten(1)
 
 
 def by_pixel(patches: Tensor) -> Tensor:
     """The inverse of :func:`by_channel`."""
-    return patches.view(len(patches), -1, PATCH**2).transpose(1, 2).flatten(1)
+    tokens, width = patches.shape
+    return patches.view(tokens, width // PATCH**2, PATCH**2).transpose(1, 2).flatten(1)
 
 
 def of_complex(turns: Tensor) -> Rotary:

@@ -1,4 +1,4 @@
-"""What is changed of a transformer so that its blocks serve packed sequences: who modulates, and how tokens attend."""
+"""The hooks of a driven transformer: what modulates its blocks, and how their tokens attend in packed sequences."""
 
 from __future__ import annotations
 
