@@ -41,7 +41,7 @@ PRELOADED: Final = (
     "giornata_prepost.config", "giornata_prepost.service", "giornata_prepost.segmenters",
     "giornata_prepost.families.flow_transformers", "giornata_prepost.loras.normalisation",
     "giornata_denoiser.service", "giornata_denoiser.startup", "giornata_denoiser.families.flux",
-    "giornata_denoiser.families.unet.checkpoints", "giornata_denoiser.profiling.ranks",
+    "giornata_denoiser.families.unet.network", "giornata_denoiser.profiling.ranks",
     "giornata_controlnet.service", "giornata_controlnet.config",
     "giornata_tools.cli.app", "tests.fakes.profiles",
     "diffusers.models.auto_model", "diffusers.models.autoencoders.autoencoder_kl", "hypothesis", "pytest",
@@ -405,7 +405,9 @@ def preload(names: Sequence[str]) -> None:
     sys.modules["opentelemetry"] = None  # type: ignore[assignment]  # as giornata.tracing.switch_off has it
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # its remarks on torchvision concern no test
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what libraries say of themselves, a test hears where it concerns one
+        warnings.simplefilter(
+            "ignore"
+        )  # of what libraries say of themselves, a test hears where it concerns one
         for name in names:
             module, _, part = name.partition(":")
             imported = importlib.import_module(module)

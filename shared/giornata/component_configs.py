@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from giornata.wire.models import EXACT_BITS
+from giornata.wire.models import EXACT_BITS, Sampler
 
 # What the configurations of a checkpoint's components tell: shapes, and what is not served. Free of torch.
 
@@ -137,15 +137,9 @@ def of_unet(tile: int, network: Config) -> CachedChannels:
         KeyError: the configuration is that of another network.
     """
     groups = int(network.get("norm_num_groups", 32))
-    parts = [*_down(tile, network), *_middle(tile, network), *_up(tile, network)]
-    last = [
-        _UnetPartChannels(norms=1),
-        _UnetPartChannels(convolved=_border(tile) * _widths(network)[0]),
-    ]  # of the output
-    every = [*parts, *last]
-    return CachedChannels(
-        sum(part.convolved + part.attended for part in every), 2 * groups * sum(part.norms for part in every)
-    )
+    parts = list(_unet_parts(tile, network))
+    kept = sum(part.convolved + part.attended for part in parts)
+    return CachedChannels(kept, 2 * groups * sum(part.norms for part in parts))
 
 
 class _UnetPartChannels(NamedTuple):
@@ -156,55 +150,43 @@ class _UnetPartChannels(NamedTuple):
     attended: int = 0
 
 
-def _down(tile: int, network: Config) -> Iterator[_UnetPartChannels]:
-    widths, depths = _widths(network), _depths(network)
-    before, side = widths[0], tile
+def _unet_parts(tile: int, network: Config) -> Iterator[_UnetPartChannels]:
+    """The parts in the order of a forward. `side` counts a tile's cells; `before` are channels that a resnet reads."""
+    widths = [int(width) for width in network["block_out_channels"]]
+    layers = _each_level(network["layers_per_block"], len(widths))
+    depths = _each_level(network.get("transformer_layers_per_block", 1), len(widths))
+    before, side, last = widths[0], tile, len(widths) - 1
     for level, (width, kind) in enumerate(zip(widths, network["down_block_types"], strict=True)):
-        for layer in range(_layers(network)[level]):
-            yield _resnet(before, width, side)
-            if "CrossAttn" in kind:
-                yield _transformer(width, side, _depth(depths[level], layer))
+        for layer in range(layers[level]):
+            yield from _layer(before, width, side, _depth(depths[level], layer) if "CrossAttn" in kind else 0)
             before = width
-        if level + 1 < len(widths):
+        if level < last:
             # The last row and column: with a stride of 2 nothing else is read.
             yield _UnetPartChannels(convolved=(2 * side - 1) * width)
             side //= 2
-
-
-def _middle(tile: int, network: Config) -> Iterator[_UnetPartChannels]:
-    if network.get("mid_block_type", "UNetMidBlock2DCrossAttn") is None:
-        return
-    width, side = _widths(network)[-1], tile >> (len(_widths(network)) - 1)
-    yield _resnet(width, width, side)
-    yield _transformer(width, side, _depth(_depths(network)[-1], 0))
-    yield _resnet(width, width, side)
-
-
-def _up(tile: int, network: Config) -> Iterator[_UnetPartChannels]:
-    widths = _widths(network)[::-1]
-    layers = _layers(network)[::-1]
-    depths = network.get("reverse_transformer_layers_per_block") or _depths(network)[::-1]
-    before, side = widths[0], tile >> (len(widths) - 1)
+    if network.get("mid_block_type", "UNetMidBlock2DCrossAttn") is not None:
+        yield from _layer(before, before, side, _depth(depths[-1], 0))
+        yield from _layer(before, before, side, 0)
+    depths = network.get("reverse_transformer_layers_per_block") or depths[::-1]
+    widths, layers = widths[::-1], layers[::-1]
     for level, (width, kind) in enumerate(zip(widths, network["up_block_types"], strict=True)):
         for layer in range(layers[level] + 1):
-            kept = width if layer < layers[level] else widths[min(level + 1, len(widths) - 1)]
-            yield _resnet(before + kept, width, side)
-            if "CrossAttn" in kind:
-                yield _transformer(width, side, _depth(depths[level], layer))
+            kept = width if layer < layers[level] else widths[min(level + 1, last)]
+            depth = _depth(depths[level], layer) if "CrossAttn" in kind else 0
+            yield from _layer(before + kept, width, side, depth)
             before = width
-        if level + 1 < len(widths):
+        if level < last:
             # Each cell is repeated as 2x2 and kept once.
             yield _UnetPartChannels(convolved=_border(side) * width)
             side *= 2
+    yield _UnetPartChannels(norms=1, convolved=_border(tile) * widths[-1])  # of the output
 
 
-def _resnet(before: int, width: int, side: int) -> _UnetPartChannels:
-    """Two norms, each in front of a convolution."""
-    return _UnetPartChannels(norms=2, convolved=_border(side) * (before + width))
-
-
-def _transformer(width: int, side: int, depth: int) -> _UnetPartChannels:
-    return _UnetPartChannels(norms=1, attended=2 * depth * width * side**2)
+def _layer(before: int, width: int, side: int, depth: int) -> Iterator[_UnetPartChannels]:
+    """A resnet, two norms each in front of a convolution, and a transformer of so many blocks behind it, if any."""
+    yield _UnetPartChannels(norms=2, convolved=_border(side) * (before + width))
+    if depth:
+        yield _UnetPartChannels(norms=1, attended=2 * depth * width * side**2)
 
 
 def _border(side: int) -> int:
@@ -212,27 +194,77 @@ def _border(side: int) -> int:
     return max(1, 4 * (side - 1))
 
 
-def _widths(network: Config) -> list[int]:
-    return [int(width) for width in network["block_out_channels"]]
-
-
-def _layers(network: Config) -> list[int]:
-    """Resnets of each level on the way down."""
-    return _each_level(network["layers_per_block"], network)
-
-
-def _depths(network: Config) -> list[Any]:
-    """Blocks of each level's transformers: a number, or one for each of them."""
-    return _each_level(network.get("transformer_layers_per_block", 1), network)
-
-
-def _each_level(value: Any, network: Config) -> list[Any]:
-    return list(value) if isinstance(value, Sequence) else [value] * len(_widths(network))
+def _each_level(value: Any, levels: int) -> list[Any]:
+    return list(value) if isinstance(value, Sequence) else [value] * levels
 
 
 def _depth(level: Any, layer: int) -> int:
+    """Blocks of a transformer: a number for all of a level, or one for each."""
     return int(level[layer] if isinstance(level, Sequence) else level)
 
 
 def _width(network: Config) -> int:
     return int(network["num_attention_heads"]) * int(network["attention_head_dim"])
+
+
+# The schedulers of diffusers behind samplers' names. A sampler has the noise schedule of the checkpoint's own
+# scheduler, and takes its other options from there, but for those that its name fixes.
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A scheduler of diffusers, and the options that a sampler's name fixes."""
+
+    scheduler: str
+    """The class."""
+    options: Mapping[str, object]
+
+
+def _dpm_solver(algorithm: str, order: int, *, karras: bool) -> Solver:
+    fixed = {"algorithm_type": algorithm, "solver_order": order, "use_karras_sigmas": karras}
+    return Solver("DPMSolverMultistepScheduler", fixed)
+
+
+SOLVERS: Final[Mapping[Sampler, Solver]] = {
+    Sampler.EULER: Solver("EulerDiscreteScheduler", {}),
+    Sampler.EULER_ANCESTRAL: Solver("EulerAncestralDiscreteScheduler", {}),
+    Sampler.DDIM: Solver("DDIMScheduler", {}),
+    Sampler.DDPM: Solver("DDPMScheduler", {}),
+    Sampler.PNDM: Solver("PNDMScheduler", {"skip_prk_steps": True}),
+    Sampler.DPMPP_2M: _dpm_solver("dpmsolver++", 2, karras=False),
+    Sampler.DPMPP_2M_KARRAS: _dpm_solver("dpmsolver++", 2, karras=True),
+    Sampler.DPMPP_2M_SDE: _dpm_solver("sde-dpmsolver++", 2, karras=False),
+    Sampler.DPMPP_2M_SDE_KARRAS: _dpm_solver("sde-dpmsolver++", 2, karras=True),
+    Sampler.DPMPP_3M: _dpm_solver("dpmsolver++", 3, karras=False),
+    Sampler.DPMPP_3M_KARRAS: _dpm_solver("dpmsolver++", 3, karras=True),
+    Sampler.UNIPC: Solver("UniPCMultistepScheduler", {}),
+    Sampler.DEIS: Solver("DEISMultistepScheduler", {}),
+    Sampler.HEUN: Solver("HeunDiscreteScheduler", {}),
+    Sampler.LCM: Solver("LCMScheduler", {}),
+}
+"""The solver of each sampler of models with discrete times."""
+DEFAULTS: Final[Mapping[str, object]] = {
+    "algorithm_type": "dpmsolver++",
+    "solver_order": 2,
+    "use_karras_sigmas": False,
+    "skip_prk_steps": False,
+}
+"""Diffusers' own, of options that some name fixes."""
+
+
+def sampler_of(config: Mapping[str, Any]) -> Sampler:
+    """The sampler that a checkpoint's ``scheduler_config.json`` is.
+
+    Raises:
+        ValueError: none is; says which schedulers are served.
+    """
+    name = config.get("_class_name")
+    for sampler, solver in SOLVERS.items():
+        given = {option: config.get(option, DEFAULTS[option]) for option in solver.options}
+        if solver.scheduler == name and given == solver.options:
+            return sampler
+    served = ", ".join(dict.fromkeys(solver.scheduler for solver in SOLVERS.values()))
+    fixed = {option: config[option] for option in DEFAULTS if option in config}
+    raise ValueError(
+        f"the scheduler {name} with {fixed or 'its defaults'} is not served; served are: {served}"
+    )

@@ -13,15 +13,13 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from giornata.component_configs import CheckpointConfigs, Config, LatentShape
+from giornata.checkpoints import chosen_weights, unloadable
+from giornata.component_configs import CheckpointConfigs, Config, LatentShape, sampler_of
 from giornata.control.layout import control_input
-from giornata.families import CheckpointKind, DistilledVariant, Family
-from giornata.kinds import KINDS
+from giornata.families import KINDS, CheckpointKind, Family
 from giornata.memory_plan import QUANTIZED, ModelMemory
-from giornata.schedulers import sampler_of
-from giornata.weight_files import chosen_weights, unloadable
 from giornata.wire.adapters import ControlCard, ControlKind
-from giornata.wire.models import DISCRETE_TIME, ModelCard, Sampler
+from giornata.wire.models import DISCRETE_TIME, ModelCard
 
 # The card of a checkpoint, read from its folder by the table of `giornata.families`. Free of torch.
 
@@ -67,12 +65,13 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
     configs = CheckpointConfigs(
         index,
         _read_json(folder / kind.network / "config.json"),
-        _read_optional(folder / "scheduler" / "scheduler_config.json"),
+        _read_json(folder / "scheduler" / "scheduler_config.json", optional=True),
         _read_json(folder / "vae" / "config.json"),
     )
     latents = _latent_shape(folder, kind, configs)
     kind = kind.of(_served_family(folder, kind, configs))
-    tokenizer = _read_optional(folder / kind.tokenizer / "tokenizer_config.json")
+    tokenizer = _read_json(folder / kind.tokenizer / "tokenizer_config.json", optional=True)
+    discrete = kind.samplers is DISCRETE_TIME
     padded = int(min(kind.max_text_tokens, tokenizer.get("model_max_length", math.inf)))
     return ModelCard(
         name=name or folder.resolve().name,
@@ -88,8 +87,8 @@ def read_model_card(folder: Path, name: str | None = None) -> ModelCard:
         reuses=kind.reuses,
         step_caches=kind.step_caches,
         samplers=kind.samplers,
-        default_sampler=_own_sampler(kind, configs),
-        keeps_whole_steps=kind.samplers is DISCRETE_TIME,
+        default_sampler=sampler_of(configs.scheduler) if discrete else kind.samplers[0],
+        keeps_whole_steps=discrete,
         native_size=_native_size(kind, configs, latents),
         references=kind.references,
         max_references=kind.max_references,
@@ -232,50 +231,31 @@ def _served_family(folder: Path, kind: CheckpointKind, configs: CheckpointConfig
 def _guidance(kind: CheckpointKind, configs: CheckpointConfigs, told: ServingDefaults) -> dict[str, Any]:
     """The card's defaults, and what guidance it takes."""
     distilled = kind.distilled if kind.distilled and kind.distilled.told(configs) else None
-    steps = distilled.steps if distilled else kind.steps
-    scale, guided_above = kind.guidance_scale, kind.guided_above
-    if guided_above is None:
+    scale = distilled.guidance_scale if distilled else None
+    if kind.guided_above is None:
         takes_guidance = bool(configs.network.get("guidance_embeds", kind.embeds_guidance))
     else:
-        takes_guidance = distilled is None or distilled.guidance_scale is not None
-    if distilled and distilled.guidance_scale is not None:
-        scale = distilled.guidance_scale
+        takes_guidance = distilled is None or scale is not None
+    generates = kind.generation_guidance_scale is not None
+    own_steps = kind.generation_steps if distilled is None and told.steps is None else None
     return {
         "takes_guidance": takes_guidance,
-        "guided_above": guided_above if takes_guidance else None,
-        "default_steps": told.steps or steps,
-        "default_guidance_scale": scale if told.guidance_scale is None else told.guidance_scale,
-        "generation_guidance_scale": _of_generations(kind, distilled, told),
-        "generation_steps": _steps_of_generations(kind, distilled, told),
+        "guided_above": kind.guided_above if takes_guidance else None,
+        "default_steps": told.steps or (distilled or kind).steps,
+        "default_guidance_scale": _first(told.guidance_scale, scale, kind.guidance_scale),
+        "generation_guidance_scale": (
+            _first(told.generation_guidance_scale, scale, kind.generation_guidance_scale)
+            if generates
+            else None
+        ),
+        "generation_steps": (told.generation_steps or own_steps) if generates else None,
         "default_true_cfg_scale": told.true_cfg_scale or kind.true_cfg_scale,
         "default_strength": told.strength or kind.strength,
     }
 
 
-def _of_generations(
-    kind: CheckpointKind, distilled: DistilledVariant | None, told: ServingDefaults
-) -> float | None:
-    if kind.generation_guidance_scale is None:
-        return None
-    if told.generation_guidance_scale is not None:
-        return told.generation_guidance_scale
-    if distilled is not None and distilled.guidance_scale is not None:
-        return distilled.guidance_scale
-    return kind.generation_guidance_scale
-
-
-def _steps_of_generations(
-    kind: CheckpointKind, distilled: DistilledVariant | None, told: ServingDefaults
-) -> int | None:
-    """None where they are those of edits."""
-    if kind.generation_guidance_scale is None:
-        return None
-    own = kind.generation_steps if distilled is None and told.steps is None else None
-    return told.generation_steps or own
-
-
-def _own_sampler(kind: CheckpointKind, configs: CheckpointConfigs) -> Sampler:
-    return sampler_of(configs.scheduler) if kind.samplers is DISCRETE_TIME else kind.samplers[0]
+def _first(*scales: float | None) -> float | None:
+    return next((scale for scale in scales if scale is not None), None)
 
 
 def _native_size(kind: CheckpointKind, configs: CheckpointConfigs, latents: LatentShape) -> int:
@@ -283,19 +263,6 @@ def _native_size(kind: CheckpointKind, configs: CheckpointConfigs, latents: Late
         return int(configs.autoencoder.get("sample_size", kind.native_size))
     sides = configs.network.get("sample_size", kind.native_size // latents.scale_factor)
     return latents.scale_factor * int(min(sides) if isinstance(sides, list) else sides)
-
-
-def _read_optional(path: Path) -> dict[str, Any]:
-    return _read_json(path) if path.exists() else {}
-
-
-def _serving_defaults(path: Path) -> ServingDefaults:
-    if not path.exists():
-        return ServingDefaults()
-    try:
-        return ServingDefaults.model_validate(_read_json(path))
-    except ValidationError as error:
-        raise ValueError(f"{path} is not understood: {error}") from error
 
 
 def digest(folder: Path) -> str:
@@ -324,13 +291,23 @@ def _both_ends(path: Path) -> bytes:
         return head + file.read(SAMPLE_BYTES)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _serving_defaults(path: Path) -> ServingDefaults:
+    try:
+        return ServingDefaults.model_validate(_read_json(path, optional=True))
+    except ValidationError as error:
+        raise ValueError(f"{path} is not understood: {error}") from error
+
+
+def _read_json(
+    path: Path, whole: str = "part of a diffusers checkpoint", *, optional: bool = False
+) -> dict[str, Any]:
+    """The object in a file; nothing where it is `optional` and missing. ValueError says what `whole` is not."""
+    if optional and not path.exists():
+        return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(
-            f"{path.parent} is not part of a diffusers checkpoint: {path.name} is missing"
-        ) from None
+        raise ValueError(f"{path.parent} is not {whole}: {path.name} is missing") from None
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
@@ -368,7 +345,7 @@ def read_control_card(folder: Path, name: str | None = None) -> ControlCard:
     Raises:
         ValueError: it holds no ControlNet, or one that is not served; says what is.
     """
-    config = _config(folder)
+    config = _read_json(folder / "config.json", "a ControlNet of diffusers")
     network = str(config.get("_class_name"))
     if network not in CONTROL_KINDS:
         raise ValueError(f"{folder} holds a {network}; served ControlNets are: {', '.join(CONTROL_KINDS)}")
@@ -406,16 +383,3 @@ def _unserved(kind: ControlKind, config: Mapping[str, Any]) -> str | None:
         if (found := config.get(option, served[0])) not in served:
             return f"its {option} is {found}; served is {' or '.join(map(str, served))}"
     return None
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{folder} is not a ControlNet of diffusers: config.json is missing") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} does not hold a JSON object")  # noqa: TRY004 - the file's content is at fault, not a type
-    return content

@@ -11,6 +11,10 @@ from safetensors import SafetensorError
 
 from giornata.wire.errors import InputLost
 
+EMBEDS: Final = "prompt_embeds"
+POOLED: Final = "pooled_prompt_embeds"
+SIZES: Final = "add_time_ids"
+"""Names of a text encoding's tensors: (text_tokens, channels); of some (channels,), and of SDXL (6,) sizes."""
 PROMPT_MASK: Final = "prompt_attention_mask"
 """Name of a text encoding's tensor (text_tokens,): 1 for tokens of the prompt, 0 for those that pad it. Optional."""
 

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from giornata.weight_files import chosen_weights, variant_of
+from giornata.checkpoints import chosen_weights, variant_of
 
 SCALES: Final = frozenset({"scale_weight", "weight_scale", "scale"})
 """What a layer's weights are multiplied by, as files call it beside `weight`."""

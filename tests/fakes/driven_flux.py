@@ -10,19 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from giornata.packed.compute_set import Rotary
-from giornata.wire.models import BlockSpec
-from giornata_denoiser.families.driven.forward import (
-    AttentionSite,
-    JointAttention,
-    SelfAttention,
-    TokenStream,
-)
-from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork, multiplications, spec
-from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenPromptBuilder
-from giornata_denoiser.families.protocol import Grid
-from giornata_denoiser.families.tokens import cell_positions
-
-POOLED = "pooled_prompt_embeds"
+from giornata.packed.forward import AttentionSite, TokenStream
+from giornata.tensors import EMBEDS, POOLED
+from giornata_denoiser.families.driven.forward import JointAttention, SelfAttention
+from giornata_denoiser.families.driven.network import DrivenNetwork
+from giornata_denoiser.families.protocol import TRAIN_TIMESTEPS, Grid, PromptBuilder, cell_positions
+from giornata_denoiser.rows.row import Prompt
 
 
 class DrivenFlux(DrivenNetwork):
@@ -41,9 +34,9 @@ class DrivenFlux(DrivenNetwork):
         self.hooks.spread(model.norm_out, "linear", TokenStream.OUTPUT, functional.silu)
 
     @property
-    def text(self) -> DrivenPromptBuilder:
+    def text(self) -> PromptBuilder:
         config = self.transformer.config
-        return DrivenPromptBuilder(
+        return PromptBuilder(
             {EMBEDS: (None, config.joint_attention_dim), POOLED: (config.pooled_projection_dim,)}
         )
 
@@ -52,7 +45,7 @@ class DrivenFlux(DrivenNetwork):
         normed: tuple[Tensor, ...] = norm(hidden, emb=hidden[:1, 0])
         return normed[:1]
 
-    def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:
+    def vectors(self, prompt: Prompt, times: Tensor) -> Tensor:
         scaled = [times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS]
         if self.transformer.config.guidance_embeds:
             scaled.append(torch.full_like(scaled[0], prompt.guidance_scale) * TRAIN_TIMESTEPS)
@@ -61,7 +54,7 @@ class DrivenFlux(DrivenNetwork):
 
     def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
         text = torch.zeros(text_tokens, 3, device=self.device, dtype=torch.long)
-        picture = functional.pad(cell_positions(grid, self.device), (1, 0))
+        picture = cell_positions(grid, self.device)
         turned: Rotary = self.transformer.pos_embed(torch.cat((text, picture)))
         return turned
 
@@ -72,9 +65,3 @@ class DrivenFlux(DrivenNetwork):
     def single(self, block: Any, joint: Tensor) -> Tensor:
         after: Tensor = block(joint, joint[:, :0], joint[:1, 0])[1]
         return after
-
-    def spec(self, block: Any) -> BlockSpec:
-        attn = block.attn
-        keys = multiplications(attn.to_k, attn.to_v)
-        rest = (block.proj_mlp, block.proj_out) if hasattr(block, "proj_mlp") else (attn.to_out, block.ff)
-        return spec(attn, image=keys + multiplications(attn.to_q, *rest), keys=keys)

@@ -58,8 +58,8 @@ from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.flux import FluxInpaint, FluxKontext
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.sampling.schedules import DiscreteTime
-from giornata_denoiser.parallel.families import halve_guidance, shared
+from giornata_denoiser.families.sampling import DiscreteTime
+from giornata_denoiser.parallel import halve_guidance, shared
 from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl, RowLora
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
@@ -247,7 +247,7 @@ class ControlInstance:
     def opened(self, row: Row, target: Any) -> ControlNetSession:
         """`row` as a denoiser has it open here."""
         (use,), behind = row.adapters.controls, self._net.behind(target.base)
-        seen = self._net.open(control_conditions(row, 0, target))
+        seen = self._net.open(control_conditions(row, 0))
         act = ActiveControlNet(self._net, seen, use.scale, behind, use.first_step, use.end_step, 1.0)
         key = row.key.job_id
         self._rows[key] = OpenRow(

@@ -9,8 +9,7 @@ from typing import Any
 import diffusers
 import pytest
 
-from giornata.families import CheckpointKind
-from giornata.kinds import KINDS
+from giornata.families import KINDS, CheckpointKind
 from giornata.wire.models import Guidance, ModelCard, Task
 from giornata.wire.requests import MAX_STEPS, EditParameters, GenerationParameters
 from giornata.wire.resolution import carried_out, defaults_of, fields_of, fitted, resolve

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from giornata.families import CheckpointKind, Family
-from giornata.kinds import KINDS
+from giornata.families import KINDS, CheckpointKind, Family
 from giornata.model_cards import SAMPLE_BYTES, digest, read_model_card
 from giornata.wire.models import DISCRETE_TIME
 from tests.fakes.checkpoints import flux_checkpoint

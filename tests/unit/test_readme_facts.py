@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from giornata.families import Family
-from giornata.kinds import KINDS
+from giornata.families import KINDS, Family
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import ErrorBody
 from giornata.wire.messages import (

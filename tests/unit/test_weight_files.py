@@ -10,9 +10,8 @@ import pytest
 from huggingface_hub import HfApi, RepoFile, _snapshot_download, constants
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-from giornata.checkpoints import CONTROL_FILES, checkpoint_folder
+from giornata.checkpoints import CONTROL_FILES, checkpoint_folder, chosen_weights, pipeline_variant
 from giornata.model_cards import read_control_card
-from giornata.weight_files import chosen_weights, pipeline_variant
 
 SDXL = (
     "README.md",

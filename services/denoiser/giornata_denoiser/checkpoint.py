@@ -27,25 +27,25 @@ from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.weights import OUTLINE, check
 
 LOADERS: Final[dict[str, Callable[[Path, torch.dtype, torch.device, WeightQuantization], ModelFamily]]] = {
-    family: when_called(f"giornata_denoiser.families.{name}")
+    family: when_called(f"giornata_denoiser.families.{name}.load")
     for family, name in {
-        Family.FLUX_INPAINT: "flux:inpaint",
-        Family.FLUX_KONTEXT: "flux:kontext",
-        Family.FLUX_FILL: "flux:fill",
-        Family.SD: "unet.checkpoints:load",
-        Family.SD_INPAINT: "unet.checkpoints:load",
-        Family.SDXL: "unet.checkpoints:load",
-        Family.SDXL_INPAINT: "unet.checkpoints:load",
-        Family.SD3: "driven.checkpoints:stable_diffusion_3",
-        Family.Z_IMAGE: "driven.checkpoints:z_image",
-        Family.FLUX2: "driven.checkpoints:flux2",
-        Family.FLUX2_KLEIN: "driven.checkpoints:flux2_klein",
-        Family.FLUX2_KLEIN_KV: "driven.checkpoints:flux2_klein_kv",
-        Family.QWEN_IMAGE: "driven.checkpoints:qwen_image",
-        Family.QWEN_IMAGE_EDIT: "driven.checkpoints:qwen_image_edit",
-        Family.QWEN_IMAGE_EDIT_PLUS: "driven.checkpoints:qwen_image_edit",
-        Family.QWEN_IMAGE_21: "driven.checkpoints:qwen_image_21",
-        Family.CHROMA: "driven.checkpoints:chroma",
+        Family.FLUX_INPAINT: "flux:FluxInpaint",
+        Family.FLUX_KONTEXT: "flux:FluxKontext",
+        Family.FLUX_FILL: "flux:FluxFill",
+        Family.SD: "unet.network:UnetInpaint",
+        Family.SD_INPAINT: "unet.network:UnetInpaint",
+        Family.SDXL: "unet.network:UnetInpaint",
+        Family.SDXL_INPAINT: "unet.network:UnetInpaint",
+        Family.SD3: "driven.sd3:StableDiffusion3",
+        Family.Z_IMAGE: "driven.z_image:ZImage",
+        Family.FLUX2: "driven.flux2:Flux2",
+        Family.FLUX2_KLEIN: "driven.flux2:Flux2Klein",
+        Family.FLUX2_KLEIN_KV: "driven.flux2:Flux2KleinKV",
+        Family.QWEN_IMAGE: "driven.qwen_image:QwenImage",
+        Family.QWEN_IMAGE_EDIT: "driven.qwen_image:QwenImageEdit",
+        Family.QWEN_IMAGE_EDIT_PLUS: "driven.qwen_image:QwenImageEdit",
+        Family.QWEN_IMAGE_21: "driven.qwen_image:QwenImage21",
+        Family.CHROMA: "driven.chroma:Chroma",
     }.items()
 }
 """What loads the family of a checkpoint's folder; no other family is imported."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from giornata.memory_plan import CONTEXT_BYTES, USABLE, plan_prepost
 from giornata.packed.compute_set import Region, make_region, with_companions
-from giornata.packed.low_rank import FactorSpan, LowRankFactors, choose_products
+from giornata.packed.low_rank import FactorSpan, LowRankFactors, add_products
 from giornata.packed.packing import UNTRACED
 from giornata.planning.cost_model import CostModel, Profile
 from giornata.planning.plans import plan_batch
@@ -241,12 +241,12 @@ def rehearse(checkpoint: Checkpoint) -> None:
 
 def _multiply_low_ranks(family: ModelFamily) -> None:
     """Compute a LoRA's product of each size, past the hooks: a network that meets no LoRA is called without."""
-    multiply, tokens = choose_products(family.device, family.dtype), GRID[0] * GRID[1]
+    tokens = GRID[0] * GRID[1]
     zeros = partial(torch.zeros, device=family.device, dtype=family.dtype)
     layers = (layer for layer in family.network.layers.values() if isinstance(layer, nn.Linear))
     for outputs, inputs in {layer.weight.shape for layer in layers}:
         acting = FactorSpan(LowRankFactors(zeros(RANK, inputs), zeros(outputs, RANK)), 0, tokens)
-        multiply(zeros(tokens, inputs), zeros(tokens, outputs), [acting])
+        add_products(zeros(tokens, inputs), zeros(tokens, outputs), [acting])
 
 
 def _finished(family: ModelFamily, rows: Sequence[Row]) -> list[Row]:

@@ -14,7 +14,96 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
 from giornata.packed.packing import Segments, to_device
-from giornata.packed.pages import Gather, KVPages, PageDestination, ProjectedKV, gather
+
+# Keys and values of outside tokens as they are stored. Nothing of them is kept in the network's dtype: where a block
+# attends, one kernel gathers the tokens of all sequences, dequantises them, adds their corrections and writes them
+# behind the sequences' own.
+
+
+class QuantisedTensor(NamedTuple):
+    """(tokens, channels) as stored: value = low + level * scale, or as computed where there is no scale."""
+
+    data: Tensor
+    """(tokens, channels), or uint8 in 8 bits; in 4 bits (tokens, channels / 2) uint8: the first half of the channels in
+    the low nibbles, the second half in the high ones."""
+    scale: Tensor | None = None
+    """(channels,) float32."""
+    low: Tensor | None = None
+    """As `scale`."""
+
+    @property
+    def bits(self) -> int:
+        """0 as computed, else 8 or 4."""
+        if self.scale is None:
+            return 0
+        return 8 if len(self.scale) == self.data.shape[1] else 4
+
+    def rows(self, index: Tensor | None = None) -> Tensor:
+        """The tokens `index`, (n,) int64, or all: (n, channels), float32 where they are quantised."""
+        data = self.data if index is None else self.data.index_select(0, index)
+        if self.scale is None or self.low is None:
+            return data
+        levels = data if self.bits == 8 else torch.cat((data & 15, data >> 4), dim=1)
+        return torch.addcmul(self.low, levels.float(), self.scale)
+
+
+@dataclass(frozen=True, eq=False)
+class KVPages:
+    """Keys and values that one sequence attends to besides its own, on the device, still as they are stored."""
+
+    index: Tensor
+    """(outside,) int64: their rows in `key` and `value`."""
+    key: QuantisedTensor
+    """(tokens, heads * head_dim), rotated."""
+    value: QuantisedTensor
+    key_delta: QuantisedTensor | None = None
+    """(outside, heads * head_dim): what is added to the key; None adds nothing."""
+    value_delta: QuantisedTensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Key and value, corrected: (outside, heads * head_dim) each, float32 where they are quantised or corrected."""
+        parts = ((self.key, self.key_delta), (self.value, self.value_delta))
+        key, value = (
+            levels.rows(self.index) if delta is None else levels.rows(self.index).float() + delta.rows()
+            for levels, delta in parts
+        )
+        return key, value
+
+
+class PageDestination(NamedTuple):
+    """The destination of pages."""
+
+    pages: KVPages
+    start: int
+    """The first of their rows in the keys and values that are written."""
+
+
+class ProjectedKV(NamedTuple):
+    """The keys and values that the sequences have projected themselves."""
+
+    key: Tensor
+    """(own_tokens, heads, head_dim), rows of any stride."""
+    value: Tensor
+    """As `key`."""
+    places: Tensor
+    """(own_tokens,) int64: the rows that they are written to."""
+
+
+Gather = Callable[[Sequence[PageDestination], ProjectedKV, Tensor, Tensor], None]
+"""Writes pages, and what is the sequences' own, into key and value, (tokens, heads, head_dim) each, contiguous."""
+
+
+def gather(placed: Sequence[PageDestination], own: ProjectedKV, key: Tensor, value: Tensor) -> None:
+    """See :data:`Gather`; by torch's operations, on any device."""
+    key.index_copy_(0, own.places, own.key)
+    value.index_copy_(0, own.places, own.value)
+    for pages, start in placed:
+        for out, rows in zip((key, value), pages.rows(), strict=True):
+            out[start : start + len(pages)] = rows.view(-1, *out.shape[1:])
+
 
 # Variable-length attention: every sequence attends to its own keys, and sequences differ in length.
 #
@@ -173,7 +262,7 @@ def beside(
     They are in memory of their own: sequences of one kernel may share what lies outside.
     """
     parts = {s: _parts(each) for s, each in outside.items()}
-    lengths = tuple(sorted((s, sum(map(_length, of))) for s, of in parts.items()))
+    lengths = tuple(sorted((s, sum(map(outside_tokens, of))) for s, of in parts.items()))
     places = _places(own.lengths, lengths, key.device)
     segments = places.segments
     if not any(isinstance(each, KVPages) for of in parts.values() for each in of):
@@ -192,9 +281,9 @@ def beside(
             if isinstance(each, KVPages):
                 stored.append(PageDestination(each, start))
             else:
-                all_keys[start : start + _length(each)] = each.key[each.room :]
-                all_values[start : start + _length(each)] = each.value[each.room :]
-            start += _length(each)
+                all_keys[start : start + outside_tokens(each)] = each.key[each.room :]
+                all_values[start : start + outside_tokens(each)] = each.value[each.room :]
+            start += outside_tokens(each)
     gather(stored, ProjectedKV(key, value, places.own), all_keys, all_values)
     return all_keys, all_values, segments
 
@@ -221,7 +310,8 @@ def _parts(outside: Beside) -> tuple[Apart, ...]:
     return outside if isinstance(outside, tuple) else (outside,)
 
 
-def _length(outside: Apart) -> int:
+def outside_tokens(outside: Apart) -> int:
+    """Tokens that it has, without room."""
     return len(outside) if isinstance(outside, KVPages) else len(outside.key) - outside.room
 
 
@@ -264,7 +354,7 @@ def _stacked(packed: Tensor, spans: list[tuple[int, int]]) -> Tensor:
 
 
 class CachedKV:
-    """The keys and values that one sequence keeps; satisfies :class:`giornata.packed.block_inputs.KVSource`.
+    """The keys and values that one sequence keeps; satisfies :class:`giornata.packed.compute_set.KVSource`.
 
     `index`, (kept,) int64 on the device, are the tokens that are kept of those that a recorder shows; None keeps all.
     There is room for the keys and values of `own` tokens in front of those that are kept.
@@ -276,7 +366,7 @@ class CachedKV:
 
     @property
     def keeps(self) -> bool:
-        """See :attr:`giornata.packed.block_inputs.KVSource.keeps`."""
+        """See :attr:`giornata.packed.compute_set.KVSource.keeps`."""
         return True
 
     def keys_values(self, block: int) -> Apart:
@@ -322,7 +412,7 @@ class CachedKV:
 
 
 class CachedKVRecorder:
-    """Fills what a sequence keeps in a step, whose :class:`giornata.packed.block_inputs.ActivationRecorder` it is."""
+    """Fills what a sequence keeps in a step, whose :class:`giornata.packed.compute_set.ActivationRecorder` it is."""
 
     def __init__(self, kept: CachedKV) -> None:
         self._kept = kept

@@ -1,18 +1,111 @@
-"""The compute set: which tokens of a picture an edit computes, and which a block does."""
+"""The compute set: which tokens of a picture an edit and its blocks compute, and what blocks get beside them."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from giornata.packed.attention import Beside
-from giornata.packed.block_inputs import ActivationRecorder, BlockInputs, CachedTokens, Residuals
+from giornata.packed.attention import Apart, Beside
+from giornata.packed.low_rank import SequenceLoras
 from giornata.packed.packing import Layout, Segments, make_layout, to_device
 from giornata.wire.values import BlockMode, CellMap
+
+T = TypeVar("T")
+
+# What blocks of one forward get beside their tokens: what is taken, recorded, added, and changed by LoRAs.
+
+
+class KeysValues(Protocol):
+    """A source of keys and values for tokens that a sequence does not compute."""
+
+    def keys_values(self, block: int) -> Apart:
+        """Keys, after norm and rotary embedding, and values, with room for the sequence's own or none."""
+
+
+class KVSource(KeysValues, Protocol):
+    """A source of a template run's keys and values for the tokens outside a sequence's compute set."""
+
+    @property
+    def keeps(self) -> bool:
+        """Return whether it has what it answers as blocks read it: then it answers the same in every step."""
+
+    def hidden(self, block: int) -> Tensor:
+        """(outside, inner_dim): input of `block`, as its image stream."""
+
+    def part(self, block: int, part: str) -> Tensor:
+        """(outside, channels): another part of `block` that :class:`giornata.planning.operations.BlockSpec` names."""
+
+
+class KeysValuesRecorder(Protocol):
+    """Keeps keys and values of some tokens. It copies what it is given, which later blocks overwrite."""
+
+    def keys_values(self, block: int, key: Tensor, value: Tensor) -> None:
+        """(tokens, heads, head_dim) each; keys after norm and rotary embedding."""
+
+
+class ActivationRecorder(KeysValuesRecorder, Protocol):
+    """Keeps what later edits may need. It copies what it is given, which later blocks overwrite.
+
+    `tokens` are the tokens of the picture that the block computes: all of them, or the region's where the block takes
+    the others from a template.
+    """
+
+    def hidden(self, block: int, hidden: Tensor) -> None:
+        """(tokens, inner_dim): the image stream that enters `block`."""
+
+    def part(self, block: int, part: str, kept: Tensor) -> None:
+        """(tokens, channels): another part of `block`, see :meth:`KVSource.part`."""
+
+
+class Residuals(Protocol):
+    """The residuals of a sequence's ControlNets behind its blocks, in one step: scaled, and summed over all of them."""
+
+    @property
+    def whole(self) -> bool:
+        """Return whether samples are of all tokens of the picture; else they are of its region's, in that order."""
+
+    def sample(self, block: int) -> Tensor | None:
+        """(tokens, channels): what is added behind `block`, and may be waited for here; None for nothing.
+
+        Of a UNet, `block` counts its skip connections, and the middle's output behind them; a token is a tile.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class CachedTokens:
+    """The tokens that a sequence takes from a template: its region is computed, all others are taken."""
+
+    modes: tuple[BlockMode, ...]
+    """The mode of every block."""
+    source: KVSource
+
+
+@dataclass(frozen=True, eq=False)
+class BlockInputs:
+    """All that one sequence uses beside its tokens, one field for each kind; any of them may come together."""
+
+    taken: CachedTokens | None = None
+    """None computes all tokens."""
+    recorder: ActivationRecorder | None = None
+    padding: KeysValues | None = None
+    """Where its prompt's padding is found in every block, whatever the block's mode; None computes it."""
+    padding_recorder: KeysValuesRecorder | None = None
+    """Is shown its prompt's padding, where that is computed."""
+    low_rank: SequenceLoras | None = None
+    """Its LoRAs, which change what the layers make of its tokens; None for none."""
+    residuals: Residuals | None = None
+    """None where no ControlNet acts on it."""
+
+
+def by_sequence(of_rows: Sequence[Sequence[T]]) -> tuple[T, ...]:
+    """Return what sequences have, in the order of a batch: the positive ones of all rows, then the negative ones."""
+    return (*[own[0] for own in of_rows], *[own[1] for own in of_rows if len(own) > 1])
+
 
 # The compute set: which tokens of a picture an edit computes, and which tokens of a batch a block computes.
 
@@ -102,15 +195,6 @@ class CachedTokenSegments:
 
 
 @dataclass(frozen=True, eq=False)
-class UnpaddedBatch:
-    """A batch of which some prompts' padding is not computed."""
-
-    sequences: PackedBatch
-    text: Tensor
-    """(text_tokens,) int64: the positions of its text stream in that of all tokens."""
-
-
-@dataclass(frozen=True, eq=False)
 class ForwardPlan:
     """The plan of what the blocks of a batch compute and take: it stays while the batch and its uses do."""
 
@@ -155,14 +239,28 @@ class PackedBatch:
     """How many of each sequence's text tokens, the last ones, are padding of its prompt; empty for none of any."""
     _live: dict[tuple[bool, ...], ComputeSet] = field(default_factory=dict, init=False)
     _beyond: dict[tuple[int, ...], CachedTokenSegments] = field(default_factory=dict, init=False)
-    _unpadded: dict[tuple[int, ...], UnpaddedBatch] = field(default_factory=dict, init=False)
+    _unpadded: dict[tuple[int, ...], tuple[PackedBatch, Tensor]] = field(default_factory=dict, init=False)
     _plans: list[ForwardPlan] = field(default_factory=list, init=False)
     """The last one, if it stays."""
 
-    def without_padding(self, of: tuple[int, ...]) -> UnpaddedBatch:
-        """The batch without the padding of the sequences `of`, which have text beside it; kept with the batch."""
+    def without_padding(self, of: tuple[int, ...]) -> tuple[PackedBatch, Tensor]:
+        """The batch without the padding of the sequences `of`, which have text beside it; kept with the batch.
+
+        Also where its text lies: (text_tokens,) int64, positions in the text stream of all tokens.
+        """
         if of not in self._unpadded:
-            self._unpadded[of] = self._without_padding(of)
+            full, device = self.layout, self.layout.joint.device
+            lengths = list(full.text.lengths)
+            for sequence in of:
+                lengths[sequence] -= self.padding[sequence]
+            spans = zip(full.text.bounds, lengths, strict=True)
+            kept = [torch.arange(start, start + length) for (start, _), length in spans]
+            text = to_device(torch.cat(kept), device)
+            made = make_layout(lengths, full.image.lengths, device, empty=True)
+            joint = made.join(full.text_positions.index_select(0, text), full.image_positions)
+            padding = tuple(0 if s in of else count for s, count in enumerate(self.padding))
+            unpadded = PackedBatch(made, self._rotary_at(joint), self.regions, padding)
+            self._unpadded[of] = unpadded, text
         return self._unpadded[of]
 
     def plan(self, uses: tuple[BlockInputs, ...]) -> ForwardPlan:
@@ -190,7 +288,17 @@ class PackedBatch:
     def beyond(self, of: tuple[int, ...]) -> CachedTokenSegments:
         """The outside tokens of the sequences `of`, which have regions; kept with the batch."""
         if of not in self._beyond:
-            self._beyond[of] = self._outside(of)
+            device = self.layout.joint.device
+            tokens = torch.split(self.layout.image_positions, list(self.layout.image.lengths))
+            parts = []
+            for sequence in of:
+                region = self.regions[sequence]
+                if region is None:
+                    raise ValueError(f"sequence {sequence} computes all of its tokens")
+                parts.append(tokens[sequence].index_select(0, region.outside))
+            segments = Segments(tuple(map(len, parts)), device)
+            sequences = to_device(torch.tensor(of), device)
+            self._beyond[of] = CachedTokenSegments(segments, sequences, self._rotary_at(torch.cat(parts)))
         return self._beyond[of]
 
     def _planned(self, uses: tuple[BlockInputs, ...]) -> ForwardPlan:
@@ -222,21 +330,6 @@ class PackedBatch:
             tuple(hidden),
         )
 
-    def _without_padding(self, of: tuple[int, ...]) -> UnpaddedBatch:
-        full = self.layout
-        device = full.joint.device
-        lengths = list(full.text.lengths)
-        for sequence in of:
-            lengths[sequence] -= self.padding[sequence]
-        kept = [
-            torch.arange(start, start + length)
-            for (start, _), length in zip(full.text.bounds, lengths, strict=True)
-        ]
-        text = to_device(torch.cat(kept), device)
-        made = make_layout(lengths, full.image.lengths, device, empty=True)
-        joint = made.join(full.text_positions.index_select(0, text), full.image_positions)
-        return UnpaddedBatch(PackedBatch(made, self._rotary_at(joint), self.regions), text)
-
     def _selected(self, whole: tuple[bool, ...]) -> ComputeSet:
         full = self.layout
         device = full.joint.device
@@ -251,21 +344,6 @@ class PackedBatch:
         image = torch.cat(chosen)
         joint = made.join(full.text_positions, full.image_positions.index_select(0, image))
         return ComputeSet(whole, made, image, self._rotary_at(joint))
-
-    def _outside(self, of: tuple[int, ...]) -> CachedTokenSegments:
-        full = self.layout
-        tokens = torch.split(full.image_positions, list(full.image.lengths))
-        parts = []
-        for sequence in of:
-            region = self.regions[sequence]
-            if region is None:
-                raise ValueError(f"sequence {sequence} computes all of its tokens")
-            parts.append(tokens[sequence].index_select(0, region.outside))
-        lengths = tuple(len(part) for part in parts)
-        device = full.joint.device
-        return CachedTokenSegments(
-            Segments(lengths, device), to_device(torch.tensor(of), device), self._rotary_at(torch.cat(parts))
-        )
 
     def _rotary_at(self, joint: Tensor) -> Rotary:
         cosine, sine = self.rotary
@@ -290,11 +368,8 @@ class ComputeSetStream:
 
     def __init__(self, sequences: PackedBatch, uses: Sequence[BlockInputs]) -> None:
         self._sequences, self.plan = sequences, sequences.plan(tuple(uses))
-        self.taken, self.recorders, self.residuals = (
-            self.plan.taken,
-            self.plan.recorders,
-            self.plan.residuals,
-        )
+        plan = self.plan
+        self.taken, self.recorders, self.residuals = plan.taken, plan.recorders, plan.residuals
         self.hidden: dict[int, Tensor] = {}
         """By sequence: the present block's input of the outside tokens, (outside, ...), where it is needed."""
         self.now = self.plan.entering
@@ -305,8 +380,11 @@ class ComputeSetStream:
             self.hidden = {}
             spans = self.now.layout.image.bounds
             for sequence in self.plan.hidden[block]:
-                part = image[slice(*spans[sequence])]
-                self.hidden[sequence] = self._outside_of(part, sequence, block)
+                part, region = image[slice(*spans[sequence])], self._sequences.regions[sequence]
+                if region is not None and self.now.whole[sequence]:
+                    self.hidden[sequence] = part.index_select(0, region.outside)
+                else:
+                    self.hidden[sequence] = self._kept(sequence, block, part)
             wanted = self.plan.sets[block]
             if wanted is not self.now:
                 image = self._converted(image, wanted, block)
@@ -357,13 +435,6 @@ class ComputeSetStream:
             else:
                 part += sample
         return stream
-
-    def _outside_of(self, image: Tensor, sequence: int, block: int) -> Tensor:
-        """The input of `block` at the outside tokens; `image` is what is live of the sequence."""
-        region = self._sequences.regions[sequence]
-        if region is None or not self.now.whole[sequence]:
-            return self._kept(sequence, block, image)
-        return image.index_select(0, region.outside)
 
     def _kept(self, sequence: int, block: int, like: Tensor) -> Tensor:
         """The outside tokens as the template had them, of the shape of the tokens `like`."""

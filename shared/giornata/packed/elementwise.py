@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
+from giornata.packed.attention import Gather, gather
 from giornata.packed.compute_set import Rotary
 from giornata.packed.packing import Layout, Segments
-from giornata.packed.pages import Gather, gather
 
 
 class HeadNorm(NamedTuple):

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor, nn
 
-from giornata.packed.attention import Apart, Attention, Beside, DenseKV
-from giornata.packed.block_inputs import BlockInputs, KeysValues, KeysValuesRecorder
-from giornata.packed.compute_set import CachedTokenSegments, ComputeSetStream, PackedBatch
+from giornata.packed.attention import Attention
+from giornata.packed.compute_set import BlockInputs, PackedBatch
 from giornata.packed.elementwise import ElementwiseOps, HeadNorm, QKVProjection
-from giornata.packed.low_rank import BatchLoras, LoraSpans, LowRankHooks, is_text_layer
-from giornata.packed.packing import LaneTracer, Segments, TraceLane
-from giornata.packed.sharding import ShardedBatch, Ulysses
-from giornata.wire.values import BlockMode
+from giornata.packed.forward import AttentionSite, PackedForward, TokenStream
+from giornata.packed.low_rank import LoraSpans, LowRankHooks, is_text_layer
+from giornata.packed.packing import LaneTracer
+from giornata.packed.sharding import Ulysses
 
 # adaLN vectors of all steps of a sequence, each linear layer applied once: they depend on prompt and time
 # alone.
@@ -136,8 +135,9 @@ class FluxProjections:
         """Query, key, value and the MLP's first layer."""
 
 
-# The blocks of `FluxTransformer2DModel` over packed sequences, and what these meet in attention beside
-# themselves.
+# One forward of `FluxTransformer2DModel`: its linear layers are called as they are, or several as one product; what
+# happens between them is that of `giornata.packed.elementwise`. Without templates it equals the module's own `forward`
+# of each sequence alone.
 
 
 class FluxComponents(NamedTuple):
@@ -149,70 +149,76 @@ class FluxComponents(NamedTuple):
     elementwise: ElementwiseOps
     low_ranks: LowRankHooks
     """Hooks of the transformer's layers, through which LoRAs act."""
-    ulysses: Ulysses | None = None
-    """This process's parts of batches that several compute together; None: it computes batches alone."""
 
 
-class FluxBlocks:
-    """The computed and the cached tokens of some sequences, and the blocks' operations on them.
+class FluxForward(PackedForward):
+    """One forward over `sequences`, with the `modulation` of their steps.
 
-    `sequences` are of all tokens but padding that is taken, whoever computes them, `own` those of this process, of a
-    batch that is `shared`. `uses` are by sequence, and empty where no sequence uses anything.
+    `uses` are by sequence, and empty where no sequence uses anything; `ulysses` are this process's parts of batches
+    that several compute together.
     """
 
-    def __init__(  # noqa: PLR0917 - all that blocks read
+    def __init__(
         self,
         parts: FluxComponents,
         sequences: PackedBatch,
         modulation: Modulation,
         uses: Sequence[BlockInputs],
-        padding: Mapping[int, int],
-        shared: ShardedBatch | None = None,
+        *,
+        trace: LaneTracer,
+        ulysses: Ulysses | None = None,
     ) -> None:
-        self._parts, self._transformer = parts, parts.transformer
-        self._sequences, self._shared = sequences, shared
-        self._own = sequences if shared is None else shared.sequences
-        self.modulation = modulation
-        self._padding: dict[int, KeysValues] = {
-            s: use.padding for s, use in enumerate(uses) if use.padding is not None
-        }
-        self._padding_recorders: dict[int, tuple[KeysValuesRecorder, int]] = {
-            s: (use.padding_recorder, padding[s])
-            for s, use in enumerate(uses)
-            if use.padding_recorder is not None
-        }
-        self.tokens = ComputeSetStream(self._own, uses if shared is None else shared.uses(uses))
-        self.owners = BatchLoras([use.low_rank for use in uses])
-        self._adapted = bool(self.owners)
-        self._beyond: tuple[CachedTokenSegments, tuple[int, ...]] | None = None
-        """The outside tokens, and of which sequences, that layers see instead of a stream's."""
+        taken = tuple(s for s, use in enumerate(uses) if use.padding is not None)
+        present, live_text = sequences.without_padding(taken) if taken else (sequences, None)
+        self._live_text: Tensor | None = live_text
+        super().__init__(present, uses, parts.attend, None if ulysses is None else ulysses.part(present))
+        self._parts, self._transformer, self._trace = parts, parts.transformer, trace
+        self.modulation, self._adapted = modulation, bool(self.owners)
 
-    def spans(self, path: str) -> LoraSpans:
-        """See :data:`giornata.packed.low_rank.Where`."""
-        if self._beyond is not None:
-            beyond, of = self._beyond
-            return self.owners.over(beyond.segments.lengths, of)
-        layout = self.tokens.now.layout
-        if path.startswith("single_transformer_blocks."):
-            return self.owners.over(layout.joint.lengths)
-        return self.owners.over((layout.text if is_text_layer(path) else layout.image).lengths)
+    def run(self, text: Tensor, image: Tensor, answered: Tensor | None = None) -> Tensor:
+        """Velocity of the regions' tokens, or of those that are `answered`.
 
-    def _projected(
-        self, joined: FusedLinear, normed: Tensor, attn: Any, query_norm: Any, key_norm: Any
-    ) -> tuple[QKVProjection, tuple[Tensor, ...]]:
-        """Query, key and value that joined layers make of (tokens, in_features), by head, and what the others make."""
-        parts = joined(normed)
-        if self._adapted:
-            self._parts.low_ranks.add_each(joined.layers, normed, parts)
-        query, key, value, *others = parts
-        shape = len(query), query.shape[1] // attn.head_dim, attn.head_dim
-        return QKVProjection(
-            query.view(shape),
-            key.view(shape),
-            value.view(shape),
-            HeadNorm(query_norm.weight, query_norm.eps),
-            HeadNorm(key_norm.weight, key_norm.eps),
-        ), tuple(others)
+        `text` is the text stream, (text_tokens, joint_dim), `image` the image stream of all tokens,
+        (image_tokens, in_channels).
+        """
+        shared, tokens, model = self._shared, self.tokens, self._transformer
+        if self._live_text is not None:
+            text = text.index_select(0, self._live_text)
+        if shared is not None:
+            text, image = text.index_select(0, shared.text), image.index_select(0, shared.image)
+        if not all(tokens.now.whole):
+            image = image.index_select(0, tokens.now.image)
+        with self._parts.low_ranks.acting(self._spans_of if self._adapted else None):
+            image, text = model.x_embedder(image), model.context_embedder(text)
+            pairs, singles = model.transformer_blocks, model.single_transformer_blocks
+            image = self.passed(pairs, singles, self.double, self.single, text, image, self._trace)
+            normed = self._parts.elementwise.modulated(
+                image, self.modulation.output(), tokens.now.layout.image, model.norm_out.norm.eps
+            )
+            velocity: Tensor = model.proj_out(normed)
+        if shared is not None:
+            velocity = shared.gathered(shared.live(tokens.now.whole, text=False), velocity)
+        return velocity if answered is None else velocity.index_select(0, answered)
+
+    def samples(self, text: Tensor, image: Tensor, hint: Tensor) -> Iterator[Tensor]:
+        """Return what a `FluxControlNetModel` adds behind each block in turn, (live_tokens, inner_dim), unscaled.
+
+        `text` is the embedded text stream, (text_tokens, inner_dim), with the embedding of a union's mode before each
+        sequence's. `image` and `hint`, (image_tokens, in_channels) and (image_tokens, inner_dim), are of all tokens:
+        latents, and what the network's `controlnet_x_embedder` makes of the control image.
+        """
+        model, tokens = self._transformer, self.tokens
+        image = model.x_embedder(image) + hint
+        for index, block in enumerate(model.transformer_blocks):
+            text, image = self.double(index, block, text, image)
+            yield model.controlnet_blocks[index](image)
+        if not model.single_transformer_blocks:
+            return
+        joint = tokens.now.layout.join(text, image)
+        for index, block in enumerate(model.single_transformer_blocks, len(model.transformer_blocks)):
+            joint = self.single(index, block, joint)
+            pictures = joint.index_select(0, tokens.now.layout.image_positions)
+            yield model.controlnet_single_blocks[index - len(model.transformer_blocks)](pictures)
 
     def double(self, index: int, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
         """`FluxTransformerBlock`: text and image stream with weights of their own and one attention."""
@@ -225,8 +231,10 @@ class FluxBlocks:
             joined.text[index], normed_text, attn, attn.norm_added_q, attn.norm_added_k
         )
         of_picture, _ = self._projected(joined.image[index], normed_image, attn, attn.norm_q, attn.norm_k)
-        outside = self._outside(index, attn, block.norm1.norm.eps, of_image[:2])
-        attended = self._attention(index, (of_stream, of_picture), outside)
+        if self.tokens.hidden:
+            self._project(attn, block.norm1.norm.eps, of_image[:2])
+        query, key, value = each.attended((of_stream, of_picture), layout, self.tokens.now.rotary)
+        attended = self.attended(AttentionSite(index), TokenStream.JOINT, query, key, value)
         attended_text, attended_image = layout.split(attended)
         image = each.gated(image, attn.to_out[1](attn.to_out[0](attended_image)), of_image[2], layout.image)
         text = each.gated(text, attn.to_add_out(attended_text), of_text[2], layout.text)
@@ -239,192 +247,54 @@ class FluxBlocks:
 
     def single(self, index: int, block: Any, joint: Tensor) -> Tensor:
         """`FluxSingleTransformerBlock`: attention and MLP side by side on the joint order."""
-        attn, each, segments = block.attn, self._parts.elementwise, self.tokens.now.layout.joint
+        attn, each, live = block.attn, self._parts.elementwise, self.tokens.now
+        segments = live.layout.joint
         shift, scale, gate = self.modulation.single(index)
         normed = each.modulated(joint, (shift, scale), segments, block.norm.norm.eps)
         joined = self._parts.projections.single[index - len(self._transformer.transformer_blocks)]
         stream, (mlp,) = self._projected(joined, normed, attn, attn.norm_q, attn.norm_k)
-        outside = self._outside(index, attn, block.norm.norm.eps, (shift, scale))
-        attended = self._attention(index, (stream,), outside)
+        if self.tokens.hidden:
+            self._project(attn, block.norm.norm.eps, (shift, scale))
+        query, key, value = each.attended((stream,), live.layout, live.rotary)
+        attended = self.attended(AttentionSite(index), TokenStream.JOINT, query, key, value)
         return each.gated(joint, block.proj_out(each.beside_gelu(attended, mlp)), gate, segments)
 
-    def _attention(
-        self, block: int, streams: Sequence[QKVProjection], outside: Mapping[int, Beside]
-    ) -> Tensor:
-        """Each sequence over its own keys: what its tokens project → (joint_tokens, inner_dim).
+    def _projected(
+        self, joined: FusedLinear, normed: Tensor, attn: Any, query_norm: Any, key_norm: Any
+    ) -> tuple[QKVProjection, tuple[Tensor, ...]]:
+        """Query, key and value that joined layers make of (tokens, in_features), by head, and what the others make."""
+        parts = joined(normed)
+        if self._adapted:
+            for layer, part in zip(joined.layers, parts, strict=True):
+                self._parts.low_ranks.add(layer, normed, part)
+        query, key, value, *others = parts
+        shape = len(query), query.shape[1] // attn.head_dim, attn.head_dim
+        return QKVProjection(
+            query.view(shape),
+            key.view(shape),
+            value.view(shape),
+            HeadNorm(query_norm.weight, query_norm.eps),
+            HeadNorm(key_norm.weight, key_norm.eps),
+        ), tuple(others)
 
-        The one place where a token meets others.
-        """
-        live, shared = self.tokens.now, self._shared
-        segments = live.layout.joint
-        query, key, value = self._parts.elementwise.attended(streams, live.layout, live.rotary)
-        heads = query.shape[1]
-        if shared is not None:
-            order = shared.shares.live(live.whole)
-            segments = order.segments
-            query, key, value = shared.to_heads(order, (query, key, value))
-        if self.tokens.recorders or self._padding_recorders:
-            self._record(block, segments, key, value)
-        attended = self._parts.attend(query, key, value, segments, outside)
-        return (attended if shared is None else shared.to_tokens(order, attended, heads)).flatten(1)
-
-    def _record(self, block: int, segments: Segments, key: Tensor, value: Tensor) -> None:
-        """Show recorders what they keep of all of a block's keys and values, (tokens, heads, head_dim) each."""
-        lengths = self._sequences.layout.text.lengths
-        for sequence, recorder in self.tokens.recorders.items():
-            start, end = segments.bounds[sequence]
-            picture = slice(start + lengths[sequence], end)
-            recorder.keys_values(block, key[picture], value[picture])
-        for sequence, (keeping, tokens) in self._padding_recorders.items():
-            end = segments.bounds[sequence][0] + lengths[sequence]
-            padding = slice(end - tokens, end)
-            keeping.keys_values(block, key[padding], value[padding])
-
-    def _outside(self, block: int, attn: Any, eps: float, shift_scale: Vectors) -> Mapping[int, Beside]:
-        """Keys and values of tokens that are not live, by sequence: of the picture, and of padding.
+    def _project(self, attn: Any, eps: float, shift_scale: Vectors) -> None:
+        """Keys and values of outside tokens whose hidden state enters the block.
 
         `eps` is that of the image stream's norm before the attention `attn`; `shift_scale` follows it, (sequences,
         inner_dim) each.
         """
-        plan = self.tokens.plan
-        outside = plan.outside.get(block)
-        if outside is None:
-            outside = plan.outside[block] = self._kept(block)
-        if self.tokens.hidden:
-            sequences = tuple(self.tokens.hidden)
-            beyond = self._own.beyond(sequences)
-            each = self._parts.elementwise
-            vectors = [vector.index_select(0, beyond.sequences) for vector in shift_scale]
-            normed = each.modulated(
-                torch.cat(list(self.tokens.hidden.values())), vectors, beyond.segments, eps
-            )
-            self._beyond = beyond, sequences
-            projected = attn.to_k(normed), attn.to_v(normed)
-            self._beyond = None
-            heads = projected[0].shape[1] // attn.head_dim
-            key, value = (part.view(len(part), heads, attn.head_dim) for part in projected)
-            key = each.rotated(key, HeadNorm(attn.norm_k.weight, attn.norm_k.eps), beyond.rotary)
-            bounds = beyond.segments.bounds
-            if self._shared is not None:
-                order = self._shared.shares.beyond(sequences)
-                bounds = order.segments.bounds
-                key, value = self._shared.to_heads(order, (key, value))
-            outside = dict(outside)
-            for sequence, (start, end) in zip(sequences, bounds, strict=True):
-                made, padding = DenseKV(key[start:end], value[start:end]), outside.get(sequence)
-                outside[sequence] = made if padding is None or isinstance(padding, tuple) else (made, padding)
-        return outside
+        each, (shift, scale), hidden = self._parts.elementwise, shift_scale, self.tokens.hidden
+        beyond = self._beyond = self._own.beyond(tuple(hidden))
+        vectors = shift.index_select(0, beyond.sequences), scale.index_select(0, beyond.sequences)
+        normed = each.modulated(torch.cat(list(hidden.values())), vectors, beyond.segments, eps)
+        key, value = attn.to_k(normed), attn.to_v(normed)
+        self._beyond = None
+        shape = len(key), key.shape[1] // attn.head_dim, attn.head_dim
+        norm = HeadNorm(attn.norm_k.weight, attn.norm_k.eps)
+        self.keep([(each.rotated(key.view(shape), norm, beyond.rotary), value.view(shape))])
 
-    def _kept(self, block: int) -> dict[int, Beside]:
-        """The same of what is kept as keys and values; a block projects others from hidden states."""
-        found: dict[int, Apart] = {
-            sequence: taken.source.keys_values(block)
-            for sequence, taken in self.tokens.taken.items()
-            if taken.modes[block] is BlockMode.KV
-        }
-        padding = {sequence: of.keys_values(block) for sequence, of in self._padding.items()}
-        both = {s: (found[s], kept) if s in found else kept for s, kept in padding.items()}
-        return {**found, **both}
-
-
-# One forward of `FluxTransformer2DModel` over packed sequences; some take part of it from a template.
-#
-# Its linear layers are called as they are, or several as one product; what happens between them is that of
-# `giornata.packed.elementwise`, and the attention is over each sequence's own keys. Without templates it
-# equals the module's own `forward` of each sequence alone.
-
-
-class FluxForward:
-    """One forward over `sequences`.
-
-    `modulation` is that of the sequences' steps. `uses` are by sequence, and empty
-    where no sequence uses anything.
-    """
-
-    def __init__(
-        self,
-        parts: FluxComponents,
-        sequences: PackedBatch,
-        modulation: Modulation,
-        uses: Sequence[BlockInputs],
-        *,
-        trace: LaneTracer,
-    ) -> None:
-        self._parts, self._transformer, self._trace = parts, parts.transformer, trace
-        taken = tuple(s for s, use in enumerate(uses) if use.padding is not None)
-        unpadded = sequences.without_padding(taken) if taken else None
-        present = sequences if unpadded is None else unpadded.sequences
-        self._live_text = None if unpadded is None else unpadded.text
-        self._shared = None if parts.ulysses is None else parts.ulysses.part(present)
-        padding = dict(enumerate(sequences.padding))
-        self._over = FluxBlocks(parts, present, modulation, uses, padding, self._shared)
-
-    def run(self, text: Tensor, image: Tensor, answered: Tensor | None = None) -> Tensor:
-        """Velocity of the regions' tokens, or of those that are `answered`.
-
-        `text` is the text stream, (text_tokens, joint_dim), `image` the image stream of all tokens,
-        (image_tokens, in_channels).
-        """
-        shared = self._shared
-        if self._live_text is not None:
-            text = text.index_select(0, self._live_text)
-        if shared is not None:
-            text, image = (text.index_select(0, shared.own.text), image.index_select(0, shared.own.image))
-        with self._parts.low_ranks.acting(self._over.spans if self._over.owners else None):
-            velocity = self._run(text, image)
-        if shared is not None:
-            velocity = shared.gathered(shared.shares.live(self._over.tokens.now.whole, text=False), velocity)
-        return velocity if answered is None else velocity.index_select(0, answered)
-
-    def _run(self, text: Tensor, image: Tensor) -> Tensor:
-        model, over = self._transformer, self._over
-        if not all(over.tokens.now.whole):
-            image = image.index_select(0, over.tokens.now.image)
-        image = model.x_embedder(image)
-        text = model.context_embedder(text)
-        image = self._blocks(text, image)
-        normed = self._parts.elementwise.modulated(
-            image, over.modulation.output(), over.tokens.now.layout.image, model.norm_out.norm.eps
-        )
-        velocity: Tensor = model.proj_out(normed)
-        return velocity
-
-    def _blocks(self, text: Tensor, image: Tensor) -> Tensor:
-        """The regions' tokens behind the last block, of the streams that enter the first."""
-        model, over, tokens = self._transformer, self._over, self._over.tokens
-        doubles = len(model.transformer_blocks)
-        for index, block in enumerate(model.transformer_blocks):
-            with self._trace.span(TraceLane.COMPUTE, f"block {index}"):
-                text, image = over.double(index, block, text, tokens.enter(index, image))
-                if tokens.residuals:
-                    image = tokens.add(index, image)
-        joint = tokens.now.layout.join(text, image)
-        for index, block in enumerate(model.single_transformer_blocks, doubles):
-            with self._trace.span(TraceLane.COMPUTE, f"block {index}"):
-                joint = over.single(index, block, tokens.enter_joint(index, joint))
-                if tokens.residuals:
-                    joint = tokens.add_joint(index, joint)
-        return tokens.leave(joint.index_select(0, tokens.now.layout.image_positions))
-
-    def samples(self, text: Tensor, image: Tensor, hint: Tensor) -> Iterator[Tensor]:
-        """Return what a `FluxControlNetModel` adds behind each block in turn, (live_tokens, inner_dim), unscaled.
-
-        `text` is the embedded text stream, (text_tokens, inner_dim), with the embedding of a union's mode before each
-        sequence's. `image` and `hint`, (image_tokens, in_channels) and (image_tokens, inner_dim), are of all tokens:
-        latents, and what the network's `controlnet_x_embedder` makes of the control image.
-        """
-        over, tokens = self._over, self._over.tokens
-        model, doubles = self._transformer, len(self._transformer.transformer_blocks)
-        if not all(tokens.now.whole):
-            image, hint = (part.index_select(0, tokens.now.image) for part in (image, hint))
-        image = model.x_embedder(image) + hint
-        for index, block in enumerate(model.transformer_blocks):
-            text, image = over.double(index, block, text, tokens.enter(index, image))
-            yield model.controlnet_blocks[index](image)
-        if not model.single_transformer_blocks:
-            return
-        joint = tokens.now.layout.join(text, image)
-        for index, block in enumerate(model.single_transformer_blocks, doubles):
-            joint = over.single(index, block, tokens.enter_joint(index, joint))
-            pictures = joint.index_select(0, tokens.now.layout.image_positions)
-            yield model.controlnet_single_blocks[index - doubles](pictures)
+    def _spans_of(self, path: str) -> LoraSpans:
+        """See :data:`giornata.packed.low_rank.Where`."""
+        if path.startswith("single_transformer_blocks."):
+            return self.spans(TokenStream.JOINT)
+        return self.spans(TokenStream.TEXT if is_text_layer(path) else TokenStream.IMAGE)

@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from giornata.packed.attention import PageDestination, ProjectedKV, QuantisedTensor
 from giornata.packed.compute_set import Rotary
 from giornata.packed.elementwise import ElementwiseOps, HeadNorm, QKVProjection
 from giornata.packed.packing import Layout, Segments, to_device
-from giornata.packed.pages import PageDestination, ProjectedKV, QuantisedTensor
 
-# The Triton kernel of `giornata.packed.pages`: all sequences of a batch in one launch.
+# The Triton kernel of `giornata.packed.attention`: all sequences of a batch in one launch.
 #
 # A table tells it of every sequence where its tensors lie and how many bits they have. The table is made
 # once for as long as they stay the same.
@@ -121,7 +121,7 @@ def _gather(
 
 
 def gather(placed: Sequence[PageDestination], own: ProjectedKV, key: Tensor, value: Tensor) -> None:
-    """See :data:`giornata.packed.pages.Gather`; what is stored as computed has the dtype of `key`."""
+    """See :data:`giornata.packed.attention.Gather`; what is stored as computed has the dtype of `key`."""
     channels = key[0].numel()
     rows = []
     for pages, start in placed:

@@ -50,15 +50,6 @@ class SequenceLoras:
     name: str
     modules: Mapping[str, LowRankFactors]
 
-    def factors(self, path: str) -> LowRankFactors | None:
-        """Return those of a module; None where the set leaves it as it is."""
-        return self.modules.get(path)
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """All modules that it changes."""
-        return tuple(self.modules)
-
     @property
     def rank(self) -> int:
         """The largest of a module."""
@@ -160,11 +151,6 @@ def _spans(low_ranks: Sequence[SequenceLoras | None], lengths: Sequence[int]) ->
     return LoraSpans(tuple(spans), sum(lengths))
 
 
-def whole_sequence(low_rank: SequenceLoras) -> LoraSpans:
-    """Return where a set acts on a tensor that belongs to one sequence: everywhere."""
-    return LoraSpans((LoraSpan(low_rank, 0, 1),), 1)
-
-
 # Products of low-rank factors with the tokens that they act on, added to what a layer has made of these
 # tokens.
 
@@ -178,18 +164,11 @@ class FactorSpan(NamedTuple):
     """Rows of what enters a linear layer, items of what enters a convolution."""
 
 
-Products = Callable[[Tensor, Tensor, Sequence[FactorSpan]], None]
-"""Adds ``up (down x)`` of each span: of what enters a linear layer, (rows, in_features), to what leaves it, (rows,
-out_features), which may be some columns of more."""
+def add_products(entering: Tensor, leaving: Tensor, parts: Sequence[FactorSpan]) -> None:
+    """Add ``up (down x)`` of each span: of what enters a linear layer to what leaves it, which may be some columns.
 
-
-def choose_products(device: torch.device, dtype: torch.dtype) -> Products:  # noqa: ARG001 - one implementation so far
-    """The fastest implementation for tensors of `dtype` on `device`."""
-    return segmented_products
-
-
-def segmented_products(entering: Tensor, leaving: Tensor, parts: Sequence[FactorSpan]) -> None:
-    """Two products a span; see :data:`Products`."""
+    `entering` is (rows, in_features), `leaving` (rows, out_features).
+    """
     for factors, start, end in parts:
         low = entering[start:end] @ factors.down.flatten(1).t()
         leaving[start:end].addmm_(low, factors.up.flatten(1).t())
@@ -242,8 +221,6 @@ class LowRankHooks:
         self._hooked = [module for module in self._paths if module not in set(apart)]
         self._attached = False
         self._where: Where | None = None
-        weight = next(network.parameters())
-        self._products = choose_products(weight.device, weight.dtype)
 
     @property
     def layers(self) -> dict[str, nn.Module]:
@@ -267,7 +244,7 @@ class LowRankHooks:
 
     def alone(self, low_rank: SequenceLoras | None) -> Any:
         """:meth:`acting` on all that enters any layer: it belongs to one sequence."""
-        return self.acting(None if low_rank is None else lambda _: whole_sequence(low_rank))
+        return self.acting(None if low_rank is None else lambda _: LoraSpans((LoraSpan(low_rank, 0, 1),), 1))
 
     def parts(self, module: nn.Module, rows: int) -> list[FactorSpan]:
         """Return what acts now on so many `rows`, or items, that enter `module`.
@@ -287,7 +264,7 @@ class LowRankHooks:
         return [
             FactorSpan(factors, start * each, end * each)
             for low_rank, start, end in spans
-            if (factors := low_rank.factors(path)) is not None
+            if (factors := low_rank.modules.get(path)) is not None
         ]
 
     def add(self, module: nn.Module, entering: Tensor, leaving: Tensor, outputs: slice = slice(None)) -> None:
@@ -302,13 +279,7 @@ class LowRankHooks:
         if outputs != slice(None):
             parts = [part._replace(factors=part.factors.rows(outputs)) for part in parts]
         if parts:
-            self._products(entering, leaving.view(-1, leaving.shape[-1]), parts)
-
-    def add_each(self, modules: Sequence[nn.Module], entering: Tensor, leaving: Sequence[Tensor]) -> None:
-        """:meth:`add` for layers of one input."""
-        if self._where is not None:
-            for module, part in zip(modules, leaving, strict=True):
-                self.add(module, entering, part)
+            add_products(entering, leaving.view(-1, leaving.shape[-1]), parts)
 
     def _attach(self) -> None:
         for module in self._hooked:

@@ -11,8 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from giornata.packed.block_inputs import BlockInputs, Residuals
-from giornata.packed.compute_set import PackedBatch, Region
+from giornata.packed.compute_set import BlockInputs, PackedBatch, Region, Residuals
 from giornata.packed.packing import Segments, make_layout, to_device
 
 # Which tokens and heads each process of a group has where a batch is shared by sequence parallelism. Pure.
@@ -112,146 +111,6 @@ class PictureShard(NamedTuple):
     """(own_computed,): which of the region's tokens are among them, on the batch's device."""
 
 
-class BatchShard(NamedTuple):
-    """One process's share of a batch."""
-
-    sequences: PackedBatch
-    text: Tensor
-    """(own_text_tokens,) int64: positions in the text stream of all tokens."""
-    image: Tensor
-    """(own_image_tokens,) int64: positions in the image stream of all tokens."""
-    pictures: tuple[PictureShard, ...]
-    """The process's share of each sequence's picture."""
-
-
-class BatchSharding:
-    """The shares of all of `size` ranks of a batch. Work on a device waits for nothing here: indices are made once.
-
-    Each rank has as many tokens of a sequence's text, region and outside as any other, or one less. Text makes up for
-    what ranks have less of the picture, so that over a batch they have equally many, too.
-    """
-
-    def __init__(self, sequences: PackedBatch, size: int) -> None:
-        self._layout, self._device, self._size = sequences.layout, sequences.layout.joint.device, size
-        self._regions = tuple(
-            None if region is None else region.on(torch.device("cpu")) for region in sequences.regions
-        )
-        self._orders: dict[tuple[object, ...], RankTokenOrder] = {}
-        lengths = torch.tensor(self._layout.joint.lengths)
-        self._sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-        self._kind, self._rank = self._assigned()
-
-    def of(self, sequences: PackedBatch, rank: int) -> BatchShard:
-        """Return what `rank` has of the batch that these are the shares of."""
-        mine = self._rank == rank
-        streams = self._kind == TEXT, self._kind != TEXT
-        texts, images = (self._counted(mine & stream) for stream in streams)
-        text, image = (mine[stream].nonzero().squeeze(1) for stream in streams)
-        joint = to_device(mine.nonzero().squeeze(1), self._device)
-        cosine, sine = sequences.rotary
-        pictures = tuple(self._pictures(rank, torch.split(image, list(images))))
-        own = PackedBatch(
-            make_layout(texts, images, self._device, empty=True),
-            (cosine.index_select(0, joint), sine.index_select(0, joint)),
-            tuple(picture.region for picture in pictures),
-        )
-        return BatchShard(own, to_device(text, self._device), to_device(image, self._device), pictures)
-
-    def live(self, whole: tuple[bool, ...], *, text: bool = True) -> RankTokenOrder:
-        """Tokens that a block computes: see :meth:`PackedBatch.live`; with text in joint order, or images alone."""
-        key = whole, text
-        if key not in self._orders:
-            chosen = (self._kind != OUTSIDE) | torch.tensor(whole)[self._sequence]
-            self._orders[key] = self._order(chosen if text else chosen & (self._kind != TEXT))
-        return self._orders[key]
-
-    def answered(self, whole: tuple[bool, ...], companions: tuple[int, ...]) -> RankTokenOrder:
-        """Images alone, as :meth:`live`, without so many of the last tokens of each sequence that is in `whole`."""
-        key = "answered", whole, companions
-        if key not in self._orders:
-            chosen = ((self._kind != OUTSIDE) | torch.tensor(whole)[self._sequence]) & (self._kind != TEXT)
-            for (_, end), every, count in zip(self._layout.joint.bounds, whole, companions, strict=True):
-                if every and count:
-                    chosen[end - count : end] = False
-            self._orders[key] = self._order(chosen)
-        return self._orders[key]
-
-    def beyond(self, of: tuple[int, ...]) -> RankTokenOrder:
-        """The outside tokens of the sequences `of`, ascending: see :meth:`PackedBatch.beyond`."""
-        if of not in self._orders:
-            chosen = (self._kind == OUTSIDE) & torch.isin(self._sequence, torch.tensor(of))
-            order = self._order(chosen)
-            lengths = tuple(order.segments.lengths[sequence] for sequence in of)
-            self._orders[of] = order._replace(segments=Segments(lengths, self._device))
-        return self._orders[of]
-
-    def _assigned(self) -> tuple[Tensor, Tensor]:
-        """Kind and rank of every token in joint order, (tokens,) int64 each."""
-        kind, rank = (torch.full_like(self._sequence, TEXT) for _ in range(2))
-        loads = [0] * self._size
-
-        def assign(of: int, tokens: Tensor, parts: Sequence[slice]) -> None:
-            kind[tokens] = of
-            for index, part in enumerate(parts):
-                rank[tokens[part]] = index
-                loads[index] += 0 if of == OUTSIDE else part.stop - part.start
-
-        shapes = zip(self._layout.joint.bounds, self._layout.text.lengths, self._regions, strict=True)
-        for (start, end), text, region in shapes:
-            picture = torch.arange(start + text, end)
-            if region is None:
-                assign(COMPUTED, picture, spread_evenly(len(picture), _lightest(loads)))
-            else:
-                computed, outside = _of_region(region, self._size)
-                assign(COMPUTED, picture[region.computed], computed)
-                assign(OUTSIDE, picture[region.outside], outside)
-            assign(TEXT, torch.arange(start, start + text), spread_evenly(text, _lightest(loads)))
-        return kind, rank
-
-    def _pictures(self, rank: int, tokens: Sequence[Tensor]) -> Iterator[PictureShard]:
-        """Return what `rank` has of each picture, of which these are the positions in the image stream."""
-        share, device = Shard(rank, self._size), torch.device(self._device)
-        for own, region, (start, _) in zip(tokens, self._regions, self._layout.image.bounds, strict=True):
-            places = own - start
-            if region is None:
-                yield PictureShard(places, to_device(places, device), None, None)
-                continue
-            portion = share.portion(region)
-            computed = torch.searchsorted(region.computed, places[portion.region.computed])
-            yield PictureShard(
-                places, to_device(places, device), portion.region.on(device), to_device(computed, device)
-            )
-
-    def _counted(self, chosen: Tensor) -> tuple[int, ...]:
-        """Return how many of the chosen tokens each sequence has."""
-        counted: list[int] = torch.bincount(
-            self._sequence[chosen], minlength=len(self._layout.joint.lengths)
-        ).tolist()
-        return tuple(counted)
-
-    def _order(self, chosen: Tensor) -> RankTokenOrder:
-        ranks = self._rank[chosen]
-        by_rank = ranks.argsort(stable=True)
-        counts: list[int] = torch.bincount(ranks, minlength=self._size).tolist()
-        return RankTokenOrder(
-            tuple(counts),
-            Segments(self._counted(chosen), self._device),
-            to_device(by_rank, self._device),
-            to_device(by_rank.argsort(), self._device),
-        )
-
-
-def _lightest(loads: Sequence[int]) -> list[int]:
-    """Ranks in the order of their loads."""
-    return sorted(range(len(loads)), key=loads.__getitem__)
-
-
-# Sequence parallelism: processes trade tokens for heads before attention, and back after it.
-#
-# Source: "DeepSpeed Ulysses", Jacobs et al. 2023, here over packed sequences of which every process has
-# some tokens, with one uneven all-to-all each way.
-
-
 class AllToAllGroup(Protocol):
     """A group of processes that compute one batch, as one of its members sees it."""
 
@@ -282,11 +141,6 @@ class Ulysses:
         self._exchange = exchange
         self._parts: WeakKeyDictionary[PackedBatch, ShardedBatch] = WeakKeyDictionary()
 
-    @property
-    def share(self) -> Shard:
-        """Return what this member has of anything."""
-        return Shard(self._exchange.rank, self._exchange.size)
-
     def part(self, sequences: PackedBatch) -> ShardedBatch:
         """This member's part of a batch of `sequences`; kept while these are."""
         if sequences not in self._parts:
@@ -295,19 +149,71 @@ class Ulysses:
 
 
 class ShardedBatch:
-    """One member's part of a batch."""
+    """One member's part of a batch: processes trade tokens for heads before attention, and back after it.
+
+    Each rank has as many tokens of a sequence's text, region and outside as any other, or one less. Text makes up for
+    what ranks have less of the picture, so that over a batch they have equally many, too. Work on a device waits for
+    nothing here: indices are made once. Source: "DeepSpeed Ulysses", Jacobs et al. 2023, here over packed sequences of
+    which every process has some tokens, with one uneven all-to-all each way.
+    """
 
     def __init__(self, exchange: AllToAllGroup, sequences: PackedBatch) -> None:
-        self._exchange = exchange
+        self._exchange, self.share = exchange, Shard(exchange.rank, exchange.size)
         self.layout = sequences.layout
         """Layout of all tokens of the batch."""
-        self.shares = BatchSharding(sequences, exchange.size)
-        self.own: BatchShard = self.shares.of(sequences, exchange.rank)
+        self._device = sequences.layout.joint.device
+        self._regions = tuple(
+            None if region is None else region.on(torch.device("cpu")) for region in sequences.regions
+        )
+        self._orders: dict[tuple[object, ...], RankTokenOrder] = {}
+        lengths = torch.tensor(self.layout.joint.lengths)
+        self._sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        self._kind, self._rank = self._assigned()
+        mine = self._rank == self.share.rank
+        streams = self._kind == TEXT, self._kind != TEXT
+        text, image = (mine[stream].nonzero().squeeze(1) for stream in streams)
+        self.text, self.image = (to_device(part, self._device) for part in (text, image))
+        """(own_tokens,) int64: positions of this member's tokens in each stream of all tokens."""
+        texts, images = (self._counted(mine & stream) for stream in streams)
+        self.pictures = tuple(self._pictures(torch.split(image, list(images))))
+        """This member's share of each sequence's picture."""
+        joint = to_device(mine.nonzero().squeeze(1), self._device)
+        cosine, sine = sequences.rotary
+        self.sequences = PackedBatch(
+            make_layout(texts, images, self._device, empty=True),
+            (cosine.index_select(0, joint), sine.index_select(0, joint)),
+            tuple(picture.region for picture in self.pictures),
+        )
+        """This member's tokens."""
 
-    @property
-    def sequences(self) -> PackedBatch:
-        """Return what this member computes."""
-        return self.own.sequences
+    def live(
+        self, whole: tuple[bool, ...], *, text: bool = True, behind: tuple[int, ...] = ()
+    ) -> RankTokenOrder:
+        """Tokens that a block computes: see :meth:`PackedBatch.live`; with text in joint order, or images alone.
+
+        Without so many of the last tokens, `behind` its picture, of each sequence that is in `whole`.
+        """
+        key = whole, text, behind
+        if key not in self._orders:
+            chosen = (self._kind != OUTSIDE) | torch.tensor(whole)[self._sequence]
+            if not text:
+                chosen &= self._kind != TEXT
+            for (_, end), every, count in zip(
+                self.layout.joint.bounds, whole, behind or (0,) * len(whole), strict=True
+            ):
+                if every and count:
+                    chosen[end - count : end] = False
+            self._orders[key] = self._order(chosen)
+        return self._orders[key]
+
+    def beyond(self, of: tuple[int, ...]) -> RankTokenOrder:
+        """The outside tokens of the sequences `of`, ascending: see :meth:`PackedBatch.beyond`."""
+        if of not in self._orders:
+            chosen = (self._kind == OUTSIDE) & torch.isin(self._sequence, torch.tensor(of))
+            order = self._order(chosen)
+            lengths = tuple(order.segments.lengths[sequence] for sequence in of)
+            self._orders[of] = order._replace(segments=Segments(lengths, self._device))
+        return self._orders[of]
 
     def uses(self, uses: Sequence[BlockInputs]) -> tuple[BlockInputs, ...]:
         """Return what this member's share of each sequence uses.
@@ -318,12 +224,12 @@ class ShardedBatch:
             return ()
         return tuple(
             use if use.residuals is None else replace(use, residuals=ResidualShard(use.residuals, own))
-            for use, own in zip(uses, self.own.pictures, strict=True)
+            for use, own in zip(uses, self.pictures, strict=True)
         )
 
     def to_heads(self, order: RankTokenOrder, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """(own_tokens, heads, head_dim) each → (tokens, own_heads, head_dim): all tokens of `order`, by sequence."""
-        share, many = self._share, len(parts)
+        share, many = self.share, len(parts)
         own, heads, width = parts[0].shape
         spans = spread_evenly(heads, rotate_ranks(share.size, 0))
         sent = [own * many * (span.stop - span.start) * width for span in spans]
@@ -340,7 +246,7 @@ class ShardedBatch:
 
     def to_tokens(self, order: RankTokenOrder, attended: Tensor, heads: int) -> Tensor:
         """(tokens, own_heads, head_dim) → (own_tokens, heads, head_dim): the inverse of :meth:`to_heads`."""
-        share, width = self._share, attended.shape[2]
+        share, width = self.share, attended.shape[2]
         own, each = order.counts[share.rank], attended.shape[1] * width
         spans = spread_evenly(heads, rotate_ranks(share.size, 0))
         received = [own * (span.stop - span.start) * width for span in spans]
@@ -351,19 +257,75 @@ class ShardedBatch:
 
     def gathered(self, order: RankTokenOrder, own: Tensor) -> Tensor:
         """(own_tokens, channels) → (tokens, channels): all tokens of `order`, for every member."""
-        channels, size = own.shape[1], self._share.size
+        channels, size = own.shape[1], self.share.size
         flat = own.flatten().repeat(size)
         got = self._exchange.trade(flat, [own.numel()] * size, [count * channels for count in order.counts])
         return got.view(sum(order.counts), channels).index_select(0, order.by_sequence)
 
-    @property
-    def _share(self) -> Shard:
-        return Shard(self._exchange.rank, self._exchange.size)
+    def _assigned(self) -> tuple[Tensor, Tensor]:
+        """Kind and rank of every token in joint order, (tokens,) int64 each."""
+        kind, rank = (torch.full_like(self._sequence, TEXT) for _ in range(2))
+        loads = [0] * self.share.size
+
+        def assign(of: int, tokens: Tensor, parts: Sequence[slice]) -> None:
+            kind[tokens] = of
+            for index, part in enumerate(parts):
+                rank[tokens[part]] = index
+                loads[index] += 0 if of == OUTSIDE else part.stop - part.start
+
+        shapes = zip(self.layout.joint.bounds, self.layout.text.lengths, self._regions, strict=True)
+        for (start, end), text, region in shapes:
+            picture = torch.arange(start + text, end)
+            if region is None:
+                assign(COMPUTED, picture, spread_evenly(len(picture), _lightest(loads)))
+            else:
+                computed, outside = _of_region(region, self.share.size)
+                assign(COMPUTED, picture[region.computed], computed)
+                assign(OUTSIDE, picture[region.outside], outside)
+            assign(TEXT, torch.arange(start, start + text), spread_evenly(text, _lightest(loads)))
+        return kind, rank
+
+    def _pictures(self, tokens: Sequence[Tensor]) -> Iterator[PictureShard]:
+        """Return what this member has of each picture, of which these are the positions in the image stream."""
+        device = torch.device(self._device)
+        for own, region, (start, _) in zip(tokens, self._regions, self.layout.image.bounds, strict=True):
+            places = own - start
+            if region is None:
+                yield PictureShard(places, to_device(places, device), None, None)
+                continue
+            portion = self.share.portion(region)
+            computed = torch.searchsorted(region.computed, places[portion.region.computed])
+            yield PictureShard(
+                places, to_device(places, device), portion.region.on(device), to_device(computed, device)
+            )
+
+    def _counted(self, chosen: Tensor) -> tuple[int, ...]:
+        """Return how many of the chosen tokens each sequence has."""
+        counted: list[int] = torch.bincount(
+            self._sequence[chosen], minlength=len(self.layout.joint.lengths)
+        ).tolist()
+        return tuple(counted)
+
+    def _order(self, chosen: Tensor) -> RankTokenOrder:
+        ranks = self._rank[chosen]
+        by_rank = ranks.argsort(stable=True)
+        counts: list[int] = torch.bincount(ranks, minlength=self.share.size).tolist()
+        return RankTokenOrder(
+            tuple(counts),
+            Segments(self._counted(chosen), self._device),
+            to_device(by_rank, self._device),
+            to_device(by_rank.argsort(), self._device),
+        )
+
+
+def _lightest(loads: Sequence[int]) -> list[int]:
+    """Ranks in the order of their loads."""
+    return sorted(range(len(loads)), key=loads.__getitem__)
 
 
 @dataclass(frozen=True, eq=False)
 class ResidualShard:
-    """One process's share of what ControlNets add; satisfies :class:`giornata.packed.block_inputs.Residuals`."""
+    """One process's share of what ControlNets add; satisfies :class:`giornata.packed.compute_set.Residuals`."""
 
     of: Residuals
     own: PictureShard

@@ -77,7 +77,7 @@ class BlockSpec(WireModel):
 
 
 class Sampler(StrEnum):
-    """A solver of the way from noise to a picture; which scheduler of diffusers it is, `giornata.schedulers` tells."""
+    """A solver of the way from noise to a picture; a scheduler of diffusers by `giornata.component_configs`."""
 
     EULER = "euler"
     EULER_ANCESTRAL = "euler_ancestral"
@@ -232,7 +232,7 @@ class ModelCard(WireModel):
 
     name: str
     family: str
-    """Names what computes it in prepost and in the denoiser; see :data:`giornata.kinds.KINDS`."""
+    """Names what computes it in prepost and in the denoiser; see :data:`giornata.families.KINDS`."""
     digest: str
     """sha-256 over configuration files and samples of the weight files."""
     vae_scale_factor: int

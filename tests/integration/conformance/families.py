@@ -32,8 +32,8 @@ from torch.nn.functional import pixel_unshuffle
 from transformers import AutoTokenizer
 from transformers.models.pixtral import image_processing_pil_pixtral
 
+from giornata.component_configs import SOLVERS
 from giornata.families import Family
-from giornata.schedulers import SOLVERS
 from giornata.wire.models import Sampler
 from giornata_denoiser.rows.row import Row
 from giornata_lab.baseline.pipeline import opened

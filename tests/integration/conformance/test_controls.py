@@ -60,7 +60,6 @@ def assert_equals(of: OpenFamily, row: Row, mine: Tensor, theirs: Tensor) -> Non
         ("sd", guided, {}, {}, 0, {}),
         ("sdxl", guided, {"sampler": Sampler.EULER, "steps": 4}, {}, 0, {"start": 0.25, "end": 0.75}),
         ("sdxl-inpaint", plain, BEGUN, {}, 0, {"scale": 1.3, "end": 0.5}),
-        ("sdxl", guided, {"sampler": Sampler.DPMPP_2M}, REVERSED, 0, {}),
         ("sd3", guided, {}, INSTANTX, 2, {}),
         ("sd3", plain, {"steps": 4}, TOLD, 1, {"scale": 1.3}),
         ("sd3", guided, {"steps": 4}, TOLD, 3, {"start": 0.25, "end": 0.75}),
@@ -141,7 +140,7 @@ def test_two_nets_of_sd3_are_summed(exact_family: Opened, tmp_path: Path) -> Non
     assert distance(mine["deep"], dropped) > 1000 * CLOSE
 
 
-@pytest.mark.parametrize("name", ["sd", "sdxl-inpaint", "sd3"])
+@pytest.mark.parametrize("name", ["sdxl-inpaint", "sd3"])
 def test_rows_with_and_without_share_steps(name: str, exact_family: Opened, tmp_path: Path) -> None:
     """They differ in size, text, guidance, sampler and steps; of two, the ControlNets are the same."""
     of = exact_family(name)

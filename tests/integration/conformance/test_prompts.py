@@ -14,7 +14,7 @@ from giornata.wire.errors import InvalidField
 from giornata_prepost.families.pipeline import ImageModel
 from giornata_prepost.families.processors import PICTURE
 from giornata_tools.model.random.text_encoders import CORPUS
-from tests.integration.conformance.families import CASES, UNETS, OpenFamily
+from tests.integration.conformance.families import UNETS, OpenFamily
 from tests.integration.prepost.oracle import SIZE, picture
 
 UNCUT: Final = {Family.QWEN_IMAGE_EDIT, Family.QWEN_IMAGE_EDIT_PLUS, Family.QWEN_IMAGE_21}
@@ -27,7 +27,14 @@ KNOWN: Final = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[name for name in CASES if name != "qwen-image-edit-2511"])
+TEXTS: Final = (
+    "flux-inpaint", "sd", "sdxl", "sd3", "z-image", "chroma", "flux2", "flux2-klein", "qwen-image", "qwen-image-edit",
+    "qwen-image-edit-plus", "qwen-image-2.1",
+)  # fmt: skip
+"""Cases whose prompts are read in different ways."""
+
+
+@pytest.fixture(scope="module", params=TEXTS)
 def model(request: pytest.FixtureRequest, opened_family: Callable[[str], OpenFamily]) -> Any:
     return opened_family(request.param).served.images
 

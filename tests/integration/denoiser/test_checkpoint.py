@@ -17,7 +17,7 @@ from giornata.latents import normalisation_of
 from giornata_denoiser import checkpoint
 from giornata_denoiser.families import preview_map
 from giornata_denoiser.families.preview_map import board
-from giornata_denoiser.families.sampling.schedules import flow_scheduler_config
+from giornata_denoiser.families.sampling import flow_scheduler_config
 from giornata_lab.bench.compute import tiny_flux
 from tests.integration.denoiser.oracle import Model
 

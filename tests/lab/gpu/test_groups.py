@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from giornata_denoiser.parallel.families import shared
+from giornata_denoiser.parallel import shared
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.integration.denoiser.parallel.members import CPU, Member, Members

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.packed.low_rank import FactorSpan, LowRankFactors, choose_products, convolve
+from giornata.packed.low_rank import FactorSpan, LowRankFactors, add_products, convolve
 from tests.examples import examples
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
@@ -42,7 +42,7 @@ def test_products_equal_each_span_alone_in_float64(
             parts.append(FactorSpan(LowRankFactors(*(part.to(device) for part in factors)), start, end))
     beside = random(bounds[-1][1], 8)
     both = torch.cat((leaving, beside), 1).to(device)  # some columns of more, as joined projections are
-    choose_products(device, dtype)(entering.to(device), both[:, :24], parts)
+    add_products(entering.to(device), both[:, :24], parts)
     torch.testing.assert_close(both[:, :24].double().cpu(), wanted, atol=TOLERANCE[dtype], rtol=0)
     assert torch.equal(both[:, 24:].cpu(), beside)
 

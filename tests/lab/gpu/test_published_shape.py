@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from giornata.packed import elementwise, low_rank
-from giornata.packed.attention import beside, choose_attention
+from giornata.packed.attention import KVPages, QuantisedTensor, beside, choose_attention
 from giornata.packed.elementwise import ElementwiseOps, HeadNorm, QKVProjection
 from giornata.packed.low_rank import FactorSpan, LowRankFactors
 from giornata.packed.packing import Segments, make_layout
-from giornata.packed.pages import KVPages, QuantisedTensor
 from giornata_denoiser.rows.template import store
 
 
@@ -237,7 +236,7 @@ def test_low_rank_products_of_rows_with_other_loras_or_none(
                 draw(outputs, rank) / rank**0.5,
             )
             parts.append(FactorSpan(LowRankFactors(down, up), start, end))
-    low_rank.choose_products(device, dtype)(entering, leaving, parts)
+    low_rank.add_products(entering, leaving, parts)
     acted = {part.start: part for part in parts}
     sums = torch.finfo(torch.float32).eps / torch.finfo(dtype).eps
     for start, end in segments.bounds:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_by_size
-from giornata_denoiser.families.unet.checkpoints import network_of
+from giornata_denoiser.families.sampling import FlowMatching, shifted_by_size
+from giornata_denoiser.families.unet.network import network_of
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from tests.lab.gpu.engines import FLOAT32, finished, latents
 from tests.unit.denoiser.families.test_unet_engine import edit, row, template

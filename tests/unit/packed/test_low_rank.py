@@ -15,13 +15,11 @@ def test_loras_of_a_set_are_one_product() -> None:
     two |= {"n.down": torch.randn(1, 5), "n.up": torch.randn(4, 1)}
     two |= {"text_encoder.m.down": torch.randn(1, 5), "text_encoder.m.up": torch.randn(4, 1)}
     made = low_rank("both", [(one, 0.5), (two, 1.0)])
-    assert set(made.paths) == {"m", "n"}
-    factors = made.factors("m")
-    assert factors is not None
+    assert made.modules.keys() == {"m", "n"}
+    factors = made.modules["m"]
     assert factors.down.shape == (5, 5)
     wanted = 0.5 * one["m.up"] @ one["m.down"] + two["m.up"] @ two["m.down"]
     torch.testing.assert_close(factors.up @ factors.down, wanted)
-    assert made.factors("o") is None
     assert made.rank == 5
     assert made.size_bytes == 4 * (5 * 5 + 7 * 5 + 5 + 4)
 

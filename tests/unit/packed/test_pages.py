@@ -7,10 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.packed.attention import DenseKV, beside, grouped
+from giornata.packed.attention import DenseKV, KVPages, QuantisedTensor, beside, gather, grouped
 from giornata.packed.elementwise import ElementwiseOps
 from giornata.packed.packing import Segments
-from giornata.packed.pages import KVPages, QuantisedTensor, gather
 from giornata_denoiser.rows.template import StoredTensor, store
 from tests.unit.packed.test_elementwise import DEVICE, assert_alike, random, triton_kernels
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from giornata.packed.compute_set import PackedBatch, Region, make_region
 from giornata.packed.packing import make_layout
-from giornata.packed.sharding import BatchSharding, Shard, rotate_ranks, spread_evenly
+from giornata.packed.sharding import AllToAllGroup, Shard, ShardedBatch, rotate_ranks, spread_evenly
 
 SIZES = st.integers(1, 8)
 
@@ -38,12 +38,27 @@ def batch(shapes: list[Shape]) -> PackedBatch:
     return PackedBatch(made, (numbers, numbers), tuple(make_region(torch.tensor([s.cells])) for s in shapes))
 
 
+class Seat(NamedTuple):
+    """A place in a group whose members trade nothing."""
+
+    rank: int
+    size: int
+    name: str = ""
+    trade: Any = None
+
+
+def parts(of: PackedBatch, size: int) -> list[ShardedBatch]:
+    """By rank."""
+    seats: list[AllToAllGroup] = [Seat(rank, size) for rank in range(size)]
+    return [ShardedBatch(seat, of) for seat in seats]
+
+
 @given(count=st.integers(0, 100), size=SIZES, turn=st.integers(0, 1000))
 def test_a_spread_is_a_balanced_partition(count: int, size: int, turn: int) -> None:
     order = rotate_ranks(size, turn)
-    parts = spread_evenly(count, order)
-    assert [index for part in parts for index in range(part.start, part.stop)] == list(range(count))
-    lengths = [part.stop - part.start for part in parts]
+    spans = spread_evenly(count, order)
+    assert [index for part in spans for index in range(part.start, part.stop)] == list(range(count))
+    lengths = [part.stop - part.start for part in spans]
     assert max(lengths) - min(lengths) <= 1
     assert lengths[order[0]] == max(lengths)
 
@@ -51,17 +66,16 @@ def test_a_spread_is_a_balanced_partition(count: int, size: int, turn: int) -> N
 @given(shapes=SHAPES, size=SIZES)
 def test_ranks_have_every_token_once_and_equally_many(shapes: list[Shape], size: int) -> None:
     whole = batch(shapes)
-    shares = BatchSharding(whole, size)
-    owns = [shares.of(whole, rank) for rank in range(size)]
+    owns = parts(whole, size)
     found = torch.cat([own.sequences.rotary[0][:, 0] for own in owns])
     assert found.sort().values.tolist() == list(range(sum(whole.layout.joint.lengths)))
     for sequence, where in enumerate(whole.regions):
-        parts = [own.sequences for own in owns]
-        counts = [[part.layout.text.lengths[sequence] for part in parts]]
-        regions = [part.regions[sequence] for part in parts]
+        own_batches = [own.sequences for own in owns]
+        counts = [[part.layout.text.lengths[sequence] for part in own_batches]]
+        regions = [part.regions[sequence] for part in own_batches]
         if where is None:
             assert regions == [None] * size
-            counts.append([part.layout.image.lengths[sequence] for part in parts])
+            counts.append([part.layout.image.lengths[sequence] for part in own_batches])
         else:
             some = [each for each in regions if each is not None]
             counts += [[len(each.computed) for each in some], [len(each.outside) for each in some]]
@@ -79,15 +93,15 @@ def test_an_order_gathers_the_tokens_of_one_process_and_back(
     """`live` of every share, one behind the other, in the order of one process."""
     full = batch(shapes)
     whole = full.live(tuple(data.draw(st.booleans()) for _ in shapes))
-    shares = BatchSharding(full, size)
-    owns = [shares.of(full, rank).sequences.live(whole.whole) for rank in range(size)]
-    order = shares.live(whole.whole)
+    shares = parts(full, size)
+    owns = [share.sequences.live(whole.whole) for share in shares]
+    order = shares[0].live(whole.whole)
     by_rank = torch.cat([own.rotary[0] for own in owns])
     assert order.counts == tuple(len(own.rotary[0]) for own in owns)
     torch.testing.assert_close(by_rank[order.by_sequence], whole.rotary[0])
     torch.testing.assert_close(whole.rotary[0][order.by_rank], by_rank)
     assert order.segments.lengths == whole.layout.joint.lengths
-    images = shares.live(whole.whole, text=False)
+    images = shares[0].live(whole.whole, text=False)
     by_rank = torch.cat([own.layout.split(own.rotary[0])[1] for own in owns])
     torch.testing.assert_close(by_rank[images.by_sequence], whole.layout.split(whole.rotary[0])[1])
 
@@ -98,9 +112,9 @@ def test_outside_tokens_come_in_the_order_of_one_process(shapes: list[Shape], si
     of = tuple(index for index, where in enumerate(whole.regions) if where is not None)
     if not of:
         return
-    shares = BatchSharding(whole, size)
-    order = shares.beyond(of)
-    by_rank = torch.cat([shares.of(whole, rank).sequences.beyond(of).rotary[0] for rank in range(size)])
+    shares = parts(whole, size)
+    order = shares[0].beyond(of)
+    by_rank = torch.cat([share.sequences.beyond(of).rotary[0] for share in shares])
     wanted = whole.beyond(of)
     torch.testing.assert_close(by_rank[order.by_sequence], wanted.rotary[0])
     assert order.segments.lengths == wanted.segments.lengths
@@ -117,7 +131,7 @@ def test_a_portion_of_a_region_follows_from_it_alone(cells: list[bool], size: in
         assert_region(portion.region, portion.tokens, where)
         for others in ([], [Shape(3, [True] * 5)]):
             whole = batch([*others, Shape(2, cells)])
-            own = BatchSharding(whole, size).of(whole, rank)
+            own = ShardedBatch(Seat(rank, size), whole)
             found = own.sequences.regions[-1]
             assert found is not None
             assert found.computed.tolist() == portion.region.computed.tolist()

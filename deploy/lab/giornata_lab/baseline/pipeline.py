@@ -22,10 +22,9 @@ from diffusers import (
 )
 from PIL import Image
 
-from giornata.checkpoints import checkpoint_folder
+from giornata.checkpoints import checkpoint_folder, pipeline_variant
 from giornata.families import Family
 from giornata.model_cards import read_model_card
-from giornata.weight_files import pipeline_variant
 
 PIPELINES: Final[dict[str, type[Any]]] = {
     Family.FLUX_FILL: FluxFillPipeline,

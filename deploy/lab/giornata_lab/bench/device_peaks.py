@@ -16,9 +16,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from giornata.packed import elementwise
-from giornata.packed.attention import choose_attention, grouped
+from giornata.packed.attention import (
+    KVPages,
+    PageDestination,
+    ProjectedKV,
+    QuantisedTensor,
+    choose_attention,
+    grouped,
+)
 from giornata.packed.packing import Segments
-from giornata.packed.pages import KVPages, PageDestination, ProjectedKV, QuantisedTensor
 from giornata_lab.bench.harness import clock_of, in_turns, write
 from giornata_lab.flags import option, parsed
 

@@ -23,7 +23,7 @@ import click
 import numpy as np
 import torch
 
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import BlockInputs, CachedTokens
 from giornata.packed.packing import TraceLane
 from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import NetworkOperations, SequenceShape, step_work

@@ -112,7 +112,7 @@ def _added(sets: Sequence[SequenceLoras | None], family: ModelFamily) -> float:
     layers = [(path, layer) for path, layer in _layers(transformer_of(family)) if "norm" not in path]
     if not sets or sets[0] is None:
         return 0.0
-    found = (sets[0].factors(path) for path, _ in layers)
+    found = (sets[0].modules.get(path) for path, _ in layers)
     factors = sum(factors.down.numel() + factors.up.numel() for factors in found if factors is not None)
     return factors / sum(layer.weight.numel() for _, layer in layers)
 

@@ -16,7 +16,7 @@ import click
 import torch
 
 from giornata.packed.attention import CachedKVRecorder
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import BlockInputs, CachedTokens
 from giornata.planning.operations import taking_modes
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import CacheForm

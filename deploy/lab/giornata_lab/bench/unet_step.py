@@ -18,13 +18,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
-from giornata.packed.compute_set import Region, make_region
+from giornata.packed.compute_set import BlockInputs, CachedTokens, Region, make_region
 from giornata.planning.operations import SequenceShape
 from giornata.runtime import keep_freed
 from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
-from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint
+from giornata_denoiser.families.unet.network import UnetFill, UnetInpaint
 from giornata_lab.bench.compute import tiny_unet
 from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens, UnetPicture
 from giornata_lab.bench.compute.workload import operation_limit

@@ -23,6 +23,7 @@ from giornata.control.networks import (
 from giornata.packed.packing import to_device
 from giornata.planning.operations import work_of
 from giornata.scheduling.batch import RowKey
+from giornata.tensors import SIZES
 from giornata.wire.adapters import ControlWork
 from giornata.wire.controlnets import ControlBase
 from giornata_denoiser.engine.batch_tensors import ControlNotLoaded, OfSequences
@@ -37,17 +38,17 @@ class ControlledNetwork(Protocol):
     def control_base(self, token_pixels: int) -> ControlBase:
         """Return what a ControlNet has to fit; a token has `token_pixels` pixels of the picture a side."""
 
-    def control_text(self, prompt: Prompt) -> ControlText:
-        """The text of one sequence, as ControlNets see it."""
-
 
 @dataclass(frozen=True)
 class ControlNetTarget:
     """A network that ControlNets add to."""
 
     base: ControlBase
-    text: Callable[[Prompt], ControlText]
+
+
+def control_text(prompt: Prompt) -> ControlText:
     """The text of one sequence, as ControlNets see it."""
+    return ControlText(prompt.embeds, prompt.pooled, prompt.tensors.get(SIZES), prompt.guidance_scale)
 
 
 def control_target(network: Network, token_pixels: int) -> ControlNetTarget | None:
@@ -57,7 +58,7 @@ def control_target(network: Network, token_pixels: int) -> ControlNetTarget | No
     """
     if not isinstance(network, ControlledNetwork):
         return None
-    return ControlNetTarget(network.control_base(token_pixels), network.control_text)
+    return ControlNetTarget(network.control_base(token_pixels))
 
 
 A = TypeVar("A")
@@ -101,7 +102,7 @@ class ResidualCache(Generic[A]):
 
 @dataclass(frozen=True, eq=False)
 class AddedResiduals:
-    """The residuals of one sequence of a row; satisfies :class:`giornata.packed.block_inputs.Residuals`."""
+    """The residuals of one sequence of a row; satisfies :class:`giornata.packed.compute_set.Residuals`."""
 
     nth: int
     """Which of the row's sequences."""
@@ -200,7 +201,7 @@ class LocalControls:
             raise ControlNotLoaded(f"the ControlNet {use.digest[:12]} is not loaded here")
         image, known = row.control_images[nth], self._opened.get((row.key, nth))
         if known is None or known[0] is not image:
-            known = self._opened[row.key, nth] = image, net.open(control_conditions(row, nth, self._network))
+            known = self._opened[row.key, nth] = image, net.open(control_conditions(row, nth))
         return RowControlNet(net, known[1], use.scale, self._behind[use.digest])
 
 
@@ -212,12 +213,12 @@ def with_control_costs(row: Row, works: Mapping[str, ControlWork]) -> Row:
     return replace(row, adapters=replace(row.adapters, controls=controls))
 
 
-def control_conditions(row: Row, nth: int, network: ControlNetTarget) -> ControlConditions:
+def control_conditions(row: Row, nth: int) -> ControlConditions:
     """Return what the ControlNet `nth` of a row sees of it."""
     return ControlConditions(
         row.control_images[nth],
         row.grid,
-        tuple(network.text(prompt) for prompt in row.prompts),
+        tuple(map(control_text, row.prompts)),
         row.track.times,
         row.adapters.controls[nth].mode,
     )

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from giornata.packed.block_inputs import BlockInputs, Residuals
+from giornata.packed.compute_set import BlockInputs, Residuals
 from giornata.packed.low_rank import SequenceLoras
 from giornata.packed.packing import Segments, to_device
 from giornata.scheduling.batch import RowKey

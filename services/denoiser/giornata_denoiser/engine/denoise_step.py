@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from giornata.packed.block_inputs import BlockInputs, by_sequence
+from giornata.packed.compute_set import BlockInputs, by_sequence
 from giornata.packed.packing import UNTRACED, LaneTracer, to_device
 from giornata_denoiser.engine.batch_tensors import BatchTensors
 from giornata_denoiser.families.protocol import ModelFamily, Network

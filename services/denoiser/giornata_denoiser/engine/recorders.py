@@ -7,9 +7,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from giornata.packed.attention import CachedKV
-from giornata.packed.block_inputs import ActivationRecorder
-from giornata.packed.pages import KVPages
+from giornata.packed.attention import CachedKV, KVPages
+from giornata.packed.compute_set import ActivationRecorder
 from giornata.planning.operations import is_all_or_nothing
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.slabs import Slabs
@@ -85,7 +84,7 @@ class OwnKeysValues(CachedKV):
 class EntryRecorder:
     """Keeps what one forward at a noise level shows of one sequence in so many `blocks`, and the latent's `picture`.
 
-    Satisfies :class:`giornata.packed.block_inputs.ActivationRecorder`.
+    Satisfies :class:`giornata.packed.compute_set.ActivationRecorder`.
     """
 
     def __init__(self, level: float, blocks: int, spec: RecordingSpec, picture: Tensor | None = None) -> None:

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from giornata.packed.attention import CachedKVRecorder
-from giornata.packed.block_inputs import BlockInputs, CachedTokens, by_sequence
+from giornata.packed.compute_set import BlockInputs, CachedTokens, by_sequence
 from giornata.packed.packing import LaneTracer, to_device
 from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import (

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
-from pathlib import Path
-from typing import Any, Final, Self, cast
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
-from giornata.control.networks import ControlText
-from giornata.packed import attention, elementwise
-from giornata.packed.block_inputs import BlockInputs
-from giornata.packed.compute_set import PackedBatch, Rotary
+from giornata.packed.compute_set import BlockInputs, PackedBatch, Rotary
 from giornata.packed.flux import (
     FluxComponents,
     FluxForward,
@@ -27,86 +20,24 @@ from giornata.packed.flux import (
     modulation_channels,
     prepare_modulation,
 )
-from giornata.packed.low_rank import LowRankHooks, SequenceLoras
-from giornata.packed.packing import UNTRACED, LaneTracer, make_layout, to_device
-from giornata.packed.sharding import AllToAllGroup, Ulysses
-from giornata.tensors import PROMPT_MASK, padding_tokens
+from giornata.packed.low_rank import SequenceLoras
+from giornata.packed.packing import UNTRACED, LaneTracer, make_layout
+from giornata.tensors import EMBEDS, POOLED
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlBase
 from giornata.wire.models import BlockSpec
-from giornata_denoiser.choices import WeightQuantization
-from giornata_denoiser.families import protocol, tokens, weights
 from giornata_denoiser.families.protocol import (
-    NONE,
+    TRAIN_TIMESTEPS,
     Grid,
-    ModelFamily,
+    Network,
+    PromptBuilder,
     ReferencePolicy,
     SequenceInputs,
+    cell_positions,
     reference_tokens,
 )
-from giornata_denoiser.families.sampling.schedules import FlowMatching, flow_scheduler_config, shifted_by_size
-from giornata_denoiser.families.tokens import cell_positions
+from giornata_denoiser.families.weights import load_flow
 from giornata_denoiser.rows.row import Prompt
-
-# The transformer of Flux checkpoints, `FluxTransformer2DModel`, over packed sequences, and the text that it
-# takes.
-#
-# A prompt is embeddings, which pass all blocks, and a pooled vector, which modulates them.
-
-
-TRAIN_TIMESTEPS: Final = 1000
-"""Timestep = sigma * this; the transformers are trained with it."""
-
-
-@dataclass(frozen=True, eq=False)
-class FluxPrompt:
-    """One sequence's prompt; satisfies :class:`giornata_denoiser.rows.row.Prompt`."""
-
-    embeds: Tensor
-    """(text_tokens, joint_dim)"""
-    pooled: Tensor
-    """(pooled_dim,)"""
-    guidance_scale: float
-    """Distilled guidance; read only where the transformer embeds it."""
-    padding_tokens: int = 0
-    """How many of its tokens, the last ones, are padding."""
-
-    @property
-    def joint_tokens(self) -> int:
-        """All of its tokens."""
-        return len(self.embeds)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of both tensors."""
-        return self.embeds.nbytes + self.pooled.nbytes
-
-    def to(self, device: torch.device) -> FluxPrompt:
-        """The same prompt on `device`; itself where it is there."""
-        if self.embeds.device == device:
-            return self
-        return replace(self, embeds=to_device(self.embeds, device), pooled=to_device(self.pooled, device))
-
-
-@dataclass(frozen=True)
-class FluxPromptBuilder:
-    """A builder of Flux's prompt tensors; satisfies :class:`giornata_denoiser.families.protocol.PromptBuilder`."""
-
-    tensors: Mapping[str, tuple[int | None, ...]]
-
-    def prompt(
-        self,
-        tensors: Mapping[str, Tensor],
-        grid: Grid,  # noqa: ARG002 - protocol
-        guidance_scale: float,
-    ) -> FluxPrompt:
-        """Both tensors as they are."""
-        return FluxPrompt(
-            tensors["prompt_embeds"],
-            tensors["pooled_prompt_embeds"],
-            guidance_scale,
-            padding_tokens(tensors.get(PROMPT_MASK)),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,37 +55,21 @@ class FluxBatch:
     """(computed_tokens,) int64: the pictures' tokens among those behind the last block; None for all of them."""
 
 
-class PackedFlux(ABC):
-    """The transformer of Flux checkpoints over packed sequences.
+class FluxInpaint(Network):
+    """The network of the family `flux-inpaint`, as in `FluxInpaintPipeline`: it blends after each step."""
 
-    With :meth:`model_input`, `conditioning`, `unmasked` and `blends` of a subclass it satisfies
-    :class:`giornata_denoiser.families.protocol.Network`.
-    """
-
-    references: ReferencePolicy = NONE
+    kind = FluxTransformer2DModel
+    load = classmethod(load_flow)
 
     def __init__(self, transformer: FluxTransformer2DModel) -> None:
+        super().__init__(transformer)
         self.transformer: Any = transformer
-        self.device: torch.device = transformer.device
-        self.dtype: torch.dtype = transformer.dtype
         self.in_channels = int(transformer.config.in_channels)
         self.out_channels = int(transformer.out_channels)
-        each = elementwise.choose_elementwise(self.device, self.dtype)
-        attend = attention.choose_attention(self.device, self.dtype, each.gather)
-        self._low_ranks = LowRankHooks(transformer)
-        self._parts = FluxComponents(transformer, FluxProjections(transformer), attend, each, self._low_ranks)
+        projections = FluxProjections(transformer)
+        self._parts = FluxComponents(transformer, projections, self.attend, self.elementwise, self.low_ranks)
         # One per picture size and text length: 4.7 MB for 1024x1024 pixels.
         self._rotary = lru_cache(maxsize=64)(self._made_rotary)
-
-    def shared(self, exchange: AllToAllGroup) -> Self:
-        """See :class:`giornata_denoiser.families.protocol.ShardableNetwork`."""
-        member = copy(self)
-        member._parts = self._parts._replace(ulysses=Ulysses(exchange))  # noqa: SLF001 - its own class
-        return member
-
-    def sites(self, block: int) -> int:  # noqa: ARG002 - protocol
-        """See :class:`giornata_denoiser.families.protocol.ShardableNetwork`."""
-        return 1
 
     def control_base(self, token_pixels: int) -> ControlBase:
         """See :class:`giornata_denoiser.controls.local.ControlledNetwork`."""
@@ -169,18 +84,12 @@ class PackedFlux(ABC):
             pooled_channels=int(model.config.pooled_projection_dim),
         )
 
-    @staticmethod
-    def control_text(prompt: Prompt) -> ControlText:
-        """See :class:`giornata_denoiser.controls.local.ControlledNetwork`."""
-        of = cast("FluxPrompt", prompt)
-        return ControlText(of.embeds, of.pooled, guidance_scale=of.guidance_scale)
-
     @property
-    def text(self) -> FluxPromptBuilder:
-        """The text that the transformer takes: T5's embeddings and CLIP's pooled embedding."""
+    def text(self) -> PromptBuilder:
+        """T5's embeddings, which pass all blocks, and CLIP's pooled embedding, which modulates them."""
         config = self.transformer.config
         joint, pooled = int(config.joint_attention_dim), int(config.pooled_projection_dim)
-        return FluxPromptBuilder({"prompt_embeds": (None, joint), "pooled_prompt_embeds": (pooled,)})
+        return PromptBuilder({EMBEDS: (None, joint), POOLED: (pooled,)}, keeps_padding=True)
 
     @property
     def blocks(self) -> tuple[BlockSpec, ...]:
@@ -204,76 +113,66 @@ class PackedFlux(ABC):
             ),
         )
 
-    @property
-    def layers(self) -> Mapping[str, nn.Module]:
-        """See :attr:`giornata_denoiser.families.protocol.Network.layers`."""
-        return self._low_ranks.layers
-
     @cached_property
     def prepared_bytes(self) -> int:
-        """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`; 2.1 MB for Flux.1 in 16 bits."""
+        """2.1 MB for Flux.1 in 16 bits."""
         return modulation_channels(self.transformer) * self.dtype.itemsize
 
     def prepare(
         self,
         prompt: Prompt,
         times: Tensor,
-        conditioning: Mapping[str, Tensor],  # noqa: ARG002 - protocol
+        conditioning: Mapping[str, Tensor],  # noqa: ARG002 - of families that look at pictures
         beside: Sequence[Grid],  # noqa: ARG002 - likewise
         *,
         low_rank: SequenceLoras | None = None,
     ) -> Tensor:
         """(steps, vectors * inner_dim): all adaLN vectors. Rounds to the dtype where diffusers does."""
-        model, of = self.transformer, cast("FluxPrompt", prompt)
+        model = self.transformer
         scaled = [times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS]
         if model.config.guidance_embeds:
-            guidance = torch.full_like(times, of.guidance_scale)
+            guidance = torch.full_like(times, prompt.guidance_scale)
             scaled.append(guidance.to(self.dtype) * TRAIN_TIMESTEPS)
-        with self._low_ranks.alone(low_rank):
-            return prepare_modulation(model, model.time_text_embed(*scaled, of.pooled.expand(len(times), -1)))
+        pooled = prompt.tensors[POOLED].expand(len(times), -1)
+        with self.low_ranks.alone(low_rank):
+            return prepare_modulation(model, model.time_text_embed(*scaled, pooled))
 
-    def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:
-        """The clean pictures' tokens."""
-        return reference_tokens(self.references.grids(grid, given, generated=generated))
-
-    def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:  # noqa: ARG002 - protocol
-        """None."""
-        return 0
-
-    @abstractmethod
-    def model_input(self, latents: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
+    def model_input(self, latents: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:  # noqa: ARG002 - of Fill
         """(tokens, in_channels): what enters the transformer for latents (tokens, channels), packed by sequence.
 
         Without companions, which are put behind each sequence's.
         """
+        return latents
 
     def assemble(self, sequences: Sequence[SequenceInputs]) -> FluxBatch:
-        """See :meth:`giornata_denoiser.families.protocol.Network.assemble`."""
-        prompts = [cast("FluxPrompt", sequence.prompt) for sequence in sequences]
-        lengths = [prompt.joint_tokens for prompt in prompts]
+        """See :meth:`Network.assemble`."""
+        prompts = [sequence.prompt for sequence in sequences]
         own = [reference_tokens([sequence.grid]) for sequence in sequences]
-        companions = [sequence.companions for sequence in sequences]
-        rotary = [
-            self._rotary(text, (sequence.grid, *sequence.beside))
-            for text, sequence in zip(lengths, sequences, strict=True)
-        ]
-        image = [sum(both) for both in zip(own, companions, strict=True)]
+        image = [cells + sequence.companions for cells, sequence in zip(own, sequences, strict=True)]
+        lengths = [prompt.joint_tokens for prompt in prompts]
+        cosine, sine = zip(
+            *(
+                self._rotary(text, (sequence.grid, *sequence.beside))
+                for text, sequence in zip(lengths, sequences, strict=True)
+            ),
+            strict=True,
+        )
         return FluxBatch(
             PackedBatch(
                 make_layout(lengths, image, self.device),
-                (torch.cat([cosine for cosine, _ in rotary]), torch.cat([sine for _, sine in rotary])),
+                (torch.cat(cosine), torch.cat(sine)),
                 tuple(sequence.region for sequence in sequences),
                 tuple(prompt.padding_tokens for prompt in prompts),
             ),
             torch.cat([prompt.embeds for prompt in prompts]),
-            tuple(cast("Tensor", sequence.prepared) for sequence in sequences),
+            tuple(sequence.prepared for sequence in sequences),
             tuple(own),
-            self._answered(sequences) if any(companions) else None,
+            self._answered(sequences, own) if any(sequence.companions for sequence in sequences) else None,
         )
 
     def predict(
         self,
-        batch: object,
+        batch: FluxBatch,
         latents: Tensor,
         conditioning: Sequence[Mapping[str, Tensor]],
         steps: Sequence[int],
@@ -281,39 +180,24 @@ class PackedFlux(ABC):
         uses: Sequence[BlockInputs] = (),
         trace: LaneTracer = UNTRACED,
     ) -> Tensor:
-        """See :meth:`giornata_denoiser.families.protocol.Network.predict`; the output is a velocity."""
-        if not isinstance(batch, FluxBatch):
-            raise TypeError(f"expected a batch of Flux, received {type(batch).__name__}")
+        """See :meth:`Network.predict`; the output is a velocity."""
         image = self.model_input(latents, conditioning)
         if batch.answered is not None:
             image = self._accompanied(image, batch.cells, conditioning)
         modulation = Modulation(self.transformer, batch.modulation, steps)
-        forward = FluxForward(self._parts, batch.sequences, modulation, uses, trace=trace)
+        forward = FluxForward(
+            self._parts, batch.sequences, modulation, uses, trace=trace, ulysses=self.ulysses
+        )
         return forward.run(batch.text, image, batch.answered)
 
-    def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
-        """Classifier-free guidance: negative + scale * (positive - negative)."""
-        return protocol.guide(positive, negative, scale)
-
-    def unpacked(self, latent: Tensor, grid: tuple[int, int]) -> Tensor:
-        """See :meth:`giornata_denoiser.families.protocol.Network.unpacked`."""
-        return tokens.unpack_patches(latent, grid)
-
-    def packed(self, pixels: Tensor) -> Tensor:
-        """See :meth:`giornata_denoiser.families.protocol.Network.packed`."""
-        return tokens.pack_patches(pixels)
-
-    def _answered(self, sequences: Sequence[SequenceInputs]) -> Tensor:
+    def _answered(self, sequences: Sequence[SequenceInputs], own: Sequence[int]) -> Tensor:
         """See :attr:`FluxBatch.answered`: a region has no companions, and in all of a sequence they lie last."""
         parts, end = [], 0
-        for sequence in sequences:
-            computed = (
-                reference_tokens([sequence.grid])
-                if sequence.region is None
-                else len(sequence.region.computed)
-            )
+        for sequence, cells in zip(sequences, own, strict=True):
+            whole = sequence.region is None
+            computed = cells if sequence.region is None else len(sequence.region.computed)
             parts.append(torch.arange(end, end + computed, device=self.device))
-            end += computed + (sequence.companions if sequence.region is None else 0)
+            end += computed + (sequence.companions if whole else 0)
         return torch.cat(parts)
 
     def _accompanied(
@@ -331,35 +215,10 @@ class PackedFlux(ABC):
 
         n is 0 for the picture that is denoised, and 1 for clean ones.
         """
-        places = [
-            functional.pad(cell_positions(grid, self.device), (1, 0), value=min(nth, 1))
-            for nth, grid in enumerate(pictures)
-        ]
+        places = [cell_positions(grid, self.device, before=min(nth, 1)) for nth, grid in enumerate(pictures)]
         text = torch.zeros(text_tokens, 3, device=self.device)
         rotary: Rotary = self.transformer.pos_embed(torch.cat((text, *places)))
         return rotary
-
-
-# Kinds of Flux checkpoints: text-to-image models, which inpaint, Kontext, and Fill; safetensors only.
-
-
-class FluxInpaint(PackedFlux):
-    """The network of the family `flux-inpaint`, as in `FluxInpaintPipeline`: it blends after each step."""
-
-    blends: Final = True
-
-    @property
-    def conditioning(self) -> Mapping[str, int]:
-        """All packed as the latent is; the mask is one value per latent pixel, repeated."""
-        return dict.fromkeys(("noise", "image_latents", "mask"), self.out_channels)
-
-    def model_input(self, latents: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:  # noqa: ARG002 - protocol
-        """The latents alone."""
-        return latents
-
-    def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Nothing is repainted."""
-        return {**conditioning, "mask": torch.zeros_like(conditioning["mask"])}
 
 
 class FluxKontext(FluxInpaint):
@@ -368,21 +227,16 @@ class FluxKontext(FluxInpaint):
     references = ReferencePolicy(replaced=True)
 
 
-class FluxFill(PackedFlux):
+class FluxFill(FluxInpaint):
     """The network of the family `flux-fill`, as in `FluxFillPipeline`: masked picture and mask are input channels."""
 
-    blends: Final = False
+    blends = False
 
     @property
     def conditioning(self) -> Mapping[str, int]:
         """The mask is pixel-unshuffled: 16x16 pixels per token for an autoencoder of factor 8."""
-        latent = self.out_channels
-        return {
-            "noise": latent,
-            "image_latents": latent,
-            "masked_image_latents": latent,
-            "mask": self.in_channels - 2 * latent,
-        }
+        pictures = dict.fromkeys(("noise", "image_latents", "masked_image_latents"), self.out_channels)
+        return {**pictures, "mask": self.in_channels - 2 * self.out_channels}
 
     def model_input(self, latents: Tensor, conditioning: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """Latents, masked picture's latents, mask: written once, from each sequence's own tensors."""
@@ -392,32 +246,3 @@ class FluxFill(PackedFlux):
         torch.cat([row["masked_image_latents"] for row in conditioning], out=image[:, width : 2 * width])
         torch.cat([row["mask"] for row in conditioning], out=image[:, 2 * width :])
         return image
-
-    def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The masked picture is the picture."""
-        return {
-            **conditioning,
-            "masked_image_latents": conditioning["image_latents"],
-            "mask": torch.zeros_like(conditioning["mask"]),
-        }
-
-
-def load(
-    network: type[FluxInpaint | FluxFill],
-    folder: Path,
-    dtype: torch.dtype,
-    device: torch.device,
-    quantized: WeightQuantization = WeightQuantization.OFF,
-) -> ModelFamily:
-    """The family of a checkpoint; raises as :func:`giornata_denoiser.checkpoint.load`."""
-    loaded = network(
-        weights.open_network(
-            FluxTransformer2DModel, folder, "transformer", dtype=dtype, device=device, quantized=quantized
-        )
-    )
-    return ModelFamily(loaded.text, FlowMatching(flow_scheduler_config(folder), shifted_by_size), loaded)
-
-
-inpaint = partial(load, FluxInpaint)
-kontext = partial(load, FluxKontext)
-fill = partial(load, FluxFill)

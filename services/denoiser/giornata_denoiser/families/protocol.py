@@ -1,51 +1,40 @@
-"""The protocol of a model family towards the engine: text, references, schedule and network."""
+"""The parts of a model family towards the engine: text, schedule and network; clean pictures and tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from giornata.packed.block_inputs import BlockInputs
-from giornata.packed.compute_set import Region
-from giornata.packed.low_rank import SequenceLoras
+from giornata.packed import attention, elementwise
+from giornata.packed.compute_set import BlockInputs, Region, Rotary
+from giornata.packed.low_rank import LowRankHooks, SequenceLoras
 from giornata.packed.packing import UNTRACED, LaneTracer
-from giornata.packed.sharding import AllToAllGroup, Shard
+from giornata.packed.sharding import AllToAllGroup, Shard, Ulysses
 from giornata.planning.operations import NetworkOperations, each_block
-from giornata.wire.models import BlockSpec, Sampler
+from giornata.tensors import EMBEDS, PROMPT_MASK, padding_tokens
+from giornata.wire.errors import InvalidField
+from giornata.wire.models import FLOW_MATCHING, BlockSpec, Sampler
+from giornata_denoiser.families.sampling import shifted_by_size
 from giornata_denoiser.rows.row import Prompt, SamplerTable
 
-# Classifier-free guidance of outputs. Pure.
-#
-# Source: "Classifier-Free Diffusion Guidance", Ho and Salimans 2022, as diffusers' pipelines compute it.
-
-
-def guide(positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
-    """negative + scale * (positive - negative).
-
-    `positive` and `negative` are outputs with the prompt and with the negative prompt, (tokens, channels) each; `scale`
-    is (tokens, 1) float32, and the result has the outputs' dtype.
-    """
-    return guide_beyond(negative, positive, negative, scale)
-
-
-def guide_beyond(start: Tensor, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
-    """start + scale * (positive - negative), for pipelines that count from another output than the negative one."""
-    return start + (scale * (positive - negative).float()).to(positive.dtype)
-
-
-# Clean pictures whose tokens stand behind a row's: the picture that it edits, and the request's references.
-# Pure.
+# Tokens of pictures: patches of latents, clean pictures, and positions. Pure.
 
 
 Grid = tuple[int, int]
 """Height and width of a picture in tokens."""
-REFERENCES = "references"
+REFERENCES: Final = "references"
 """Name in a row's conditioning of its references' tokens, (tokens, channels), one picture behind the other."""
+PATCH: Final = 2
+"""Latent pixels a side of a token, where tokens are patches."""
+TRAIN_TIMESTEPS: Final = 1000
+"""Timestep = sigma * this; the transformers are trained with it."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +54,13 @@ class ReferencePolicy:
     def tokens(self, conditioning: Mapping[str, Tensor]) -> Tensor | None:
         """(tokens, channels) of the pictures of :meth:`grids`; None without any."""
         own, given = conditioning.get("image_latents"), conditioning.get(REFERENCES)
-        if own is None or not self.own or (self.replaced and given is not None):
+        if not self.own or (self.replaced and given is not None):
             own = None
         parts = [part for part in (own, given) if part is not None]
         return torch.cat(parts) if parts else None
 
 
-NONE = ReferencePolicy(own=False)
+NONE: Final = ReferencePolicy(own=False)
 """For families that look at no other picture."""
 
 
@@ -80,22 +69,96 @@ def reference_tokens(grids: Sequence[Grid]) -> int:
     return sum(height * width for height, width in grids)
 
 
-# What the engine asks of a model family: text, schedule and network.
+def by_channel(patches: Tensor) -> Tensor:
+    """(tokens, pixels and their channels) as latents are packed: (tokens, channels and their pixels)."""
+    tokens, width = patches.shape
+    return patches.view(tokens, PATCH**2, width // PATCH**2).transpose(1, 2).flatten(1)
 
 
-class PromptBuilder(Protocol):
-    """A builder of the tensors of a prompt."""
+def by_pixel(patches: Tensor) -> Tensor:
+    """The inverse of :func:`by_channel`."""
+    tokens, width = patches.shape
+    return patches.view(tokens, width // PATCH**2, PATCH**2).transpose(1, 2).flatten(1)
 
-    @property
-    def tensors(self) -> Mapping[str, tuple[int | None, ...]]:
-        """Name and shape of an encoding's tensors; None is the number of text tokens."""
 
-    def prompt(self, tensors: Mapping[str, Tensor], grid: tuple[int, int], guidance_scale: float) -> Prompt:
+def of_complex(turns: Tensor) -> Rotary:
+    """The rotary embedding of complex numbers of length 1, (tokens, head_dim / 2), one a pair of neighbours."""
+    cosine, sine = (part.repeat_interleave(2, dim=1) for part in (turns.real, turns.imag))
+    return cosine, sine
+
+
+def numbered(tokens: int, device: torch.device, *, axis: int, axes: int, first: int = 0) -> Tensor:
+    """(tokens, axes) int64: tokens that count along one axis, from `first`, and are at 0 on the others."""
+    places = torch.zeros(tokens, axes, dtype=torch.long, device=device)
+    places[:, axis] = torch.arange(first, first + tokens, device=device)
+    return places
+
+
+def cell_positions(grid: Grid, device: torch.device, *, before: int = 0, behind: int = 0) -> Tensor:
+    """(tokens, axes) int64: line and column of a picture's tokens, row-major, `before` them a place on another axis.
+
+    So many axes `behind` them are 0.
+    """
+    lines, columns = (torch.arange(side, device=device) for side in grid)
+    others = [torch.zeros(1, dtype=torch.long, device=device)] * behind
+    return torch.cartesian_prod(torch.full_like(lines[:1], before), lines, columns, *others)
+
+
+# Classifier-free guidance of outputs, as diffusers' pipelines compute it (Ho and Salimans 2022). Pure.
+
+
+def guide_beyond(start: Tensor, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
+    """start + scale * (positive - negative) of outputs, (tokens, channels) each; `scale` is (tokens, 1) float32."""
+    return start + (scale * (positive - negative).float()).to(positive.dtype)
+
+
+# Text and schedule.
+
+
+@dataclass(frozen=True)
+class PromptBuilder:
+    """A builder of the prompts of one network."""
+
+    tensors: Mapping[str, tuple[int | None, ...]]
+    """Name and shape of an encoding's tensors; None is the number of text tokens."""
+    multiple: int = 1
+    """The network pads text to a multiple of so many tokens, which attend."""
+    largest: int | None = None
+    """Most tokens a side of a picture that the network has positions for; None for any."""
+    keeps_padding: bool = False
+    """Whether padding of the encoding passes the blocks as other text does: it may be kept from step to step."""
+    causal: bool = False
+    """Whether text attends among itself alone: all of it is a prefix."""
+    kept_channels: int = 0
+    """Channels of the keys and values that blocks make of a text token; 0 where text passes them itself."""
+
+    def prompt(self, tensors: Mapping[str, Tensor], grid: Grid, guidance_scale: float) -> Prompt:
         """The prompt of one sequence, from :attr:`tensors` in the network's dtype and on their device.
 
-        Among them may be :data:`giornata.tensors.PROMPT_MASK`, which tells a prompt's padding.
-        `grid` is height and width of the row's picture in tokens; `guidance_scale` is for networks that embed one.
+        Among them may be :data:`giornata.tensors.PROMPT_MASK`, which tells a prompt's padding. `grid` is that of the
+        row's picture; `guidance_scale` is for networks that embed one.
+
+        Raises:
+            InvalidField: the picture has no positions.
         """
+        if self.largest is not None and max(grid) > self.largest:
+            raise InvalidField(
+                "The picture is larger than the model has positions for.",
+                field="size",
+                received=f"{grid[1]}x{grid[0]} tokens",
+                accepted=f"at most {self.largest} tokens a side",
+            )
+        tokens = len(tensors[EMBEDS])
+        apart = self.causal or self.kept_channels > 0
+        return Prompt(
+            {name: tensors[name] for name in self.tensors},
+            0 if apart else tokens + -tokens % self.multiple,
+            grid,
+            guidance_scale,
+            padding_tokens(tensors.get(PROMPT_MASK)) if self.keeps_padding else 0,
+            tokens if self.causal else 0,
+            self.kept_channels,
+        )
 
 
 class NoiseSchedule(Protocol):
@@ -123,79 +186,75 @@ class NoiseSchedule(Protocol):
         """
 
 
+# The network.
+
+
 class SequenceInputs(NamedTuple):
     """The inputs of one sequence of a batch, all of them on the network's device."""
 
     prompt: Prompt
-    grid: tuple[int, int]
-    """Height and width of its picture in tokens."""
+    grid: Grid
     region: Region | None
     """What of the picture is computed, companions being outside; None for all of it."""
     companions: int
     """How many companions its row has; see :meth:`Network.companions`."""
-    prepared: object
+    prepared: Any
     """What :meth:`Network.prepare` made of the prompt."""
     beside: tuple[Grid, ...] = ()
-    """Heights and widths of the clean pictures behind its row's, in tokens."""
+    """Grids of the clean pictures behind its row's."""
     half: int | None = None
     """0 for a guided row's sequence with the prompt, 1 for the negative one; None for no guidance."""
 
 
-class Network(Protocol):
-    """One forward over rows that differ in everything, packed by sequence."""
+class Network(ABC):
+    """A network of diffusers over rows that differ in everything, packed by sequence; its modules run unmodified.
 
-    device: torch.device
-    dtype: torch.dtype
-    """The dtype of its weights and of every row's tensors."""
+    By default it blends, looks at no other picture and has tokens of 2x2 latent pixels. `apart` are layers on which
+    LoRAs act otherwise than by hooks.
+    """
+
+    kind: ClassVar[Any]
+    """The class of diffusers that it runs."""
+    spacing: ClassVar[staticmethod[..., dict[str, Any]]] = staticmethod(shifted_by_size)
+    """How its pipeline places noise levels."""
+    samplers: ClassVar[Sequence[Sampler]] = FLOW_MATCHING
+    references: ReferencePolicy = NONE
+    """Which clean pictures stand behind a row's."""
+    blends: bool = True
+    """Whether each step ends by putting the noised picture where the row's tensor `mask` is 0, if it has one."""
+    shardable: bool = True
+    """Whether several processes may compute a batch together, each a share of every sequence's tokens."""
+    out_channels: int
+    """Channels of a token's latent."""
+
+    def __init__(self, module: Any, apart: Collection[nn.Module] = ()) -> None:
+        self.device: torch.device = module.device
+        self.dtype: torch.dtype = module.dtype
+        """The dtype of its weights and of every row's tensors."""
+        self.elementwise = elementwise.choose_elementwise(self.device, self.dtype)
+        self.attend: attention.Attention = attention.choose_attention(
+            self.device, self.dtype, self.elementwise.gather
+        )
+        self.low_ranks = LowRankHooks(module, apart)
+        self.ulysses: Ulysses | None = None
+        """This process's parts of batches that several compute together; None: it computes batches alone."""
 
     @property
+    @abstractmethod
+    def text(self) -> PromptBuilder:
+        """The text that it takes."""
+
+    @property
+    @abstractmethod
     def blocks(self) -> tuple[BlockSpec, ...]:
         """Its blocks, in order."""
 
     @property
-    def conditioning(self) -> Mapping[str, int]:
-        """Channels of the tensors that every row with a picture carries, by name.
-
-        `noise` and `image_latents` are among them. A row that is generated carries `noise` alone: the network of a
-        checkpoint that generates reads no other, unless for companions that such a row does not have. A row with
-        references has their tokens beside these: :data:`giornata_denoiser.families.protocol.REFERENCES`.
-        """
-
-    @property
-    def references(self) -> ReferencePolicy:
-        """Return which clean pictures stand behind a row's."""
-
-    def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:
-        """Tokens beside those of a picture of `grid` that its blocks compute as the picture's, and nobody sees.
-
-        Those of :attr:`references` and learnt padding are such; `given` are the sizes of the request's references. They
-        lie behind the picture's tokens, and outside of every region: rows that compute a part of the picture take what
-        a template or a step in full has kept of them.
-        """
-
-    def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:
-        """Tokens of a sequence that attend among themselves alone and see no noise level.
-
-        `beside` are heights and widths of its row's clean pictures.
-
-        They are neither among the prompt's joint tokens nor companions: :meth:`prepare` makes their keys and values.
-        """
-
-    @property
-    def blends(self) -> bool:
-        """Whether each step ends by putting the noised picture where the row's tensor `mask` is 0, if it has one."""
-
-    def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The conditioning of an edit with an empty mask, from that of any edit of the picture."""
-
-    @property
-    def layers(self) -> Mapping[str, nn.Module]:
-        """Its linear layers and convolutions, which LoRAs may change, by their paths in the checkpoint's network."""
-
-    @property
+    @abstractmethod
     def prepared_bytes(self) -> int:
         """Bytes of what :meth:`prepare` makes for each step of a sequence; its prefix is counted by its tokens."""
 
+    @abstractmethod
     def prepare(
         self,
         prompt: Prompt,
@@ -204,7 +263,7 @@ class Network(Protocol):
         beside: Sequence[Grid],
         *,
         low_rank: SequenceLoras | None = None,
-    ) -> object:
+    ) -> Any:
         """Return what the network computes of a sequence for all steps of a track: once, when the row joins.
 
         `low_rank` are its LoRAs; where they join later, this is made again. `beside` is as in :meth:`prefix_tokens`.
@@ -212,12 +271,14 @@ class Network(Protocol):
         the batch.
         """
 
-    def assemble(self, sequences: Sequence[SequenceInputs]) -> object:
+    @abstractmethod
+    def assemble(self, sequences: Sequence[SequenceInputs]) -> Any:
         """The batch of `sequences`: what :meth:`predict` needs of them in every step; kept while the rows stay."""
 
+    @abstractmethod
     def predict(
         self,
-        batch: object,
+        batch: Any,
         latents: Tensor,
         conditioning: Sequence[Mapping[str, Tensor]],
         steps: Sequence[int],
@@ -235,33 +296,81 @@ class Network(Protocol):
             (computed_tokens, channels): the output at the regions' tokens, all tokens of sequences without a region.
         """
 
+    @property
+    def conditioning(self) -> Mapping[str, int]:
+        """Channels of the tensors that every row with a picture carries, by name.
+
+        `noise` and `image_latents` are among them, and of a network that blends the mask: one value a latent pixel,
+        repeated. A row that is generated carries `noise` alone. A row with references has their tokens beside these:
+        :data:`REFERENCES`.
+        """
+        return dict.fromkeys(("noise", "image_latents", "mask"), self.out_channels)
+
+    def unmasked(self, conditioning: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The conditioning of an edit with an empty mask, from that of any edit of the picture."""
+        empty = {"mask": torch.zeros_like(conditioning["mask"])}
+        if "masked_image_latents" in conditioning:
+            empty["masked_image_latents"] = conditioning["image_latents"]
+        return {**conditioning, **empty}
+
+    def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:
+        """Tokens beside those of a picture of `grid` that its blocks compute as the picture's, and nobody sees.
+
+        Those of :attr:`references` and learnt padding are such; `given` are the sizes of the request's references. They
+        lie behind the picture's tokens, and outside of every region: rows that compute a part of the picture take what
+        a template or a step in full has kept of them.
+        """
+        return reference_tokens(self.references.grids(grid, given, generated=generated))
+
+    def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:  # noqa: ARG002 - of a family that has some
+        """Tokens of a sequence that attend among themselves alone and see no noise level.
+
+        `beside` are the grids of its row's clean pictures. They are neither among the prompt's joint tokens nor
+        companions: :meth:`prepare` makes their keys and values.
+        """
+        return prompt.prefix_tokens
+
+    @property
+    def layers(self) -> Mapping[str, nn.Module]:
+        """Its linear layers and convolutions, which LoRAs may change, by their paths in the checkpoint's network."""
+        return self.low_ranks.layers
+
     def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
         """Outputs with the prompt and with the negative prompt, (tokens, channels) each, combined.
 
         `scale` is (tokens, 1) float32, `true_cfg_scale` of each token's row.
         """
+        return guide_beyond(negative, positive, negative, scale)
 
-    def unpacked(self, latent: Tensor, grid: tuple[int, int]) -> Tensor:
-        """One row's latent, (tokens, channels), as (latent_channels, height, width) latent pixels."""
+    def unpacked(self, latent: Tensor, grid: Grid) -> Tensor:
+        """One row's latent, (tokens, channels), as (latent_channels, height, width) latent pixels.
+
+        Tokens lie row by row, channels before pixels: `_pack_latents` of diffusers' Flux pipelines.
+        """
+        height, width = grid
+        patches = latent.view(height, width, -1, PATCH, PATCH).permute(2, 0, 3, 1, 4)
+        return patches.reshape(-1, height * PATCH, width * PATCH)
 
     def packed(self, pixels: Tensor) -> Tensor:
         """The inverse of :meth:`unpacked`: (tokens, channels) of latent pixels."""
-
-
-@runtime_checkable
-class ShardableNetwork(Protocol):
-    """A network whose batch several processes may compute together, each a share of every sequence's tokens."""
+        channels, height, width = pixels.shape
+        patches = pixels.view(channels, height // PATCH, PATCH, width // PATCH, PATCH)
+        return patches.permute(1, 3, 0, 2, 4).reshape(-1, channels * PATCH**2)
 
     def shared(self, exchange: AllToAllGroup) -> Self:
-        """The same network, whose :meth:`Network.predict` the group computes: every member calls it alike.
+        """The same network, whose :meth:`predict` the group computes: every member calls it alike.
 
         Each has the whole batch and all latents, and gets the whole output. What sequences take and record of keys and
         values are those of the member's heads of each block, hidden states those of its tokens: see
         :class:`giornata.packed.sharding.Shard`.
         """
+        member = copy(self)
+        member.ulysses = Ulysses(exchange)
+        return member
 
-    def sites(self, block: int) -> int:
+    def sites(self, block: int) -> int:  # noqa: ARG002 - of a family whose blocks have more
         """Attentions of a block, whose heads lie side by side in what it keeps."""
+        return 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,8 +407,7 @@ class ModelFamily:
 
     def sites(self, block: int) -> int:
         """Attentions of a block, whose heads lie side by side in what it keeps."""
-        network = self.network
-        return int(network.sites(block)) if isinstance(network, ShardableNetwork) else 1
+        return self.network.sites(block)
 
     def heads(self, block: int) -> int:
         """Heads of which this process takes and keeps a block's keys and values."""
@@ -307,8 +415,7 @@ class ModelFamily:
         if self.share is None:
             return heads
         own = self.share.heads(heads // sites)
-        count: int = own.stop - own.start
-        return sites * count
+        return sites * int(own.stop - own.start)
 
     @property
     def depth(self) -> int:

@@ -57,10 +57,14 @@ def build_row(
     }
     given = tuple((int(each.shape[0]), int(each.shape[1])) for each in references)
     if references:
-        fields[REFERENCES] = _references(family, references)
+        named = named_references(references)
+        shape = (None, None, family.network.conditioning["image_latents"])
+        fields[REFERENCES] = torch.cat([_take(family, named, name, shape).flatten(0, 1) for name in named])
     beside = family.network.references.grids(grid, given, generated=generated)
     if resume is None:
-        begin = track.begun(fields.get("image_latents"), fields[NOISE], whole=_whole(family, fields))
+        # Image-to-image pipelines repaint whole pictures; checkpoints that see the mask have no such pipeline.
+        whole = family.network.blends and "mask" in fields and bool((fields["mask"] == 1).all())
+        begin = track.begun(fields.get("image_latents"), fields[NOISE], whole=whole)
         state = Snapshot(0, begin, generator=conditioning.get(GENERATOR))
     else:
         state = _resumed(family, resume, tuple(fields[NOISE].shape), track)
@@ -110,21 +114,6 @@ def text_shapes(family: ModelFamily, tokens: int) -> dict[str, tuple[int, ...]]:
         name: tuple(tokens if side is None else side for side in shape)
         for name, shape in family.text.tensors.items()
     }
-
-
-def _whole(family: ModelFamily, conditioning: Mapping[str, Tensor]) -> bool:
-    """Return whether an edit repaints its whole picture, as image-to-image pipelines do.
-
-    Checkpoints that see the mask have no such pipeline.
-    """
-    return family.network.blends and "mask" in conditioning and bool((conditioning["mask"] == 1).all())
-
-
-def _references(family: ModelFamily, references: Sequence[Tensor]) -> Tensor:
-    """(tokens, channels) of all references, one behind the other."""
-    shape = (None, None, family.network.conditioning["image_latents"])
-    named = named_references(references)
-    return torch.cat([_take(family, named, name, shape).flatten(0, 1) for name in named])
 
 
 def _resumed(family: ModelFamily, resume: Snapshot, shape: tuple[int, ...], track: SamplerTable) -> Snapshot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,16 +14,16 @@ from torch import nn
 from giornata.weight_loading import load_network
 from giornata.wire.errors import Failed
 from giornata_denoiser.choices import WeightQuantization
+from giornata_denoiser.families.protocol import ModelFamily, Network
+from giornata_denoiser.families.sampling import FlowMatching, flow_scheduler_config
 
-# Weights in fewer bits: which layers of a network have them, and what makes them. torchao does; none is
-# needed else.
-#
-# Weights alone are quantised, each output channel with a scale of its own; products are computed in the
-# network's dtype. So a row's arithmetic does not depend on the rows beside it, as it would with activations
-# that share a scale.
+# Weights alone are quantised, by torchao, each output channel with a scale of its own; products are computed in the
+# network's dtype. So a row's arithmetic does not depend on the rows beside it, as with activations that share a scale.
 
 
 VARIABLE: Final = "GIORNATA_QUANTIZE"
+BLOCKS: Final = re.compile(r"\w*(blocks|layers)\.\d")
+"""Begins the path of a module in a list of blocks: `transformer_blocks.3.attn.to_q`."""
 LEAST: Final = 1024
 """Channels on both sides of a layer from which on it is worth a scale for each output channel."""
 
@@ -38,8 +39,8 @@ def quantized_layers(network: nn.Module, least: int = LEAST) -> tuple[str, ...]:
         path
         for path, module in network.named_modules()
         if isinstance(module, nn.Linear)
-        and _in_blocks(path)
-        and not _modulates(path)
+        and BLOCKS.match(path)
+        and not any(part in path for part in ("norm", "mod", "adaLN"))
         and min(module.in_features, module.out_features) >= least
     )
 
@@ -68,28 +69,17 @@ def check(how: WeightQuantization, device: torch.device) -> None:
 
 
 def quantize(network: nn.Module, how: WeightQuantization, device: torch.device, least: int = LEAST) -> None:
-    """Quantise the :func:`chosen` layers of `network`, in place, and have them on `device`."""
+    """Quantise the :func:`quantized_layers` of `network`, in place, and have them on `device`."""
     if how is WeightQuantization.OFF:
         return
     torchao: Any = import_module("torchao.quantization")
     paths = frozenset(quantized_layers(network, least))
-    kind = {
+    config = {
         WeightQuantization.INT8: "Int8WeightOnlyConfig",
         WeightQuantization.FLOAT8: "Float8WeightOnlyConfig",
-    }[how]
-    torchao.quantize_(
-        network, getattr(torchao, kind)(), filter_fn=lambda _, path: path in paths, device=device
-    )
-
-
-def _in_blocks(path: str) -> bool:
-    """Return whether a module lies in a list of blocks: `transformer_blocks.3.attn.to_q`."""
-    first, _, rest = path.partition(".")
-    return rest[:1].isdigit() and first.endswith(("blocks", "layers"))
-
-
-def _modulates(path: str) -> bool:
-    return any(part in path for part in ("norm", "mod", "adaLN"))
+    }
+    made = getattr(torchao, config[how])()
+    torchao.quantize_(network, made, filter_fn=lambda _, path: path in paths, device=device)
 
 
 # Networks of diffusers from a checkpoint's folder: with their weights, or their outline alone.
@@ -127,3 +117,23 @@ def open_network(
         quantize(network, quantized, device)  # layer by layer: the device never has all weights in full
         network = network.to(device)
     return network.eval().requires_grad_(requires_grad=False)
+
+
+def load_flow(
+    network: type[Network],
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantized: WeightQuantization = WeightQuantization.OFF,
+) -> ModelFamily:
+    """The family of a checkpoint of flow matching.
+
+    Raises:
+        ValueError: a scheduler, or a variant of the network, that is not served.
+        OSError: weights are missing.
+    """
+    made = network(
+        open_network(network.kind, folder, "transformer", dtype=dtype, device=device, quantized=quantized)
+    )
+    schedule = FlowMatching(flow_scheduler_config(folder), network.spacing, network.samplers)
+    return ModelFamily(made.text, schedule, made)

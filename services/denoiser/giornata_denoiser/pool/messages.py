@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from importlib import import_module
 from typing import Any, Final, Literal, get_args
 
 import msgpack
@@ -35,7 +34,7 @@ from giornata_denoiser.pool.shared_memory import (
     TensorPlaces,
     dtype_name,
 )
-from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl, RowLora, SamplerTable
+from giornata_denoiser.rows.row import Adapters, Prompt, RecordingSpec, Row, RowControl, RowLora, SamplerTable
 from giornata_denoiser.rows.step_cache import TaylorRule
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Correction, Entry, StoredTensor
 
@@ -288,17 +287,10 @@ _CLASSES: Final[Mapping[str, Any]] = {
         *(StateRing, TensorLocation, ExpansionHead, DenoiserConfig, ErrorBody, Profile, StepCacheCounters),
         *(StepSample, ControlCard, ControlWork, Row, RowKey, RowControl, RowLora, Adapters, RecordingSpec),
         *(SamplerTable, TaylorRule, TaylorSeerSchedule, CachedTemplate, CachedBlock, Entry, Correction),
-        *(StoredTensor, Region, SequenceLoras, LowRankFactors, CacheForm, Priority, frozenset),
+        *(StoredTensor, Region, SequenceLoras, LowRankFactors, CacheForm, Priority, Prompt, frozenset),
     )
 }
-_PROMPTS: Final[Mapping[str, str]] = {
-    "DrivenPrompt": "giornata_denoiser.families.driven.prompts",
-    "FluxPrompt": "giornata_denoiser.families.flux",
-    "UnetPrompt": "giornata_denoiser.families.unet.prompts",
-}
-"""Modules of the families' prompts: of the checkpoint's own family alone one is imported.
-
-Nothing else is made of what comes."""
+"""Nothing else is made of what comes."""
 
 
 def pack(
@@ -319,7 +311,7 @@ def pack(
         if isinstance(part, torch.dtype):
             return {_CLASS: "dtype", "name": dtype_name(part)}
         name = kind.__name__
-        if _CLASSES.get(name) is not kind and _PROMPTS.get(name) != kind.__module__:
+        if _CLASSES.get(name) is not kind:
             if isinstance(part, Mapping):
                 return dict(part)
             raise TypeError(f"received a {kind.__name__}; accepted in messages: {', '.join(_CLASSES)}")
@@ -341,10 +333,6 @@ def _fields(part: Any) -> dict[str, Any]:
     if isinstance(part, tuple):  # a named one
         return dict(zip(part._fields, part, strict=True))  # type: ignore[attr-defined]  # of a NamedTuple
     return {each.name: getattr(part, each.name) for each in dataclasses.fields(part) if each.init}
-
-
-def _class(name: str) -> Any:
-    return getattr(import_module(_PROMPTS[name]), name) if name in _PROMPTS else _CLASSES[name]
 
 
 def _made(kind: Any, fields: dict[str, Any]) -> Any:
@@ -375,7 +363,7 @@ def unpack(
             case {"": "kept", "number": known}:
                 return (kept or {})[known]
             case {"": kind}:
-                return _made(_class(kind), {name: each for name, each in fields.items() if name != _CLASS})
+                return _made(_CLASSES[kind], {name: each for name, each in fields.items() if name != _CLASS})
         return fields
 
     return msgpack.unpackb(data, object_hook=made, use_list=False, strict_map_key=False)

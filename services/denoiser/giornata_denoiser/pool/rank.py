@@ -39,8 +39,7 @@ from giornata_denoiser.engine.batch_tensors import ControlExecutor
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.model_runner import FailedRow, FiniteCheck, ModelRunner, RowPreview, StepReport
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.parallel.families import halve_guidance, shared
-from giornata_denoiser.parallel.groups import RankGroups
+from giornata_denoiser.parallel import RankGroups, halve_guidance, shared
 from giornata_denoiser.pool.messages import (
     AbortGroup,
     Answer,

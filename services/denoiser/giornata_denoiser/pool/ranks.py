@@ -25,7 +25,7 @@ from giornata.wire.workers import RankPhase, RankState
 from giornata_denoiser.checkpoint import Checkpoint, open_outline
 from giornata_denoiser.choices import check_present
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.parallel.families import is_possible
+from giornata_denoiser.parallel import is_possible
 from giornata_denoiser.pool.messages import Ping, RankReady, RankRefused, RankSetup, Stop, connect, unpack
 from giornata_denoiser.pool.state import RankKnowledge, RankMessage, parcel
 

@@ -20,8 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from giornata.control.networks import ControlNet, import_control_kind
-from giornata.packed.block_inputs import BlockInputs, CachedTokens, by_sequence
-from giornata.packed.compute_set import Region, make_region, with_companions
+from giornata.packed.compute_set import (
+    BlockInputs,
+    CachedTokens,
+    Region,
+    by_sequence,
+    make_region,
+    with_companions,
+)
 from giornata.packed.low_rank import DOWN, UP, SequenceLoras, low_rank
 from giornata.planning.operations import NetworkOperations
 from giornata.scheduling.batch import RowKey

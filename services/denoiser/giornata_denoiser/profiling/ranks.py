@@ -20,8 +20,7 @@ from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.parallel.families import halve_guidance, shared, shares_tokens
-from giornata_denoiser.parallel.groups import RankGroups
+from giornata_denoiser.parallel import RankGroups, halve_guidance, shared, widest_group
 from giornata_denoiser.profiling.measuring import StepMeter
 from giornata_denoiser.profiling.mixtures import StepShape
 
@@ -37,8 +36,7 @@ ENDED: Final = b""
 def ways_of(checkpoint: Checkpoint, devices: int) -> list[StepParallelism]:
     """Return how so many devices may compute a step of the model, one device aside."""
     family = checkpoint.family
-    heads = min(spec.heads // family.sites(block) for block, spec in enumerate(family.specs))
-    most = min(devices, heads) if shares_tokens(family) else 1
+    most = min(devices, widest_group(family))
     found = [StepParallelism(degree) for degree in DEGREES if 1 < degree <= most]
     if devices >= HALVED and checkpoint.card.takes_negative_prompt:
         found.append(StepParallelism(HALVED, halves=True))

@@ -6,14 +6,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 import torch
 from torch import Tensor
 
 from giornata.packed.compute_set import Region
+from giornata.packed.packing import to_device
 from giornata.planning.operations import SequenceShape, control_work
 from giornata.scheduling.batch import RowKey
+from giornata.tensors import EMBEDS, POOLED
 from giornata.wire.adapters import ControlWork
 from giornata.wire.errors import RowPoisoned, SchemaMismatch
 from giornata.wire.jobs import Priority
@@ -236,23 +238,49 @@ def exported(state: Tensor) -> Tensor:
     return exported
 
 
-class Prompt(Protocol):
-    """The part of its text that one sequence of a row takes; its family knows what is in it."""
+# A row: one picture being denoised, as a value that changes only from step to step.
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """The part of its text that one sequence of a row takes; its network knows what is in it."""
+
+    tensors: Mapping[str, Tensor]
+    """By name: :data:`EMBEDS`, (text_tokens, channels), and what else the network takes."""
+    joint_tokens: int
+    """Text tokens that pass the network's blocks beside the picture's; 0 where they only are attended to."""
+    grid: tuple[int, int] = (0, 0)
+    """Height and width of the picture in tokens: positions of text may follow from it."""
+    guidance_scale: float = 0.0
+    """Distilled guidance; read only where the network embeds it."""
+    padding_tokens: int = 0
+    """How many of the joint tokens, the last ones, are padding; 0 where the encoding does not tell."""
+    prefix_tokens: int = 0
+    """Tokens of the encoding that attend among themselves alone, and come before all others: not joint ones."""
+    kept_channels: int = 0
+    """Channels of the keys and values that a network makes of a token which is only attended to."""
 
     @property
-    def joint_tokens(self) -> int:
-        """Text tokens that pass the network's blocks beside the picture's; 0 where they only are attended to."""
+    def embeds(self) -> Tensor:
+        """The encoding's tokens, (text_tokens, channels)."""
+        return self.tensors[EMBEDS]
 
     @property
-    def padding_tokens(self) -> int:
-        """Return how many of these, the last ones, are padding; 0 where the encoding does not tell."""
+    def pooled(self) -> Tensor | None:
+        """(pooled_dim,); None where the network takes none."""
+        return self.tensors.get(POOLED)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all its tensors."""
+        """Bytes of all its tensors, and of the keys and values that are made of them."""
+        kept = len(self.embeds) * self.kept_channels * self.embeds.itemsize
+        return kept + sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def to(self, device: torch.device) -> Self:
+    def to(self, device: torch.device) -> Prompt:
         """The same prompt on `device`; itself where it is there already."""
+        if self.embeds.device == device:
+            return self
+        return replace(self, tensors={name: to_device(each, device) for name, each in self.tensors.items()})
 
 
 @dataclass(frozen=True)

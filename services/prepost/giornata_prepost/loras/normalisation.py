@@ -18,7 +18,7 @@ from diffusers.utils.state_dict_utils import StateDictType
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from giornata.kinds import KINDS
+from giornata.families import KINDS
 from giornata.lora_files import read_factor_name
 from giornata.wire.errors import LoraMismatch, LoraNotFinite, LoraNotSupported, LoraUnreadable
 from giornata_prepost.loras.canonical import TEXT_ENCODERS, write_canonical

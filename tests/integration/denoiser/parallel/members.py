@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
-from giornata_denoiser.parallel.groups import GroupLost, RankGroup, RankGroups
+from giornata_denoiser.parallel import GroupLost, RankGroup, RankGroups
 from tests.forked_processes import FORKS
 from tests.patience import HUNG_S
 

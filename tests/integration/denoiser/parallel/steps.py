@@ -10,12 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from giornata.packed.block_inputs import BlockInputs
+from giornata.packed.compute_set import BlockInputs
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.parallel.families import shared
-from giornata_denoiser.parallel.groups import RankGroup
+from giornata_denoiser.parallel import RankGroup, shared
 from giornata_denoiser.rows.row import Row
 from tests.integration.denoiser.parallel.members import Member, Members
 

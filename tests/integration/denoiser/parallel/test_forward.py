@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
-from giornata.packed.compute_set import with_companions
+from giornata.packed.compute_set import BlockInputs, CachedTokens, with_companions
 from giornata.packed.low_rank import low_rank
 from giornata.packed.sharding import AllToAllGroup
 from giornata.planning.cost_model import StepParallelism
@@ -25,9 +24,7 @@ from giornata_denoiser.engine.slabs import CacheSharder, Device, Slabs
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.flux import FluxInpaint, FluxKontext
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.parallel import families
-from giornata_denoiser.parallel.families import halve_guidance, is_possible, shared, shares_tokens
-from giornata_denoiser.parallel.groups import RankGroup
+from giornata_denoiser.parallel import RankGroup, assign_members, halve_guidance, is_possible, shared
 from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowLora
 from giornata_denoiser.rows.template import Entry
 from giornata_lab.bench.compute import tiny_flux
@@ -451,15 +448,13 @@ def test_each_sequence_has_one_member_and_both_halves_of_a_row_have_two() -> Non
     guided, other = (tiny_flux.row(of, Spec(grid=(4, 4), true_cfg_scale=scale)) for scale in (2.0, 1.0))
     large = tiny_flux.row(of, Spec(grid=(6, 6)))
     pair, single, big = (place_inputs(row, of).sequences for row in (guided, other, large))
-    assert families.assign_members([pair[0], single[0], big[0], pair[1]]) == (0, 1, 0, 1)
-    assert families.assign_members([single[0], single[0], big[0]]) == (1, 1, 0)
-    assert families.assign_members([single[0]]) == (0,)
+    assert assign_members([pair[0], single[0], big[0], pair[1]]) == (0, 1, 0, 1)
+    assert assign_members([single[0], single[0], big[0]]) == (1, 1, 0)
+    assert assign_members([single[0]]) == (0,)
 
 
 def test_what_a_group_cannot_compute_is_told() -> None:
     flux, unet = tiny_flux.family(), unets.family()
-    assert shares_tokens(flux)
-    assert not shares_tokens(unet)
     assert [
         is_possible(flux, way)
         for way in (StepParallelism(4), StepParallelism(5), StepParallelism(2, halves=True))

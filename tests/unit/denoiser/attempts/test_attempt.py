@@ -36,7 +36,7 @@ from giornata_denoiser.attempts.inputs import track_of
 from giornata_denoiser.attempts.runner import AttemptInputs, AttemptRunner, EpochFence, Fetch
 from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.model_runner import FailedRow, StepReport
-from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_by_size
+from giornata_denoiser.families.sampling import FlowMatching, shifted_by_size
 from giornata_denoiser.rows.row import Adapters, RowLora
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER, Spec

@@ -33,8 +33,8 @@ from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_always, shifted_by_size
-from giornata_denoiser.families.unet.checkpoints import network_of
+from giornata_denoiser.families.sampling import FlowMatching, shifted_always, shifted_by_size
+from giornata_denoiser.families.unet.network import network_of
 from giornata_denoiser.loras import LoraTiers
 from giornata_denoiser.profiling.measuring import RandomLoras
 from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl, RowLora
@@ -276,7 +276,7 @@ def test_a_set_that_is_let_go_while_a_step_reads_it_stays_until_the_step_has_end
         layers = {"layer": nn.Module.to(nn.Linear(6, 4), CUDA, torch.bfloat16)}
         tiers: Any = LoraTiers(remote.fetch, low_rank, layers, tmp_path, ROOMY)
         with tiers, tiers.held(both) as coming:
-            found = coming.result(HUNG_S).factors("layer")
+            found = coming.result(HUNG_S).modules.get("layer")
             read = found.up @ found.down
         del found, coming, tiers
         gc.collect()

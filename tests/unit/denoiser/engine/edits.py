@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from giornata.packed.attention import DenseKV
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
-from giornata.packed.compute_set import Region, make_region
+from giornata.packed.compute_set import BlockInputs, CachedTokens, Region, make_region
 from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import StepWork
 from giornata.scheduling.batch import Capacity

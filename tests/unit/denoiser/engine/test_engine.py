@@ -20,7 +20,7 @@ from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.families.sampling.schedules import DiscreteTime
+from giornata_denoiser.families.sampling import DiscreteTime
 from giornata_denoiser.rows.row import Row, Snapshot
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec

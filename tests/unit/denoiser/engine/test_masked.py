@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from giornata.packed.attention import DenseKV
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
-from giornata.packed.compute_set import Region, make_region
+from giornata.packed.compute_set import BlockInputs, CachedTokens, Region, make_region
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.denoise_step import blend, denoise_step

@@ -8,10 +8,9 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.packed.attention import Beside, DenseKV, choose_attention, grouped, varlen
+from giornata.packed.attention import Beside, DenseKV, choose_attention, gather, grouped, varlen
 from giornata.packed.compute_set import PackedBatch, make_region
 from giornata.packed.packing import Segments, make_layout
-from giornata.packed.pages import gather
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), min_size=1, max_size=6)
 
@@ -84,7 +83,7 @@ def test_a_batch_without_padding_has_all_other_tokens(
     padding = tuple(tokens for _, tokens, _, _ in given)
     whole = PackedBatch(made, (numbers, -numbers), regions, padding)
     left_out = tuple(s for s, (_, _, _, frozen) in enumerate(given) if frozen)
-    found = whole.without_padding(left_out)
+    found, lies = whole.without_padding(left_out)
     joint, text, joint_at, text_at = list[int](), list[int](), 0, 0
     for live, padded, cells, frozen in given:
         length = live if frozen else live + padded
@@ -92,14 +91,14 @@ def test_a_batch_without_padding_has_all_other_tokens(
         joint += [*range(joint_at, joint_at + length)]
         joint += [joint_at + live + padded + cell for cell in range(len(cells))]
         joint_at, text_at = joint_at + live + padded + len(cells), text_at + live + padded
-    assert found.text.tolist() == text
-    rotary = [column.flatten().tolist() for column in found.sequences.rotary]
+    assert lies.tolist() == text
+    rotary = [column.flatten().tolist() for column in found.rotary]
     assert rotary == [joint, [-n for n in joint]]
     masked = tuple(index for index, part in enumerate(regions) if part is not None)
     nothing = (False,) * len(given)
-    assert found.sequences.live(nothing).image.tolist() == whole.live(nothing).image.tolist()
+    assert found.live(nothing).image.tolist() == whole.live(nothing).image.tolist()
     if masked:
-        outside = found.sequences.beyond(masked).rotary[0]
+        outside = found.beyond(masked).rotary[0]
         assert outside.tolist() == whole.beyond(masked).rotary[0].tolist()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from giornata.packed.attention import DenseKV, grouped
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import BlockInputs, CachedTokens
 from giornata.planning.cost_model import StepCosts
 from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK

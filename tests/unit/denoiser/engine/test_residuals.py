@@ -12,8 +12,7 @@ from diffusers.models.controlnets.controlnet_flux import FluxControlNetModel
 from torch import Tensor
 
 from giornata.packed import attention, elementwise
-from giornata.packed.block_inputs import BlockInputs
-from giornata.packed.compute_set import PackedBatch
+from giornata.packed.compute_set import BlockInputs, PackedBatch
 from giornata.packed.flux import FluxComponents, FluxForward, FluxProjections, Modulation, prepare_modulation
 from giornata.packed.low_rank import LowRankHooks
 from giornata.packed.packing import UNTRACED, make_layout
@@ -36,7 +35,7 @@ WIDTH = 64
 
 @dataclass
 class Given:
-    """Satisfies :class:`giornata.packed.block_inputs.Residuals`."""
+    """Satisfies :class:`giornata.packed.compute_set.Residuals`."""
 
     samples: Sequence[Tensor | None]
     whole: bool = True

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.block_inputs import Residuals
+from giornata.packed.compute_set import Residuals
 from giornata.wire.errors import InternalError
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT
@@ -161,7 +161,7 @@ class Small(FluxInpaint):
 
     kept: int | None = None
 
-    def predict(self, batch: object, latents: Tensor, *args: Any, **named: Any) -> Tensor:
+    def predict(self, batch: Any, latents: Tensor, *args: Any, **named: Any) -> Tensor:
         if len(latents) > 16:
             raise torch.OutOfMemoryError("no room")
         if self.kept is None:
@@ -188,7 +188,7 @@ class Narrow(FluxInpaint):
 
     failures = 0
 
-    def predict(self, batch: object, latents: Tensor, *args: Any, **named: Any) -> Tensor:
+    def predict(self, batch: Any, latents: Tensor, *args: Any, **named: Any) -> Tensor:
         if len(latents) > 2 * 16:
             self.failures += 1
             raise torch.OutOfMemoryError("no room")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.pages import KVPages
+from giornata.packed.attention import KVPages
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.batch_tensors import place_inputs

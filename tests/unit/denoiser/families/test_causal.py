@@ -1,23 +1,21 @@
-"""Block-causal families: a row's prefix is computed once, and every step equals diffusers' with its cache."""
+"""Block-causal families: a row's prefix is computed once, and counted where it is held."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVCache
 from torch import Tensor
-from torch.nn import functional
 
 from giornata.planning.operations import SequenceShape
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.batch_tensors import BatchTensors, assemble, place_inputs
 from giornata_denoiser.engine.step_budget import StepBudget, row_bytes, step_bytes
-from giornata_denoiser.families.driven.batch import DrivenBatch, PreparedSequence
+from giornata_denoiser.families.driven.network import DrivenBatch, PreparedSequence
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
@@ -37,7 +35,6 @@ SPECS = (
     Spec("second", grid=(2, 6), text_tokens=9, steps=3, seed=2),
     Spec("third", grid=(6, 2), text_tokens=33, steps=2, seed=3),
 )
-Call = Callable[[Row, Tensor, int, Any], tuple[Tensor, Any]]
 
 
 def rows_of(name: str) -> list[Row]:
@@ -49,88 +46,13 @@ def rows_of(name: str) -> list[Row]:
     ]
 
 
-def _klein(row: Row, latent: Tensor, step: int, cache: Any) -> tuple[Tensor, Any]:
-    """A call of the pipeline: references are in the first one alone."""
-    picture = functional.pad(torch.cartesian_prod(*(torch.arange(float(s)) for s in row.grid)), (1, 1))
-    prompt: Any = row.prompts[0]
-    text = prompt.embeds[None]
-    told: dict[str, Any] = {
-        "encoder_hidden_states": text,
-        "timestep": row.track.times[step : step + 1].to(latent.dtype) / 1000,
-        "txt_ids": functional.pad(torch.arange(float(text.shape[1]))[:, None], (3, 0)),
-        "return_dict": False,
-    }
-    model = tiny_driven.unhooked(KLEIN)
-    if cache is not None:
-        out = model(latent[None], img_ids=picture, kv_cache=cache, kv_cache_mode="cached", **told)[0]
-        return out[0], cache
-    clean, ids = tiny_driven.references(row)
-    both = torch.cat((clean, latent[None]), dim=1)
-    told |= {"img_ids": torch.cat((ids, picture)), "num_ref_tokens": clean.shape[1]}
-    out, cache = model(both, kv_cache_mode="extract", **told)
-    return out[0], cache
-
-
-def _qwen(row: Row, latent: Tensor, step: int, cache: Any) -> tuple[Tensor, Any]:
-    """A call of the pipeline, whose pictures have whole slots of four tokens."""
-    prompt: Any = row.prompts[0]
-    text = prompt.embeds[None]
-    model = tiny_driven.unhooked(QWEN)
-    mode = "extract" if cache is None else "cached"
-    cache = cache or QwenImage21KVCache(len(model.transformer_blocks))
-    slots = torch.arange(text.shape[1] + len(latent) // 4)[None] >= text.shape[1]
-    out = model(
-        latent[None],
-        encoder_hidden_states=text,
-        timestep=row.track.times[step : step + 1].to(latent.dtype) / 1000,
-        img_shapes=[[(1, *row.grid)]],
-        img_mask=slots,
-        kv_cache=cache,
-        kv_cache_mode=mode,
-        return_dict=False,
-    )[0]
-    return out[0, -len(latent) :], cache
-
-
-CALLS: Mapping[str, Call] = {KLEIN: _klein, QWEN: _qwen}
-
-
-def diffused(name: str, row: Row) -> tuple[Tensor, Any]:
-    """The final latent by the pipeline's loop over its transformer, and the cache that the first step filled."""
-    latent, cache = row.latent, None
-    with torch.no_grad():
-        for step in range(row.steps):
-            velocity, cache = CALLS[name](row, latent, step, cache)
-            now, after = row.track.levels[step : step + 2].double()
-            latent = latent + (after - now) * velocity
-    return latent, cache
-
-
 def distance(mine: Tensor, theirs: Tensor) -> float:
     return float((mine - theirs).abs().max() / theirs.abs().max())
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_prefix_is_what_diffusers_keeps_of_its_first_step(name: str) -> None:
-    of, row = tiny_driven.family(name), rows_of(name)[0]
-    with torch.no_grad():
-        kept = _prepared(place_inputs(row, of).sequences[0].prepared).prefix
-    _, cache = diffused(name, row)
-    layers = (
-        [(each.k, each.v) for each in cache.layer_caches]
-        if name == QWEN
-        else [(each.k_ref, each.v_ref) for each in (*cache.double_block_caches, *cache.single_block_caches)]
-    )
-    assert len(kept) == len(layers) == of.depth
-    for mine, (key, value) in zip(kept, layers, strict=True):
-        assert len(mine.key) == row.prefix[0]
-        assert distance(mine.key, key[0]) <= EXACT
-        assert distance(mine.value, value[0]) <= EXACT
-
-
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", REFERENCES)
 def test_each_block_attends_to_its_own_prefix(name: str) -> None:
-    """Otherwise the tests above would prove nothing."""
+    """Otherwise equality with diffusers in `test_driven.py` would prove nothing."""
     of, row = tiny_driven.family(name), rows_of(name)[0]
     with torch.no_grad():
         assembly = assemble(of, [row])
@@ -141,7 +63,7 @@ def test_each_block_attends_to_its_own_prefix(name: str) -> None:
                 assert distance(wrong, right) > 100 * EXACT
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", REFERENCES)
 def test_a_prefix_is_made_once_and_again_where_a_row_goes_on(name: str) -> None:
     of, row = tiny_driven.family(name), rows_of(name)[0]
     network: Any = of.network
@@ -163,7 +85,7 @@ def test_a_prefix_is_made_once_and_again_where_a_row_goes_on(name: str) -> None:
     assert distance(ended.latent, whole.latent) <= EXACT, "it travels in float32"
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", REFERENCES)
 def test_a_row_counts_its_prefix(name: str) -> None:
     """In memory as long as it runs, in pairs in each step, and as a sequence of its own in its first step."""
     of, row = tiny_driven.family(name), rows_of(name)[0]

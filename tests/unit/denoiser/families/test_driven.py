@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
-from giornata.packed.compute_set import Region, make_region, with_companions
+from giornata.packed.compute_set import BlockInputs, CachedTokens, Region, make_region, with_companions
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.families.protocol import ModelFamily
@@ -234,7 +233,7 @@ def test_a_masked_step_records_what_a_step_in_full_shows(name: str) -> None:
             torch.testing.assert_close(here, there[tokens], atol=EXACT, rtol=0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["chroma", "flux2-klein-kv", "qwen-image-2.1", "sd3", "z-image"])
 def test_half_precision_is_rounded_where_diffusers_rounds_it(name: str) -> None:
     driven, own = (torch.nn.Module.to(tiny_driven.transformer(name), torch.bfloat16) for _ in range(2))
     network = FAMILIES[name].network(driven)

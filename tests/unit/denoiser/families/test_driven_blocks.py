@@ -13,16 +13,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from giornata.families import Family
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
-from giornata.packed.compute_set import make_region, with_companions
+from giornata.packed.compute_set import BlockInputs, CachedTokens, make_region, with_companions
 from giornata.planning.operations import step_work
 from giornata.wire.errors import InvalidField
 from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import LOADERS
 from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.engine.batch_tensors import assemble
-from giornata_denoiser.families.driven.prompts import DrivenPromptBuilder
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.protocol import ModelFamily, PromptBuilder
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER, Spec
 from tests.fakes import tiny_driven
@@ -146,7 +144,7 @@ def test_latent_pixels_are_packed_and_unpacked(name: str) -> None:
 
 
 def test_text_is_padded_where_the_transformer_pads_it() -> None:
-    text = DrivenPromptBuilder({"prompt_embeds": (None, 3)}, multiple=32)
+    text = PromptBuilder({"prompt_embeds": (None, 3)}, multiple=32)
     for tokens, padded in ((1, 32), (32, 32), (33, 64)):
         prompt = text.prompt({"prompt_embeds": torch.zeros(tokens, 3)}, (2, 2), 0.0)
         assert (prompt.joint_tokens, len(prompt.embeds)) == (padded, tokens)

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from giornata.packed.attention import CachedKVRecorder, DenseKV
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
-from giornata.packed.compute_set import make_region, with_companions
-from giornata.packed.pages import KVPages
+from giornata.packed.attention import CachedKVRecorder, DenseKV, KVPages
+from giornata.packed.compute_set import BlockInputs, CachedTokens, make_region, with_companions
 from giornata.planning.operations import SequenceShape
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT as AS_COMPUTED

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from giornata.kinds import KINDS
+from giornata.families import KINDS
 from giornata.planning.operations import recording_bytes
 from giornata.wire.values import BlockMode
-from giornata_denoiser.families.unet.checkpoints import network_of
+from giornata_denoiser.families.unet.network import network_of
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from tests.fakes import tiny_driven
 from tests.unit.denoiser.engine.test_rehearsal import CARD

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.kinds import KINDS
+from giornata.families import KINDS
 from giornata.tensors import pack
 from giornata.wire.errors import SchemaMismatch
 from giornata_denoiser.checkpoint import LOADERS

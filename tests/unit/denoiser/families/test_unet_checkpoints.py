@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler
 
-from giornata_denoiser.families.unet.checkpoints import load
+from giornata_denoiser.families.unet.network import UnetInpaint
 from giornata_lab.bench.compute import tiny_unet
 from tests.unit.denoiser.families.test_unet import (
     DOUBLE,
@@ -72,7 +72,7 @@ def test_a_checkpoint_is_loaded_as_the_network_that_it_holds(shape: str, fill: b
     model.save_pretrained(tmp_path / "unet")
     scheduler: Any = DDIMScheduler
     scheduler(clip_sample=False).save_pretrained(tmp_path / "scheduler")
-    of: Any = load(tmp_path, torch.float32, torch.device("cpu")).network
+    of: Any = UnetInpaint.load(tmp_path, torch.float32, torch.device("cpu")).network
     assert (of.blends, of.side) == (not fill, 4 if shape == "xl" else 8)
     row = pictures(of)[0]
     (out,) = predicted(of, [row], [None])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from giornata.packed.attention import DenseKV
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import BlockInputs, CachedTokens
 from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import TemplateRunScope
 from giornata.scheduling.batch import RowKey
@@ -27,7 +27,7 @@ from giornata_denoiser.engine.slabs import Device, Slabs
 from giornata_denoiser.engine.step_budget import slab_bytes
 from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.rows import build_row
-from giornata_denoiser.families.sampling.schedules import FlowMatching, shifted_by_size
+from giornata_denoiser.families.sampling import FlowMatching, shifted_by_size
 from giornata_denoiser.profiling.fitting import calibrate
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
@@ -141,7 +141,6 @@ def expected(of: ModelFamily, at: Row, taken: CachedTemplate, *, corrected: bool
         (Device(), 1.0, True, False),
         (Device(), 2.0, False, True),
         (Unkept(), 2.0, True, True),
-        (Unkept(), 2.0, False, False),
     ],
 )
 def test_edits_take_from_the_entries_of_their_levels(

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
-from giornata.packed.compute_set import Region
+from giornata.packed.compute_set import BlockInputs, CachedTokens, Region
 from giornata.packed.packing import maps_to_tiles
 from giornata.wire.values import BlockMode
 from giornata_lab.bench.compute import tiny_unet
@@ -56,8 +55,7 @@ def added(maps: Sequence[Tensor], grid: tuple[int, int], region: Region | None =
     return Added(samples, region is None, [])
 
 
-@pytest.mark.parametrize("fill", [False, True])
-@pytest.mark.parametrize("shape", ["sd", "xl"])
+@pytest.mark.parametrize(("shape", "fill"), [("sd", True), ("xl", False)])
 @torch.inference_mode()
 def test_rows_with_and_without_share_a_forward(shape: str, fill: bool) -> None:
     model, of = (make(shape, fill=fill, dtype=torch.float64) for make in (tiny_unet.unet, tiny_unet.network))
@@ -74,7 +72,7 @@ def test_rows_with_and_without_share_a_forward(shape: str, fill: bool) -> None:
     batch = of.assemble([tiny_unet.inputs(of, row) for row in rows])
     recorders = [Everything() for _ in rows]
 
-    def run(batch: object, uses: Sequence[BlockInputs]) -> Tensor:
+    def run(batch: Any, uses: Sequence[BlockInputs]) -> Tensor:
         return of.predict(
             batch,
             torch.cat([row.latent for row in rows]),

@@ -14,11 +14,9 @@ from torch import Tensor
 from giornata.frames import MalformedFrame, framed
 from giornata.wire.models import TaylorSeerSchedule
 from giornata_denoiser.choices import CacheForm
-from giornata_denoiser.families.driven.prompts import DrivenPrompt
-from giornata_denoiser.families.unet.prompts import UnetPrompt
 from giornata_denoiser.pool.messages import connect, pack, unpack
 from giornata_denoiser.pool.shared_memory import Arena, TensorPlaces, mapped_tensor
-from giornata_denoiser.rows.row import RecordingSpec, Row
+from giornata_denoiser.rows.row import Prompt, RecordingSpec, Row
 from giornata_denoiser.rows.step_cache import TaylorRule
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute import tiny_flux
@@ -50,10 +48,8 @@ def alike(one: object, other: object) -> bool:
     return type(one) is type(other) and one == other
 
 
-UNET = UnetPrompt(torch.randn(3, 4), None, torch.arange(6.0), 8)
-DRIVEN = DrivenPrompt(
-    {"prompt_embeds": torch.randn(3, 4).bfloat16(), "none": torch.empty(0, 4)}, (2, 3), 1.5, 3
-)
+UNET = Prompt({"prompt_embeds": torch.randn(3, 4), "add_time_ids": torch.arange(6.0)}, 0, kept_channels=8)
+DRIVEN = Prompt({"prompt_embeds": torch.randn(3, 4).bfloat16(), "none": torch.empty(0, 4)}, 3, (2, 3), 1.5)
 
 
 def row() -> Row:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from giornata.packed.low_rank import LowRankFactors, SequenceLoras
+from giornata.packed.low_rank import BatchLoras, LoraSpans
 from giornata.planning.cost_model import LOAD, Profile, StepCosts
 from giornata.planning.operations import COMPUTE, NetworkOperations
 from giornata.wire.adapters import ControlWork
@@ -300,7 +300,7 @@ def test_steps_are_measured_with_the_factors_of_every_linear_layer() -> None:
     one, other = loras.set_of(1), loras.set_of(2)
     assert one is not None is not other
     assert one is loras.set_of(1) is not other
-    assert set(one.paths) == set(linear)
+    assert set(one.modules) == set(linear)
     assert one.size_bytes == 4 * loras.weights, "float32 as the layers are"
     size = RowSize(4, 4, 8, (BlockMode.FULL,) * tiny_flux.family().depth)
     mixture = StepShape((replace(size, lora=1), replace(size, lora=2), size)).adapted(
@@ -312,13 +312,14 @@ def test_steps_are_measured_with_the_factors_of_every_linear_layer() -> None:
     assert 0.5 < work.low_rank / (tokens * meter.lora_weights) < 1.5
     met = list[str]()
 
-    def note(low_rank: SequenceLoras, path: str) -> LowRankFactors | None:
-        met.append(low_rank.name)
-        return factors(low_rank, path)
+    def note(owners: BatchLoras, *where: Any) -> LoraSpans:
+        found = over(owners, *where)
+        met.extend(span.low_rank.name for span in found.of)
+        return found
 
-    factors = SequenceLoras.factors
+    over = BatchLoras.over
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(SequenceLoras, "factors", note)
+        patched.setattr(BatchLoras, "over", note)
         assert meter.step_ms(mixture) > 0
     assert set(met) == {"random 1", "random 2"}
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from giornata_denoiser.families.sampling.table import solve_track
+from giornata_denoiser.families.sampling import solve_track
 from giornata_denoiser.rows.row import SamplerTable
 
 SD: Final[dict[str, Any]] = {

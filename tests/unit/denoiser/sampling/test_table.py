@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from giornata.schedulers import SOLVERS
+from giornata.component_configs import SOLVERS
 from giornata.wire.errors import InvalidField
 from giornata.wire.models import DISCRETE_TIME, WITH_LIGHTNING, Sampler, evaluations
 from giornata_denoiser.engine.denoise_step import blend
-from giornata_denoiser.families.sampling.schedules import (
+from giornata_denoiser.families.sampling import (
     DiscreteTime,
     FlowMatching,
     calculate_shift,
@@ -32,8 +32,8 @@ from giornata_denoiser.families.sampling.schedules import (
     shifted_always,
     shifted_by_size,
     shifted_by_steps,
+    solve_track,
 )
-from giornata_denoiser.families.sampling.table import solve_track
 from giornata_denoiser.rows.row import NOISE, SamplerTable
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER

@@ -17,7 +17,7 @@ from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.templates import picture_id
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.families.sampling.schedules import DiscreteTime, FlowMatching, shifted_by_size
+from giornata_denoiser.families.sampling import DiscreteTime, FlowMatching, shifted_by_size
 from giornata_denoiser.rows.template import FILE_BYTES, CachedBlock, CachedTemplate, Entry, store
 from giornata_denoiser.templates import store as template_store
 from giornata_denoiser.templates.identity import (

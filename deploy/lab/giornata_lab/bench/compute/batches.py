@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from giornata.packed.attention import varlen
-from giornata.packed.block_inputs import BlockInputs, CachedTokens
+from giornata.packed.compute_set import BlockInputs, CachedTokens
 from giornata.packed.low_rank import SequenceLoras
 from giornata.packed.packing import UNTRACED, LaneTracer
 from giornata.planning.operations import step_work
@@ -86,7 +86,7 @@ class Batches:
             network: Any = self._family.network
             # What their `choose` picks in half precision on a GPU.
             if isinstance(network, DrivenNetwork):
-                network._attend = partial(varlen, gather=TRITON.gather)
+                network.attend = partial(varlen, gather=TRITON.gather)
             else:
                 network._parts = network._parts._replace(attend=varlen, elementwise=TRITON)
         self._entry = self._made_entry()

@@ -9,9 +9,9 @@ import torch
 from diffusers import AutoencoderKL
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 
-from giornata_denoiser.families.flux import FluxInpaint, PackedFlux
+from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.protocol import ModelFamily
-from giornata_denoiser.families.unet.network import TiledUnet
+from giornata_denoiser.families.unet.network import UnetInpaint
 from giornata_lab.bench.compute import tiny_flux
 
 LATENT_CHANNELS: Final = 16
@@ -78,7 +78,7 @@ def flux(shape: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> 
 
 def transformer_of(family: ModelFamily) -> Any:
     """diffusers' module under a family of Flux."""
-    if not isinstance(family.network, PackedFlux):
+    if not isinstance(family.network, FluxInpaint):
         raise TypeError(f"expected a family of Flux, received {type(family.network).__name__}")
     return family.network.transformer
 
@@ -86,9 +86,9 @@ def transformer_of(family: ModelFamily) -> Any:
 def described(family: ModelFamily) -> str:
     """For JSON."""
     network: Any = family.network
-    module = network.unet if isinstance(network, TiledUnet) else network.transformer
+    module = network.unet if isinstance(network, UnetInpaint) else network.transformer
     count = sum(weight.numel() for weight in module.parameters())
-    if not isinstance(network, PackedFlux):
+    if not isinstance(network, FluxInpaint):
         where = f"{str(family.dtype).removeprefix('torch.')} on {family.device.type}"
         return f"{type(module).__name__} of {count / 1e6:.0f} M random weights, {where}"
     config = module.config

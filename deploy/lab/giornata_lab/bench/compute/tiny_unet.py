@@ -14,7 +14,7 @@ from giornata.packed.attention import DenseKV
 from giornata.packed.compute_set import Region, make_region
 from giornata.wire.models import BORDER, MOMENTS
 from giornata_denoiser.families.protocol import SequenceInputs
-from giornata_denoiser.families.unet.checkpoints import UnetFill, UnetInpaint, network_of
+from giornata_denoiser.families.unet.network import UnetFill, UnetInpaint, network_of
 
 CROSS: Final = 24
 POOLED: Final = 20

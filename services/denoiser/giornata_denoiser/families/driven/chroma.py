@@ -6,25 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from diffusers.models.transformers.transformer_chroma import ChromaTransformer2DModel
 from torch import Tensor
-from torch.nn import functional
 
 from giornata.packed.compute_set import Rotary
-from giornata.wire.models import BlockSpec
-from giornata_denoiser.families.driven.forward import (
-    AttentionSite,
-    JointAttention,
-    SelfAttention,
-    TokenStream,
-)
-from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork, multiplications, spec
-from giornata_denoiser.families.driven.prompts import DrivenPrompt
-from giornata_denoiser.families.protocol import Grid
-from giornata_denoiser.families.tokens import cell_positions
+from giornata.packed.forward import AttentionSite, TokenStream
+from giornata_denoiser.families.driven.forward import JointAttention, SelfAttention
+from giornata_denoiser.families.driven.network import DrivenNetwork
+from giornata_denoiser.families.protocol import TRAIN_TIMESTEPS, Grid, cell_positions
+from giornata_denoiser.rows.row import Prompt
 
 
 class Chroma(DrivenNetwork):
     """Flux's blocks, modulated by one small network instead of a layer each; T5's padding is not computed."""
+
+    kind = ChromaTransformer2DModel
 
     def hook(self) -> None:
         """In the order in which the network makes the vectors."""
@@ -48,18 +44,17 @@ class Chroma(DrivenNetwork):
         normed: tuple[Tensor, ...] = norm(hidden, emb=hidden[:1])
         return normed[:1]
 
-    def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:  # noqa: ARG002 - protocol
+    def vectors(self, prompt: Prompt, times: Tensor) -> Tensor:  # noqa: ARG002 - of families whose text modulates
         """See :class:`DrivenNetwork`."""
         model = self.transformer
-        scaled = times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS
-        vectors: Tensor = model.distilled_guidance_layer(model.time_text_embed(scaled))
+        embedded = model.time_text_embed(self.fractions(times) * TRAIN_TIMESTEPS)
+        vectors: Tensor = model.distilled_guidance_layer(embedded)
         return vectors.flatten(1)
 
     def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:  # noqa: ARG002 - it has none
         """Text is at the origin."""
         text = torch.zeros(text_tokens, 3, device=self.device, dtype=torch.long)
-        picture = functional.pad(cell_positions(grid, self.device), (1, 0))
-        turned: Rotary = self.transformer.pos_embed(torch.cat((text, picture)))
+        turned: Rotary = self.transformer.pos_embed(torch.cat((text, cell_positions(grid, self.device))))
         return turned
 
     def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,13 +72,3 @@ class Chroma(DrivenNetwork):
         model = self.transformer
         velocity: Tensor = model.proj_out(model.norm_out(image, emb=image[:1])).flatten(0, 1)
         return velocity
-
-    def spec(self, block: Any) -> BlockSpec:
-        """See :class:`DrivenNetwork`."""
-        attn = block.attn
-        keys = multiplications(attn.to_k, attn.to_v)
-        if hasattr(block, "proj_mlp"):
-            own = multiplications(attn.to_q, block.proj_mlp, block.proj_out)
-        else:
-            own = multiplications(attn.to_q, attn.to_out, block.ff)
-        return spec(attn, image=keys + own, keys=keys)

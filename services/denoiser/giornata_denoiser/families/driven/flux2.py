@@ -6,27 +6,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from diffusers.models.transformers.transformer_flux2 import Flux2Transformer2DModel
 from torch import Tensor, nn
 from torch.nn import functional
 
 from giornata.packed.compute_set import Rotary
+from giornata.packed.forward import AttentionSite, TokenStream
 from giornata.wire.models import BlockSpec
-from giornata_denoiser.families.driven.batch import Prefix
-from giornata_denoiser.families.driven.forward import (
-    AttentionSite,
-    JointAttention,
-    ParallelAttention,
-    TokenStream,
-    by_head,
+from giornata_denoiser.families.driven.forward import JointAttention, ParallelAttention, by_head
+from giornata_denoiser.families.driven.network import DrivenNetwork, Prefix, multiplications, spec
+from giornata_denoiser.families.protocol import (
+    TRAIN_TIMESTEPS,
+    Grid,
+    ReferencePolicy,
+    cell_positions,
+    numbered,
+    reference_tokens,
 )
-from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork, multiplications, spec
-from giornata_denoiser.families.driven.prompts import DrivenPrompt
-from giornata_denoiser.families.protocol import Grid, ReferencePolicy, reference_tokens
-from giornata_denoiser.families.tokens import cell_positions, numbered
+from giornata_denoiser.families.sampling import shifted_by_steps
 from giornata_denoiser.rows.row import Prompt
-
-# Flux.2 and Klein: `Flux2Transformer2DModel`, as in `Flux2Pipeline` and `Flux2KleinInpaintPipeline`.
-
 
 APART: Final = 10
 """How far pictures lie from each other on the first axis of positions: the one that is denoised at 0, then the clean
@@ -34,11 +32,13 @@ ones."""
 
 
 class Flux2(DrivenNetwork):
-    """Blocks of two streams, then of the joint one; all blocks of a kind share their modulation.
+    """Blocks of two streams, then of the joint one; all blocks of a kind share their modulation: `Flux2Pipeline`.
 
     Clean pictures are its companions: the picture itself in every edit, and the request's references.
     """
 
+    kind = Flux2Transformer2DModel
+    spacing = staticmethod(shifted_by_steps)
     references = ReferencePolicy()
 
     def hook(self) -> None:
@@ -72,12 +72,12 @@ class Flux2(DrivenNetwork):
         key, value = both.chunk(2, dim=-1)
         return by_head(attn, key, attn.norm_k), by_head(attn, value)
 
-    def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:
+    def vectors(self, prompt: Prompt, times: Tensor) -> Tensor:
         """See :class:`DrivenNetwork`; a transformer that embeds a guidance scale adds it to each time."""
         model, guidance = self.transformer, None
         if model.config.guidance_embeds:
             guidance = torch.full_like(times, prompt.guidance_scale).to(self.dtype) * TRAIN_TIMESTEPS
-        scaled = times.to(self.dtype) / TRAIN_TIMESTEPS * TRAIN_TIMESTEPS
+        scaled = self.fractions(times) * TRAIN_TIMESTEPS
         return self.hooks.vectors(model.time_guidance_embed(scaled, guidance))
 
     def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
@@ -89,9 +89,7 @@ class Flux2(DrivenNetwork):
 
     def places(self, grid: Grid, nth: int) -> Tensor:
         """(cells, 4) int64: positions of a picture's tokens, the `nth` of its sequence."""
-        return functional.pad(
-            functional.pad(cell_positions(grid, self.device), (1, 0), value=APART * nth), (0, 1)
-        )
+        return cell_positions(grid, self.device, before=APART * nth, behind=1)
 
     def pair(self, block: Any, text: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`DrivenNetwork`."""
@@ -113,12 +111,15 @@ class Flux2(DrivenNetwork):
         attn = block.attn
         if isinstance(attn.processor, ParallelAttention):
             return spec(attn, image=multiplications(attn), keys=2.0 * attn.query_dim * attn.inner_dim)
-        keys = multiplications(attn.to_k, attn.to_v)
-        return spec(attn, image=keys + multiplications(attn.to_q, attn.to_out, block.ff), keys=keys)
+        return super().spec(block)
 
 
 class Flux2Klein(Flux2):
-    """Klein, whose guidance is classifier-free; ValueError for a transformer that embeds a guidance scale."""
+    """Klein, whose guidance is classifier-free, as in `Flux2KleinInpaintPipeline`.
+
+    Raises:
+        ValueError: the transformer embeds a guidance scale.
+    """
 
     def hook(self) -> None:
         """See :class:`DrivenNetwork`."""
@@ -127,26 +128,23 @@ class Flux2Klein(Flux2):
         super().hook()
 
 
-# Flux.2 Klein-KV: `Flux2Transformer2DModel` with block-causal references, as in `Flux2KleinKVPipeline`.
-
-
 class Flux2KleinKV(Flux2Klein):
-    """Klein, whose references attend to each other alone: a prefix, and no companions.
+    """Klein, whose references attend to each other alone: a prefix, and no companions; as in `Flux2KleinKVPipeline`.
 
     An edit's own picture is its first reference; a generation has those of its request alone.
     """
 
-    def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
+    def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:  # noqa: ARG002 - of others
         """None: references are the prefix."""
         return 0
 
-    def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:  # noqa: ARG002 - protocol
+    def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:  # noqa: ARG002 - of families whose text is one
         """Return those of all references."""
         return reference_tokens(beside)
 
     def prefix(
         self,
-        prompt: DrivenPrompt,  # noqa: ARG002 - protocol
+        prompt: Prompt,  # noqa: ARG002 - of families whose text is one
         conditioning: Mapping[str, Tensor],
         beside: Sequence[Grid],
     ) -> Prefix:
@@ -156,7 +154,7 @@ class Flux2KleinKV(Flux2Klein):
         clean = self.references.tokens(conditioning)
         if clean is None:
             raise ValueError(f"received no clean latents of references, expected those of {beside}")
-        return Prefix(self.image_stream(clean), rotary, self._attend)
+        return Prefix(self.image_stream(clean), rotary, self.attend)
 
     def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:  # noqa: ARG002 - a prefix
         """Text and picture: see :class:`Flux2Klein`."""

@@ -1,53 +1,22 @@
-"""One forward of a driven transformer: its modulation, its hooks, and how its tokens attend."""
+"""The hooks of a driven transformer: what modulates its blocks, and how their tokens attend in packed sequences."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from giornata.packed.attention import Apart, Attention, Beside, DenseKV
-from giornata.packed.block_inputs import BlockInputs
-from giornata.packed.compute_set import CachedTokenSegments, ComputeSetStream, PackedBatch, Rotary
+from giornata.packed.attention import Attention
+from giornata.packed.compute_set import BlockInputs, PackedBatch
 from giornata.packed.elementwise import rotate
-from giornata.packed.low_rank import BatchLoras, LoraSpans, LowRankHooks, Where, is_text_layer
+from giornata.packed.forward import AttentionSite, PackedForward, Prefilled, TokenStream
 from giornata.packed.packing import Segments
-from giornata.packed.pages import KVPages
 from giornata.packed.sharding import ShardedBatch
-from giornata.wire.values import BlockMode
-
-# The state of one driven forward: its modulation, and what its tokens attend to.
-
-
-Prefilled = tuple[DenseKV, ...]
-"""Keys and values of one sequence's prefix by block, to which each step attends; empty where it has none."""
-
-
-class TokenStream(Enum):
-    """Tokens that a module sees, packed by sequence."""
-
-    TEXT = auto()
-    IMAGE = auto()
-    """The picture's live tokens, and its companions behind them."""
-    JOINT = auto()
-    """Text and image of each sequence."""
-    OUTPUT = auto()
-    """The tokens that the network answers for: those of the regions, without companions."""
-
-
-class AttentionSite(NamedTuple):
-    """A place where tokens meet: one attention of a block."""
-
-    block: int
-    nth: int = 0
-    sites: int = 1
-    """Attentions of the block: a recording keeps their heads side by side."""
 
 
 class CleanTokens(NamedTuple):
@@ -59,13 +28,10 @@ class CleanTokens(NamedTuple):
     """How many each sequence has behind its picture's tokens."""
 
 
-class ForwardContext:
-    """One forward over `sequences`.
+class DrivenForward(PackedForward):
+    """One forward, and its modulation: `vectors`, (sequences, width), of each sequence's step.
 
-    `vectors` are (sequences, width): the modulation of each sequence's step. `uses` are by sequence, and empty where no
-    sequence uses anything. `output` are the segments of :attr:`TokenStream.OUTPUT`. `prefixes` are by sequence. Where
-    it is `shared`, `sequences` are this process's share. `clean` is there where companions have a modulation of their
-    own.
+    `clean` is there where companions have a modulation of their own; the rest is as :class:`PackedForward` has it.
     """
 
     def __init__(  # noqa: PLR0917 - all that a forward is
@@ -79,17 +45,8 @@ class ForwardContext:
         shared: ShardedBatch | None = None,
         clean: CleanTokens | None = None,
     ) -> None:
-        self._sequences, self._vectors, self._attend, self._output = sequences, vectors, attend, output
-        self._prefixes = {sequence: prefix for sequence, prefix in enumerate(prefixes) if prefix}
-        self._shared, self._clean = shared, clean
-        self.tokens = ComputeSetStream(sequences, uses if shared is None else shared.uses(uses))
-        self.owners = BatchLoras([use.low_rank for use in uses])
-        self._beyond: CachedTokenSegments | None = None
-        """The outside tokens that modules see instead of a stream's."""
-        self._shown: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        """By sequence: keys and values of the present block's sites so far."""
-        self._kept: dict[int, DenseKV | KVPages] = {}
-        """By sequence: what the present block takes, of all of its sites."""
+        super().__init__(sequences, uses, attend, shared, prefixes, output)
+        self._vectors, self._clean = vectors, clean
 
     def vectors(self, start: int, width: int, stream: TokenStream) -> Tensor:
         """A slice of the modulation, (items, width): a vector of each of the items of :meth:`batched`."""
@@ -112,76 +69,6 @@ class ForwardContext:
         segments, behind = self.segments(stream), self._behind(stream)
         return _set_apart(segments.lengths, behind, segments.device) if behind else segments
 
-    def segments(self, stream: TokenStream) -> Segments:
-        """The tokens of each sequence in a stream."""
-        if self._beyond is not None:
-            return self._beyond.segments
-        if stream is TokenStream.OUTPUT:
-            return self._output
-        layout = self.tokens.now.layout
-        if stream is TokenStream.JOINT:
-            return layout.joint
-        return layout.text if stream is TokenStream.TEXT else layout.image
-
-    def spans(self, stream: TokenStream) -> LoraSpans:
-        """Return what the sequences' LoRAs change of the tokens of a stream."""
-        of = None if self._beyond is None else tuple(self.tokens.hidden)
-        return self.owners.over(self.segments(stream).lengths, of)
-
-    def rotary(self, stream: TokenStream) -> Rotary | None:
-        """Cosine and sine of the tokens of a stream; None where positions turn nothing."""
-        cosine, sine = self.tokens.now.rotary if self._beyond is None else self._beyond.rotary
-        if not cosine.shape[1]:
-            return None
-        if self._beyond is not None or stream is TokenStream.JOINT:
-            return cosine, sine
-        split = self.tokens.now.layout.split
-        return split(cosine)[1], split(sine)[1]
-
-    @contextmanager
-    def beyond(self) -> Iterator[Tensor]:
-        """The outside tokens of which the present block projects keys and values, (items, tokens of each, channels).
-
-        Within, modulation and positions are theirs in every stream.
-        """
-        hidden = self.tokens.hidden
-        self._beyond = self._sequences.beyond(tuple(hidden))
-        try:
-            yield self.batched(torch.cat(list(hidden.values())), TokenStream.IMAGE)
-        finally:
-            self._beyond = None
-
-    def keep(self, sites: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Have the present block attend to keys and values that it projected :meth:`beyond`, one pair of each site."""
-        of = tuple(self.tokens.hidden)
-        parts = [part for site in sites for part in site]
-        segments = self._sequences.beyond(of).segments
-        if self._shared is not None:
-            order = self._shared.shares.beyond(of)
-            segments, parts = order.segments, list(self._shared.to_heads(order, parts))
-        keys, values = _side_by_side(parts[::2]), _side_by_side(parts[1::2])
-        for sequence, (start, end) in zip(of, segments.bounds, strict=True):
-            self._kept[sequence] = DenseKV(keys[start:end], values[start:end])
-
-    def attended(
-        self, site: AttentionSite, stream: TokenStream, query: Tensor, key: Tensor, value: Tensor
-    ) -> Tensor:
-        """Each sequence over its own keys and those outside: (tokens, heads, head_dim) each → (tokens, channels).
-
-        `stream` is the joint order, or the image stream where no text is attended to.
-        """
-        shared, heads = self._shared, query.shape[1]
-        segments = self.segments(stream)
-        if shared is not None:
-            order = shared.shares.live(self.tokens.now.whole, text=stream is TokenStream.JOINT)
-            segments = order.segments
-            query, key, value = shared.to_heads(order, (query, key, value))
-        if self.tokens.recorders:
-            self._show(site, stream, segments, key, value)
-        outside = self._outside(site, segments, key)
-        found = self._attend(query, key, value, segments, outside)
-        return (found if shared is None else shared.to_tokens(order, found, heads)).flatten(1)
-
     def _behind(self, stream: TokenStream) -> tuple[int, ...]:
         """Return how many tokens of each segment of a stream are clean ones, the last; empty where there are none."""
         if self._clean is None or stream is not TokenStream.IMAGE:
@@ -195,52 +82,6 @@ class ForwardContext:
             )
         return found if any(found) else ()
 
-    def _show(
-        self, site: AttentionSite, stream: TokenStream, segments: Segments, key: Tensor, value: Tensor
-    ) -> None:
-        """Show the recorders keys and values of the image tokens, those of all sites of a block together."""
-        layout = self.tokens.now.layout if self._shared is None else self._shared.layout
-        text = layout.text.lengths if stream is TokenStream.JOINT else (0,) * len(layout.text.lengths)
-        bounds = segments.bounds
-        for sequence, recorder in self.tokens.recorders.items():
-            start, end = bounds[sequence]
-            picture = slice(start + text[sequence], end)
-            shown = self._shown.setdefault(sequence, [])
-            shown.append((key[picture], value[picture]))
-            if len(shown) == site.sites:
-                keys, values = zip(*self._shown.pop(sequence), strict=True)
-                recorder.keys_values(site.block, _side_by_side(keys), _side_by_side(values))
-
-    def _outside(self, site: AttentionSite, own: Segments, key: Tensor) -> Mapping[int, Beside]:
-        """Return what each sequence attends to beside its own tokens, of which `key` is what the site projects.
-
-        What a block with one site takes as it is kept is the same in every step.
-        """
-        known = self.tokens.plan.outside
-        stays = site.sites == 1 and not self.tokens.hidden and not self._prefixes
-        if stays and site.block in known:
-            return known[site.block]
-        found: dict[int, Beside] = {
-            sequence: prefix[site.block] for sequence, prefix in self._prefixes.items()
-        }
-        for sequence, taken in self.tokens.taken.items():
-            mode = taken.modes[site.block]
-            if mode is BlockMode.KV and site.nth == 0:
-                kept = taken.source.keys_values(site.block)
-                self._kept[sequence] = _by_head(kept, site.sites, key) if site.sites > 1 else kept
-            if mode is BlockMode.FULL:
-                continue
-            kept = _of_site(self._kept[sequence], site)
-            prefix = self._prefixes.get(sequence)
-            if prefix is None:
-                found[sequence] = _fitted(kept, own.lengths[sequence])
-            else:
-                before = prefix[site.block]
-                found[sequence] = _fitted(kept, own.lengths[sequence] + len(before.key)), before
-        if stays:
-            known[site.block] = found
-        return found
-
 
 @lru_cache(maxsize=64)
 def _set_apart(lengths: tuple[int, ...], behind: tuple[int, ...], device: torch.device | str) -> Segments:
@@ -249,78 +90,10 @@ def _set_apart(lengths: tuple[int, ...], behind: tuple[int, ...], device: torch.
     return Segments(tuple(tokens for pair in pairs for tokens in pair), device)
 
 
-def _side_by_side(sites: Sequence[Tensor]) -> Tensor:
-    """(tokens, heads, head_dim) of each site → (tokens, heads of all sites, head_dim)."""
-    return sites[0] if len(sites) == 1 else torch.cat(list(sites), dim=1)
-
-
-def _by_head(kept: DenseKV | KVPages, sites: int, key: Tensor) -> DenseKV:
-    """Return what is taken of all sites of a block; `key` is what one of them projects, (tokens, heads, head_dim)."""
-    if isinstance(kept, DenseKV):
-        return kept
-    shape = len(kept), sites * key.shape[1], key.shape[2]
-    of_key, of_value = (rows.to(key.dtype).view(shape) for rows in kept.rows())
-    return DenseKV(of_key, of_value)
-
-
-def _of_site(kept: DenseKV | KVPages, site: AttentionSite) -> DenseKV | KVPages:
-    """The heads of one site; stored pages are those of a block with one."""
-    if isinstance(kept, KVPages) or site.sites == 1:
-        return kept
-    key, value = (part.chunk(site.sites, dim=1)[site.nth] for part in (kept.key, kept.value))
-    return DenseKV(key, value, kept.room)
-
-
-def _fitted(outside: Apart, own: int) -> Apart:
-    """`outside` with room for `own` tokens, or none: an attention without text needs less."""
-    if isinstance(outside, KVPages) or outside.room in (0, own):
-        return outside
-    spare = outside.room - own
-    return DenseKV(outside.key[spare:], outside.value[spare:], own)
-
-
-# Which tokens each layer of a driven transformer sees, for the LoRAs of its sequences.
-
-
-class LayerStreams:
-    """The streams of one transformer's layers: those of blocks of `pairs`, of `singles`, and behind the blocks."""
-
-    def __init__(self, hooks: LowRankHooks, pairs: Sequence[Any], singles: Sequence[Any]) -> None:
-        self._streams: dict[str, TokenStream] = {}
-        for block in pairs:
-            self._streams |= {
-                path: TokenStream.TEXT if is_text_layer(path) else TokenStream.IMAGE
-                for path in hooks.paths_in(block)
-            }
-        for block in singles:
-            self._streams |= dict.fromkeys(hooks.paths_in(block), TokenStream.JOINT)
-
-    def where(self, forward: ForwardContext) -> Where | None:
-        """Return where LoRAs act in the blocks of `forward` and behind them; None for nowhere."""
-        if not forward.owners:
-            return None
-        return lambda path: forward.spans(self._streams.get(path, TokenStream.OUTPUT))
-
-    def entering(self, forward: ForwardContext, companions: Sequence[int]) -> Where | None:
-        """Where they act on the pictures' tokens before the blocks, without so many `companions` of each sequence."""
-        if not forward.owners:
-            return None
-        live = forward.tokens.now
-        lengths = tuple(
-            length - (count if whole else 0)
-            for length, count, whole in zip(live.layout.image.lengths, companions, live.whole, strict=True)
-        )
-        return lambda _: forward.owners.over(lengths)
-
-
-# What is changed of a transformer so that its blocks serve packed sequences: who modulates, and how tokens
-# attend.
-#
-# Blocks see hidden states as a batch, (items, tokens of each, channels), and a block's own
-# `gate.unsqueeze(1) * x` broadcasts one vector an item. Sequences of one length are the items. Where
-# lengths differ, every token is an item of its own, and the vectors of a sequence are spread to its tokens.
-# The vectors of all steps are made when a row joins, so that no step reads the weights of modulation
-# layers.
+# Blocks see hidden states as a batch, (items, tokens of each, channels), and a block's own `gate.unsqueeze(1) * x`
+# broadcasts one vector an item. Sequences of one length are the items. Where lengths differ, every token is an item of
+# its own, and the vectors of a sequence are spread to its tokens. The vectors of all steps are made when a row joins:
+# no step reads the weights of modulation layers.
 
 
 Activation = Callable[[Tensor], Tensor]
@@ -330,13 +103,13 @@ class TransformerHooks:
     """The hooks of one transformer, and the forward that they read: one at a time, on the thread that predicts."""
 
     def __init__(self) -> None:
-        self._forward: ForwardContext | None = None
+        self._forward: DrivenForward | None = None
         self._layers: list[tuple[nn.Module, Activation]] = []
         self.width = 0
         """Channels of all vectors of one step."""
 
     @property
-    def forward(self) -> ForwardContext:
+    def forward(self) -> DrivenForward:
         """The present forward.
 
         Raises:
@@ -347,7 +120,7 @@ class TransformerHooks:
         return self._forward
 
     @contextmanager
-    def running(self, forward: ForwardContext) -> Iterator[ForwardContext]:
+    def running(self, forward: DrivenForward) -> Iterator[DrivenForward]:
         """Have the hooks read `forward`, and what they read before again afterwards."""
         before, self._forward = self._forward, forward
         try:
@@ -404,7 +177,7 @@ class PrecomputedModulation(nn.Module):
         self._hooks, self._start, self._width, self._stream = hooks, start, _out_features(layer), stream
 
     def forward(self, _: Tensor) -> Tensor:
-        """(items, width): see :meth:`ForwardContext.batched`."""
+        """(items, width): see :meth:`DrivenForward.batched`."""
         return self._hooks.forward.vectors(self._start, self._width, self._stream)
 
 

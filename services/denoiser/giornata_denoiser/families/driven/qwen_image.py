@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from diffusers.models.transformers.transformer_qwenimage import QwenImageTransformer2DModel
+from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21Transformer2DModel
 from torch import Tensor, nn
+from torch.nn import functional
 
+from giornata.packed.attention import Beside
 from giornata.packed.compute_set import Rotary
-from giornata.wire.models import BlockSpec
-from giornata_denoiser.families.driven.batch import Prefix, causal_attention
-from giornata_denoiser.families.driven.forward import (
-    AttentionSite,
-    JointAttention,
-    SelfAttention,
-    TokenStream,
-)
-from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork, multiplications, spec
-from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenPromptBuilder
-from giornata_denoiser.families.protocol import Grid, ReferencePolicy
-from giornata_denoiser.families.tokens import of_complex
-
-# Qwen-Image and Qwen-Image-Edit: `QwenImageTransformer2DModel`, as in their pipelines for inpainting.
+from giornata.packed.forward import AttentionSite, TokenStream
+from giornata.packed.packing import Segments
+from giornata.tensors import EMBEDS
+from giornata.wire.models import FLOW_MATCHING, WITH_LIGHTNING, Sampler
+from giornata_denoiser.families.driven.forward import JointAttention, SelfAttention
+from giornata_denoiser.families.driven.network import DrivenNetwork, Prefix
+from giornata_denoiser.families.protocol import Grid, Network, PromptBuilder, ReferencePolicy, of_complex
+from giornata_denoiser.rows.row import Prompt
 
 
 class QwenImage(DrivenNetwork):
     """Blocks of two streams. Padding of the prompt, which diffusers masks, is not computed."""
+
+    kind = QwenImageTransformer2DModel
+    samplers: ClassVar[Sequence[Sampler]] = WITH_LIGHTNING
 
     def hook(self) -> None:
         """See :class:`DrivenNetwork`.
@@ -53,12 +54,12 @@ class QwenImage(DrivenNetwork):
         shift, scale, *_ = block.img_mod(hidden[:1, 0]).unsqueeze(1).chunk(6, dim=-1)
         return (block.img_norm1(hidden) * (1 + scale) + shift,)
 
-    def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:  # noqa: ARG002 - protocol
+    def vectors(self, prompt: Prompt, times: Tensor) -> Tensor:  # noqa: ARG002 - of families whose text modulates
         """See :class:`DrivenNetwork`."""
-        fractions = times.to(self.dtype) / TRAIN_TIMESTEPS
+        fractions = self.fractions(times)
         return self.hooks.vectors(self.transformer.time_text_embed(fractions, fractions))
 
-    def text_stream(self, prompt: DrivenPrompt) -> Tensor:
+    def text_stream(self, prompt: Prompt) -> Tensor:
         """See :class:`DrivenNetwork`."""
         text: Tensor = self.transformer.txt_in(self.transformer.txt_norm(prompt.embeds))
         return text
@@ -87,11 +88,9 @@ class QwenImage(DrivenNetwork):
         rescaled: Tensor = combined * (wanted / found)
         return rescaled
 
-    def spec(self, block: Any) -> BlockSpec:
+    def outputs(self, block: Any) -> Sequence[nn.Module]:
         """See :class:`DrivenNetwork`."""
-        attn = block.attn
-        keys = multiplications(attn.to_k, attn.to_v)
-        return spec(attn, image=keys + multiplications(attn.to_q, attn.to_out, block.img_mlp), keys=keys)
+        return (block.attn.to_out, block.img_mlp)
 
 
 class QwenImageEdit(QwenImage):
@@ -103,6 +102,19 @@ class QwenImageEdit(QwenImage):
 # Qwen-Image 2.1: `QwenImage21Transformer2DModel`, as in `QwenImage21Pipeline`.
 
 
+def causal_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    own: Segments,  # noqa: ARG001 - see `Attention`; a prefix is one sequence
+    outside: Mapping[int, Beside],  # noqa: ARG001 - likewise: nothing lies outside of it
+) -> Tensor:
+    """Attention of one sequence's tokens to themselves and those before them; see `giornata.packed.attention`."""
+    query, key, value = (each.unsqueeze(0).transpose(1, 2) for each in (query, key, value))
+    attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    return attended.transpose(1, 2)[0]
+
+
 class QwenImage21Attention(SelfAttention):
     """Attention of a block whose positions, masks and cache are arguments; here they are the forward's."""
 
@@ -111,8 +123,11 @@ class QwenImage21Attention(SelfAttention):
         return super().__call__(attn, hidden_states)
 
 
-class QwenImage21(DrivenNetwork):
+class QwenImage21(QwenImage):
     """Blocks of the picture alone, which share their modulation. Text is a prefix; a token is one latent pixel."""
+
+    kind = QwenImage21Transformer2DModel
+    samplers = FLOW_MATCHING
 
     def hook(self) -> None:
         """See :class:`DrivenNetwork`.
@@ -132,32 +147,22 @@ class QwenImage21(DrivenNetwork):
             block.attn.processor = QwenImage21Attention(self.hooks, AttentionSite(index), TokenStream.IMAGE)
 
     @property
-    def text(self) -> DrivenPromptBuilder:
+    def text(self) -> PromptBuilder:
         """Qwen3-VL's embeddings of the prompt's own tokens."""
-        return DrivenPromptBuilder({EMBEDS: (None, int(self.transformer.config.context_in_dim))}, causal=True)
+        return PromptBuilder({EMBEDS: (None, int(self.transformer.config.context_in_dim))}, causal=True)
 
     def normed(self, block: Any, hidden: Tensor) -> Sequence[Tensor]:
         """See :class:`DrivenNetwork`."""
         scale, *_ = self.transformer.modulation(hidden[:1, 0]).unsqueeze(1).chunk(4, dim=-1)
         return (block.img_norm1(hidden) * (1 + scale),)
 
-    def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:  # noqa: ARG002 - protocol
-        """See :class:`DrivenNetwork`."""
-        fractions = times.to(self.dtype) / TRAIN_TIMESTEPS
-        return self.hooks.vectors(self.transformer.time_text_embed(fractions, fractions))
-
-    def text_stream(self, prompt: DrivenPrompt) -> Tensor:
+    def text_stream(self, prompt: Prompt) -> Tensor:
         """None: all text is the prefix."""
         return prompt.embeds.new_empty(0, self.transformer.inner_dim)
 
-    def image_stream(self, latents: Tensor) -> Tensor:
-        """See :class:`DrivenNetwork`."""
-        image: Tensor = self.transformer.img_in(latents)
-        return image
-
     def prefix(
         self,
-        prompt: DrivenPrompt,
+        prompt: Prompt,
         conditioning: Mapping[str, Tensor],  # noqa: ARG002 - protocol
         beside: Sequence[Grid],  # noqa: ARG002 - likewise
     ) -> Prefix:
@@ -178,6 +183,10 @@ class QwenImage21(DrivenNetwork):
         """There is no text beside the picture."""
         return text, block(image, self.transformer.modulation(image[:1, 0]))
 
+    def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
+        """See :class:`Network`: its pipeline keeps no lengths."""
+        return Network.guided(self, positive, negative, scale)
+
     def unpacked(self, latent: Tensor, grid: Grid) -> Tensor:
         """A token is a latent pixel."""
         return latent.T.reshape(-1, *grid)
@@ -185,9 +194,3 @@ class QwenImage21(DrivenNetwork):
     def packed(self, pixels: Tensor) -> Tensor:
         """The inverse of :meth:`unpacked`."""
         return pixels.flatten(1).T.contiguous()
-
-    def spec(self, block: Any) -> BlockSpec:
-        """See :class:`DrivenNetwork`."""
-        attn = block.attn
-        keys = multiplications(attn.to_k, attn.to_v)
-        return spec(attn, image=keys + multiplications(attn.to_q, attn.to_out, block.img_mlp), keys=keys)

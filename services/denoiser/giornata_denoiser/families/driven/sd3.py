@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Any
 
 import torch
+from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
 from torch import Tensor
 from torch.nn import functional
 
-from giornata.control.networks import ControlText
 from giornata.packed.compute_set import Rotary
+from giornata.packed.forward import AttentionSite, TokenStream
+from giornata.tensors import EMBEDS, POOLED
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlBase
 from giornata.wire.models import BlockSpec
-from giornata_denoiser.families.driven.forward import (
-    AttentionSite,
-    JointAttention,
-    SelfAttention,
-    TokenStream,
-)
+from giornata_denoiser.families.driven.forward import JointAttention, SelfAttention
 from giornata_denoiser.families.driven.network import DrivenNetwork, multiplications, spec
-from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenPromptBuilder
-from giornata_denoiser.families.protocol import Grid
-from giornata_denoiser.families.tokens import PATCH, by_channel
+from giornata_denoiser.families.protocol import PATCH, Grid, PromptBuilder, by_channel
+from giornata_denoiser.families.sampling import shifted_always
 from giornata_denoiser.rows.row import Prompt
-
-POOLED: Final = "pooled_prompt_embeds"
 
 
 class StableDiffusion3(DrivenNetwork):
@@ -34,6 +28,9 @@ class StableDiffusion3(DrivenNetwork):
 
     Positions are added to the tokens: a crop from the middle of a square table.
     """
+
+    kind = SD3Transformer2DModel
+    spacing = staticmethod(shifted_always)
 
     def hook(self) -> None:
         """See :class:`DrivenNetwork`.
@@ -56,12 +53,12 @@ class StableDiffusion3(DrivenNetwork):
         self.hooks.spread(self.transformer.norm_out, "linear", TokenStream.OUTPUT, functional.silu)
 
     @property
-    def text(self) -> DrivenPromptBuilder:
+    def text(self) -> PromptBuilder:
         """CLIP's and T5's embeddings one behind the other, and CLIP's pooled ones."""
         config = self.transformer.config
         joint, pooled = int(config.joint_attention_dim), int(config.pooled_projection_dim)
         tensors = {EMBEDS: (None, joint), POOLED: (pooled,)}
-        return DrivenPromptBuilder(tensors, largest=int(config.pos_embed_max_size))
+        return PromptBuilder(tensors, largest=int(config.pos_embed_max_size))
 
     def control_base(self, token_pixels: int) -> ControlBase:
         """See :class:`giornata_denoiser.controls.local.ControlledNetwork`."""
@@ -75,12 +72,6 @@ class StableDiffusion3(DrivenNetwork):
             pooled_channels=int(model.config.pooled_projection_dim),
         )
 
-    @staticmethod
-    def control_text(prompt: Prompt) -> ControlText:
-        """See :class:`giornata_denoiser.controls.local.ControlledNetwork`."""
-        tensors = cast("DrivenPrompt", prompt).tensors
-        return ControlText(tensors[EMBEDS], tensors[POOLED])
-
     def attentions(self, block: Any) -> Sequence[Any]:
         """See :class:`DrivenNetwork`."""
         return [attn for attn in (block.attn, block.attn2) if attn is not None]
@@ -90,7 +81,7 @@ class StableDiffusion3(DrivenNetwork):
         normed: tuple[Tensor, ...] = block.norm1(hidden, emb=hidden[:1, 0])
         return normed[::5]
 
-    def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:
+    def vectors(self, prompt: Prompt, times: Tensor) -> Tensor:
         """See :class:`DrivenNetwork`."""
         pooled = prompt.tensors[POOLED].expand(len(times), -1)
         return self.hooks.vectors(self.transformer.time_text_embed(times, pooled))

@@ -6,23 +6,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from diffusers.models.transformers.transformer_z_image import ZImageTransformer2DModel
 from torch import Tensor
-from torch.nn import functional
 
 from giornata.packed.compute_set import Rotary
+from giornata.packed.forward import AttentionSite, TokenStream
+from giornata.tensors import EMBEDS
 from giornata.wire.models import BlockSpec
-from giornata_denoiser.families.driven.forward import AttentionSite, SelfAttention, TokenStream
-from giornata_denoiser.families.driven.network import TRAIN_TIMESTEPS, DrivenNetwork, multiplications, spec
-from giornata_denoiser.families.driven.prompts import EMBEDS, DrivenPrompt, DrivenPromptBuilder
-from giornata_denoiser.families.protocol import Grid, guide_beyond
-from giornata_denoiser.families.tokens import (
+from giornata_denoiser.families.driven.forward import SelfAttention
+from giornata_denoiser.families.driven.network import DrivenNetwork, multiplications, spec
+from giornata_denoiser.families.protocol import (
     PATCH,
+    TRAIN_TIMESTEPS,
+    Grid,
+    PromptBuilder,
     by_channel,
     by_pixel,
     cell_positions,
+    guide_beyond,
     numbered,
     of_complex,
 )
+from giornata_denoiser.families.sampling import shifted_evenly
+from giornata_denoiser.rows.row import Prompt
 
 MULTIPLE: Final = 32
 """Text and pictures are padded to a multiple of so many tokens, with learnt ones that attend."""
@@ -32,6 +38,9 @@ PATCHES: Final = "2-1"
 
 class ZImage(DrivenNetwork):
     """Blocks of the picture alone, then of the joint stream; text is refined before, once for all steps."""
+
+    kind = ZImageTransformer2DModel
+    spacing = staticmethod(shifted_evenly)
 
     def hook(self) -> None:
         """See :class:`DrivenNetwork`."""
@@ -45,15 +54,13 @@ class ZImage(DrivenNetwork):
         self.hooks.spread(self._last, "adaLN_modulation", TokenStream.OUTPUT)
 
     @property
-    def text(self) -> DrivenPromptBuilder:
+    def text(self) -> PromptBuilder:
         """Qwen3's embeddings of the prompt's own tokens."""
         config = self.transformer.config
-        return DrivenPromptBuilder(
-            {EMBEDS: (None, int(config.cap_feat_dim))}, MULTIPLE, min(config.axes_lens[1:])
-        )
+        return PromptBuilder({EMBEDS: (None, int(config.cap_feat_dim))}, MULTIPLE, min(config.axes_lens[1:]))
 
     @property
-    def out_channels(self) -> int:
+    def out_channels(self) -> int:  # type: ignore[override]  # of the transformer
         """See :class:`DrivenNetwork`."""
         return int(self.transformer.out_channels) * PATCH**2
 
@@ -66,12 +73,12 @@ class ZImage(DrivenNetwork):
         scale, *_ = block.adaLN_modulation(hidden[:1, 0]).unsqueeze(1).chunk(4, dim=-1)
         return (block.attention_norm1(hidden) * (1 + scale),)
 
-    def vectors(self, prompt: DrivenPrompt, times: Tensor) -> Tensor:  # noqa: ARG002 - protocol
+    def vectors(self, prompt: Prompt, times: Tensor) -> Tensor:  # noqa: ARG002 - protocol
         """The transformer is told 1 - sigma."""
         clean = (TRAIN_TIMESTEPS - times) / TRAIN_TIMESTEPS * self.transformer.t_scale
         return self.hooks.vectors(self.transformer.t_embedder(clean).to(self.dtype))
 
-    def text_stream(self, prompt: DrivenPrompt) -> Tensor:
+    def text_stream(self, prompt: Prompt) -> Tensor:
         """The blocks that refine text see no timestep."""
         model, spare = self.transformer, prompt.joint_tokens - len(prompt.embeds)
         text = torch.cat((model.cap_embedder(prompt.embeds), model.cap_pad_token.expand(spare, -1)))[None]
@@ -97,7 +104,7 @@ class ZImage(DrivenNetwork):
 
     def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:  # noqa: ARG002 - it has none
         """The picture lies behind its text; its padding is at the origin."""
-        picture = functional.pad(cell_positions(grid, self.device), (1, 0), value=text_tokens + 1)
+        picture = cell_positions(grid, self.device, before=text_tokens + 1)
         padding = picture.new_zeros(self.companions(grid), 3)
         text = numbered(text_tokens, self.device, axis=0, axes=3, first=1)
         return of_complex(self.transformer.rope_embedder(torch.cat((text, picture, padding))))

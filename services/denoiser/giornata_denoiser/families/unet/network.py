@@ -1,41 +1,52 @@
-"""The network of UNet checkpoints, `UNet2DConditionModel`, over rows that differ in everything."""
+"""UNet checkpoints: `UNet2DConditionModel` over rows that differ in everything, for plain and inpainting models."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from diffusers import UNet2DConditionModel
+from torch import Tensor
 from torch.nn.functional import pixel_unshuffle
 
-from giornata.control.networks import ControlText, skip_channels
-from giornata.packed import attention, elementwise
-from giornata.packed.block_inputs import ActivationRecorder, BlockInputs, CachedTokens, KVSource, Residuals
-from giornata.packed.low_rank import BatchLoras, LowRankHooks, SequenceLoras
+from giornata.control.networks import skip_channels
+from giornata.packed.attention import choose_cross_attention
+from giornata.packed.compute_set import BlockInputs, CachedTokens, KVSource
+from giornata.packed.low_rank import BatchLoras, SequenceLoras, Where
 from giornata.packed.packing import UNTRACED, LaneTracer, maps_to_tiles, tiles_to_maps
+from giornata.tensors import EMBEDS, POOLED, SIZES
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlBase
 from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
-from giornata_denoiser.families import protocol
-from giornata_denoiser.families.protocol import NONE, Grid, ReferencePolicy, SequenceInputs
-from giornata_denoiser.families.unet.passes import MapPass, UnetHooks, maps_joined, tiles_joined
-from giornata_denoiser.families.unet.prompts import (
-    TIME_IDS,
+from giornata_denoiser.choices import WeightQuantization
+from giornata_denoiser.families.protocol import Grid, ModelFamily, Network, PromptBuilder, SequenceInputs
+from giornata_denoiser.families.sampling import DiscreteTime, discrete_scheduler_config
+from giornata_denoiser.families.unet.passes import (
+    MapPass,
+    PassInputs,
     PreparedPrompt,
-    UnetPrompt,
-    UnetPromptBuilder,
+    UnetHooks,
+    maps_joined,
     prepare_prompt,
+    tiles_joined,
 )
 from giornata_denoiser.families.unet.structure import structure
 from giornata_denoiser.families.unet.tiles import CachedTiles, TilePass
 from giornata_denoiser.families.unet.tiling import Tiling
+from giornata_denoiser.families.weights import open_network
 from giornata_denoiser.rows.row import Prompt
+
+SIDE: Final = 8
+"""Latent pixels a side of a tile; Stable Diffusion 1 and 2 have four levels."""
+SIDE_XL: Final = 4
+"""Those of SDXL, which has three."""
+TIME_IDS: Final = 6
+"""SDXL's micro-conditioning: original size, crop and target size, height before width."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,68 +82,68 @@ class UnetBatch:
             self._taken.append((uses, taken))
         return taken
 
-    def prepared(self, sequence: int) -> PreparedPrompt:
-        """Return what the network has made of a sequence's prompt."""
-        return cast("PreparedPrompt", self.sequences[sequence].prepared)
 
-
-class TiledUnet(ABC):
-    """A UNet over tiles of `side` latent pixels a side.
+class UnetInpaint(Network):
+    """A plain text-to-image UNet, as in `StableDiffusionInpaintPipeline`, over tiles of `side` latent pixels a side.
 
     A token is a tile: its channels are those of its latent pixels, (channel, y, x) in this order. A sequence that takes
     from a template is computed as the tiles of its region; all others as maps, those of one size together, which is
-    faster than all of their tiles. With :meth:`model_input`, `conditioning`, `unmasked` and `blends` of a subclass it
-    satisfies :class:`giornata_denoiser.families.protocol.Network`.
+    faster than all of their tiles.
     """
 
-    references: ReferencePolicy = NONE
+    kind = UNet2DConditionModel
+    shardable = False
 
     def __init__(self, unet: Any, side: int) -> None:
-        self.unet, self.side = unet, side
-        self.device: torch.device = unet.device
-        self.dtype: torch.dtype = unet.dtype
-        self.in_channels, self.out_channels = int(unet.config.in_channels), int(unet.config.out_channels)
         self._structure = structure(unet, side)
         # Channels last: cells are rows of their channels, which gathers and matrix products read as they are.
         unet.to(memory_format=torch.channels_last)
         apart = [leaf.module for leaf in self._structure.convolutions]
-        apart += [resnet.time_emb_proj for resnet in self._structure.resnets]
-        self._low_ranks = LowRankHooks(unet, apart)
+        super().__init__(unet, [*apart, *(resnet.time_emb_proj for resnet in self._structure.resnets)])
+        self.unet, self.side = unet, side
+        self.in_channels = int(unet.config.in_channels)
+        self.out_channels = int(unet.config.out_channels) * side**2
         self._interior = UnetHooks(unet, self._structure)
-        self._gather = elementwise.choose_elementwise(self.device, self.dtype).gather
-        self._attend = attention.choose_attention(self.device, self.dtype, self._gather)
-        self._cross = attention.choose_cross_attention(self.device, self.dtype)
+        self._cross = choose_cross_attention(self.device, self.dtype)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantized: WeightQuantization = WeightQuantization.OFF,
+    ) -> ModelFamily:
+        """The family of a checkpoint, whose input channels tell the kind; raises as :func:`load_flow` of `weights`."""
+        if quantized is not WeightQuantization.OFF:
+            raise ValueError(
+                f"a UNet is not quantised; received {quantized}, accepted {WeightQuantization.OFF}"
+            )
+        network = network_of(open_network(cls.kind, folder, "unet", dtype=dtype, device=device))
+        return ModelFamily(network.text, DiscreteTime(discrete_scheduler_config(folder)), network)
 
     def control_base(self, token_pixels: int) -> ControlBase:
         """See :class:`giornata_denoiser.controls.local.ControlledNetwork`."""
-        pooled = self.text.tensors.get("pooled_prompt_embeds")
+        pooled = self.text.tensors.get(POOLED)
         return ControlBase(
             kind=ControlKind.UNET,
             channels=skip_channels(self.unet, self.side),
-            latent_channels=self.out_channels * self.side**2,
+            latent_channels=self.out_channels,
             token_pixels=token_pixels,
             text_channels=int(self.unet.config.cross_attention_dim),
             pooled_channels=None if pooled is None else pooled[0],
         )
 
-    @staticmethod
-    def control_text(prompt: Prompt) -> ControlText:
-        """See :class:`giornata_denoiser.controls.local.ControlledNetwork`."""
-        of = cast("UnetPrompt", prompt)
-        return ControlText(of.embeds, of.pooled, of.time_ids)
-
     @cached_property
-    def text(self) -> UnetPromptBuilder:
+    def text(self) -> PromptBuilder:
         """CLIP's embeddings; for SDXL the pooled embedding and the sizes of its micro-conditioning, too."""
-        config, kept = self.unet.config, self._structure.text_channels
-        tensors: dict[str, tuple[int | None, ...]] = {
-            "prompt_embeds": (None, int(config.cross_attention_dim))
-        }
+        config = self.unet.config
+        tensors: dict[str, tuple[int | None, ...]] = {EMBEDS: (None, int(config.cross_attention_dim))}
         if config.addition_embed_type == "text_time":
             sizes = TIME_IDS * int(config.addition_time_embed_dim)
             pooled = int(config.projection_class_embeddings_input_dim) - sizes
-            tensors |= {"pooled_prompt_embeds": (pooled,), "add_time_ids": (TIME_IDS,)}
-        return UnetPromptBuilder(tensors, kept)
+            tensors |= {POOLED: (pooled,), SIZES: (TIME_IDS,)}
+        return PromptBuilder(tensors, kept_channels=self._structure.text_channels)
 
     @property
     def blocks(self) -> tuple[BlockSpec, ...]:
@@ -140,49 +151,34 @@ class TiledUnet(ABC):
         return self._structure.specs
 
     @property
-    def layers(self) -> Mapping[str, nn.Module]:
-        """See :attr:`giornata_denoiser.families.protocol.Network.layers`."""
-        return self._low_ranks.layers
-
-    @property
     def prepared_bytes(self) -> int:
-        """See :attr:`giornata_denoiser.families.protocol.Network.prepared_bytes`; the text's is the prompt's."""
+        """See :attr:`Network.prepared_bytes`; the text's is the prompt's."""
         return self._structure.modulation_channels * self.dtype.itemsize
 
     def prepare(
         self,
         prompt: Prompt,
         times: Tensor,
-        conditioning: Mapping[str, Tensor],  # noqa: ARG002 - protocol
+        conditioning: Mapping[str, Tensor],  # noqa: ARG002 - of families that look at pictures
         beside: Sequence[Grid],  # noqa: ARG002 - likewise
         *,
         low_rank: SequenceLoras | None = None,
     ) -> PreparedPrompt:
         """Return what timesteps and text come to in all blocks."""
-        of = cast("UnetPrompt", prompt)
-        with self._low_ranks.alone(low_rank):
-            return prepare_prompt(self.unet, self._structure, of, times, self._low_ranks)
+        with self.low_ranks.alone(low_rank):
+            return prepare_prompt(self.unet, self._structure, prompt, times, self.low_ranks)
 
-    def prefix_tokens(self, prompt: Prompt, beside: Sequence[Grid]) -> int:  # noqa: ARG002 - protocol
-        """None."""
-        return 0
-
-    @property
-    @abstractmethod
-    def conditioning(self) -> Mapping[str, int]:
-        """See :attr:`giornata_denoiser.families.protocol.Network.conditioning`."""
-
-    @abstractmethod
-    def model_input(self, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
+    def model_input(self, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002 - of UnetFill
         """(tiles, in_channels * side²): what enters the UNet for one sequence's latents, (tiles, channels * side²)."""
+        return latents
 
     def assemble(self, sequences: Sequence[SequenceInputs]) -> UnetBatch:
-        """See :meth:`giornata_denoiser.families.protocol.Network.assemble`."""
+        """See :meth:`Network.assemble`."""
         return UnetBatch(tuple(sequences), self.device)
 
     def predict(
         self,
-        batch: object,
+        batch: UnetBatch,
         latents: Tensor,
         conditioning: Sequence[Mapping[str, Tensor]],
         steps: Sequence[int],
@@ -190,99 +186,89 @@ class TiledUnet(ABC):
         uses: Sequence[BlockInputs] = (),
         trace: LaneTracer = UNTRACED,
     ) -> Tensor:
-        """See :meth:`giornata_denoiser.families.protocol.Network.predict`.
+        """See :meth:`Network.predict`.
 
         Raises:
             ValueError: a sequence takes some blocks from a template and computes others in full.
         """
-        if not isinstance(batch, UnetBatch):
-            raise TypeError(f"expected a batch of UNets, received {type(batch).__name__}")
-        parts = zip(torch.split(latents, batch.tokens), conditioning, strict=True)
         inputs = [
             self.model_input(latent, own).view(len(latent), self.in_channels, self.side, self.side)
-            for latent, own in parts
+            for latent, own in zip(torch.split(latents, batch.tokens), conditioning, strict=True)
         ]
+        prepared = [sequence.prepared for sequence in batch.sequences]
+        given = PassInputs(prepared, steps, uses, self._cross, self.low_ranks, trace)
         sources = {
             index: source
             for index, use in enumerate(uses)
             if use.taken is not None and (source := _source(use.taken))
         }
-        recorders = {index: use.recorder for index, use in enumerate(uses) if use.recorder is not None}
-        residuals = {index: use.residuals for index, use in enumerate(uses) if use.residuals is not None}
         owners = BatchLoras([use.low_rank for use in uses])
-        forward = _UnetForward(batch, inputs, steps, recorders, owners, residuals, trace)
-        outputs = self._tiles(forward, sources, batch.taken(tuple(uses), sources)) if sources else {}
-        whole: dict[tuple[int, int], list[int]] = {}
+        outputs: dict[int, Tensor] = {}
+        if sources:
+            kept = batch.taken(tuple(uses), sources)
+            outputs = self._tiles(batch, inputs, given, owners, kept, tuple(sources))
+        whole: dict[Grid, list[int]] = {}
         for index, sequence in enumerate(batch.sequences):
             if index not in sources:
                 whole.setdefault(sequence.grid, []).append(index)
         for grid, indices in whole.items():
-            outputs |= self._maps(forward, grid, indices)
+            outputs |= self._maps(batch, inputs, given, owners, grid, tuple(indices))
         return torch.cat([outputs[index] for index in range(len(inputs))])
 
-    def guided(self, positive: Tensor, negative: Tensor, scale: Tensor) -> Tensor:
-        """Classifier-free guidance: negative + scale * (positive - negative)."""
-        return protocol.guide(positive, negative, scale)
-
-    def companions(self, grid: Grid, given: Sequence[Grid] = (), *, generated: bool = False) -> int:  # noqa: ARG002 - protocol
-        """None."""
-        return 0
-
-    def unpacked(self, latent: Tensor, grid: tuple[int, int]) -> Tensor:
-        """See :meth:`giornata_denoiser.families.protocol.Network.unpacked`."""
+    def unpacked(self, latent: Tensor, grid: Grid) -> Tensor:
+        """See :meth:`Network.unpacked`."""
         return tiles_to_maps(latent.view(1, len(latent), -1, self.side, self.side), grid)[0]
 
     def packed(self, pixels: Tensor) -> Tensor:
-        """See :meth:`giornata_denoiser.families.protocol.Network.packed`."""
+        """See :meth:`Network.packed`."""
         return pixel_unshuffle(pixels[None], self.side)[0].flatten(1).T
 
-    def _tiles(
-        self, forward: _UnetForward, sources: Mapping[int, KVSource], kept: CachedTiles
+    def _tiles(  # noqa: PLR0917 - of one forward
+        self,
+        batch: UnetBatch,
+        inputs: Sequence[Tensor],
+        given: PassInputs,
+        owners: BatchLoras,
+        kept: CachedTiles,
+        of: tuple[int, ...],
     ) -> dict[int, Tensor]:
-        """(computed, channels) of the sequences that take from these sources."""
-        batch, of = forward.batch, tuple(sources)
+        """(computed, channels) of the sequences `of`, which take what is kept; `inputs` are of all tiles."""
         tiling = batch.tiling(of)
         regions = [region for region in tiling.regions if region is not None]
         if len(regions) < len(of):
             raise ValueError("a sequence takes from a template and has no region")
-        inputs = [forward.inputs[index] for index in of]
-        taken = [part.index_select(0, region.computed) for part, region in zip(inputs, regions, strict=True)]
-        around = [part.index_select(0, region.outside) for part, region in zip(inputs, regions, strict=True)]
+        own = [(inputs[index], region) for index, region in zip(of, regions, strict=True)]
+        around = [part.index_select(0, region.outside) for part, region in own]
         through = TilePass(
+            given.of(of),
             tiling,
-            [batch.prepared(index) for index in of],
-            [forward.steps[index] for index in of],
             kept=kept,
-            around=dict(enumerate(around)),
-            recorders=forward.recording(of),
-            attend=self._attend,
-            cross=self._cross,
-            gather=self._gather,
-            low_ranks=self._low_ranks if forward.owners else None,
-            trace=forward.trace,
+            around=around,
+            attend=self.attend,
+            gather=self.elementwise.gather,
+            adapted=bool(owners),
         )
-        sample = torch.cat(taken).contiguous(memory_format=torch.channels_last)
-        with forward.adapted(self._low_ranks, tiling.tiles.lengths, of):
-            out = self._interior.run(through, sample, tiles_joined(forward.residuals, of, tiling))
+        sample = torch.cat([part.index_select(0, region.computed) for part, region in own])
+        sample = sample.contiguous(memory_format=torch.channels_last)
+        with self.low_ranks.acting(_where(owners, tiling.tiles.lengths, of)):
+            out = self._interior.run(through, sample, tiles_joined(given.uses, of, tiling))
         out = out.reshape(len(sample), -1)
         return dict(zip(of, torch.split(out, list(tiling.tiles.lengths)), strict=True))
 
-    def _maps(self, forward: _UnetForward, grid: tuple[int, int], of: list[int]) -> dict[int, Tensor]:
+    def _maps(  # noqa: PLR0917 - of one forward
+        self,
+        batch: UnetBatch,
+        inputs: Sequence[Tensor],
+        given: PassInputs,
+        owners: BatchLoras,
+        grid: Grid,
+        of: tuple[int, ...],
+    ) -> dict[int, Tensor]:
         """(computed, channels) of these sequences, whose pictures have one size and are computed whole."""
-        batch = forward.batch
-        through = MapPass(
-            grid,
-            [batch.prepared(index) for index in of],
-            [forward.steps[index] for index in of],
-            forward.recording(of),
-            cross=self._cross,
-            low_ranks=self._low_ranks,
-            trace=forward.trace,
-        )
-        sample = tiles_to_maps(torch.stack([forward.inputs[index] for index in of]), grid)
-        with forward.adapted(self._low_ranks, (1,) * len(of), tuple(of)):
+        sample = tiles_to_maps(torch.stack([inputs[index] for index in of]), grid)
+        with self.low_ranks.acting(_where(owners, (1,) * len(of), of)):
             sample = sample.contiguous(memory_format=torch.channels_last)
-            out = self._interior.run(through, sample, maps_joined(forward.residuals, of, grid))
+            out = self._interior.run(MapPass(given.of(of), grid), sample, maps_joined(given.uses, of, grid))
         tiles = maps_to_tiles(out, grid).flatten(2)
         regions = [batch.sequences[index].region for index in of]
         return {
@@ -291,28 +277,38 @@ class TiledUnet(ABC):
         }
 
 
-@dataclass(frozen=True, eq=False)
-class _UnetForward:
-    """One forward over the sequences of a batch."""
+class UnetFill(UnetInpaint):
+    """An inpainting UNet: mask and masked picture are input channels behind the latent's."""
 
-    batch: UnetBatch
-    inputs: list[Tensor]
-    """(tiles, in_channels, side, side) each: all tiles of a picture."""
-    steps: Sequence[int]
-    recorders: Mapping[int, ActivationRecorder]
-    owners: BatchLoras
-    residuals: Mapping[int, Residuals]
-    trace: LaneTracer
+    blends = False
 
-    def recording(self, of: Sequence[int]) -> dict[int, ActivationRecorder]:
-        """The recorders of these sequences, by place among them."""
-        return {place: self.recorders[index] for place, index in enumerate(of) if index in self.recorders}
+    @property
+    def conditioning(self) -> Mapping[str, int]:
+        """The mask is one value per latent pixel."""
+        pictures = dict.fromkeys(("noise", "image_latents", "masked_image_latents"), self.out_channels)
+        return {**pictures, "mask": self.side**2}
 
-    def adapted(
-        self, hooks: LowRankHooks, items: tuple[int, ...], of: tuple[int, ...]
-    ) -> AbstractContextManager[None]:
-        """Let the LoRAs of the sequences `of` act on their items, so many of each."""
-        return hooks.acting((lambda _: self.owners.over(items, of)) if self.owners else None)
+    def model_input(self, latents: Tensor, conditioning: Mapping[str, Tensor]) -> Tensor:
+        """Latents, mask, masked picture's latents: the channels' order in diffusers."""
+        return torch.cat((latents, conditioning["mask"], conditioning["masked_image_latents"]), dim=1)
+
+
+def network_of(unet: Any) -> UnetInpaint:
+    """The network over a `UNet2DConditionModel`.
+
+    Raises:
+        ValueError: the UNet is of a kind that is not served; says what is.
+    """
+    latent, received = int(unet.config.out_channels), int(unet.config.in_channels)
+    kinds = {latent: UnetInpaint, 2 * latent + 1: UnetFill}
+    if received not in kinds:
+        raise ValueError(f"the UNet has {received} input channels; served are {sorted(kinds)}")
+    return kinds[received](unet, SIDE_XL if unet.config.addition_embed_type == "text_time" else SIDE)
+
+
+def _where(owners: BatchLoras, items: tuple[int, ...], of: tuple[int, ...]) -> Where | None:
+    """Return where the LoRAs of the sequences `of` act: on their items, so many of each."""
+    return (lambda _: owners.over(items, of)) if owners else None
 
 
 def _source(taken: CachedTokens) -> KVSource | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -63,6 +64,17 @@ class LeafModule:
         """Cells of a tile."""
         return self.side * self.side
 
+    @property
+    def number(self) -> int:
+        """Its number as a block.
+
+        Raises:
+            ValueError: it is the first convolution.
+        """
+        if self.block is None:
+            raise ValueError("nothing is kept of the first convolution")
+        return self.block
+
     @cached_property
     def name(self) -> str:
         """For traces."""
@@ -108,15 +120,6 @@ def refuse_unserved(config: Any) -> None:
             raise ValueError(f"the UNet has {option} {value}; served is {accepted}")
 
 
-@dataclass
-class UnassignedOperations:
-    """Operations of a tile that belong to no leaf, and are counted with the next one."""
-
-    linear: float = 0.0
-    convolution: float = 0.0
-    gathered: float = 0.0
-
-
 class _UnetStructureBuilder:
     """Collects leaves and specs in the order of `UNet2DConditionModel.forward`."""
 
@@ -126,13 +129,14 @@ class _UnetStructureBuilder:
         self.attentions: list[LeafModule] = []
         self.resnets: list[Any] = []
         self.specs: list[BlockSpec] = []
-        self._beside = UnassignedOperations()
+        self._beside: dict[str, Any] = defaultdict(float)
+        """Operations of a tile that belong to no leaf, and are counted with the next one."""
 
     def first(self, module: nn.Conv2d, side: int) -> None:
         """The convolution whose input is the latent."""
         self.convolutions.append(LeafModule(None, module, side))
-        self._beside.convolution += layer_weights(module) * side**2
-        self._beside.gathered += windows(module, side)
+        self._beside["convolution"] += layer_weights(module) * side**2
+        self._beside["gathered"] += windows(module, side)
 
     def resnet(self, resnet: Any, side: int) -> None:
         """`ResnetBlock2D`."""
@@ -141,25 +145,36 @@ class _UnetStructureBuilder:
         self.convolution(resnet.conv1, side)
         self.norm(resnet.norm2, side)
         if resnet.conv_shortcut is not None:
-            self._beside.convolution += layer_weights(resnet.conv_shortcut) * side**2
+            self._beside["convolution"] += layer_weights(resnet.conv_shortcut) * side**2
         self.convolution(resnet.conv2, side)
 
     def transformer(self, transformer: Any, side: int) -> None:
         """`Transformer2DModel`; its projections count as linear layers where they are convolutions of single cells."""
-        self._beside.linear += (
-            layer_weights(transformer.proj_in) + layer_weights(transformer.proj_out)
-        ) * side**2
+        for projection in (transformer.proj_in, transformer.proj_out):
+            self._beside["linear"] += layer_weights(projection) * side**2
         self.norm(transformer.norm, side)
         for block in transformer.transformer_blocks:
             self.attention(block, side)
+
+    def level(self, block: Any, side: int) -> None:
+        """The resnets of a block on the way down or up, and the transformers behind them."""
+        crossing = getattr(block, "has_cross_attention", False)
+        for index, resnet in enumerate(block.resnets):
+            self.resnet(resnet, side)
+            if crossing:
+                self.transformer(block.attentions[index], side)
 
     def convolution(self, module: nn.Conv2d, side: int, *, doubled: bool = False) -> None:
         """One that reads `side` cells a side of a tile."""
         stride: int = module.stride[0]
         kept, _ = ConvolutionGeometry(side, stride, doubled).border()
-        parts, outputs = {BORDER: len(kept) * module.in_channels}, (side // stride) ** 2
+        weights = layer_weights(module) * (side // stride) ** 2
         leaf = self._leaf(
-            module, side, parts, convolution=layer_weights(module) * outputs, gathered=windows(module, side)
+            module,
+            side,
+            {BORDER: len(kept) * module.in_channels},
+            convolution=weights,
+            gathered=windows(module, side),
         )
         self.convolutions.append(replace(leaf, doubled=doubled))
 
@@ -169,52 +184,28 @@ class _UnetStructureBuilder:
 
     def attention(self, block: Any, side: int) -> None:
         """`BasicTransformerBlock`: all of its linear layers but those that project the text."""
-        linear = [module for module in block.modules() if isinstance(module, nn.Linear)]
-        projected = (
-            sum(map(layer_weights, linear))
-            - layer_weights(block.attn2.to_k)
-            - layer_weights(block.attn2.to_v)
-        )
+        texts = {block.attn2.to_k, block.attn2.to_v}
+        linear = [each for each in block.modules() if isinstance(each, nn.Linear) and each not in texts]
         width, across = block.attn1.to_k.out_features, block.attn2.to_k.out_features
         cells = side**2
-        self.attentions.append(
-            self._leaf(
-                block,
-                side,
-                dict.fromkeys(("key", "value"), cells * width),
-                heads=cells * block.attn1.heads,
-                linear=cells * projected,
-                pair=2.0 * width * cells**2,
-                across=2.0 * across * TEXT_TOKENS * cells,
-            )
+        leaf = self._leaf(
+            block,
+            side,
+            dict.fromkeys(("key", "value"), cells * width),
+            heads=cells * block.attn1.heads,
+            linear=cells * sum(map(layer_weights, linear)),
+            pair=2.0 * width * cells**2,
+            across=2.0 * across * TEXT_TOKENS * cells,
         )
+        self.attentions.append(leaf)
 
     def _leaf(
-        self,
-        module: Any,
-        side: int,
-        parts: dict[str, int],
-        *,
-        heads: int = 0,
-        linear: float = 0.0,
-        convolution: float = 0.0,
-        gathered: float = 0.0,
-        pair: float = 0.0,
-        across: float = 0.0,
+        self, module: Any, side: int, parts: dict[str, int], *, heads: int = 0, **operations: float
     ) -> LeafModule:
-        beside, self._beside = self._beside, UnassignedOperations()
-        self.specs.append(
-            BlockSpec(
-                heads=heads,
-                parts=parts,
-                linear=linear + beside.linear,
-                convolution=convolution + beside.convolution,
-                gathered=gathered + beside.gathered,
-                together=True,
-                pair=pair,
-                across=across,
-            )
-        )
+        for name, number in operations.items():
+            self._beside[name] += number
+        self.specs.append(BlockSpec(heads=heads, parts=parts, together=True, **self._beside))
+        self._beside.clear()
         return LeafModule(len(self.specs) - 1, module, side)
 
 
@@ -231,14 +222,17 @@ def structure(unet: Any, side: int) -> UnetStructure:
     walk = _UnetStructureBuilder()
     walk.first(unet.conv_in, side)
     for block in unet.down_blocks:
-        _levels(walk, block, side)
+        walk.level(block, side)
         for sampler in block.downsamplers or ():
             walk.convolution(sampler.conv, side)
             side //= 2
-    if unet.mid_block is not None:
-        _middle(walk, unet.mid_block, side)
+    if (middle := unet.mid_block) is not None:
+        walk.resnet(middle.resnets[0], side)
+        for transformer, resnet in zip(middle.attentions, middle.resnets[1:], strict=True):
+            walk.transformer(transformer, side)
+            walk.resnet(resnet, side)
     for block in unet.up_blocks:
-        _levels(walk, block, side)
+        walk.level(block, side)
         for sampler in block.upsamplers or ():
             side *= 2
             walk.convolution(sampler.conv, side, doubled=True)
@@ -251,28 +245,6 @@ def structure(unet: Any, side: int) -> UnetStructure:
         tuple(walk.resnets),
         tuple(walk.specs),
     )
-
-
-def _levels(walk: _UnetStructureBuilder, block: Any, side: int) -> None:
-    for resnet, transformer in _pairs(block):
-        walk.resnet(resnet, side)
-        if transformer is not None:
-            walk.transformer(transformer, side)
-
-
-def _pairs(block: Any) -> Iterator[tuple[Any, Any]]:
-    attentions = (
-        block.attentions if getattr(block, "has_cross_attention", False) else [None] * len(block.resnets)
-    )
-    return zip(block.resnets, attentions, strict=True)
-
-
-def _middle(walk: _UnetStructureBuilder, block: Any, side: int) -> None:
-    first, *others = block.resnets
-    walk.resnet(first, side)
-    for transformer, resnet in zip(block.attentions, others, strict=True):
-        walk.transformer(transformer, side)
-        walk.resnet(resnet, side)
 
 
 def layer_weights(module: Any) -> float:

@@ -9,14 +9,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
-from giornata.packed.attention import Attention, Crossing, DenseKV
-from giornata.packed.block_inputs import ActivationRecorder, KVSource
-from giornata.packed.low_rank import LowRankHooks, convolve
-from giornata.packed.packing import LaneTracer, TraceLane
-from giornata.packed.pages import Gather, KVPages, PageDestination, ProjectedKV
+from giornata.packed.attention import Attention, DenseKV, Gather, KVPages, PageDestination, ProjectedKV
+from giornata.packed.compute_set import KVSource
+from giornata.packed.low_rank import convolve
 from giornata.wire.models import BORDER, MOMENTS
-from giornata_denoiser.families.unet.passes import keep_attended, keep_border, keep_moments, moments
-from giornata_denoiser.families.unet.prompts import PreparedPrompt
+from giornata_denoiser.families.unet.passes import (
+    PassInputs,
+    UnetPass,
+    keep_attended,
+    keep_border,
+    keep_moments,
+    moments,
+)
 from giornata_denoiser.families.unet.structure import WHOLE, LeafModule
 from giornata_denoiser.families.unet.tiling import Tiling, border_cells
 
@@ -40,60 +44,53 @@ class CachedTiles:
         """(tiles,) int64: the sequence of each computed tile, then of each outside tile."""
 
 
-class TilePass:
-    """Satisfies :class:`giornata_denoiser.families.unet.passes.UnetPass`; an item is a tile of `tiling`.
+class TilePass(UnetPass):
+    """A pass over the computed tiles of `tiling`; an item is a tile.
 
-    `prepared` and `steps` are by sequence. `kept` is of the sequences with a region, and `around` the inputs of their
-    outside tiles, (outside, in_channels, side, side). `low_ranks` are there where LoRAs act.
+    `around` are the inputs of each sequence's outside tiles, (outside, in_channels, side, side). LoRAs act where it is
+    `adapted`.
     """
 
     def __init__(
         self,
+        given: PassInputs,
         tiling: Tiling,
-        prepared: Sequence[PreparedPrompt],
-        steps: Sequence[int],
         *,
         kept: CachedTiles,
-        around: Mapping[int, Tensor],
-        recorders: Mapping[int, ActivationRecorder],
+        around: Sequence[Tensor],
         attend: Attention,
-        cross: Crossing,
         gather: Gather,
-        low_ranks: LowRankHooks | None,
-        trace: LaneTracer,
+        adapted: bool,
     ) -> None:
-        self._tiling, self._texts, self._recorders = tiling, [of.text for of in prepared], recorders
-        self._kept, self._around = kept, around
-        self._recorded = [(sequence, tiling.tiles.bounds[sequence]) for sequence in recorders]
-        """The sequences that are recorded, and where their tiles are."""
-        self._attend, self._cross, self._gather = attend, cross, gather
-        self._low_ranks, self._trace = low_ranks, trace
-        vectors = [of.modulation[step] for of, step in zip(prepared, steps, strict=True)]
-        self._vectors = torch.stack(vectors).index_select(0, tiling.tiles.sequence)
+        super().__init__(given, tiling.cells)
+        self._tiling, self._kept, self._around = tiling, kept, around
+        self._recorded = [(self._recorders[s], tiling.tiles.bounds[s]) for s in self._recorders]
+        """The recorders, and where their sequences' tiles are."""
+        self._attend, self._gather, self._adapted = attend, gather, adapted
+        self._vectors = self._vectors.index_select(0, tiling.tiles.sequence)
 
     def convolution(self, leaf: LeafModule, hidden: Tensor) -> Tensor:
         """Gathers what each tile reads, then runs without padding."""
-        with self._trace.span(TraceLane.COMPUTE, leaf.name):
-            module, reading = leaf.module, leaf.reading
-            tiles = hidden.permute(0, 2, 3, 1)
-            for sequence, (start, end) in self._recorded:
-                keep_border(self._recorders[sequence], leaf, tiles[start:end])
-            border, flat = self._kept.borders.get(leaf), tiles.reshape(-1, tiles.shape[3])
-            cells = torch.cat((flat, *self._around_tiles(leaf, flat)) if border is None else (flat, border))
-            acting = [] if self._low_ranks is None else self._low_ranks.parts(module, len(tiles))
-            if leaf.side >= WHOLE:
-                index = self._tiling.windows(reading).index
-                read = cells.index_select(0, index.view(-1)).view(*index.shape, -1).permute(0, 3, 1, 2)
-                out = F.conv2d(read, module.weight, module.bias, reading.stride)
-                convolve(read, out, acting, module, padding=0)
-                return out
-            neighbours, side = self._tiling.neighbours(reading), leaf.side // reading.stride
-            out = _products(cells, neighbours, module.weight, module.bias)
-            for factors, *tiles_of in acting:
-                start, end = (side * side * bound for bound in tiles_of)
-                low = _products(cells, neighbours[9 * start : 9 * end], factors.down)
-                out[start:end].addmm_(low, factors.up.flatten(1).t())
-            return out.view(-1, side, side, module.out_channels).permute(0, 3, 1, 2)
+        module, reading = leaf.module, leaf.reading
+        tiles = hidden.permute(0, 2, 3, 1)
+        for recorder, (start, end) in self._recorded:
+            keep_border(recorder, leaf, tiles[start:end])
+        border, flat = self._kept.borders.get(leaf), tiles.reshape(-1, tiles.shape[3])
+        cells = torch.cat((flat, *self._around_tiles(leaf, flat)) if border is None else (flat, border))
+        acting = self._low_ranks.parts(module, len(tiles)) if self._adapted else []
+        if leaf.side >= WHOLE:
+            index = self._tiling.windows(reading).index
+            read = cells.index_select(0, index.view(-1)).view(*index.shape, -1).permute(0, 3, 1, 2)
+            out = F.conv2d(read, module.weight, module.bias, reading.stride)
+            convolve(read, out, acting, module, padding=0)
+            return out
+        neighbours, side = self._tiling.neighbours(reading), leaf.side // reading.stride
+        out = _products(cells, neighbours, module.weight, module.bias)
+        for factors, *tiles_of in acting:
+            start, end = (side * side * bound for bound in tiles_of)
+            low = _products(cells, neighbours[9 * start : 9 * end], factors.down)
+            out[start:end].addmm_(low, factors.up.flatten(1).t())
+        return out.view(-1, side, side, module.out_channels).permute(0, 3, 1, 2)
 
     def _around_tiles(self, leaf: LeafModule, cells: Tensor) -> Sequence[Tensor]:
         """See :attr:`CachedTiles.borders`, in parts; they are kept if they stay. `cells` are the computed ones."""
@@ -112,19 +109,18 @@ class TilePass:
 
     def norm(self, leaf: LeafModule, hidden: Tensor) -> Tensor:
         """Statistics of the whole picture: of computed tiles as they are, of the others as they are taken."""
-        with self._trace.span(TraceLane.COMPUTE, leaf.name):
-            module = leaf.module
-            found = moments(hidden.permute(0, 2, 3, 1), module.num_groups)
-            for sequence, (start, end) in self._recorded:
-                keep_moments(self._recorders[sequence], leaf, found[start:end])
-            of_group = hidden.shape[1] // module.num_groups
-            mean, variance = self._statistics(leaf, found, leaf.cells * of_group)
-            scale = torch.rsqrt(variance.repeat_interleave(of_group, 1) + module.eps) * module.weight
-            shift = module.bias - mean.repeat_interleave(of_group, 1) * scale
-            owner = self._tiling.tiles.sequence
-            shift = shift.to(hidden.dtype).index_select(0, owner)[:, :, None, None]
-            scale = scale.to(hidden.dtype).index_select(0, owner)[:, :, None, None]
-            return torch.addcmul(shift, hidden, scale)
+        module = leaf.module
+        found = moments(hidden.permute(0, 2, 3, 1), module.num_groups)
+        for recorder, (start, end) in self._recorded:
+            keep_moments(recorder, leaf, found[start:end])
+        of_group = hidden.shape[1] // module.num_groups
+        mean, variance = self._statistics(leaf, found, leaf.cells * of_group)
+        scale = torch.rsqrt(variance.repeat_interleave(of_group, 1) + module.eps) * module.weight
+        shift = module.bias - mean.repeat_interleave(of_group, 1) * scale
+        owner = self._tiling.tiles.sequence
+        shift = shift.to(hidden.dtype).index_select(0, owner)[:, :, None, None]
+        scale = scale.to(hidden.dtype).index_select(0, owner)[:, :, None, None]
+        return torch.addcmul(shift, hidden, scale)
 
     def _statistics(self, leaf: LeafModule, found: Tensor, values: int) -> tuple[Tensor, Tensor]:
         """Mean and variance, (sequences, groups) float64 each, from tiles of so many `values` a group.
@@ -135,7 +131,7 @@ class TilePass:
         taken, owner = kept.moments.get(leaf), kept.owners
         if taken is None or owner is None:
             parts = {
-                sequence: source.part(_number(leaf), MOMENTS).view(-1, 2, found.shape[2])
+                sequence: source.part(leaf.number, MOMENTS).view(-1, 2, found.shape[2])
                 for sequence, source in kept.sources.items()
             }
             if owner is None:
@@ -156,32 +152,19 @@ class TilePass:
 
     def attention(self, leaf: LeafModule, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Each sequence's tiles over their own keys and those that are taken."""
-        with self._trace.span(TraceLane.COMPUTE, leaf.name):
-            for sequence, (start, end) in self._recorded:
-                keep_attended(self._recorders[sequence], leaf, key[start:end], value[start:end])
-            outside = self._kept.attended.get(leaf)
-            if outside is None:
-                outside = {
-                    sequence: self._outside(source.keys_values(_number(leaf)), key)
-                    for sequence, source in self._kept.sources.items()
-                }
-                if self._kept.stays:
-                    self._kept.attended[leaf] = outside
-            cells = self._tiling.cells(leaf.cells)
-            attended = self._attend(
-                query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1), cells, outside
-            )
-            return attended.view(query.shape)
-
-    def text_attention(self, index: int, query: Tensor) -> Tensor:
-        """Each tile over its row's text."""
-        keys, values = zip(*[text[index] for text in self._texts], strict=True)
-        cells = self._tiling.cells(query.shape[1])
-        return self._cross(query.flatten(0, 1), keys, values, cells).view(query.shape)
-
-    def modulation(self, start: int, end: int) -> Tensor:
-        """(tiles, end - start)."""
-        return self._vectors[:, start:end]
+        for recorder, (start, end) in self._recorded:
+            keep_attended(recorder, leaf, key[start:end], value[start:end])
+        outside = self._kept.attended.get(leaf)
+        if outside is None:
+            outside = {
+                sequence: self._outside(source.keys_values(leaf.number), key)
+                for sequence, source in self._kept.sources.items()
+            }
+            if self._kept.stays:
+                self._kept.attended[leaf] = outside
+        cells = self.cells(leaf.cells)
+        attended = self._attend(query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1), cells, outside)
+        return attended.view(query.shape)
 
     def _border(self, leaf: LeafModule, sequence: int, channels: int) -> Tensor:
         """(outside * kept, channels): what is kept of the borders of a sequence's outside tiles."""
@@ -223,9 +206,3 @@ def _products(cells: Tensor, neighbours: Tensor, weight: Tensor, bias: Tensor | 
         else:
             torch.addmm(bias, read, matrix, out=out[start:end])
     return out
-
-
-def _number(leaf: LeafModule) -> int:
-    if leaf.block is None:
-        raise ValueError("nothing is kept of the first convolution")
-    return leaf.block

@@ -1,1 +1,0 @@
-"""A batch that several processes compute: their groups, and families whose networks a group computes."""
