@@ -87,8 +87,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are processors: the longest groups wait for a live stack most of the time."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Two more than there are processors: the longest groups wait for a live stack or a browser most of the time."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:
