@@ -14,7 +14,7 @@ from giornata.packed.forward import AttentionSite, TokenStream
 from giornata.tensors import EMBEDS, POOLED
 from giornata_denoiser.families.driven.forward import JointAttention, SelfAttention
 from giornata_denoiser.families.driven.network import DrivenNetwork
-from giornata_denoiser.families.protocol import TRAIN_TIMESTEPS, Grid, PromptBuilder, cell_positions
+from giornata_denoiser.families.network import TRAIN_TIMESTEPS, Grid, PromptBuilder, cell_positions
 from giornata_denoiser.rows.row import Prompt
 
 

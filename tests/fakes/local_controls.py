@@ -8,7 +8,7 @@ from giornata.control.networks import ControlNet
 from giornata_denoiser.controls.controlnets import ControlDispatcher
 from giornata_denoiser.controls.local import LocalControls, control_target
 from giornata_denoiser.engine.batch_tensors import ControlExecutor
-from giornata_denoiser.families.protocol import Network
+from giornata_denoiser.families.network import Network
 
 
 def controls_of(

@@ -14,7 +14,7 @@ from giornata.scheduling.degrees.pool import Devices
 from giornata.scheduling.degrees.rule import ReplanningOptions, ReplanningRule
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.model_runner import FiniteCheck, ModelRunner, StepReport
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.pool.leader import DevicePool
 from giornata_denoiser.pool.messages import RankReady, connect
 from giornata_denoiser.pool.rank import GroupFamilies, Loaded, Rank, RankLoras, RankSteps

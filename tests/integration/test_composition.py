@@ -57,7 +57,7 @@ from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.flux import FluxInpaint, FluxKontext
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.sampling import DiscreteTime
 from giornata_denoiser.parallel import halve_guidance, shared
 from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl, RowLora

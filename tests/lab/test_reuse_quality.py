@@ -11,7 +11,7 @@ import torch
 from giornata.packed.compute_set import unite_regions
 from giornata.planning.cost_model import refresh_interval
 from giornata_denoiser.engine.step_plan import ReuseOptions
-from giornata_denoiser.families import protocol
+from giornata_denoiser.families import network
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_denoiser.templates.identity import LEVELS_TOGETHER
@@ -115,7 +115,7 @@ def test_padding_may_be_kept_and_other_text_may_not(
 ) -> None:
     kept = inside(model, requests, replace(DEFAULT, keeps_padding=True))
     assert min(kept) > LEAST
-    monkeypatch.setattr(protocol, "padding_tokens", lambda mask: len(mask) - 1)
+    monkeypatch.setattr(network, "padding_tokens", lambda mask: len(mask) - 1)
     assert np.mean(kept) > np.mean(inside(model, requests, replace(DEFAULT, keeps_padding=True)))
 
 

@@ -22,8 +22,8 @@ from giornata.wire.workers import ServiceName
 from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.local import control_target, open_controls
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.preview_map import PreviewMap, fit_autoencoder
-from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.families.weights import OUTLINE, check
 
 LOADERS: Final[dict[str, Callable[[Path, torch.dtype, torch.device, WeightQuantization], ModelFamily]]] = {

@@ -32,7 +32,7 @@ from giornata.wire.errors import GiornataError, LoraMismatch, LoraUnreadable, Se
 from giornata.wire.loras import StoredFile, TierLoadReply, TierLoadRequest
 from giornata.wire.workers import AdapterCounters, AdapterLoad, Tier
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.families.protocol import Network
+from giornata_denoiser.families.network import Network
 from giornata_denoiser.rows.row import Row, RowLora, name_of
 
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)

@@ -16,7 +16,7 @@ from giornata.packed.compute_set import BlockInputs
 from giornata.packed.packing import UNTRACED, LaneTracer
 from giornata.packed.sharding import AllToAllGroup, Shard
 from giornata.planning.cost_model import StepParallelism
-from giornata_denoiser.families.protocol import ModelFamily, Network, SequenceInputs, reference_tokens
+from giornata_denoiser.families.network import ModelFamily, Network, SequenceInputs, reference_tokens
 
 # Families whose networks a group computes; everything around the network runs on every member alike.
 
@@ -135,7 +135,7 @@ class GuidanceParallelNetwork:
         return getattr(self._network, name)
 
     def assemble(self, sequences: Sequence[SequenceInputs]) -> GuidanceParallelBatch:
-        """See :meth:`giornata_denoiser.families.protocol.Network.assemble`."""
+        """See :meth:`giornata_denoiser.families.network.Network.assemble`."""
         member = assign_members(sequences)
         own = self._own(member, sequences)
         return GuidanceParallelBatch(
@@ -155,7 +155,7 @@ class GuidanceParallelNetwork:
         uses: Sequence[BlockInputs] = (),
         trace: LaneTracer = UNTRACED,
     ) -> Tensor:
-        """See :meth:`giornata_denoiser.families.protocol.Network.predict`; the output is all sequences'."""
+        """See :meth:`giornata_denoiser.families.network.Network.predict`; the output is all sequences'."""
         output = latents.new_empty(0, latents.shape[1])
         if batch.own is not None:
             output = self._network.predict(

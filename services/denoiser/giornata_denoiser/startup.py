@@ -34,7 +34,7 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, device_for
 from giornata_denoiser.engine.step_budget import StepBudget
 from giornata_denoiser.engine.step_plan import ReuseOptions
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import GENERATOR, RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, template_generator

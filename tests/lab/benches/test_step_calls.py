@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from giornata_denoiser.choices import CacheForm
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_lab.bench.step_calls import FAMILIES, CalledFunctions, counted_step
 
 MOST = {
@@ -45,4 +45,4 @@ def test_a_step_calls_few_functions_in_few_files(name: str, form: CacheForm | No
 def test_functions_of_ours_are_counted_and_no_others() -> None:
     calls = CalledFunctions()
     calls.count(lambda: [torch.nn.functional.relu(torch.ones(2)), family("flux").depth])
-    assert calls.functions == {"families/protocol.py:ModelFamily.depth": 1}
+    assert calls.functions == {"families/network.py:ModelFamily.depth": 1}

@@ -15,7 +15,7 @@ from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.loading import Accelerator, device_for
 from giornata_denoiser.engine.slabs import Device, TransferHandle
 from giornata_denoiser.families.flux import FluxInpaint
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute import tiny_flux

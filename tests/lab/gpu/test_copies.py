@@ -9,7 +9,7 @@ import torch
 
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.loading import Loader, device_for
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction
 from giornata_lab.bench.compute import tiny_flux

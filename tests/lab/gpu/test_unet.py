@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.sampling import FlowMatching, shifted_by_size
 from giornata_denoiser.families.unet.network import network_of
 from giornata_lab.bench.compute import tiny_flux, tiny_unet

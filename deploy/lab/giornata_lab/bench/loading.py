@@ -50,7 +50,7 @@ from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.engine.loading import Loader, SlabRun, device_for
 from giornata_denoiser.engine.recorders import EntryRecorder
 from giornata_denoiser.engine.slabs import Device, Slabs
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_denoiser.trace import Trace

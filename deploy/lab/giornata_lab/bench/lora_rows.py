@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from giornata.packed.low_rank import SequenceLoras, low_rank
 from giornata.packed.packing import UNTRACED
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_lab.bench.compute.batches import Batches, StepKind
 from giornata_lab.bench.compute.models import described, transformer_of
 from giornata_lab.bench.harness import clock_of, compared, in_turns, median_ms, write

@@ -12,7 +12,7 @@ import click
 import torch
 
 from giornata.runtime import keep_freed
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_lab.bench.compute import families
 from giornata_lab.bench.compute.models import SHAPES, flux
 from giornata_lab.bench.compute.rows import Rows

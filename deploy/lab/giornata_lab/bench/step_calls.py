@@ -24,7 +24,7 @@ import giornata
 import giornata_denoiser
 from giornata.planning.operations import taking_modes
 from giornata_denoiser.choices import CacheForm
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_lab.bench.compute import engines, families, tiny_flux, tiny_unet
 from giornata_lab.bench.compute.engines import BenchSetting
 from giornata_lab.bench.compute.rows import Rows

@@ -25,7 +25,7 @@ from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.recorders import EntryRecorder, OwnKeysValues, own_bits
 from giornata_denoiser.engine.slabs import Slabs
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute.batches import tera_operations

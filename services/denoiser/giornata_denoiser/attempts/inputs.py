@@ -29,7 +29,7 @@ from giornata.wire.resolution import guided_by, steps_of
 from giornata.wire.values import Intermediate
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.step_budget import recorded_bytes, reuse_profits, run_ms
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.rows import NOISE, build_row, read_references
 from giornata_denoiser.rows.row import NONE, Adapters, Row, RowControl, RowLora, SamplerTable, Snapshot
 from giornata_denoiser.rows.step_cache import rule_of

@@ -27,7 +27,7 @@ from giornata.tensors import SIZES
 from giornata.wire.adapters import ControlWork
 from giornata.wire.controlnets import ControlBase
 from giornata_denoiser.engine.batch_tensors import ControlNotLoaded, OfSequences
-from giornata_denoiser.families.protocol import Network
+from giornata_denoiser.families.network import Network
 from giornata_denoiser.rows.row import Prompt, Row
 
 

@@ -15,7 +15,7 @@ from giornata.packed.packing import Segments, to_device
 from giornata.scheduling.batch import RowKey
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.slabs import WaitTimer
-from giornata_denoiser.families.protocol import ModelFamily, SequenceInputs
+from giornata_denoiser.families.network import ModelFamily, SequenceInputs
 from giornata_denoiser.rows.row import Row, RowLora
 
 OfSequences = tuple[Residuals, ...]

@@ -11,7 +11,7 @@ from torch import Tensor
 from giornata.packed.compute_set import BlockInputs, by_sequence
 from giornata.packed.packing import UNTRACED, LaneTracer, to_device
 from giornata_denoiser.engine.batch_tensors import BatchTensors
-from giornata_denoiser.families.protocol import ModelFamily, Network
+from giornata_denoiser.families.network import ModelFamily, Network
 from giornata_denoiser.rows.row import NOISE, OUTPUT, STATES, Row
 from giornata_denoiser.rows.step_cache import TaylorExpansion, remember_output
 

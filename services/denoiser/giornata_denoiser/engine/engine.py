@@ -14,8 +14,8 @@ from giornata_denoiser.engine.batch_tensors import ControlExecutor, LowRanks, or
 from giornata_denoiser.engine.model_runner import Judge, ModelRunner, StepReport
 from giornata_denoiser.engine.step_budget import MemoryLimit, StepBudget
 from giornata_denoiser.engine.step_plan import ReuseOptions
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.preview_map import PreviewMap
-from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 
 

@@ -41,8 +41,8 @@ from giornata_denoiser.engine.denoise_step import (
 from giornata_denoiser.engine.loading import hosting_for
 from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.engine.step_plan import ReuseOptions, StepPlan, StepPlanner
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.preview_map import PreviewMap
-from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.step_cache import TaylorExpansion, extrapolated
 from giornata_denoiser.rows.template import Entry

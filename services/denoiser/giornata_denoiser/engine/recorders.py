@@ -12,7 +12,7 @@ from giornata.packed.compute_set import ActivationRecorder
 from giornata.planning.operations import is_all_or_nothing
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.slabs import Slabs
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import CachedBlock, Correction, Entry, StoredTensor, bits_of, store
 

@@ -21,7 +21,7 @@ from giornata.packed.sharding import Shard
 from giornata.planning.operations import is_all_or_nothing
 from giornata.wire.models import PARTS
 from giornata.wire.values import BlockMode
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedBlock, Correction, Entry, StoredTensor, shrinkage
 

@@ -21,7 +21,7 @@ from giornata.planning.operations import (
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.recorders import own_bits
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.step_cache import cache_bytes
 from giornata_denoiser.rows.template import CachedBlock, stored_bytes

@@ -47,7 +47,7 @@ from giornata_denoiser.engine.recorders import (
 )
 from giornata_denoiser.engine.slabs import CacheSharder, Device, Slabs, WaitTimer
 from giornata_denoiser.engine.step_budget import predicted_work
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import Correction, Entry
 

@@ -26,7 +26,7 @@ from giornata.tensors import EMBEDS, POOLED
 from giornata.wire.adapters import ControlKind
 from giornata.wire.controlnets import ControlBase
 from giornata.wire.models import BlockSpec
-from giornata_denoiser.families.protocol import (
+from giornata_denoiser.families.network import (
     TRAIN_TIMESTEPS,
     Grid,
     Network,

@@ -12,7 +12,7 @@ from giornata.tensors import NEGATIVE, PROMPT_MASK, unpack
 from giornata.wire.errors import SchemaMismatch
 from giornata.wire.jobs import Inspection
 from giornata.wire.requests import named_references
-from giornata_denoiser.families.protocol import REFERENCES, ModelFamily
+from giornata_denoiser.families.network import REFERENCES, ModelFamily
 from giornata_denoiser.rows.row import GENERATOR, Adapters, Prompt, Row, SamplerTable, Snapshot
 from giornata_denoiser.rows.row import NONE as NO_ADAPTERS
 

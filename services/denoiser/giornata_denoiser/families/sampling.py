@@ -63,7 +63,7 @@ TRIED: Final = 4
 
 
 class DiscreteTime:
-    """Satisfies :class:`giornata_denoiser.families.protocol.NoiseSchedule`. `config` is the checkpoint's scheduler's.
+    """Satisfies :class:`giornata_denoiser.families.network.NoiseSchedule`. `config` is the checkpoint's scheduler's.
 
     Raises:
         ValueError: a scheduler that is not served, or one that clips samples, which no matrix does.
@@ -165,7 +165,7 @@ LIGHTNING: Final[dict[str, Any]] = {
 
 
 class FlowMatching:
-    """Satisfies :class:`giornata_denoiser.families.protocol.NoiseSchedule`.
+    """Satisfies :class:`giornata_denoiser.families.network.NoiseSchedule`.
 
     `config` is the checkpoint's scheduler configuration; `spacing` and `samplers` are the family's.
     """

@@ -14,7 +14,7 @@ from torch import nn
 from giornata.weight_loading import load_network
 from giornata.wire.errors import Failed
 from giornata_denoiser.choices import WeightQuantization
-from giornata_denoiser.families.protocol import ModelFamily, Network
+from giornata_denoiser.families.network import ModelFamily, Network
 from giornata_denoiser.families.sampling import FlowMatching, flow_scheduler_config
 
 # Weights alone are quantised, by torchao, each output channel with a scale of its own; products are computed in the

@@ -38,7 +38,7 @@ from giornata_denoiser.controls.local import LocalControls, control_target
 from giornata_denoiser.engine.batch_tensors import ControlExecutor
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.model_runner import FailedRow, FiniteCheck, ModelRunner, RowPreview, StepReport
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.parallel import RankGroups, halve_guidance, shared
 from giornata_denoiser.pool.messages import (
     AbortGroup,

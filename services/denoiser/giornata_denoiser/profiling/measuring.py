@@ -48,7 +48,7 @@ from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.recorders import EntryRecorder
 from giornata_denoiser.engine.slabs import CacheSharder, Device, Slabs
-from giornata_denoiser.families.protocol import ModelFamily, Network
+from giornata_denoiser.families.network import ModelFamily, Network
 from giornata_denoiser.profiling.mixtures import LEAST_SIDE, RowSize, StepShape, TokensBeside
 from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl
 from giornata_denoiser.rows.template import Entry

@@ -19,7 +19,7 @@ from giornata.scheduling.degrees.pool import DEGREES
 from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.parallel import RankGroups, halve_guidance, shared, widest_group
 from giornata_denoiser.profiling.measuring import StepMeter
 from giornata_denoiser.profiling.mixtures import StepShape

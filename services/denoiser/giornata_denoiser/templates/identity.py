@@ -24,7 +24,7 @@ from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import BITS, EXACT, CacheForm, WeightQuantization
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, SamplerTable
 from giornata_denoiser.rows.template import FILE_BYTES, CachedTemplate, Correction, bits_of, stored_bytes
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from giornata.packed.compute_set import BlockInputs
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.denoise_step import denoise_step
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.parallel import RankGroup, shared
 from giornata_denoiser.rows.row import Row
 from tests.integration.denoiser.parallel.members import Member, Members

@@ -23,7 +23,7 @@ from giornata_denoiser.engine.recorders import EntryRecorder
 from giornata_denoiser.engine.slabs import CacheSharder, Device, Slabs
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.flux import FluxInpaint, FluxKontext
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.parallel import RankGroup, assign_members, halve_guidance, is_possible, shared
 from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowLora
 from giornata_denoiser.rows.template import Entry

@@ -20,8 +20,8 @@ from giornata_denoiser.attempts.attempt import encode, limit_bytes
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.families.flux import FluxInpaint
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.preview_map import PreviewMap
-from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import preview_steps
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec

@@ -25,7 +25,7 @@ from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.slabs import Slabs
 from giornata_denoiser.engine.step_budget import StepBudget, step_bytes
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.profiling.fitting import activation_bytes
 from giornata_denoiser.profiling.measuring import StepMeter
 from giornata_denoiser.profiling.mixtures import RowSize, StepShape

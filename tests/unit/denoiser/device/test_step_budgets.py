@@ -32,7 +32,7 @@ from giornata_denoiser.engine.loading import Loader, device_for
 from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.families.flux import FluxInpaint
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.sampling import FlowMatching, shifted_always, shifted_by_size
 from giornata_denoiser.families.unet.network import network_of
 from giornata_denoiser.loras import LoraTiers

@@ -18,7 +18,7 @@ from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_budget import StepBudget
 from giornata_denoiser.engine.step_plan import ReuseOptions
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_denoiser.trace import Trace

@@ -18,8 +18,8 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.model_runner import FiniteCheck, StepReport
 from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.engine.step_plan import ReuseOptions
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.preview_map import PreviewMap
-from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec

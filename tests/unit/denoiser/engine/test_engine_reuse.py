@@ -34,7 +34,7 @@ from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, SlabLoad, SlabRun
 from giornata_denoiser.engine.slabs import Slabs
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry
 from giornata_denoiser.trace import Trace
 from giornata_lab.bench.compute import tiny_flux

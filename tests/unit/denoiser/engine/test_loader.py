@@ -28,7 +28,7 @@ from giornata_denoiser.engine.loading import (
 from giornata_denoiser.engine.recorders import EntryRecorder
 from giornata_denoiser.engine.slabs import Device, Slabs, TransferHandle, WaitTimer
 from giornata_denoiser.engine.step_plan import ReuseOptions
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, StoredTensor, store
 from giornata_lab.bench.compute import tiny_flux

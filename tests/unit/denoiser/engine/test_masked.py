@@ -17,7 +17,7 @@ from giornata.packed.compute_set import BlockInputs, CachedTokens, Region, make_
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.denoise_step import blend, denoise_step
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec

@@ -23,7 +23,7 @@ from giornata_denoiser.attempts.inputs import with_reuse
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine import step_budget
 from giornata_denoiser.engine.step_budget import row_bytes
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction

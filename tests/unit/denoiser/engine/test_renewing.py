@@ -17,7 +17,7 @@ from giornata_denoiser.engine import step_budget
 from giornata_denoiser.engine.recorders import renew_steps
 from giornata_denoiser.engine.step_budget import row_bytes
 from giornata_denoiser.families.flux import FluxInpaint
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.templates.lookup import TemplateReuse
 from giornata_lab.bench.compute import tiny_flux, tiny_unet

@@ -18,7 +18,7 @@ from giornata.packed.low_rank import LowRankHooks
 from giornata.packed.packing import UNTRACED, make_layout
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.batch_tensors import assemble, place_inputs
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import JOINT_DIM, LATENT, POOLED_DIM, Spec

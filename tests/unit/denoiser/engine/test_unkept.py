@@ -24,7 +24,7 @@ from giornata_denoiser.engine.step_budget import (
     slab_bytes,
     step_bytes,
 )
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute import tiny_flux

@@ -16,7 +16,7 @@ from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.batch_tensors import BatchTensors, assemble, place_inputs
 from giornata_denoiser.engine.step_budget import StepBudget, row_bytes, step_bytes
 from giornata_denoiser.families.driven.network import DrivenBatch, PreparedSequence
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute.tiny_flux import Spec

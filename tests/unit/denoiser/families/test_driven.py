@@ -15,7 +15,7 @@ from torch import Tensor
 from giornata.packed.compute_set import BlockInputs, CachedTokens, Region, make_region, with_companions
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.batch_tensors import assemble
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes import tiny_driven

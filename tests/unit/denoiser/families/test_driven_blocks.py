@@ -20,7 +20,7 @@ from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import LOADERS
 from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.engine.batch_tensors import assemble
-from giornata_denoiser.families.protocol import ModelFamily, PromptBuilder
+from giornata_denoiser.families.network import ModelFamily, PromptBuilder
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER, Spec
 from tests.fakes import tiny_driven

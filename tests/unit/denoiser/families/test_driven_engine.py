@@ -18,7 +18,7 @@ from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.denoise_step import denoise_step
 from giornata_denoiser.engine.recorders import OwnKeysValues
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.profiling.fitting import activation_bytes
 from giornata_denoiser.profiling.measuring import StepMeter
 from giornata_denoiser.profiling.mixtures import RowSize, StepShape

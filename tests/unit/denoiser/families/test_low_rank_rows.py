@@ -16,7 +16,7 @@ from giornata.packed.compute_set import BlockInputs, CachedTokens
 from giornata.packed.low_rank import SequenceLoras
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.batch_tensors import assemble, place_inputs, with_low_ranks
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from giornata_lab.bench.compute.tiny_flux import Spec

@@ -9,8 +9,8 @@ from diffusers import FluxPipeline
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata_denoiser.families import protocol
-from giornata_denoiser.families.protocol import PATCH, Network
+from giornata_denoiser.families import network
+from giornata_denoiser.families.network import PATCH, Network
 
 NETWORK: Any = None
 """Any: these methods are of no instance."""
@@ -30,9 +30,9 @@ def test_latents_are_packed_as_diffusers_packs_them(grid: tuple[int, int], chann
 def test_a_patchs_pixels_and_channels_change_places(grid: tuple[int, int], channels: int) -> None:
     tokens = grid[0] * grid[1]
     by_pixel = torch.randn(tokens, PATCH, PATCH, channels)
-    by_channel = protocol.by_channel(by_pixel.flatten(1))
+    by_channel = network.by_channel(by_pixel.flatten(1))
     assert torch.equal(by_channel.view(tokens, channels, PATCH, -1), by_pixel.movedim(-1, 1))
-    assert torch.equal(protocol.by_pixel(by_channel), by_pixel.flatten(1))
+    assert torch.equal(network.by_pixel(by_channel), by_pixel.flatten(1))
 
 
 def test_each_tokens_scale_weighs_its_own_outputs() -> None:
@@ -45,5 +45,5 @@ def test_each_tokens_scale_weighs_its_own_outputs() -> None:
     assert Network.guided(NETWORK, positive.bfloat16(), negative.bfloat16(), scale).dtype is torch.bfloat16
     # Z-Image counts from the prompt's own output: a scale of 1 less says the same
     torch.testing.assert_close(
-        protocol.guide_beyond(positive, positive, negative, scale - 1), wanted, rtol=1e-6, atol=1e-6
+        network.guide_beyond(positive, positive, negative, scale - 1), wanted, rtol=1e-6, atol=1e-6
     )

@@ -15,7 +15,7 @@ from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein
 from giornata_denoiser.families.driven.network import DrivenNetwork
 from giornata_denoiser.families.driven.qwen_image import QwenImageEdit
 from giornata_denoiser.families.flux import FluxInpaint, FluxKontext
-from giornata_denoiser.families.protocol import REFERENCES, Grid, ReferencePolicy, reference_tokens
+from giornata_denoiser.families.network import REFERENCES, Grid, ReferencePolicy, reference_tokens
 from giornata_denoiser.families.rows import read_references
 from tests.contract.messages import INSPECTION
 from tests.unit.prepost.test_references import CARD

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.step_cache import TaylorRule
 from giornata_lab.bench.compute import tiny_flux

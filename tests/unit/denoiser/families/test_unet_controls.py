@@ -24,7 +24,7 @@ from giornata_denoiser.controls.local import control_target as controlled_networ
 from giornata_denoiser.engine.batch_tensors import with_residuals
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_plan import ReuseOptions
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Adapters, Row, RowControl
 from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens
 from tests.fakes import tiny_unet_control

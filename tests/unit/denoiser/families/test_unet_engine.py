@@ -25,7 +25,7 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.slabs import Device, Slabs
 from giornata_denoiser.engine.step_budget import slab_bytes
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.families.sampling import FlowMatching, shifted_by_size
 from giornata_denoiser.profiling.fitting import calibrate

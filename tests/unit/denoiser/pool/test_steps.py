@@ -15,7 +15,7 @@ from giornata.scheduling.degrees.pool import Devices, StepStart
 from giornata.scheduling.pool_rows import RowTimes
 from giornata.wire.jobs import Priority
 from giornata_denoiser.engine.model_runner import FiniteCheck, ModelRunner
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.parallel import GroupLost
 from giornata_denoiser.pool.messages import (
     ForgetResources,

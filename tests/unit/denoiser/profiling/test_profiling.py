@@ -27,8 +27,8 @@ from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.engine.slabs import Device
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.preview_map import PreviewMap
-from giornata_denoiser.families.protocol import ModelFamily
 from giornata_denoiser.profiling import fitting
 from giornata_denoiser.profiling.__main__ import report
 from giornata_denoiser.profiling.fitting import device_name, proportional_fit, read_profile, write_profile

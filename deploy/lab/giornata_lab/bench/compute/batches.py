@@ -22,7 +22,7 @@ from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.recorders import CorrectionRecorder
 from giornata_denoiser.engine.slabs import Device, Slabs
 from giornata_denoiser.families.driven.network import DrivenNetwork
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedBlock, Correction, Entry, StoredTensor
 from giornata_lab.bench.compute.engines import DEVICE_BYTES

@@ -20,7 +20,7 @@ from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader, device_for
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.engine.step_plan import CostFollower, ReuseOptions
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.templates.identity import LEVELS
 

@@ -22,7 +22,7 @@ from giornata_denoiser.families.driven.flux2 import Flux2, Flux2Klein
 from giornata_denoiser.families.driven.qwen_image import QwenImage, QwenImageEdit
 from giornata_denoiser.families.driven.sd3 import StableDiffusion3
 from giornata_denoiser.families.driven.z_image import ZImage
-from giornata_denoiser.families.protocol import ModelFamily, Network
+from giornata_denoiser.families.network import ModelFamily, Network
 from giornata_denoiser.families.sampling import DiscreteTime, FlowMatching, shifted_always
 from giornata_denoiser.families.unet.network import network_of
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER

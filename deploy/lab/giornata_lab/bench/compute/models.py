@@ -10,7 +10,7 @@ from diffusers import AutoencoderKL
 from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 
 from giornata_denoiser.families.flux import FluxInpaint
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.unet.network import UnetInpaint
 from giornata_lab.bench.compute import tiny_flux
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from giornata.packed.compute_set import make_region, with_companions
 from giornata.scheduling.batch import RowKey
 from giornata.tensors import PROMPT_MASK
-from giornata_denoiser.families.protocol import ModelFamily
+from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, template_noise

@@ -13,7 +13,7 @@ from torch import Tensor
 from giornata.packed.attention import DenseKV
 from giornata.packed.compute_set import Region, make_region
 from giornata.wire.models import BORDER, MOMENTS
-from giornata_denoiser.families.protocol import SequenceInputs
+from giornata_denoiser.families.network import SequenceInputs
 from giornata_denoiser.families.unet.network import UnetFill, UnetInpaint, network_of
 
 CROSS: Final = 24

@@ -13,7 +13,7 @@ from giornata.packed.compute_set import Rotary
 from giornata.packed.forward import AttentionSite, TokenStream
 from giornata_denoiser.families.driven.forward import JointAttention, SelfAttention
 from giornata_denoiser.families.driven.network import DrivenNetwork
-from giornata_denoiser.families.protocol import TRAIN_TIMESTEPS, Grid, cell_positions
+from giornata_denoiser.families.network import TRAIN_TIMESTEPS, Grid, cell_positions
 from giornata_denoiser.rows.row import Prompt
 
 

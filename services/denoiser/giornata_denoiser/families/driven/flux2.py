@@ -15,7 +15,7 @@ from giornata.packed.forward import AttentionSite, TokenStream
 from giornata.wire.models import BlockSpec
 from giornata_denoiser.families.driven.forward import JointAttention, ParallelAttention, by_head
 from giornata_denoiser.families.driven.network import DrivenNetwork, Prefix, multiplications, spec
-from giornata_denoiser.families.protocol import (
+from giornata_denoiser.families.network import (
     TRAIN_TIMESTEPS,
     Grid,
     ReferencePolicy,

@@ -22,7 +22,7 @@ from giornata.planning.operations import group_blocks
 from giornata.tensors import EMBEDS
 from giornata.wire.models import BlockSpec
 from giornata_denoiser.families.driven.forward import CleanTokens, DrivenForward, TransformerHooks, by_head
-from giornata_denoiser.families.protocol import (
+from giornata_denoiser.families.network import (
     TRAIN_TIMESTEPS,
     Grid,
     Network,
@@ -196,7 +196,7 @@ class DrivenNetwork(Network):
     def rotated(self, text_tokens: int, grid: Grid, beside: tuple[Grid, ...]) -> Rotary:
         """Rotary embedding of a sequence: text, picture, companions; 0 wide where positions turn nothing.
 
-        `beside` are the clean pictures, see :meth:`giornata_denoiser.families.protocol.ReferencePolicy.grids`. Text
+        `beside` are the clean pictures, see :meth:`giornata_denoiser.families.network.ReferencePolicy.grids`. Text
         that is a prefix is among it, clean pictures that are one are not.
         """
 

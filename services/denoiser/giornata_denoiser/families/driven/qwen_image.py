@@ -19,7 +19,7 @@ from giornata.tensors import EMBEDS
 from giornata.wire.models import FLOW_MATCHING, WITH_LIGHTNING, Sampler
 from giornata_denoiser.families.driven.forward import JointAttention, SelfAttention
 from giornata_denoiser.families.driven.network import DrivenNetwork, Prefix
-from giornata_denoiser.families.protocol import Grid, Network, PromptBuilder, ReferencePolicy, of_complex
+from giornata_denoiser.families.network import Grid, Network, PromptBuilder, ReferencePolicy, of_complex
 from giornata_denoiser.rows.row import Prompt
 
 

@@ -18,7 +18,7 @@ from giornata.wire.controlnets import ControlBase
 from giornata.wire.models import BlockSpec
 from giornata_denoiser.families.driven.forward import JointAttention, SelfAttention
 from giornata_denoiser.families.driven.network import DrivenNetwork, multiplications, spec
-from giornata_denoiser.families.protocol import PATCH, Grid, PromptBuilder, by_channel
+from giornata_denoiser.families.network import PATCH, Grid, PromptBuilder, by_channel
 from giornata_denoiser.families.sampling import shifted_always
 from giornata_denoiser.rows.row import Prompt
 

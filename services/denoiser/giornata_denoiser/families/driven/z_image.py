@@ -15,7 +15,7 @@ from giornata.tensors import EMBEDS
 from giornata.wire.models import BlockSpec
 from giornata_denoiser.families.driven.forward import SelfAttention
 from giornata_denoiser.families.driven.network import DrivenNetwork, multiplications, spec
-from giornata_denoiser.families.protocol import (
+from giornata_denoiser.families.network import (
     PATCH,
     TRAIN_TIMESTEPS,
     Grid,

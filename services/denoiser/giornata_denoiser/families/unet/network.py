@@ -24,7 +24,7 @@ from giornata.wire.controlnets import ControlBase
 from giornata.wire.models import BlockSpec
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import WeightQuantization
-from giornata_denoiser.families.protocol import Grid, ModelFamily, Network, PromptBuilder, SequenceInputs
+from giornata_denoiser.families.network import Grid, ModelFamily, Network, PromptBuilder, SequenceInputs
 from giornata_denoiser.families.sampling import DiscreteTime, discrete_scheduler_config
 from giornata_denoiser.families.unet.passes import (
     MapPass,

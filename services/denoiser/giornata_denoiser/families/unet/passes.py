@@ -22,7 +22,7 @@ from giornata.packed.low_rank import LowRankHooks, convolve
 from giornata.packed.packing import LaneTracer, Segments, TraceLane, tiles_to_maps
 from giornata.tensors import POOLED, SIZES
 from giornata.wire.models import BORDER, MOMENTS
-from giornata_denoiser.families.protocol import Grid
+from giornata_denoiser.families.network import Grid
 from giornata_denoiser.families.unet.structure import LeafModule, UnetStructure
 from giornata_denoiser.families.unet.tiling import Tiling, border_cells, cut
 from giornata_denoiser.rows.row import Prompt
