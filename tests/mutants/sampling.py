@@ -35,8 +35,8 @@ PURE: Final = {
     "planning": Package("shared/giornata/planning", ("tests/unit/planning", "tests/unit/denoiser/engine")),
     "packed": Package(
         "shared/giornata/packed",
-        ("tests/unit/packed", "tests/unit/denoiser/engine"),
-        ("tests/unit/denoiser/engine/test_masked.py",),
+        ("tests/unit/packed", "tests/unit/denoiser/engine", "tests/unit/denoiser/families"),
+        ("tests/unit/denoiser/engine/test_masked.py", "tests/integration/denoiser/parallel/test_forward.py"),
     ),
     **{
         name: Package(f"services/router/giornata_router/{name}.py", ("tests/unit/router",))
