@@ -366,7 +366,7 @@ class KeptRecords:
         return self.kept
 
 
-class Told:
+class FakeStateBus:
     """A bus that keeps the states it is to tell."""
 
     def __init__(self) -> None:
@@ -389,7 +389,7 @@ def failing(record: JobRecord) -> JobRecord:
 
 
 async def test_a_state_is_told_at_once_and_written_with_the_next_change() -> None:
-    bus, records = Told(), KeptRecords()
+    bus, records = FakeStateBus(), KeptRecords()
     live = LiveJobRecord(bus, records, KNOWN)  # type: ignore[arg-type]  # fakes
     await live.enter(JobState.PREPARING)
     assert (bus.states, records.kept) == ([JobState.PREPARING], KNOWN)
@@ -408,7 +408,7 @@ async def test_a_state_is_told_at_once_and_written_with_the_next_change() -> Non
 
 async def test_a_state_that_lasts_is_written_by_itself_and_once() -> None:
     records = KeptRecords()
-    live = LiveJobRecord(Told(), records, KNOWN)  # type: ignore[arg-type]  # fakes
+    live = LiveJobRecord(FakeStateBus(), records, KNOWN)  # type: ignore[arg-type]  # fakes
     before = time.monotonic()
     await live.enter(JobState.PREPARING)
     now = time.monotonic()
@@ -423,7 +423,7 @@ async def test_a_state_that_lasts_is_written_by_itself_and_once() -> None:
 
 async def test_a_cancel_that_another_wrote_is_met_at_the_next_change() -> None:
     records = KeptRecords()
-    live = LiveJobRecord(Told(), records, KNOWN)  # type: ignore[arg-type]  # fakes
+    live = LiveJobRecord(FakeStateBus(), records, KNOWN)  # type: ignore[arg-type]  # fakes
     records.kept = RecordRevision(cancelling(KNOWN.record), 2)
     with pytest.raises(JobCancelled):
         await live.change(failing)
@@ -431,7 +431,7 @@ async def test_a_cancel_that_another_wrote_is_met_at_the_next_change() -> None:
 
 async def test_an_older_revision_that_arrives_later_is_not_the_latest() -> None:
     records = KeptRecords()
-    live = LiveJobRecord(Told(), records, KNOWN)  # type: ignore[arg-type]  # fakes
+    live = LiveJobRecord(FakeStateBus(), records, KNOWN)  # type: ignore[arg-type]  # fakes
     await live.change(failing)
     records.kept = KNOWN
     assert (await live.reread()).causes == ("lost",)

@@ -78,7 +78,7 @@ class Table:
 
     name: str
     loads: Mapping[str, PoolWorkload]
-    """By column; their seeds are replaced."""
+    """The workload of each column; its seed is replaced."""
     entries: Mapping[str, PoolEntry]
     bound: bool = True
 

@@ -74,7 +74,7 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's i
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """As it was."""
+        """Count no more, and let go of the kernels that were watched."""
         super().__exit__(*raised)  # type: ignore[no-untyped-call]  # likewise
         self._kernels.close()
 

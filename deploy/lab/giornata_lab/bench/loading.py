@@ -68,7 +68,7 @@ class BlockCosts:
     """Milliseconds of one row's step."""
 
     blocks: dict[BlockMode, tuple[float, ...]]
-    """By mode, of every block; all that it takes is on the device."""
+    """Milliseconds of every block by mode; all that a block takes is on the device."""
     around_ms: float
     """What a step takes besides its blocks."""
 

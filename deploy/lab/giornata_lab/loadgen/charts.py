@@ -32,29 +32,6 @@ class Chart:
     logarithmic: bool = False
 
 
-@dataclass(frozen=True)
-class TimelineBar:
-    """Something that lasts."""
-
-    name: str
-    colour: str
-    """What it belongs to; bars of one colour have one line in the legend."""
-    depth: int
-    """How deep its name is indented."""
-    spans: Sequence[tuple[float, float]]
-    """Begin and end of each, by the horizontal axis."""
-
-
-@dataclass(frozen=True)
-class TimelineChart:
-    """Bars below each other over time."""
-
-    title: str
-    across: str
-    """What the horizontal axis is, with its unit."""
-    bars: Sequence[TimelineBar]
-
-
 def distribution(values: Iterable[float]) -> Points:
     """Each value, in order, and the share of all that are no larger."""
     ordered = sorted(values)

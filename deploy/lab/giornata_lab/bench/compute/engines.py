@@ -65,7 +65,7 @@ class BenchSetting:
 
     @property
     def correction_bits(self) -> int | None:
-        """As an engine takes it."""
+        """The bits of corrections as an engine takes them; None where rows are not corrected."""
         return self.bits if self.corrected else None
 
 
