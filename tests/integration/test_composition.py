@@ -296,7 +296,7 @@ class Matrix:
     def row(self, features: Features, seed: int = 1) -> Row:
         """A row with these features, whose job is called by them."""
         references, resume = "reference" in features, None
-        of, adapters, images = self.family(references), self._adapters(features), tuple[Tensor, ...]()
+        of, adapters = self.family(references), self._adapters(features)
         if "resumed" in features:
             before = self._begun(self.row(features - {"resumed"}, seed=seed))
             resume, adapters = before.export(), before.adapters
@@ -318,8 +318,8 @@ class Matrix:
         if adapters.controls:
             generator = torch.Generator().manual_seed(seed + 40)
             sides = (3, *(PIXELS * side for side in GRID)) if self.name == "unet" else (16, tiny_flux.LATENT)
-            images = (torch.rand(*sides, generator=generator),)
-        made = replace(made, adapters=adapters, control_images=images)
+            adapters = adapters.seeing([torch.rand(*sides, generator=generator)])
+        made = replace(made, adapters=adapters)
         made = replace(made, step_cache=taylor(2, 1, 1) if "cache" in features else None)
         made = replace(made, step_cache=taylor(1, 1, STEPS)) if "idle cache" in features else made
         if OTHER_NOISE in features:

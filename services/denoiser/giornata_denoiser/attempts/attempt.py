@@ -33,7 +33,6 @@ from giornata.wire.requests import OutputFormat, Reuse
 from giornata.wire.workers import RowProgress
 from giornata_denoiser.engine.model_runner import RowPreview, StepReport
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.rows.step_cache import skipped_steps
 
 AttemptKey = tuple[str, int]
 """Job id and number of the attempt."""
@@ -130,19 +129,19 @@ class Attempt:
             resumed = asked.resume.step if asked.resume else 0
             shape: dict[str, Any] = {"encoded": row is not None}
             if row is not None:
-                first = row.shapes[0]
+                told = row.estimate
                 shape |= {
-                    "low_rank": first.low_rank,
-                    "control": first.control,
-                    "companion_tokens": row.companions,
-                    "computed_tokens": row.computed_tokens if row.template or row.renewed_every else None,
-                    "text_tokens": row.prompts[0].joint_tokens,
-                    "padding_tokens": row.padding[0],
-                    "prefix_tokens": max(row.prefix, default=0),
-                    "sequences": len(row.prompts),
-                    "begun": row.settled,
+                    "low_rank": told.low_rank,
+                    "control": told.control,
+                    "companion_tokens": told.companions,
+                    "computed_tokens": told.computed if told.computed < told.image else None,
+                    "text_tokens": told.text,
+                    "padding_tokens": told.padding,
+                    "prefix_tokens": told.prefix,
+                    "sequences": told.sequences,
+                    "begun": told.begun,
                     "renewed_every": row.renewed_every,
-                    "skipped_steps": skipped_steps(row),
+                    "skipped_steps": told.skipped,
                     "degree": row.degree,
                 }
             yield RowProgress(

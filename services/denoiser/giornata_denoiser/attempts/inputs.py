@@ -194,7 +194,7 @@ def _made(
     built = replace(built, step_cache=rule_of(parameters))
     if controls is not None:
         seen = read_control_images(tensors.unpack(controls), len(request.job.controls))
-        built = replace(built, control_images=tuple(each.to(family.dtype) for each in seen))
+        built = replace(built, adapters=built.adapters.seeing([each.to(family.dtype) for each in seen]))
     return built if reusing is None else with_reuse(built, where, reusing, family)
 
 

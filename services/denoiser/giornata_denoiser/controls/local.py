@@ -141,15 +141,14 @@ class LocalControls:
         }
         self.works: Mapping[str, ControlWork] = {digest: work_of(net.card) for digest, net in nets.items()}
         """What each of them costs."""
-        self._opened: dict[tuple[RowKey, int], tuple[Tensor, object]] = {}
+        self._opened: dict[tuple[RowKey, int], tuple[Tensor | None, object]] = {}
         """By row and number of its ControlNet: the control image, and what :meth:`ControlNet.open` made of it."""
         self._holding: ResidualCache[tuple[Behind, tuple[Tensor, ...]]] = ResidualCache()
         """Sums, and which of them is added behind each block."""
 
     def has(self, row: Row) -> bool:
         """Return whether all ControlNets of `row` are here, and what they see."""
-        controls = row.adapters.controls
-        return len(row.control_images) == len(controls) and all(use.digest in self._nets for use in controls)
+        return all(use.image is not None and use.digest in self._nets for use in row.adapters.controls)
 
     def compute(self, rows: Sequence[Row], whole: Sequence[bool]) -> tuple[OfSequences, ...]:
         """Return what is added in the next steps of `rows`; each net has one forward.
@@ -199,9 +198,9 @@ class LocalControls:
         net = self._nets.get(use.digest)
         if net is None:
             raise ControlNotLoaded(f"the ControlNet {use.digest[:12]} is not loaded here")
-        image, known = row.control_images[nth], self._opened.get((row.key, nth))
-        if known is None or known[0] is not image:
-            known = self._opened[row.key, nth] = image, net.open(control_conditions(row, nth))
+        known = self._opened.get((row.key, nth))
+        if known is None or known[0] is not use.image:
+            known = self._opened[row.key, nth] = use.image, net.open(control_conditions(row, nth))
         return RowControlNet(net, known[1], use.scale, self._behind[use.digest])
 
 
@@ -215,12 +214,15 @@ def with_control_costs(row: Row, works: Mapping[str, ControlWork]) -> Row:
 
 def control_conditions(row: Row, nth: int) -> ControlConditions:
     """Return what the ControlNet `nth` of a row sees of it."""
+    use = row.adapters.controls[nth]
+    if use.image is None:
+        raise ControlNotLoaded(f"row {row.key} has no picture for the ControlNet {use.digest[:12]}")
     return ControlConditions(
-        row.control_images[nth],
+        use.image,
         row.grid,
         tuple(map(control_text, row.prompts)),
         row.track.times,
-        row.adapters.controls[nth].mode,
+        use.mode,
     )
 
 

@@ -239,8 +239,7 @@ def masked(of: ControlNet) -> Row:
     return replace(
         tiny_flux.row(FAMILY, Spec(grid=GRID, steps=6)),
         region=make_region(cells),
-        adapters=Adapters(controls=(RowControl("edges", of.card.digest, 1.0, 0, 6),)),
-        control_images=(hint,),
+        adapters=Adapters(controls=(RowControl("edges", of.card.digest, 1.0, 0, 6, image=hint),)),
     )
 
 

@@ -300,8 +300,8 @@ def test_an_edit_with_a_controlnet_waits_for_nothing(monkeypatch: pytest.MonkeyP
         )
         row = tiny_flux.row(of, Spec("a", grid=GRID, steps=4))
         image = torch.randn(GRID[0] * GRID[1], tiny_flux.LATENT, dtype=torch.bfloat16)
-        acting = Adapters(controls=(RowControl("n", digest, 1.0, 0, 4),))
-        engine.batch.submit([replace(row, adapters=acting, control_images=(image,))])
+        acting = Adapters(controls=(RowControl("n", digest, 1.0, 0, 4, image=image),))
+        engine.batch.submit([replace(row, adapters=acting)])
         world.clear()
         while (report := engine.step()) is not None:
             assert not report.failed, report.failed[0].error.__cause__
