@@ -19,7 +19,7 @@ from torch import Tensor
 from giornata.packed.attention import Crossing
 from giornata.packed.compute_set import ActivationRecorder, BlockInputs, Region, Residuals
 from giornata.packed.low_rank import LowRankHooks, convolve
-from giornata.packed.packing import LaneTracer, Segments, TraceLane, tiles_to_maps
+from giornata.packed.packing import UNTRACED, LaneTracer, Segments, TraceLane, tiles_to_maps
 from giornata.tensors import POOLED, SIZES
 from giornata.wire.models import BORDER, MOMENTS
 from giornata_denoiser.families.network import Grid
@@ -283,6 +283,8 @@ class UnetHooks:
     def _leaf(self, kind: str, leaf: LeafModule, hidden: Tensor) -> Tensor:
         now = self.under_way
         compute: Callable[[LeafModule, Tensor], Tensor] = getattr(now, kind)
+        if now.trace is UNTRACED:
+            return compute(leaf, hidden)
         with now.trace.span(TraceLane.COMPUTE, leaf.name):
             return compute(leaf, hidden)
 
