@@ -50,8 +50,14 @@ from giornata_controlnet.compute_thread import ControlNetThread
 from giornata_controlnet.rows import ActiveControlNet, OpenRow
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.controls.controlnets import ControlDispatcher, open_rows
-from giornata_denoiser.controls.local import HELD_STEPS, LocalControls, control_conditions, control_target
-from giornata_denoiser.controls.remote import ControlNetSession, RemoteControls
+from giornata_denoiser.controls.residuals import (
+    HELD_STEPS,
+    ControlNetSession,
+    LocalControls,
+    RemoteControls,
+    control_conditions,
+    control_target,
+)
 from giornata_denoiser.engine.batch_tensors import LowRanks
 from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.model_runner import StepReport

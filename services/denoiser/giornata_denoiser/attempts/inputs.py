@@ -34,7 +34,7 @@ from giornata_denoiser.families.rows import NOISE, build_row, read_references
 from giornata_denoiser.rows.row import NONE, Adapters, Row, RowControl, RowLora, SamplerTable, Snapshot
 from giornata_denoiser.rows.step_cache import rule_of
 from giornata_denoiser.rows.template import CachedTemplate
-from giornata_denoiser.templates.lookup import TemplateReuse
+from giornata_denoiser.templates.runs import TemplateReuse
 
 NO_NETS: Final[Mapping[str, ControlWork]] = MappingProxyType({})
 ROUNDING: Final = 1e-9

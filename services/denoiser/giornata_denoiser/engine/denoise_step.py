@@ -143,7 +143,7 @@ def _packed(noises: Sequence[Tensor | None], lengths: Sequence[int], like: Tenso
 
 
 class RowOutput(NamedTuple):
-    """What a step makes of one row."""
+    """The result of one step for one row."""
 
     latent: Tensor
     """(tokens, channels) after the step."""

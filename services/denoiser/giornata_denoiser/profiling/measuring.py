@@ -36,7 +36,7 @@ from giornata.wire.controlnets import ControlBase
 from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import CacheForm
-from giornata_denoiser.controls.local import ControlNetTarget, LocalControls, control_target
+from giornata_denoiser.controls.residuals import ControlNetTarget, LocalControls, control_target
 from giornata_denoiser.engine.batch_tensors import (
     assemble,
     computes_every_token,

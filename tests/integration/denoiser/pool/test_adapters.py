@@ -13,7 +13,7 @@ from giornata.planning.cost_model import StepParallelism
 from giornata.scheduling.degrees.pool import Devices
 from giornata.wire.models import TaylorSeerSchedule
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.controls.local import control_target, open_controls
+from giornata_denoiser.controls.residuals import control_target, open_controls
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Adapters, Row, RowControl, RowLora, name_of
 from giornata_denoiser.rows.step_cache import TaylorRule

@@ -24,15 +24,13 @@ from giornata.planning.operations import work_of
 from giornata.scheduling.batch import RowKey
 from giornata.wire.controlnets import DataPath, OpenControlReply
 from giornata_denoiser.controls.controlnets import ControlDispatcher
-from giornata_denoiser.controls.local import (
+from giornata_denoiser.controls.residuals import (
+    ControlNetSession,
     ControlNetTarget,
     LocalControls,
+    RemoteControls,
     control_target,
     with_control_costs,
-)
-from giornata_denoiser.controls.remote import (
-    ControlNetSession,
-    RemoteControls,
 )
 from giornata_denoiser.controls.sessions import ControlDataPath, DataPathPool
 from giornata_denoiser.engine.batch_tensors import ControlLost, OfSequences

@@ -22,7 +22,7 @@ from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, SlabRun
 from giornata_denoiser.engine.step_budget import recorded_bytes, row_bytes, slab_bytes
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction
-from giornata_denoiser.templates.lookup import TemplateReuse
+from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_denoiser.templates.store import CorrectionCache
 from giornata_denoiser.trace import Trace
 from giornata_lab.bench.compute import tiny_flux

@@ -19,8 +19,8 @@ from giornata.scheduling.batch import Capacity
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.controls.controlnets import ControlDispatcher
-from giornata_denoiser.controls.local import LocalControls
-from giornata_denoiser.controls.local import control_target as controlled_network
+from giornata_denoiser.controls.residuals import LocalControls
+from giornata_denoiser.controls.residuals import control_target as controlled_network
 from giornata_denoiser.engine.batch_tensors import with_residuals
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_plan import ReuseOptions

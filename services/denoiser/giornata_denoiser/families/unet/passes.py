@@ -23,8 +23,7 @@ from giornata.packed.packing import UNTRACED, LaneTracer, Segments, TraceLane, t
 from giornata.tensors import POOLED, SIZES
 from giornata.wire.models import BORDER, MOMENTS
 from giornata_denoiser.families.network import Grid
-from giornata_denoiser.families.unet.structure import LeafModule, UnetStructure
-from giornata_denoiser.families.unet.tiling import Tiling, border_cells, cut
+from giornata_denoiser.families.unet.structure import LeafModule, Tiling, UnetStructure, border_cells, cut
 from giornata_denoiser.rows.row import Prompt
 
 # What the network computes of a prompt once for all steps of a row.
