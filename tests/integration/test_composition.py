@@ -44,8 +44,8 @@ from giornata.wire.adapters import ControlUse
 from giornata.wire.controlnets import DataPath
 from giornata.wire.errors import GiornataError
 from giornata.wire.models import ModelCard, Sampler
-from giornata.wire.requests import EditParameters, asked, check_taken
-from giornata.wire.resolution import resolve
+from giornata.wire.requests import REFERENCE, EditParameters, asked
+from giornata.wire.resolution import check_taken, resolve
 from giornata_controlnet.compute_thread import ControlNetThread
 from giornata_controlnet.rows import ActiveControlNet, OpenRow
 from giornata_denoiser.choices import EXACT, CacheForm
@@ -524,7 +524,7 @@ def card_of(of: str, folder: Path) -> ModelCard:
 def ask(card: ModelCard, *features: str) -> None:
     """A request for these, as gateway and denoiser read it."""
     fields = {name: value for feature in features for name, value in NAMED.get(feature, {}).items()}
-    check_taken(int("reference" in features), card)
+    check_taken({REFERENCE: int("reference" in features)}, card)
     resolve(asked(EditParameters, {"prompt": "a hat", **fields}), card, seed=7)
     if "degree" in features:
         asyncio.run(opened_in_a_pool(*features))
