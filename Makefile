@@ -58,7 +58,7 @@ demo: setup ## edit two photographs and three scenes with the whole system and w
 up: setup ## run the whole system in the foreground; Ctrl-C drains it
 	$(BIN)/giornata up $(ARGS)
 
-quality: setup ## measure the model's edits on held-out scenes and write out/quality.{json,html}
+quality: setup ## measure the model's edits on held-out scenes and write out/quality.json
 	$(BIN)/giornata quality $(ARGS)
 
 test: setup ## run the tests of all that serves, but for those that last for minutes

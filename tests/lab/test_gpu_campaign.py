@@ -36,8 +36,8 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Modules of parts: `done` writes a report, `failing` raises, `hanging` never ends."""
     folder = tmp_path / "programs"
     folder.mkdir()
-    report = "import os; from giornata_lab.bench.harness import write; write('done', [{'pid': os.getpid()}], workload={})"
-    (folder / "done.py").write_text(report)
+    report = "import os\nfrom giornata_lab.bench.harness import write\n"
+    (folder / "done.py").write_text(report + "write('done', [{'pid': os.getpid()}], workload={})\n")
     (folder / "failing.py").write_text("raise RuntimeError('it was to fail')\n")
     (folder / "hanging.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(folder))
