@@ -58,6 +58,7 @@ POLICY: Final = (
 )
 """Nothing comes from elsewhere, nothing is inline, and no text becomes markup."""
 
+
 class Asset(NamedTuple):
     """One file as it is answered."""
 
