@@ -15,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from giornata.wire.jobs import JobState
 from giornata.wire.requests import Reuse
-from giornata_gateway.rules.idempotency import job_id_of
+from giornata_gateway.jobs.preparation import job_id_of
 from giornata_lab.loadgen.pictures import generated, mask, mask_file
 from giornata_lab.loadgen.workload import MaskShape
 
