@@ -346,9 +346,7 @@ class GenerationParameters(RecordModel):
     @field_validator("negative_prompt")
     @classmethod
     def _is_guided_away_from(cls, negative_prompt: str | None, info: ValidationInfo) -> str | None:
-        if "true_cfg_scale" not in info.data:
-            return negative_prompt  # its own mistake is told
-        scale = info.data["true_cfg_scale"]
+        scale = info.data.get("true_cfg_scale")  # where that is a mistake, it alone is told
         if negative_prompt is not None and scale is not None and scale <= 1:
             raise ValueError("needs true_cfg_scale above 1")
         if negative_prompt is None and scale is not None and scale > 1:

@@ -151,10 +151,8 @@ def picture_ms(scene: LoadingScene, modes: Sequence[BlockMode], rate_bytes_s: fl
             if not ahead:
                 for block, form in enumerate(takes(chosen).forms):
                     _wait(slabs[step], block, form)
-            (latent,) = denoise_step(
-                family, assembly, [row], [BlockInputs(CachedTokens(chosen, slabs[step]))]
-            ).latents
-            row = row.advanced(latent)
+            (made,) = denoise_step(family, assembly, [row], [BlockInputs(CachedTokens(chosen, slabs[step]))])
+            row = row.advanced(made.latent)
         wait_for(family.device)
         return (time.perf_counter() - began) * 1e3
 
@@ -298,9 +296,9 @@ def _scene(rows: Rows, options: SimpleNamespace) -> LoadingScene:
     for _ in range(options.steps):
         recorder = EntryRecorder(row.level, rows.family.depth, recording)
         use = BlockInputs(recorder=recorder)
-        (latent,) = denoise_step(rows.family, assemble(rows.family, [row]), [row], [use]).latents
+        (made,) = denoise_step(rows.family, assemble(rows.family, [row]), [row], [use])
         entries.append(recorder.entry())
-        row = row.advanced(latent)
+        row = row.advanced(made.latent)
     return LoadingScene(rows, rows.masked(edit), tuple(entries))
 
 

@@ -34,7 +34,7 @@ from giornata_denoiser.families.rows import NOISE, build_row, read_references
 from giornata_denoiser.rows.row import NONE, Adapters, Row, RowControl, RowLora, SamplerTable, Snapshot
 from giornata_denoiser.rows.step_cache import rule_of
 from giornata_denoiser.rows.template import CachedTemplate
-from giornata_denoiser.templates.lookup import TemplateReuse
+from giornata_denoiser.templates.runs import TemplateReuse
 
 NO_NETS: Final[Mapping[str, ControlWork]] = MappingProxyType({})
 ROUNDING: Final = 1e-9
@@ -188,7 +188,7 @@ def _made(
     built = replace(built, step_cache=rule_of(parameters))
     if controls is not None:
         seen = read_control_images(tensors.unpack(controls), len(request.job.controls))
-        built = replace(built, control_images=tuple(each.to(family.dtype) for each in seen))
+        built = replace(built, adapters=built.adapters.seeing([each.to(family.dtype) for each in seen]))
     return built if reusing is None else with_reuse(built, where, reusing, family)
 
 
