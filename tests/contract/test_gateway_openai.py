@@ -150,7 +150,7 @@ def test_the_document_is_valid_and_has_every_field_and_code() -> None:
 
 
 def test_whatever_takes_a_prompt_says_how_many_bytes_it_may_have_beside_a_negative_one() -> None:
-    schemas = document([*ROUTES, *A1111_ROUTES])["components"]["schemas"]
+    schemas = document((*ROUTES, *A1111_ROUTES))["components"]["schemas"]
     described = {
         name: [told["properties"][field].get("description", "") for field in ("prompt", "negative_prompt")]
         for name, told in schemas.items()

@@ -136,9 +136,9 @@ async def test_light_dark_and_the_switch_between_them(opened: Open) -> None:
 
 async def test_docs_show_every_path_offline(opened: Open) -> None:
     async with opened(path="/docs") as (page, _):
-        shown = page.locator(".opblock-summary-path")
+        shown = page.locator(".docs-path")
         await expect(shown.first).to_be_visible()
-        paths = await shown.evaluate_all("all => all.map(({ dataset }) => dataset.path)")
-        assert set(paths) == DOCUMENT["paths"].keys()
-        await page.locator('.opblock-summary-path[data-path="/v1/images/edits"]').click()
+        assert set(await shown.all_text_contents()) == DOCUMENT["paths"].keys()
+        await page.locator("#edit summary").click()
+        await page.locator("#edit").get_by_role("link", name="EditForm", exact=True).first.click()
         await expect(page.get_by_text("padding_mask_crop").first).to_be_visible()

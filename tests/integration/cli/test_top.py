@@ -73,6 +73,7 @@ async def test_where_nothing_is_heard_it_says_so(guarded_nats: Guarded) -> None:
     assert "No service tells of itself." in result.output
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_another_users_password_is_refused(guarded_nats: Guarded) -> None:
     result = await run(guarded_nats, user=NatsRole.OPERATOR)
     assert result.exit_code == 1

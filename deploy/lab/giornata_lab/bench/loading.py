@@ -235,9 +235,9 @@ def _scene(rows: Rows, options: SimpleNamespace) -> LoadingScene:
     for _ in range(options.steps):
         recorder = EntryRecorder(row.level, rows.family.depth, recording)
         use = BlockInputs(recorder=recorder)
-        (latent,) = denoise_step(rows.family, assemble(rows.family, [row]), [row], [use]).latents
+        (made,) = denoise_step(rows.family, assemble(rows.family, [row]), [row], [use])
         entries.append(recorder.entry())
-        row = row.advanced(latent)
+        row = row.advanced(made.latent)
     return LoadingScene(rows, rows.masked(edit), tuple(entries))
 
 

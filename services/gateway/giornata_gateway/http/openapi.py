@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Final
 
@@ -100,8 +101,9 @@ CONTROL: Final = "What ControlNets see; `image` of `controlnets` names it by its
 WRITTEN: Final = {"type": "string", "contentEncoding": "base64"}
 
 
-def document(routes: Sequence[Route] = ROUTES) -> Json:
-    """The document of `routes` at the address that served it."""
+@cache
+def document(routes: tuple[Route, ...] = ROUTES) -> Json:
+    """The document of `routes` at the address that served it. Making it takes 150 ms; callers share one and copy it."""
     words = (files("giornata_gateway.http") / "openapi.md").read_text(encoding="utf-8")
     paths: Json = {}
     for route in routes:

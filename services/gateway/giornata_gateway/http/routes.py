@@ -94,7 +94,7 @@ class Reply:
     """By content type."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Route:
     """One method of one path."""
 

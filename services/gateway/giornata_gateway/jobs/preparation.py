@@ -26,9 +26,9 @@ from giornata.wire.requests import (
     EACH_REGIONS,
     MASK_PROMPT,
     MAX_REGIONS,
+    REFERENCE,
     EditParameters,
     SegmentationFields,
-    check_taken,
     evaluations_of,
     named_references,
 )
@@ -275,7 +275,7 @@ class JobPreparer:
         if order.task is Task.GENERATE:
             parameters = resolution.fitted(parameters, card)
         others = [other for other in cards.values() if order.task in other.tasks]
-        check_taken(len(order.references), card, others)
+        resolution.check_taken({REFERENCE: len(order.references)}, card, order.task, others)
         check_images(parameters.controlnets, len(order.control_images), order.task)
         served = self.fleet.controlnets()
         controls = tuple(control_use(one, card, served, order.task) for one in parameters.controlnets)

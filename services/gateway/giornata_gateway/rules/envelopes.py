@@ -80,8 +80,6 @@ Envelope = EditEnvelope | GenerateEnvelope
 def read_parameters(envelope: Envelope) -> EditParameters:
     """The parameters with which a job is carried out; an error names the field at fault, with at most a short value."""
     edits = isinstance(envelope, EditEnvelope)
-    if not edits and isinstance(envelope.parameters, dict):
-        resolution.check_fields(name for name in envelope.parameters if isinstance(name, str))
     given = _named(envelope.parameters)
     webhook = envelope.webhook if envelope.webhook is not None else given.get(WEBHOOK)
     if webhook is not None:
