@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from giornata_lab.rehearsals.chaos.faults import (
     ALL,
-    AT_ONCE,
     LEAST,
     TARGETS,
     WIRED,
@@ -16,6 +15,7 @@ from giornata_lab.rehearsals.chaos.faults import (
     Kind,
     draw,
 )
+from giornata_lab.rehearsals.chaos.load import AT_ONCE
 
 seeds = st.integers(0, 2**32)
 sizes = {"edits": st.integers(20, 2000), "faults": st.integers(1, 80)}

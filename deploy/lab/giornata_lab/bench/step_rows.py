@@ -42,13 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines: list[dict[str, Any]] = []
     for count in options.rows:
         # One after the other: what a batch keeps leaves no room for another one's.
-        found = [
-            _measured(batches.prepared(count, masked=masked), rows.family.device, options)
-            for masked in (False, True)
-        ]
-        line = _line(count, *found, batches.kept_bytes(count))
-        for masked, name in ((False, "full"), (True, "masked")):
-            operations = batches.tera_operations(count, masked=masked)
+        full, masked = (
+            _measured(batches.prepared(count, masked=masks), rows.family.device, options)
+            for masks in (False, True)
+        )
+        line = _line(count, full, masked, batches.kept_bytes(count))
+        for masks, name in ((False, "full"), (True, "masked")):
+            operations = batches.tera_operations(count, masked=masks)
             line[f"{name} TFLOP/s"] = round(operations / line[f"{name} ms"] * 1e3, 3)
         lines.append(line)
     _with_differences(lines)

@@ -358,12 +358,7 @@ def _sizes(text: str) -> tuple[float, float] | None:
 @click.option("--rows", type=COUNT, default=8, help="Rows that share a step, at most.")
 @click.option("--noise", type=AT_LEAST_0, default=0.0, help="Coefficient of variation of equal steps' times.")
 @workload.rate_option(default="4", help="Jobs a second, of all workers together; a run for each.")
-@click.option(
-    "--cv",
-    type=AT_LEAST_0,
-    default=1.0,
-    help=f"Of the times between jobs: standard deviation over mean; 1 is Poisson, a real trace has {facts.BURSTS:g}.",
-)
+@workload.cv_option
 @workload.trace_option(help=f"Replay a .csv or .jsonl file: {workload.TRACE}.")
 @workload.speed_option
 @workload.duration_option(default=600.0, help="Virtual, after the warm-up.")

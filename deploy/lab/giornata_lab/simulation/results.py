@@ -67,6 +67,8 @@ class ClusterSample:
     at_s: float
     waiting: int
     """Jobs in the router's line."""
+    unfinished: int
+    """Jobs that have arrived and not ended."""
 
 
 @dataclass(frozen=True)

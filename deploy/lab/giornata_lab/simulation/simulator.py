@@ -325,7 +325,7 @@ class Simulation:
         """Note the state of the cluster, once a second, and sort jobs by kinds that are fitted again."""
         if isinstance(self._line, JobKindQueue) and (jobs := self._line.to_fit(now)) is not None:
             self._line.use(fit_kinds(jobs))
-        self._moments.append(ClusterSample(now, len(self._line)))
+        self._moments.append(ClusterSample(now, len(self._line), self._arrived - len(self._ended)))
         self._clock.at(now + 1.0, self._look)
 
 

@@ -31,7 +31,7 @@ POOLS: Final = 8
 """Processes that keep connections to the blob store: two each of gateway, router, prepost and denoiser."""
 SAMPLES: Final = 3
 """A process that was not seen so often has not lived long enough to leak."""
-SHARED: Final = "shared/"
+SHARED: Final = "shared-"
 """Before the names of blobs that are of no job."""
 LOSING: Final = frozenset({Kind.KILL, Kind.FREEZE})
 """Faults of a worker with which its attempts may be lost."""
