@@ -18,8 +18,6 @@ from tests.e2e.studio.test_adapters import LORAS, NETS
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 KEY = "sk-studio-test"
-DOCUMENTED = ("/v1/images/edits", "/v1/jobs/{job_id}", "/readyz")
-"""Some paths of the API's document, all of whose schemas are shown."""
 RULES = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice", "experimental"]
 FOUND = """async ({ part, types, rules }) => {
     const runOnly = { type: types, values: rules };
