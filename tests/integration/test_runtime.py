@@ -148,7 +148,7 @@ async def test_a_surprise_is_logged_with_its_traceback_and_fails_too(start: Star
 def test_no_process_ends_for_want_of_a_log_line() -> None:
     """With one true start, whose standard output has a buffer."""
     body = """
-        from giornata.bus.telemetry import state_of
+        from giornata.bus.bus import state_of
         from giornata.config import ServiceConfig
         from giornata.logs import LogSink
         import structlog

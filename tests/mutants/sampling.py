@@ -45,7 +45,11 @@ PURE: Final = {
         ("tests/unit/denoiser/engine/test_masked.py", "tests/integration/denoiser/parallel/test_forward.py"),
     ),
     **{
-        name: Package(f"services/router/giornata_router/{name}.py", ("tests/unit/router",))
+        name: Package(
+            f"services/router/giornata_router/{name}.py",
+            ("tests/unit/router",),
+            ("tests/integration/router/test_stages.py",),
+        )
         for name in ("admission", "fleet_reports", "job_records", "prepost")
     },
     "wire": Package(

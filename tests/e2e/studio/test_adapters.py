@@ -11,8 +11,7 @@ from playwright.async_api import Page, expect
 from giornata.wire.adapters import MAX_LORAS, ControlCard, ControlKind
 from giornata.wire.errors import InvalidField
 from giornata.wire.loras import LoraState
-from giornata_gateway.views.answers import ErrorDetail
-from giornata_gateway.views.jobs import ControlShare, LoraShare
+from giornata_gateway.views.jobs import ControlShare, ErrorDetail, LoraShare
 from tests.e2e.studio.easel import file_of, finished, masked, ready
 from tests.e2e.studio.gateway import (
     BLUE,

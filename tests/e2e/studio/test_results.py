@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from playwright.async_api import expect
 
-from giornata_gateway.views.answers import ErrorDetail
+from giornata_gateway.views.jobs import ErrorDetail
 from giornata_lab.bench.systems.edit_forms import pixels
 from tests.e2e.studio.easel import color_at, drag, edit, finished, masked, ready
 from tests.e2e.studio.gateway import GREEN, GREY, RED, SIDE, FakeGateway, Open, preview

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from giornata.bus import bus
-from giornata.bus.telemetry import publish
+from giornata.bus.bus import publish_state
 from giornata.nats_users import password_file
 from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName, ServiceState, WorkerState
@@ -42,7 +42,7 @@ async def tell(guarded: Guarded) -> None:
             state = ServiceState(
                 service=ServiceName.DENOISER, instance="d1", host="h", version="1", ready=True, worker=worker
             )
-            await publish(connected, state)
+            await publish_state(connected, state)
             steps += 5
             await asyncio.sleep(0.1)
 
