@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from giornata.blobs import MemoryBlobs
-from giornata_gateway.rules.idempotency import HEADER
+from giornata_gateway.jobs.preparation import HEADER
 from tests.integration.gateway_fakes import Stage, open_gateway
 
 

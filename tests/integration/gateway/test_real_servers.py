@@ -22,7 +22,7 @@ from giornata.wire.errors import PayloadTooLarge
 from giornata.wire.models import Sampler
 from giornata.wire.requests import MaskMode
 from giornata_gateway import nats_door
-from giornata_gateway.rules.envelopes import REPLY_MARGIN_BYTES
+from giornata_gateway.nats_door import REPLY_MARGIN_BYTES
 from tests.fakes.fleet import SDXL
 from tests.integration.fake_router import CARD
 from tests.integration.gateway.test_masks import FILE, HATS, answered, forgotten, seeing

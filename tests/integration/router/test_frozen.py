@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -20,6 +20,7 @@ from giornata.wire.requests import Reuse
 from giornata.wire.workers import ServiceName, ServiceState
 from tests.fakes.denoiser import FakeDenoiser
 from tests.fakes.news import News
+from tests.forked_programs import program
 from tests.integration.router.bench import Bench, denoiser, make_job
 from tests.patience import HUNG_S
 
@@ -33,7 +34,7 @@ class RouterProcess:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.process: asyncio.subprocess.Process
+        self.process: Any
         self.active: bool | None = None
         self.told = 0
         self.news = News()
@@ -63,18 +64,11 @@ async def router_process(bench: Bench, url: str, blobs_url: str, name: str) -> A
     router = RouterProcess(name)
     telemetry = subjects.telemetry(ServiceName.ROUTER, name)
     async with bench.bus.listen(telemetry, ServiceState, router.hear):
-        router.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "giornata_router", "--instance", name, "--telemetry-hz", "10"),
-            env={**os.environ, "GIORNATA_NATS_URL": url, "GIORNATA_BLOBS_URL": blobs_url},
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        try:
+        flags = ("--instance", name, "--telemetry-hz", "10")
+        env = {"GIORNATA_NATS_URL": url, "GIORNATA_BLOBS_URL": blobs_url}
+        async with program("giornata_router", *flags, env=env, log=Path(os.devnull)) as router.process:
             await router.until_told(1)
             yield router
-        finally:
-            router.thaw()
-            router.process.kill()
-            await router.process.wait()
 
 
 async def loaded(stack: AsyncExitStack, bench: Bench) -> list[FakeDenoiser]:

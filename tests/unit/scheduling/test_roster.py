@@ -162,6 +162,14 @@ def test_there_is_room_where_any_worker_has_some(
         assert roster.has_room(DEMAND, excluded) == any(DEMAND.fits(t.rows, t.places) for t in sums)
 
 
+def test_a_sample_stands_in_the_middle_of_those_that_it_stands_for() -> None:
+    roster = WorkerIndex(held)
+    for number in range(15):
+        roster.put(occupied(number, 0, set()))
+    ordered = roster.least(15)
+    assert roster.sample(3) == [(ordered[place], 5.0) for place in (2, 7, 12)]
+
+
 def test_a_forecast_sums_up_the_workers_that_it_looks_at_and_no_others() -> None:
     summed: list[str] = []
 
