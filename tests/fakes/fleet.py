@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from giornata import __version__
-from giornata.bus.bus import Bus, Endpoint
-from giornata.bus.telemetry import publish
+from giornata.bus.bus import Bus, Endpoint, publish_state
 from giornata.families import Family
 from giornata.wire import subjects
 from giornata.wire.jobs import BlobRef, Encoding, Inspection
@@ -145,12 +144,14 @@ class FakePrepost:
                     self.hold.set()
                 telling.cancel()
                 await asyncio.gather(telling, return_exceptions=True)
-                await publish(self._bus, self._report().model_copy(update={"ready": False, "draining": True}))
+                await publish_state(
+                    self._bus, self._report().model_copy(update={"ready": False, "draining": True})
+                )
 
     async def _tell(self) -> None:
         while True:
             await self.going.wait()
-            await publish(self._bus, self._report())
+            await publish_state(self._bus, self._report())
             await asyncio.sleep(0.1)  # the rate of telemetry
 
     def _listed(self, handler: Callable[[Q], Awaitable[R]]) -> Callable[[Q], Awaitable[R]]:

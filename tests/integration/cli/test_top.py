@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from giornata.bus import bus
-from giornata.bus.telemetry import publish
+from giornata.bus.bus import publish_state
 from giornata.nats_users import password_file
 from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName, ServiceState, WorkerState
@@ -45,7 +45,7 @@ async def tell(guarded: Guarded) -> None:
             state = ServiceState(
                 service=ServiceName.DENOISER, instance="d1", host="h", version="1", ready=True, worker=worker
             )
-            await publish(connected, state)
+            await publish_state(connected, state)
             steps += 5
             await asyncio.sleep(0.1)
 
@@ -73,6 +73,7 @@ async def test_where_nothing_is_heard_it_says_so(guarded_nats: Guarded) -> None:
     assert "No service tells of itself." in result.output
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_another_users_password_is_refused(guarded_nats: Guarded) -> None:
     result = await run(guarded_nats, user=NatsRole.OPERATOR)
     assert result.exit_code == 1

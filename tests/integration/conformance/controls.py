@@ -99,8 +99,9 @@ def under(of: OpenFamily, row: Row, controls: Sequence[Control], asked: Asked) -
     job = JOB.model_copy(update={"controls": tuple(each.use for each in controls), "loras": ()})
     return replace(
         row,
-        adapters=adapters_of(job, row.track.steps),
-        control_images=tuple(named[control_name(nth)] for nth in range(len(controls))),
+        adapters=adapters_of(job, row.track.steps).seeing(
+            [named[control_name(nth)] for nth in range(len(controls))]
+        ),
     )
 
 
@@ -189,7 +190,9 @@ class Expanded(SD3MultiControlNetModel):  # type: ignore[misc]  # diffusers does
 def wrapped(transformer: Any, control: Control, row: Row, *, zeros: bool) -> Iterator[None]:
     """Pipelines that know no ControlNets run the transformer of SD3 with the one that `row` is under."""
     forward = transformer.forward
-    hint = pixel_shuffle(row.control_images[0].T.reshape(1, -1, *row.grid), 2)
+    image = row.adapters.controls[0].image
+    assert image is not None
+    hint = pixel_shuffle(image.T.reshape(1, -1, *row.grid), 2)
 
     def controlled(hidden_states: Tensor, **given: Any) -> Any:
         pooled = given["pooled_projections"]

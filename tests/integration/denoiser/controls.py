@@ -165,8 +165,7 @@ def controlled_row(
     return replace(
         made,
         key=replace(made.key, index=index),
-        adapters=Adapters(controls=tuple(controls)),
-        control_images=tuple(caught.images),
+        adapters=Adapters(controls=tuple(controls)).seeing(caught.images[: len(controls)]),
     )
 
 

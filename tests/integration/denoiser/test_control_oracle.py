@@ -115,7 +115,7 @@ def test_rows_with_and_without_share_steps(inpaint: Model, tmp_path: Path) -> No
     plain_row = controlled_row(model, EDIT, caught, (), 1)
     rows = [
         controlled_row(model, EDIT, caught, [use(loaded.card)]),
-        replace(plain_row, adapters=NONE, control_images=()),
+        replace(plain_row, adapters=NONE),
         controlled_row(model, other, caught_small, [use(loaded.card, 1.2, end=3)], 2),
     ]
     mine = computed(model, rows, [loaded])

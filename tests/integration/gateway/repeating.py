@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from giornata_gateway.rules.idempotency import HEADER
+from giornata_gateway.jobs.preparation import HEADER
 from tests.integration.gateway_fakes import Stage, open_gateway
 
 

@@ -22,7 +22,7 @@ from giornata.wire.errors import (
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import IDEMPOTENCY_HEADER, EditMessage, EditReply
 from giornata.wire.requests import EditParameters
-from giornata_gateway.rules.idempotency import HEADER
+from giornata_gateway.jobs.preparation import HEADER
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway.repeating import edit, fresh, keys_below, second_gateway, stored

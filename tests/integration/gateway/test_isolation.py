@@ -25,7 +25,7 @@ from giornata.wire.messages import (
     MaskRequest,
 )
 from giornata.wire.requests import EditParameters
-from giornata_gateway.rules.idempotency import HEADER, job_id_of
+from giornata_gateway.jobs.preparation import HEADER, job_id_of
 from tests.fakes.colours import CARD as COLOURS
 from tests.integration.fake_router import CARD
 from tests.integration.gateway.attacking import (

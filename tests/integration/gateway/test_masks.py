@@ -43,7 +43,7 @@ from giornata.wire.messages import (
     MaskParameters,
 )
 from giornata_gateway import nats_door
-from giornata_gateway.rules.envelopes import REPLY_MARGIN_BYTES
+from giornata_gateway.nats_door import REPLY_MARGIN_BYTES
 from tests.fakes.colours import CARD, ColourMasks
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import CARD as MODEL

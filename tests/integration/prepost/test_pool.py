@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
-from pebble.common import CONSTS
+from pebble.common.types import CONSTS
 from PIL import Image
 
 from giornata.families import Family

@@ -11,8 +11,8 @@ from nats.js.errors import APIError
 
 from giornata.bus import bus as buses
 from giornata.bus import streams
+from giornata.bus.bus import publish_state
 from giornata.bus.streams import LEASE_TTL_S
-from giornata.bus.telemetry import publish
 from giornata.wire import codec, subjects
 from giornata.wire.errors import DeadlineExceeded
 from giornata.wire.jobs import Job, JobState, Priority
@@ -115,7 +115,7 @@ async def test_workers_that_are_gone_when_asked_cost_no_attempt(bench: Bench, na
             "a3",
             "a4",
         ):  # killed a moment ago: in the fleet still, chosen first, and not there
-            await publish(bench.bus, worker(name))
+            await publish_state(bench.bus, worker(name))
         job = make_job(reuse=Reuse.OFF)  # otherwise its template would have a home among them
         await bench.submit(job)
         record = await bench.completed(job)

@@ -142,6 +142,14 @@ def test_those_with_least_to_compute_among_all_and_among_holders(
         assert roster.has_room(demand, excluded) is any(demand.fits(held(o).rows, CAPACITY) for o in able)
 
 
+def test_a_sample_stands_in_the_middle_of_those_that_it_stands_for() -> None:
+    roster = WorkerIndex(held)
+    for number in range(15):
+        roster.put(occupied(number, 0, set()))
+    ordered = roster.least(15)
+    assert roster.sample(3) == [(ordered[place], 5.0) for place in (2, 7, 12)]
+
+
 def test_a_forecast_sums_up_the_workers_that_it_looks_at_and_no_others() -> None:
     summed: list[str] = []
 

@@ -13,7 +13,7 @@ from giornata.planning.cost_model import StepParallelism
 from giornata.scheduling.degrees.pool import Devices
 from giornata.wire.models import TaylorSeerSchedule
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.controls.local import control_target, open_controls
+from giornata_denoiser.controls.residuals import control_target, open_controls
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Adapters, Row, RowControl, RowLora, name_of
 from giornata_denoiser.rows.step_cache import TaylorRule
@@ -138,10 +138,10 @@ def test_ranks_compute_the_controlnets_of_rows_that_they_share(
         configured, control_target(family.network, multiple), dtype=torch.float32, device=CPU
     )
     (digest,) = nets
-    use = RowControl("edges", digest, 0.8, 1, STEPS, work=nets[digest].card.work)
     image = torch.randn(20, 64, generator=torch.Generator().manual_seed(7))
+    use = RowControl("edges", digest, 0.8, 1, STEPS, work=nets[digest].card.work, image=image)
     bare = model.row("guided", steps=STEPS, guided=True)
-    row = replace(bare, adapters=Adapters(controls=(use,)), control_images=(image,))
+    row = replace(bare, adapters=Adapters(controls=(use,)))
     profile = profiled(model.folder, tmp_path / "profile.json", (2,), halves=halves)
     with running(profile.config(2).model_copy(update={"controlnets": configured}), Walk(WALK)) as bench:
         assert bench.checkpoint.control_cards.keys() == {digest}
