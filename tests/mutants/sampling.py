@@ -112,8 +112,8 @@ def sample(size: int, seed: int, packages: Sequence[str], root: Path = ROOT) -> 
 def nearest_tests(path: Path, names: Sequence[str], package: Package, root: Path = ROOT) -> tuple[str, ...]:
     """The test files to run on a fault of a module, in the definitions with these `names` (the innermost first).
 
-    Those that import the module, the ones first that also name a definition or the module; those of the package as a
-    whole; and the first that only name one of the two innermost definitions, before them those that name both. Where none imports it, all of its package's.
+    Those that import the module, first the ones that name most; those of the package as a whole; and the first ones
+    that only name one of the two innermost definitions. Where none imports it, all of its package's.
     """
     parts = path.relative_to(root).with_suffix("").parts
     parts = parts[next(i for i, part in enumerate(parts) if part.startswith("giornata")) :]
