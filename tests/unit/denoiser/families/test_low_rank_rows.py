@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from itertools import cycle
@@ -17,6 +18,7 @@ from giornata.packed.low_rank import SequenceLoras
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.batch_tensors import assemble, place_inputs, with_low_ranks
 from giornata_denoiser.families.network import ModelFamily
+from giornata_denoiser.families.unet.network import network_of
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from giornata_lab.bench.compute.tiny_flux import Spec
@@ -25,7 +27,7 @@ from tests.fakes import tiny_driven
 from tests.fakes.loras import Chosen, Loras
 from tests.fakes.tiny_driven import FAMILIES
 from tests.unit.denoiser.engine.test_masked import Everything, Recorded, masked
-from tests.unit.denoiser.families.test_driven import region_of
+from tests.unit.denoiser.families.test_driven import DIFFERENT, region_of
 
 EXACT = 1e-5
 """Tolerance over the largest value: diffusers turns positions and times in float32."""
@@ -136,10 +138,6 @@ def test_masked_flux_rows_equal_full_ones_under_their_loras(mode: BlockMode) -> 
 # Driven transformers
 
 
-DIFFERENT = sorted(FAMILIES.keys() - {"flux2", "flux2-klein", "qwen-image"})
-"""Networks with different hooks: the others have those of Klein-KV, and of Qwen-Image-Edit."""
-
-
 @cache
 def driven(name: str) -> Loras:
     return Loras(tiny_driven.transformer(name))
@@ -182,8 +180,8 @@ def test_masked_driven_rows_equal_full_ones_under_their_loras(name: str) -> None
 
 @cache
 def unet(shape: str) -> tuple[Any, Loras]:
-    of = tiny_unet.network(shape, dtype=torch.float64)
-    return of, Loras(tiny_unet.unet(shape, dtype=torch.float64))
+    model = tiny_unet.unet(shape, dtype=torch.float64)
+    return network_of(deepcopy(model)), Loras(model)
 
 
 def unet_predicted(
