@@ -25,7 +25,7 @@ from giornata_denoiser.rows.row import Row, Snapshot
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.precision import float32_bound
-from tests.unit.denoiser.engine.edits import assert_nothing_kept
+from tests.unit.denoiser.engine.edits import assert_nothing_kept, finish_rows, finished
 from tests.unit.denoiser.engine.test_masked import OF, exact_family
 
 ROOMY = Capacity(rows=8, tokens=10_000)
@@ -51,15 +51,8 @@ def reports(made: Engine) -> Iterator[StepReport]:
     assert_nothing_kept(made)
 
 
-def run(made: Engine) -> dict[str, Tensor]:
-    """Final latents by job, once nothing is left to do."""
-    return {row.key.job_id: row.latent for report in reports(made) for row in report.advanced if row.done}
-
-
 def alone(of: ModelFamily, spec: Spec) -> Tensor:
-    made = engine(of)
-    made.batch.submit([tiny_flux.row(of, spec)])
-    return run(made)[spec.job_id]
+    return finish_rows(of, [tiny_flux.row(of, spec)])[spec.job_id].latent
 
 
 @pytest.mark.slow
@@ -140,7 +133,7 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     assert [(failure.row.key.job_id, type(failure.error)) for failure in first.failed] == [
         ("poisoned", RowPoisoned)
     ]
-    torch.testing.assert_close(run(made)["plain"], alone(OF, MIXED[0]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(finished(made)["plain"].latent, alone(OF, MIXED[0]), atol=1e-5, rtol=0)
 
 
 class Choking(FluxInpaint):
@@ -178,7 +171,7 @@ def test_a_row_that_raises_fails_alone(cause: Exception, kind: type[Exception]) 
     assert type(failure.error) is kind
     assert failure.error.__cause__ is cause
     assert "detail" not in str(failure.error)
-    torch.testing.assert_close(run(made)["guided"], alone(of, MIXED[1]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(finished(made)["guided"].latent, alone(of, MIXED[1]), atol=1e-5, rtol=0)
 
 
 def test_a_lost_device_is_nobodys_fault() -> None:
