@@ -1,4 +1,4 @@
-"""Health, readiness, metrics, lists and the document of the API, with real servers that come and go."""
+"""Health, readiness, metrics, lists and the document of the API, with servers that come and go."""
 
 from __future__ import annotations
 
