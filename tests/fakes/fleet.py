@@ -24,7 +24,7 @@ from giornata.wire.messages import (
 )
 from giornata.wire.models import DISCRETE_TIME, ModelCard, Task
 from giornata.wire.templates import TemplateInputs
-from giornata.wire.workers import PrepostState, ServiceName, ServiceState
+from giornata.wire.workers import CostFit, PrepostState, ServiceName, ServiceState, WorkerCosts
 from tests.fakes.news import News
 
 Q = TypeVar("Q", bound=Question)
@@ -56,6 +56,16 @@ SDXL = CARD.model_copy(
     }
 )
 """A model with classifier-free guidance that makes pictures from text, too."""
+
+
+def worker_costs(*weights: float, device: str = "gpu", load: tuple[float, float] = (0.0, 0.0)) -> WorkerCosts:
+    """Costs of steps by the first of their weights; the others are 0, and loads take no time by default."""
+    fit = CostFit(
+        weights=(*weights, *(0.0,) * (6 - len(weights))), r2=1, residual_ms=0, samples=0, outliers=0
+    )
+    return WorkerCosts(compute=fit, load=fit.model_copy(update={"weights": load}), device=device)
+
+
 REF = BlobRef(key="k", size_bytes=1, sha256="0" * 64)
 INSPECTION = Inspection(
     width=64,

@@ -73,10 +73,23 @@ async def test_no_rule_of_accessibility_is_broken(opened: Open) -> None:
         await faultless(page, "from-text", "main")
 
 
-async def test_the_fleets_numbers_and_why_there_are_none(opened: Open) -> None:
-    gateway = FakeGateway(fleet=fleet("tiny", running=2, waiting=1, queued=3, wait_s=7.25))
+async def test_the_key_is_asked_for_and_kept_in_the_tab_and_the_fleets_numbers_or_why_there_are_none(
+    opened: Open,
+) -> None:
+    gateway = FakeGateway(key=KEY, fleet=fleet("tiny", running=2, waiting=1, queued=3, wait_s=7.25))
     async with opened(gateway) as (page, watch):
-        watch.expected.append("status of 429")
+        watch.expected += ["status of 401", "status of 429"]
+        await expect(page.locator("#key")).to_be_visible()
+        await expect(page.locator("#key-error code")).to_have_text("unauthorized")
+        await page.fill("#key-input", KEY)
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#key")).to_be_hidden()
+        await expect(page.locator("#model-note")).to_have_text("tiny")
+        await open_sample(page, "Cat")
+        await page.click("#go")
+        await finished(page)
+        kept = "[JSON.stringify(sessionStorage).includes(key), JSON.stringify(localStorage).includes(key)]"
+        assert await page.evaluate(f"(key) => {kept}", KEY) == [True, False]
         await expect(page.locator("#pulse-text")).to_have_text("1 worker, 2 running, 7 waiting")
         for name, text in {
             "running": "2 pictures",
@@ -92,22 +105,6 @@ async def test_the_fleets_numbers_and_why_there_are_none(opened: Open) -> None:
         gateway.become(refusals={"/v1/fleet": refusal})
         await expect(page.locator("#pulse-text")).to_have_text("Too many follow the fleet. too_many_streams")
         await expect(page.locator("#fleet-queued")).to_have_text("unknown")
-
-
-async def test_the_key_that_the_gateway_wants_is_asked_for_and_kept_in_the_tab(opened: Open) -> None:
-    async with opened(FakeGateway(key=KEY)) as (page, watch):
-        watch.expected.append("status of 401")
-        await expect(page.locator("#key")).to_be_visible()
-        await expect(page.locator("#key-error code")).to_have_text("unauthorized")
-        await page.fill("#key-input", KEY)
-        await page.keyboard.press("Enter")
-        await expect(page.locator("#key")).to_be_hidden()
-        await expect(page.locator("#model-note")).to_have_text("tiny")
-        await open_sample(page, "Cat")
-        await page.click("#go")
-        await finished(page)
-        kept = "[JSON.stringify(sessionStorage).includes(key), JSON.stringify(localStorage).includes(key)]"
-        assert await page.evaluate(f"(key) => {kept}", KEY) == [True, False]
 
 
 async def test_light_dark_and_the_switch_between_them(opened: Open) -> None:

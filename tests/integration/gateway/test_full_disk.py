@@ -22,6 +22,8 @@ from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
 from tests.valkey import valkey
 
+pytestmark = pytest.mark.real_nats
+
 APPENDING = {"appendonly": "yes", "appendfsync": "no", "save": "", "maxmemory-policy": "noeviction"}
 RECORD_STREAM = bucket_stream(RECORDS)
 
