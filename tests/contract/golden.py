@@ -7,13 +7,12 @@ absent was added. Both must stay readable.
 from __future__ import annotations
 
 import importlib
-import json
 import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from pydantic_core import to_jsonable_python
+from pydantic import TypeAdapter
 
 from giornata import wire
 from giornata.wire import codec
@@ -22,6 +21,7 @@ from tests.contract.messages import MESSAGES
 
 BYTES: Final = Path(__file__).with_name("golden.txt")
 DEFAULTS: Final = Path(__file__).with_name("defaults.txt")
+PLAIN: Final = TypeAdapter(dict[str, Any])
 
 
 def message_lines() -> list[str]:
@@ -36,11 +36,11 @@ def default_lines() -> list[str]:
     lines = []
     for kind in sorted({*_below(WireModel)}, key=lambda kind: kind.__name__):
         absent = {
-            name: to_jsonable_python(field.get_default(call_default_factory=True, validated_data={}))
+            name: field.get_default(call_default_factory=True, validated_data={})
             for name, field in kind.model_fields.items()
             if not field.is_required()
         }
-        lines.append(f"{kind.__name__} {json.dumps(absent)}")
+        lines.append(f"{kind.__name__} {PLAIN.dump_json(absent).decode()}")
     return lines
 
 

@@ -40,10 +40,6 @@ from giornata.wire.models import (
 )
 from giornata.wire.values import RecordModel, not_blank
 
-# Pictures that a model looks at beside the one that it edits: how many a request may bring, and their
-# names. Pure.
-
-
 T = TypeVar("T")
 
 REFERENCE: Final = "reference"
@@ -71,9 +67,6 @@ def check_count(count: int) -> None:
             received=f"{count} pictures",
             accepted=f"at most {MAX_REFERENCES}",
         )
-
-
-# What requests say of a mask from words. Pure.
 
 
 MAX_WORDS: Final = 200
@@ -137,9 +130,6 @@ class SegmentationFields(RecordModel):
             if info.data.get(name, value) != value:
                 raise ValueError(f"makes one picture of several crops, and takes no {name}")
         return each
-
-
-# What an application asks for: the parameters of an edit, the same at the REST and at the NATS door.
 
 
 MAX_STEPS: Final = 200

@@ -16,11 +16,10 @@ import pytest
 import torch
 from safetensors.numpy import load
 
-from giornata.latents import normalisation_of
 from giornata.packed.compute_set import Region, make_region, with_companions
 from giornata.planning.plans import BatchPlan, BatchPlanner, BatchRow, LoadLink, evaluate_modes, plan_batch
 from giornata.scheduling.batch import Capacity
-from giornata.tensors import pack, unpack
+from giornata.tensors import normalisation_of, pack, unpack
 from giornata.wire.models import Sampler
 from giornata.wire.requests import EditParameters
 from giornata.wire.values import BlockMode

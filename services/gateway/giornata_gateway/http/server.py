@@ -19,10 +19,9 @@ from aiohttp import hdrs, web
 from giornata import tracing as spans
 from giornata.wire.errors import GiornataError, ServiceUnavailable, Unauthorized
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http import status
+from giornata_gateway.http import resources
 from giornata_gateway.http.a1111 import A1111_ROUTES, AWAITED_JOBS, AwaitedJobs
 from giornata_gateway.http.connections import ConnectionLimits, LimitedRunner
-from giornata_gateway.http.openapi import document
 from giornata_gateway.http.requests import traced
 from giornata_gateway.http.responses import (
     GATEWAY,
@@ -35,9 +34,9 @@ from giornata_gateway.http.responses import (
     header_value,
 )
 from giornata_gateway.http.responses import HEADER as IGNORED_HEADER
-from giornata_gateway.http.routes import ROUTE, ROUTES
+from giornata_gateway.http.routes import ROUTE, ROUTES, document
+from giornata_gateway.jobs.preparation import REPEATED as REPEATED_HEADER
 from giornata_gateway.rules import tenants
-from giornata_gateway.rules.idempotency import REPEATED as REPEATED_HEADER
 
 CONTENT_TYPES: Final = {
     ".css": "text/css; charset=utf-8",
@@ -178,8 +177,8 @@ def _application(gateway: Gateway) -> web.Application:
     app[ASSETS] = load_assets()
     app[AWAITED_JOBS] = AwaitedJobs()
     routes = (*ROUTES, *(A1111_ROUTES if gateway.config.a1111 else ()))
-    app[status.FRAMES] = status.FleetFrames()
-    app[status.DOCUMENT] = document(routes)
+    app[resources.FRAMES] = resources.FleetFrames()
+    app[resources.DOCUMENT] = document(routes)
     app.add_routes([*(route.served() for route in routes), *PAGES])
     return app
 

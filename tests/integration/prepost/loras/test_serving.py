@@ -20,7 +20,6 @@ from giornata.wire.adapters import LoraUse
 from giornata.wire.errors import LoraNotFound
 from giornata.wire.jobs import BlobRef
 from giornata.wire.loras import LoraRecord, LoraState, StoredFile
-from giornata_prepost import worker_pools
 from giornata_prepost.checkpoint import open_model
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import Tensors
@@ -39,7 +38,7 @@ async def test_a_store_and_a_prepost_make_a_canonical_file(
     tiny_checkpoint: Callable[[Family], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_pools.multiprocessing, "get_context", lambda _: FORKS)
+    monkeypatch.setattr("multiprocessing.get_context", lambda _: FORKS)
     folder = tiny_checkpoint(Family.FLUX_INPAINT)
     config = PrepostConfig(
         nats_url=nats_url,
