@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from giornata.control.networks import ControlNet
 from giornata_denoiser.controls.controlnets import ControlDispatcher
-from giornata_denoiser.controls.local import LocalControls, control_target
+from giornata_denoiser.controls.residuals import LocalControls, control_target
 from giornata_denoiser.engine.batch_tensors import ControlExecutor
 from giornata_denoiser.families.network import Network
 

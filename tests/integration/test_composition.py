@@ -44,14 +44,20 @@ from giornata.wire.adapters import ControlUse
 from giornata.wire.controlnets import DataPath
 from giornata.wire.errors import GiornataError
 from giornata.wire.models import ModelCard, Sampler
-from giornata.wire.requests import EditParameters, asked, check_taken
-from giornata.wire.resolution import resolve
+from giornata.wire.requests import REFERENCE, EditParameters, asked
+from giornata.wire.resolution import check_taken, resolve
 from giornata_controlnet.compute_thread import ControlNetThread
 from giornata_controlnet.rows import ActiveControlNet, OpenRow
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.controls.controlnets import ControlDispatcher, open_rows
-from giornata_denoiser.controls.local import HELD_STEPS, LocalControls, control_conditions, control_target
-from giornata_denoiser.controls.remote import ControlNetSession, RemoteControls
+from giornata_denoiser.controls.residuals import (
+    HELD_STEPS,
+    ControlNetSession,
+    LocalControls,
+    RemoteControls,
+    control_conditions,
+    control_target,
+)
 from giornata_denoiser.engine.batch_tensors import LowRanks
 from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.model_runner import StepReport
@@ -297,7 +303,7 @@ class Matrix:
     def _row(self, features: Features, seed: int = 1) -> Row:
         """A row with these features, whose job is called by them."""
         references, resume = "reference" in features, None
-        of, adapters, images = self.family(references), self._adapters(features), tuple[Tensor, ...]()
+        of, adapters = self.family(references), self._adapters(features)
         if "resumed" in features:
             before = self._begun(self.row(features - {"resumed"}, seed=seed))
             resume, adapters = before.export(), before.adapters
@@ -319,8 +325,8 @@ class Matrix:
         if adapters.controls:
             generator = torch.Generator().manual_seed(seed + 40)
             sides = (3, *(PIXELS * side for side in GRID)) if self.name == "unet" else (16, tiny_flux.LATENT)
-            images = (torch.rand(*sides, generator=generator),)
-        made = replace(made, adapters=adapters, control_images=images)
+            adapters = adapters.seeing([torch.rand(*sides, generator=generator)])
+        made = replace(made, adapters=adapters)
         made = replace(made, step_cache=taylor(2, 1, 1) if "cache" in features else None)
         made = replace(made, step_cache=taylor(1, 1, STEPS)) if "idle cache" in features else made
         if OTHER_NOISE in features:
@@ -519,7 +525,7 @@ def card_of(of: str, folder: Path) -> ModelCard:
 def ask(card: ModelCard, *features: str) -> None:
     """A request for these, as gateway and denoiser read it."""
     fields = {name: value for feature in features for name, value in NAMED.get(feature, {}).items()}
-    check_taken(int("reference" in features), card)
+    check_taken({REFERENCE: int("reference" in features)}, card)
     resolve(asked(EditParameters, {"prompt": "a hat", **fields}), card, seed=7)
     if "degree" in features:
         asyncio.run(opened_in_a_pool(*features))

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from giornata import probe
 from giornata.bus import bus as buses
-from giornata.bus.telemetry import RETOLD_S, TelemetryDeduplicator, telemetry
+from giornata.bus.bus import RETOLD_S, TelemetryDeduplicator, telemetry
 from giornata.wire import subjects
 from giornata.wire.workers import ServiceName, ServiceState, Tier, WorkerState
 from tests.patience import HUNG_S

@@ -7,7 +7,9 @@ type annotations and has one test command for all modules.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
@@ -26,6 +28,10 @@ class Package(NamedTuple):
     """Test files that use the package as a whole: they are run on every module of it."""
 
 
+OTHERS: Final = ("tests/unit", "tests/contract", "tests/integration")
+"""Where tests are that name what they test, whatever they import."""
+
+
 PURE: Final = {
     "scheduling": Package(
         "shared/giornata/scheduling",
@@ -39,7 +45,11 @@ PURE: Final = {
         ("tests/unit/denoiser/engine/test_masked.py", "tests/integration/denoiser/parallel/test_forward.py"),
     ),
     **{
-        name: Package(f"services/router/giornata_router/{name}.py", ("tests/unit/router",))
+        name: Package(
+            f"services/router/giornata_router/{name}.py",
+            ("tests/unit/router",),
+            ("tests/integration/router/test_stages.py",),
+        )
         for name in ("admission", "fleet_reports", "job_records", "prepost")
     },
     "wire": Package(
@@ -47,7 +57,7 @@ PURE: Final = {
     ),
 }
 MOST_FILES: Final = 4
-"""So many test files that import a module are run on it."""
+"""So many test files that import a module are run on it, and so many more that name what has the fault."""
 OPPOSITES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -60,6 +70,7 @@ OPPOSITES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.In: ast.NotIn,
     ast.NotIn: ast.In,
 }
+DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 UNSEEN: Final = frozenset({"annotation", "returns", "decorator_list", "type_params"})
 """Fields of syntax trees whose values the tests cannot notice."""
 
@@ -98,30 +109,96 @@ def sample(size: int, seed: int, packages: Sequence[str], root: Path = ROOT) -> 
     return [_mutant(path, edit, package, root) for path, package, edit in drawn]
 
 
-def nearest_tests(path: Path, package: Package, root: Path = ROOT) -> tuple[str, ...]:
-    """The test files that import a module, those with its name first; where none does, all of its package's."""
+def nearest_tests(path: Path, names: Sequence[str], package: Package, root: Path = ROOT) -> tuple[str, ...]:
+    """The test files to run on a fault of a module, in the definitions with these `names` (the innermost first).
+
+    Those that import the module, first the ones that name most; those of the package as a whole; and the first ones
+    that only name one of the two innermost definitions. Where none imports it, all of its package's.
+    """
     parts = path.relative_to(root).with_suffix("").parts
     parts = parts[next(i for i, part in enumerate(parts) if part.startswith("giornata")) :]
     module, folder, name = ".".join(parts), ".".join(parts[:-1]), parts[-1]
     imports = (f"from {module} import", f"import {module}\n", f"from {folder} import {name}")
-    found = [
-        test
-        for tests in package.tests
-        for test in sorted((root / tests).rglob("test_*.py"))
-        if any(text in test.read_text() for text in imports)
+    importing = [
+        test for test in _tests(package.tests, root) if any(text in _text_of(test) for text in imports)
     ]
-    found.sort(key=lambda test: name not in test.name)
-    importing = [str(test.relative_to(root)) for test in dict.fromkeys(found)][:MOST_FILES]
+    importing.sort(key=lambda test: (-_naming(test, names), name not in test.name))
     own = [f"{package.tests[0]}/{path.parent.name}", package.tests[0]]
-    chosen = importing or [next(folder for folder in own if (root / folder).exists())]
-    return tuple(dict.fromkeys((*chosen, *(package.whole if importing else ()))))
+    chosen = [str(test.relative_to(root)) for test in importing[:MOST_FILES]]
+    chosen = chosen or [next(folder for folder in own if (root / folder).exists())]
+    naming = [test for test in _tests((*package.tests, *OTHERS), root) if _naming(test, names[:2])]
+    naming.sort(key=lambda test: -_naming(test, names[:2]))
+    others = [str(test.relative_to(root)) for test in naming]
+    others = [test for test in others if test not in chosen and not test.startswith(tuple(chosen))]
+    return tuple(dict.fromkeys((*chosen, *package.whole, *others[:MOST_FILES])))
+
+
+@cache
+def _tests(folders: tuple[str, ...], root: Path) -> list[Path]:
+    return [*dict.fromkeys(test for one in folders for test in sorted((root / one).rglob("test_*.py")))]
+
+
+@cache
+def _text_of(test: Path) -> str:
+    return test.read_text()
+
+
+@cache
+def _words_of(test: Path) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", _text_of(test)))
+
+
+def _naming(test: Path, names: Sequence[str]) -> int:
+    """How many of these words are in a file."""
+    return len(_words_of(test).intersection(names))
+
+
+def _definitions(tree: ast.Module, node: ast.expr) -> list[str]:
+    """Names by which tests may know where a node is: of the functions and classes around it, the innermost first.
+
+    Behind a constant and a private definition stand those that use it.
+    """
+    found: dict[str, None] = {}
+    for outer in reversed([outer for outer in _named(tree) if _within(node, outer)]):
+        name = _name(outer)
+        found[name] = None
+        if not found.keys() - {name} and (name.startswith("_") or not isinstance(outer, DEFINITIONS)):
+            found |= dict.fromkeys(_name(one) for one in _named(tree) if name in _words(one))
+    return [name for name in found if not name.startswith("_")]
+
+
+def _named(tree: ast.Module) -> list[ast.stmt]:
+    """Functions, classes and constants of a module, the outer ones first."""
+    return [one for one in ast.walk(tree) if isinstance(one, ast.stmt) and _name(one)]
+
+
+def _name(statement: ast.stmt) -> str:
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return name
+        case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+            return name if statement.col_offset == 0 else ""
+        case _:
+            return ""
+
+
+def _words(statement: ast.stmt) -> set[str]:
+    nodes = [*ast.walk(statement)]
+    return {one.id for one in nodes if isinstance(one, ast.Name)} | {
+        one.attr for one in nodes if isinstance(one, ast.Attribute)
+    }
+
+
+def _within(node: ast.expr, outer: ast.stmt) -> bool:
+    return outer.lineno <= node.lineno and (node.end_lineno or 0) <= (outer.end_lineno or 0)
 
 
 def _mutant(path: Path, edit: Edit, package: Package, root: Path) -> Mutant:
     source, file = path.read_text(), str(path.relative_to(root))
     was = ast.get_source_segment(source, edit.node) or ""
     name = f"line {edit.node.lineno}: {' '.join(was.split())} -> {edit.text}"
-    return Mutant(name, file, applied(source, edit), nearest_tests(path, package, root))
+    names = _definitions(ast.parse(source), edit.node)
+    return Mutant(name, file, applied(source, edit), nearest_tests(path, names, package, root))
 
 
 def _nodes(node: ast.AST) -> Iterator[ast.AST]:

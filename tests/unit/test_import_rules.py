@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.imports import imported
+
 ROOT = Path(__file__).parents[2]
 
 PACKAGES = {
@@ -81,14 +83,8 @@ def _imports(module: str) -> frozenset[str]:
 @cache
 def _named(module: str) -> set[str]:
     named: set[str] = set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            named |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module} uses a relative import; the whole name is searchable"
-            assert node.module is not None
-            members = {f"{node.module}.{alias.name}" for alias in node.names}
-            named |= {node.module} | (members & MODULES.keys())
+    for name, taken in imported(MODULES[module]).items():
+        named |= {name} | ({f"{name}.{each}" for each in taken} & MODULES.keys())
     return named
 
 

@@ -21,7 +21,7 @@ from giornata.wire.models import ModelCard
 from giornata.wire.workers import ServiceName
 from giornata_denoiser.choices import WeightQuantization
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.local import control_target, open_controls
+from giornata_denoiser.controls.residuals import control_target, open_controls
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.preview_map import PreviewMap, fit_autoencoder
 from giornata_denoiser.families.weights import OUTLINE, check

@@ -1,6 +1,6 @@
 """The denoiser's subscriptions and telemetry: it answers at once whether it takes rows.
 
-:mod:`giornata_denoiser.attempts.runner` does the rest. The engine runs in a thread of its own; its reports hop to the
+:mod:`giornata_denoiser.attempts.attempt` does the rest. The engine runs in a thread of its own; its reports hop to the
 event loop, where one task tells them in order.
 """
 
@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
 from giornata.blobs import BlobStore
-from giornata.bus import telemetry
-from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.bus import Bus, Endpoint, publish_state, state_of, telemetry
 from giornata.planning.cost_model import CostModel, Profile
 from giornata.records import JobRecordStore, TemplateRecords
 from giornata.retries import read_just_made
+from giornata.scheduling.batch import RowKey
 from giornata.wire import subjects
+from giornata.wire.controlnets import ControlBase
 from giornata.wire.errors import InternalError
 from giornata.wire.messages import (
     CancelRows,
@@ -33,16 +35,36 @@ from giornata.wire.messages import (
     RunReply,
     RunRequest,
 )
-from giornata.wire.workers import HostDevice, ServiceName, ServiceState
-from giornata_denoiser.attempts.attempt import AttemptResultWriter, EventPublisher
+from giornata.wire.values import BlockMode
+from giornata.wire.workers import (
+    AdapterCounters,
+    AdapterLoad,
+    HostDevice,
+    LoadSample,
+    RankState,
+    RowProgress,
+    ServiceName,
+    ServiceState,
+    StepCacheCounters,
+    StepSample,
+    TemplateCounters,
+    Tier,
+    WorkerState,
+)
+from giornata_denoiser.attempts.attempt import (
+    AttemptInputs,
+    AttemptResultWriter,
+    AttemptRunner,
+    EpochFence,
+    EventPublisher,
+)
 from giornata_denoiser.attempts.inputs import adapters_of, rows_of
-from giornata_denoiser.attempts.runner import AttemptInputs, AttemptRunner, EpochFence
-from giornata_denoiser.attempts.telemetry import Reporter
 from giornata_denoiser.checkpoint import Checkpoint
-from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.config import DenoiserConfig, TextReusePolicy
 from giornata_denoiser.controls.controlnets import DenoiserControlNets, control_room, controls_of, open_rows
 from giornata_denoiser.engine.engine import EngineLoop
 from giornata_denoiser.engine.model_runner import StepReport
+from giornata_denoiser.engine.recorders import renew_steps
 from giornata_denoiser.loras import LoraTiers, hold_loras, tier_in, tiers_of
 from giornata_denoiser.pool.leader import DevicePool, pool_of
 from giornata_denoiser.pool.ranks import RankSupervisor
@@ -50,10 +72,108 @@ from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.state import shared_memory
 from giornata_denoiser.rows.row import RowLora
 from giornata_denoiser.startup import engine_of
-from giornata_denoiser.templates.identity import ORDINARY, PINNED, HostMemory
-from giornata_denoiser.templates.lookup import TemplateLookup
-from giornata_denoiser.templates.runs import TemplateRegistrations, TemplateRuns
+from giornata_denoiser.templates.identity import ORDINARY, PINNED, HostMemory, form_of
+from giornata_denoiser.templates.runs import TemplateLookup, TemplateRegistrations, TemplateRuns
 from giornata_denoiser.templates.store import TemplateStore
+
+Sample = TypeVar("Sample", StepSample, LoadSample, AdapterLoad)
+
+MAX_SAMPLES: Final = 16
+"""Step and load samples that one telemetry message carries."""
+
+
+class Reporter:
+    """Gathers what happens between two messages. Loads may be added in any thread."""
+
+    def __init__(
+        self, config: DenoiserConfig, checkpoint: Checkpoint, profile: Profile, costs: CostModel
+    ) -> None:
+        self._config, self._costs = config, costs
+        self._told_of_costs = {
+            "device": profile.device,
+            "reused": BlockMode(form_of(config, checkpoint.family)),
+            "renewed_every": renew_steps(config.renew_steps, checkpoint.family),
+            "keeps_padding": config.reuse_text is TextReusePolicy.PADDING,
+        }
+        self._blocks = checkpoint.family.operations.specs
+        self._samples: deque[StepSample] = deque(maxlen=MAX_SAMPLES)
+        self._loads: deque[LoadSample] = deque(maxlen=MAX_SAMPLES)
+        self._adapter_loads: deque[AdapterLoad] = deque(maxlen=MAX_SAMPLES)
+        self._steps_total = 0
+        self._cached = StepCacheCounters()
+        self._late = 0
+        """Rows that made their first step without their LoRAs, since these were not loaded."""
+
+    def stepped(self, report: StepReport) -> None:
+        """A step has ended."""
+        self._steps_total += len(report.advanced)
+        begun = (row.adapters for row in report.advanced if row.step == 1)
+        self._late += sum(adapters.loras_from > 0 and adapters.joins_early for adapters in begun)
+        self._cached = StepCacheCounters(
+            computed_blocks=self._cached.computed_blocks + report.cached.computed_blocks,
+            skipped_blocks=self._cached.skipped_blocks + report.cached.skipped_blocks,
+        )
+        if report.sample is not None:
+            self._samples.append(report.sample)
+
+    def loaded(self, load: LoadSample) -> None:
+        """A load has ended."""
+        self._loads.append(load)
+
+    def adapter_loaded(self, load: AdapterLoad) -> None:
+        """A hop of a LoRA has ended."""
+        self._adapter_loads.append(load)
+
+    def state(
+        self,
+        running: Iterable[RowKey],
+        rows: Iterable[RowProgress],
+        *,
+        stepping_ms: float,
+        templates: TemplateCounters,
+        resident: dict[Tier, tuple[str, ...]],
+        adapters: AdapterCounters,
+        adapters_resident: dict[Tier, tuple[str, ...]],
+        lora_host: str | None = None,
+        controlled: ControlBase | None = None,
+        ranks: tuple[RankState, ...] = (),
+    ) -> WorkerState:
+        """The next message; samples are told once.
+
+        `running` are the rows in the batch, as of the engine's last step; `rows` are those of all accepted attempts,
+        until they are reported: the router takes unlisted rows for lost. `stepping_ms` counts from the beginning of
+        the step that is being computed.
+        """
+        joined = set(running)
+        told = [(row, RowKey(row.job_id, row.attempt, row.index) in joined) for row in rows]
+        return WorkerState(
+            capacity_rows=self._config.capacity_rows,
+            capacity_tokens=self._config.capacity_tokens,
+            running=tuple(row for row, here in told if here),
+            waiting=tuple(row for row, here in told if not here),
+            steps_total=self._steps_total,
+            stepping_ms=stepping_ms,
+            templates=templates,
+            resident=resident,
+            adapters=adapters.model_copy(update={"late": self._late}),
+            adapters_resident=adapters_resident,
+            lora_host=lora_host,
+            samples=_taken(self._samples),
+            loads=_taken(self._loads),
+            adapter_loads=_taken(self._adapter_loads),
+            adapter_lanes=self._config.lora_loads,
+            blocks=self._blocks,
+            controlled=controlled,
+            ranks=ranks,
+            step_cache=self._cached,
+            quantized=self._config.quantize,
+            cost_model=self._costs.state.model_copy(update=self._told_of_costs),
+        )
+
+
+def _taken(samples: deque[Sample]) -> tuple[Sample, ...]:
+    return tuple(samples.popleft() for _ in range(len(samples)))
+
 
 HAND_BACK_S: Final = 10.0
 """Time to write unfinished rows down, beyond the configured time to drain."""
@@ -123,7 +243,7 @@ class Denoiser:
             stack.callback(tasks.create_task(self._relay(), name="relay").cancel)
             stack.callback(tasks.create_task(self._telling.shown(), name="show").cancel)
             await self._hear(stack)
-            await stack.enter_async_context(telemetry.telemetry(bus, config.telemetry_hz, self._state))
+            await stack.enter_async_context(telemetry(bus, config.telemetry_hz, self._state))
             log.info("ready", model=self._checkpoint.card.name, digest=self._checkpoint.card.digest[:12])
             await stop.wait()
             await self._drain()
@@ -295,7 +415,7 @@ class Denoiser:
         self._draining = True
         log.info("draining")
         if self._bus.client.is_connected:
-            await telemetry.publish(self._bus, self._state())
+            await publish_state(self._bus, self._state())
         await self._carrier.drain(self._config.drain_s, HAND_BACK_S)
         log.info("drained")
 
@@ -313,7 +433,7 @@ class Denoiser:
             controlled=None if self._controls is None else self._controls.base,
             ranks=self._engine.ranks() if isinstance(self._engine, DevicePool) else (),
         )
-        return telemetry.state_of(
+        return state_of(
             ServiceName.DENOISER,
             self._config,
             draining=self._draining,

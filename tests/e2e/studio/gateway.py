@@ -32,8 +32,8 @@ from giornata.wire.workers import FleetView, InstanceView, ServiceName
 from giornata_gateway.admission import ByteReservation
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http import server as studio
-from giornata_gateway.http.openapi import document
 from giornata_gateway.http.responses import EVENT_STREAM, GATEWAY, JSON, error_answer, frame, json_answer
+from giornata_gateway.http.routes import document
 from giornata_gateway.http.uploads import read_json, read_upload
 from giornata_gateway.rules.adapters import in_order
 from giornata_gateway.rules.forms import (
@@ -48,11 +48,11 @@ from giornata_gateway.rules.forms import (
     read_mask_form,
 )
 from giornata_gateway.rules.tenants import Tenant
-from giornata_gateway.views.answers import ErrorDetail
 from giornata_gateway.views.catalog import model_list
 from giornata_gateway.views.jobs import (
     KINDS,
     ControlShare,
+    ErrorDetail,
     JobView,
     LoraShare,
     PartialImageEvent,
@@ -211,6 +211,8 @@ class FakeGateway:
     """By the path of a request, as long as they stand here."""
     key: str = ""
     """The API key that it wants."""
+    document: Mapping[str, Any] = field(default_factory=lambda: DOCUMENT)
+    """Of OpenAPI, of the whole gateway."""
     named: list[SentRequest] = field(default_factory=list)
     """The requests for masks."""
     sent: list[SentRequest] = field(default_factory=list)
@@ -242,7 +244,7 @@ class FakeGateway:
         app.add_routes(
             [
                 *studio.PAGES,
-                web.get("/openapi.json", _document),
+                web.get("/openapi.json", self._document),
                 web.get("/v1/models", self._models),
                 web.get("/v1/fleet", self._fleet),
                 web.post("/v1/masks", self._mask),
@@ -277,6 +279,9 @@ class FakeGateway:
             return await handler(request)
         except GiornataError as error:
             return error_answer(error)
+
+    async def _document(self, _: web.Request) -> web.Response:
+        return web.json_response(self.document)
 
     async def _models(self, _: web.Request) -> web.Response:
         cards = {card.name: card for card in self.models}
@@ -375,10 +380,6 @@ class FakeGateway:
                 for i in range(self.pictures)
             ],
         )
-
-
-async def _document(_: web.Request) -> web.Response:
-    return web.json_response(DOCUMENT)
 
 
 async def _image(_: web.Request) -> web.Response:

@@ -122,8 +122,9 @@ def under(
     uses = JOB.model_copy(update={"controls": tuple(each.use for each in controls), "loras": ()})
     return replace(
         row,
-        adapters=adapters_of(uses, row.track.steps),
-        control_images=tuple(named[control_name(nth)] for nth in range(len(controls))),
+        adapters=adapters_of(uses, row.track.steps).seeing(
+            [named[control_name(nth)] for nth in range(len(controls))]
+        ),
     )
 
 
@@ -221,11 +222,18 @@ def wrapped(of: OpenFamily, control: Control, row: Row) -> Iterator[None]:
         del transformer.forward
 
 
+def _seen(row: Row) -> Tensor:
+    """What the row's one ControlNet sees."""
+    (control,) = row.adapters.controls
+    assert control.image is not None
+    return control.image
+
+
 def _of_sd3(
     control: Control, row: Row, hidden_states: Tensor, given: Fields, _: dict[float, Fields]
 ) -> Fields:
     """Arguments of the transformer; the halves of a row share a call."""
-    hint = pixel_shuffle(row.control_images[0].T.reshape(1, -1, *row.grid), 2)
+    hint = pixel_shuffle(_seen(row).T.reshape(1, -1, *row.grid), 2)
     pooled = given["pooled_projections"]
     usual = control.sees is ControlInput.USUAL
     (samples,) = control.net(
@@ -244,7 +252,7 @@ def _of_flux(
     control: Control, row: Row, hidden_states: Tensor, given: Fields, known: dict[float, Fields]
 ) -> Fields:
     """The negative half gets the positive's samples, as in `FluxControlNetPipeline`."""
-    (image,), level = row.control_images, float(given["timestep"])
+    image, level = _seen(row), float(given["timestep"])
     shared = (
         "encoder_hidden_states", "pooled_projections", "timestep", "guidance", "txt_ids", "img_ids",
     )  # fmt: skip

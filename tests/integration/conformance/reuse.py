@@ -18,7 +18,7 @@ from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import cfg_scale, resolve
 from giornata_denoiser.attempts.inputs import rows_of
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.templates.lookup import TemplateReuse
+from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_prepost.encoding import EncodingInputs, JobConditioning, encode_job
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.stages import InspectedEdit, PixelLimits, inspect

@@ -52,7 +52,7 @@ def made(of: OpenFamily, asked: Asked, controls: list[Control], job: str = "row"
 def assert_equals(of: OpenFamily, row: Row, mine: Tensor, theirs: Tensor) -> None:
     """The latents are the pipeline's, and the ControlNets are seen."""
     assert distance(mine, theirs) <= CLOSE
-    free = replace(row, adapters=type(row.adapters)(), control_images=())
+    free = replace(row, adapters=type(row.adapters)())
     assert distance(final_latent(of.served, free), mine) > 1000 * CLOSE
 
 
@@ -98,7 +98,9 @@ def test_a_net_of_sd3_that_sees_the_mask_equals_the_pipeline(
     asked, one = guided(of), control(of, tmp_path / "net", options=options)
     assert one.sees is ControlInput.MASKED
     row = made(of, asked, [one])
-    assert row.control_images[0].shape == (35, 4 * 17)
+    image = row.adapters.controls[0].image
+    assert image is not None
+    assert image.shape == (35, 4 * 17)
     kind, shown = StableDiffusion3ControlNetInpaintingPipeline, Image.fromarray(mask(of.case.size))
     theirs = expected(of, asked, [one], kind=kind, control_mask=shown)
     assert_equals(of, row, controlled(of, [row], [one])["row"], theirs)

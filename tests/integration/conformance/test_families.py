@@ -16,12 +16,11 @@ import pytest
 import torch
 from safetensors.numpy import load
 
-from giornata.latents import normalisation_of
 from giornata.packed.compute_set import Region, make_region, with_companions
 from giornata.packed.compute_set import region_of as region_in
 from giornata.planning.plans import BatchPlan, BatchPlanner, BatchRow, LoadLink, evaluate_modes, plan_batch
 from giornata.scheduling.batch import Capacity
-from giornata.tensors import pack, unpack
+from giornata.tensors import normalisation_of, pack, unpack
 from giornata.wire.models import Sampler
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.values import BlockMode
@@ -29,7 +28,7 @@ from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.rows.row import RecordingSpec, Row, Snapshot
 from giornata_denoiser.rows.template import CachedTemplate
-from giornata_denoiser.templates.lookup import TemplateReuse
+from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_prepost.encoding import template_row
 from giornata_prepost.families.protocol import rehearse
 from giornata_prepost.images.geometry import Size

@@ -13,7 +13,7 @@ from diffusers import AutoModel
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 
 from giornata import families
-from giornata.latents import normalisation_of
+from giornata.tensors import normalisation_of
 from giornata_denoiser import checkpoint
 from giornata_denoiser.families import preview_map
 from giornata_denoiser.families.preview_map import board

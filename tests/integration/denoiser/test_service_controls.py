@@ -18,7 +18,7 @@ from giornata.wire.jobs import JobState
 from giornata.wire.messages import RunRequest
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.controls import sessions
-from giornata_denoiser.controls.local import ControlNetTarget, control_target, open_controls
+from giornata_denoiser.controls.residuals import ControlNetTarget, control_target, open_controls
 from tests.fakes.tiny_flux_control import beside
 from tests.integration.denoiser.bench import WAIT_S, Bench
 

@@ -14,6 +14,7 @@ from openai.types import ImageEditCompletedEvent, ImageEditPartialImageEvent, Im
 from giornata.wire.errors import MaskEmpty, QueueFull, RowPoisoned
 from giornata.wire.jobs import JobState
 from tests.integration.fake_router import COMPUTE, STAGES, picture_of
+from tests.integration.gateway.repeating import stored
 from tests.integration.gateway_fakes import Opening, Stage
 from tests.patience import HUNG_S
 
@@ -236,10 +237,7 @@ async def test_what_the_router_refuses_is_passed_on(stage: Stage) -> None:
         assert (await response.json())["error"]["code"] == "queue_full"
     stage.stop.set()
     await stage.serving
-    stored = await stage.router.blobs._client.keys("giornata:default/job_*/image")
-    assert not [
-        key for key in stored if str(key).split("/")[1] in stage.router.submitted
-    ]  # nothing left behind
+    assert stored(stage) == []
 
 
 async def test_drain_ends_in_time(opening: Opening) -> None:

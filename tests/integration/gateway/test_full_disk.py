@@ -15,12 +15,14 @@ from giornata.blobs import RedisBlobs
 from giornata.bus import streams
 from giornata.wire.errors import BlobStoreFull, StorageFull
 from giornata.wire.subjects import JOBS, RECORDS, bucket_stream
-from giornata_gateway.storage import KNOWN_S
+from giornata_gateway.fleet import KNOWN_S
 from tests.full_disk import SmallDisk, small_disk
 from tests.integration.gateway_fakes import Stage, open_stage
 from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
 from tests.valkey import valkey
+
+pytestmark = pytest.mark.real_nats
 
 APPENDING = {"appendonly": "yes", "appendfsync": "no", "save": "", "maxmemory-policy": "noeviction"}
 RECORD_STREAM = bucket_stream(RECORDS)

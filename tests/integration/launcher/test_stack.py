@@ -168,7 +168,7 @@ async def test_three_nats_servers_are_one_and_each_comes_back(tmp_path: Path) ->
                 await stack.process(name).announced(HUNG_S)
                 async with bus.connect(f"nats://127.0.0.1:{port}", "again"):
                     pass
-                await streams.ensure(connected.jetstream, replicas=3, events_ttl_s=60)
+            await streams.ensure(connected.jetstream, replicas=3, events_ttl_s=60)
     assert stack.obituaries == []
 
 

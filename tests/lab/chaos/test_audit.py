@@ -16,10 +16,9 @@ from giornata.wire.messages import DoneEvent
 from giornata.wire.values import StageTimes
 from giornata.wire.workers import ServiceName
 from giornata_lab.rehearsals.chaos.audit import GROWTH_MIB, AuditedSystem, violations
-from giornata_lab.rehearsals.chaos.edits import ChaosEdit, Outcome, OutcomeRecord, edits
-from giornata_lab.rehearsals.chaos.faults import Inflicted
-from giornata_lab.rehearsals.chaos.look import Blob, ProcessUsage, Streams
-from giornata_lab.rehearsals.chaos.plan import Fault, Kind
+from giornata_lab.rehearsals.chaos.faults import Fault, Inflicted, Kind
+from giornata_lab.rehearsals.chaos.load import ChaosEdit, Outcome, edits
+from giornata_lab.rehearsals.chaos.look import Blob, OutcomeRecord, ProcessUsage, Streams
 
 EDITS = edits(0, 3)
 JOB = EDITS[0].job_id
@@ -174,7 +173,6 @@ def lost(worker: str) -> OutcomeRecord:
     ("fault", "excused"),
     [
         (Fault(Kind.FREEZE, ServiceName.DENOISER, lasts_s=5), True),
-        (Fault(Kind.MUTE, ServiceName.DENOISER, lasts_s=5), True),
         (Fault(Kind.FREEZE, ServiceName.ROUTER, lasts_s=5), False),
         (Fault(Kind.RESTART, ServiceName.DENOISER), False),
     ],

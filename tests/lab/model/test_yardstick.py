@@ -22,14 +22,13 @@ SIDE = 64
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tiny network, batches of two and no grids of samples."""
+    """A tiny network, and batches of two."""
     monkeypatch.setattr(yardstick, "WIDTHS", (8, 16, 16))
     monkeypatch.setattr(yardstick, "HEADS", 2)
     monkeypatch.setattr(yardstick, "NORM_GROUPS", 4)
     monkeypatch.setattr(pool, "FIRST", {SIDE: 2})
     course = replace(unet.UNET, stages=(CurriculumStage(1.01, {SIDE: 1.0}),), rows={SIDE: 2})
     monkeypatch.setattr(unet, "UNET", course)
-    monkeypatch.setattr(pool, "COLUMNS", 1)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from giornata.wire.workers import ServiceName
 from giornata_denoiser.service import HAND_BACK_S
 from giornata_gateway.http.routes import ROUTES
 from giornata_gateway.http.server import CLOSE_S
-from giornata_gateway.rules.addresses import may_connect
+from giornata_gateway.rules.tenants import may_connect
 from tests.fakes.published import published
 from tests.unit.deploy.kustomize import identity
 from tests.unit.deploy.overlays import (

@@ -25,13 +25,13 @@ from giornata.wire.workers import ServiceState
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import ControlNetExecutor
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.local import (
+from giornata_denoiser.controls.residuals import (
     ControlNetTarget,
     LocalControls,
+    RemoteControls,
     control_target,
     with_control_costs,
 )
-from giornata_denoiser.controls.remote import RemoteControls
 from giornata_denoiser.controls.sessions import (
     ControlClientInfo,
     ControlNetInstances,

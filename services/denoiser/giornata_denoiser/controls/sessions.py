@@ -43,7 +43,7 @@ from giornata.wire.errors import (
 from giornata.wire.messages import RunRequest
 from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_denoiser.controls.remote import ControlNetSession, RemoteControls
+from giornata_denoiser.controls.residuals import ControlNetSession, RemoteControls
 from giornata_denoiser.rows.row import Row
 
 OPENING_MS: Final = 15_000

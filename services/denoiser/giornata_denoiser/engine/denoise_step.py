@@ -142,21 +142,21 @@ def _packed(noises: Sequence[Tensor | None], lengths: Sequence[int], like: Tenso
     )
 
 
-class StepOutput(NamedTuple):
-    """The new latents and records of a step, by row."""
+class RowOutput(NamedTuple):
+    """The result of one step for one row."""
 
-    latents: tuple[Tensor, ...]
-    """(tokens, channels) each, after the step."""
-    clean: tuple[Tensor | None, ...]
-    """Latents of the pictures that the step predicts as the end; None for rows that are not shown after it."""
-    memory: tuple[Tensor | None, ...]
-    """(states, tokens, channels) each, what the solver remembers, 0 outside of the row's region; None for nothing."""
-    generators: tuple[Tensor | None, ...]
-    """Where each row's random numbers go on; see :attr:`Row.generator`."""
-    cached: tuple[TaylorExpansion | None, ...]
-    """What each row remembers for its step cache."""
-    skipped: tuple[int, ...]
-    """Blocks that step caches stood in for, of all of the row's sequences."""
+    latent: Tensor
+    """(tokens, channels) after the step."""
+    memory: Tensor | None
+    """(states, tokens, channels), what the solver remembers, 0 outside of the row's region; None for nothing."""
+    generator: Tensor | None
+    """Where the row's random numbers go on; see :attr:`Row.generator`."""
+    cached: TaylorExpansion | None
+    """What it remembers for its step cache."""
+    clean: Tensor | None
+    """The latent of the picture that the step predicts as the end; None where the row is not shown after it."""
+    skipped: int
+    """Blocks that its step cache stood in for, of all of its sequences."""
 
 
 def denoise_step(
@@ -165,8 +165,8 @@ def denoise_step(
     rows: Sequence[Row],
     uses: Sequence[BlockInputs] = (),
     trace: LaneTracer = UNTRACED,
-) -> StepOutput:
-    """Every row's latent after its next step: outside its region the template run's at the row's noise level.
+) -> list[RowOutput]:
+    """Every row after its next step: outside its region the template run's at the row's noise level.
 
     The assembly is of the same rows, none of them done; for `uses` see :meth:`Network.predict`.
     """
@@ -191,14 +191,15 @@ def denoise_step(
 
 def extrapolated_step(
     family: ModelFamily, assembly: BatchTensors, rows: Sequence[Row], known: Sequence[TaylorExpansion]
-) -> StepOutput:
+) -> list[RowOutput]:
     """:func:`denoise_step` of rows of which the network computes nothing: their outputs are what is `known` of them."""
     latents = [to_device(row.latent, family.device) for row in rows]
     answers = [each.at(row.step).to(family.dtype) for each, row in zip(known, rows, strict=True)]
     outputs = torch.cat(by_sequence([list(answer) for answer in answers]))
-    skipped = [len(row.prompts) * family.depth for row in rows]
-    stepped = _stepped(family, assembly, rows, latents, outputs, [row.cached for row in rows])
-    return stepped._replace(skipped=tuple(skipped))
+    made = _stepped(family, assembly, rows, latents, outputs, [row.cached for row in rows])
+    return [
+        each._replace(skipped=len(row.prompts) * family.depth) for each, row in zip(made, rows, strict=True)
+    ]
 
 
 def _stepped(  # noqa: PLR0917 - all that a step is made of
@@ -208,7 +209,7 @@ def _stepped(  # noqa: PLR0917 - all that a step is made of
     latents: Sequence[Tensor],
     outputs: Tensor,
     cached: Sequence[TaylorExpansion | None],
-) -> StepOutput:
+) -> list[RowOutput]:
     """The rows after the samplers' step, from the outputs of all sequences, (computed_tokens, channels)."""
     lengths, output = assembly.computed_lengths, _guided(family.network, assembly, outputs)
     computed = torch.cat(list(latents))
@@ -219,30 +220,18 @@ def _stepped(  # noqa: PLR0917 - all that a step is made of
         for row in rows
     ]
     states = advance_states(assembly, rows, computed, output, [each.noise for each in drawn])
-    clean: list[Tensor | None] = [None] * len(rows)
-    for index, row in enumerate(rows):
+    made: list[RowOutput] = []
+    for index, (row, state) in enumerate(zip(rows, states, strict=True)):
+        clean, memory = None, state.memory
         if row.partial_images and row.next_preview is not None:
             was, predicted = (torch.split(packed, lengths)[index] for packed in (computed, output))
             end = row.track.predicted(was, predicted, row.step)
-            clean[index] = _completed(family, assembly, index, row, end, row.steps)
-    return StepOutput(
-        tuple(
-            [
-                _completed(family, assembly, index, row, state.latent, row.step + 1)
-                for index, (state, row) in enumerate(zip(states, rows, strict=True))
-            ]
-        ),
-        tuple(clean),
-        tuple(
-            [
-                None if state.memory is None else _scattered(state.memory, region, row.image_tokens)
-                for state, region, row in zip(states, assembly.regions, rows, strict=True)
-            ]
-        ),
-        tuple([each.generator for each in drawn]),
-        tuple(cached),
-        (0,) * len(rows),
-    )
+            clean = _completed(family, assembly, index, row, end, row.steps)
+        if memory is not None:
+            memory = _scattered(memory, assembly.regions[index], row.image_tokens)
+        latent = _completed(family, assembly, index, row, state.latent, row.step + 1)
+        made.append(RowOutput(latent, memory, drawn[index].generator, cached[index], clean, skipped=0))
+    return made
 
 
 def _by_row(assembly: BatchTensors, rows: Sequence[Row], outputs: Tensor) -> list[Tensor | None]:
@@ -303,11 +292,3 @@ def _guided(network: Network, assembly: BatchTensors, outputs: Tensor) -> Tensor
     positive, negative = torch.split(outputs, [len(outputs) - len(guided.computed), len(guided.computed)])
     combined = network.guided(positive.index_select(0, guided.computed), negative, guided.scale)
     return positive.index_copy(0, guided.computed, combined)
-
-
-def joined_outputs(computed: Sequence[int], parts: Sequence[StepOutput], others: Sequence[int]) -> StepOutput:
-    """The step of all rows in their order: of those `computed`, by index, if there are any, and of the `others`."""
-    places = (*computed, *others)
-    order = sorted(range(len(places)), key=places.__getitem__)
-    columns = (sum(column, ()) for column in zip(*parts, strict=True))
-    return StepOutput(*[tuple([column[place] for place in order]) for column in columns])

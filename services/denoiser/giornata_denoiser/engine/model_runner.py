@@ -32,12 +32,7 @@ from giornata_denoiser.engine.batch_tensors import (
     with_low_ranks,
     with_residuals,
 )
-from giornata_denoiser.engine.denoise_step import (
-    StepOutput,
-    denoise_step,
-    extrapolated_step,
-    joined_outputs,
-)
+from giornata_denoiser.engine.denoise_step import RowOutput, denoise_step, extrapolated_step
 from giornata_denoiser.engine.loading import hosting_for
 from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.engine.step_plan import ReuseOptions, StepPlan, StepPlanner
@@ -295,10 +290,10 @@ class ModelRunner:
             stepped, plan, assembled = self._made(rows)
             # (height, width, 3) uint8 on the device, of the rows that are shown after this step.
             pictures = [
-                None if clean is None or show is None else show(network.unpacked(clean, row.grid))
-                for row, clean in zip(rows, stepped.clean, strict=True)
+                None if each.clean is None or show is None else show(network.unpacked(each.clean, row.grid))
+                for row, each in zip(rows, stepped, strict=True)
             ]
-            verdict = self._judge(stepped.latents)
+            verdict = self._judge([each.latent for each in stepped])
         entries = self._hosted(rows, plan)
         measured = {
             "assemble_ms": (assembled - began) * 1e3,
@@ -316,23 +311,23 @@ class ModelRunner:
         advanced: list[Row] = []
         previews: list[RowPreview] = []
         computed = skipped = 0
-        for index, row in enumerate(rows):
+        for row, made, picture, entry in zip(rows, stepped, pictures, entries, strict=True):
             if row.step_cache is not None:
-                skipped += stepped.skipped[index]
-                computed += len(row.prompts) * depth - stepped.skipped[index]
+                skipped += made.skipped
+                computed += len(row.prompts) * depth - made.skipped
             if row.key in poisoned:
                 continue
-            if (picture := pictures[index]) is not None and (at := row.next_preview) is not None:
+            if picture is not None and (at := row.next_preview) is not None:
                 previews.append(RowPreview(row.key, row.step + 1, row.steps, at, picture.cpu().numpy()))
             learning = plan.learning.get(row.key)
             advanced.append(
                 row.advanced(
-                    stepped.latents[index],
-                    stepped.memory[index],
-                    stepped.generators[index],
-                    entry=entries[index],
+                    made.latent,
+                    made.memory,
+                    made.generator,
+                    entry=entry,
                     corrections=None if learning is None else tuple([each.correction() for each in learning]),
-                    cached=stepped.cached[index],
+                    cached=made.cached,
                 )
             )
         return StepReport(
@@ -345,7 +340,7 @@ class ModelRunner:
             StepCacheCounters(computed_blocks=computed, skipped_blocks=skipped),
         )
 
-    def _made(self, rows: tuple[Row, ...]) -> tuple[StepOutput, StepPlan, float]:
+    def _made(self, rows: tuple[Row, ...]) -> tuple[list[RowOutput], StepPlan, float]:
         """Return what a step makes of `rows`, its plan, and when its forward was assembled."""
         low_ranks = tuple([acting_set(row, self._low_ranks) if row.adapters.loras else None for row in rows])
         known: dict[int, TaylorExpansion] = {}
@@ -357,20 +352,21 @@ class ModelRunner:
         others = tuple(rows[index] for index in known)
         assembly = self.placing.of(others, tuple(low_ranks[index] for index in known), computes=False)
         stepped = extrapolated_step(self.family, assembly, others, list(known.values()))
+        results, plan, assembled = dict(zip(known, stepped, strict=True)), StepPlan(), self._clock()
         computed = [index for index in range(len(rows)) if index not in known]
-        if not computed:
-            return joined_outputs((), [stepped], tuple(known)), StepPlan(), self._clock()
-        made, plan, assembled = self._computed(
-            tuple(rows[index] for index in computed), tuple(low_ranks[index] for index in computed)
-        )
+        if computed:
+            made, plan, assembled = self._computed(
+                tuple(rows[index] for index in computed), tuple(low_ranks[index] for index in computed)
+            )
+            results |= dict(zip(computed, made, strict=True))
         if plan.sample is not None:
-            skipped = plan.sample.skipped_blocks + sum(stepped.skipped)
+            skipped = plan.sample.skipped_blocks + sum(each.skipped for each in stepped)
             plan = replace(plan, sample=plan.sample.model_copy(update={"skipped_blocks": skipped}))
-        return joined_outputs(computed, [made, stepped], tuple(known)), plan, assembled
+        return [results[index] for index in range(len(rows))], plan, assembled
 
     def _computed(
         self, rows: tuple[Row, ...], low_ranks: tuple[SequenceLoras | None, ...]
-    ) -> tuple[StepOutput, StepPlan, float]:
+    ) -> tuple[list[RowOutput], StepPlan, float]:
         """:meth:`_made` of rows that the network computes."""
         assembly = self.placing.of(rows, low_ranks)
         assembled = self._clock()

@@ -260,7 +260,7 @@ def run_ms(row: Row, costs: StepCosts, operations: NetworkOperations) -> float:
     """Predicted time of all steps of a row that takes anything and has not begun, alone and waiting for no load."""
     whole, masked = (
         predicted_ms([each], costs, operations)
-        for each in (replace(row, corrections=None), replace(row, begun=True, step=1))
+        for each in (replace(row, corrections=None), replace(row, degree=1, step=1))
     )
     left = row.steps - row.step
     in_full = min(row.steps_in_full, left)

@@ -554,7 +554,7 @@ class StepPlanner:
                 each,
                 each.shapes,
                 each.modes(operations.blocks),
-                each.row.begun,
+                each.row.degree > 0,
                 own,
                 each.row.adapters.controls and each.row.adapters.controlling(each.row.step),
             )

@@ -72,7 +72,7 @@ class FluxInpaint(Network):
         self._rotary = lru_cache(maxsize=64)(self._made_rotary)
 
     def control_base(self, token_pixels: int) -> ControlBase:
-        """See :class:`giornata_denoiser.controls.local.ControlledNetwork`."""
+        """See :class:`giornata_denoiser.controls.residuals.ControlledNetwork`."""
         model, singles = self.transformer, len(self.transformer.single_transformer_blocks)
         return ControlBase(
             kind=ControlKind.FLUX,

@@ -417,7 +417,7 @@ class ModelFamily:
         own = self.share.heads(heads // sites)
         return sites * int(own.stop - own.start)
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Return how many blocks the network has."""
         return len(self.specs)

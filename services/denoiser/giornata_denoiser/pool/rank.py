@@ -34,7 +34,7 @@ from giornata.wire.errors import GiornataError
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.controlnets import ControlDispatcher
-from giornata_denoiser.controls.local import LocalControls, control_target
+from giornata_denoiser.controls.residuals import LocalControls, control_target
 from giornata_denoiser.engine.batch_tensors import ControlExecutor
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.model_runner import FailedRow, FiniteCheck, ModelRunner, RowPreview, StepReport

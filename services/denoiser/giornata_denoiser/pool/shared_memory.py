@@ -282,4 +282,4 @@ class StateRing:
 
 def bare(row: Row) -> Row:
     """`row` as ranks get it, once: without what orders tell of it, and without what its steps have left."""
-    return replace(row, entries=(), corrections=None, begun=False, taught=False, cached=None)
+    return replace(row, entries=(), corrections=None, degree=0, taught=False, cached=None)

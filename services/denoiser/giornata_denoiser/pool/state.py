@@ -22,7 +22,7 @@ from giornata.planning.operations import NetworkOperations
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.cost_models import work_of
 from giornata.scheduling.degrees.pool import Devices, PoolRow, StepStart
-from giornata.scheduling.demand import RowShape, StepTimeModel
+from giornata.scheduling.demand import StepTimeModel
 from giornata.scheduling.pool_rows import DegreeTimes, RowTimes, StepSize
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
@@ -361,7 +361,7 @@ class PoolState:
             held = self.rows[key]
             fresh = not held.stays(begin.devices, epoch, halves=halves)
             if fresh:
-                held.row = replace(held.row, begun=False)
+                held.row = replace(held.row, degree=0)
             if (
                 len(begin.devices) > 1 and held.row.records is not None
             ):  # each of them would leave its share alone
@@ -508,20 +508,8 @@ class PoolTimes:
 
 def step_size(row: Row) -> StepSize:
     """Return what the steps of `row` compute, as far as their time depends on it."""
-    shape = row.shapes[0]
     return StepSize.of(
-        RowShape(
-            row.prompts[0].joint_tokens,
-            row.block_tokens,
-            row.computed_tokens if row.template is not None or row.renews else row.block_tokens,
-            steps=1,
-            sequences=len(row.prompts),
-            companions=row.companions,
-            prefix=max(row.prefix, default=0),
-            low_rank=shape.low_rank,
-            segments=1 / len(row.prompts) if shape.low_rank else 0.0,
-            control=shape.control,
-        ),
+        replace(row.estimate, padding=0, skipped=0),
         reuses=row.template is not None,
         renewed_every=row.renewed_every,
         corrected=row.corrections is not None,

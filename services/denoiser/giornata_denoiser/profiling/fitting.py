@@ -40,7 +40,6 @@ from giornata_denoiser.profiling.mixtures import (
     StepShape,
     list_mixtures,
     masked_sizes,
-    plain_mixtures,
     unlike,
 )
 from giornata_denoiser.profiling.ranks import ProfilerRanks
@@ -106,10 +105,7 @@ class ProfileMeasurements:
 def measure(meter: StepMeter, extent: ProfileScope, bar: ProgressBar = iter) -> ProfileMeasurements:
     """Everything within `extent`."""
     rounds = QUICK_ROUNDS if extent.quick else ROUNDS
-    steps = [
-        mixture.beside(meter.companions, meter.prefix).adapted(meter.lora_weights, meter.control_work)
-        for mixture in list_mixtures(extent, SEED)
-    ]
+    steps = _counted(meter, list_mixtures(extent, SEED))
     loads = [size.beside(meter.companions, meter.prefix) for size in masked_sizes(extent)]
     step_ms = measure_medians(steps, meter.step_ms, rounds=rounds, seed=SEED, bar=bar)
     load_ms = measure_medians(loads, meter.load_ms, rounds=rounds, seed=SEED, bar=bar)
@@ -128,15 +124,20 @@ def measure_spread(
     rounds = QUICK_ROUNDS if extent.quick else ROUNDS
     found: dict[StepParallelism, ProfileMeasurements] = {}
     for way in members.ways:
-        steps = [
-            one.beside(meter.companions, meter.prefix)
-            for one in plain_mixtures(extent, SEED, guided=way.halves)
-        ]
+        steps = _counted(meter, list_mixtures(extent, SEED, guided=way.halves))
         step_ms = measure_medians(steps, partial(members.step_ms, way), rounds=rounds, seed=SEED, bar=bar)
         found[way] = ProfileMeasurements(
             tuple(map(StepTime, steps, step_ms)), meter.operations, (), (0.0, 0.0)
         )
     return found
+
+
+def _counted(meter: StepMeter, mixtures: Iterable[StepShape]) -> list[StepShape]:
+    """`mixtures` with the tokens that the family has beside a picture, and the work of LoRAs and ControlNets."""
+    return [
+        mixture.beside(meter.companions, meter.prefix).adapted(meter.lora_weights, meter.control_work)
+        for mixture in mixtures
+    ]
 
 
 def activation_bytes(meter: StepMeter, steps: Iterable[StepShape]) -> tuple[float, float]:

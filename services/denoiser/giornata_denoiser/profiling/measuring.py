@@ -36,7 +36,7 @@ from giornata.wire.controlnets import ControlBase
 from giornata.wire.values import BlockMode
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import CacheForm
-from giornata_denoiser.controls.local import ControlNetTarget, LocalControls, control_target
+from giornata_denoiser.controls.residuals import ControlNetTarget, LocalControls, control_target
 from giornata_denoiser.engine.batch_tensors import (
     assemble,
     computes_every_token,
@@ -105,7 +105,7 @@ class StepMeter:
 
     @cached_property
     def _control(self) -> RandomControlNet | None:
-        return random_control(self._family.network, self._checkpoint.card.pixel_multiple)
+        return random_control(self._checkpoint.family.network, self._checkpoint.card.pixel_multiple)
 
     @cached_property
     def text_tokens(self) -> int:
@@ -182,7 +182,7 @@ class StepMeter:
         with torch.inference_mode():
             placed = [place_inputs(row, self._family, of) for row, of in zip(rows, low_ranks, strict=True)]
             assembly = assemble(self._family, rows, placed)
-        if not any(row.control_images for row in rows) or self._control is None:
+        if not any(row.adapters.controls for row in rows) or self._control is None:
             return lambda: denoise_step(self._family, assembly, rows, uses)
         controls, whole = self._control.controls(), computes_every_token(uses, rows)
 
@@ -358,8 +358,8 @@ class RandomControlNet:
         base, (height, width) = self.controlled.base, row.grid
         pixels = (3, height * base.token_pixels, width * base.token_pixels)
         shape = pixels if base.kind is ControlKind.UNET else (height * width, base.latent_channels)
-        use = RowControl(NAME, NAME, 1.0, 0, row.steps, work=self.work)
-        return replace(row, adapters=Adapters(controls=(use,)), control_images=(values(*shape),))
+        use = RowControl(NAME, NAME, 1.0, 0, row.steps, work=self.work, image=values(*shape))
+        return replace(row, adapters=Adapters(controls=(use,)))
 
     def controls(self) -> LocalControls:
         """Return what computes it in each step of rows, as a whole, and knows no row yet."""

@@ -187,11 +187,11 @@ class ProfileScope:
         return min(self.tokens, PICTURES * own)
 
 
-def list_mixtures(extent: ProfileScope, seed: int) -> tuple[StepShape, ...]:
+def list_mixtures(extent: ProfileScope, seed: int, *, guided: bool = False) -> tuple[StepShape, ...]:
     """Return what is to be measured.
 
     Rows of one size in growing numbers, single rows of every mode, rows with one set of LoRAs and with many, rows of
-    which all or half have a ControlNet, and random batches.
+    which all or half have a ControlNet, and random batches. All rows are `guided` where that is asked.
     """
     full, kv = (BlockMode.FULL,) * extent.blocks, (BlockMode.KV,) * extent.blocks
     text, ratio = extent.texts[-1], extent.ratios[len(extent.ratios) // 2]
@@ -224,20 +224,11 @@ def list_mixtures(extent: ProfileScope, seed: int) -> tuple[StepShape, ...]:
         StepShape(tuple(_row(extent, chance) for _ in range(chance.randint(1, extent.counts[-1]))))
         for _ in range(QUICK_RANDOM if extent.quick else RANDOM)
     ]
-    every = dict.fromkeys((*swept, *single, *adapted, *controlled, *drawn))
+    found = (*swept, *single, *adapted, *controlled, *drawn)
+    if guided:
+        found = tuple(StepShape(tuple(replace(row, guided=True) for row in one.rows)) for one in found)
+    every = dict.fromkeys(found)
     return tuple(one for one in every if len(one.rows) == 1 or one.length <= extent.most_tokens)
-
-
-def plain_mixtures(extent: ProfileScope, seed: int, *, guided: bool = False) -> tuple[StepShape, ...]:
-    """Those of :func:`mixtures` without adapters, for pools; all rows are `guided` where that is asked."""
-    found = [
-        StepShape(tuple(replace(row, guided=True) for row in mixture.rows)) if guided else mixture
-        for mixture in list_mixtures(extent, seed)
-        if not any(row.lora or row.controlled for row in mixture.rows)
-    ]
-    return tuple(
-        one for one in dict.fromkeys(found) if len(one.rows) == 1 or one.length <= extent.most_tokens
-    )
 
 
 def _spread(rows: int) -> tuple[int, ...]:

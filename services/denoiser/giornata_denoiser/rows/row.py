@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Self
 
@@ -15,12 +15,13 @@ from giornata.packed.compute_set import Region
 from giornata.packed.packing import to_device
 from giornata.planning.operations import SequenceShape, control_work
 from giornata.scheduling.batch import RowKey
+from giornata.scheduling.demand import RowShape
 from giornata.tensors import EMBEDS, POOLED
 from giornata.wire.adapters import ControlWork
 from giornata.wire.errors import RowPoisoned, SchemaMismatch
 from giornata.wire.jobs import Priority
 from giornata_denoiser.choices import CacheForm
-from giornata_denoiser.rows.step_cache import TaylorExpansion, TaylorRule
+from giornata_denoiser.rows.step_cache import TaylorExpansion, TaylorRule, skipped_steps
 from giornata_denoiser.rows.template import CachedTemplate, Correction, Entry
 
 
@@ -61,6 +62,8 @@ class RowControl:
     mode: int | None = None
     work: ControlWork | None = None
     """What this process computes of it; None where another one does."""
+    image: Tensor | None = field(default=None, compare=False, repr=False)
+    """What it sees: (tokens, channels), or pixels (3, height, width). None where this process cannot compute it."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,11 @@ class Adapters:
     def controlling(self, step: int) -> tuple[bool, ...]:
         """By ControlNet, whether it acts in a step."""
         return tuple(bool(net.scale) and net.first_step <= step < net.end_step for net in self.controls)
+
+    def seeing(self, images: Sequence[Tensor]) -> Adapters:
+        """The same adapters with what their ControlNets see, by ControlNet."""
+        seen = zip(self.controls, images, strict=True)
+        return replace(self, controls=tuple(replace(use, image=image) for use, image in seen))
 
     def learned_under(self, step: int) -> str | None:
         """What a correction that is learned in a step belongs to, beside template and mask; empty without adapters.
@@ -335,8 +343,6 @@ class Row:
     """Previews asked for."""
     adapters: Adapters = NONE
     """LoRAs and ControlNets that act in its steps."""
-    control_images: tuple[Tensor, ...] = ()
-    """What its ControlNets see, by ControlNet: (tokens, channels), or pixels (3, height, width)."""
     region: Region | None = None
     """What of the picture is computed; None for all of it. Outside, the latent is that of a noised picture: of
     :meth:`picture_at`, else of its own."""
@@ -358,8 +364,6 @@ class Row:
     it takes those of outside tokens, too."""
     taught: bool = False
     """Whether its last step has taught it these corrections."""
-    begun: bool = False
-    """Whether it has made a step here."""
     step_cache: TaylorRule | None = None
     """By which some of its steps are not computed; None for none."""
     cached: TaylorExpansion | None = None
@@ -375,7 +379,12 @@ class Row:
     priority: Priority = Priority.INTERACTIVE
     """Priority of its job; only engines of several devices ask."""
     degree: int = 0
-    """Devices that made its last step here together; 0 before the first one."""
+    """Devices that made its last step here together; 0 of a row that begins here."""
+
+    @property
+    def begun(self) -> bool:
+        """Return whether it has made a step here."""
+        return self.degree > 0
 
     @property
     def steps(self) -> int:
@@ -486,6 +495,26 @@ class Row:
         return tuple(SequenceShape(0, tokens, tokens, low_rank=low_rank) for tokens in self.prefix if tokens)
 
     @property
+    def estimate(self) -> RowShape:
+        """The row as estimates of finish times see it."""
+        first, takes = self.shapes[0], self.template is not None or self.renews
+        return RowShape(
+            first.text,
+            first.image,
+            first.computed if takes else first.image,
+            self.steps - self.step,
+            len(self.prompts),
+            self.settled,
+            self.companions,
+            skipped_steps(self),
+            padding=self.padding[0],
+            prefix=max(self.prefix, default=0),
+            low_rank=first.low_rank,
+            segments=first.segments,
+            control=first.control,
+        )
+
+    @property
     def _prefixes(self) -> tuple[int, ...]:
         return self.prefix or (0,) * len(self.prompts)
 
@@ -498,12 +527,12 @@ class Row:
     @property
     def settled(self) -> bool:
         """Whether its next step is like the later ones; with a template, a row without corrections begins in full."""
-        return not self.joins_loras and (self.begun or self.corrections is not None)
+        return not self.joins_loras and (self.degree > 0 or self.corrections is not None)
 
     @property
     def joins_loras(self) -> bool:
         """Whether LoRAs act from its next step on, and did not in the one before: nothing kept of it holds then."""
-        return self.begun and bool(self.adapters.loras) and self.step == self.adapters.loras_from
+        return self.degree > 0 and bool(self.adapters.loras) and self.step == self.adapters.loras_from
 
     @property
     def renews(self) -> bool:
@@ -517,7 +546,7 @@ class Row:
             return False
         if self.template is not None:
             return self.settled
-        if not self.renews or not self.begun or self.joins_loras:
+        if not self.renews or not self.degree or self.joins_loras:
             return False
         since = self.step - self.renewed_later
         return since <= 0 or since % self.renewed_every > 0
@@ -558,7 +587,6 @@ class Row:
             memory=memory,
             generator=generator,
             step=self.step + 1,
-            begun=True,
             degree=degree,
             entries=self.entries if entry is None else (*self.entries, entry),
             corrections=self.corrections if corrections is None else corrections,

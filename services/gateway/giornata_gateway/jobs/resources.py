@@ -55,10 +55,6 @@ class Loras:
         """Every LoRA, for lists and counts."""
         return BucketMirror(self.records.bucket)
 
-    def model(self, name: str | None) -> str:
-        """The model that a LoRA is for; ModelNotFound where none of this name is served, or several without one."""
-        return self.fleet.choose(name).name
-
     async def check_room(self, tenant: str) -> None:
         """Raise LoraLimit where the tenant has no room for another LoRA; uploads at once may exceed it."""
         await self.mirror.refresh()

@@ -64,7 +64,7 @@ def step_of(
 
 def advanced(of: ModelFamily, rows: Sequence[Row], uses: Sequence[BlockInputs]) -> list[Row]:
     """The rows after one more step."""
-    latents = denoise_step(of, assemble(of, rows), rows, uses).latents
+    latents = [each.latent for each in denoise_step(of, assemble(of, rows), rows, uses)]
     return [replace(row, latent=latent, step=row.step + 1) for row, latent in zip(rows, latents, strict=True)]
 
 

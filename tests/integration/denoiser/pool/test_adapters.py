@@ -13,7 +13,7 @@ from giornata.planning.cost_model import StepParallelism
 from giornata.scheduling.degrees.pool import Devices
 from giornata.wire.models import TaylorSeerSchedule
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.controls.local import control_target, open_controls
+from giornata_denoiser.controls.residuals import control_target, open_controls
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Adapters, Row, RowControl, RowLora, name_of
 from giornata_denoiser.rows.step_cache import TaylorRule
@@ -68,15 +68,15 @@ def test_adapters_and_step_caches_act_on_one_device_and_on_two(
     target = control_target(family.network, multiple)
     nets = open_controls(configured, target, dtype=torch.float32, device=CPU)
     (digest,) = nets
-    use = RowControl("edges", digest, 0.8, 1, STEPS, work=nets[digest].card.work)
     image = torch.randn(20, 64, generator=torch.Generator().manual_seed(7))
+    use = RowControl("edges", digest, 0.8, 1, STEPS, work=nets[digest].card.work, image=image)
     sets = Sets(family, ONE, OTHER)
     edges = model.row("edges", steps=STEPS, seed=4, guided=True)
     adapted = [
         with_loras(model.row("one", steps=STEPS), ONE),
         with_loras(model.row("other", steps=STEPS, seed=1, guided=True), OTHER),
         with_loras(model.row("later", steps=STEPS, seed=2), ONE, first=3, early=False),
-        replace(edges, adapters=Adapters(controls=(use,)), control_images=(image,)),
+        replace(edges, adapters=Adapters(controls=(use,))),
     ]
     rule, steps = TaylorRule(TaylorSeerSchedule(2, 1), 2), len(PLAN)
     cached = [
@@ -96,7 +96,7 @@ def test_adapters_and_step_caches_act_on_one_device_and_on_two(
     equal(found, model.alone(rows, sets, controls_of(nets, family.network, multiple, 2)))
     skipped = sum(rule.steps.skipped(steps) * len(row.prompts) for row in cached) * family.depth
     assert bench.skipped_blocks == skipped > 0
-    bare = model.alone([replace(row, adapters=Adapters(), control_images=()) for row in adapted])
+    bare = model.alone([replace(row, adapters=Adapters()) for row in adapted])
     assert not any(torch.allclose(found[name], latent, atol=1e-3) for name, latent in bare.items())
 
 

@@ -52,7 +52,7 @@ class Leg:
 
     def __init__(self, model: Model, row: Row, known: tuple[Correction, ...] | None) -> None:
         self._engine = engine(model)
-        self._engine.batch.submit([replace(row, begun=False, corrections=known)])
+        self._engine.batch.submit([replace(row, degree=0, corrections=known)])
 
     def step(self) -> Row:
         report = self._engine.step()

@@ -31,9 +31,16 @@ from giornata.wire.jobs import (
 from giornata.wire.messages import Epoch, RunAnswer, RunRequest
 from giornata.wire.models import Task
 from giornata.wire.requests import EditParameters, Quality
-from giornata_denoiser.attempts.attempt import Attempt, AttemptResultWriter, has_room
+from giornata_denoiser.attempts.attempt import (
+    Attempt,
+    AttemptInputs,
+    AttemptResultWriter,
+    AttemptRunner,
+    EpochFence,
+    Fetch,
+    has_room,
+)
 from giornata_denoiser.attempts.inputs import track_of
-from giornata_denoiser.attempts.runner import AttemptInputs, AttemptRunner, EpochFence, Fetch
 from giornata_denoiser.engine.engine import Engine, EngineLoop
 from giornata_denoiser.engine.model_runner import FailedRow, StepReport
 from giornata_denoiser.families.sampling import FlowMatching, shifted_by_size

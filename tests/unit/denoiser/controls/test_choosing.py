@@ -25,7 +25,7 @@ from giornata_denoiser.controls.controlnets import (
     exposed_ms,
     residual_timing,
 )
-from giornata_denoiser.controls.local import ControlNetTarget, control_target, open_controls
+from giornata_denoiser.controls.residuals import ControlNetTarget, control_target, open_controls
 from giornata_denoiser.controls.sessions import able_instances, best_instance
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from tests.fakes import tiny_driven, tiny_flux_control, tiny_sd3_control, tiny_unet_control

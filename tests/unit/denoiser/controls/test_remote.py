@@ -24,15 +24,13 @@ from giornata.planning.operations import work_of
 from giornata.scheduling.batch import RowKey
 from giornata.wire.controlnets import DataPath, OpenControlReply
 from giornata_denoiser.controls.controlnets import ControlDispatcher
-from giornata_denoiser.controls.local import (
+from giornata_denoiser.controls.residuals import (
+    ControlNetSession,
     ControlNetTarget,
     LocalControls,
+    RemoteControls,
     control_target,
     with_control_costs,
-)
-from giornata_denoiser.controls.remote import (
-    ControlNetSession,
-    RemoteControls,
 )
 from giornata_denoiser.controls.sessions import ControlDataPath, DataPathPool
 from giornata_denoiser.engine.batch_tensors import ControlLost, OfSequences
@@ -239,8 +237,7 @@ def masked(of: ControlNet) -> Row:
     return replace(
         tiny_flux.row(FAMILY, Spec(grid=GRID, steps=6)),
         region=make_region(cells),
-        adapters=Adapters(controls=(RowControl("edges", of.card.digest, 1.0, 0, 6),)),
-        control_images=(hint,),
+        adapters=Adapters(controls=(RowControl("edges", of.card.digest, 1.0, 0, 6, image=hint),)),
     )
 
 

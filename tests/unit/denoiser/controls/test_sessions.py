@@ -30,7 +30,7 @@ from giornata.wire.controlnets import (
 from giornata.wire.errors import ControlNetUnavailable
 from giornata.wire.messages import RunRequest
 from giornata_denoiser.controls import sessions as module
-from giornata_denoiser.controls.remote import RemoteControls
+from giornata_denoiser.controls.residuals import RemoteControls
 from giornata_denoiser.controls.sessions import (
     ControlClientInfo,
     ControlNetInstances,

@@ -121,7 +121,7 @@ class Steps:
             return made
         entry = entry_of(self.family, rows.tokens + made[0].companions, self._world)
         taken = CachedTemplate("t", made[0].grid, (entry,))
-        return [replace(row, template=taken, begun=True, step=1) for row in made]
+        return [replace(row, template=taken, degree=1, step=1) for row in made]
 
     def peak_bytes(self, rows: Sequence[Row]) -> int:
         """Most memory of the second of two steps, beyond the model's weights."""

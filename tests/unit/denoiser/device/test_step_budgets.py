@@ -24,8 +24,8 @@ from giornata.wire.errors import Failed
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls import local
-from giornata_denoiser.controls.local import AddedResiduals, control_target
+from giornata_denoiser.controls import residuals
+from giornata_denoiser.controls.residuals import AddedResiduals, control_target
 from giornata_denoiser.engine.batch_tensors import NoControls, OfSequences
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import Loader, device_for
@@ -285,7 +285,7 @@ def test_a_set_that_is_let_go_while_a_step_reads_it_stays_until_the_step_has_end
 
 
 def test_an_edit_with_a_controlnet_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "work_of", lambda card: None)
+    monkeypatch.setattr(residuals, "work_of", lambda card: None)
     digest = "d" * 64
     card: Any = SimpleNamespace(name="n", modes=0, digest=digest, kind=ControlKind.FLUX, sees=None)
     with pretended(triton=False) as world:
@@ -300,8 +300,8 @@ def test_an_edit_with_a_controlnet_waits_for_nothing(monkeypatch: pytest.MonkeyP
         )
         row = tiny_flux.row(of, Spec("a", grid=GRID, steps=4))
         image = torch.randn(GRID[0] * GRID[1], tiny_flux.LATENT, dtype=torch.bfloat16)
-        acting = Adapters(controls=(RowControl("n", digest, 1.0, 0, 4),))
-        engine.batch.submit([replace(row, adapters=acting, control_images=(image,))])
+        acting = Adapters(controls=(RowControl("n", digest, 1.0, 0, 4, image=image),))
+        engine.batch.submit([replace(row, adapters=acting)])
         world.clear()
         while (report := engine.step()) is not None:
             assert not report.failed, report.failed[0].error.__cause__

@@ -22,7 +22,7 @@ from giornata_denoiser.engine.loading import FinishedSlabLoad, Loader, SlabRun
 from giornata_denoiser.engine.step_budget import recorded_bytes, row_bytes, slab_bytes
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction
-from giornata_denoiser.templates.lookup import TemplateReuse
+from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_denoiser.templates.store import CorrectionCache
 from giornata_denoiser.trace import Trace
 from giornata_lab.bench.compute import tiny_flux
@@ -280,7 +280,9 @@ def test_rows_that_begin_together_renew_in_different_steps_and_as_often(steps: i
     if steps == 1:
         assert not any(row.renewed_every for row in rows)
         return
-    whole = [{at for at in range(steps) if not replace(row, step=at, begun=at > 0).masked} for row in rows]
+    whole = [
+        {at for at in range(steps) if not replace(row, step=at, degree=min(at, 1)).masked} for row in rows
+    ]
     assert {len(each) for each in whole} == {rows[0].steps_in_full} == {len(whole[0])}
     assert rows[0].renewed_later == max(row.renewed_later for row in rows), (
         "late is nearer to full computation"

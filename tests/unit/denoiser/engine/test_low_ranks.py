@@ -109,7 +109,7 @@ def test_loras_that_join_later_act_from_their_step_on(
     for _ in range(2):
         report = made.step()
     assert report is not None
-    there = replace(report.advanced[0], begun=False, corrections=None, adapters=Adapters(SETS[2]))
+    there = replace(report.advanced[0], degree=0, corrections=None, adapters=Adapters(SETS[2]))
     wanted = finished(engine(of, shelf), there)[plain.key.job_id]
     found = finished(engine(of, shelf), late)[plain.key.job_id]
     torch.testing.assert_close(found.latent, wanted.latent, atol=EXACTLY, rtol=0)

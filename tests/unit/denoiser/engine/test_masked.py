@@ -86,7 +86,7 @@ def uses_of(rows: Sequence[Row], reuse: Mapping[int, Sequence[BlockInputs]]) -> 
 
 
 def step(of: ModelFamily, rows: Sequence[Row], uses: Sequence[BlockInputs] = ()) -> tuple[Tensor, ...]:
-    return denoise_step(of, assemble(of, rows), rows, uses).latents
+    return tuple(each.latent for each in denoise_step(of, assemble(of, rows), rows, uses))
 
 
 def recorded(of: ModelFamily, row: Row) -> tuple[Tensor, list[Everything]]:

@@ -27,7 +27,7 @@ from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction
-from giornata_denoiser.templates.lookup import TemplateReuse
+from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import (

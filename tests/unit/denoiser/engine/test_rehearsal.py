@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from giornata import families
-from giornata.latents import NORMALISATIONS, normalisation_of
+from giornata.tensors import NORMALISATIONS, normalisation_of
 from giornata.wire.errors import Failed, RowPoisoned
 from giornata.wire.models import ModelCard
 from giornata_denoiser.checkpoint import Checkpoint

@@ -19,7 +19,7 @@ from giornata_denoiser.engine.step_budget import row_bytes
 from giornata_denoiser.families.flux import FluxInpaint
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
-from giornata_denoiser.templates.lookup import TemplateReuse
+from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, edit, engine, finish_rows, template, where

@@ -33,8 +33,8 @@ from giornata_denoiser.rows.template import (
     store,
     template_noise,
 )
-from giornata_denoiser.templates import identity, lookup
-from giornata_denoiser.templates.lookup import TemplateReuse
+from giornata_denoiser.templates import identity, runs
+from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes.profiles import WEIGHTS
@@ -222,7 +222,7 @@ async def test_noise_levels_and_regions_are_made_off_the_event_loop(monkeypatch:
 
         return call
 
-    monkeypatch.setattr(lookup, "wanted_recording", watched("wanted", identity.wanted_recording))
+    monkeypatch.setattr(runs, "wanted_recording", watched("wanted", identity.wanted_recording))
     monkeypatch.setattr(inputs, "with_reuse", watched("reused", inputs.with_reuse))
     async with desk(template_policy="off") as made, made.lookup.held(made.request) as how:
         await rows_of(made.request, CHECKPOINT, made.blobs, how)

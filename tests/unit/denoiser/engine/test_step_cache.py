@@ -73,19 +73,17 @@ def test_what_is_remembered_says_nothing_of_other_loras_first_steps_that_others_
     of = tiny_flux.family()
     output = torch.zeros(1, 12, 64)
     known = TaylorExpansion(0, 3, (output,))
-    row = replace(
-        cached(tiny_flux.row(of, Spec(steps=9)), taylor(100, 1, 1)), step=4, begun=True, cached=known
-    )
+    row = replace(cached(tiny_flux.row(of, Spec(steps=9)), taylor(100, 1, 1)), step=4, degree=1, cached=known)
     assert extrapolated(row, learns=True) is known
-    assert extrapolated(replace(row, begun=False), learns=True) is known, (
+    assert extrapolated(replace(row, degree=0), learns=True) is known, (
         "it has brought along what it remembers"
     )
     late = replace(row, adapters=Adapters((RowLora("l"),), loras_from=4))
     recording = RecordingSpec(frozenset({CacheForm.KV}), EXACT)
     for other in (
         late,
-        replace(row, begun=False, prefix=(3,)),
-        replace(row, begun=False, region=edit(of, None, Spec(grid=GRID)).region),
+        replace(row, degree=0, prefix=(3,)),
+        replace(row, degree=0, region=edit(of, None, Spec(grid=GRID)).region),
         replace(row, cached=None),
         replace(row, records=recording),
     ):

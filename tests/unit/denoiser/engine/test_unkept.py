@@ -155,7 +155,7 @@ def test_activations_are_those_of_equal_sequences_while_rows_stay_equally_long()
         for name, tokens in (("a", [1, 2]), ("b", [5, 6]), ("c", [1, 2, 3]))
     )
     assert each(first, second) == 1000
-    assert each(first, replace(second, begun=True, step=1)) == 2000, "one computes all, one its region"
+    assert each(first, replace(second, degree=1, step=1)) == 2000, "one computes all, one its region"
     assert each(first, whole) == each(first, larger) == 2000, "they will"
     assert step_bytes([whole], replace(budget, even_bytes=None), of) > step_bytes([whole], budget, of)
 

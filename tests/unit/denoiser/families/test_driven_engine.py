@@ -69,7 +69,7 @@ def test_a_miss_takes_what_its_own_step_in_full_made(name: str) -> None:
     with torch.no_grad():
         for _ in range(row.steps):
             stepped = denoise_step(of, assemble(of, [row]), [row], uses)
-            row = row.advanced(stepped.latents[0])
+            row = row.advanced(stepped[0].latent)
             uses = [BlockInputs(CachedTokens((BlockMode.KV,) * of.depth, one)) for one in kept]
     torch.testing.assert_close(latent, row.latent, atol=EXACT, rtol=0)
 
@@ -96,7 +96,7 @@ def test_pages_are_attended_to_as_what_they_hold(name: str, bits: int) -> None:
                 mine[row.own_tokens[0] :] = held
         for kept in (stored, plain):
             use = BlockInputs(CachedTokens((BlockMode.KV,) * of.depth, kept))
-            latents.append(denoise_step(of, assemble(of, [row]), [row], [use]).latents[0])
+            latents.append(denoise_step(of, assemble(of, [row]), [row], [use])[0].latent)
     torch.testing.assert_close(latents[0], latents[1], atol=EXACT, rtol=0)
 
 
@@ -123,7 +123,7 @@ def test_rows_tell_what_their_companions_cost(name: str) -> None:
     """A step in full computes them, a masked one takes them."""
     of = tiny_driven.family(name)
     row = edit(of, Spec("edit", steps=3))
-    part = replace(masked(row), renewed_every=3, begun=True, step=1)
+    part = replace(masked(row), renewed_every=3, degree=1, step=1)
     text, cells = row.prompts[0].joint_tokens, GRID[0] * GRID[1]
     both = cells + of.network.companions(GRID)
     assert (row.block_tokens, row.tokens, row.shapes) == (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from giornata.packed.compute_set import make_region
 from giornata.packed.packing import maps_to_tiles, tiles_to_maps
-from giornata_denoiser.families.unet.tiling import ConvolutionGeometry, Tiling, border_cells, cut
+from giornata_denoiser.families.unet.structure import ConvolutionGeometry, Tiling, border_cells, cut
 
 GRIDS = st.tuples(st.integers(1, 4), st.integers(1, 4))
 CPU = torch.device("cpu")

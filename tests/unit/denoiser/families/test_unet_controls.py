@@ -19,8 +19,8 @@ from giornata.scheduling.batch import Capacity
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT
 from giornata_denoiser.controls.controlnets import ControlDispatcher
-from giornata_denoiser.controls.local import LocalControls
-from giornata_denoiser.controls.local import control_target as controlled_network
+from giornata_denoiser.controls.residuals import LocalControls
+from giornata_denoiser.controls.residuals import control_target as controlled_network
 from giornata_denoiser.engine.batch_tensors import with_residuals
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.step_plan import ReuseOptions
@@ -62,11 +62,13 @@ class Both:
         found = []
         for prompt in at.prompts:
             of: Any = prompt
+            image = at.adapters.controls[0].image
+            assert image is not None
             skips, middle = self.oracle(
                 tiles_to_maps(at.scaled(at.latent).view(1, -1, 4, SIDE, SIDE), at.grid),
                 at.track.times[at.step],
                 of.embeds[None],
-                controlnet_cond=at.control_images[0][None],
+                controlnet_cond=image[None],
                 conditioning_scale=SCALE,
                 added_cond_kwargs={
                     "text_embeds": of.pooled[None],
@@ -96,11 +98,11 @@ class Both:
 
     def under(self, at: Row, *, first: int = 0, end: int = 100) -> Row:
         """`at` with the ControlNet, which acts from step `first` on and before `end`."""
-        use = RowControl("edges", self.loaded.card.digest, SCALE, first, end)
         generator = torch.Generator().manual_seed(at.key.index + 4)
         height, width = (PIXELS * side for side in at.grid)
         image = torch.rand(3, height, width, generator=generator).double()
-        return replace(at, adapters=Adapters(controls=(use,)), control_images=(image,))
+        use = RowControl("edges", self.loaded.card.digest, SCALE, first, end, image=image)
+        return replace(at, adapters=Adapters(controls=(use,)))
 
 
 @pytest.fixture
@@ -129,7 +131,7 @@ def test_masked_equals_full_on_the_compute_set(both: Both) -> None:
     for each in rows:
         seen = [Everything() for _ in each.prompts]
         uses = [BlockInputs(recorder=recorder) for recorder in seen]
-        whole += step(of, [each], plus(uses, both.added(each)) if each.control_images else uses)
+        whole += step(of, [each], plus(uses, both.added(each)) if each.adapters.controls else uses)
         recorders.append(seen)
     plain = step(of, rows[:1], [BlockInputs(), BlockInputs()])[0]
     assert (whole[0] - plain).abs().max() > 1000 * CLOSE, "the ControlNet is seen"

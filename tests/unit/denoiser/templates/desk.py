@@ -27,8 +27,13 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.rows.row import Row
 from giornata_denoiser.rows.template import CachedBlock, Entry, store
-from giornata_denoiser.templates.lookup import TemplateLookup, TemplateReuse
-from giornata_denoiser.templates.runs import PendingRegistration, TemplateRegistrations, TemplateRuns
+from giornata_denoiser.templates.runs import (
+    PendingRegistration,
+    TemplateLookup,
+    TemplateRegistrations,
+    TemplateReuse,
+    TemplateRuns,
+)
 from giornata_denoiser.templates.store import TemplateStore
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec

@@ -16,7 +16,7 @@ from giornata_denoiser.engine.model_runner import StepReport
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Correction, Entry, store
 from giornata_denoiser.templates.identity import PINNED
-from giornata_denoiser.templates.lookup import TemplateReuse
+from giornata_denoiser.templates.runs import TemplateReuse
 from giornata_denoiser.templates.store import EXPECTED, CorrectionCache, FirstTemplates, TemplateStore
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec

@@ -95,7 +95,7 @@ USUAL: Final = "; ".join(
 @click.command(context_settings={"show_default": True})
 @click.argument("stage")
 @click.option("--model", type=click.Choice(list(RECIPES)), default="fresco")
-@click.option("--folder", type=FOLDER, default=Path("out/train"), help="State, sample grids and results.")
+@click.option("--folder", type=FOLDER, default=Path("out/train"), help="State and results.")
 @click.option("--steps", type=int, help=f"Of one stage, in total.  [default: {USUAL}]")
 @click.option(
     "--minutes",

@@ -23,10 +23,10 @@ from torch import nn
 
 from giornata_lab.model import architecture, latents
 from giornata_lab.model.architecture import NATIVE_PIXELS, TEXT_TOKENS, TOKEN_PIXELS
-from giornata_lab.model.painter import UNGUIDED, Painter, Predictor, denoise
+from giornata_lab.model.painter import UNGUIDED, Painter, Predictor
 from giornata_lab.model.scenes import Scene
 from giornata_lab.model.train import autoencoder
-from giornata_lab.model.train.pool import SceneBatch, encode_both, fixed_noise, masks_of, show_samples
+from giornata_lab.model.train.pool import SceneBatch, encode_both, masks_of
 from giornata_lab.model.train.run import (
     CurriculumStage,
     Model,
@@ -54,8 +54,6 @@ STAGES: Final = (
 ROWS: Final = {48: 64, 64: 40, 96: 20, 128: 12, 256: 4}
 """Rows of a batch by side: about the same number of tokens."""
 PAINTER: Final = TrainingCurriculum("painter", STAGES, ROWS, RATES)
-SHOWN_SIDE: Final = 128
-SHOWN_STEPS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -116,21 +114,9 @@ class PainterRun(TrainingRun[Painter]):
 
 
 def run(plan: StagePlan) -> None:
-    """Train, going on from ``painter.pt`` in the plan's folder; sample grids land there too."""
+    """Train, going on from ``painter.pt`` in the plan's folder."""
     state = PainterRun(plan, PAINTER)
-    state.train(partial(flow_loss, state.model), partial(show, state, UNGUIDED))
-
-
-def show(state: PainterRun, guidance: float, path: Path) -> None:
-    """Write a grid of edits by the average at `guidance`."""
-
-    def paint(batch: SceneBatch) -> torch.Tensor:
-        noise = fixed_noise(batch.clean)
-        read = state.average.read(*batch.token_ids)
-        x = denoise(state.average, batch.condition, read, noise, steps=SHOWN_STEPS, guidance=guidance)
-        return latents.unpack(x)
-
-    show_samples(paint, state.encoder, path, SHOWN_SIDE)
+    state.train(partial(flow_loss, state.model))
 
 
 def flow_loss(
@@ -183,8 +169,6 @@ GREATEST: Final = 60.0
 UNITS_PER_SCALE: Final = 12.0
 GUIDANCE_UNITS: Final = 1000.0
 """`FluxTransformer2DModel.forward` scales guidance by this before it embeds it."""
-USUAL: Final = 30.0
-"""What requests get that do not say: the default of Fill."""
 SHARES: Final = {48: 0.1, 96: 0.3, 128: 0.3, 256: 0.3}
 GUIDANCE: Final = TrainingCurriculum(
     "guidance", (CurriculumStage(1.01, SHARES),), ROWS, (0.35 * RATES[0], 0.35 * RATES[1])
@@ -221,9 +205,7 @@ def distil(plan: StagePlan) -> None:
         )
     blank = (ids.to(plan.device) for ids in student.encoder.tokenize([""]))
     nothing = teacher.read(*blank)
-    student.train(
-        lambda batch: distillation_loss(teacher, student.model, batch, nothing), partial(show, student, USUAL)
-    )
+    student.train(lambda batch: distillation_loss(teacher, student.model, batch, nothing))
 
 
 @torch.no_grad()

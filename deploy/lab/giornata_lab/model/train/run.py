@@ -31,7 +31,7 @@ class StagePlan:
     """What is to be trained, and where."""
 
     folder: Path
-    """State, sample grids and results."""
+    """State and results."""
     steps: int
     """Steps in total, the ones before a restart included."""
     seed: int
@@ -237,7 +237,6 @@ MASKED_WEIGHT: Final = 8.0
 FRESH_PER_STEP: Final = 8
 """One in this many rows of a batch is rendered again."""
 SAVE_EVERY_S: Final = 180.0
-SHOW_EVERY: Final = 500
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimisers = tuple[torch.optim.Optimizer, torch.optim.Optimizer]
@@ -367,13 +366,8 @@ class TrainingRun(Generic[Model]):
         """A seed of this step."""
         return int(np.random.default_rng((self.plan.seed, self.step)).integers(2**31))
 
-    def train(self, loss_of: Callable[[SceneBatch], torch.Tensor], show: Callable[[Path], None]) -> None:
-        """Take the steps that are left, or those until the plan's deadline, telling, saving and showing on the way.
-
-        Args:
-            loss_of: the loss of a batch.
-            show: writes a grid of sample edits.
-        """
+    def train(self, loss_of: Callable[[SceneBatch], torch.Tensor]) -> None:
+        """Take the steps that are left, or those until the plan's deadline, telling and saving on the way."""
         began, first, mean_loss = time.monotonic(), self.step, 0.0
         saved = began
         steps = self.plan.steps
@@ -388,16 +382,8 @@ class TrainingRun(Generic[Model]):
             if time.monotonic() - saved > SAVE_EVERY_S:
                 self.save()
                 saved = time.monotonic()
-            if self.step % SHOW_EVERY == 0:
-                show(self._grid)
         if self.step > first:
             self.save()
-            show(self._grid)
-
-    @property
-    def _grid(self) -> Path:
-        """Return where this step's sample edits go."""
-        return self.plan.folder / f"{self.course.title}-{self.step:06}.png"
 
 
 def weighted_error(

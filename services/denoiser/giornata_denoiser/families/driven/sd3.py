@@ -61,7 +61,7 @@ class StableDiffusion3(DrivenNetwork):
         return PromptBuilder(tensors, largest=int(config.pos_embed_max_size))
 
     def control_base(self, token_pixels: int) -> ControlBase:
-        """See :class:`giornata_denoiser.controls.local.ControlledNetwork`."""
+        """See :class:`giornata_denoiser.controls.residuals.ControlledNetwork`."""
         model = self.transformer
         return ControlBase(
             kind=ControlKind.SD3,

@@ -35,9 +35,8 @@ from giornata_denoiser.families.unet.passes import (
     prepare_prompt,
     tiles_joined,
 )
-from giornata_denoiser.families.unet.structure import structure
+from giornata_denoiser.families.unet.structure import Tiling, structure
 from giornata_denoiser.families.unet.tiles import CachedTiles, TilePass
-from giornata_denoiser.families.unet.tiling import Tiling
 from giornata_denoiser.families.weights import open_network
 from giornata_denoiser.rows.row import Prompt
 

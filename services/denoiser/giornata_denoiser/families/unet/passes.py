@@ -19,12 +19,11 @@ from torch import Tensor
 from giornata.packed.attention import Crossing
 from giornata.packed.compute_set import ActivationRecorder, BlockInputs, Region, Residuals
 from giornata.packed.low_rank import LowRankHooks, convolve
-from giornata.packed.packing import LaneTracer, Segments, TraceLane, tiles_to_maps
+from giornata.packed.packing import UNTRACED, LaneTracer, Segments, TraceLane, tiles_to_maps
 from giornata.tensors import POOLED, SIZES
 from giornata.wire.models import BORDER, MOMENTS
 from giornata_denoiser.families.network import Grid
-from giornata_denoiser.families.unet.structure import LeafModule, UnetStructure
-from giornata_denoiser.families.unet.tiling import Tiling, border_cells, cut
+from giornata_denoiser.families.unet.structure import LeafModule, Tiling, UnetStructure, border_cells, cut
 from giornata_denoiser.rows.row import Prompt
 
 # What the network computes of a prompt once for all steps of a row.
@@ -283,6 +282,8 @@ class UnetHooks:
     def _leaf(self, kind: str, leaf: LeafModule, hidden: Tensor) -> Tensor:
         now = self.under_way
         compute: Callable[[LeafModule, Tensor], Tensor] = getattr(now, kind)
+        if now.trace is UNTRACED:
+            return compute(leaf, hidden)
         with now.trace.span(TraceLane.COMPUTE, leaf.name):
             return compute(leaf, hidden)
 

@@ -21,8 +21,7 @@ from giornata_denoiser.families.unet.passes import (
     keep_moments,
     moments,
 )
-from giornata_denoiser.families.unet.structure import WHOLE, LeafModule
-from giornata_denoiser.families.unet.tiling import Tiling, border_cells
+from giornata_denoiser.families.unet.structure import WHOLE, LeafModule, Tiling, border_cells
 
 PART_BYTES: Final = 8 << 20
 """What a processor gathers at a time for a matrix product."""

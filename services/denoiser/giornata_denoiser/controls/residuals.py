@@ -1,16 +1,24 @@
-"""ControlNets that a denoiser computes itself, before each step, and what is added, for the steps after it."""
+"""Residuals of ControlNets for steps: computed in this process, or asked of an instance of the service.
+
+:class:`LocalControls` computes them before a step; :class:`RemoteControls` asks before it, and waits in it for what
+is read. Both keep what was added for the steps after it.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from giornata.checkpoints import CONTROL_FILES, checkpoint_folder
-from giornata.control.layout import Behind, count_sequences, parse_checkpoints, sum_residuals
+from giornata.control.layout import Behind, ResidualLayout, count_sequences, parse_checkpoints, sum_residuals
+from giornata.control.link.client import ControlLink, ControlStepHandle
+from giornata.control.link.messages import ControlFailed, LinkLate, LinkLost
 from giornata.control.networks import (
     ControlConditions,
     ControlNet,
@@ -26,7 +34,8 @@ from giornata.scheduling.batch import RowKey
 from giornata.tensors import SIZES
 from giornata.wire.adapters import ControlWork
 from giornata.wire.controlnets import ControlBase
-from giornata_denoiser.engine.batch_tensors import ControlNotLoaded, OfSequences
+from giornata_denoiser.engine.batch_tensors import ControlLost, ControlNotLoaded, OfSequences
+from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.families.network import Network
 from giornata_denoiser.rows.row import Prompt, Row
 
@@ -141,15 +150,14 @@ class LocalControls:
         }
         self.works: Mapping[str, ControlWork] = {digest: work_of(net.card) for digest, net in nets.items()}
         """What each of them costs."""
-        self._opened: dict[tuple[RowKey, int], tuple[Tensor, object]] = {}
+        self._opened: dict[tuple[RowKey, int], tuple[Tensor | None, object]] = {}
         """By row and number of its ControlNet: the control image, and what :meth:`ControlNet.open` made of it."""
         self._holding: ResidualCache[tuple[Behind, tuple[Tensor, ...]]] = ResidualCache()
         """Sums, and which of them is added behind each block."""
 
     def has(self, row: Row) -> bool:
         """Return whether all ControlNets of `row` are here, and what they see."""
-        controls = row.adapters.controls
-        return len(row.control_images) == len(controls) and all(use.digest in self._nets for use in controls)
+        return all(use.image is not None and use.digest in self._nets for use in row.adapters.controls)
 
     def compute(self, rows: Sequence[Row], whole: Sequence[bool]) -> tuple[OfSequences, ...]:
         """Return what is added in the next steps of `rows`; each net has one forward.
@@ -199,9 +207,9 @@ class LocalControls:
         net = self._nets.get(use.digest)
         if net is None:
             raise ControlNotLoaded(f"the ControlNet {use.digest[:12]} is not loaded here")
-        image, known = row.control_images[nth], self._opened.get((row.key, nth))
-        if known is None or known[0] is not image:
-            known = self._opened[row.key, nth] = image, net.open(control_conditions(row, nth))
+        known = self._opened.get((row.key, nth))
+        if known is None or known[0] is not use.image:
+            known = self._opened[row.key, nth] = use.image, net.open(control_conditions(row, nth))
         return RowControlNet(net, known[1], use.scale, self._behind[use.digest])
 
 
@@ -215,12 +223,15 @@ def with_control_costs(row: Row, works: Mapping[str, ControlWork]) -> Row:
 
 def control_conditions(row: Row, nth: int) -> ControlConditions:
     """Return what the ControlNet `nth` of a row sees of it."""
+    use = row.adapters.controls[nth]
+    if use.image is None:
+        raise ControlNotLoaded(f"row {row.key} has no picture for the ControlNet {use.digest[:12]}")
     return ControlConditions(
-        row.control_images[nth],
+        use.image,
         row.grid,
         tuple(map(control_text, row.prompts)),
         row.track.times,
-        row.adapters.controls[nth].mode,
+        use.mode,
     )
 
 
@@ -245,3 +256,196 @@ def open_controls(
         net.behind(network.base)
         net.card = net.card.model_copy(update={"work": net.work(network.base)})
     return {net.card.digest: net for net in nets}
+
+
+LATE_S: Final = 10.0
+"""How long a sample may take before its instance is given up."""
+
+
+@dataclass(frozen=True, eq=False)
+class ControlNetSession:
+    """A row that is open at an instance."""
+
+    instance: str
+    link: ControlLink
+    row: str
+    """What the instance knows it by."""
+    behind: tuple[Behind, ...]
+    """By ControlNet of the row."""
+
+
+@dataclass(frozen=True, eq=False)
+class PendingResiduals:
+    """A request for the residuals of a row's step that has not been answered."""
+
+    key: RowKey
+    session: ControlNetSession
+    asked: ControlStepHandle
+    sums: ResidualLayout
+    sequences: int
+    whole: bool
+
+    @property
+    def here(self) -> bool:
+        """Return whether all samples have come."""
+        return self.asked.arrived == len(self.sums.parts)
+
+
+class RemoteControls:
+    """The rows that are open at instances. Sessions come and go in other threads than the engine's.
+
+    `lost` is told of a row whose instance does not compute it any longer, and why. What a step adds serves `held_steps`
+    of a row that reuses. An instance is given up when a sample takes more than `late_s`.
+    """
+
+    def __init__(
+        self,
+        network: ControlNetTarget,
+        dtype: torch.dtype,
+        device: torch.device,
+        lost: Callable[[RowKey, Exception], None],
+        *,
+        held_steps: int = 1,
+        late_s: float = LATE_S,
+    ) -> None:
+        self._network, self._dtype, self._device, self._lost = network, dtype, device, lost
+        self._held_steps, self._late_s = held_steps, late_s
+        self._lock = threading.Lock()
+        self._sessions: dict[RowKey, ControlNetSession] = {}
+        self._holding: ResidualCache[PendingResiduals] = ResidualCache()
+        self._used: list[PendingResiduals] = []
+        """What the last step has used, and no later one will."""
+
+    def put(self, key: RowKey, session: ControlNetSession) -> None:
+        """The row is open there from now on."""
+        with self._lock:
+            self._sessions[key] = session
+
+    def drop(self, key: RowKey) -> None:
+        """The row is no longer open."""
+        with self._lock:
+            self._sessions.pop(key, None)
+
+    def has(self, key: RowKey) -> bool:
+        """Return whether the row is open at an instance that can be asked."""
+        with self._lock:
+            return key in self._sessions
+
+    def ask(self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer) -> tuple[OfSequences, ...]:
+        """Ask for what is added in the next steps of `rows`, which are open; what is read of it is waited for then.
+
+        Raises:
+            ControlLost: instances do not take the question.
+        """
+        self._release()
+        return tuple(self._of(row, every, waits) for row, every in zip(rows, whole, strict=True))
+
+    def retain(self, keys: Collection[RowKey]) -> None:
+        """Keep nothing of steps of other rows. What the device may still read goes when the next step is asked for."""
+        self._used += self._holding.retain(keys)
+        if not keys:
+            self._release()
+
+    def _of(self, row: Row, whole: bool, waits: WaitTimer) -> OfSequences:  # noqa: FBT001 - of one row
+        acting = row.adapters.controlling(row.step)
+        if not any(acting):
+            return ()
+        whole = whole or row.region is None
+        held = self._holding.find(row, acting, whole=whole, steps=self._held_steps - 1)
+        if held is not None:
+            return self._read(held, row, waits)
+        if (replaced := self._holding.forget(row.key)) is not None:
+            self._let_go((replaced,))  # makes room
+        mine = self._asked(row, acting, waits, whole=whole)
+        self._holding.keep(row, acting, mine, whole=whole)
+        return self._read(mine, row, waits)
+
+    def _asked(
+        self, row: Row, acting: tuple[bool, ...], waits: WaitTimer, *, whole: bool
+    ) -> PendingResiduals:
+        with self._lock:
+            session = self._sessions.get(row.key)
+        if session is None:
+            raise ControlLost({row.key})
+        base = self._network.base
+        sums = sum_residuals([behind for behind, acts in zip(session.behind, acting, strict=True) if acts])
+        count = count_sequences(base.kind, len(row.prompts))
+        tokens = count * (row.image_tokens if whole else row.computed_tokens)
+        try:
+            with waits.waiting():  # for room
+                asked = session.link.ask(
+                    row=session.row,
+                    step=row.step,
+                    level=float(row.track.times[row.step]),
+                    latents=row.scaled(row.latent),
+                    tokens=(tokens,) * len(sums.parts),
+                    channels=[base.channels[block] for block in sums.first],
+                    dtype=self._dtype,
+                    whole=whole,
+                )
+        except LinkLost as error:
+            raise self._gone(self._over(session.link), error) from error
+        except LinkLate as error:
+            raise self._gone({row.key: session}, error) from error
+        return PendingResiduals(row.key, session, asked, sums, count, whole)
+
+    def _read(self, coming: PendingResiduals, row: Row, waits: WaitTimer) -> OfSequences:
+        sums = partial(self._sum, coming, waits)
+        return tuple(
+            AddedResiduals(nth, coming.sums.behind, sums, coming.whole) for nth in range(len(row.prompts))
+        )
+
+    def _sum(self, coming: PendingResiduals, waits: WaitTimer, index: int) -> Tensor:
+        """(sequences, tokens, channels) on the engine's device; waited for here.
+
+        Raises:
+            ControlLost: it does not come.
+        """
+        try:
+            with waits.waiting():
+                flat = coming.asked.sample(index, self._late_s)
+        except LinkLost as error:
+            raise self._gone(self._over(coming.session.link), error, coming) from error
+        except LinkLate as error:
+            raise self._gone(self._as_late(coming), error, coming) from error
+        except ControlFailed as error:
+            raise self._gone({coming.key: coming.session}, error, coming) from error
+        return to_device(flat.view(coming.sequences, -1, flat.shape[1]), self._device)
+
+    def _over(self, link: ControlLink) -> Mapping[RowKey, ControlNetSession]:
+        """The rows that are open over a link."""
+        with self._lock:
+            return {key: session for key, session in self._sessions.items() if session.link is link}
+
+    def _as_late(self, coming: PendingResiduals) -> Mapping[RowKey, ControlNetSession]:
+        """Rows of the same link whose samples are not here either, and were asked for no later than what waits here."""
+        pending = {key: self._holding.added(key) for key in self._over(coming.session.link)}
+        late = (each for each in pending.values() if each is not None and not each.here)
+        return {coming.key: coming.session, **{each.key: each.session for each in late}}
+
+    def _gone(
+        self, rows: Mapping[RowKey, ControlNetSession], error: Exception, read: PendingResiduals | None = None
+    ) -> ControlLost:
+        """These `rows` are not open any longer, and their owners are told. `read` is of no use to any step."""
+        keys = set(rows) if read is None else {read.key, *rows}
+        for key in keys:
+            if (coming := self._holding.forget(key)) is not None:
+                self._used.append(coming)
+        for key, session in rows.items():
+            with self._lock:
+                current = self._sessions.get(key) is session
+                if current:
+                    del self._sessions[key]
+            if current:  # else it is open elsewhere by now, or its owner has closed it
+                self._lost(key, error)
+        return ControlLost(keys)
+
+    def _release(self) -> None:
+        self._let_go(self._used)
+        self._used.clear()
+
+    def _let_go(self, comings: Collection[PendingResiduals]) -> None:
+        if comings and self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        for coming in comings:
+            coming.asked.release()
