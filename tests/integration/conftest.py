@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
@@ -45,6 +46,15 @@ def in_world(node: pytest.Item | pytest.Module) -> bool:
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"loop": NetworkedLoop if in_world(item) else asyncio.new_event_loop}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_board() -> Iterator[None]:
+    """Denoisers of this process fit preview maps to a board of 128² pixels: that of 512² costs up to a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "giornata_denoiser.families.preview_map" in sys.modules:
+            patch.setattr("giornata_denoiser.families.preview_map.SIDE", 64)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -273,6 +273,7 @@ class Matrix:
         *self._nets, theirs = [load(folder / "net", torch.float32, CPU, "edges") for _ in range(3)]
         self._instance = ControlInstance(folder, theirs, stack)
         self.family = cache(self._made)
+        self.row = cache(self._row)
         self.alone = cache(self._alone)
         self._template = cache(self._recorded)
 
@@ -291,7 +292,7 @@ class Matrix:
         loras = {each: tensors() for each in (ONE, TWO, LATE, ZERO)}
         return {each: low_rank(str(each), [(loras[lora], lora.scale) for lora in each]) for each in SETS}
 
-    def row(self, features: Features, seed: int = 1) -> Row:
+    def _row(self, features: Features, seed: int = 1) -> Row:
         """A row with these features, whose job is called by them."""
         references, resume = "reference" in features, None
         of, adapters = self.family(references), self._adapters(features)
