@@ -62,6 +62,12 @@ class ListeningPort:
     async def wait_closed(self) -> None:
         """Do nothing: it ends at once."""
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
 
 class NetworkedLoop(ClockedLoop):
     """A loop whose servers listen in memory; nothing else can be connected to."""
