@@ -121,12 +121,6 @@ def redis_url(server_folder: Path) -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture(scope="session")
-def memory_blobs() -> str:
-    """What stands for the address of a blob store in memory."""
-    return MEMORY_BLOBS
-
-
 @pytest.fixture
 def private_nats(tmp_path: Path) -> Iterator[NatsServer]:
     """A started NATS server of this test alone, to be killed and started again."""
@@ -168,6 +162,8 @@ def impatient() -> Iterator[None]:
 @pytest.fixture
 async def stage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stage]:
     """A gateway between the shared servers, or those of a test's world, with a scripted router behind it."""
-    servers = ("nats_account", "memory_blobs") if in_world(request.node) else ("nats_url", "redis_url")
-    async with open_stage(*map(request.getfixturevalue, servers), tmp_path) as opened:
+    world = in_world(request.node)
+    nats = request.getfixturevalue("nats_account" if world else "nats_url")
+    blobs = MEMORY_BLOBS if world else request.getfixturevalue("redis_url")
+    async with open_stage(nats, blobs, tmp_path) as opened:
         yield opened

@@ -95,13 +95,6 @@ ONE, TWO, LATE, ZERO = RowLora("one", 1.0), RowLora("two", 0.5), RowLora("late",
 SETS: Final = ((ONE,), (ONE, TWO), (LATE,), (LATE, TWO), (ZERO,))
 BOUND: Final = 3
 """The step before which late LoRAs join; they arrive after the first one."""
-SHALLOW: Final[Mapping[str, Any]] = {
-    "block_out_channels": (16, 32),
-    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-    "transformer_layers_per_block": (1, 1),
-    "attention_head_dim": (1, 2),
-}
-"""A UNet whose steps cost half as much: features meet in any of its blocks."""
 BY_SAMPLING: Final = {"num_train_timesteps": 1000, "beta_start": 0.00085, "beta_end": 0.012}
 SILENT: Final = frozenset({"resumed", "degree"})
 """What changes no picture."""
@@ -171,8 +164,7 @@ def sd3(*, references: bool) -> ModelFamily:
 
 def unet(*, references: bool) -> ModelFamily:
     assert not references
-    up = ("CrossAttnUpBlock2D", "UpBlock2D")
-    network = tiny_unet.network("xl", up_block_types=up, **SHALLOW)
+    network = tiny_unet.network("shallow")
     config = {"_class_name": "EulerDiscreteScheduler", "beta_schedule": "scaled_linear", **BY_SAMPLING}
     return ModelFamily(network.text, DiscreteTime(config), network)
 
@@ -181,7 +173,7 @@ MODELS: Final[Mapping[str, Callable[..., ModelFamily]]] = {"flux": flux, "sd3": 
 NETS: Final[Mapping[str, Callable[[], Any]]] = {
     "flux": tiny_flux_control.net,
     "sd3": lambda: tiny_sd3_control.net(tiny_driven.unhooked("sd3").config),
-    "unet": lambda: tiny_unet_control.net("xl", **SHALLOW),
+    "unet": lambda: tiny_unet_control.net("shallow"),
 }
 
 

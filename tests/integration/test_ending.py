@@ -54,7 +54,7 @@ def test_hangs(server):
 """
 ALONE: Final = ("pytest", "-p", "no:cacheprovider")
 WORKERS: Final = (*ALONE, "-p", "xdist", "--numprocesses", "2")
-STRESS: Final = ("tests.stress", "--rounds", "1")
+STRESS: Final = ("tests.stress", "--rounds", "1", "--loops", "1")
 
 
 @pytest.mark.parametrize(

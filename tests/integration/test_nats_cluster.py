@@ -189,21 +189,18 @@ async def test_every_accepted_job_ends_though_each_server_and_then_all_die_under
 
     jobs: list[Job] = []
 
-    async def accept(n: int) -> None:
+    async def hand_in(n: int) -> None:
         for job in [make_job() for _ in range(n)]:
             await bench.submit(job)
             jobs.append(job)
 
-    for stream in (
-        subjects.JOBS,
-        "KV_giornata-jobs",
-    ):  # what the first has taken up since counts when the second dies
-        await accept(4)
+    for stream in (subjects.JOBS, "KV_giornata-jobs"):
+        await hand_in(4)  # what the first server has taken up since it died counts when the second dies
         server = cluster.servers[await cluster.leader(onlooker.jetstream, stream)]
         server.kill()
-        await accept(1)
+        await hand_in(1)
         server.start()
-    await accept(1)
+    await hand_in(1)
     for server in cluster.servers.values():
         server.kill()
     for server in cluster.servers.values():

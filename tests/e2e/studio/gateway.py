@@ -211,8 +211,6 @@ class FakeGateway:
     """By the path of a request, as long as they stand here."""
     key: str = ""
     """The API key that it wants."""
-    document: Mapping[str, Any] = field(default_factory=lambda: DOCUMENT)
-    """Of OpenAPI, of the whole gateway."""
     named: list[SentRequest] = field(default_factory=list)
     """The requests for masks."""
     sent: list[SentRequest] = field(default_factory=list)
@@ -244,7 +242,7 @@ class FakeGateway:
         app.add_routes(
             [
                 *studio.PAGES,
-                web.get("/openapi.json", self._document),
+                web.get("/openapi.json", _document),
                 web.get("/v1/models", self._models),
                 web.get("/v1/fleet", self._fleet),
                 web.post("/v1/masks", self._mask),
@@ -279,9 +277,6 @@ class FakeGateway:
             return await handler(request)
         except GiornataError as error:
             return error_answer(error)
-
-    async def _document(self, _: web.Request) -> web.Response:
-        return web.json_response(self.document)
 
     async def _models(self, _: web.Request) -> web.Response:
         cards = {card.name: card for card in self.models}
@@ -380,6 +375,10 @@ class FakeGateway:
                 for i in range(self.pictures)
             ],
         )
+
+
+async def _document(_: web.Request) -> web.Response:
+    return web.json_response(DOCUMENT)
 
 
 async def _image(_: web.Request) -> web.Response:

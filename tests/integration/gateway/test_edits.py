@@ -1,4 +1,4 @@
-"""`POST /v1/images/edits` against real NATS and Valkey, with a scripted router."""
+"""`POST /v1/images/edits` in front of a scripted router."""
 
 from __future__ import annotations
 

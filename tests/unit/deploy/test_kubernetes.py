@@ -145,15 +145,6 @@ def test_gateways_with_webhooks_read_their_secret_and_reach_receivers() -> None:
     assert "gateways-reach-receivers" not in named("cpu", "NetworkPolicy")
 
 
-def test_prepost_makes_masks_from_words_where_the_operator_names_what_makes_them() -> None:
-    config = config_of(("documented", "prepost"))
-    assert (config.mask_model, config.mask_refiner) == (
-        "IDEA-Research/grounding-dino-tiny",
-        "facebook/sam2.1-hiera-tiny",
-    )
-    assert config_of(("cpu", "prepost")).mask_model is None
-
-
 @pytest.mark.parametrize("name", [str(name) for name in ServiceName])
 def test_what_a_component_offers_its_policy_lets_out(name: str) -> None:
     reached = set(egress_ports("documented", name))
