@@ -58,10 +58,12 @@ SDXL = CARD.model_copy(
 """A model with classifier-free guidance that makes pictures from text, too."""
 
 
-def worker_costs(*weights: float, device: str = "gpu", load: tuple[float, float] = (0.0, 0.0)) -> WorkerCosts:
+def worker_costs(
+    *weights: float, device: str = "gpu", load: tuple[float, float] = (0.0, 0.0), r2: float = 1.0
+) -> WorkerCosts:
     """Costs of steps by the first of their weights; the others are 0, and loads take no time by default."""
     fit = CostFit(
-        weights=(*weights, *(0.0,) * (6 - len(weights))), r2=1, residual_ms=0, samples=0, outliers=0
+        weights=(*weights, *(0.0,) * (6 - len(weights))), r2=r2, residual_ms=0, samples=0, outliers=0
     )
     return WorkerCosts(compute=fit, load=fit.model_copy(update={"weights": load}), device=device)
 

@@ -31,7 +31,7 @@ class Endpoint(socket.socket):
             super().setsockopt(level, *option)
 
 
-class ListeningPort(asyncio.AbstractServer):
+class ListeningPort:
     """A port of the network, in the place of asyncio's server and of its only socket."""
 
     def __init__(
@@ -62,6 +62,12 @@ class ListeningPort(asyncio.AbstractServer):
     async def wait_closed(self) -> None:
         """Do nothing: it ends at once."""
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
 
 class NetworkedLoop(ClockedLoop):
     """A loop whose servers listen in memory; nothing else can be connected to."""
@@ -71,7 +77,7 @@ class NetworkedLoop(ClockedLoop):
         self._ports: dict[int, ListeningPort] = {}
         self._free = itertools.count(1024)
 
-    async def create_server(  # type: ignore[override]  # of its ways, those of plain TCP
+    async def create_server(  # type: ignore[override]  # what aiohttp asks of it, by plain TCP
         self,
         accept: Callable[[], asyncio.BaseProtocol],
         host: str | None = None,

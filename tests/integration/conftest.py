@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
@@ -45,6 +46,15 @@ def in_world(node: pytest.Item | pytest.Module) -> bool:
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"loop": NetworkedLoop if in_world(item) else asyncio.new_event_loop}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_board() -> Iterator[None]:
+    """Denoisers of this process fit preview maps to a board of 128² pixels: that of 512² costs up to a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "giornata_denoiser.families.preview_map" in sys.modules:
+            patch.setattr("giornata_denoiser.families.preview_map.SIDE", 64)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -121,12 +131,6 @@ def redis_url(server_folder: Path) -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture(scope="session")
-def memory_blobs() -> str:
-    """What stands for the address of a blob store in memory."""
-    return MEMORY_BLOBS
-
-
 @pytest.fixture
 def private_nats(tmp_path: Path) -> Iterator[NatsServer]:
     """A started NATS server of this test alone, to be killed and started again."""
@@ -168,6 +172,8 @@ def impatient() -> Iterator[None]:
 @pytest.fixture
 async def stage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stage]:
     """A gateway between the shared servers, or those of a test's world, with a scripted router behind it."""
-    servers = ("nats_account", "memory_blobs") if in_world(request.node) else ("nats_url", "redis_url")
-    async with open_stage(*map(request.getfixturevalue, servers), tmp_path) as opened:
+    world = in_world(request.node)
+    nats = request.getfixturevalue("nats_account" if world else "nats_url")
+    blobs = MEMORY_BLOBS if world else request.getfixturevalue("redis_url")
+    async with open_stage(nats, blobs, tmp_path) as opened:
         yield opened

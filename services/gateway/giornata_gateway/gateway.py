@@ -149,7 +149,7 @@ class Gateway:
         """Pictures on their way into the blob store."""
         self.answers = MemoryLimiter(pools["answers"])
         """Pictures on their way to clients."""
-        self.loras = Loras(config, bus, loras, fleet)
+        self.loras = Loras(config, bus, loras)
         self.masks = SegmentationClient(config, bus, blobs, fleet, tasks)
         self.preparation = JobPreparer(config, blobs, fleet, self.loras.used, self.masks, tasks)
         tried = self.metrics.stores_tried

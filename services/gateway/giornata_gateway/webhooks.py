@@ -324,8 +324,7 @@ class WebhookService:
 
     async def of(self, tenant: str) -> list[WebhookRecord]:
         """A tenant's webhooks that were not taken yet, the newest first."""
-        found = await self._records.all_of(tenant)
-        return sorted(found, key=lambda hook: (hook.created_s, hook.job_id), reverse=True)
+        return await self._records.all_of(tenant)
 
     def kept(self, state: WebhookState) -> int:
         """Return how many webhooks of all tenants are in a state, as this gateway has heard; 0 where it sends none."""

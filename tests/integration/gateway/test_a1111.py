@@ -1,4 +1,4 @@
-"""A1111's API against real NATS and Valkey, with a scripted router: by hand and by `webuiapi`, a client of A1111."""
+"""A1111's API in front of a scripted router."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/jobs` against real NATS and Valkey, with a scripted router."""
+"""`/v1/jobs` in front of a scripted router."""
 
 from __future__ import annotations
 

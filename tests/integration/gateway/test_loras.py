@@ -1,4 +1,4 @@
-"""``/v1/loras`` between a real NATS server and a real LoRA store; prepost's answer is scripted."""
+"""``/v1/loras`` in front of a real LoRA store; prepost's answer is scripted."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ import pytest_asyncio
 from PIL import Image
 
 import giornata.client
-from giornata.blobs import RedisBlobs
+from giornata.blobs import BlobStore
 from giornata.bus import bus
 from giornata.wire import codec, subjects
 from giornata.wire.errors import (
@@ -161,7 +161,7 @@ async def test_where_nothing_is_found_no_job_is_made_and_nothing_is_kept(scene: 
     await forgotten(scene.stage.router.blobs, asked.image)
 
 
-async def forgotten(blobs: RedisBlobs, ref: BlobRef) -> None:
+async def forgotten(blobs: BlobStore, ref: BlobRef) -> None:
     async with asyncio.timeout(HUNG_S):
         while await blobs.has(ref):  # noqa: ASYNC110 - forgetting is not told
             await asyncio.sleep(0.01)

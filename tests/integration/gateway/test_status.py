@@ -1,14 +1,16 @@
-"""Health, readiness, metrics, lists and the document of the API, with real servers that come and go."""
+"""Health, readiness, metrics, lists and the document of the API, with servers that come and go."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import openai
 import pytest
 
 from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.jobs import JobState
+from giornata_gateway.fleet import KNOWN_S
 from tests.fakes.nats_world.server import MemoryNatsServer
 from tests.integration.fake_router import CARD
 from tests.integration.gateway_fakes import Opening, Stage
@@ -159,3 +161,18 @@ async def test_unknown_paths_and_methods_have_the_same_form(stage: Stage) -> Non
     async with stage.http.get("/v1/images/edits") as response:
         assert (response.status, (await response.json())["error"]["code"]) == (405, "method_not_allowed")
         assert response.headers["Allow"] == "POST"
+
+
+async def test_a_server_that_stands_still_is_not_called_full(
+    memory_nats: MemoryNatsServer, opening: Opening
+) -> None:
+    async with opening() as stage:
+
+        async def full() -> Any:
+            return (await stage.get("/readyz")).json["storage_full"]
+
+        assert await full() == {}
+        await asyncio.sleep(KNOWN_S)  # what was tried serves until then
+        with memory_nats.frozen():
+            assert await full() == {}
+        assert await full() == {}

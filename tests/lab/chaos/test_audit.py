@@ -75,7 +75,7 @@ def seen() -> AuditedSystem:
         blobs=[
             Blob(f"default/{JOB}/image", 30.0, 100),
             Blob(f"{JOB}/latents-0", 9, 9),
-            Blob("shared/empty", 9999, 9),
+            Blob("shared-prepost-1-empty-text", 9999, 9),
         ],
         usage={7: used(50, 80, 90)},
         ttl_s=60,
@@ -148,7 +148,7 @@ def test_a_job_that_lost_all_its_workers_may_fail_for_good() -> None:
         ),
         (lambda: replace(seen(), blobs=[Blob("default/job_x/image", 9, 9)]), "belong to no edit"),
         (lambda: replace(seen(), blobs=[Blob("job_x/latents-0", 9, 9)]), "belong to no edit"),
-        (lambda: replace(seen(), blobs=[Blob("shared/empty", -1, 9)]), "kept for ever"),
+        (lambda: replace(seen(), blobs=[Blob("shared-prepost-1-empty-text", -1, 9)]), "kept for ever"),
         (lambda: replace(seen(), blobs=[Blob(f"default/{JOB}/image", -1, 9)]), "kept for ever"),
         (lambda: replace(seen(), blobs=[Blob(f"default/{JOB}/image", 9999, 9)]), "kept for longer"),
         (lambda: replace(seen(), usage={7: used(50, 80, 81 + GROWTH_MIB)}), "gateway-1 has grown"),

@@ -115,17 +115,6 @@ def test_a_stage_without_what_it_builds_on_says_so(
     painter.PainterRun(plan(tmp_path, 2)).save()
     assert ended(["export", *folder]) == 1
     assert "stopped at step 0 of 2" in capsys.readouterr().err
-    assert ended(["all", *folder, "--start", str(TRAINED)]) == 2
-
-
-@pytest.mark.usefixtures("small")
-def test_learning_on_begins_with_the_checkpoints_weights(tmp_path: Path) -> None:
-    shutil.copytree(TRAINED / "vae", tmp_path / "vae")
-    run = painter.PainterRun(replace(plan(tmp_path, 1), start=TRAINED))
-    shipped = FluxFillPipeline.from_pretrained(TRAINED, dtype=torch.float32)
-    torch.testing.assert_close(
-        run.model.transformer.state_dict(), shipped.transformer.state_dict(), rtol=0, atol=0
-    )
 
 
 def _same_as_the_pipeline(folder: Path, side: int) -> None:

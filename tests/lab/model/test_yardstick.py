@@ -81,9 +81,3 @@ def test_a_stopped_run_goes_on_and_ends_in_a_checkpoint(
     pipeline = StableDiffusionInpaintPipeline.from_pretrained(folder / "checkpoint", dtype=torch.float32)
     assert (pipeline.unet.config.in_channels, pipeline.vae.config.latent_channels) == (9, 4)
     assert pipeline.tokenizer.model_max_length == yardstick.TEXT_TOKENS
-    learning_on = unet.UNetRun(
-        replace(plan(folder, 1), start=folder / "checkpoint"), replace(unet.UNET, title="on")
-    )
-    torch.testing.assert_close(
-        learning_on.model.unet.state_dict(), pipeline.unet.state_dict(), rtol=0, atol=0
-    )

@@ -26,7 +26,7 @@ def seeded(seed: int) -> Random:
 
 
 def costs(weights: tuple[float, ...] = TRUE, device: str = "gpu") -> WorkerCosts:
-    return worker_costs(*weights, device=device, load=(0.1, 1e-6))
+    return worker_costs(*weights, device=device, load=(0.1, 1e-6), r2=0.9)
 
 
 def shown(

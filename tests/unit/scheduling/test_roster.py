@@ -117,6 +117,10 @@ def test_those_with_least_to_compute_among_all_and_among_holders(
             else:
                 members[name].take(key)
             roster.changed(name)
+        others = (each for each in members.values() if each.name not in excluded)
+        assert roster.has_room(DEMAND, excluded) is any(
+            DEMAND.fits(held(each).rows, CAPACITY) for each in others
+        )
         roster.least(1, excluded)
     able = [one for name, one in members.items() if name not in excluded]
     ordered = sorted(able, key=lambda one: (held(one).work_ms, one.name))

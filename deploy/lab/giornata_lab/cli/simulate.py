@@ -29,7 +29,7 @@ from giornata_lab.loadgen.workload import (
 )
 from giornata_lab.simulation import machines
 from giornata_lab.simulation.baselines import PLANNERS, SimPolicy
-from giornata_lab.simulation.jobs import AdapterDemand, PictureSetting, held_controls, template_name
+from giornata_lab.simulation.jobs import AdapterDemand, PictureSetting, held_controls
 from giornata_lab.simulation.machines import Machine, TemplateStorage
 from giornata_lab.simulation.options import RunOptions, StageSetting
 from giornata_lab.simulation.residency import AdapterSetting, TemplateSetting
@@ -46,13 +46,7 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
     Raises:
         ValueError: a file holds something else than it should.
     """
-    if given["padding_tokens"] > max(0, given["text_tokens"] - 1):
-        raise ValueError(
-            f"received {given['padding_tokens']} padding tokens of {given['text_tokens']} text tokens; "
-            "accepted are fewer than all"
-        )
     weights = zipf(given["templates"], given["zipf"])
-    names = frozenset(map(template_name, weights))
     controls = held_controls(round(given["controlnet_gb"] * 1e9)) if given["controlnet_gb"] else ()
     return Scenario(
         machines=tuple(replace(machine, controls=controls) for machine in _machines(given)),
@@ -64,13 +58,10 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
             given["text_tokens"],
             given["tokens"],
             given["halo"],
-            given["corrects"],
-            given["padding_tokens"],
         ),
         templates=TemplateSetting(
             size_bytes=given["template_gb"] * 1e9,
             kv_bytes=given["step_gb"] * 1e9,
-            registered=names if given["registered"] else frozenset(),
             preloaded=() if given["cold"] else popular(weights),
         ),
         stages=StageSetting(given["encode_ms"], given["finish_ms"], given["prepost"]),
@@ -90,7 +81,6 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
             link_latency_s=given["link_latency_s"],
             workers_a_host=given["workers_a_host"],
         ),
-        reuse=given["reuse"],
         slo_s=given["slo"],
     )
 
@@ -109,7 +99,7 @@ def _machines(given: Mapping[str, Any]) -> list[Machine]:
     if given["step_gb"]:
         costs = StepCosts(costs.compute, (0.0, 1e-6 / given["link_gb_per_s"]))
     storage = TemplateStorage(given["memory_gb"] * 1e9, given["disk_gb"] * 1e9, given["disk_gb_per_s"] * 1e9)
-    alike = replace(machine, costs=costs, rows=given["rows"], noise=given["noise"], storage=storage)
+    alike = replace(machine, costs=costs, rows=given["rows"], storage=storage)
     return [alike] * int(given["workers"])
 
 
@@ -198,14 +188,13 @@ def _options(given: Mapping[str, Any], policy: str, seed: int) -> RunOptions:
         load_weight=given["load_weight"],
         loads_ahead=given["loads_ahead"],
         telemetry_hz=given["telemetry_hz"],
-        looked_at=given["looked_at"],
         seed=seed,
     )
 
 
 def _answer(scenario: Scenario, rates: Sequence[float], given: Mapping[str, Any]) -> None:
     """For each policy and rate, how few workers are enough."""
-    percent, slo_s = given["percentile"], given["slo"]
+    percent, slo_s = 95.0, given["slo"]
     figures = ("workers", f"P{percent:g} s", "with one fewer")
     title = f"Fewest workers with P{percent:g} within {slo_s:g} s"
     drawn = table("policy", "jobs a second", *figures, numbers=figures, title=title)
@@ -356,7 +345,6 @@ def _sizes(text: str) -> tuple[float, float] | None:
     "file of `giornata profile`.",
 )
 @click.option("--rows", type=COUNT, default=8, help="Rows that share a step, at most.")
-@click.option("--noise", type=AT_LEAST_0, default=0.0, help="Coefficient of variation of equal steps' times.")
 @workload.rate_option(default="4", help="Jobs a second, of all workers together; a run for each.")
 @workload.cv_option
 @workload.trace_option(help=f"Replay a .csv or .jsonl file: {workload.TRACE}.")
@@ -369,16 +357,8 @@ def _sizes(text: str) -> tuple[float, float] | None:
 @click.option("--tokens", type=COUNT, default=4096, help="Of a picture; 4096: 1024 x 1024.")
 @click.option("--text-tokens", type=click.IntRange(min=0), default=512, help="Of a prompt.")
 @click.option(
-    "--padding-tokens",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Of these, those that workers keep from step to step, as GIORNATA_REUSE_TEXT=padding does.",
-)
-@click.option(
     "--halo", type=click.IntRange(min=0), default=0, help="Tokens around a mask that are computed too."
 )
-@click.option("--corrects/--no-corrects", default=False, help="Edits compute their first step in full.")
-@click.option("--reuse/--no-reuse", default=True, help="Whether edits take from templates.")
 @click.option("--templates", type=COUNT, default=1, help="Distinct pictures.")
 @workload.zipf_option
 @click.option(
@@ -475,11 +455,6 @@ def _sizes(text: str) -> tuple[float, float] | None:
     "--blind", is_flag=True, help="The router does not know the jobs' adapters; FlashPS's policies never do."
 )
 @click.option("--cold", is_flag=True, help="No template is in memory at the start.")
-@click.option(
-    "--registered",
-    is_flag=True,
-    help="Templates are recorded at their first edit on a worker, not the second.",
-)
 @workload.read_option(
     "--policy",
     "policies",
@@ -487,9 +462,6 @@ def _sizes(text: str) -> tuple[float, float] | None:
     default="all",
     metavar="NAME[,NAME...]",
     help=f"all, or of {', '.join(SimPolicy)}.",
-)
-@click.option(
-    "--looked-at", type=COUNT, default=16, help="Of many workers, how many the policy is asked about."
 )
 @click.option("--telemetry-hz", type=ABOVE_0, default=4.0, help="How often workers tell of themselves.")
 @click.option("--encode-ms", type=AT_LEAST_0, default=0.0, help="Before denoising, a job.")
@@ -503,9 +475,8 @@ def _sizes(text: str) -> tuple[float, float] | None:
 )
 @click.option("--bound/--no-bound", default=True, help="Compare with what no schedule could beat.")
 @click.option(
-    "--find-workers", is_flag=True, help="Answer how few workers keep --percentile of latencies within --slo."
+    "--find-workers", is_flag=True, help="Answer how few workers keep 95 % of latencies within --slo."
 )
-@click.option("--percentile", type=click.FloatRange(1, 100), default=95.0, help="For --find-workers.")
 @folder_option("-o", "--out", help="Write report.json and charts there.")
 def simulate(**given: Any) -> None:
     r"""Simulate a cluster: the router's own policies, line and batches on a virtual clock.

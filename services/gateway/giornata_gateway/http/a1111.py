@@ -437,9 +437,11 @@ def _card(gateway: Gateway, form: TextToImage) -> ModelCard:
 async def _answer(request: web.Request, form: TextToImage, record: JobRecord) -> web.StreamResponse:
     asked, refs = form.model_dump(exclude=set(PICTURES)), [row.image for row in record.images if row.image]
     headers = {"X-Giornata-Job": record.job.job_id}
-    return await send_pictures(
-        request, refs, JSON, headers, lambda pictures: painted(record, pictures, asked, time.time())
-    )
+
+    def told(pictures: Sequence[bytes]) -> PaintedAnswer:
+        return painted(record, pictures, asked, time.time())
+
+    return await send_pictures(request, refs, headers, told, request.app[GATEWAY].picture)
 
 
 _SKIP: Final = {

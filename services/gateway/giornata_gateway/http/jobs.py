@@ -257,7 +257,8 @@ async def image(request: web.Request) -> web.StreamResponse:
     }
     if any(tag.value == row.image.sha256 for tag in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
-    return await send_pictures(request, [row.image], content_type(record), headers)
+    read = request.app[GATEWAY].picture
+    return await send_pictures(request, [row.image], headers, content_type(record), read)
 
 
 async def events(request: web.Request) -> web.StreamResponse:
@@ -296,10 +297,8 @@ async def _answer(request: web.Request, form: SyncResponseFields, record: JobRec
     def told(pictures: Sequence[bytes]) -> ImagesAnswer:
         return images_answer(record, dict(zip(refs, pictures, strict=True)), base, now)
 
-    raw = form.response_format is ResponseFormat.IMAGE
-    return await send_pictures(
-        request, [*refs.values()], content_type(record), headers, None if raw else told
-    )
+    answer = content_type(record) if form.response_format is ResponseFormat.IMAGE else told
+    return await send_pictures(request, [*refs.values()], headers, answer, request.app[GATEWAY].picture)
 
 
 def content_type(record: JobRecord) -> str:

@@ -95,8 +95,8 @@ async def _send_masks(request: web.Request, shown: StandaloneMask, form: MaskFor
     def told(pngs: Sequence[bytes]) -> MaskAnswer:
         return mask_answer(shown.reply, dict(zip(keys, pngs, strict=True)), now)
 
-    whole = form is MaskFormat.IMAGE
-    return await send_pictures(request, shown.pictures, "image/png", {}, None if whole else told)
+    answer = "image/png" if form is MaskFormat.IMAGE else told
+    return await send_pictures(request, shown.pictures, {}, answer, request.app[GATEWAY].blobs.get)
 
 
 MAX_WAIT_MS: Final = 60_000

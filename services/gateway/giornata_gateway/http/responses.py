@@ -169,17 +169,20 @@ async def send(
 async def send_pictures(
     request: web.Request,
     refs: Sequence[BlobRef],
-    content_type: str,
     headers: Mapping[str, str],
-    told: Callable[[Sequence[bytes]], BaseModel] | None = None,
+    answer: str | Callable[[Sequence[bytes]], BaseModel],
+    read: Callable[[BlobRef], Awaitable[bytes]],
 ) -> web.StreamResponse:
-    """Answer with the first picture itself, or with JSON that is `told` of all of them, once there is room for it."""
-    if told is None:
+    """Answer with the first picture itself, where `answer` is its type, or with the JSON that it makes of all of them.
+
+    The answer begins once there is room for it.
+    """
+    if isinstance(answer, str):
         async with room(request, refs[0].size_bytes):
-            return await send(request, await request.app[GATEWAY].picture(refs[0]), content_type, headers)
+            return await send(request, await read(refs[0]), answer, headers)
     async with room(request, JSON_COPIES * sum(ref.size_bytes for ref in refs)):
-        pictures = [await request.app[GATEWAY].picture(ref) for ref in refs]
-        body = await asyncio.to_thread(lambda: told(pictures).model_dump_json().encode())
+        pictures = [await read(ref) for ref in refs]
+        body = await asyncio.to_thread(lambda: answer(pictures).model_dump_json().encode())
         pictures.clear()
         return await send(request, body, JSON, headers)
 

@@ -46,7 +46,6 @@ class Loras:
     config: GatewayConfig
     bus: Bus
     records: LoraRecords
-    fleet: FleetListener
     _sorted: dict[str, tuple[int, Sequence[LoraRecord]]] = field(default_factory=dict)
     """The latest lists by tenant, each with what the mirror had seen when it was sorted."""
 
@@ -198,8 +197,7 @@ class TemplateRegistry:
     async def of(self, tenant: str) -> list[TemplateRecord]:
         """A tenant's templates, the newest first."""
         now_s = time.time()
-        found = [record for record in await self.records.all_of(tenant) if record.expires_s > now_s]
-        return sorted(found, key=lambda record: (record.created_s, record.template_id), reverse=True)
+        return [record for record in await self.records.all_of(tenant) if record.expires_s > now_s]
 
     async def delete(self, tenant: str, template_id: str) -> None:
         """Forget the template that :meth:`get` finds, and its recording; edits that have begun end as before."""

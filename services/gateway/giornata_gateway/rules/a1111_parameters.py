@@ -29,7 +29,7 @@ from giornata_gateway.rules.a1111_forms import (
     unlabelled,
 )
 from giornata_gateway.rules.forms import picture
-from giornata_gateway.views.jobs import PictureError, View, error_detail, usage_of
+from giornata_gateway.views.jobs import PictureError, View, picture_errors, usage_of
 
 AUTOMATIC: Final = "automatic"
 KARRAS: Final = "karras"
@@ -488,9 +488,7 @@ def _info(record: JobRecord, created: float) -> PaintedInfo:
         job_timestamp=stamp(created),
         version=f"giornata {__version__}",
         job_id=job.job_id,
-        errors=[
-            PictureError(index=row.index, error=error_detail(row.error)) for row in record.rows if row.error
-        ],
+        errors=picture_errors(record),
         prompt_tokens=tokens.prompt_tokens,
         negative_prompt_tokens=tokens.negative_prompt_tokens,
     )

@@ -168,6 +168,11 @@ def error_of(record: JobRecord) -> GiornataError | None:
     return JobCancelled() if record.state is JobState.CANCELLED else Failed()
 
 
+def picture_errors(record: JobRecord) -> list[PictureError]:
+    """Return why pictures are missing, where others were made."""
+    return [PictureError(index=row.index, error=error_detail(row.error)) for row in record.rows if row.error]
+
+
 def usage_of(record: JobRecord, pictures: int) -> Usage:
     """Tokens of a job's input and of `pictures` painted masks, or whole pictures."""
     made = record.encoding
@@ -243,11 +248,7 @@ def images_answer(
             template=[row.template or TemplateUse.OFF for row in record.images],
             loras_from=[row.loras_from for row in record.images],
             slo_met=record.slo_met,
-            errors=[
-                PictureError(index=row.index, error=error_detail(row.error))
-                for row in record.rows
-                if row.error
-            ],
+            errors=picture_errors(record),
         ),
     )
 

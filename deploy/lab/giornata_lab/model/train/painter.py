@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -93,7 +92,7 @@ class FillEncoder:
 
 
 class PainterRun(TrainingRun[Painter]):
-    """A course of the painter on its way; begins with the plan's checkpoint where there is no state."""
+    """A course of the painter on its way."""
 
     def __init__(self, plan: StagePlan, course: TrainingCurriculum = PAINTER) -> None:
         torch.manual_seed(plan.seed)
@@ -101,16 +100,6 @@ class PainterRun(TrainingRun[Painter]):
         painter = Painter(architecture.transformer(), text).to(plan.device)
         vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
         super().__init__(plan, course, painter, FillEncoder(vae, text), optimisers(painter))
-        if plan.start and not self.path.exists():
-            self._take(plan.start)
-
-    def _take(self, checkpoint: Path) -> None:
-        """The weights of a checkpoint of this architecture."""
-        pipeline = FluxFillPipeline.from_pretrained(checkpoint, dtype=torch.float32)
-        for model in (self.model, self.average):
-            model.transformer.load_state_dict(pipeline.transformer.state_dict())
-            model.clip.load_state_dict(pipeline.text_encoder.state_dict())
-            model.t5.load_state_dict(pipeline.text_encoder_2.state_dict())
 
 
 def run(plan: StagePlan) -> None:
@@ -187,10 +176,8 @@ def distil(plan: StagePlan) -> None:
         Unusable: there is no painter to learn from, or ``guidance.pt`` learnt from another one.
     """
     taught = PainterRun(plan)
-    if taught.step == 0 and plan.start is None:
-        raise TrainingStateUnusable(
-            f"{taught.path} is missing: train the painter first, or name a checkpoint by --start"
-        )
+    if taught.step == 0:
+        raise TrainingStateUnusable(f"{taught.path} is missing: train the painter first")
     teacher = taught.average
     weights = digest(teacher)
     student = PainterRun(replace(plan, seed=plan.seed + 1), GUIDANCE)
@@ -254,9 +241,8 @@ class FrozenFillCheckpoint:
 
 
 def load_frozen(plan: StagePlan) -> FrozenFillCheckpoint:
-    """The plan's checkpoint, or the one that ships, in float32 on the plan's device."""
-    folder: Path = plan.start or TRAINED
-    pipeline = FluxFillPipeline.from_pretrained(folder, dtype=torch.float32)
+    """The checkpoint that ships, in float32 on the plan's device."""
+    pipeline = FluxFillPipeline.from_pretrained(TRAINED, dtype=torch.float32)
     text = TextEncoders(
         pipeline.text_encoder, pipeline.tokenizer, pipeline.text_encoder_2, pipeline.tokenizer_2
     )

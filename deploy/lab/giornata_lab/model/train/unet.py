@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import torch
-from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionInpaintPipeline
+from diffusers import AutoencoderKL, DDIMScheduler
 from torch import nn
 
 from giornata_lab.model import yardstick
@@ -77,7 +76,7 @@ class UNetEncoder:
 
 
 class UNetRun(TrainingRun[Inpainter]):
-    """A course of the UNet on its way; begins with the plan's checkpoint where there is no state."""
+    """A course of the UNet on its way."""
 
     def __init__(self, plan: StagePlan, course: TrainingCurriculum = UNET) -> None:
         torch.manual_seed(plan.seed)
@@ -85,15 +84,6 @@ class UNetRun(TrainingRun[Inpainter]):
         inpainter = Inpainter(yardstick.unet(), text.clip).to(plan.device)
         vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
         super().__init__(plan, course, inpainter, UNetEncoder(vae, text), optimisers(inpainter))
-        if plan.start and not self.path.exists():
-            self._take(plan.start)
-
-    def _take(self, checkpoint: Path) -> None:
-        """The weights of a checkpoint of this architecture."""
-        pipeline = StableDiffusionInpaintPipeline.from_pretrained(checkpoint, dtype=torch.float32)
-        for model in (self.model, self.average):
-            model.unet.load_state_dict(pipeline.unet.state_dict())
-            model.clip.load_state_dict(pipeline.text_encoder.state_dict())
 
 
 def run(plan: StagePlan) -> None:
