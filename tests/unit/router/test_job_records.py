@@ -193,6 +193,13 @@ def test_a_demand_tells_the_prefix_of_every_edit(reuse: Reuse) -> None:
     assert (shape.text, shape.prefix) == (0, 48)
 
 
+@pytest.mark.parametrize(("scale", "sequences"), [(None, 1), (3.0, 2)])
+def test_a_demand_counts_the_unguided_half_of_a_guided_job(scale: float | None, sequences: int) -> None:
+    record = job_records.accepted(JOB.model_copy(update={"cfg_scale": scale}))
+    [shape] = job_records.demand(record, INSPECTION, record.pending_rows, ENCODING).shapes
+    assert shape.sequences == sequences
+
+
 def test_a_demand_counts_companions_where_everything_is_computed() -> None:
     record = job_records.accepted(JOB)
     seen = INSPECTION.model_copy(update={"companion_tokens": 12})
