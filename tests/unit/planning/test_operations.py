@@ -55,9 +55,13 @@ def test_factors_multiply_the_tokens_that_pass_their_modules(
     assert (plain.low_rank, plain.segments, plain.control) == (0, 0, 0)
 
 
-def test_cells_of_a_coarse_block_meet_its_weights_as_often_as_there_are_coarse_cells() -> None:
-    fine = BlockSpec(linear=100.0)
-    coarse = BlockSpec(linear=100.0 / 4, grain=2)
+@pytest.mark.parametrize("convolution", [0.0, 40.0])
+def test_cells_of_a_coarse_block_meet_its_weights_as_often_as_there_are_coarse_cells(
+    convolution: float,
+) -> None:
+    linear = 100.0 - convolution
+    fine = BlockSpec(linear=linear, convolution=convolution)
+    coarse = BlockSpec(linear=linear / 4, convolution=convolution / 4, grain=2)
     work = step_work(
         NetworkOperations([fine, coarse]), [SequenceShape(0, 16, 16, low_rank=20.0)], [[BlockMode.FULL] * 2]
     )
