@@ -48,14 +48,9 @@ _RESIDUALS: Final = PairRefusal(
     "invalid_field",
     "what a ControlNet adds belongs to one step, and a step that is skipped has no place for it",
 )
-_NO_SERVICE: Final = PairRefusal(
-    "controlnet_not_found",
-    "a denoiser of several devices computes the ControlNets of `GIORNATA_CONTROLNETS` and asks no service",
-)
 REFUSED: Final[Mapping[Pair, PairRefusal]] = {
     ("control", "cache"): _RESIDUALS,
     ("service", "cache"): _RESIDUALS,
-    ("service", "degree"): _NO_SERVICE,
 }
 """Pairs that no family computes."""
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -40,7 +38,6 @@ from giornata.packed.compute_set import with_companions
 from giornata.packed.low_rank import SequenceLoras, low_rank
 from giornata.packed.sharding import AllToAllGroup
 from giornata.scheduling.batch import Capacity
-from giornata.wire.adapters import ControlUse
 from giornata.wire.controlnets import DataPath
 from giornata.wire.errors import GiornataError
 from giornata.wire.models import ModelCard, Sampler
@@ -49,7 +46,7 @@ from giornata.wire.resolution import check_taken, resolve
 from giornata_controlnet.compute_thread import ControlNetThread
 from giornata_controlnet.rows import ActiveControlNet, OpenRow
 from giornata_denoiser.choices import EXACT, CacheForm
-from giornata_denoiser.controls.controlnets import ControlDispatcher, open_rows
+from giornata_denoiser.controls.controlnets import ControlDispatcher
 from giornata_denoiser.controls.residuals import (
     HELD_STEPS,
     ControlNetSession,
@@ -70,7 +67,6 @@ from giornata_denoiser.rows.row import Adapters, RecordingSpec, Row, RowControl,
 from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from giornata_lab.bench.compute.tiny_flux import Spec
-from tests.contract.messages import JOB
 from tests.distances import distance
 from tests.fakes import tiny_driven, tiny_flux_control, tiny_sd3_control, tiny_unet_control
 from tests.fakes.checkpoints import SDXL_UNET, checkpoint, flux_checkpoint
@@ -440,7 +436,7 @@ BATCHES: Final = [
 
 @pytest.mark.parametrize(("matrix", "feature"), BATCHES, indirect=["matrix"])
 def test_rows_with_both_are_in_a_batch_as_alone(matrix: Matrix, feature: str) -> None:
-    """Beside a row with neither. Two devices compute what a pool still refuses, too: its ranks' networks can."""
+    """Beside a row with neither."""
     mine = [pair for pair in computed_pairs(matrix.name) if owner(pair) == feature]
     wanted = {row - {"degree"} for pair in mine for row in rows_of(pair)}
     for references in {"reference" in row for row in wanted}:
@@ -493,7 +489,6 @@ def test_who_computes_a_controlnet_and_where_a_row_goes_on_show_in_no_picture(ma
 # What is refused.
 
 
-CONTROL: Final = ControlUse(model="edges", digest="a" * 64, image=0)
 NAMED: Final[Mapping[str, Mapping[str, Any]]] = {
     "cache": {"step_cache": "taylorseer"},
     "stochastic": {"sampler": "euler_ancestral"},
@@ -519,16 +514,6 @@ def ask(card: ModelCard, *features: str) -> None:
     fields = {name: value for feature in features for name, value in NAMED.get(feature, {}).items()}
     check_taken({REFERENCE: int("reference" in features)}, card)
     resolve(asked(EditParameters, {"prompt": "a hat", **fields}), card, seed=7)
-    if "degree" in features:
-        asyncio.run(opened_in_a_pool(*features))
-
-
-async def opened_in_a_pool(*features: str) -> None:
-    """The ControlNets of a row are computed by the pool, which has that of `control`."""
-    uses = (CONTROL,) if {"control", "service"} & set(features) else ()
-    request: Any = SimpleNamespace(job=JOB.model_copy(update={"controls": uses}))
-    async with open_rows(None, request, (), {CONTROL.digest} if "control" in features else ()):
-        pass
 
 
 @pytest.mark.parametrize("of", FAMILIES)

@@ -232,10 +232,10 @@ class Denoiser:
         async with AsyncExitStack() as stack:
             network, told = self._checkpoint.family.network, self._reporter.adapter_loaded
             self._loras = stack.enter_context(tiers_of(config, bus, network, told))
-            if self._ranks is None:
-                self._controls = await stack.enter_async_context(
-                    control_room(config, bus, self._checkpoint, self._costs, self._resume)
-                )
+            room = control_room(
+                config, bus, self._checkpoint, self._costs, self._resume, pooled=self._ranks is not None
+            )
+            self._controls = await stack.enter_async_context(room)
             self._engine = await self._opened_engine(stack, stop)
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             self._make_rooms(registrations, tasks)
@@ -281,7 +281,15 @@ class Denoiser:
         config, checkpoint = self._config, self._checkpoint
         if self._ranks is not None:
             pool = pool_of(
-                config, self._ranks, self._arena, checkpoint, self._costs, on_report, on_crash, self._loras
+                config,
+                self._ranks,
+                self._arena,
+                checkpoint,
+                self._costs,
+                on_report,
+                on_crash,
+                self._loras,
+                None if self._controls is None else self._controls.pool,
             )
             return await stack.enter_async_context(pool)
         engine = engine_of(
@@ -340,7 +348,7 @@ class Denoiser:
             rows = await rows_of(request, self._checkpoint, self._blobs, reusing)
             async with (
                 hold_loras(self._loras, rows) as arriving,
-                open_rows(self._controls, request, rows, self._checkpoint.control_cards) as kept,
+                open_rows(self._controls, request, rows) as kept,
             ):
                 yield AttemptInputs(kept.rows, arriving, kept.failed)
 

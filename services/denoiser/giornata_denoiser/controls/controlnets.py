@@ -28,6 +28,7 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.residuals import (
     ControlNetTarget,
     LocalControls,
+    PoolControls,
     RemoteControls,
     control_target,
     with_control_costs,
@@ -226,7 +227,7 @@ class ControlDispatcher:
 
 
 class DenoiserControlNets:
-    """The ControlNets of one denoiser whose network can have some."""
+    """The ControlNets of one denoiser whose network can have some; `pooled` where ranks compute the rows."""
 
     def __init__(
         self,
@@ -237,13 +238,20 @@ class DenoiserControlNets:
         *,
         instances: ControlNetInstances,
         sessions: ControlNetSessionManager,
+        pooled: bool = False,
     ) -> None:
         self._config, self._checkpoint, self._network, self._costs = config, checkpoint, network, costs
         self._instances, self._sessions = instances, sessions
+        self.pool = PoolControls(sessions.lost) if pooled else None
+        """Where the rows of a pool are open."""
+        self.controls: ControlExecutor = NoControls()
+        if self.pool is not None:
+            sessions.remote = self.pool
+            return
         family, nets = checkpoint.family, checkpoint.controlnets
         held = config.control_held_steps
         local = LocalControls(nets, network, held) if nets else None
-        sessions.remote = RemoteControls(
+        remote = RemoteControls(
             network,
             family.dtype,
             family.device,
@@ -251,7 +259,7 @@ class DenoiserControlNets:
             held_steps=held,
             late_s=config.control_late_s,
         )
-        self.controls: ControlExecutor = ControlDispatcher(local, sessions.remote)
+        sessions.remote, self.controls = remote, ControlDispatcher(local, remote)
 
     @property
     def base(self) -> ControlBase:
@@ -266,7 +274,7 @@ class DenoiserControlNets:
     async def opened(self, request: RunRequest, rows: Sequence[Row]) -> AsyncIterator[ControlledRows]:
         """Keep rows that instances compute open there."""
         placed = self.placed(rows)
-        local = all(use.digest in self._checkpoint.controlnets for use in request.job.controls)
+        local = all(use.digest in self._checkpoint.control_cards for use in request.job.controls)
         asked = [
             row
             for row in placed
@@ -277,11 +285,11 @@ class DenoiserControlNets:
 
     def _asks(self, row: Row) -> bool:
         """Return whether an instance computes the ControlNets of a row."""
-        nets, controls = self._checkpoint.controlnets, row.adapters.controls
-        if not controls:
-            return False
+        nets, controls = self._checkpoint.control_cards, row.adapters.controls
         if any(use.digest not in nets for use in controls):
             return True
+        if self.pool is not None or not controls:  # ranks compute what they have
+            return False
         digests = {use.digest for use in controls}
         states = able_instances(self._instances.states, digests)
         return (
@@ -323,23 +331,19 @@ class DenoiserControlNets:
 
 @asynccontextmanager
 async def open_rows(
-    room: DenoiserControlNets | None, request: RunRequest, rows: Sequence[Row], here: Collection[str] = ()
+    room: DenoiserControlNets | None, request: RunRequest, rows: Sequence[Row]
 ) -> AsyncIterator[ControlledRows]:
-    """Have the ControlNets of `rows` computed within the context; without a room those `here` alone, by digest.
+    """Have the ControlNets of `rows` computed within the context.
 
     Raises:
-        ControlNetNotFound: they have others, and there is no room.
+        ControlNetNotFound: they have some, and there is no room.
     """
     if room is not None:
         async with room.opened(request, rows) as opened:
             yield opened
         return
-    if lacking := [use.model for use in request.job.controls if use.digest not in here]:
-        raise ControlNetNotFound(
-            field="controlnets",
-            received=lacking[0],
-            accepted="those of this denoiser's own" if here else "none for this model",
-        )
+    if lacking := [use.model for use in request.job.controls]:
+        raise ControlNetNotFound(field="controlnets", received=lacking[0], accepted="none for this model")
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
         yield ControlledRows(tuple(rows), never)
@@ -354,8 +358,13 @@ async def control_room(
     checkpoint: Checkpoint,
     costs: CostModel,
     resume: Callable[[str, int], None],
+    *,
+    pooled: bool = False,
 ) -> AsyncIterator[DenoiserControlNets | None]:
-    """The room of a denoiser; None where its network can have no ControlNets. `resume` is the engine's."""
+    """The room of a denoiser; None where its network can have no ControlNets. `resume` is the engine's.
+
+    That of a `pooled` one opens rows for its ranks, which ask by themselves.
+    """
     network = control_target(checkpoint.family.network, checkpoint.card.pixel_multiple)
     if network is None:
         yield None
@@ -367,7 +376,7 @@ async def control_room(
         paths = (DataPath.CUDA, *paths)
     asking = ControlClientInfo(network.base, config.instance, host_name(), paths, family.dtype)
     slab_mb = config.control_slab_mb or min(SLAB_MB, memory_bytes() // SLAB_SHARE >> 20)
-    instances, links = ControlNetInstances(), DataPathPool(slab_mb << 20, device)
+    instances, links = ControlNetInstances(), DataPathPool(slab_mb << 20, None if pooled else device)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(links.close)
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
@@ -379,7 +388,9 @@ async def control_room(
         sessions = ControlNetSessionManager(
             bus, instances, links, asking, open_s=config.control_open_s, resume=resume, tasks=tasks
         )
-        room = DenoiserControlNets(config, checkpoint, network, costs, instances=instances, sessions=sessions)
+        room = DenoiserControlNets(
+            config, checkpoint, network, costs, instances=instances, sessions=sessions, pooled=pooled
+        )
         await stack.enter_async_context(instances.heard(bus))
         yield room
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from giornata.planning.operations import work_of
 from giornata.scheduling.batch import RowKey
 from giornata.tensors import SIZES
 from giornata.wire.adapters import ControlWork
-from giornata.wire.controlnets import ControlBase
+from giornata.wire.controlnets import ControlBase, DataPath
 from giornata_denoiser.engine.batch_tensors import ControlLost, ControlNotLoaded, OfSequences
 from giornata_denoiser.engine.slabs import WaitTimer
 from giornata_denoiser.families.network import Network
@@ -262,12 +262,31 @@ LATE_S: Final = 10.0
 """How long a sample may take before its instance is given up."""
 
 
+@dataclass(frozen=True)
+class ControlLinkAddress:
+    """The way to an instance, which the leader of a pool tells its ranks and does not take itself."""
+
+    path: DataPath
+    address: str
+    token: str
+    slab_bytes: int
+    lost: ClassVar[bool] = False
+
+    def open(self, device: torch.device) -> ControlLink:
+        """A link of this process; its errors are those of :class:`ControlLink`."""
+        return ControlLink(self.path, self.address, self.token, slab_bytes=self.slab_bytes, device=device)
+
+    def close(self) -> None:
+        """Do nothing: there is no connection."""
+
+
 @dataclass(frozen=True, eq=False)
 class ControlNetSession:
     """A row that is open at an instance."""
 
     instance: str
-    link: ControlLink
+    link: Any
+    """A :class:`ControlLink`; where a pool's leader has opened the row, a :class:`ControlLinkAddress`."""
     row: str
     """What the instance knows it by."""
     behind: tuple[Behind, ...]
@@ -291,8 +310,65 @@ class PendingResiduals:
         return self.asked.arrived == len(self.sums.parts)
 
 
-class RemoteControls:
+class OpenControls:
     """The rows that are open at instances. Sessions come and go in other threads than the engine's.
+
+    What is made `of` another has the same rows.
+    """
+
+    def __init__(self, of: OpenControls | None = None) -> None:
+        self._lock: threading.Lock = threading.Lock() if of is None else of._lock  # noqa: SLF001 - of its own class
+        self._sessions: dict[RowKey, ControlNetSession] = {} if of is None else of._sessions  # noqa: SLF001 - likewise
+
+    def put(self, key: RowKey, session: ControlNetSession) -> None:
+        """The row is open there from now on."""
+        with self._lock:
+            self._sessions[key] = session
+
+    def drop(self, key: RowKey) -> None:
+        """The row is no longer open."""
+        with self._lock:
+            self._sessions.pop(key, None)
+
+    def session(self, key: RowKey) -> ControlNetSession | None:
+        """Return where the row is open."""
+        with self._lock:
+            return self._sessions.get(key)
+
+    def has(self, key: RowKey) -> bool:
+        """Return whether the row is open at an instance that can be asked."""
+        return self.session(key) is not None
+
+    def end(self, key: RowKey, session: ControlNetSession) -> bool:
+        """Drop the row if it is open in this session; whether it was."""
+        with self._lock:
+            current = self._sessions.get(key) is session
+            if current:
+                del self._sessions[key]
+        return current
+
+
+class PoolControls(OpenControls):
+    """The open rows of a pool: its ranks ask for them. `lost` is that of :class:`RemoteControls`."""
+
+    def __init__(self, lost: Callable[[RowKey, Exception], None] = lambda _key, _reason: None) -> None:
+        super().__init__()
+        self._lost = lost
+
+    def able(self, row: Row) -> Row | None:
+        """`row`; None while what acts in its next step is computed by no rank, and the row is open nowhere."""
+        elsewhere = any(use.work is None for use in row.adapters.controls)
+        waits = elsewhere and any(row.adapters.controlling(row.step)) and not self.has(row.key)
+        return None if waits else row
+
+    def lose(self, key: RowKey, session: ControlNetSession | None, reason: str) -> None:
+        """A rank could not ask for the row in this session."""
+        if session is not None and self.end(key, session):
+            self._lost(key, LinkLost(reason))
+
+
+class RemoteControls(OpenControls):
+    """Asks for the residuals of rows that are open at instances.
 
     `lost` is told of a row whose instance does not compute it any longer, and why. What a step adds serves `held_steps`
     of a row that reuses. An instance is given up when a sample takes more than `late_s`.
@@ -307,29 +383,14 @@ class RemoteControls:
         *,
         held_steps: int = 1,
         late_s: float = LATE_S,
+        of: OpenControls | None = None,
     ) -> None:
+        super().__init__(of)
         self._network, self._dtype, self._device, self._lost = network, dtype, device, lost
         self._held_steps, self._late_s = held_steps, late_s
-        self._lock = threading.Lock()
-        self._sessions: dict[RowKey, ControlNetSession] = {}
         self._holding: ResidualCache[PendingResiduals] = ResidualCache()
         self._used: list[PendingResiduals] = []
         """What the last step has used, and no later one will."""
-
-    def put(self, key: RowKey, session: ControlNetSession) -> None:
-        """The row is open there from now on."""
-        with self._lock:
-            self._sessions[key] = session
-
-    def drop(self, key: RowKey) -> None:
-        """The row is no longer open."""
-        with self._lock:
-            self._sessions.pop(key, None)
-
-    def has(self, key: RowKey) -> bool:
-        """Return whether the row is open at an instance that can be asked."""
-        with self._lock:
-            return key in self._sessions
 
     def ask(self, rows: Sequence[Row], whole: Sequence[bool], waits: WaitTimer) -> tuple[OfSequences, ...]:
         """Ask for what is added in the next steps of `rows`, which are open; what is read of it is waited for then.
@@ -363,8 +424,7 @@ class RemoteControls:
     def _asked(
         self, row: Row, acting: tuple[bool, ...], waits: WaitTimer, *, whole: bool
     ) -> PendingResiduals:
-        with self._lock:
-            session = self._sessions.get(row.key)
+        session = self.session(row.key)
         if session is None:
             raise ControlLost({row.key})
         base = self._network.base
@@ -432,11 +492,7 @@ class RemoteControls:
             if (coming := self._holding.forget(key)) is not None:
                 self._used.append(coming)
         for key, session in rows.items():
-            with self._lock:
-                current = self._sessions.get(key) is session
-                if current:
-                    del self._sessions[key]
-            if current:  # else it is open elsewhere by now, or its owner has closed it
+            if self.end(key, session):  # else it is open elsewhere by now, or its owner has closed it
                 self._lost(key, error)
         return ControlLost(keys)
 

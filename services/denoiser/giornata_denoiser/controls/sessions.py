@@ -43,7 +43,7 @@ from giornata.wire.errors import (
 from giornata.wire.messages import RunRequest
 from giornata.wire.values import CellMap
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_denoiser.controls.residuals import ControlNetSession, RemoteControls
+from giornata_denoiser.controls.residuals import ControlLinkAddress, ControlNetSession, OpenControls
 from giornata_denoiser.rows.row import Row
 
 OPENING_MS: Final = 15_000
@@ -169,7 +169,7 @@ class ControlNetInstances:
 class ControlDataPath:
     """A link, and how much of its memory rows may still take. Everything is of one event loop."""
 
-    def __init__(self, link: ControlLink, size_bytes: int) -> None:
+    def __init__(self, link: ControlLink | ControlLinkAddress, size_bytes: int) -> None:
         self.link, self.size_bytes = link, size_bytes
         self._free = size_bytes
         self._changed = asyncio.Event()
@@ -201,10 +201,11 @@ class ControlDataPath:
 class DataPathPool:
     """One data path to each instance that has rows of this denoiser, made when the first row is open there.
 
-    A row that leaves while its path is made leaves it to others; :meth:`close` ends all.
+    A row that leaves while its path is made leaves it to others; :meth:`close` ends all. Without a device nothing is
+    connected: these are the paths of a pool's leader.
     """
 
-    def __init__(self, slab_bytes: int, device: torch.device) -> None:
+    def __init__(self, slab_bytes: int, device: torch.device | None) -> None:
         self._slab_bytes, self._device = slab_bytes, device
         self._paths: dict[tuple[str, str], asyncio.Task[ControlDataPath]] = {}
         """By instance and address."""
@@ -242,7 +243,9 @@ class DataPathPool:
         log.info("controlnet_linked", instance=instance, path=opened.path)
         return ControlDataPath(link, self._slab_bytes)
 
-    def _link(self, opened: OpenControlReply) -> ControlLink:
+    def _link(self, opened: OpenControlReply) -> ControlLink | ControlLinkAddress:
+        if self._device is None:
+            return ControlLinkAddress(opened.path, opened.address, opened.token, self._slab_bytes)
         try:
             return ControlLink(
                 opened.path, opened.address, opened.token, slab_bytes=self._slab_bytes, device=self._device
@@ -290,7 +293,7 @@ class ControlNetSessionManager:
         self._losses: dict[RowKey, asyncio.Queue[Exception]] = {}
         self._closing: dict[tuple[RowKey, str], asyncio.Task[None]] = {}
         """Rows that an instance is being told to close."""
-        self.remote: RemoteControls
+        self.remote: OpenControls
         """Set by the owner: it tells :meth:`lost`."""
 
     def lost(self, key: RowKey, reason: Exception) -> None:

@@ -31,6 +31,7 @@ from giornata.wire.values import BlockMode
 from giornata.wire.workers import RankPhase, RankState, StepCacheCounters
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.controls.residuals import PoolControls
 from giornata_denoiser.engine.batch_tensors import LowRanks, NoLoras, ready_row
 from giornata_denoiser.engine.engine import EngineState
 from giornata_denoiser.engine.model_runner import FailedRow, RowPreview, StepReport
@@ -38,6 +39,7 @@ from giornata_denoiser.pool.messages import (
     AbortGroup,
     Answer,
     Order,
+    OrderedRow,
     Pong,
     RankReady,
     RankRefused,
@@ -57,6 +59,7 @@ from giornata_denoiser.pool.state import (
     LeaderRow,
     PoolState,
     PoolTimes,
+    SharedRow,
     SharedRowStore,
     failed,
     parcel,
@@ -83,6 +86,7 @@ class DevicePool:
         on_report: told of every step, in that thread.
         on_crash: told that no rank is left and none can load; rows can still be taken.
         low_ranks: holds the LoRAs of rows in host memory.
+        controls: tells where rows are open whose ControlNets no rank computes.
     """
 
     def __init__(
@@ -96,11 +100,12 @@ class DevicePool:
         on_report: Callable[[StepReport], object],
         on_crash: Callable[[Exception], object],
         low_ranks: LowRanks | None = None,
+        controls: PoolControls | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._ranks, self._arena, self._rule, self._groups, self._times = ranks, arena, rule, groups, times
         self._on_report, self._on_crash, self._clock = on_report, on_crash, clock
-        self._low_ranks = low_ranks or NoLoras()
+        self._low_ranks, self._controls = low_ranks or NoLoras(), controls or PoolControls()
         self._store, self._state, self._epochs = SharedRowStore(arena), PoolState(times.of), GroupEpochs()
         self._lock = threading.Lock()
         self._arriving: dict[RowKey, Row] = {}
@@ -110,9 +115,9 @@ class DevicePool:
         self._reports: list[StepReport] = []
         """To be told, in order."""
         self.paused = 0
-        """How many rows have waited for LoRAs while others could go on."""
+        """How many rows have waited for LoRAs or ControlNets while others could go on."""
         self._late: frozenset[RowKey] = frozenset()
-        """Rows that wait for their LoRAs, as of the last look."""
+        """Rows that wait for their adapters, as of the last look."""
         self._news, self._wake_s = True, math.inf
         """Whether something has happened since the last decision, and when the rule is asked anyhow."""
         self._accepting, self._stopping = True, False
@@ -335,7 +340,7 @@ class DevicePool:
                 self._order(begin, rows, now_s)
 
     def _pause(self) -> None:
-        """Let rows wait whose LoRAs are missing, and LoRAs that have arrived act from the next step on.
+        """Let rows wait whose adapters are missing, and LoRAs that have arrived act from the next step on.
 
         LoRAs join a row at its boundary: one in flight is not ordered ahead where they have arrived.
         """
@@ -343,6 +348,7 @@ class DevicePool:
         for key, held in self._state.rows.items():
             row = replace(held.row, step=held.row.step + len(held.flights)) if held.flights else held.row
             now = ready_row(row, self._low_ranks)
+            now = None if now is None else self._controls.able(now)
             if now is None:
                 late.add(key)
             elif not held.flights:
@@ -376,15 +382,13 @@ class DevicePool:
         epoch, rows = self._epochs.of(begin.devices), {row.key: row for row in shown}
         halves, seconds = self._halved(begin, rows), self._seconds(begin, rows)
         flight, entered = self._state.begin(begin, now_s, epoch=epoch, halves=halves, seconds=seconds)
-        named = [
-            (
-                held.shared,
-                self._store.ordered(
-                    held.row, held.shared, step, self._acting(held.row, step), fresh=fresh, plain=held.plain
-                ),
+        named: list[tuple[SharedRow, OrderedRow]] = []
+        for held, step, fresh, _ in entered:
+            low_rank, held.session = self._acting(held.row, step), self._controls.session(held.row.key)
+            ordered = self._store.ordered(
+                held.row, held.shared, step, low_rank, held.session, fresh=fresh, plain=held.plain
             )
-            for held, step, fresh, _ in entered
-        ]
+            named.append((held.shared, ordered))
         order = parcel(
             StepOrder(flight.number, begin.devices, epoch, tuple(each for _, each in named), halves)
         )
@@ -476,6 +480,10 @@ class DevicePool:
             if first:
                 self._settle(flight, answer)
             return
+        lost = dict(answer.lost)
+        for held in self._state.rows.values():
+            if (why := lost.get(held.shared.number)) is not None:
+                self._controls.lose(held.row.key, held.session, why)
         if first:
             self._undo(flight, answer)
         if len(flight.devices) > 1 and answer.reason != "stale":
@@ -623,6 +631,7 @@ def pool_of(  # noqa: PLR0917 - the parts of an engine
     on_report: Callable[[StepReport], object],
     on_crash: Callable[[Exception], object],
     low_ranks: LowRanks,
+    controls: PoolControls | None = None,
 ) -> DevicePool:
     """The engine of a denoiser with `ranks`."""
     reused = BlockMode(form_of(config, checkpoint.family))
@@ -643,4 +652,5 @@ def pool_of(  # noqa: PLR0917 - the parts of an engine
         on_report=on_report,
         on_crash=on_crash,
         low_ranks=low_ranks,
+        controls=controls,
     )

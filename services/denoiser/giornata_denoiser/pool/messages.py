@@ -21,12 +21,14 @@ from giornata.planning.cost_model import Profile
 from giornata.scheduling.batch import RowKey
 from giornata.scheduling.degrees.pool import Devices
 from giornata.wire.adapters import ControlCard, ControlWork
+from giornata.wire.controlnets import DataPath
 from giornata.wire.errors import ErrorBody
 from giornata.wire.jobs import Priority
 from giornata.wire.models import TaylorSeerSchedule
 from giornata.wire.workers import StepCacheCounters, StepSample
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.controls.residuals import ControlLinkAddress, ControlNetSession
 from giornata_denoiser.pool.shared_memory import (
     ExpansionHead,
     StateRing,
@@ -123,6 +125,8 @@ class OrderedRow:
     """What a fresh row's step cache remembers; the factors are in its slab."""
     low_rank: int | None = None
     """Number of the set of LoRAs that act in the step, if any do."""
+    session: ControlNetSession | None = None
+    """Where the row is open for its ControlNets, by an address; None where ranks compute them, or it has none."""
 
 
 @dataclass(frozen=True)
@@ -264,9 +268,11 @@ class RankStepFailed:
     """Nothing of a step has come to anything: its rows are as they were."""
 
     order: int
-    reason: Literal["stale", "group", "memory", "raised"]
-    """`group`: another member has ended or closed it."""
+    reason: Literal["stale", "group", "memory", "raised", "control"]
+    """`group`: another member has ended or closed it. `control`: residuals do not come."""
     text: str = ""
+    lost: tuple[tuple[int, str], ...] = ()
+    """Rows that cannot be asked for any more where they were open, and why."""
 
 
 Answer = RankReady | RankRefused | Pong | RankStepEnded | RankStepFailed
@@ -288,6 +294,7 @@ _CLASSES: Final[Mapping[str, Any]] = {
         *(StepSample, ControlCard, ControlWork, Row, RowKey, RowControl, RowLora, Adapters, RecordingSpec),
         *(SamplerTable, TaylorRule, TaylorSeerSchedule, CachedTemplate, CachedBlock, Entry, Correction),
         *(StoredTensor, Region, SequenceLoras, LowRankFactors, CacheForm, Priority, Prompt, frozenset),
+        *(ControlNetSession, ControlLinkAddress, DataPath),
     )
 }
 """Nothing else is made of what comes."""

@@ -24,17 +24,26 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports no type
 
+from giornata.control.link.client import ControlLink
 from giornata.frames import FramedConnection, PeerEnded, framed
 from giornata.logs import configure_logs
 from giornata.packed.low_rank import SequenceLoras
 from giornata.planning.cost_model import CostModel
 from giornata.runtime import keep_freed
+from giornata.scheduling.batch import RowKey
 from giornata.scheduling.degrees.pool import Devices
 from giornata.wire.errors import GiornataError
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.controlnets import ControlDispatcher
-from giornata_denoiser.controls.residuals import LocalControls, control_target
+from giornata_denoiser.controls.residuals import (
+    ControlLinkAddress,
+    ControlNetSession,
+    LocalControls,
+    OpenControls,
+    RemoteControls,
+    control_target,
+)
 from giornata_denoiser.engine.batch_tensors import ControlExecutor
 from giornata_denoiser.engine.loading import Loader
 from giornata_denoiser.engine.model_runner import FailedRow, FiniteCheck, ModelRunner, RowPreview, StepReport
@@ -162,19 +171,85 @@ class RankLoras:
         return next((each for each in self._sets.values() if each.name == name), None)
 
 
+class RankControls(OpenControls):
+    """The ControlNets of a rank's rows: its own, and those of instances that it asks over links of its own."""
+
+    def __init__(self, checkpoint: Checkpoint, config: DenoiserConfig) -> None:
+        super().__init__()
+        self._checkpoint, self._config = checkpoint, config
+        self._network = control_target(checkpoint.family.network, checkpoint.card.pixel_multiple)
+        self._links: dict[ControlLinkAddress, ControlLink] = {}
+        self._lost: dict[RowKey, str] = {}
+
+    def executor(self) -> ControlExecutor | None:
+        """What a group's steps ask: each of its members does, all of them alike."""
+        if self._network is None:
+            return None
+        nets, held, family = (
+            self._checkpoint.controlnets,
+            self._config.control_held_steps,
+            self._checkpoint.family,
+        )
+        remote = RemoteControls(
+            self._network,
+            family.dtype,
+            family.device,
+            self._lose,
+            held_steps=held,
+            late_s=self._config.control_late_s,
+            of=self,
+        )
+        return ControlDispatcher(LocalControls(nets, self._network, held) if nets else None, remote)
+
+    def follow(self, key: RowKey, session: ControlNetSession | None) -> None:
+        """The row is open there, as the leader says; None for nowhere."""
+        if session is None:
+            self.drop(key)
+            return
+        link, known = self._links.get(session.link), self.session(key)
+        try:
+            if link is None or link.lost:
+                link = self._links[session.link] = session.link.open(self._checkpoint.family.device)
+        except (OSError, RuntimeError) as error:  # torch tells of memory that is not to be had by the latter
+            self.drop(key)
+            self._lose(key, error)
+            return
+        if known is None or known.link is not link:
+            self.put(key, replace(session, link=link))
+
+    def taken(self) -> dict[RowKey, str]:
+        """Return the rows that have been lost since the last call, and why."""
+        lost, self._lost = self._lost, {}
+        return lost
+
+    def close(self) -> None:
+        """Close all links."""
+        for link in self._links.values():
+            link.close()
+
+    def _lose(self, key: RowKey, reason: Exception) -> None:
+        self._lost[key] = str(reason)
+
+
 class RankSteps:
     """The rows of a rank, and what it keeps of them in each group. One thread uses it, but for :meth:`abort`.
 
     Args:
         me: this rank's place among the pool's devices.
         families: see :class:`GroupFamilies`.
-        make: makes what computes steps over a family; all of them share one loader, and the `loras`.
+        make: makes what computes steps over a family; all of them share one loader, the `loras` and the `controls`.
     """
 
     def __init__(
-        self, me: int, families: GroupFamilies, make: Callable[[ModelFamily], ModelRunner], loras: RankLoras
+        self,
+        me: int,
+        families: GroupFamilies,
+        make: Callable[[ModelFamily], ModelRunner],
+        loras: RankLoras,
+        controls: RankControls | None = None,
     ) -> None:
         self._me, self._families, self._make, self._loras = me, families, make, loras
+        self._controls = controls
         self._slabs: dict[int, Tensor] = {}
         """The memory of each of the leader's slabs, (bytes,) uint8, by number."""
         self._kept: dict[int, object] = {}
@@ -233,6 +308,8 @@ class RankSteps:
             raise
         except Exception as error:  # noqa: BLE001 - a step's edge: the leader is told, and blames nobody yet
             return self._failed(order, error)
+        if lost := self._losses():
+            return RankStepFailed(order.number, "control", lost[0][1], lost)
         return self._told(order, report, began)
 
     def abort(self, devices: Devices, epoch: int) -> None:
@@ -248,10 +325,18 @@ class RankSteps:
         self._families.close(order.devices)
         self._drop(order.devices)
         self._closed.add((order.devices, order.epoch))
+        if lost := self._losses():
+            return RankStepFailed(order.number, "control", repr(error), lost)
         if isinstance(error, torch.OutOfMemoryError):
             return RankStepFailed(order=order.number, reason="memory", text=repr(error))
-        lost = isinstance(error, ConnectionError)
-        return RankStepFailed(order=order.number, reason="group" if lost else "raised", text=repr(error))
+        ended = isinstance(error, ConnectionError)
+        return RankStepFailed(order=order.number, reason="group" if ended else "raised", text=repr(error))
+
+    def _losses(self) -> tuple[tuple[int, str], ...]:
+        """The rows that cannot be asked for where they were open, by number, and why."""
+        lost = {} if self._controls is None else self._controls.taken()
+        numbers = {held.row.key: number for number, held in self._rows.items()} if lost else {}
+        return tuple((numbers[key], why) for key, why in lost.items() if key in numbers)
 
     def _step(self, order: StepOrder, rows: tuple[Row, ...]) -> StepReport:
         """In a group a step is tried once: whether to try again, and where, is the leader's to say."""
@@ -272,6 +357,8 @@ class RankSteps:
         for ordered, row in zip(order.rows, rows, strict=True):
             held = self._rows[ordered.number]
             held.row, held.way = row, way
+            if self._controls is not None:
+                self._controls.follow(row.key, ordered.session)
         return rows
 
     def _entering(self, ordered: OrderedRow, way: _GroupKey) -> Row:
@@ -317,7 +404,9 @@ class RankSteps:
 
     def _forget(self, rows: Collection[int], kept: Collection[int], slabs: Collection[int]) -> None:
         for number in rows:
-            self._rows.pop(number, None)
+            held = self._rows.pop(number, None)
+            if held is not None and self._controls is not None:
+                self._controls.drop(held.row.key)
         if rows:
             self._retain()
         for number in kept:
@@ -466,14 +555,6 @@ STORE_S: Final = 60.0
 """How long a rank waits for the store that its leader hosts already."""
 
 
-def rank_controls(checkpoint: Checkpoint, config: DenoiserConfig) -> ControlExecutor | None:
-    """What computes the ControlNets of a group's rows: each of its members does, all of them alike."""
-    target = control_target(checkpoint.family.network, checkpoint.card.pixel_multiple)
-    if target is None or not checkpoint.controlnets:
-        return None
-    return ControlDispatcher(LocalControls(checkpoint.controlnets, target, config.control_held_steps), None)
-
-
 @contextmanager
 def loaded(opening: RankSetup) -> Iterator[Loaded]:
     """Load the model and compute a picture; what steps load ends with the context.
@@ -488,7 +569,7 @@ def loaded(opening: RankSetup) -> Iterator[Loaded]:
     model = CostModel.of(profile)
     device = checkpoint.family.device
     memory = memory_on(config, checkpoint, opening.groups * GROUP_BYTES)
-    loras = RankLoras(device)
+    loras, controls = RankLoras(device), RankControls(checkpoint, config)
     with Loader() as loader:
         reusing = reusing_of(opening.correction_bits, device, memory, loader, model)
 
@@ -501,17 +582,18 @@ def loaded(opening: RankSetup) -> Iterator[Loaded]:
                 reusing=reusing,
                 judge=FiniteCheck,
                 low_ranks=loras,
-                controls=rank_controls(checkpoint, config),
+                controls=controls.executor(),
             )
 
         store = TCPStore(*opening.store, is_master=False, timeout=timedelta(seconds=STORE_S))
         groups = RankGroups(store, opening.me, device, opening.group_s)
         try:
             yield (
-                RankSteps(opening.me, GroupFamilies(checkpoint.family, groups), make, loras),
+                RankSteps(opening.me, GroupFamilies(checkpoint.family, groups), make, loras, controls),
                 RankReady(profile, tuple(checkpoint.control_cards.values())),
             )
         finally:
+            controls.close()
             groups.close()
 
 

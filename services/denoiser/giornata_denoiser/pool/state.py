@@ -26,6 +26,7 @@ from giornata.scheduling.demand import StepTimeModel
 from giornata.scheduling.pool_rows import DegreeTimes, RowTimes, StepSize
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
+from giornata_denoiser.controls.residuals import ControlNetSession
 from giornata_denoiser.pool.messages import (
     ForgetResources,
     MapSlab,
@@ -120,11 +121,15 @@ class SharedRowStore:
         shared: SharedRow,
         step: int,
         low_rank: SequenceLoras | None = None,
+        session: ControlNetSession | None = None,
         *,
         fresh: bool,
         plain: bool,
     ) -> OrderedRow:
-        """`row` as an order of the step after so many, in which the LoRAs of `low_rank` act, names it."""
+        """`row` as an order of the step after so many, in which the LoRAs of `low_rank` act, names it.
+
+        For its ControlNets it is open in a `session`.
+        """
         known = tuple(self._keep(each) for each in row.corrections or ()) if fresh else ()
         return OrderedRow(
             shared.number,
@@ -136,6 +141,7 @@ class SharedRowStore:
             row.adapters.loras_from,
             ExpansionHead.of(row) if fresh else None,
             None if low_rank is None else self._keep(low_rank),
+            session,
         )
 
     def parcels(
@@ -293,7 +299,9 @@ class LeaderRow:
     plain: bool = False
     """Whether it has to do without its template."""
     waits: bool = False
-    """Whether its next step waits for its LoRAs."""
+    """Whether its next step waits for its LoRAs or ControlNets."""
+    session: ControlNetSession | None = None
+    """Where it was open for its ControlNets when its latest step was ordered."""
     fresh: bool = True
     """Whether its next step begins from what is in its slab alone."""
 

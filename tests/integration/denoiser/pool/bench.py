@@ -24,6 +24,7 @@ from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
+from giornata_denoiser.controls.residuals import PoolControls
 from giornata_denoiser.engine.batch_tensors import ControlExecutor, LowRanks
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.model_runner import StepReport
@@ -230,6 +231,7 @@ def running(
     patience: RankTimeouts | None = None,
     after: After | None = None,
     low_ranks: LowRanks | None = None,
+    controls: PoolControls | None = None,
 ) -> Iterator[Gathered]:
     """A pool as `config` says; a rank that a busy machine starves is not taken for a stalled one."""
     ranks = start_ranks(config, patience or RankTimeouts(ping_s=HUNG_S))
@@ -252,6 +254,7 @@ def running(
         on_report=report,
         on_crash=told.put,
         low_ranks=low_ranks,
+        controls=controls,
     )
     with pool:
         yield Gathered(pool, checkpoint, told)

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import queue
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from giornata.control.networks import load
 from giornata.packed.low_rank import LowRankFactors, SequenceLoras
 from giornata.planning.cost_model import StepParallelism
+from giornata.scheduling.batch import RowKey
 from giornata.scheduling.degrees.pool import Devices
+from giornata.wire.controlnets import DataPath
 from giornata.wire.models import TaylorSeerSchedule
 from giornata_denoiser.choices import EXACT
-from giornata_denoiser.controls.residuals import control_target, open_controls
+from giornata_denoiser.controls.residuals import (
+    ControlLinkAddress,
+    PoolControls,
+    control_target,
+    open_controls,
+)
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Adapters, Row, RowControl, RowLora, name_of
 from giornata_denoiser.rows.step_cache import TaylorRule
 from tests.fakes.local_controls import controls_of
 from tests.integration.denoiser.pool.bench import After, Model, Walk, equal, running
 from tests.integration.denoiser.test_service_controls import CPU, fitting
+from tests.integration.test_composition import TOKEN, ControlInstance
+from tests.patience import HUNG_S
 
 STEPS = 6
 PLAN: list[Devices] = [(0,), (0, 1), (1,), (1,), (0, 1), (0, 1), (0,), (0, 1)]
@@ -120,3 +132,40 @@ def test_a_row_waits_for_its_loras_and_another_takes_them_when_they_come(model: 
     assert 2 <= first < STEPS - 1
     expected = with_loras(joins, ONE, first=first, early=False)
     equal(bench.latents(), model.alone([waits, expected], sets))
+
+
+def test_ranks_ask_the_service_for_rows_that_it_has_open(model: Model, tmp_path: Path) -> None:
+    """A row waits until it is open, and again where it has been lost; others go on meanwhile."""
+    made = fitting(model.checkpoint)
+    made.save_pretrained(tmp_path / "edges")
+    ours, theirs = (load(tmp_path / "edges", torch.float32, CPU, "edges") for _ in range(2))
+    family, multiple = model.checkpoint.family, model.checkpoint.card.pixel_multiple
+    target = control_target(family.network, multiple)
+    assert target is not None
+    image = torch.randn(20, 64, generator=torch.Generator().manual_seed(7))
+    bare = model.row("guided", steps=STEPS, guided=True)
+    use = RowControl("edges", ours.card.digest, 0.8, 1, STEPS, image=image)
+    row = replace(bare, adapters=Adapters(controls=(use,)))
+    lost: queue.Queue[RowKey] = queue.Queue()
+    controls = PoolControls(lambda key, _: lost.put(key))
+    with ExitStack() as stack:
+        opened = ControlInstance(tmp_path, theirs, stack).opened(row, target)
+        address = ControlLinkAddress(DataPath.UNIX, str(tmp_path / "link.sock"), TOKEN, 32 << 20)
+        bench = stack.enter_context(running(model.config(2), Walk(PLAN[:STEPS]), controls=controls))
+        assert bench.pool.submit([row, model.row("plain", steps=STEPS, seed=1)])
+        bench.until_ended(["plain"])
+        assert bench.pool.paused == 1
+        assert len(bench.degrees) == STEPS + 1, "it has made the one step in which no ControlNet acts"
+        nowhere = replace(address, address=str(tmp_path / "nowhere.sock"))
+        for link in (nowhere, address):
+            controls.put(row.key, replace(opened, link=link))
+            bench.pool.resume("guided", 1)
+            if link is nowhere:
+                assert lost.get(timeout=HUNG_S) == row.key
+                assert not controls.has(row.key)
+        bench.until_ended(["guided"])
+    found = {"guided": bench.latents()["guided"]}
+    nets = {ours.card.digest: ours}
+    equal(found, model.alone([row], controls=controls_of(nets, family.network, multiple, 2)))
+    without = model.alone([bare])
+    assert not torch.allclose(found["guided"], without["guided"], atol=1e-3)

@@ -6,6 +6,8 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 
 from giornata.planning.cost_model import StepParallelism
 from giornata.wire import subjects
+from giornata.wire.adapters import ControlUse
 from giornata.wire.messages import RunAnswer
 from giornata.wire.workers import RankPhase, ServiceName, ServiceState
 from giornata_denoiser.__main__ import serve
@@ -20,6 +23,8 @@ from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from tests.integration.denoiser.bench import WAIT_S, Bench, Worker, taken
 from tests.integration.denoiser.pool.bench import TOLERANCE, Model
+from tests.integration.denoiser.test_remote_controls import instance
+from tests.integration.denoiser.test_service_controls import loaded, under
 
 
 @pytest.fixture
@@ -106,3 +111,18 @@ async def test_edits_are_served_as_one_device_serves_them_and_a_drained_row_goes
         await bench.report()
         (uninterrupted,) = await bench.latents(whole)
     torch.testing.assert_close(resumed, uninterrupted, atol=TOLERANCE, rtol=0)
+
+
+async def test_a_pool_asks_the_service_for_a_controlnet_that_none_of_its_devices_has(
+    bench: Bench, model: Model, tmp_path: Path
+) -> None:
+    use = ControlUse(model="edges", digest=loaded(bench, tmp_path).card.digest, scale=0.8)
+    async with bench.worker() as one:
+        here = await bench.computed(one, await under(bench, await bench.job(one), use))
+    while not bench.states.empty():
+        bench.states.get_nowait()
+    bench.checkpoint = replace(bench.checkpoint, controlnets={})
+    async with instance(bench, tmp_path, "c1") as gate, pooled(bench, model) as pool:
+        there = await bench.computed(pool, await under(bench, await bench.job(pool), use))
+        assert gate.forwards
+    torch.testing.assert_close(there, here, atol=TOLERANCE, rtol=0)

@@ -368,6 +368,7 @@ async def test_an_instance_that_was_started_again_leaves_no_lost_path_behind(doo
     door.open.set()
     with door.listening("before") as opened:
         before = await links.to("c", opened)
+    assert isinstance(before.link, ControlLink)
     await asyncio.to_thread(before.link._reader.join, HUNG_S)
     with door.listening("after") as opened:
         now = await links.to("c", opened)
