@@ -58,7 +58,7 @@ demo: setup ## edit two photographs and three scenes with the whole system and w
 up: setup ## run the whole system in the foreground; Ctrl-C drains it
 	$(BIN)/giornata up $(ARGS)
 
-quality: setup ## measure the model's edits on held-out scenes and write out/quality.{json,html}
+quality: setup ## measure the model's edits on held-out scenes and write out/quality.json
 	$(BIN)/giornata quality $(ARGS)
 
 test: setup ## run the tests of all that serves, but for those that last for minutes
@@ -105,12 +105,18 @@ docs: setup ## build the pages into out/site, whose index.html is their first
 bench: setup ## measure speed beside its baselines and what serving adds; write out/bench/*.json
 	$(BIN)/python -m giornata_lab.bench $(ARGS)
 
-# Without `setup`: a machine with a GPU may have torch and no network. What is missing there is told.
+# Without `setup`: a machine with a GPU may have torch and no network.
+gpu: export PYTHONPATH := .:shared:services/denoiser:services/prepost:deploy/tools:deploy/lab:.whl/site:$(PYTHONPATH)
 gpu: ## test and measure on a GPU, 25 minutes at most, again where it stopped; write out/gpu/*.json and results.md
-	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m tests.lab.gpu $(ARGS)
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m giornata_lab.rehearsals.gpu $(ARGS)
 
-gpu-wheels: ## collect what a machine with torch and no network lacks, about 10 MB, into .whl; ARGS="--python 3.12"
-	PYTHONPATH=deploy/lab $(or $(wildcard $(BIN)/python),$(PYTHON)) -m giornata_lab.rehearsals.gpu.wheels $(ARGS)
+# What images with torch and transformers lack, or have too old a version of, and what these bring.
+WHEELS := annotated-types diffusers importlib-metadata lazy-importer msgpack nats-py pydantic pydantic-core \
+	pydantic-settings python-dotenv structlog tenacity torchao typing-extensions typing-inspection uvloop zipp
+gpu-wheels: ## collect what a machine with torch and no network lacks, about 10 MB, into .whl; ARGS="--python-version 3.11"
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m pip download --quiet --no-deps --only-binary :all: --python-version 3.12 \
+		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+		--constraint constraints.txt --dest .whl $(ARGS) $(WHEELS)
 
 chaos: setup ## kill, freeze and restart everything under load, count what becomes of the edits and write out/chaos.json
 	$(BIN)/python -m giornata_lab.rehearsals.chaos $(ARGS)

@@ -41,6 +41,9 @@ if not Path("/dev/nvidiactl").exists():
 gc.disable()
 """While tests are collected hardly anything becomes garbage; see :func:`pytest_runtestloop`."""
 
+structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.plain_traceback
+"""A traceback in the log of a test is plain: one in colours, with the values of its variables, takes half a second."""
+
 pytest_plugins = ["pytester"]
 
 

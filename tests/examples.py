@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# The first example may pay for an import, or for a busy machine: no example has a deadline.
-settings.register_profile("giornata", max_examples=25, derandomize=True, deadline=None, database=None)
-settings.register_profile("nightly", max_examples=500, deadline=None, print_blob=True)
+# The first example may pay for an import, or for a busy machine: neither an example nor the drawing of all has a limit.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("giornata", UNHURRIED, max_examples=25, derandomize=True, database=None)
+settings.register_profile("nightly", UNHURRIED, max_examples=500, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "giornata"))
 
 

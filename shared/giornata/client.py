@@ -25,7 +25,7 @@ from giornata.blobs import BlobStore, open_blobs
 from giornata.bus import bus
 from giornata.deadlines import Deadline
 from giornata.tracing import TRACEPARENT
-from giornata.wire import codec, messages, resolution, subjects
+from giornata.wire import codec, messages, subjects
 from giornata.wire.adapters import CONTROL_IMAGES, check_control_images, named_control_images
 from giornata.wire.errors import (
     DeadlineExceeded,
@@ -288,7 +288,6 @@ class Client:
             traceparent: as of :meth:`edit`.
             parameters: other fields of :class:`giornata.wire.requests.GenerationParameters`.
         """
-        resolution.check_fields(parameters)
         pictures = named_references(reference) | _controls(control_image)
         told = asked(GenerationParameters, {"prompt": prompt, **parameters})
         return await self._submitted(

@@ -8,9 +8,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from giornata.wire.models import EXACT_BITS, Sampler
 
-# What the configurations of a checkpoint's components tell: shapes, and what is not served. Free of torch.
-
-
 Config: TypeAlias = Mapping[str, Any]
 """A component's JSON, as diffusers writes it."""
 
@@ -93,9 +90,6 @@ def unserved_sdxl(configs: CheckpointConfigs) -> str | None:
     if configs.autoencoder.get("latents_mean") is not None:
         return "its autoencoder has latents_mean, which diffusers' inpainting does not encode with"
     return unserved_unet(configs, 3, addition_embed_type="text_time")
-
-
-# What a template keeps of a token, from the configuration of a checkpoint's network. Free of torch.
 
 
 class CachedChannels(NamedTuple):

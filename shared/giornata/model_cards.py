@@ -21,9 +21,6 @@ from giornata.memory_plan import QUANTIZED, ModelMemory
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.models import DISCRETE_TIME, ModelCard
 
-# The card of a checkpoint, read from its folder by the table of `giornata.families`. Free of torch.
-
-
 SAMPLE_BYTES: Final = 1 << 20
 """How much of each end of a weight file enters the digest; hashing all of a 24 GB checkpoint takes a minute."""
 HEADER_BYTES: Final = 100 << 20
@@ -313,9 +310,6 @@ def _read_json(
     if not isinstance(content, dict):
         raise ValueError(f"{path} does not hold a JSON object")  # noqa: TRY004 - the file's content is at fault, not a type
     return content
-
-
-# The card of a ControlNet, read from its folder as diffusers writes it. Free of torch.
 
 
 CONTROL_KINDS: Final[Mapping[str, ControlKind]] = {

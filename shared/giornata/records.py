@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 
 from nats.js import JetStreamContext
@@ -427,8 +428,9 @@ class TenantRecords(Generic[R]):
         await self.bucket.delete(self.bucket.key_of(record))
 
     async def all_of(self, tenant: str) -> list[R]:
-        """Every record of a tenant, in no order."""
-        return await self.bucket.matching(f"{owner_of(tenant)}.*")
+        """Every record of a tenant, the newest first."""
+        found = await self.bucket.matching(f"{owner_of(tenant)}.*")
+        return sorted(found, key=attrgetter("created_s", self.id_field), reverse=True)
 
     async def until(self, tenant: str, name: str, condition: Callable[[R], bool], deadline: Deadline) -> R:
         """The record as soon as `condition` holds for it, or as it stands at the deadline."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgpack
 import pytest
 from pydantic import BaseModel
@@ -21,18 +19,21 @@ from giornata.wire.messages import (
     StepEvent,
 )
 from giornata.wire.values import WireModel
+from tests.contract import golden
 from tests.contract.messages import MESSAGES
 
-GOLDEN = dict(
-    line.split() for line in (Path(__file__).parent / "golden.txt").read_text(encoding="ascii").splitlines()
-)
+GOLDEN = dict(line.split() for line in golden.BYTES.read_text(encoding="ascii").splitlines())
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_messages_are_written_and_read_as_the_golden_bytes(message: BaseModel) -> None:
-    golden = bytes.fromhex(GOLDEN[type(message).__name__])
-    assert codec.encode(message) == golden
-    assert codec.decode(type(message), golden) == message
+    pinned = bytes.fromhex(GOLDEN[type(message).__name__])
+    assert codec.encode(message) == pinned
+    assert codec.decode(type(message), pinned) == message
+
+
+def test_an_absent_field_means_what_it_meant() -> None:
+    assert golden.default_lines() == golden.DEFAULTS.read_text(encoding="ascii").splitlines()
 
 
 def test_every_message_is_pinned() -> None:

@@ -23,15 +23,13 @@ from giornata.wire.messages import PreviewEvent
 from giornata.wire.requests import PROMPTS_FIT, EditParameters, OutputFormat
 from giornata.wire.workers import ServiceName, ServiceState, WorkerState
 from giornata_gateway.http.a1111 import A1111_ROUTES
-from giornata_gateway.http.openapi import FOLLOWED, document
 from giornata_gateway.http.responses import frame
-from giornata_gateway.http.routes import ROUTES
+from giornata_gateway.http.routes import FOLLOWED, ROUTES, document
+from giornata_gateway.jobs.preparation import HEADER
 from giornata_gateway.rules.a1111_forms import TextToImage
 from giornata_gateway.rules.forms import EditForm, GenerationForm, GenerationJobForm, JobForm
-from giornata_gateway.rules.idempotency import HEADER
-from giornata_gateway.views.answers import images_answer
 from giornata_gateway.views.catalog import fleet_view
-from giornata_gateway.views.jobs import completed_event, partial_image_event
+from giornata_gateway.views.jobs import completed_event, images_answer, partial_image_event
 from giornata_router.fleet_reports import StepRates, report
 
 BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
@@ -150,7 +148,7 @@ def test_the_document_is_valid_and_has_every_field_and_code() -> None:
 
 
 def test_whatever_takes_a_prompt_says_how_many_bytes_it_may_have_beside_a_negative_one() -> None:
-    schemas = document([*ROUTES, *A1111_ROUTES])["components"]["schemas"]
+    schemas = document((*ROUTES, *A1111_ROUTES))["components"]["schemas"]
     described = {
         name: [told["properties"][field].get("description", "") for field in ("prompt", "negative_prompt")]
         for name, told in schemas.items()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from giornata.wire.workers import ServiceName
-from giornata_lab.rehearsals.chaos.plan import Kind, Server
-from giornata_lab.rehearsals.chaos.run import RehearsalSize, run
+from giornata_lab.rehearsals.chaos.faults import Kind, Server
+from giornata_lab.rehearsals.chaos.run import run
 
 EDITS = 48
 FAULTS = 9
@@ -19,7 +19,7 @@ FAULTS = 9
 async def test_every_accepted_edit_ends_once_and_nothing_leaks_whatever_dies(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    report = await run(RehearsalSize(EDITS, FAULTS, seed=7), tiny_model, tmp_path / "logs", print)
+    report = await run(EDITS, FAULTS, 7, tiny_model, tmp_path / "logs", print)
     report.show()
     assert report.violations == []
     inflicted = {(one.fault.kind, one.fault.target) for one in report.seen.faults}

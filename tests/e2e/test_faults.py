@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import aiohttp
@@ -25,9 +26,9 @@ from tests.e2e.collector import CollectedSpan, Collector
 from tests.e2e.jobs import completions, ended, painted, submit, until_step
 from tests.e2e.live import LiveStack, paced, slowly
 
-STEPS = 60
-STEP_S = 0.1
-LONG_S = 0.5
+STEPS = 20
+STEP_S = 0.05
+LONG_S = 1.5
 """That a step waits while faults come, so that all of them fall into the middle of the job."""
 TRACE = "11112222333344445555666677778888"
 
@@ -84,11 +85,11 @@ async def test_a_job_outlives_every_process_that_works_for_it(
     async with aiohttp.ClientSession(stack.url, headers=traced) as http:
         with slowly(pace, LONG_S):
             job = await submit(http, slow_form(1, reuse="off"))
-            await until_step(http, job, 3)
+            await until_step(http, job, 1)
             lost = await busy_denoiser(stack, job)
             await stack.kill(lost)
             told = await asyncio.to_thread(collector.until, TRACE, lambda spans: bool(attempts(spans)))
-            await until_step(http, job, 2)
+            await until_step(http, job, 1)
             await stack.kill(await active_router(stack))
             for server in (NATS, VALKEY):
                 await stack.crash(server)
@@ -116,7 +117,7 @@ async def test_a_job_outlives_every_process_that_works_for_it(
 async def test_a_stopped_stack_leaves_accepted_jobs_to_the_next(
     tiny_model: Path, tmp_path: Path, pace: Path
 ) -> None:
-    with paced(pace, STEP_S) as env_of:
+    with paced(pace, STEP_S) as env_of, ExitStack() as long:
         plan = StackPlan(
             state=tmp_path / "state",
             logs=tmp_path / "logs",
@@ -127,9 +128,11 @@ async def test_a_stopped_stack_leaves_accepted_jobs_to_the_next(
         )
         async with running(plan, spawn=forked_programs.spawn) as first:
             await first.bring_up()
+            long.enter_context(slowly(pace, LONG_S))
             async with aiohttp.ClientSession(first.url) as http:
                 jobs = [await submit(http, slow_form(2, seed=seed)) for seed in range(2)]
-                await until_step(http, jobs[0], 2)
+                await until_step(http, jobs[0], 1)
+        long.close()
         assert first.obituaries == []
         async with running(plan, spawn=forked_programs.spawn) as second:
             await second.bring_up()

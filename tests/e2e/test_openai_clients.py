@@ -49,6 +49,7 @@ async def test_both_packages_are_told_the_same(package: Path, shipped: LiveStack
     kinds = [event["type"] for event in answered["events"]]
     assert kinds.count("image_edit.partial_image") == 1
     assert kinds[-1] == "image_edit.completed"
+    assert "image_edit.progress" not in kinds, "OpenAI's clients do not know it"
     assert np.abs(decoded(answered["events"][-1]["b64_json"]).astype(int) - picture).max() <= 2
 
     assert answered["refused"] == {

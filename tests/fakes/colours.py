@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from giornata_prepost.config import PrepostConfig
 from giornata_prepost.images.pictures import Pixels
 from giornata_prepost.images.regions import HeatMap, RegionCriteria
 from giornata_prepost.segmentation import SegmentationHandler
-from giornata_prepost.worker_pools import ImagePool, ModelThread
+from giornata_prepost.worker_pools import CallPriority
 from tests.configs import configured
 
 COLOURS: Final[Mapping[str, tuple[int, int, int]]] = {
@@ -39,6 +39,16 @@ class ColourSegmenter:
         return HeatMap(np.clip(1 - np.min(far, axis=0) / 255, 0, 1).astype(np.float32))
 
 
+class WorkInPlace:
+    """Stands for prepost's processes and its thread: small pictures need neither."""
+
+    async def timed(self, *work: Any, limit_s: float = 0.0) -> tuple[Any, float]:
+        """Call a function with arguments; before them a thread is told its turn, and after them a process its limit."""
+        del limit_s
+        function, *arguments = work[1:] if isinstance(work[0], CallPriority) else work
+        return function(*arguments), 0.0
+
+
 class ColourMasks:
     """Prepost's own way from a picture to its masks, behind its own subject; it notes what it is asked."""
 
@@ -51,19 +61,17 @@ class ColourMasks:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        thread, config = ModelThread(), configured(PrepostConfig, model="unused", image_processes=1)
-        async with ImagePool(1) as pool:
-            finding = SegmentationHandler(
-                config, self._blobs, pool, thread, ColourSegmenter(), asyncio.Semaphore(2)
-            )
+        config, here = configured(PrepostConfig, model="unused"), cast("Any", WorkInPlace())
+        finding = SegmentationHandler(
+            config, self._blobs, here, here, ColourSegmenter(), asyncio.Semaphore(2)
+        )
 
-            async def answer(request: MaskRequest) -> MaskReply:
-                self.asked.append(request)
-                if self.hold is not None:
-                    await self.hold.wait()
-                return await finding.answer(request)
+        async def answer(request: MaskRequest) -> MaskReply:
+            self.asked.append(request)
+            if self.hold is not None:
+                await self.hold.wait()
+            return await finding.answer(request)
 
-            endpoint = Endpoint(self._subject, MaskRequest, answer)
-            async with self._bus.serve("prepost", endpoint, instance="colours"):
-                yield
-        thread.close()
+        endpoint = Endpoint(self._subject, MaskRequest, answer)
+        async with self._bus.serve("prepost", endpoint, instance="colours"):
+            yield

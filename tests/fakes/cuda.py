@@ -49,6 +49,7 @@ SYNCHRONISING: Final = {
 }
 INDEXING: Final = {"index", "index_put", "index_put_"}
 OVERWRITING: Final = {"copy_", "fill_", "zero_"}
+NESTED: Final = (tuple, list, dict)
 ELSEWHERE: Final = ("/fakes/cuda.py", "site-packages/torch/", "/triton/", "/threading.py", "/concurrent/")
 """Files that a finding is not told of: it is told of who called them."""
 WRITTEN: Final = {
@@ -743,7 +744,7 @@ _shapes: Final[dict[Any, tuple[bool, list[tuple[Any, ...]]]]] = {}
 
 def _shaped(func: Any, args: Any, kwargs: Any) -> Any:
     """What an operation makes of shapes."""
-    if any(written is not None for _, written in _arguments(func)):  # a view, or in place
+    if _arguments(func):  # a view, or in place
         return func(*args, **kwargs)
     asked = func, torch.get_default_dtype(), _signature(args), _signature(kwargs)
     if asked not in _shapes:
@@ -769,7 +770,7 @@ def _signature(value: Any) -> Any:
         return value.device.type, value.size(), value.stride(), value.dtype
     if isinstance(value, dict):
         return tuple((key, _signature(each)) for key, each in value.items())
-    if isinstance(value, tuple | list):
+    if isinstance(value, NESTED):
         return tuple(map(_signature, value))
     return type(value), value
 
@@ -788,21 +789,20 @@ def _noted(world: World, func: Any, name: str, fakes: Sequence[Fake], given: Any
         if id(each) in known:
             return known[id(each)]
         new = each.untyped_storage()._cdata not in storages
-        # a view of a tensor that was not made for inference is none either
-        with torch.inference_mode(torch.is_inference_mode_enabled() and (new or not plain)):
-            made = _wrapped(world, each, storages)
+        if plain and not new:  # a view of a tensor that was not made for inference is none either
+            with torch.inference_mode(mode=False):
+                return _wrapped(world, each, storages)
+        made = _wrapped(world, each, storages)
         if new:
             fresh.append(made)
         return made
 
     result = _mapped(wrapped, out)
-    arguments = _arguments(func)
-    by_name = {each: value for (each, _), value in zip(arguments, args, strict=False)} | kwargs
     changed = [
         tensor
-        for each, written in arguments
+        for place, name_of, written in _arguments(func)
         if written
-        for tensor in _leaves(by_name.get(each))
+        for tensor in _leaves(args[place] if place < len(args) else kwargs.get(name_of))
         if isinstance(tensor, Fake)
     ]
     if name not in HOST_ONLY and ((fresh and name not in ALLOCATING) or changed):
@@ -812,15 +812,17 @@ def _noted(world: World, func: Any, name: str, fakes: Sequence[Fake], given: Any
     return result
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    """As torch's own `tree_iter` of what operations take, which is slower."""
-    if isinstance(value, tuple | list):
-        for each in value:
-            yield from _leaves(each)
-    elif isinstance(value, dict):
-        yield from _leaves(tuple(value.values()))
-    else:
-        yield value
+def _leaves(value: Any) -> list[Any]:
+    """As torch's own `tree_leaves` of what operations take, which is slower."""
+    if not isinstance(value, NESTED):
+        return [value]
+    found: list[Any] = []
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, NESTED):
+            found += _leaves(each)
+        else:
+            found.append(each)
+    return found
 
 
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
@@ -828,14 +830,14 @@ def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
     kind = type(value)
     if kind is tuple or kind is list:
         return kind([_mapped(change, each) for each in value])
-    return tree_map(change, value) if isinstance(value, tuple | list | dict) else change(value)
+    return tree_map(change, value) if isinstance(value, NESTED) else change(value)
 
 
 @functools.cache
-def _arguments(func: Any) -> tuple[tuple[str, bool | None], ...]:
-    """Names of an operation's arguments, and whether it writes to them; None of those that no result shares."""
-    told = ((each.name, each.alias_info) for each in func._schema.arguments)
-    return tuple((name, None if alias is None else alias.is_write) for name, alias in told)
+def _arguments(func: Any) -> tuple[tuple[int, str, bool], ...]:
+    """Places and names of an operation's arguments that a result may share, and whether it writes to them."""
+    told = enumerate((each.name, each.alias_info) for each in func._schema.arguments)
+    return tuple((place, name, alias.is_write) for place, (name, alias) in told if alias is not None)
 
 
 @functools.cache

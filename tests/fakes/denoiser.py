@@ -11,8 +11,7 @@ import nats.errors
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
 from giornata import __version__
-from giornata.bus.bus import Bus, Endpoint
-from giornata.bus.telemetry import telemetry
+from giornata.bus.bus import Bus, Endpoint, telemetry
 from giornata.records import JobRecordStore
 from giornata.wire import subjects
 from giornata.wire.errors import ErrorBody

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from giornata import __version__
-from giornata.bus.bus import Bus, Endpoint
-from giornata.bus.telemetry import publish
+from giornata.bus.bus import Bus, Endpoint, publish_state
 from giornata.families import Family
 from giornata.wire import subjects
 from giornata.wire.jobs import BlobRef, Encoding, Inspection
@@ -25,7 +24,7 @@ from giornata.wire.messages import (
 )
 from giornata.wire.models import DISCRETE_TIME, ModelCard, Task
 from giornata.wire.templates import TemplateInputs
-from giornata.wire.workers import PrepostState, ServiceName, ServiceState
+from giornata.wire.workers import CostFit, PrepostState, ServiceName, ServiceState, WorkerCosts
 from tests.fakes.news import News
 
 Q = TypeVar("Q", bound=Question)
@@ -57,6 +56,18 @@ SDXL = CARD.model_copy(
     }
 )
 """A model with classifier-free guidance that makes pictures from text, too."""
+
+
+def worker_costs(
+    *weights: float, device: str = "gpu", load: tuple[float, float] = (0.0, 0.0), r2: float = 1.0
+) -> WorkerCosts:
+    """Costs of steps by the first of their weights; the others are 0, and loads take no time by default."""
+    fit = CostFit(
+        weights=(*weights, *(0.0,) * (6 - len(weights))), r2=r2, residual_ms=0, samples=0, outliers=0
+    )
+    return WorkerCosts(compute=fit, load=fit.model_copy(update={"weights": load}), device=device)
+
+
 REF = BlobRef(key="k", size_bytes=1, sha256="0" * 64)
 INSPECTION = Inspection(
     width=64,
@@ -135,12 +146,14 @@ class FakePrepost:
                     self.hold.set()
                 telling.cancel()
                 await asyncio.gather(telling, return_exceptions=True)
-                await publish(self._bus, self._report().model_copy(update={"ready": False, "draining": True}))
+                await publish_state(
+                    self._bus, self._report().model_copy(update={"ready": False, "draining": True})
+                )
 
     async def _tell(self) -> None:
         while True:
             await self.going.wait()
-            await publish(self._bus, self._report())
+            await publish_state(self._bus, self._report())
             await asyncio.sleep(0.1)  # the rate of telemetry
 
     def _listed(self, handler: Callable[[Q], Awaitable[R]]) -> Callable[[Q], Awaitable[R]]:

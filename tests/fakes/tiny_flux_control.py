@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,3 +36,15 @@ def net(doubles: int = 2, singles: int = 1, *, seed: int = 0, **options: Any) ->
             elif ".attn." in name:
                 weight.mul_(tiny_flux.MIXING)
     return made.eval().requires_grad_(requires_grad=False)
+
+
+def beside(
+    config: Mapping[str, Any], doubles: int = 1, singles: int = 1, *, seed: int = 0, **options: Any
+) -> FluxControlNetModel:
+    """For a transformer of this configuration."""
+    kept = (
+        "in_channels", "attention_head_dim", "num_attention_heads", "joint_attention_dim", "pooled_projection_dim",
+        "guidance_embeds", "axes_dims_rope",
+    )  # fmt: skip
+    shape: dict[str, Any] = {name: config[name] for name in kept}
+    return net(doubles, singles, seed=seed, **{**shape, "in_channels": tiny_flux.LATENT, **options})

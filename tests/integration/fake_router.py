@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from giornata import __version__
-from giornata.blobs import RedisBlobs
+from giornata.blobs import BlobStore
 from giornata.bus.bus import Bus, Endpoint
 from giornata.deadlines import Deadline
 from giornata.fleet import Fleet
@@ -105,7 +105,7 @@ class FakeRouter:
     """Accepts jobs and carries them out as told: writes records, publishes events, stores pictures."""
 
     bus: Bus
-    blobs: RedisBlobs
+    blobs: BlobStore
     records: JobRecordStore
     cards: tuple[ModelCard, ...] = (CARD,)
     controlnets: dict[str, tuple[ControlCard, ...]] = field(default_factory=dict)

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 
-from giornata.blobs import RedisBlobs
+from giornata.blobs import BlobStore, MemoryBlobs, RedisBlobs
 from giornata.bus import bus, streams
 from giornata.bus.bus import Bus
 from giornata.config import new_instance
@@ -26,6 +26,9 @@ from giornata_gateway.config import GatewayConfig
 from tests.configs import configured
 from tests.integration.fake_router import FakeRouter
 from tests.patience import HUNG_S
+
+MEMORY_BLOBS: Final = "redis://memory"
+"""In the place of a blob store's address: the router and its gateways share a store in memory."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,9 @@ async def open_stage(nats_url: str, redis_url: str, folder: Path, **options: Any
     """A gateway with `options`, listening, and a fake router that it has heard of."""
     async with AsyncExitStack() as stack:
         behind = await stack.enter_async_context(bus.connect(nats_url, "fakes"))
-        blobs = await stack.enter_async_context(RedisBlobs.open(redis_url))
+        blobs: BlobStore = MemoryBlobs()
+        if redis_url != MEMORY_BLOBS:
+            blobs = await stack.enter_async_context(RedisBlobs.open(redis_url))
         await streams.ensure(behind.jetstream, replicas=1, events_ttl_s=3600)
         router = FakeRouter(behind, blobs, await JobRecordStore.open(behind.jetstream))
         await stack.enter_async_context(router.running())
@@ -141,7 +146,9 @@ async def open_gateway(
     )
     async with AsyncExitStack() as stack:
         front = await stack.enter_async_context(bus.connect(nats_url, config.instance))
-        blobs = await stack.enter_async_context(RedisBlobs.open(redis_url))
+        blobs = router.blobs
+        if redis_url != MEMORY_BLOBS:
+            blobs = await stack.enter_async_context(RedisBlobs.open(redis_url))
         up = asyncio.Event()
         own = subjects.telemetry(ServiceName.GATEWAY, config.instance)
         await stack.enter_async_context(router.bus.listen(own, ServiceState, lambda _: up.set()))

@@ -9,11 +9,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import pytest
 
 from giornata.bus import bus
-from giornata.bus.connection import NO_SERVER
+from giornata.bus.connection import FailFastNatsClient
 from giornata.wire.errors import ServiceUnavailable
 from giornata_tools.launcher.servers import free_ports
 from tests.patience import HUNG_S
@@ -22,19 +26,25 @@ MAX_PAYLOAD_BYTES = 8 << 20
 """What deploy/ configures too: inline pictures of the NATS door."""
 
 
-async def refused(url: str, **options: Any) -> str:
-    """Why `url` lets nobody in with `options` of :func:`giornata.bus.bus.connect`.
+@contextmanager
+def impatience() -> Iterator[None]:
+    """While inside, a connection to NATS that does not come at once does not come: nobody waits for its time limit."""
+    connect = FailFastNatsClient.connect
 
-    A server that stands still tells nothing in time, and is asked again.
-    """
-    async with asyncio.timeout(HUNG_S):
-        while True:
-            try:
-                async with bus.connect(url, "refused", timeout_s=3, **options):
-                    raise AssertionError(url)
-            except ServiceUnavailable as error:
-                if error.message != NO_SERVER:
-                    return error.message
+    async def connect_once(client: FailFastNatsClient, **options: Any) -> None:
+        once = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
+        await connect(client, **options | once)
+
+    with patch.object(FailFastNatsClient, "connect", connect_once):
+        yield
+
+
+async def refused(url: str, **options: Any) -> str:
+    """Why `url` lets nobody in with `options` of :func:`giornata.bus.bus.connect`."""
+    with impatience(), pytest.raises(ServiceUnavailable) as raised:
+        async with asyncio.timeout(HUNG_S), bus.connect(url, "refused", timeout_s=HUNG_S, **options):
+            raise AssertionError(url)
+    return raised.value.message
 
 
 class NatsServer:

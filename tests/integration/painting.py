@@ -30,6 +30,7 @@ from giornata_denoiser.rows.row import Row, Snapshot
 from giornata_prepost.checkpoint import FAMILIES, open_model
 from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.pipeline import ImageModel
+from giornata_prepost.families.protocol import Condition, no_condition
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from tests.distances import distance
@@ -56,8 +57,9 @@ class Served:
         sampled: bool = True,
         references: Sequence[Pixels] = (),
         resume: Snapshot | None = None,
+        first: Condition = no_condition,
     ) -> Row:
-        """The row of an edit's first seed; `image` and `mask` are of the model's size."""
+        """The row of an edit's first seed; `image` and `mask` are of the model's size, and `first` draws first."""
         size = Size(image.shape[1], image.shape[0])
         (drawn,) = self.images.encode_rows(
             image,
@@ -66,6 +68,7 @@ class Served:
             modes=not sampled,
             draws=_draws(parameters),
             strength=parameters.strength or 0,
+            first=first,
         )
         return self._row(key, parameters, size, drawn, references, image, resume)
 
@@ -76,9 +79,11 @@ class Served:
         size: Size,
         references: Sequence[Pixels] = (),
         resume: Snapshot | None = None,
+        first: Condition = no_condition,
     ) -> Row:
         """The row of a generation's first seed."""
-        (drawn,) = self.images.noise_rows(size, [parameters.seed or 0], draws=_draws(parameters))
+        seeds = [parameters.seed or 0]
+        (drawn,) = self.images.noise_rows(size, seeds, draws=_draws(parameters), first=first)
         return self._row(key, parameters, size, drawn, references, None, resume)
 
     def _row(

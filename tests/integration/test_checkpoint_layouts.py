@@ -137,14 +137,13 @@ def by_channel(weight: Tensor) -> Tensor:
     return (weight.abs().amax(1) / 448).clamp(min=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("scale", "suffix"),
+    ("scale", "suffix", "dtype"),
     [
-        (one, "scale_weight"),
-        (one, "scale"),
-        (by_channel, "weight_scale"),
-        (lambda weight: by_channel(weight).unsqueeze(1), "weight_scale"),
+        (one, "scale_weight", torch.float32),
+        (one, "scale", torch.bfloat16),
+        (by_channel, "weight_scale", torch.float32),
+        (lambda weight: by_channel(weight).unsqueeze(1), "weight_scale", torch.bfloat16),
     ],
 )
 def test_float8_is_multiplied_by_its_scales(

@@ -41,8 +41,8 @@ from giornata.scheduling.batch import Capacity
 from giornata.wire.controlnets import DataPath
 from giornata.wire.errors import GiornataError
 from giornata.wire.models import ModelCard, Sampler
-from giornata.wire.requests import EditParameters, asked, check_taken
-from giornata.wire.resolution import resolve
+from giornata.wire.requests import REFERENCE, EditParameters, asked
+from giornata.wire.resolution import check_taken, resolve
 from giornata_controlnet.compute_thread import ControlNetThread
 from giornata_controlnet.rows import ActiveControlNet, OpenRow
 from giornata_denoiser.choices import EXACT, CacheForm
@@ -91,13 +91,6 @@ ONE, TWO, LATE, ZERO = RowLora("one", 1.0), RowLora("two", 0.5), RowLora("late",
 SETS: Final = ((ONE,), (ONE, TWO), (LATE,), (LATE, TWO), (ZERO,))
 BOUND: Final = 3
 """The step before which late LoRAs join; they arrive after the first one."""
-SHALLOW: Final[Mapping[str, Any]] = {
-    "block_out_channels": (16, 32),
-    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-    "transformer_layers_per_block": (1, 1),
-    "attention_head_dim": (1, 2),
-}
-"""A UNet whose steps cost half as much: features meet in any of its blocks."""
 BY_SAMPLING: Final = {"num_train_timesteps": 1000, "beta_start": 0.00085, "beta_end": 0.012}
 SILENT: Final = frozenset({"resumed", "degree"})
 """What changes no picture."""
@@ -167,8 +160,7 @@ def sd3(*, references: bool) -> ModelFamily:
 
 def unet(*, references: bool) -> ModelFamily:
     assert not references
-    up = ("CrossAttnUpBlock2D", "UpBlock2D")
-    network = tiny_unet.network("xl", up_block_types=up, **SHALLOW)
+    network = tiny_unet.network("shallow")
     config = {"_class_name": "EulerDiscreteScheduler", "beta_schedule": "scaled_linear", **BY_SAMPLING}
     return ModelFamily(network.text, DiscreteTime(config), network)
 
@@ -177,7 +169,7 @@ MODELS: Final[Mapping[str, Callable[..., ModelFamily]]] = {"flux": flux, "sd3": 
 NETS: Final[Mapping[str, Callable[[], Any]]] = {
     "flux": tiny_flux_control.net,
     "sd3": lambda: tiny_sd3_control.net(tiny_driven.unhooked("sd3").config),
-    "unet": lambda: tiny_unet_control.net("xl", **SHALLOW),
+    "unet": lambda: tiny_unet_control.net("shallow"),
 }
 
 
@@ -277,6 +269,7 @@ class Matrix:
         *self._nets, theirs = [load(folder / "net", torch.float32, CPU, "edges") for _ in range(3)]
         self._instance = ControlInstance(folder, theirs, stack)
         self.family = cache(self._made)
+        self.row = cache(self._row)
         self.alone = cache(self._alone)
         self._template = cache(self._recorded)
 
@@ -295,7 +288,7 @@ class Matrix:
         loras = {each: tensors() for each in (ONE, TWO, LATE, ZERO)}
         return {each: low_rank(str(each), [(loras[lora], lora.scale) for lora in each]) for each in SETS}
 
-    def row(self, features: Features, seed: int = 1) -> Row:
+    def _row(self, features: Features, seed: int = 1) -> Row:
         """A row with these features, whose job is called by them."""
         references, resume = "reference" in features, None
         of, adapters = self.family(references), self._adapters(features)
@@ -519,7 +512,7 @@ def card_of(of: str, folder: Path) -> ModelCard:
 def ask(card: ModelCard, *features: str) -> None:
     """A request for these, as gateway and denoiser read it."""
     fields = {name: value for feature in features for name, value in NAMED.get(feature, {}).items()}
-    check_taken(int("reference" in features), card)
+    check_taken({REFERENCE: int("reference" in features)}, card)
     resolve(asked(EditParameters, {"prompt": "a hat", **fields}), card, seed=7)
 
 

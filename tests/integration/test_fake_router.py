@@ -39,7 +39,7 @@ async def test_a_job_ends_though_the_time_of_a_try_ended_as_its_record_was_writt
     async with buses.connect(nats_account, "router") as bus, buses.connect(nats_account, "gateway") as asker:
         await streams.ensure(bus.jetstream, replicas=1, events_ttl_s=60)
         records = await JobRecordStore.open(bus.jetstream)
-        router = FakeRouter(bus, MemoryBlobs(), records)  # type: ignore[arg-type]  # it only puts
+        router = FakeRouter(bus, MemoryBlobs(), records)
 
         async def submit() -> None:
             request = SubmitRequest(job=job, remaining_ms=TRY_MS)

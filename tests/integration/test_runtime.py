@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import Any, BinaryIO
 
 import pytest
 
+from tests.forked_programs import Program, server
 from tests.patience import HUNG_S
 
 PROGRAM = """
@@ -24,29 +28,61 @@ from giornata.wire.workers import ServiceName
 async def main(config, stop):
 {body}
 
+sys.argv[:] = ["service", "--instance", "test-1", "--log-format", "json"]
 sys.exit(runtime.start(ServiceName.ROUTER, ServiceConfig, main))
 """
 
 
-def start(body: str, log: int | IO[bytes] = subprocess.PIPE) -> subprocess.Popen[str]:
-    program = PROGRAM.format(body=textwrap.indent(textwrap.dedent(body), "    "))
-    return subprocess.Popen(
-        [sys.executable, "-c", program, "--instance", "test-1", "--log-format", "json"],
-        stdout=subprocess.PIPE,
-        stderr=log,
-        text=True,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
-    )
+def program(body: str) -> str:
+    return PROGRAM.format(body=textwrap.indent(textwrap.dedent(body), "    "))
 
 
-def ready(process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+class Service:
+    """A service that was forked, with `body` as its main, and what it prints."""
+
+    def __init__(self, process: Any, out: BinaryIO, log: Path) -> None:
+        self._process, self._out, self._log = process, out, log
+
+    async def told(self) -> str:
+        """The next line that it prints."""
+        return (await asyncio.to_thread(self._out.readline)).decode().rstrip()
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self._process.send_signal(number)
+
+    async def ended(self) -> tuple[int, str]:
+        """Its status and its log."""
+        async with asyncio.timeout(HUNG_S):
+            status: int = await self._process.wait()
+        return status, self._log.read_text()
+
+
+Start = Callable[[str], Awaitable[Service]]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Starts a service."""
+    with ExitStack() as opened:
+
+        async def started(body: str) -> Service:
+            reads, writes = os.pipe()
+            out = opened.enter_context(os.fdopen(reads, "rb"))
+            path = tmp_path / "log"
+            log = os.open(path, os.O_CREAT | os.O_WRONLY)
+            asked = Program(("-c", program(body)), os.environ, str(tmp_path))
+            process = await server().start(asked, reads, writes, log)  # it reads nothing
+            for each in (writes, log):
+                os.close(each)
+            opened.callback(process.kill)
+            return Service(process, out, path)
+
+        yield started
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_begins_a_drain_that_ends_well(number: signal.Signals) -> None:
-    process = start(
+async def test_a_signal_begins_a_drain_that_ends_well(start: Start, number: signal.Signals) -> None:
+    service = await start(
         """
         print("ready", flush=True)
         await stop.wait()
@@ -54,15 +90,16 @@ def test_a_signal_begins_a_drain_that_ends_well(number: signal.Signals) -> None:
         print("drained", flush=True)
         """
     )
-    ready(process)
-    process.send_signal(number)
-    out, log = process.communicate(timeout=HUNG_S)
-    assert (out, process.returncode) == ("drained\n", 0)
+    assert await service.told() == "ready"
+    service.signal(number)
+    assert await service.told() == "drained"
+    status, log = await service.ended()
+    assert status == 0
     assert '"instance": "test-1"' in log
 
 
-def test_a_second_signal_ends_at_once_whatever_hangs() -> None:
-    process = start(
+async def test_a_second_signal_ends_at_once_whatever_hangs(start: Start) -> None:
+    service = await start(
         """
         threading.Thread(target=time.sleep, args=(60,)).start()
         try:
@@ -74,12 +111,11 @@ def test_a_second_signal_ends_at_once_whatever_hangs() -> None:
             await asyncio.sleep(60)
         """
     )
-    ready(process)
-    process.terminate()
-    ready(process)
-    process.terminate()
-    process.communicate(timeout=HUNG_S)
-    assert process.returncode == 130
+    for _ in range(2):
+        assert await service.told() == "ready"
+        service.signal()
+    status, _ = await service.ended()
+    assert status == 130
 
 
 @pytest.mark.parametrize(
@@ -94,26 +130,25 @@ def test_a_second_signal_ends_at_once_whatever_hangs() -> None:
     ],
     ids=["plain", "out of task groups"],
 )
-def test_an_expected_failure_is_one_sentence(body: str) -> None:
-    process = start(body)
-    _, log = process.communicate(timeout=HUNG_S)
-    assert process.returncode == 1
+async def test_an_expected_failure_is_one_sentence(start: Start, body: str) -> None:
+    status, log = await (await start(body)).ended()
+    assert status == 1
     assert "No server answers." in log
     assert "Traceback" not in log
 
 
-def test_a_surprise_is_logged_with_its_traceback_and_fails_too() -> None:
-    process = start("raise KeyError('vae')")
-    _, log = process.communicate(timeout=HUNG_S)
-    assert process.returncode == 1
+async def test_a_surprise_is_logged_with_its_traceback_and_fails_too(start: Start) -> None:
+    status, log = await (await start("raise KeyError('vae')")).ended()
+    assert status == 1
     [line] = [line for line in log.splitlines() if "service_failed" in line]
     assert "Traceback" in line
     assert "KeyError" in line
 
 
 def test_no_process_ends_for_want_of_a_log_line() -> None:
+    """With one true start, whose standard output has a buffer."""
     body = """
-        from giornata.bus.telemetry import state_of
+        from giornata.bus.bus import state_of
         from giornata.config import ServiceConfig
         from giornata.logs import LogSink
         import structlog
@@ -131,8 +166,15 @@ def test_no_process_ends_for_want_of_a_log_line() -> None:
         print(LogSink.lost, state.log_lines_lost, flush=True)
         """
     with Path("/dev/full").open("ab", buffering=0) as full:
-        process = start(body, full)
-        ready(process)
+        process = subprocess.Popen(
+            [sys.executable, "-c", program(body)],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
         process.terminate()
         out, _ = process.communicate(timeout=HUNG_S)
     lost, told = map(int, out.split())

@@ -56,7 +56,6 @@ def main(ctx: click.Context, /, size: int | None, seed: int, packages: list[str]
 def _judged(mutants: Sequence[Mutant]) -> list[Result]:
     results = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, Tree(Path(folder)) as tree:
-        tree.check(mutants)
         for mutant in mutants:
             result = tree.judge(mutant)
             results.append(result)

@@ -45,7 +45,11 @@ PURE: Final = {
         ("tests/unit/denoiser/engine/test_masked.py", "tests/integration/denoiser/parallel/test_forward.py"),
     ),
     **{
-        name: Package(f"services/router/giornata_router/{name}.py", ("tests/unit/router",))
+        name: Package(
+            f"services/router/giornata_router/{name}.py",
+            ("tests/unit/router",),
+            ("tests/integration/router/test_stages.py",),
+        )
         for name in ("admission", "fleet_reports", "job_records", "prepost")
     },
     "wire": Package(
@@ -66,6 +70,7 @@ OPPOSITES: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.In: ast.NotIn,
     ast.NotIn: ast.In,
 }
+DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 UNSEEN: Final = frozenset({"annotation", "returns", "decorator_list", "type_params"})
 """Fields of syntax trees whose values the tests cannot notice."""
 
@@ -107,8 +112,8 @@ def sample(size: int, seed: int, packages: Sequence[str], root: Path = ROOT) -> 
 def nearest_tests(path: Path, names: Sequence[str], package: Package, root: Path = ROOT) -> tuple[str, ...]:
     """The test files to run on a fault of a module, in the definitions with these `names` (the innermost first).
 
-    Those that import the module, the ones first that also name a definition or the module; those of the package as a
-    whole; and the first that only name the innermost definition. Where none imports it, all of its package's.
+    Those that import the module, first the ones that name most; those of the package as a whole; and the first ones
+    that only name one of the two innermost definitions. Where none imports it, all of its package's.
     """
     parts = path.relative_to(root).with_suffix("").parts
     parts = parts[next(i for i, part in enumerate(parts) if part.startswith("giornata")) :]
@@ -121,7 +126,8 @@ def nearest_tests(path: Path, names: Sequence[str], package: Package, root: Path
     own = [f"{package.tests[0]}/{path.parent.name}", package.tests[0]]
     chosen = [str(test.relative_to(root)) for test in importing[:MOST_FILES]]
     chosen = chosen or [next(folder for folder in own if (root / folder).exists())]
-    naming = [test for test in _tests((*package.tests, *OTHERS), root) if _naming(test, names[:1])]
+    naming = [test for test in _tests((*package.tests, *OTHERS), root) if _naming(test, names[:2])]
+    naming.sort(key=lambda test: -_naming(test, names[:2]))
     others = [str(test.relative_to(root)) for test in naming]
     others = [test for test in others if test not in chosen and not test.startswith(tuple(chosen))]
     return tuple(dict.fromkeys((*chosen, *package.whole, *others[:MOST_FILES])))
@@ -150,21 +156,15 @@ def _naming(test: Path, names: Sequence[str]) -> int:
 def _definitions(tree: ast.Module, node: ast.expr) -> list[str]:
     """Names by which tests may know where a node is: of the functions and classes around it, the innermost first.
 
-    In the place of a private one stand those that use it.
+    Behind a constant and a private definition stand those that use it.
     """
-    around = [outer for outer in _named(tree) if _within(node, outer)]
     found: dict[str, None] = {}
-    private: list[str] = []
-    for outer in reversed(around):
+    for outer in reversed([outer for outer in _named(tree) if _within(node, outer)]):
         name = _name(outer)
-        if not name.startswith("_"):
-            found[name] = None
-        elif not name.endswith("__"):
-            private.append(name)
-    for name in private if not found else private[:1]:
-        using = [_name(one) for one in _named(tree) if name in _words(one) and _name(one) != name]
-        found |= dict.fromkeys(one for one in using if not one.startswith("_"))
-    return [*found]
+        found[name] = None
+        if not found.keys() - {name} and (name.startswith("_") or not isinstance(outer, DEFINITIONS)):
+            found |= dict.fromkeys(_name(one) for one in _named(tree) if name in _words(one))
+    return [name for name in found if not name.startswith("_")]
 
 
 def _named(tree: ast.Module) -> list[ast.stmt]:

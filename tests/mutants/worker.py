@@ -20,7 +20,7 @@ PRELOADED = ("pytest", "numpy", "scipy.optimize", "torch", "pydantic", "structlo
 """No plugin of pytest is among them: it rewrites their asserts when it imports them itself."""
 
 
-def run(tests: list[str], limit_s: float | None, log: str) -> tuple[int | None, float]:
+def run(tests: list[str], limit_s: float, log: str) -> tuple[int | None, float]:
     """Run test files up to their first failure: pytest's status, None after the limit, and how long it took."""
     began = time.monotonic()
     process = multiprocessing.get_context("fork").Process(target=_child, args=(tests, log))
@@ -46,7 +46,6 @@ def _child(tests: list[str], log: str) -> None:
     os.dup2(out, 2)
     pytest = importlib.import_module("pytest")
     flags = ["--exitfirst", "--quiet", "--tb=line", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
-    flags += [f"--junitxml={log}.xml"]
     sys.exit(int(pytest.main([*flags, *tests])))
 
 

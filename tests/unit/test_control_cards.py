@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from giornata.control.layout import control_input
 from giornata.model_cards import read_control_card
-from giornata.wire.adapters import ControlInput, ControlKind
+from giornata.wire.adapters import ControlKind
 
 FLUX = {"_class_name": "FluxControlNetModel", "joint_attention_dim": 4096, "num_mode": None}
 UNET = {"_class_name": "ControlNetModel", "cross_attention_dim": 768}
@@ -42,25 +43,7 @@ def test_a_card_tells_what_the_folder_holds(
 ) -> None:
     card = read_control_card(folder(tmp_path, config), "outline")
     assert (card.name, card.kind, card.text_channels, card.modes) == ("outline", kind, channels, modes)
-    assert card.weight_bytes == len(b"weights")
-
-
-@pytest.mark.parametrize(
-    ("config", "sees"),
-    [
-        (FLUX, ControlInput.USUAL),
-        ({**FLUX, "conditioning_embedding_channels": 16}, ControlInput.PIXELS),
-        (
-            {**FLUX, "_class_name": "SD3ControlNetModel", "extra_conditioning_channels": 1},
-            ControlInput.MASKED,
-        ),
-        (UNET, ControlInput.USUAL),
-    ],
-)
-def test_a_card_tells_what_the_controlnet_sees(
-    config: dict[str, Any], sees: ControlInput, tmp_path: Path
-) -> None:
-    assert read_control_card(folder(tmp_path, config)).sees is sees
+    assert (card.weight_bytes, card.sees) == (len(b"weights"), control_input(config))
 
 
 def test_the_name_is_the_folders_and_the_digest_follows_the_weights(tmp_path: Path) -> None:

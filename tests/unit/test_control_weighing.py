@@ -47,15 +47,15 @@ def words(channels: int, tokens: int, *, pooled: int | None = None, sizes: bool 
 
 
 @pytest.mark.parametrize(("shape", "side", "options", "grid"), [
-    ("sd", 8, {}, (2, 3)), ("xl", 4, {}, (5, 4)), ("xl", 4, {"layers_per_block": 2}, (2, 3)), ("xl", 8, {}, (5, 4)),
+    ("sd", 8, {}, (2, 3)), ("xl", 4, {"layers_per_block": 2}, (2, 3)), ("shallow", 8, {}, (3, 4)),
 ])  # fmt: skip
 def test_of_unets(
     tmp_path: Path, shape: str, side: int, options: dict[str, Any], grid: tuple[int, int]
 ) -> None:
     tiny_unet_control.net(shape, **options).save_pretrained(tmp_path)
     net, channels = load(tmp_path, torch.float32, torch.device("cpu")), 4 * side**2
-    pooled = tiny_unet.POOLED if shape == "xl" else None
-    text = words(tiny_unet.CROSS, WORDS, pooled=pooled, sizes=shape == "xl")
+    pooled = tiny_unet.POOLED if shape != "sd" else None
+    text = words(tiny_unet.CROSS, WORDS, pooled=pooled, sizes=shape != "sd")
     hint = torch.rand(3, *(4 * side * tiles for tiles in grid))
     found = counted(net, ControlConditions(hint, grid, (text,), torch.tensor([500.0])), channels)
     work, image = net.work(base(ControlKind.UNET, channels)), grid[0] * grid[1]
@@ -63,8 +63,10 @@ def test_of_unets(
     assert control_work(work, text=0, image=image, sequences=2) == pytest.approx(found), "each has its own"
 
 
-@pytest.mark.parametrize(("words_", "grid"), [(5, (2, 3)), (30, (5, 4))])
-@pytest.mark.parametrize("options", [{}, {"depth": 1, "dual_attention_layers": ()}])
+@pytest.mark.parametrize(
+    ("options", "words_", "grid"),
+    [({}, 30, (5, 4)), ({"depth": 1, "dual_attention_layers": ()}, 5, (2, 3))],
+)
 def test_of_sd3(tmp_path: Path, options: dict[str, Any], words_: int, grid: tuple[int, int]) -> None:
     tiny_sd3_control.net(tiny_driven.transformer("sd3").config, **options).save_pretrained(tmp_path)
     net, image = load(tmp_path, torch.float32, torch.device("cpu")), grid[0] * grid[1]
@@ -75,8 +77,9 @@ def test_of_sd3(tmp_path: Path, options: dict[str, Any], words_: int, grid: tupl
     assert control_work(work, text=words_, image=image, sequences=2) == pytest.approx(found, rel=1e-9)
 
 
-@pytest.mark.parametrize(("words_", "grid"), [(5, (2, 3)), (30, (5, 4))])
-@pytest.mark.parametrize("shape", [(2, 1), (1, 0), (1, 3)])
+@pytest.mark.parametrize(
+    ("shape", "words_", "grid"), [((2, 1), 30, (5, 4)), ((1, 0), 5, (2, 3)), ((1, 3), 5, (5, 4))]
+)
 def test_of_flux(tmp_path: Path, shape: tuple[int, int], words_: int, grid: tuple[int, int]) -> None:
     """A negative prompt gets the positive's samples: two sequences cost what one does."""
     tiny_flux_control.net(*shape).save_pretrained(tmp_path)

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.imports import imported
+
 ROOT = Path(__file__).parents[2]
 
 PACKAGES = {
@@ -81,14 +83,8 @@ def _imports(module: str) -> frozenset[str]:
 @cache
 def _named(module: str) -> set[str]:
     named: set[str] = set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            named |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module} uses a relative import; the whole name is searchable"
-            assert node.module is not None
-            members = {f"{node.module}.{alias.name}" for alias in node.names}
-            named |= {node.module} | (members & MODULES.keys())
+    for name, taken in imported(MODULES[module]).items():
+        named |= {name} | ({f"{name}.{each}" for each in taken} & MODULES.keys())
     return named
 
 
@@ -205,29 +201,29 @@ STARTED = """
 import importlib, json, runpy, sys
 sys.argv = ["service", "--telemetry-hz", "often"]
 told = []
-for package in {packages!r}:
+for package in {light} + {computing}:
     try:
         runpy.run_module(package, run_name="__main__")
     except SystemExit as end:
         told.append(end.code)
-first = list(sys.modules)
-for package in {packages!r}:
-    importlib.import_module(package + ".service")
-json.dump([told, first, list(sys.modules)], sys.stdout)
+loaded = [list(sys.modules)]
+for packages in {light}, {computing}:
+    for package in packages:
+        importlib.import_module(package + ".service")
+    loaded.append(list(sys.modules))
+json.dump([told, *loaded], sys.stdout)
 """
 SERVICES = sorted(name for name in PACKAGES if name not in {"giornata", *ABOVE})
 
 
-@pytest.mark.parametrize("torch", [False, True])
-def test_services_tell_mistakes_at_once_and_load_nothing_before_they_need_it(torch: bool) -> None:
-    """Those with torch in one process, the others in another one: what one loads is loaded."""
-    packages = [name for name in SERVICES if (name not in WITHOUT_TORCH) is torch]
-    code = STARTED.format(packages=packages)
+def test_services_tell_mistakes_at_once_and_load_nothing_before_they_need_it() -> None:
+    """Those with torch after the others, in one process: what one loads is loaded."""
+    light, computing = [[name for name in SERVICES if (name in WITHOUT_TORCH) is it] for it in (True, False)]
+    code = STARTED.format(light=light, computing=computing)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    told, before, after = json.loads(ended.stdout)
-    assert (told, ended.stderr.count("TELEMETRY_HZ")) == ([2] * len(packages), len(packages))
-    assert {"torch", *LATER} & set(before) == set()
-    assert (LATER | CHOSEN) & set(after) == set()
-    forbidden = set() if torch else set.intersection(*map(_forbidden, packages))
-    assert forbidden & set(after) == set()
+    told, first, without_torch, all_of_them = json.loads(ended.stdout)
+    assert (told, ended.stderr.count("TELEMETRY_HZ")) == ([2] * len(SERVICES), len(SERVICES))
+    assert {"torch", *LATER} & set(first) == set()
+    assert set.intersection(*map(_forbidden, light)) & set(without_torch) == set()
+    assert (LATER | CHOSEN) & set(all_of_them) == set()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from giornata.bus import connection
 from giornata.bus.connection import LOOK_S, FailFastNatsClient, LostError, TrackedSubscription, keep_looking
 from giornata.fleet import COUNTED_S, SILENCE_S, LastSeenTimes, ListeningClock
 
@@ -107,7 +108,10 @@ class Backlog(TrackedSubscription):
             raise LostError
 
 
-async def test_nothing_is_judged_before_all_that_came_is_handled_and_nothing_counts_while_lost() -> None:
+async def test_nothing_is_judged_before_all_that_came_is_handled_and_nothing_counts_while_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "LOOK_S", 0.01)
     backlog, clock, looked = Backlog(), ListeningClock(), asyncio.Event()
     task = asyncio.create_task(keep_looking(backlog, clock, looked.set))
     await backlog.asked.wait()

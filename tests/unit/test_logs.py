@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 from typing import Final
 
 import pytest
@@ -29,6 +30,7 @@ log.debug("not told")
 """.replace("KEY", repr(KEY))
 
 
+@cache
 def lines_of(form: str) -> list[str]:
     """What a process with hostile values writes to its log."""
     done = subprocess.run([sys.executable, "-c", PROGRAM, form], capture_output=True, check=True)

@@ -125,6 +125,10 @@ def test_what_is_planned_fits_or_is_the_least_there_is(model: ModelMemory, room:
     assert (least.encoders, least.whole_pixels) == (False, TILE**2)
     assert TILE**2 <= plan.whole_pixels <= pixels
     assert not plan.encoders or plan.whole_pixels == pixels, "a picture as a whole comes before encoders"
+    for encoders in (True, False):
+        asked = plan_prepost(0, model, pixels, encoders)
+        assert asked.encoders is encoders
+        assert asked.size_bytes >= CONTEXT_BYTES + encoders * model.encoders
 
 
 @given(MODELS, st.integers(0, 200 * GB), st.integers(0, 20 * GB), PIXELS)
@@ -139,12 +143,3 @@ def test_both_services_together_fit_on_the_device(model: ModelMemory, device: in
     if rows >= 1:
         assert prepost.size_bytes + model.denoiser(pixels, rows) <= USABLE * device + 2
     assert prepost.size_bytes + model.denoiser(pixels, max(rows, 0) + 1) > USABLE * device - 2
-
-
-@given(MODELS, PIXELS, st.booleans())
-def test_encoders_asked_for_are_where_they_are_asked_for(
-    model: ModelMemory, pixels: int, encoders: bool
-) -> None:
-    plan = plan_prepost(0, model, pixels, encoders)
-    assert plan.encoders is encoders
-    assert plan.size_bytes >= CONTEXT_BYTES + encoders * model.encoders

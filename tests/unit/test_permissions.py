@@ -14,6 +14,7 @@ from typing import get_args
 
 import pytest
 
+from giornata import nats_users
 from giornata.nats_users import (
     CLUSTER_CONF,
     USERS_CONF,
@@ -227,8 +228,8 @@ def test_nats_accepts_what_is_written(tmp_path: Path) -> None:
 
 
 def test_passwords_are_long_different_kept_and_private(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "giornata.nats_users", str(tmp_path / "users"), "--cluster", "n1", "n2"]
-    subprocess.run(command, check=True)
+    arguments = [str(tmp_path / "users"), "--cluster", "n1", "n2"]
+    subprocess.run([sys.executable, "-m", "giornata.nats_users", *arguments], check=True)
     users = {RELOADER, *NatsRole} - {NatsRole.APPLICATION}
     passwords = {user: password_file(tmp_path / "users", user).read_text().strip() for user in users}
     assert len(set(passwords.values())) == len(users)
@@ -238,7 +239,7 @@ def test_passwords_are_long_different_kept_and_private(tmp_path: Path) -> None:
     assert all(re.fullmatch("[0-9a-f]{64}", password) for password in passwords.values())
     first = {path: path.read_text() for path in (tmp_path / "users").rglob("*") if path.is_file()}
     assert "@n2:6222" in first[tmp_path / "users" / "server" / CLUSTER_CONF]
-    subprocess.run(command, check=True)
+    nats_users.main(arguments, standalone_mode=False)
     assert {path: path.read_text() for path in first} == first, "running services keep theirs"
     for path in (tmp_path / "users").rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path

@@ -342,6 +342,12 @@ def test_a_model_that_generates_tells_the_fields_of_both_tasks() -> None:
     assert "negative_prompt" in both[Task.GENERATE]
     assert {"image", "mask", "template_id", "strength", "reuse"}.isdisjoint(both[Task.GENERATE])
     assert "true_cfg_scale" not in both[Task.GENERATE] + both[Task.EDIT]
+    masked = {served: fields_of(SD, controlled=False, masked=served)[Task.EDIT] for served in (False, True)}
+    assert "mask_prompt" in masked[True]
+    assert "mask_prompt" not in masked[False]
+    assert resolve(EditParameters(prompt="x", background="transparent"), SD, 1).model == "sd", (
+        "of generations alone"
+    )
 
 
 def test_strength_skips_steps_as_diffusers_does() -> None:

@@ -48,7 +48,7 @@ def test_json_of_too_many_values_is_refused_as_it_comes(text: bytes) -> None:
             "loras": [{"id": "x"}] * 8,
         },
         {"prompt": "🎩" * 32_000},
-        {"init_images": ["data:image/png;base64," + "Ab/+" * MIB]},
+        {"init_images": ["data:image/png;base64," + "Ab/+" * (MIB // 16)]},
     ],
     ids=["words", "the longest prompt", "a picture"],
 )

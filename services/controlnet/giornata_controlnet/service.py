@@ -15,8 +15,7 @@ import structlog
 import torch
 
 from giornata.blobs import BlobStore
-from giornata.bus import telemetry
-from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.bus import Bus, Endpoint, publish_state, state_of, telemetry
 from giornata.control.link.server import ControlStepRequest, Listener
 from giornata.control.networks import device_id
 from giornata.runtime import host_name, usable_cores
@@ -160,7 +159,7 @@ class ControlNetService:
                 instance=instance,
             )
             await stack.enter_async_context(serving)
-            await stack.enter_async_context(telemetry.telemetry(self._bus, config.telemetry_hz, self._state))
+            await stack.enter_async_context(telemetry(self._bus, config.telemetry_hz, self._state))
             paths = {path.value: address for path, address in self._addresses.items()}
             log.info("ready", controlnets=[card.name for card in self._nets.cards], **paths)
             await stop.wait()
@@ -195,7 +194,7 @@ class ControlNetService:
         self._draining = True
         log.info("draining", rows=len(self._rows))
         if self._bus.client.is_connected:
-            await telemetry.publish(self._bus, self._state())
+            await publish_state(self._bus, self._state())
         try:
             async with asyncio.timeout(self._config.drain_s):
                 await self._rows.drained()
@@ -219,7 +218,7 @@ class ControlNetService:
             evicted=nets.tier.evicted,
             **self._computing.counted(),
         )
-        return telemetry.state_of(
+        return state_of(
             ServiceName.CONTROLNET,
             self._config,
             ready=not self._draining,

@@ -17,8 +17,7 @@ from typing import Final, TypeVar
 import structlog
 
 from giornata.blobs import BlobStore
-from giornata.bus import telemetry
-from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.bus import Bus, Endpoint, publish_state, state_of, telemetry
 from giornata.planning.cost_model import CostModel, Profile
 from giornata.records import JobRecordStore, TemplateRecords
 from giornata.retries import read_just_made
@@ -244,7 +243,7 @@ class Denoiser:
             stack.callback(tasks.create_task(self._relay(), name="relay").cancel)
             stack.callback(tasks.create_task(self._telling.shown(), name="show").cancel)
             await self._hear(stack)
-            await stack.enter_async_context(telemetry.telemetry(bus, config.telemetry_hz, self._state))
+            await stack.enter_async_context(telemetry(bus, config.telemetry_hz, self._state))
             log.info("ready", model=self._checkpoint.card.name, digest=self._checkpoint.card.digest[:12])
             await stop.wait()
             await self._drain()
@@ -424,7 +423,7 @@ class Denoiser:
         self._draining = True
         log.info("draining")
         if self._bus.client.is_connected:
-            await telemetry.publish(self._bus, self._state())
+            await publish_state(self._bus, self._state())
         await self._carrier.drain(self._config.drain_s, HAND_BACK_S)
         log.info("drained")
 
@@ -442,7 +441,7 @@ class Denoiser:
             controlled=None if self._controls is None else self._controls.base,
             ranks=self._engine.ranks() if isinstance(self._engine, DevicePool) else (),
         )
-        return telemetry.state_of(
+        return state_of(
             ServiceName.DENOISER,
             self._config,
             draining=self._draining,

@@ -203,6 +203,8 @@ def _tell(config: DenoiserConfig, checkpoint: Checkpoint, memory: MemoryBudget) 
 
 GRID: Final = (16, 16)
 """Height and width of the picture in tokens."""
+CPU_GRID: Final = (2, 2)
+"""Those on a CPU: no kernel waits to be compiled there, and a UNet of 16x16 tokens computes for ten seconds."""
 RANK: Final = 16
 """That of most LoRAs that are published."""
 
@@ -217,7 +219,8 @@ def rehearse(checkpoint: Checkpoint) -> None:
         Failed: a step raised, its result is not finite, or it does not fit into the GPU's memory.
     """
     family, card = checkpoint.family, checkpoint.card
-    made = partial(practice_row, checkpoint, grid=GRID, text_tokens=card.max_text_tokens, values=torch.zeros)
+    grid = GRID if family.device.type == "cuda" else CPU_GRID
+    made = partial(practice_row, checkpoint, grid=grid, text_tokens=card.max_text_tokens, values=torch.zeros)
     guided = (False, card.takes_negative_prompt)
     rows = [made(RowKey("rehearsal", 0, index), guided=each) for index, each in enumerate(guided)]
     if family.device.type != "cuda":

@@ -11,8 +11,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from giornata.config import ServiceConfig
 from giornata.wire.requests import MODEL_NAME
-from giornata_gateway.rules.addresses import hosts_in, networks_in
-from giornata_gateway.rules.tenants import is_loopback, origins_in
+from giornata_gateway.rules.tenants import hosts_in, is_loopback, networks_in, origins_in
 
 _ALIAS: Final = re.compile(rf"({MODEL_NAME})=({MODEL_NAME})")
 

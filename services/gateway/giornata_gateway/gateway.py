@@ -24,13 +24,14 @@ from giornata.wire.messages import DoneEvent, MaskParameters
 from giornata_gateway.admission import (
     GRACE_S,
     AdmissionSlot,
+    ByteReservation,
     ConcurrencyLimiter,
     KeyFile,
     MemoryLimiter,
     Quotas,
 )
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.fleet import FleetListener
+from giornata_gateway.fleet import FleetListener, StorageProbe
 from giornata_gateway.jobs.preparation import (
     EditOrder,
     JobPreparer,
@@ -42,7 +43,6 @@ from giornata_gateway.jobs.resources import Loras, TemplateRegistry
 from giornata_gateway.jobs.submission import AdmittedJob, JobSubmitter
 from giornata_gateway.metrics import Metrics
 from giornata_gateway.rules.tenants import Tenant, tenant_of
-from giornata_gateway.storage import StorageProbe
 from giornata_gateway.views.resources import webhook_body
 from giornata_gateway.webhooks import WebhookService
 
@@ -149,7 +149,7 @@ class Gateway:
         """Pictures on their way into the blob store."""
         self.answers = MemoryLimiter(pools["answers"])
         """Pictures on their way to clients."""
-        self.loras = Loras(config, bus, loras, fleet)
+        self.loras = Loras(config, bus, loras)
         self.masks = SegmentationClient(config, bus, blobs, fleet, tasks)
         self.preparation = JobPreparer(config, blobs, fleet, self.loras.used, self.masks, tasks)
         tried = self.metrics.stores_tried
@@ -180,6 +180,19 @@ class Gateway:
         config = self.config
         defaults = Tenant(DEFAULT_TENANT, config.tenant_in_progress, config.tenant_per_minute)
         return tenant_of(key, None if self.keys is None else self.keys.current, defaults)
+
+    @contextmanager
+    def receiving(self, tenant: Tenant, *, counted: bool = True) -> Iterator[ByteReservation]:
+        """Receive what `tenant` sends while inside, counted by its bytes.
+
+        What is raised says why the gateway has no room for a picture now, or, where the request is `counted`, why the
+        tenant may ask for none.
+        """
+        self.places.check(tenant)
+        if counted:
+            self.quotas.check(tenant)
+        with self.uploads.growing(tenant) as grow:
+            yield grow
 
     async def admit(
         self, order: EditOrder, key: str | None, held: ExitStack, stay: AdmissionSlot | None = None

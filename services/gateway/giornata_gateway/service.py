@@ -10,8 +10,7 @@ from functools import partial
 import structlog
 
 from giornata.blobs import BlobStore
-from giornata.bus.bus import Bus
-from giornata.bus.telemetry import publish, state_of, telemetry
+from giornata.bus.bus import Bus, publish_state, state_of, telemetry
 from giornata.records import LoraRecords, TemplateRecords, WebhookRecords
 from giornata.retries import read_just_made
 from giornata.wire import subjects
@@ -94,7 +93,7 @@ async def _give_notice(gateway: Gateway) -> None:
     gateway.departure.announced.set()
     log.info("draining", rows=gateway.places.taken, others=others)
     if gateway.bus.client.is_connected:
-        await publish(gateway.bus, _state(gateway))
+        await publish_state(gateway.bus, _state(gateway))
     if others:
         await asyncio.sleep(config.notice_s)  # balancers look in their own time and do not say when
 

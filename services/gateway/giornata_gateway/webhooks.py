@@ -42,8 +42,8 @@ from giornata.wire.messages import DoneEvent, EventKind
 from giornata.wire.templates import WebhookRecord, WebhookState
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.jobs.records import JobLedger
-from giornata_gateway.rules import addresses
-from giornata_gateway.rules.addresses import Network, may_connect
+from giornata_gateway.rules import tenants
+from giornata_gateway.rules.tenants import Network, may_connect
 
 # Signatures of webhooks as Standard Webhooks has them (standardwebhooks.com, version 1.0.0).
 
@@ -272,7 +272,7 @@ class WebhookService:
         self._config, self._bus, self._records, self._jobs = config, bus, records, jobs
         self._payload, self._count = payload, count
         self._masters = read_secrets(config.webhook_secret_file)
-        self._networks = addresses.networks_in(config.webhook_networks)
+        self._networks = tenants.networks_in(config.webhook_networks)
         self._hooks: dict[str, WebhookRecord] = {}
         self._keys: dict[str, str] = {}
         """By job."""
@@ -289,7 +289,7 @@ class WebhookService:
         if not self._masters:
             raise InvalidField(
                 "This gateway sends no webhooks.",
-                field=addresses.FIELD,
+                field=tenants.WEBHOOK,
                 accepted="no webhook; operators name GIORNATA_WEBHOOK_SECRET_FILE to allow them",
             )
         return [secret_of(master, tenant) for master in self._masters]
@@ -309,7 +309,7 @@ class WebhookService:
             yield
             return
         self._secrets(tenant)
-        addresses.check_url(url, self._networks)
+        tenants.check_url(url, self._networks)
         own = await self.of(tenant)
         if len(own) >= MAX_OF_TENANT:
             raise WebhookLimit(received=f"{len(own) + 1} webhooks", accepted=f"at most {MAX_OF_TENANT}")
@@ -324,8 +324,7 @@ class WebhookService:
 
     async def of(self, tenant: str) -> list[WebhookRecord]:
         """A tenant's webhooks that were not taken yet, the newest first."""
-        found = await self._records.all_of(tenant)
-        return sorted(found, key=lambda hook: (hook.created_s, hook.job_id), reverse=True)
+        return await self._records.all_of(tenant)
 
     def kept(self, state: WebhookState) -> int:
         """Return how many webhooks of all tenants are in a state, as this gateway has heard; 0 where it sends none."""
@@ -339,7 +338,7 @@ class WebhookService:
             lambda hook: revived(hook) if hook.state is WebhookState.DEAD else None,
         )
 
-    async def forget(self, tenant: str, job_id: str) -> None:
+    async def delete(self, tenant: str, job_id: str) -> None:
         """Send it no more; WebhookNotFound without it."""
         await self._records.delete(await self._records.get(tenant, job_id))
 

@@ -11,8 +11,7 @@ from typing import Final
 import structlog
 
 from giornata.bus import streams
-from giornata.bus.bus import Bus, Endpoint
-from giornata.bus.telemetry import state_of, telemetry
+from giornata.bus.bus import Bus, Endpoint, state_of, telemetry
 from giornata.deadlines import heed_cancel
 from giornata.records import LoraRecords
 from giornata.retries import read_just_made

@@ -20,8 +20,7 @@ from pydantic import BaseModel
 
 from giornata import tensors
 from giornata.blobs import BlobStore, intermediate
-from giornata.bus.bus import Bus, Endpoint
-from giornata.bus.telemetry import state_of, telemetry
+from giornata.bus.bus import Bus, Endpoint, state_of, telemetry
 from giornata.scratch import scratch_folder
 from giornata.tracing import span
 from giornata.wire import subjects

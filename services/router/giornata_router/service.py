@@ -16,9 +16,8 @@ from pydantic import BaseModel
 
 from giornata.blobs import BlobStore
 from giornata.bus import streams
-from giornata.bus.bus import Bus, Endpoint
+from giornata.bus.bus import Bus, Endpoint, state_of, telemetry
 from giornata.bus.connection import keep_looking
-from giornata.bus.telemetry import state_of, telemetry
 from giornata.deadlines import Deadline
 from giornata.fleet import ListeningClock
 from giornata.records import JobRecordStore, Quarantine, TemplateRecords

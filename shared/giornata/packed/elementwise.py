@@ -87,7 +87,8 @@ def modulated(x: Tensor, vectors: Sequence[Tensor], segments: Segments, eps: flo
 
     A CPU computes each sequence by itself; a GPU gathers a vector for every token, in one kernel.
     """
-    shift, scale = vectors[0], 1 + vectors[1]
+    shift, scale = vectors
+    scale = 1 + scale
     normed = F.layer_norm(x, x.shape[-1:], eps=eps)
     if len(shift) == 1:
         return normed * scale + shift

@@ -441,11 +441,6 @@ class JobDemand:
         return len(self.shapes)
 
     @property
-    def tokens(self) -> int:
-        """Tokens of the pictures of all rows."""
-        return sum(shape.image - shape.companions for shape in self.shapes)
-
-    @property
     def computed(self) -> int:
         """Image tokens that all rows compute where their template is at hand."""
         return sum(shape.computed for shape in self.shapes)

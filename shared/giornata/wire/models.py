@@ -73,9 +73,6 @@ class BlockSpec(WireModel):
         return sum(self.parts.get(part, 0) * (exact if part == MOMENTS else bits) for part in kept)
 
 
-# What a row's steps may be computed by, and how many evaluations of the network that takes. Pure.
-
-
 class Sampler(StrEnum):
     """A solver of the way from noise to a picture; a scheduler of diffusers by `giornata.component_configs`."""
 
@@ -150,11 +147,6 @@ def evaluations(sampler: Sampler, steps: int, strength: float, *, keeps_whole_st
     if sampler is Sampler.HEUN:
         return 2 * kept - 1
     return kept + (sampler is Sampler.PNDM and steps > 1)
-
-
-# Step caches: what requests may ask of them, and what models make of that. Pure.
-#
-# A row with one computes fewer steps.
 
 
 MAX_INTERVAL: Final = 20

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from giornata.wire.adapters import (
+    CONTROL_IMAGES,
     MAX_CONTROLNETS,
     MAX_LORAS,
     AskedControl,
@@ -31,17 +32,13 @@ from giornata.wire.models import (
     MAX_INTERVAL,
     MAX_ORDER,
     SETTINGS,
-    ModelCard,
     Sampler,
     StepCache,
+    Task,
     TaylorSeerSchedule,
     evaluations,
 )
 from giornata.wire.values import RecordModel, not_blank
-
-# Pictures that a model looks at beside the one that it edits: how many a request may bring, and their
-# names. Pure.
-
 
 T = TypeVar("T")
 
@@ -70,27 +67,6 @@ def check_count(count: int) -> None:
             received=f"{count} pictures",
             accepted=f"at most {MAX_REFERENCES}",
         )
-
-
-def check_taken(count: int, card: ModelCard, served: Iterable[ModelCard] = ()) -> None:
-    """Raise InvalidField where a model takes fewer references than a request brings.
-
-    `served` are the models that the error may name.
-    """
-    if count <= card.max_references:
-        return
-    able = ", ".join(sorted(each.name for each in served if each.max_references >= count))
-    own = f"at most {card.max_references}" if card.max_references else f"leave {REFERENCE} out"
-    raise InvalidField(
-        f"The model {card.name} ({card.family}) takes "
-        + ("fewer references." if card.max_references else "no references."),
-        field=REFERENCE,
-        received=f"{count} picture{'s' if count > 1 else ''}",
-        accepted=own + (f"; models that take so many: {able}" if able else ""),
-    )
-
-
-# What requests say of a mask from words. Pure.
 
 
 MAX_WORDS: Final = 200
@@ -154,9 +130,6 @@ class SegmentationFields(RecordModel):
             if info.data.get(name, value) != value:
                 raise ValueError(f"makes one picture of several crops, and takes no {name}")
         return each
-
-
-# What an application asks for: the parameters of an edit, the same at the REST and at the NATS door.
 
 
 MAX_STEPS: Final = 200
@@ -373,9 +346,7 @@ class GenerationParameters(RecordModel):
     @field_validator("negative_prompt")
     @classmethod
     def _is_guided_away_from(cls, negative_prompt: str | None, info: ValidationInfo) -> str | None:
-        if "true_cfg_scale" not in info.data:
-            return negative_prompt  # its own mistake is told
-        scale = info.data["true_cfg_scale"]
+        scale = info.data.get("true_cfg_scale")  # where that is a mistake, it alone is told
         if negative_prompt is not None and scale is not None and scale <= 1:
             raise ValueError("needs true_cfg_scale above 1")
         if negative_prompt is None and scale is not None and scale > 1:
@@ -459,8 +430,30 @@ class EditParameters(SegmentationFields, GenerationParameters):
         return reuse
 
 
+FIELDS: Final[Mapping[Task, tuple[str, ...]]] = {
+    Task.EDIT: ("image", "mask", REFERENCE, *CONTROL_IMAGES, "template_id", *EditParameters.model_fields),
+    Task.GENERATE: (REFERENCE, *CONTROL_IMAGES, *GenerationParameters.model_fields),
+}
+"""Fields of each task, the same at every door; :mod:`giornata.wire.resolution` tells which ones a model takes."""
+EDIT_FIELDS: Final = frozenset(FIELDS[Task.EDIT]).difference(FIELDS[Task.GENERATE])
+"""Fields that only edits have."""
+
+
 def asked(kind: type[M], given: Mapping[str, object]) -> M:
-    """Return what an application asks for, as a `kind`; the error names all fields that are wrong or unknown."""
+    """Return what an application asks for, as a `kind`.
+
+    Raises:
+        InvalidField: fields are wrong, and all are named; or they are of a generation, and only edits have them.
+        UnknownField: fields are unknown.
+    """
+    generates = issubclass(kind, GenerationParameters) and not issubclass(kind, EditParameters)
+    if of_edits := sorted(EDIT_FIELDS.intersection(given)) if generates else []:
+        raise InvalidField(
+            f"A generation begins without a picture: {', '.join(of_edits)} belong to edits.",
+            field=of_edits[0],
+            received=", ".join(of_edits),
+            accepted=f"leave {' and '.join(of_edits)} out, or ask for an edit",
+        )
     try:
         return kind.model_validate(given, extra="forbid")
     except ValidationError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import InvalidField, SizeMismatch
@@ -14,6 +14,7 @@ from giornata.wire.models import SETTINGS, Guidance, ModelCard, Sampler, StepCac
 from giornata.wire.requests import (
     EACH_PADDING,
     EACH_REGIONS,
+    FIELDS,
     MAX_STEPS,
     REFERENCE,
     EditParameters,
@@ -84,27 +85,6 @@ def filled(parameters: P, card: ModelCard, task: Task) -> P:
 # edit that keeps nothing: full noise, no reuse.
 
 
-FIELDS: Final[Mapping[Task, tuple[str, ...]]] = {
-    Task.EDIT: ("image", "mask", REFERENCE, *CONTROL_IMAGES, "template_id", *EditParameters.model_fields),
-    Task.GENERATE: (REFERENCE, *CONTROL_IMAGES, *GenerationParameters.model_fields),
-}
-"""Fields of each task, the same at every door; a model may take fewer of them."""
-EDIT_FIELDS: Final = frozenset(FIELDS[Task.EDIT]).difference(FIELDS[Task.GENERATE])
-"""Fields that only edits have."""
-
-
-def check_fields(given: Iterable[str]) -> None:
-    """Raise InvalidField where a generation names fields that only edits have."""
-    of_edits = sorted(EDIT_FIELDS.intersection(given))
-    if of_edits:
-        raise InvalidField(
-            f"A generation begins without a picture: {', '.join(of_edits)} belong to edits.",
-            field=of_edits[0],
-            received=", ".join(of_edits),
-            accepted=f"leave {' and '.join(of_edits)} out, or ask for an edit",
-        )
-
-
 def carried_out(generation: GenerationParameters) -> EditParameters:
     """The parameters with which a job without image is carried out."""
     fields = {name: getattr(generation, name) for name in GenerationParameters.model_fields}
@@ -114,17 +94,10 @@ def carried_out(generation: GenerationParameters) -> EditParameters:
 def fitted(parameters: EditParameters, card: ModelCard) -> EditParameters:
     """A generation's `parameters` with the defaults that the model has for generations.
 
-    SizeMismatch where a side is no multiple of the side of the model's tokens, InvalidField where the background is to
-    be transparent.
+    SizeMismatch where a side is no multiple of the side of the model's tokens, InvalidField as :func:`check_taken`.
     """
     check_multiple(parameters, card)
-    if parameters.background == "transparent":
-        raise InvalidField(
-            f"The model {card.name} ({card.family}) makes opaque pictures from text; none that is served makes others.",
-            field="background",
-            received=parameters.background,
-            accepted="auto or opaque; an edit keeps the transparency of its image",
-        )
+    check_taken(vars(parameters), card, Task.GENERATE)
     return filled(parameters, card, Task.GENERATE)
 
 
@@ -142,12 +115,86 @@ def check_multiple(parameters: GenerationParameters, card: ModelCard) -> None:
     )
 
 
-_BY_CARD: Final[tuple[tuple[str, Callable[[ModelCard], bool], str], ...]] = (
-    ("guidance_scale", attrgetter("takes_guidance"), "guidance_scale"),
-    ("negative_prompt", attrgetter("takes_negative_prompt"), "negative prompt"),
-    ("true_cfg_scale", attrgetter("takes_true_cfg"), "true classifier-free guidance"),
+# Which field applies to which model: the one table that validation, the catalogue of models, and through it the
+# studio and other clients, read. `FIELDS` of :mod:`giornata.wire.requests` tells which ones a task has at all.
+
+
+class FieldRule(NamedTuple):
+    """A field that not every model takes, or not with every value."""
+
+    names: tuple[str, ...]
+    """The field, and those that mean nothing without it."""
+    takes: Callable[[ModelCard, Any], bool]
+    """Whether a model takes a value of the field; of None, whether it takes any."""
+    lacks: Callable[[ModelCard, Any], str]
+    """Says of a model that it does not take a value."""
+    accepted: Callable[[ModelCard], str]
+    others: str = "models that take it"
+    tasks: tuple[Task, ...] = tuple(Task)
+    """The tasks whose requests are held to it."""
+
+
+def _flag(field: str, takes: Callable[[ModelCard], bool], called: str) -> FieldRule:
+    """The rule of a field that a model takes with every value, or not at all."""
+    return FieldRule(
+        (field,), lambda card, _: takes(card), lambda *_: f"takes no {called}", lambda _: f"leave {field} out"
+    )
+
+
+RULES: Final = (
+    _flag("guidance_scale", attrgetter("takes_guidance"), "guidance_scale"),
+    _flag("negative_prompt", attrgetter("takes_negative_prompt"), "negative prompt"),
+    _flag("true_cfg_scale", attrgetter("takes_true_cfg"), "true classifier-free guidance"),
+    FieldRule(
+        ("sampler",),
+        lambda card, sampler: sampler in {None, *card.samplers},
+        lambda _, sampler: f"does not take the sampler {sampler}",
+        lambda card: ", ".join(card.samplers),
+    ),
+    FieldRule(
+        ("step_cache", *SETTINGS),
+        lambda card, cache: cache is StepCache.OFF or (cache or StepCache.TAYLORSEER) in card.step_caches,
+        lambda _, cache: f"has no step cache {cache} where it is served",
+        lambda card: ", ".join((StepCache.OFF, *card.step_caches)),
+    ),
+    FieldRule(
+        (REFERENCE,),
+        lambda card, count: (1 if count is None else count) <= card.max_references,
+        lambda card, _: f"takes {'fewer' if card.max_references else 'no'} references",
+        lambda card: f"at most {card.max_references}" if card.max_references else f"leave {REFERENCE} out",
+        "models that take so many",
+    ),
+    FieldRule(
+        ("background",),
+        lambda _, background: background != "transparent",
+        lambda *_: "makes opaque pictures from text; none that is served makes others",
+        lambda _: "auto or opaque; an edit keeps the transparency of its image",
+        tasks=(Task.GENERATE,),
+    ),
 )
-"""Fields that a model may not take, whether it does, and what they are called."""
+"""Rules by a model's card. What a request names beside the model, as ControlNets and LoRAs, is looked up, and refused
+where it is not found; so are masks from words."""
+
+
+def check_taken(
+    given: Mapping[str, Any], card: ModelCard, task: Task = Task.EDIT, served: Iterable[ModelCard] = ()
+) -> None:
+    """Raise InvalidField where a model does not take a value of the fields `given`; it names `served` ones that do.
+
+    The value of :data:`REFERENCE` is how many there are. Fields without a rule, and values of None, are let through.
+    """
+    for rule in RULES:
+        field, value = rule.names[0], given.get(rule.names[0])
+        if task not in rule.tasks or value is None or rule.takes(card, value):
+            continue
+        able = ", ".join(sorted(each.name for each in served if rule.takes(each, value)))
+        received = {"negative_prompt": "a text", REFERENCE: f"{value} picture{'s' if value != 1 else ''}"}
+        raise InvalidField(
+            f"The model {card.name} ({card.family}) {rule.lacks(card, value)}.",
+            field=field,
+            received=received.get(field, value),
+            accepted=rule.accepted(card) + (f"; {rule.others}: {able}" if able else ""),
+        )
 
 
 def fields_of(card: ModelCard, *, controlled: bool, masked: bool) -> Mapping[Task, list[str]]:
@@ -155,10 +202,8 @@ def fields_of(card: ModelCard, *, controlled: bool, masked: bool) -> Mapping[Tas
 
     Some ControlNet is served with the model where it is `controlled`, and masks from words are where it is `masked`.
     """
-    refused = {field for field, takes, _ in _BY_CARD if not takes(card)}
-    refused |= set() if card.max_references else {REFERENCE}
+    refused = {name for rule in RULES if not rule.takes(card, None) for name in rule.names}
     refused |= set() if masked else set(SegmentationFields.model_fields)
-    refused |= set() if StepCache.TAYLORSEER in card.step_caches else {"step_cache", *SETTINGS}
     refused |= set() if controlled else {"controlnets", *CONTROL_IMAGES}
     return {task: [name for name in FIELDS[task] if name not in refused] for task in card.tasks}
 
@@ -171,7 +216,14 @@ def resolve(
     `seed` is used where the application named none; `served` are the models that an error may name. InvalidField if a
     field does not apply to this model, or has no effect with the others.
     """
-    _check_taken(parameters, card, served)
+    check_taken(vars(parameters), card, served=served)
+    if parameters.step_cache is not StepCache.OFF and parameters.controlnets:
+        raise InvalidField(
+            "What ControlNets add belongs to one step; steps that are skipped have no place for it.",
+            field="step_cache",
+            received=f"{parameters.step_cache} with controlnets",
+            accepted=f"{StepCache.OFF}, or no controlnets",
+        )
     named: dict[str, object] = {
         "model": card.name,  # not an alias
         "seed": seed if parameters.seed is None else parameters.seed,
@@ -220,38 +272,3 @@ def guided_by(job: Job) -> float | None:
     """
     older = job.parameters.true_cfg_scale or 0.0
     return older if job.cfg_scale is None and older > 1 else job.cfg_scale
-
-
-def _check_taken(parameters: EditParameters, card: ModelCard, served: Iterable[ModelCard]) -> None:
-    """InvalidField if a field does not apply to the model; names the models of `served` that take it."""
-
-    def refused(field: str, why: str, accepted: str, takes: Callable[[ModelCard], bool]) -> InvalidField:
-        received = getattr(parameters, field)
-        able = ", ".join(sorted(each.name for each in served if takes(each)))
-        return InvalidField(
-            f"The model {card.name} ({card.family}) {why}.",
-            field=field,
-            received="a text" if field == "negative_prompt" else received,
-            accepted=accepted + (f"; models that take it: {able}" if able else ""),
-        )
-
-    for field, takes, what in _BY_CARD:
-        if getattr(parameters, field) is not None and not takes(card):
-            raise refused(field, f"takes no {what}", f"leave {field} out", takes)
-    sampler, cache = parameters.sampler, parameters.step_cache
-    if sampler is not None and sampler not in card.samplers:
-        why, accepted = f"does not take the sampler {sampler}", ", ".join(card.samplers)
-        raise refused("sampler", why, accepted, lambda each: sampler in each.samplers)
-    if cache is StepCache.OFF:
-        return
-    if cache not in card.step_caches:
-        why = f"has no step cache {cache} where it is served"
-        accepted = ", ".join((StepCache.OFF, *card.step_caches))
-        raise refused("step_cache", why, accepted, lambda each: cache in each.step_caches)
-    if parameters.controlnets:
-        raise InvalidField(
-            "What ControlNets add belongs to one step; steps that are skipped have no place for it.",
-            field="step_cache",
-            received=f"{cache} with controlnets",
-            accepted=f"{StepCache.OFF}, or no controlnets",
-        )

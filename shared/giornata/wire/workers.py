@@ -15,8 +15,6 @@ from giornata.wire.messages import MaskCard
 from giornata.wire.models import BlockSpec, ModelCard
 from giornata.wire.values import BlockMode, WireModel
 
-# Devices of a host, as telemetry tells them.
-
 
 class HostDevice(WireModel):
     """A GPU of a host."""
@@ -27,9 +25,6 @@ class HostDevice(WireModel):
     """What names it on the host, whoever looks: ``GPU-8f7d4a5c-…``."""
     claimed: bool = False
     """Whether the instance has claimed it; others may use one that is not."""
-
-
-# What a router tells of the jobs that wait, of what steps cost, and of JetStream's room.
 
 
 class CostFit(WireModel):
@@ -85,10 +80,6 @@ class StoreRoom(WireModel):
     def nearly_full(self) -> bool:
         """Return whether an operator should look at it: it holds four fifths of what it may."""
         return 5 * self.used_bytes >= 4 * self.limit_bytes
-
-
-# What an instance tells of itself 2-4 times a second, and the fleet as gateways tell it. Silence means
-# death.
 
 
 class ServiceName(StrEnum):
@@ -352,7 +343,7 @@ class WorkerState(WireModel):
     resident: dict[Tier, tuple[str, ...]] | None = None
     """Ids (:func:`giornata.wire.templates.picture_id`) of pictures with a recording here, at most 256 a tier, the last
     used first. None: as the worker told last; telemetry has them when they change, and every few seconds
-    (:mod:`giornata.bus.telemetry`).
+    (:mod:`giornata.bus.bus`).
     """
     adapters: AdapterCounters | None = None
     adapters_resident: dict[Tier, tuple[str, ...]] | None = None

@@ -32,8 +32,8 @@ from giornata.wire.workers import FleetView, InstanceView, ServiceName
 from giornata_gateway.admission import ByteReservation
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http import server as studio
-from giornata_gateway.http.openapi import document
 from giornata_gateway.http.responses import EVENT_STREAM, GATEWAY, JSON, error_answer, frame, json_answer
+from giornata_gateway.http.routes import document
 from giornata_gateway.http.uploads import read_json, read_upload
 from giornata_gateway.rules.adapters import in_order
 from giornata_gateway.rules.forms import (
@@ -48,11 +48,11 @@ from giornata_gateway.rules.forms import (
     read_mask_form,
 )
 from giornata_gateway.rules.tenants import Tenant
-from giornata_gateway.views.answers import ErrorDetail
 from giornata_gateway.views.catalog import model_list
 from giornata_gateway.views.jobs import (
     KINDS,
     ControlShare,
+    ErrorDetail,
     JobView,
     LoraShare,
     PartialImageEvent,

@@ -4,6 +4,7 @@ import { EventParser } from "/studio/js/sse.js";
 import { History } from "/studio/js/history.js";
 import { MAX_PIXELS, Mask, union } from "/studio/js/mask.js";
 import { toldPrompts } from "/studio/js/prompts.js";
+import { keep, kept, recall, remember } from "/studio/js/saved.js";
 import * as viewport from "/studio/js/viewport.js";
 
 function equal(got, wanted) {
@@ -51,7 +52,7 @@ export const tests = {
   "a stroke has no gaps and is every pixel near its line"() {
     const random = numbers(7);
     const draw = (limit) => random.next().value * limit;
-    for (let round = 0; round < 40; round++) {
+    for (let round = 0; round < 10; round++) {
       const mask = new Mask(24, 17);
       const [a, b, radius] = [{ x: draw(30) - 3, y: draw(22) - 3 }, { x: draw(30) - 3, y: draw(22) - 3 }, 1 + draw(4)];
       mask.stroke(a, b, radius, 1);
@@ -256,5 +257,31 @@ export const tests = {
     const parser = new EventParser();
     equal(parser.push("data: half\n"), []);
     equal(parser.push("\n").length, 1);
+  },
+
+  async "the latest edits are kept, as many and as large as there is room for"() {
+    const edit = (id, bytes, days = 0) => ({
+      id, prompt: id, bounds: null, shown: 0, savedMs: Date.now() - days * 86400e3 + Number(id.slice(1)),
+      before: { blob: null }, pictures: [{ seed: 1, blob: new Blob([new Uint8Array(bytes)]) }],
+    });
+    const ids = async () => (await kept()).map(({ id }) => id);
+    for (let i = 10; i < 24; i++) await keep(edit(`e${i}`, 1000));
+    const many = await ids();
+    equal(many, [23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12].map((i) => `e${i}`));
+    await keep(edit("e50", 200e6));
+    equal(await ids(), ["e50", ...many.slice(0, 11)]);
+    await keep(edit("e60", 100e6)); // together they are more than is kept
+    await keep(edit("e09", 10, 31));
+    equal(await ids(), ["e60"]);
+  },
+  async "an edit under way that is older than a day is found no more, and is deleted"() {
+    const now = Date.now;
+    const after = async (hours) => {
+      Date.now = () => now() + hours * 3600e3;
+      return (await recall())?.prompt ?? null;
+    };
+    await remember("job-1", { prompt: "a red star" });
+    equal([await after(23), await after(25), await after(0)], ["a red star", null, null]);
+    Date.now = now;
   },
 };

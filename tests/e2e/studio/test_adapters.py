@@ -11,8 +11,7 @@ from playwright.async_api import Page, expect
 from giornata.wire.adapters import MAX_LORAS, ControlCard, ControlKind
 from giornata.wire.errors import InvalidField
 from giornata.wire.loras import LoraState
-from giornata_gateway.views.answers import ErrorDetail
-from giornata_gateway.views.jobs import ControlShare, LoraShare
+from giornata_gateway.views.jobs import ControlShare, ErrorDetail, LoraShare
 from tests.e2e.studio.easel import file_of, finished, masked, ready
 from tests.e2e.studio.gateway import (
     BLUE,
@@ -62,23 +61,18 @@ async def texts(page: Page) -> list[str]:
     return await page.locator("#lora-choice option").all_inner_texts()
 
 
-async def test_somebody_who_uses_none_sees_closed_lines_and_sends_nothing(opened: Open) -> None:
-    gateway = FakeGateway(loras=LORAS)
-    async with opened(gateway) as (page, _):
-        await masked(page)
-        await expect(page.locator("#lora-section")).not_to_have_attribute("open", "")
-        await expect(page.locator("#lora-choice")).to_be_hidden()
-        await page.click("#go")
-        await finished(page)
-        await expect(page.locator("#result-adapters")).to_be_hidden()
-    assert not any("lora" in name or "control" in name for name in gateway.sent[0].fields)
-
-
-async def test_ready_loras_of_the_model_are_chosen_scaled_removed_and_sent(opened: Open) -> None:
+async def test_ready_loras_of_the_model_are_chosen_scaled_removed_and_sent_and_else_nothing(
+    opened: Open,
+) -> None:
     gateway = FakeGateway(models=[FILL, PAINTER], loras=LORAS)
     async with opened(gateway) as (page, _):
         await masked(page)
         await page.select_option("#model", "tiny")
+        await expect(page.locator("#lora-section")).not_to_have_attribute("open", "")
+        await expect(page.locator("#lora-choice")).to_be_hidden()
+        await page.click("#go")
+        await finished(page, 1)
+        await expect(page.locator("#result-adapters")).to_be_hidden()
         await page.click("#lora-section summary")
         await expect(page.locator("#lora-choice option")).to_have_count(3)
         assert await texts(page) == ["Choose a LoRA", "rims", "lora_00000000…"]
@@ -91,14 +85,15 @@ async def test_ready_loras_of_the_model_are_chosen_scaled_removed_and_sent(opene
         await expect(page.locator("#lora-note")).to_have_text("1")
         await page.select_option("#lora-wait", "bounded")
         await page.click("#go")
-        await finished(page)
+        await finished(page, 2)
         await page.select_option("#model", "painter")
         await expect(page.locator("#lora-cards .card")).to_have_count(0)
         await page.click("#go")
-        await finished(page, 2)
+        await finished(page, 3)
         await page.select_option("#model", "tiny")
         await expect(page.get_by_role("group", name="LoRA rims")).to_be_visible()
-    with_lora, without = gateway.sent
+    unused, with_lora, without = gateway.sent
+    assert not any("lora" in name or "control" in name for name in unused.fields)
     assert lists(with_lora) == {"loras": [{"id": LORAS[0].id, "scale": 0.6}]}
     assert with_lora.fields["lora_wait"] == "bounded"
     assert not {"loras", "lora_wait"} & without.fields.keys()

@@ -74,7 +74,9 @@ async def test_draw_erase_invert_clear_undo_redo(opened: Open) -> None:
         await expect(page.locator("[data-tool=rectangle]")).to_have_attribute("aria-pressed", "true")
 
 
-async def test_the_other_button_erases_and_the_brush_grows_with_the_picture(opened: Open) -> None:
+async def test_the_other_button_erases_the_brush_grows_with_the_picture_and_the_view_moves(
+    opened: Open,
+) -> None:
     async with opened() as (page, _):
         await open_picture(page, file(scene(200, 200)))
         await expect(page.locator("#brush-size-text")).to_have_text("48 px")
@@ -91,13 +93,8 @@ async def test_the_other_button_erases_and_the_brush_grows_with_the_picture(open
         await page.mouse.up(button="right")
         assert await masked_share(page) < thick
         size = int((await page.inner_text("#brush-size-text")).split()[0])
-        await open_picture(page, file(np.full((1200, 1536, 3), GREY, np.uint8)))
+        await open_picture(page, file(scene(1536, 1200)))
         await expect(page.locator("#brush-size-text")).to_have_text(f"{2 * size} px")
-
-
-async def test_zoom_and_pan_by_wheel_and_buttons(opened: Open) -> None:
-    async with opened() as (page, _):
-        await open_picture(page, file(scene(800, 800)))
         fitted = await page.inner_text("#zoom-text")
         x, y = await middle(page)
         await page.mouse.move(x + 100, y)
@@ -233,12 +230,25 @@ HAND_OVER = """([kind, text]) => {
 }"""
 
 
-async def test_a_picture_is_pasted_or_dropped_and_what_is_none_is_refused(opened: Open) -> None:
-    async with opened() as (page, _):
+async def load_mask(page: Page, mask: Pixels) -> None:
+    await page.set_input_files("#mask-file", file_of(file(mask)))
+
+
+async def test_pictures_and_masks_come_from_files_or_by_hand_and_what_is_none_is_refused(
+    opened: Open,
+) -> None:
+    gateway = FakeGateway()
+    half = np.zeros((64, 64), np.uint8)
+    half[:, 32:] = 255
+    cut = np.full((SIDE, SIDE, 4), 255, np.uint8)
+    cut[: SIDE // 2, : SIDE // 2, 3] = 0
+    async with opened(gateway) as (page, _):
         await ready(page)
         await page.set_input_files("#file", file_of(b"no picture"))
         await expect(page.locator("#picture-error")).to_contain_text("cannot be read as a picture")
         await expect(page.locator("#picture-error code")).to_have_text("picture_unreadable")
+        await load_mask(page, half)
+        await expect(page.locator("#picture-error")).to_contain_text("Choose a picture first.")
         await page.evaluate(HAND_OVER, ["dragenter", ""])
         await expect(page.locator("#veil")).to_be_visible()
         for kind, side in (("drop", 60), ("paste", 70)):
@@ -247,35 +257,6 @@ async def test_a_picture_is_pasted_or_dropped_and_what_is_none_is_refused(opened
             await expect(page.locator("#picture-note")).to_contain_text(str(side))
         await expect(page.locator("#picture-error")).to_be_hidden()
 
-
-async def test_transparent_pixels_are_the_mask_of_a_picture_that_has_any(opened: Open) -> None:
-    gateway = FakeGateway()
-    cut = np.full((SIDE, SIDE, 4), 255, np.uint8)
-    cut[: SIDE // 2, : SIDE // 2, 3] = 0
-    async with opened(gateway) as (page, _):
-        await open_picture(page, file(cut))
-        await expect(page.locator("#picture-note")).to_contain_text("transparent parts masked")
-        assert await masked_share(page) == 25
-        await page.click("#undo")
-        await expect(page.locator("#stage-note")).to_have_text(NOTHING)
-        await page.click("#redo")
-        await edit(page, prompt="a red star")
-        await finished(page)
-        assert np.array_equal(mask_of(gateway.sent[0]), cut[..., 3] < 128)
-        await open_picture(page, plain(GREY))
-        await expect(page.locator("#stage-note")).to_have_text(NOTHING)
-
-
-async def test_a_mask_file_becomes_the_mask(opened: Open) -> None:
-    async def load_mask(page: Page, mask: Pixels) -> None:
-        await page.set_input_files("#mask-file", file_of(file(mask)))
-
-    half = np.zeros((64, 64), np.uint8)
-    half[:, 32:] = 255
-    async with opened() as (page, _):
-        await ready(page)
-        await load_mask(page, half)
-        await expect(page.locator("#picture-error")).to_contain_text("Choose a picture first.")
         await open_picture(page, plain(GREY))
         await load_mask(page, half)
         await expect(page.locator("#stage-note")).to_contain_text("50 %")
@@ -286,6 +267,18 @@ async def test_a_mask_file_becomes_the_mask(opened: Open) -> None:
         await expect(page.locator("#picture-error code")).to_have_text("mask_size_mismatch")
         await page.click("#undo")
         await page.click("#undo")
+        await expect(page.locator("#stage-note")).to_have_text(NOTHING)
+
+        await open_picture(page, file(cut))  # its transparent pixels are its mask
+        await expect(page.locator("#picture-note")).to_contain_text("transparent parts masked")
+        assert await masked_share(page) == 25
+        await page.click("#undo")
+        await expect(page.locator("#stage-note")).to_have_text(NOTHING)
+        await page.click("#redo")
+        await edit(page, prompt="a red star")
+        await finished(page)
+        assert np.array_equal(mask_of(gateway.sent[0]), cut[..., 3] < 128)
+        await open_picture(page, plain(GREY))
         await expect(page.locator("#stage-note")).to_have_text(NOTHING)
 
 
@@ -353,25 +346,19 @@ async def test_what_words_name_becomes_the_mask_and_is_edited_like_one_that_was_
         await page.click("#redo")
         await edit(page, prompt="a blue star")
         await finished(page)
-    (asked,), (sent,) = gateway.named, gateway.sent
-    assert asked.fields == {"prompt": "the red circle"}
-    assert asked.body.image == plain(GREY)
-    assert "mask_prompt" not in sent.fields, "what was found is sent as what was drawn is"
-    assert np.array_equal(mask_of(sent), box(SIDE, SIDE) > 0)
-
-
-async def test_a_mask_that_comes_after_another_picture_was_opened_is_dropped(opened: Open) -> None:
-    gateway = FakeGateway(masks={"tiny": CARD}, found=(file(box(SIDE, SIDE)),))
-    gateway.accepts.clear()
-    async with opened(gateway) as (page, _):
+        gateway.accepts.clear()
         await open_picture(page, plain(GREY))
-        await page.fill("#words", "the circle")
         await page.click("#find")
         await expect(page.locator("#find")).to_be_disabled()
         await open_picture(page, plain(GREY), "other.png")
         gateway.accepts.set()
         await expect(page.locator("#find")).to_be_enabled()
-        await expect(page.locator("#stage-note")).to_have_text(NOTHING)
+        await expect(page.locator("#stage-note")).to_have_text(NOTHING)  # it came too late
+    (asked, _), (sent,) = gateway.named, gateway.sent
+    assert asked.fields == {"prompt": "the red circle"}
+    assert asked.body.image == plain(GREY)
+    assert "mask_prompt" not in sent.fields, "what was found is sent as what was drawn is"
+    assert np.array_equal(mask_of(sent), box(SIDE, SIDE) > 0)
 
 
 async def test_a_click_takes_or_leaves_one_of_what_was_found(opened: Open) -> None:
@@ -403,7 +390,8 @@ async def test_a_click_takes_or_leaves_one_of_what_was_found(opened: Open) -> No
 
 
 async def test_from_text_there_is_nothing_to_mask(opened: Open) -> None:
-    async with opened(FakeGateway(models=[PAINTER], masks={PAINTER.name: CARD})) as (page, _):
+    gateway = FakeGateway(models=[PAINTER], masks={PAINTER.name: CARD})
+    async with opened(gateway) as (page, _):
         await masked(page)
         share = await masked_share(page)
         await expect(page.locator("#words")).to_be_visible()
@@ -422,6 +410,14 @@ async def test_from_text_there_is_nothing_to_mask(opened: Open) -> None:
         await from_text(page)
         await expect(page.get_by_role("heading", name="The picture appears here")).to_be_visible()
         await expect(page.get_by_role("heading", name="Drop a picture here")).to_be_hidden()
+        await masked(page)  # who opens a picture wants to edit it
+        await expect(page.locator("#strength")).to_be_visible()
+        await page.click("#go")
+        await finished(page)
+        await expect(page.locator("#compare-label")).to_be_visible()
+    [sent] = gateway.sent
+    assert sent.body.mask
+    assert "size" not in sent.fields
 
 
 SIZES = """async (files) => Promise.all(files.map(async (file) => {

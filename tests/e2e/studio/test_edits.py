@@ -40,11 +40,30 @@ ONCE_FAILING = """([kind, method, message]) => {
 }"""
 
 
-async def test_what_is_set_is_what_is_sent(opened: Open) -> None:
+async def test_what_an_edit_lacks_is_told_at_its_place_and_what_is_set_is_sent(opened: Open) -> None:
     gateway = FakeGateway()
     async with opened(gateway) as (page, _):
-        await masked(page)
-        await edit(page, steps=7, guidance=3.5, strength=0.6, n=1, seed=11, blur=3)
+        await ready(page)
+        await expect(page.locator("#strength")).to_be_visible()
+        for missing in ("#task", "#size", "#words", "#speed", "#reference", "#controlnet-section"):
+            await expect(page.locator(missing)).to_be_hidden()  # of models that can do more
+        await page.click("#go")
+        await expect(page.locator("#edit-error")).to_have_text("Choose a picture first.")
+        await open_picture(page, plain(GREY))
+        await expect(page.locator("#edit-error")).to_be_hidden()
+        await page.click("#go")
+        await expect(page.locator("#edit-error")).to_have_text("Paint over what is to change first.")
+        await drag(page, (-60, 0), (60, 0))
+        await expect(page.locator("#edit-error")).to_be_hidden()
+        await edit(page, steps=0)
+        await expect(page.locator("#prompt-error")).to_have_text(
+            "Write a prompt: what belongs into the mask."
+        )
+        await expect(page.locator("#steps-error")).to_have_text("From 1 to 200.")
+        await expect(page.locator("#prompt")).to_be_focused()
+        await expect(page.locator("#run")).to_be_hidden()
+        assert gateway.sent == []
+        await edit(page, prompt="a red star", steps=7, guidance=3.5, strength=0.6, n=1, seed=11, blur=3)
         await finished(page)
     (sent,) = gateway.sent
     assert sent.body.image == plain(GREY)
@@ -63,35 +82,21 @@ async def test_what_is_set_is_what_is_sent(opened: Open) -> None:
     }
 
 
-async def test_what_an_edit_lacks_is_told_at_its_place_until_it_is_there(opened: Open) -> None:
-    gateway = FakeGateway()
-    async with opened(gateway) as (page, _):
-        await ready(page)
-        await page.click("#go")
-        await expect(page.locator("#edit-error")).to_have_text("Choose a picture first.")
-        await open_picture(page, plain(GREY))
-        await expect(page.locator("#edit-error")).to_be_hidden()
-        await page.click("#go")
-        await expect(page.locator("#edit-error")).to_have_text("Paint over what is to change first.")
-        await drag(page, (-60, 0), (60, 0))
-        await expect(page.locator("#edit-error")).to_be_hidden()
-        await edit(page, steps=0)
-        await expect(page.locator("#prompt-error")).to_have_text(
-            "Write a prompt: what belongs into the mask."
-        )
-        await expect(page.locator("#steps-error")).to_have_text("From 1 to 200.")
-        await expect(page.locator("#prompt")).to_be_focused()
-        await expect(page.locator("#run")).to_be_hidden()
-        assert gateway.sent == []
-
-
-async def test_the_gateways_error_stands_at_the_field_it_names_and_the_pictures_at_the_picture(
+async def test_a_sample_presets_its_mask_prompt_and_crop_and_the_gateways_error_stands_at_its_field(
     opened: Open,
 ) -> None:
-    gateway = FakeGateway()
+    one, two = (FILL.model_copy(update={"name": str(size), "native_size": size}) for size in (511, 512))
+    gateway = FakeGateway(models=[one, two])
     async with opened(gateway) as (page, watch):
         watch.expected += ["status of 400", "status of 413"]
-        await open_sample(page)
+        for title, prompt in (("Add a star", "a blue star"), ("Remove a circle", "remove it")):
+            await open_sample(page, title)
+            await expect(page.locator("#prompt")).to_have_value(prompt)
+        await open_sample(page, "Astronaut")
+        for name, cropped in (("511", True), ("512", False)):  # larger than the model's own size, or not
+            await page.select_option("#model", name)
+            await expect(page.locator("#crop")).to_be_checked(checked=cropped)
+        await expect(page.locator("#padding")).to_have_value(str(PHOTOGRAPH_PADDING))
         await page.evaluate("document.getElementById('steps').removeAttribute('max')")
         await edit(page, steps=100_000)
         await expect(page.locator("#steps-error")).to_contain_text("200")
@@ -105,22 +110,6 @@ async def test_the_gateways_error_stands_at_the_field_it_names_and_the_pictures_
         await page.click("#go")
         await finished(page)
         await expect(page.locator("p.error:visible")).to_have_count(0)
-
-
-async def test_a_sample_presets_its_mask_its_prompt_and_its_crop(opened: Open) -> None:
-    one, two = (FILL.model_copy(update={"name": str(size), "native_size": size}) for size in (511, 512))
-    gateway = FakeGateway(models=[one, two])
-    async with opened(gateway) as (page, _):
-        for title, prompt in (("Add a star", "a blue star"), ("Remove a circle", "remove it")):
-            await open_sample(page, title)
-            await expect(page.locator("#prompt")).to_have_value(prompt)
-        await open_sample(page, "Astronaut")
-        for name, cropped in (("511", True), ("512", False)):  # larger than the model's own size, or not
-            await page.select_option("#model", name)
-            await expect(page.locator("#crop")).to_be_checked(checked=cropped)
-        await expect(page.locator("#padding")).to_have_value(str(PHOTOGRAPH_PADDING))
-        await page.click("#go")
-        await finished(page)
     assert gateway.sent[0].fields["prompt"] == "a red star"
     assert pixels(gateway.sent[0].body.picture).shape[:2] == (512, 512)
 
@@ -155,24 +144,12 @@ async def test_a_picture_much_larger_than_the_models_own_is_cropped_unless_a_per
     assert [sent.fields.get("padding_mask_crop") for sent in gateway.sent] == ["48", None]
 
 
-async def test_a_picture_that_is_cut_or_refused_on_its_way_is_fetched_again(opened: Open) -> None:
+async def test_what_nobody_foresaw_is_told_the_next_edit_works_and_its_picture_is_fetched_again(
+    opened: Open,
+) -> None:
     gateway = FakeGateway()
     async with opened(gateway) as (page, watch):
         watch.expected.append("status of 503")
-        gateway.refusals["/v1/jobs/job-1/image"] = ServiceUnavailable("Busy.")
-        await masked(page)
-        await page.evaluate(ONCE_FAILING, ["Response", "blob", "network error"])
-        await edit(page)
-        await expect(page.locator("#run-link")).to_contain_text("Trying again.")
-        gateway.refusals.clear()
-        await finished(page)
-        await expect(page.locator("#run-link")).to_be_hidden()
-        await expect(page.locator("#edit-error")).to_be_hidden()
-
-
-async def test_what_nobody_foresaw_is_told_and_the_next_edit_works(opened: Open) -> None:
-    gateway = FakeGateway()
-    async with opened(gateway) as (page, watch):
         watch.expected += ["no canvas today", "no room today", "ERR_INTERNET_DISCONNECTED"]
         await masked(page)
         await page.evaluate(ONCE_FAILING, ["OffscreenCanvas", "convertToBlob", "no canvas today"])
@@ -185,17 +162,29 @@ async def test_what_nobody_foresaw_is_told_and_the_next_edit_works(opened: Open)
         await expect(page.locator("#stage-note")).to_contain_text("masked")  # nothing is lost
         assert gateway.sent == []
         await page.context.set_offline(False)
+        gateway.refusals["/v1/jobs/job-1/image"] = ServiceUnavailable("Busy.")
+        await page.evaluate(
+            ONCE_FAILING, ["Response", "blob", "network error"]
+        )  # it is cut, and then refused
+        await edit(page)
+        await expect(page.locator("#run-link")).to_contain_text("Trying again.")
+        gateway.refusals.clear()
+        await finished(page, 1)
+        await expect(page.locator("#run-link")).to_be_hidden()
+        await expect(page.locator("#edit-error")).to_be_hidden()
         await page.evaluate(
             "() => { Storage.prototype.setItem = () => { throw new Error('no room today'); }; }"
         )
         await edit(page)
-        await finished(page)  # though a reload would not find it again
+        await finished(page, 2)  # though a reload would not find it again
         await expect(page.locator("#edit-error")).to_contain_text("no room today")
         await page.evaluate("() => { Promise.reject(new Error('no canvas today')); }")
         await expect(page.locator("#edit-error")).to_contain_text("no canvas today")
 
 
-async def test_however_often_edit_is_pressed_there_is_one_job(opened: Open) -> None:
+async def test_however_often_edit_is_pressed_there_is_one_job_and_cancel_ends_it_while_it_is_sent(
+    opened: Open,
+) -> None:
     gateway = FakeGateway()
     gateway.ends.clear()
     async with opened(gateway) as (page, _):
@@ -213,14 +202,8 @@ async def test_however_often_edit_is_pressed_there_is_one_job(opened: Open) -> N
         await page.keyboard.up("Enter")
         await expect(page.locator("#run")).to_be_hidden()
         assert len(gateway.sent) == 2
-
-
-async def test_cancel_while_the_picture_is_sent_ends_the_job_that_comes_of_it(opened: Open) -> None:
-    gateway = FakeGateway()
-    gateway.accepts.clear()
-    gateway.ends.clear()
-    async with opened(gateway) as (page, _):
-        await masked(page)
+        gateway.accepts.clear()
+        gateway.ends.clear()
         await edit(page)
         await page.click("#cancel")
         await expect(page.locator("#run-text")).to_have_text(

@@ -59,14 +59,6 @@ async def sizes(page: Page) -> list[str]:
     return list(await page.eval_on_selector_all("#size option", "all => all.map(({ value }) => value)"))
 
 
-async def test_where_no_model_generates_there_is_no_choice_of_tasks(opened: Open) -> None:
-    async with opened() as (page, _):
-        await ready(page)
-        await expect(page.locator("#strength")).to_be_visible()
-        for missing in ("#task", "#size", "#words", "#speed", "#reference", "#controlnet-section"):
-            await expect(page.locator(missing)).to_be_hidden()
-
-
 async def test_a_picture_is_made_from_text_and_can_be_edited(opened: Open) -> None:
     gateway = FakeGateway(models=[PAINTER], pictures=2, events=preview(0, BLUE))
     gateway.ends.clear()
@@ -103,20 +95,6 @@ async def test_a_picture_is_made_from_text_and_can_be_edited(opened: Open) -> No
         "partial_images": 8,
         "priority": "interactive",
     }
-
-
-async def test_an_edit_after_a_change_of_mind_is_sent_as_one(opened: Open) -> None:
-    gateway = FakeGateway(models=[PAINTER])
-    async with opened(gateway) as (page, _):
-        await from_text(page)
-        await masked(page)  # a picture is opened
-        await expect(page.locator("#strength")).to_be_visible()
-        await page.click("#go")
-        await finished(page)
-        await expect(page.locator("#compare-label")).to_be_visible()
-    [sent] = gateway.sent
-    assert sent.body.mask
-    assert "size" not in sent.fields
 
 
 async def test_controls_are_those_of_the_chosen_model_and_task_on_the_narrowest_screen_too(

@@ -17,7 +17,7 @@ RUN = """async () => {
     const { tests } = await import("/modules.js");
     const failures = [];
     for (const [name, test] of Object.entries(tests)) {
-        try { test(); } catch (error) { failures.push(`${name}: ${error.message}`); }
+        try { await test(); } catch (error) { failures.push(`${name}: ${error.message}`); }
     }
     return { ran: Object.keys(tests).length, failures };
 }"""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from playwright.async_api import expect
 
-from giornata_gateway.views.answers import ErrorDetail
+from giornata_gateway.views.jobs import ErrorDetail
 from giornata_lab.bench.systems.edit_forms import pixels
 from tests.e2e.studio.easel import color_at, drag, edit, finished, masked, ready
 from tests.e2e.studio.gateway import GREEN, GREY, RED, SIDE, FakeGateway, Open, preview
@@ -168,42 +168,3 @@ async def test_earlier_edits_and_prompts_outlive_the_page_until_they_are_cleared
         await ready(page)
         await expect(page.locator("#visit")).to_be_hidden()
         await expect(page.locator("#invitation")).to_be_visible()
-
-
-async def test_the_browser_keeps_the_latest_edits_and_no_more(opened: Open) -> None:
-    async with opened() as (page, _):
-        await ready(page)
-        kept = await page.evaluate("""async () => {
-            const { keep, kept } = await import("./studio/js/saved.js");
-            const edit = (id, bytes, days = 0) => ({
-                id, prompt: id, bounds: null, shown: 0, savedMs: Date.now() - days * 86400e3 + Number(id.slice(1)),
-                before: { blob: null }, pictures: [{ seed: 1, blob: new Blob([new Uint8Array(bytes)]) }],
-            });
-            const ids = async () => (await kept()).map(({ id }) => id);
-            for (let i = 10; i < 24; i++) await keep(edit(`e${i}`, 1000));
-            const many = await ids();
-            await keep(edit("e50", 200e6));
-            const large = await ids();
-            await keep(edit("e60", 100e6));
-            await keep(edit("e09", 10, 31));
-            return { many, large, larger: await ids() };
-        }""")
-    assert kept["many"] == [f"e{number}" for number in range(23, 11, -1)]
-    assert kept["large"] == ["e50", *kept["many"][:11]]
-    assert kept["larger"] == ["e60"], "two of 300 MB together are more than is kept"
-
-
-async def test_what_is_older_than_a_day_is_found_no_more(opened: Open) -> None:
-    async with opened() as (page, _):
-        await ready(page)
-        found = await page.evaluate("""async () => {
-            const { recall, remember } = await import("./studio/js/saved.js");
-            const [now, hour] = [Date.now, 3600e3];
-            const after = async (hours) => {
-                Date.now = () => now() + hours * hour;
-                return (await recall())?.prompt ?? null;
-            };
-            await remember("job-1", { prompt: "a red star" });
-            return [await after(23), await after(25), await after(0)];
-        }""")
-    assert found == ["a red star", None, None], "what was too old is deleted"

@@ -37,18 +37,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+FOUND = """words => words.map((one) => {
+    const results = Search._performSearch(...Search._parseQuery(one));
+    return results.map(([page]) => page);
+})"""
+"""The pages that the search of Sphinx finds for each of several queries, as its own tests ask for them."""
+
+
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_search_finds_what_to_do_before_what_was_decided_and_the_front_leads_to_the_index(
+async def test_a_search_finds_what_to_do_and_not_what_was_decided_and_the_front_leads_to_the_index(
     browser: Browser, site: Path
 ) -> None:
     page = await browser.new_page()
     page.set_default_timeout(HUNG_MS)
-    for words in WORDS:
-        await page.goto(f"{site.as_uri()}/search.html?q={words}")
-        found = page.locator("#search-results ul.search li a")
-        await page.locator('#search-results a[href*="docs/troubleshooting.html"]').first.wait_for()
-        links = await found.evaluate_all("links => links.map(link => link.getAttribute('href'))")
-        assert not any("docs/adr/" in link or "CHANGELOG" in link for link in links), words
+    await page.goto(f"{site.as_uri()}/search.html?q={WORDS[0]}")
+    await page.locator('#search-results a[href*="docs/troubleshooting.html"]').first.wait_for()
+    for words, pages in zip(WORDS, await page.evaluate(FOUND, WORDS), strict=True):
+        assert "docs/troubleshooting" in pages, words
+        assert not any(one.startswith(("docs/adr/", "CHANGELOG")) for one in pages), words
     await page.goto(f"{site.as_uri()}/index.html")
     await page.wait_for_url("**/docs/index.html")
     assert await page.get_by_role("link", name="Troubleshooting").count()

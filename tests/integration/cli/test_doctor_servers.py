@@ -69,13 +69,11 @@ async def test_nats_that_is_set_up_otherwise(tmp_path: Path, config: str, told: 
     assert "deploy/nats.conf" in (found.remedy or "")
 
 
-async def test_nats_that_is_gone_or_does_not_let_us_in(
-    private_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("impatient")
+async def test_nats_that_is_gone_or_does_not_let_us_in(private_nats: NatsServer, tmp_path: Path) -> None:
     config = f'authorization {{ user: me, password: "{PASSWORD}" }}\njetstream {{ store_dir: "{tmp_path}" }}'
     with nats_server(tmp_path, f"max_payload: 8MB\n{config}") as port:
         assert (await checks.nats_server(f"nats://me:{PASSWORD}@127.0.0.1:{port}")).verdict is CheckStatus.OK
-        monkeypatch.setattr(checks, "ASK_S", 1)  # from now on nobody answers as is wished
         found = await checks.nats_server(f"nats://me:not-{PASSWORD}@127.0.0.1:{port}")
     assert found.verdict is CheckStatus.FAIL
     assert PASSWORD not in f"{found.sentence} {found.remedy}"
@@ -83,21 +81,16 @@ async def test_nats_that_is_gone_or_does_not_let_us_in(
     assert (await checks.nats_server(private_nats.url)).verdict is CheckStatus.FAIL
 
 
-@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
-async def test_a_blob_store_that_evicts(private_redis: tuple[str, Callable[[], None]], policy: str) -> None:
-    async with settings(private_redis[0], **{"maxmemory-policy": policy}):
-        found = await checks.blob_store(private_redis[0])
-    assert (found.verdict, policy in found.sentence) == (CheckStatus.FAIL, True)
-
-
-async def test_a_blob_store_that_forgets_is_a_warning(private_redis: tuple[str, Callable[[], None]]) -> None:
-    async with settings(private_redis[0], **{"maxmemory-policy": "noeviction"}):
-        found = await checks.blob_store(private_redis[0])
-    assert (found.verdict, "appendonly yes" in (found.remedy or "")) == (CheckStatus.WARN, True)
-
-
-async def test_a_blob_store_with_a_password(private_redis: tuple[str, Callable[[], None]]) -> None:
+async def test_a_blob_store_is_asked_for_its_settings_and_may_have_a_password(
+    private_redis: tuple[str, Callable[[], None]],
+) -> None:
     url, stop = private_redis
+    async with settings(url, **{"maxmemory-policy": "allkeys-lru"}):
+        found = await checks.blob_store(url)
+    assert (found.verdict, "allkeys-lru" in found.sentence) == (CheckStatus.FAIL, True)
+    async with settings(url, **{"maxmemory-policy": "noeviction"}):
+        found = await checks.blob_store(url)
+    assert (found.verdict, "appendonly yes" in (found.remedy or "")) == (CheckStatus.WARN, True)
     async with settings(url, requirepass=PASSWORD):
         assert "does not let us in" in (await checks.blob_store(url)).sentence
         wrong = await checks.blob_store(f"{url}?password=not-{PASSWORD}")

@@ -28,13 +28,6 @@ def test_policies_are_simulated_and_none_beats_the_bound(tmp_path: Path) -> None
     assert all(0 < run["bound_p95_s"] <= run["p95_s"] for run in told)
 
 
-def test_rules_of_a_pool_are_simulated_and_none_beats_the_bound(tmp_path: Path) -> None:
-    options = ("--requests", "6", "--steps", "4", "--processes", "1", "--mix", "uniform", "--scale", "1.0")
-    told = runs(tmp_path, "simulate-pool", *options, "--rule", "replanning,deadline")
-    assert {run["rule"] for run in told} == {"replanning", "deadline"}
-    assert all(run["attainment"] <= run["bound"] for run in told)
-
-
 @pytest.mark.parametrize(
     ("command", "told"),
     [

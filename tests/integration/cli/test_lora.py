@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from giornata.bus.bus import Endpoint
 from giornata.wire import subjects
 from giornata.wire.errors import LoraMismatch
 from giornata.wire.loras import CanonicalLora, NormaliseLora
-from giornata_tools.cli.app import cli
 from tests.fakes.key_files import write_keys
+from tests.integration.cli.conftest import Run
 from tests.integration.gateway_fakes import Stage, open_stage
 from tests.integration.lora_bench import canonical, lora, open_bench
 
@@ -32,6 +29,7 @@ class Door:
 
     stage: Stage
     folder: Path
+    command: Run
     refusal: LoraMismatch | None = None
 
     async def normalise(self, request: NormaliseLora) -> CanonicalLora:
@@ -40,9 +38,7 @@ class Door:
         return canonical(request)
 
     async def run(self, *words: str, key: str = KEY) -> Result:
-        """The command in a thread, since it has an event loop of its own."""
-        command = ["lora", *words, "--url", self.stage.url, "--api-key", key]
-        return await asyncio.to_thread(CliRunner().invoke, cli, command)
+        return await self.command("lora", *words, "--url", self.stage.url, "--api-key", key)
 
     async def listed(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads((await self.run("list", "--json")).stdout)
@@ -54,22 +50,15 @@ class Door:
         return str(path)
 
 
-@pytest.fixture(autouse=True)
-def _apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The services' logs are not in the command's output; and only the main thread may set signal handlers."""
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.__stderr__))
-    monkeypatch.setattr("giornata_tools.terminal.run", lambda main: asyncio.run(main()))
-
-
 @pytest.fixture
-async def door(nats_account: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Door]:
+async def door(nats_account: str, redis_url: str, tmp_path: Path, run: Run) -> AsyncIterator[Door]:
     keys = write_keys(tmp_path, {KEY: tmp_path.name})
     async with (
         open_bench(nats_account, tmp_path) as bench,
         bench.instance(),
         open_stage(nats_account, redis_url, tmp_path, api_keys_file=keys) as stage,
     ):
-        door = Door(stage, tmp_path)
+        door = Door(stage, tmp_path, run)
         prepost = Endpoint(subjects.prepost("adapter", "tiny"), NormaliseLora, door.normalise)
         async with bench.bus.serve("prepost", prepost, instance="tiny"):
             yield door

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.subjects import NatsRole
 from giornata_router.job_records import accepted
 from giornata_tools.cli.app import cli
+from tests.integration.cli.conftest import Run
 from tests.integration.nats_server import NatsServer
 from tests.integration.router.bench import make_job
 
@@ -40,70 +41,68 @@ async def keep(guarded: Guarded, *records: JobRecord) -> None:
             await kept.put(record)
 
 
-async def run(guarded: Guarded, *words: str, user: NatsRole | None = NatsRole.OPERATOR) -> Result:
-    """The command in a thread, since it has an event loop of its own."""
-    server, users = guarded
-    login = ["--password-file", str(password_file(users, user))] if user else []
-    command = ["quarantine", *words, "--nats", server.url, *login]
-    return await asyncio.to_thread(CliRunner().invoke, cli, command)
+@pytest.fixture
+def quarantine(guarded_nats: Guarded, run: Run) -> Run:
+    """Runs the command as the operator, or as another user: ``await quarantine("list", user=None)``."""
+    server, users = guarded_nats
+
+    def run_as(*words: str, user: NatsRole | None = NatsRole.OPERATOR) -> Awaitable[Result]:
+        login = ("--password-file", str(password_file(users, user))) if user else ()
+        return run("quarantine", *words, "--nats", server.url, *login)
+
+    return run_as
 
 
-@pytest.fixture(autouse=True)
-def _no_signal_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the main thread may set them."""
-    monkeypatch.setattr("giornata_tools.terminal.run", lambda main: asyncio.run(main()))
-
-
-async def test_what_was_given_up_is_listed_shown_and_released(guarded_nats: Guarded) -> None:
+async def test_what_was_given_up_is_listed_shown_and_released(guarded_nats: Guarded, quarantine: Run) -> None:
     records = sorted((given_up(), given_up()), key=lambda record: record.job.job_id)
     ids = [record.job.job_id for record in records]
     await keep(guarded_nats, *records)
-    listed = json.loads((await run(guarded_nats, "list", "--json")).stdout)
+    listed = json.loads((await quarantine("list", "--json")).stdout)
     assert [line["job_id"] for line in listed] == ids
     assert [line["causes"] for line in listed] == [list(CAUSES)] * 2
     assert [line["pictures"] for line in listed] == [2, 2]
-    table = (await run(guarded_nats, "list")).stdout
+    table = (await quarantine("list")).stdout
     assert all(job_id in table for job_id in ids)
     assert "attempt 2 on d2" in table
-    shown = (await run(guarded_nats, "show", ids[0])).stdout
+    shown = (await quarantine("show", ids[0])).stdout
     assert all(told in shown for told in (ids[0], *CAUSES, "attempts_exhausted", "a red star"))
-    whole = await run(guarded_nats, "show", ids[0], "--json")
+    whole = await quarantine("show", ids[0], "--json")
     assert JobRecord.model_validate_json(whole.stdout) == records[0]
-    assert (await run(guarded_nats, "release", ids[0])).exit_code == 0
-    left = json.loads((await run(guarded_nats, "list", "--json")).stdout)
+    assert (await quarantine("release", ids[0])).exit_code == 0
+    left = json.loads((await quarantine("list", "--json")).stdout)
     assert [line["job_id"] for line in left] == [ids[1]]
-    released = json.loads((await run(guarded_nats, "release", ids[1], "--json")).stdout)
+    released = json.loads((await quarantine("release", ids[1], "--json")).stdout)
     assert released["job_id"] == ids[1]
-    empty = await run(guarded_nats, "list")
+    empty = await quarantine("list")
     assert (empty.exit_code, empty.stdout) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["show", "release"])
-@pytest.mark.parametrize("job_id", ["job_unknown", "no subject>"])
-async def test_a_job_that_is_not_there_is_told(guarded_nats: Guarded, command: str, job_id: str) -> None:
+@pytest.mark.parametrize(("command", "job_id"), [("show", "job_unknown"), ("release", "no subject>")])
+async def test_a_job_that_is_not_there_is_told(
+    guarded_nats: Guarded, quarantine: Run, command: str, job_id: str
+) -> None:
     await keep(guarded_nats)
-    told = await run(guarded_nats, command, job_id)
+    told = await quarantine(command, job_id)
     assert told.exit_code == 1
     assert "There is no job with this id" in told.stderr
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_it_is_the_operators_alone(guarded_nats: Guarded) -> None:
+async def test_it_is_the_operators_alone(guarded_nats: Guarded, quarantine: Run) -> None:
     await keep(guarded_nats, given_up())
-    anonymous = await run(guarded_nats, "list", user=None)
+    anonymous = await quarantine("list", user=None)
     assert (anonymous.exit_code, anonymous.stdout) == (1, "")
     assert "operator" in anonymous.stderr
-    observer = await run(guarded_nats, "list", user=NatsRole.OBSERVER)
+    observer = await quarantine("list", user=NatsRole.OBSERVER)
     assert (observer.exit_code, observer.stdout) == (1, "")
     assert "does not let us in" in observer.stderr
 
 
-async def test_where_no_router_has_run_it_says_so(guarded_nats: Guarded) -> None:
-    told = await run(guarded_nats, "list")
+async def test_where_no_router_has_run_it_says_so(quarantine: Run) -> None:
+    told = await quarantine("list")
     assert told.exit_code == 1
     assert "no router has run" in told.stderr
 
 
-async def test_a_wrong_address_is_a_mistake_in_the_command_line(guarded_nats: Guarded) -> None:
-    told = await asyncio.to_thread(CliRunner().invoke, cli, ["quarantine", "list", "--nats", "http://x"])
-    assert told.exit_code == 2
+def test_a_wrong_address_is_a_mistake_in_the_command_line() -> None:
+    assert CliRunner().invoke(cli, ["quarantine", "list", "--nats", "http://x"]).exit_code == 2

@@ -8,30 +8,27 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from giornata.bus import bus
-from giornata.bus.telemetry import publish
+from giornata.bus.bus import publish_state
 from giornata.nats_users import password_file
 from giornata.wire.subjects import NatsRole
 from giornata.wire.workers import ServiceName, ServiceState, WorkerState
 from giornata_tools.cli.app import cli
+from tests.integration.cli.conftest import Run
 from tests.integration.nats_server import NatsServer
 
 Guarded = tuple[NatsServer, Path]
 
 
-async def run(guarded: Guarded, *words: str, user: NatsRole) -> Result:
-    """The command in a thread, since it has an event loop of its own."""
-    server, users = guarded
-    login = ["--nats", server.url, "--password-file", str(password_file(users, user))]
-    return await asyncio.to_thread(CliRunner().invoke, cli, ["top", "--once", *login, *words])
-
-
-@pytest.fixture(autouse=True)
-def _no_signal_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the main thread may set them."""
-    monkeypatch.setattr("giornata_tools.terminal.run", lambda main: asyncio.run(main()))
+@pytest.fixture
+def top(guarded_nats: Guarded, run: Run) -> Run:
+    """Runs the command once as a user: ``await top(NatsRole.OBSERVER, "--json")``."""
+    server, users = guarded_nats
+    return lambda user, *words: run(
+        "top", "--once", "--nats", server.url, "--password-file", str(password_file(users, user)), *words
+    )
 
 
 async def tell(guarded: Guarded) -> None:
@@ -45,16 +42,16 @@ async def tell(guarded: Guarded) -> None:
             state = ServiceState(
                 service=ServiceName.DENOISER, instance="d1", host="h", version="1", ready=True, worker=worker
             )
-            await publish(connected, state)
+            await publish_state(connected, state)
             steps += 5
             await asyncio.sleep(0.1)
 
 
-async def test_it_hears_what_workers_tell(guarded_nats: Guarded) -> None:
+async def test_it_hears_what_workers_tell(guarded_nats: Guarded, top: Run) -> None:
     telling = asyncio.create_task(tell(guarded_nats))
     try:
-        as_json = await run(guarded_nats, "--json", user=NatsRole.OBSERVER)
-        table = await run(guarded_nats, user=NatsRole.OBSERVER)
+        as_json = await top(NatsRole.OBSERVER, "--json")
+        table = await top(NatsRole.OBSERVER)
     finally:
         telling.cancel()
         with suppress(asyncio.CancelledError):
@@ -67,14 +64,15 @@ async def test_it_hears_what_workers_tell(guarded_nats: Guarded) -> None:
     assert "denoiser 1/1" in table.output
 
 
-async def test_where_nothing_is_heard_it_says_so(guarded_nats: Guarded) -> None:
-    result = await run(guarded_nats, "--interval", "0.5", user=NatsRole.OBSERVER)
+async def test_where_nothing_is_heard_it_says_so(top: Run) -> None:
+    result = await top(NatsRole.OBSERVER, "--interval", "0.5")
     assert result.exit_code == 1
     assert "No service tells of itself." in result.output
 
 
-async def test_another_users_password_is_refused(guarded_nats: Guarded) -> None:
-    result = await run(guarded_nats, user=NatsRole.OPERATOR)
+@pytest.mark.usefixtures("impatient")
+async def test_another_users_password_is_refused(top: Run) -> None:
+    result = await top(NatsRole.OPERATOR)
     assert result.exit_code == 1
     assert "does not let us in" in result.output
 

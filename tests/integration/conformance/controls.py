@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 from diffusers import (
+    FluxControlNetInpaintPipeline,
+    FluxMultiControlNetModel,
     SD3ControlNetModel,
     SD3MultiControlNetModel,
     StableDiffusion3ControlNetPipeline,
@@ -32,13 +34,23 @@ from giornata_prepost.families.protocol import ControlImage
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.pictures import Pixels
 from tests.contract.messages import JOB
-from tests.fakes import tiny_sd3_control, tiny_unet_control
+from tests.fakes import tiny_flux_control, tiny_sd3_control, tiny_unet_control
 from tests.fakes.local_controls import controls_of
-from tests.integration.conformance.families import Asked, OpenFamily
+from tests.integration.conformance.families import UNETS, Asked, Fields, OpenFamily
 from tests.integration.painting import ended
 from tests.integration.prepost.oracle import mask, picture
 
 CPU: Final = torch.device("cpu")
+_OF_SD: Final = StableDiffusionControlNetInpaintPipeline, MultiControlNetModel
+_OF_SDXL: Final = StableDiffusionXLControlNetInpaintPipeline, MultiControlNetModel
+PIPELINES: Final[Mapping[Family, tuple[Any, Any]]] = {
+    Family.FLUX_INPAINT: (FluxControlNetInpaintPipeline, FluxMultiControlNetModel),
+    Family.SD: _OF_SD,
+    Family.SDXL: _OF_SDXL,
+    Family.SDXL_INPAINT: _OF_SDXL,
+    Family.SD3: (StableDiffusion3ControlNetPipeline, SD3MultiControlNetModel),
+}
+"""Pipelines with ControlNets, and what they have several in."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,7 @@ class Control:
     scale: float = 0.7
     start: float = 0.0
     end: float = 1.0
+    mode: int | None = None
 
     @property
     def sees(self) -> ControlInput:
@@ -60,8 +73,8 @@ class Control:
     @property
     def use(self) -> ControlUse:
         card = self.loaded.card
-        asked: dict[str, Any] = {"scale": self.scale, "start": self.start, "end": self.end, "sees": card.sees}
-        return ControlUse(model=card.name, digest=card.digest, **asked)
+        asked: dict[str, Any] = {"scale": self.scale, "start": self.start, "end": self.end, "mode": self.mode}
+        return ControlUse(model=card.name, digest=card.digest, sees=card.sees, **asked)
 
 
 def control(
@@ -69,16 +82,20 @@ def control(
     folder: Path,
     *,
     seed: int = 0,
-    depth: int = 2,
+    depth: Sequence[int] = (),
     options: Mapping[str, Any] | None = None,
-    **asked: float,
+    **asked: Any,
 ) -> Control:
-    """A random ControlNet for the checkpoint's network; `depth` is of one for SD3, `options` its configuration's."""
+    """A random ControlNet for the checkpoint's network.
+
+    `depth` are the blocks of one for a transformer: of Flux those of both kinds. `options` are its configuration's.
+    """
     told, dtype = dict(options or {}), of.served.checkpoint.family.dtype
-    if of.case.family is Family.SD3:
-        made: Any = tiny_sd3_control.net(of.pipeline.transformer.config, depth, seed=seed, **told)
+    if of.case.family in UNETS:
+        made: Any = tiny_unet_control.beside(of.pipeline.unet.config, seed=seed, **told)
     else:
-        made = tiny_unet_control.beside(of.pipeline.unet.config, seed=seed, **told)
+        kind: Any = tiny_sd3_control.net if of.case.family is Family.SD3 else tiny_flux_control.beside
+        made = kind(of.pipeline.transformer.config, *depth, seed=seed, **told)
     made.save_pretrained(folder)
     torch.nn.Module.to(made, dtype)
     return Control(made, load(folder, dtype, CPU), **asked)
@@ -89,17 +106,23 @@ def seen(size: Size, index: int) -> Pixels:
     return np.random.default_rng(20 + index).integers(0, 256, (size.height, size.width, 3), np.uint8)
 
 
-def under(of: OpenFamily, row: Row, controls: Sequence[Control], asked: Asked) -> Row:
-    """`row` with ControlNets, whose control images prepost encodes."""
+def under(
+    of: OpenFamily, make: Callable[..., Row], controls: Sequence[Control], asked: Asked, job: str
+) -> Row:
+    """The row that `make` makes, an edit or a generation, with ControlNets, whose control images prepost encodes."""
+    if not controls:
+        return make(asked, job)
     images, size = of.served.images, asked.size or of.case.size
     shown = [ControlImage(seen(size, nth), each.sees) for nth, each in enumerate(controls)]
     encoded = images.encode_controls(shown, mask(size))
-    assert encoded.shared == (of.case.family is not Family.SD3), "nothing is drawn of pixels"
+    pixels = of.case.family in UNETS or controls[0].sees is ControlInput.PIXELS
+    assert encoded.shared == pixels, "nothing is drawn of pixels"
     named = unpack(pack(encoded.condition(torch.Generator().manual_seed(asked.seed))))
-    job = JOB.model_copy(update={"controls": tuple(each.use for each in controls), "loras": ()})
+    row = make(asked, job, first=encoded.condition)
+    uses = JOB.model_copy(update={"controls": tuple(each.use for each in controls), "loras": ()})
     return replace(
         row,
-        adapters=adapters_of(job, row.track.steps).seeing(
+        adapters=adapters_of(uses, row.track.steps).seeing(
             [named[control_name(nth)] for nth in range(len(controls))]
         ),
     )
@@ -122,21 +145,13 @@ def expected(
     kind: Any = None,
     **more: Any,
 ) -> Tensor:
-    """What a pipeline with ControlNets makes: SD3's of text, the others' of a masked edit.
-
-    `multi` stands for several ControlNets.
-    """
+    """What a pipeline with ControlNets makes: SD3's of text, others of a masked edit. `multi` stands for several."""
     size = asked.size or of.case.size
     shown: dict[str, Any] = {}
+    chosen, several = PIPELINES[of.case.family]
     if of.case.family is Family.SD3:
-        chosen, several = StableDiffusion3ControlNetPipeline, SD3MultiControlNetModel
         torch.manual_seed(asked.seed)  # these pipelines draw control images from torch's own generator
     else:
-        xl = hasattr(of.pipeline, "text_encoder_2")
-        chosen = (
-            StableDiffusionXLControlNetInpaintPipeline if xl else StableDiffusionControlNetInpaintPipeline
-        )
-        several = MultiControlNetModel
         shown |= {"image": Image.fromarray(picture(size)), "mask_image": Image.fromarray(mask(size))}
     nets, many = [each.net for each in controls], len(controls) > 1
     together = multi or (several(nets) if many else nets[0])
@@ -146,6 +161,9 @@ def expected(
         "control_guidance_end": [each.end for each in controls],
         "control_image": [Image.fromarray(seen(size, nth)) for nth in range(len(controls))],
     }
+    if of.case.family is Family.FLUX_INPAINT and (many or controls[0].mode is not None):
+        # nets without modes do not read it, and several are not run without
+        told["control_mode"] = [each.mode or 0 for each in controls]
     shown |= {name: each if many else each[0] for name, each in told.items()}
     parts = {"controlnet": together, "requires_safety_checker": False}
     with alike(nets) if of.case.family is Family.SD3 else nullcontext():
@@ -187,28 +205,64 @@ class Expanded(SD3MultiControlNetModel):  # type: ignore[misc]  # diffusers does
 
 
 @contextmanager
-def wrapped(transformer: Any, control: Control, row: Row, *, zeros: bool) -> Iterator[None]:
-    """Pipelines that know no ControlNets run the transformer of SD3 with the one that `row` is under."""
-    forward = transformer.forward
-    image = row.adapters.controls[0].image
-    assert image is not None
-    hint = pixel_shuffle(image.T.reshape(1, -1, *row.grid), 2)
+def wrapped(of: OpenFamily, control: Control, row: Row) -> Iterator[None]:
+    """Inside, pipelines that know no ControlNets run the transformer with the one that `row` is under."""
+    transformer, samples = of.pipeline.transformer, _of_sd3 if of.case.family is Family.SD3 else _of_flux
+    forward, known = transformer.forward, dict[float, Fields]()
 
     def controlled(hidden_states: Tensor, **given: Any) -> Any:
-        pooled = given["pooled_projections"]
-        (samples,) = control.net(
-            hidden_states=hidden_states,
-            controlnet_cond=hint.expand(len(hidden_states), -1, -1, -1),
-            conditioning_scale=control.scale,
-            timestep=given["timestep"],
-            encoder_hidden_states=given["encoder_hidden_states"],
-            pooled_projections=torch.zeros_like(pooled) if zeros else pooled,
-            return_dict=False,
+        return forward(
+            hidden_states=hidden_states, **given, **samples(control, row, hidden_states, given, known)
         )
-        return forward(hidden_states=hidden_states, **given, block_controlnet_hidden_states=samples)
 
     transformer.forward = controlled
     try:
         yield
     finally:
         del transformer.forward
+
+
+def _seen(row: Row) -> Tensor:
+    """What the row's one ControlNet sees."""
+    (control,) = row.adapters.controls
+    assert control.image is not None
+    return control.image
+
+
+def _of_sd3(
+    control: Control, row: Row, hidden_states: Tensor, given: Fields, _: dict[float, Fields]
+) -> Fields:
+    """Arguments of the transformer; the halves of a row share a call."""
+    hint = pixel_shuffle(_seen(row).T.reshape(1, -1, *row.grid), 2)
+    pooled = given["pooled_projections"]
+    usual = control.sees is ControlInput.USUAL
+    (samples,) = control.net(
+        hidden_states=hidden_states,
+        controlnet_cond=hint.expand(len(hidden_states), -1, -1, -1),
+        conditioning_scale=control.scale,
+        timestep=given["timestep"],
+        encoder_hidden_states=given["encoder_hidden_states"],
+        pooled_projections=pooled if usual else torch.zeros_like(pooled),
+        return_dict=False,
+    )
+    return {"block_controlnet_hidden_states": samples}
+
+
+def _of_flux(
+    control: Control, row: Row, hidden_states: Tensor, given: Fields, known: dict[float, Fields]
+) -> Fields:
+    """The negative half gets the positive's samples, as in `FluxControlNetPipeline`."""
+    image, level = _seen(row), float(given["timestep"])
+    shared = (
+        "encoder_hidden_states", "pooled_projections", "timestep", "guidance", "txt_ids", "img_ids",
+    )  # fmt: skip
+    if level not in known:
+        doubles, singles = control.net(
+            hidden_states=hidden_states[..., : image.shape[-1]],
+            controlnet_cond=image[None],
+            conditioning_scale=control.scale,
+            **{name: given[name] for name in shared},
+            return_dict=False,
+        )
+        known[level] = {"controlnet_block_samples": doubles, "controlnet_single_block_samples": singles}
+    return known[level]

@@ -102,6 +102,10 @@ CASES: Final[Mapping[str, FamilyCase]] = {
         Family.FLUX_INPAINT, diffusers.FluxInpaintPipeline, diffusers.FluxImg2ImgPipeline, diffusers.FluxPipeline,
         **_DISTILLED,
     ),
+    "flux-schnell": FamilyCase(
+        Family.FLUX_INPAINT, diffusers.FluxInpaintPipeline, diffusers.FluxImg2ImgPipeline, diffusers.FluxPipeline,
+        guided=_BY_TRUE_CFG, plain={}, unasked={}, config={"guidance_embeds": False},
+    ),
     "flux-fill": FamilyCase(
         Family.FLUX_FILL, diffusers.FluxFillPipeline, guided={"guidance_scale": 30.0}, halves=1,
         plain={"guidance_scale": 2.0}, blends=False,

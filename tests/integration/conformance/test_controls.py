@@ -1,4 +1,4 @@
-"""Rows of UNets and of SD3 under ControlNets end as diffusers' pipelines do, alone and in mixed batches; in float64."""
+"""Rows under ControlNets end as diffusers' pipelines do, alone and in mixed batches; in float64."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ TOLD: Final[dict[str, Any]] = {"force_zeros_for_pooled_projection": False}
 MASKED: Final[dict[str, Any]] = {"extra_conditioning_channels": 1}
 INSTANTX: Final[dict[str, Any]] = {"dual_attention_layers": (), "qk_norm": None}
 BEGUN: Final[dict[str, Any]] = {"sampler": Sampler.HEUN, "strength": 0.6, "steps": 5}
+XLABS: Final[dict[str, Any]] = {"conditioning_embedding_channels": 16, "patch_size": 2}
+"""Such nets embed pixels themselves, and blocks take their samples in turns."""
 REVERSED: Final[dict[str, Any]] = {"controlnet_conditioning_channel_order": "bgr"}
 
 
 def made(of: OpenFamily, asked: Asked, controls: list[Control], job: str = "row") -> Row:
-    """An edit of a UNet or a generation of SD3, under ControlNets."""
-    row = of.generation(asked, job) if of.case.family is Family.SD3 else of.edit(asked, job)
-    return under(of, row, controls, asked) if controls else row
+    """A generation of SD3, or another's edit, under ControlNets."""
+    make = of.generation if of.case.family is Family.SD3 else of.edit
+    return under(of, make, controls, asked, job)
 
 
 def assert_equals(of: OpenFamily, row: Row, mine: Tensor, theirs: Tensor) -> None:
@@ -57,12 +59,16 @@ def assert_equals(of: OpenFamily, row: Row, mine: Tensor, theirs: Tensor) -> Non
 @pytest.mark.parametrize(
     ("name", "how", "asked", "options", "depth", "acts"),
     [
-        ("sd", guided, {}, {}, 0, {}),
-        ("sdxl", guided, {"sampler": Sampler.EULER, "steps": 4}, {}, 0, {"start": 0.25, "end": 0.75}),
-        ("sdxl-inpaint", plain, BEGUN, {}, 0, {"scale": 1.3, "end": 0.5}),
-        ("sd3", guided, {}, INSTANTX, 2, {}),
-        ("sd3", plain, {"steps": 4}, TOLD, 1, {"scale": 1.3}),
-        ("sd3", guided, {"steps": 4}, TOLD, 3, {"start": 0.25, "end": 0.75}),
+        ("flux-inpaint", plain, {"strength": 0.6, "steps": 5}, {}, (1, 2), {"scale": 1.3, "end": 0.5}),
+        ("flux-inpaint", plain, {"steps": 4}, {}, (2, 0), {"start": 0.25, "end": 0.75}),
+        ("flux-inpaint", plain, {}, {"num_mode": 3}, (2, 1), {"mode": 2}),
+        ("flux-inpaint", plain, {}, XLABS, (2, 1), {}),
+        ("sd", guided, {}, {}, (), {}),
+        ("sdxl", guided, {"sampler": Sampler.EULER, "steps": 4}, {}, (), {"start": 0.25, "end": 0.75}),
+        ("sdxl-inpaint", plain, BEGUN, {}, (), {"scale": 1.3, "end": 0.5}),
+        ("sd3", guided, {}, INSTANTX, (2,), {}),
+        ("sd3", plain, {"steps": 4}, TOLD, (1,), {"scale": 1.3}),
+        ("sd3", guided, {"steps": 4}, TOLD, (3,), {"start": 0.25, "end": 0.75}),
     ],
 )
 def test_a_row_equals_the_pipeline(
@@ -70,15 +76,15 @@ def test_a_row_equals_the_pipeline(
     how: Callable[..., Asked],
     asked: dict[str, Any],
     options: dict[str, Any],
-    depth: int,
+    depth: tuple[int, ...],
     acts: dict[str, Any],
     exact_family: Opened,
     tmp_path: Path,
 ) -> None:
     of = exact_family(name)
     request, one = how(of, **asked), control(of, tmp_path / "net", depth=depth, options=options, **acts)
-    if name == "sd3":
-        assert one.sees is (ControlInput.USUAL if options is TOLD else ControlInput.UNSHIFTED)
+    seen = {"sd3": ControlInput.USUAL if options is TOLD else ControlInput.UNSHIFTED}
+    assert one.sees is (ControlInput.PIXELS if options is XLABS else seen.get(name, ControlInput.USUAL))
     row = made(of, request, [one])
     assert_equals(of, row, controlled(of, [row], [one])["row"], expected(of, request, [one]))
 
@@ -100,26 +106,36 @@ def test_a_net_of_sd3_that_sees_the_mask_equals_the_pipeline(
     assert_equals(of, row, controlled(of, [row], [one])["row"], theirs)
 
 
-@pytest.mark.parametrize("options", [TOLD, INSTANTX, MASKED], ids=["usual", "instantx", "masked"])
-def test_an_edit_of_sd3_equals_the_pipeline_whose_transformer_is_wrapped(
-    options: dict[str, Any], exact_family: Opened, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("sd3", TOLD), ("sd3", INSTANTX), ("sd3", MASKED), ("flux-fill", {}), ("flux-inpaint", {})],
+)
+def test_an_edit_equals_the_pipeline_whose_transformer_is_wrapped(
+    name: str, options: dict[str, Any], exact_family: Opened, tmp_path: Path
 ) -> None:
-    of = exact_family("sd3")
+    of = exact_family(name)
     asked, one = guided(of), control(of, tmp_path / "net", options=options)
-    row = under(of, of.edit(asked), [one], asked)
-    with wrapped(of.pipeline.transformer, one, row, zeros=options is not TOLD):
+
+    def edit(asked: Asked, job: str, **_: Any) -> Row:
+        """These pipelines draw no control image before all else."""
+        return of.edit(asked, job)
+
+    row = under(of, edit, [one], asked, "edit")
+    with wrapped(of, one, row):
         theirs = of.inpainted(asked, row).latents
     assert_equals(of, row, controlled(of, [row], [one])["edit"], theirs)
 
 
-def test_several_nets_of_a_unet_are_summed(exact_family: Opened, tmp_path: Path) -> None:
-    of = exact_family("sdxl")
+@pytest.mark.parametrize("name", ["sdxl", "flux-inpaint"])
+def test_several_nets_are_summed(name: str, exact_family: Opened, tmp_path: Path) -> None:
+    of = exact_family(name)
+    unet = name == "sdxl"
     nets = [
         control(of, tmp_path / "0", seed=1, scale=0.7),
-        control(of, tmp_path / "1", seed=2, scale=1.1, start=0.4, options=REVERSED),
+        control(of, tmp_path / "1", seed=2, scale=1.1, start=0.4, options=REVERSED if unet else {}),
         control(of, tmp_path / "2", seed=3, scale=0.4, end=0.2),
     ]
-    asked = guided(of, sampler=Sampler.EULER, steps=5)
+    asked = guided(of, sampler=Sampler.EULER, steps=5) if unet else plain(of, steps=5)
     row = made(of, asked, nets)
     assert_equals(of, row, controlled(of, [row], nets)["row"], expected(of, asked, nets))
 
@@ -129,7 +145,7 @@ def test_two_nets_of_sd3_are_summed(exact_family: Opened, tmp_path: Path) -> Non
     of = exact_family("sd3")
     asked = plain(of, steps=5)  # guided, diffusers draws more of the first image before the second
     one, other, deep = (
-        control(of, tmp_path / str(seed), depth=depth, seed=seed, options=TOLD, **acts)
+        control(of, tmp_path / str(seed), depth=(depth,), seed=seed, options=TOLD, **acts)
         for seed, depth, acts in ((0, 1, {}), (1, 1, {"scale": 0.4, "start": 0.4}), (2, 3, {"scale": 1.1}))
     )
     rows = [made(of, asked, [one, other], "alike"), made(of, asked, [one, deep], "deep")]
@@ -142,24 +158,25 @@ def test_two_nets_of_sd3_are_summed(exact_family: Opened, tmp_path: Path) -> Non
     assert distance(mine["deep"], dropped) > 1000 * CLOSE
 
 
-@pytest.mark.parametrize("name", ["sdxl-inpaint", "sd3"])
+@pytest.mark.parametrize("name", ["flux-inpaint", "sdxl-inpaint", "sd3"])
 def test_rows_with_and_without_share_steps(name: str, exact_family: Opened, tmp_path: Path) -> None:
     """They differ in size, text, guidance, sampler and steps; of two, the ControlNets are the same."""
     of = exact_family(name)
-    options, sampler = (TOLD, None) if name == "sd3" else ({}, Sampler.HEUN)
+    options, sampler = TOLD if name == "sd3" else {}, Sampler.HEUN if name == "sdxl-inpaint" else None
+    how = plain if name == "flux-inpaint" else guided  # no pipeline with ControlNets has its true guidance
     one, other = (control(of, tmp_path / str(seed), seed=seed, options=options) for seed in range(2))
     weak = replace(one, scale=0.3, end=0.5)
     asked: dict[str, tuple[Asked, list[Control]]] = {
-        "guided": (guided(of), [one]),
+        "first": (how(of), [one]),
         "plain": (plain(of, seed=9, steps=2), []),
         "weak": (plain(of, size=of.case.other, sampler=sampler, steps=2), [weak, other]),
-        "another": (guided(of, prompt="a cat", seed=8, steps=5), [one]),
+        "another": (how(of, prompt="a cat", seed=8, steps=5), [one]),
     }
-    rows = [made(of, how, nets, job) for job, (how, nets) in asked.items()]
+    rows = [made(of, request, nets, job) for job, (request, nets) in asked.items()]
     mine = controlled(of, rows, [one, other])
-    for row, (job, (how, nets)) in zip(rows, asked.items(), strict=True):
+    for row, (job, (request, nets)) in zip(rows, asked.items(), strict=True):
         if nets:
-            assert_equals(of, row, mine[job], expected(of, how, nets))
+            assert_equals(of, row, mine[job], expected(of, request, nets))
         else:
             assert distance(mine[job], final_latent(of.served, row)) <= CLOSE
 

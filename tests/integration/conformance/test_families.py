@@ -16,23 +16,26 @@ import pytest
 import torch
 from safetensors.numpy import load
 
-from giornata.latents import normalisation_of
 from giornata.packed.compute_set import Region, make_region, with_companions
+from giornata.packed.compute_set import region_of as region_in
 from giornata.planning.plans import BatchPlan, BatchPlanner, BatchRow, LoadLink, evaluate_modes, plan_batch
 from giornata.scheduling.batch import Capacity
-from giornata.tensors import pack, unpack
+from giornata.tensors import normalisation_of, pack, unpack
 from giornata.wire.models import Sampler
-from giornata.wire.requests import EditParameters
+from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT, CacheForm
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.rows.row import RecordingSpec, Row, Snapshot
 from giornata_denoiser.rows.template import CachedTemplate
+from giornata_denoiser.templates.runs import TemplateReuse
+from giornata_prepost.encoding import template_row
 from giornata_prepost.families.protocol import rehearse
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.images.stages import PixelLimits, inspect
 from tests.distances import distance
 from tests.integration.conformance.families import CASES, REFERENCES, UNETS, Asked, OpenFamily, PaintedPicture
+from tests.integration.conformance.reuse import COMPUTING_COSTS, FREE, NINE, ReusingEdit
 from tests.integration.painting import ended, final_latent
 from tests.integration.prepost.asking import png
 from tests.integration.prepost.oracle import PROMPT, picture
@@ -302,3 +305,58 @@ def test_previews_see_the_latent_pixels_that_are_decoded(of: OpenFamily) -> None
         decoded = normalisation_of(vae).decoded(vae, pixels[None])
     seen = np.asarray(of.pipeline.image_processor.postprocess(decoded)[0].convert("RGB"))
     assert np.abs(seen.astype(int) - of.served.images.decode(latent, of.case.size).astype(int)).max() <= 1
+
+
+# What `reuse` says changes no picture: a row has what full computation has, bit by bit, but for a template's noise.
+
+
+REUSING: Final = pytest.mark.parametrize(
+    "of",
+    sorted(
+        CASES.keys()
+        - {"flux-schnell", "flux2", "qwen-image-edit", "qwen-image-edit-2511", "sd-inpaint", "sdxl"}
+    ),
+    indirect=True,
+)
+"""Of the others' pictures each is prepared by the code of one of these."""
+
+
+@REUSING
+def test_prepared_rows_are_those_of_full_computation(of: OpenFamily) -> None:
+    card, family = of.served.card, of.case.family
+    drawing = {"sampler": Sampler.EULER_ANCESTRAL} if Sampler.EULER_ANCESTRAL in card.samplers else {}
+    variants: list[dict[str, Any]] = [{"strength": 1.0} | drawing, {"strength": 0.6}]
+    for fields in variants:
+        asked = ReusingEdit(of.served, fields)
+        _, _, full = asked.encoded(Reuse.OFF)
+        _, _, reusing = asked.encoded(Reuse.AUTO)
+        template = unpack(template_row(of.served.images, asked.inspected(asked.job(Reuse.AUTO)).prepared))
+        assert full.rows == reusing.rows
+        first, second = map(unpack, reusing.rows)
+        assert not torch.equal(first["noise"], second["noise"])
+        moved = not torch.equal(first["image_latents"], template["image_latents"])
+        assert moved == (family not in FREE and (family not in NINE or fields["strength"] < 1))
+
+
+@REUSING
+async def test_off_hit_and_miss_begin_with_the_same_latent_where_they_paint(of: OpenFamily) -> None:
+    asked = ReusingEdit(of.served)
+    taking = TemplateReuse(1.0, None, COMPUTING_COSTS)
+    inspection, off = await asked.rows(Reuse.OFF, None)
+    _, full = await asked.rows(Reuse.AUTO, None)
+    _, miss = await asked.rows(Reuse.AUTO, replace(taking, renew_steps=7))
+    recorded = replace(full[0], records=RecordingSpec(frozenset({CacheForm.KV}), 0))
+    entries = ended(of.served.checkpoint, [recorded])["edit"].entries
+    template = CachedTemplate("t", full[0].grid, entries)
+    _, hit = await asked.rows(Reuse.AUTO, replace(taking, recording=template))
+    assert [row.template is not None for row in (*off, *full, *miss, *hit)] == [False] * 6 + [True] * 2
+    assert inspection.compute_set is not None
+    region = region_in(inspection.compute_set[1])
+    assert region is not None
+    for found, where in ((full, slice(None)), (miss, slice(None)), (hit, region.computed)):
+        for row, own in zip(found, off, strict=True):  # outside a hit has the recorded noise
+            assert torch.equal(row.latent[where], own.latent[where])
+            assert "noise" in row.conditioning
+            assert row.conditioning.keys() == own.conditioning.keys()
+            for name, tensor in row.conditioning.items():
+                assert torch.equal(tensor[where], own.conditioning[name][where]), name

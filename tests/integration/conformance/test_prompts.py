@@ -102,9 +102,9 @@ def special_tokens(model: Any) -> set[str]:
 def test_special_tokens_are_encoded_or_refused_by_name(model: Any) -> None:
     """The token of a picture would make the text encoder fail: it finds more of them than it has pictures."""
     refused = {PICTURE} if model.text_varies_with_picture else set()
-    accepted = sorted(special_tokens(model) - refused)
-    for prompt in (*accepted, " a star ".join(accepted)):
-        assert model.encode_text(prompt, SIZE, seen(model))
+    accepted = iter(sorted(special_tokens(model) - refused))
+    while some := list(islice(accepted, 4)):  # no family cuts so few
+        assert model.encode_text(" a star ".join(some), SIZE, seen(model))
     for token in refused:
         for prompt in (token, f"a {token}{token} star"):
             for encode in (model.encode_text, model.encode_unguided):

@@ -108,8 +108,9 @@ class Bench:
         ):
             task = asyncio.create_task(denoiser.run(worker.stop))
             worker.ended = task
-            while (await asyncio.wait_for(self.states.get(), WAIT_S)).instance != config.instance:
+            while (state := await asyncio.wait_for(self.states.get(), WAIT_S)).instance != config.instance:
                 pass  # what an earlier worker said last
+            self.states.put_nowait(state)
             try:
                 yield worker
             finally:
@@ -196,6 +197,13 @@ class Bench:
         record = await self.records.get(request.job.job_id)
         refs = [row.latents for row in record.rows]
         return [tensors.unpack(await self.blobs.get(ref))["latents"] for ref in refs if ref is not None]
+
+    async def computed(self, worker: Worker, request: RunRequest) -> Tensor:
+        """The final latent of a job of one row, which `worker` is given."""
+        await self.run(worker, request)
+        await self.report()
+        (latent,) = await self.latents(request)
+        return latent
 
     async def report(self) -> DenoisedEvent:
         return await asyncio.wait_for(self.denoised.get(), WAIT_S)

@@ -16,7 +16,6 @@ from giornata.wire.messages import DenoisedEvent, PreviewEvent, StepEvent
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
 from tests.integration.denoiser.bench import Bench
-from tests.integration.denoiser.oracle import Model, make_model
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +46,3 @@ async def bench(nats_url: str, redis_url: str, checkpoint: Checkpoint) -> AsyncI
             connected.listen(f"{pattern}.denoised", DenoisedEvent, made.denoised.put_nowait)
         )
         yield made
-
-
-@pytest.fixture(scope="session")
-def inpaint(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return make_model(tmp_path_factory.mktemp("inpaint"))
-
-
-@pytest.fixture(scope="session")
-def undistilled(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return make_model(tmp_path_factory.mktemp("undistilled"), guidance=False)
-
-
-@pytest.fixture(scope="session")
-def fill(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return make_model(tmp_path_factory.mktemp("fill"), fill=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from giornata import tensors
 from giornata.control.layout import parse_checkpoints
@@ -18,9 +17,10 @@ from giornata.wire.adapters import ControlUse, control_name
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import RunRequest
 from giornata_denoiser.checkpoint import Checkpoint
+from giornata_denoiser.controls import sessions
 from giornata_denoiser.controls.residuals import ControlNetTarget, control_target, open_controls
-from tests.fakes.tiny_flux_control import net
-from tests.integration.denoiser.bench import WAIT_S, Bench, Worker
+from tests.fakes.tiny_flux_control import beside
+from tests.integration.denoiser.bench import WAIT_S, Bench
 
 CPU = torch.device("cpu")
 
@@ -28,11 +28,7 @@ CPU = torch.device("cpu")
 def fitting(checkpoint: Checkpoint, **options: Any) -> Any:
     """A random ControlNet for the checkpoint."""
     config = checkpoint.family.network.transformer.config  # type: ignore[attr-defined]  # of the tiny checkpoint
-    kept = (
-        "in_channels", "attention_head_dim", "num_attention_heads", "joint_attention_dim", "pooled_projection_dim",
-        "guidance_embeds", "axes_dims_rope",
-    )  # fmt: skip
-    return net(1, 1, **{name: config[name] for name in kept} | options)
+    return beside(config, **options)
 
 
 def of(checkpoint: Checkpoint) -> ControlNetTarget | None:
@@ -61,20 +57,13 @@ async def under(bench: Bench, request: RunRequest, *uses: ControlUse) -> RunRequ
     )
 
 
-async def computed(bench: Bench, worker: Worker, request: RunRequest) -> Tensor:
-    await bench.run(worker, request)
-    await bench.report()
-    (latents,) = await bench.latents(request)
-    return latents
-
-
 async def test_a_picture_follows_its_control_image(bench: Bench, tmp_path: Path) -> None:
     made = loaded(bench, tmp_path)
     use = ControlUse(model="edges", digest=made.card.digest, scale=0.8)
     async with bench.worker() as worker:
-        plain = await computed(bench, worker, await bench.job(worker))
+        plain = await bench.computed(worker, await bench.job(worker))
         pictures = [
-            await computed(bench, worker, await under(bench, await bench.job(worker), one))
+            await bench.computed(worker, await under(bench, await bench.job(worker), one))
             for one in (use, use, use.model_copy(update={"scale": 0.0}))
         ]
         async with asyncio.timeout(WAIT_S):
@@ -89,7 +78,10 @@ async def test_a_picture_follows_its_control_image(bench: Bench, tmp_path: Path)
     assert told.work is not None
 
 
-async def test_a_picture_is_never_made_without_a_controlnet_that_is_not_here(bench: Bench) -> None:
+async def test_a_picture_is_never_made_without_a_controlnet_that_is_not_here(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "TOLD_S", 0.0)
     async with bench.worker() as worker:
         request = await under(bench, await bench.job(worker), ControlUse(model="edges", digest="e" * 64))
         await bench.run(worker, request)

@@ -102,23 +102,16 @@ def fused(network: nn.Module, tensors: Mapping[str, Tensor], scale: float) -> It
                 weight.copy_(originals[path])
 
 
-async def computed(bench: Bench, worker: Worker, request: RunRequest) -> Tensor:
-    await bench.run(worker, request)
-    await bench.report()
-    (latents,) = await bench.latents(request)
-    return latents
-
-
 def under(request: RunRequest, *loras: LoraUse) -> RunRequest:
     return request.model_copy(update={"job": request.job.model_copy(update={"loras": loras})})
 
 
 async def test_a_picture_under_a_lora_equals_one_of_fused_weights(bench: Bench) -> None:
     async with stored(bench) as store, bench.worker() as worker:
-        plain = await computed(bench, worker, await bench.job(worker))
-        found = await computed(bench, worker, under(await bench.job(worker), store.use))
+        plain = await bench.computed(worker, await bench.job(worker))
+        found = await bench.computed(worker, under(await bench.job(worker), store.use))
         with fused(transformer(bench), store.tensors, scale=0.5):
-            wanted = await computed(bench, worker, await bench.job(worker))
+            wanted = await bench.computed(worker, await bench.job(worker))
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
         assert (found - plain).abs().max() > 1e-2
         async with asyncio.timeout(WAIT_S):
@@ -131,7 +124,7 @@ async def test_a_picture_under_a_lora_equals_one_of_fused_weights(bench: Bench) 
 
 async def test_telemetry_tells_how_long_a_lora_took_and_what_its_steps_computed(bench: Bench) -> None:
     async with stored(bench) as store, bench.worker() as worker:
-        await computed(bench, worker, under(await bench.job(worker), store.use))
+        await bench.computed(worker, under(await bench.job(worker), store.use))
         hops, steps = list[AdapterLoad](), list[StepSample]()
         async with asyncio.timeout(WAIT_S):
             while len(hops) < 2 or not steps:
@@ -154,7 +147,7 @@ async def test_a_lora_that_the_store_does_not_have_fails_its_job_alone(bench: Be
         (row,) = (await bench.records.get(gone.job.job_id)).rows
         assert row.error is not None
         assert row.error.code == "lora_not_found"
-        await computed(bench, worker, await bench.job(worker))
+        await bench.computed(worker, await bench.job(worker))
 
 
 async def test_a_worker_stops_while_a_lora_is_being_fetched(bench: Bench) -> None:
@@ -193,7 +186,7 @@ async def test_a_load_goes_on_at_another_instance_where_the_store_was_killed(
         async with bench.bus.answer(Endpoint(subjects.lora("read"), ReadFile, until_killed)):
             await bench.run(worker, request)
             await asyncio.wait_for(killed.wait(), WAIT_S)
-        await computed(bench, worker, await bench.job(worker))  # while no instance is there
+        await bench.computed(worker, await bench.job(worker))  # while no instance is there
         async with bench.bus.answer(Endpoint(subjects.lora("read"), ReadFile, afterwards)):
             assert (await bench.report()).job_id == request.job.job_id
         assert len(await bench.latents(request)) == 1
@@ -239,13 +232,13 @@ async def told(bench: Bench) -> AdapterCounters:
 async def test_a_bounded_row_makes_its_first_steps_and_tells_when_its_lora_joined(bench: Bench) -> None:
     async with stored(bench) as store, bench.worker() as worker:
         request = await begun(bench, worker, store)
-        await computed(bench, worker, await bench.job(worker))  # others pass it at its bound
+        await bench.computed(worker, await bench.job(worker))  # others pass it at its bound
         store.may_answer.set()
         assert (await bench.report()).job_id == request.job.job_id
         assert (await row_of(bench, request)).loras_from == BOUND
         assert (await told(bench)).late == 1
         here = under(await bench.job(worker), bounded(store))
-        exact = await computed(bench, worker, here)
+        exact = await bench.computed(worker, here)
         assert (await row_of(bench, here)).loras_from == 0, "what is loaded acts from the first step on"
         assert (await told(bench)).late == 1
         (late,) = await bench.latents(request)

@@ -24,7 +24,7 @@ from giornata.wire.messages import EditMessage
 from giornata.wire.requests import EditParameters
 from giornata.wire.subjects import inbox
 from giornata.wire.templates import WebhookRecord, WebhookState
-from giornata_gateway.rules.idempotency import HEADER
+from giornata_gateway.jobs.preparation import HEADER
 from tests.fakes.key_files import CREATED
 from tests.integration.gateway.test_templates import register
 from tests.integration.gateway_fakes import Stage, open_stage

@@ -1,4 +1,8 @@
-"""A module's tests share a gateway, unless they need options of their own; it has an account of NATS to itself."""
+"""A module's tests share a gateway, unless they need options of their own.
+
+They run on a virtual clock, with NATS, the blob store and the network in memory. Tests that need real ones are in
+modules of their own, marked `real_nats`.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.integration.gateway_fakes import Opening, Stage, open_stage
-from tests.integration.nats_accounts import NatsAccounts
+from tests.fakes.nats_world.server import MemoryNatsServer, NatsWorld, nats_world
+from tests.integration.conftest import in_world
+from tests.integration.gateway_fakes import MEMORY_BLOBS, Opening, Stage, open_stage
 
 HERE = Path(__file__).parent
 
@@ -59,26 +64,48 @@ class SharedStage:
 
 
 @pytest.fixture(scope="module")
-def stage_account(nats_accounts: NatsAccounts) -> Iterator[str]:
-    """The address of the shared gateway's account."""
-    with nats_accounts.lent() as url:
-        yield url
+def world() -> Iterator[NatsWorld]:
+    """NATS servers in memory. At the end all their connections are closed."""
+    with nats_world() as world:
+        yield world
+        assert not any(server.open_connections for server in world.servers.values())
+
+
+@pytest.fixture(scope="module")
+def stage_account(world: NatsWorld) -> str:
+    """The address of the shared gateway's server."""
+    return world.server().url
 
 
 @pytest.fixture
-def nats_url(request: pytest.FixtureRequest, nats_accounts: NatsAccounts) -> str:
-    """The address of the shared gateway's account for a test that has it, and of everyone's for others."""
-    url: str = (
-        request.getfixturevalue("stage_account") if "stage" in request.fixturenames else nats_accounts.url
-    )
+def memory_nats(world: NatsWorld) -> MemoryNatsServer:
+    """A server of this test alone."""
+    return world.server()
+
+
+@pytest.fixture
+def nats_url(request: pytest.FixtureRequest) -> str:
+    """The address of the shared gateway's server where a test has it, else of its own server, or of a real one."""
+    if not in_world(request.node):
+        return str(request.getfixturevalue("nats_url"))
+    if "stage" in request.fixturenames:
+        return str(request.getfixturevalue("stage_account"))
+    server: MemoryNatsServer = request.getfixturevalue("memory_nats")
+    return server.url
+
+
+@pytest.fixture
+def redis_url(request: pytest.FixtureRequest) -> str:
+    """What stands for a blob store in memory, or the address of the real one that all tests share."""
+    url: str = MEMORY_BLOBS if in_world(request.node) else request.getfixturevalue("redis_url")
     return url
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_stage(
-    stage_account: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+    stage_account: str, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[SharedStage]:
-    shared = SharedStage(stage_account, redis_url, tmp_path_factory.mktemp("stage"))
+    shared = SharedStage(stage_account, MEMORY_BLOBS, tmp_path_factory.mktemp("stage"))
     yield shared
     await shared.close()
 

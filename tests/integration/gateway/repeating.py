@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from giornata_gateway.rules.idempotency import HEADER
+from giornata.blobs import MemoryBlobs
+from giornata_gateway.jobs.preparation import HEADER
 from tests.integration.gateway_fakes import Stage, open_gateway
 
 
@@ -36,12 +37,13 @@ async def second_gateway(stage: Stage, folder: Path, **options: Any) -> AsyncIte
         yield opened
 
 
-async def stored(stage: Stage) -> list[str]:
+def stored(stage: Stage) -> list[str]:
     """Pictures that lie in the blob store for the router's jobs."""
-    found = [key for job_id in stage.router.submitted for key in await keys_below(stage, job_id)]
+    found = [key for job_id in stage.router.submitted for key in keys_below(stage, job_id)]
     return sorted(name for name in found if name.endswith(("/image", "/mask")))
 
 
-async def keys_below(stage: Stage, job_id: str) -> list[str]:
-    raw = await stage.router.blobs._client.keys(f"giornata:default/{job_id}/*")
-    return [key.decode() if isinstance(key, bytes) else str(key) for key in raw]
+def keys_below(stage: Stage, job_id: str) -> list[str]:
+    """All keys of a job's pictures in the blob store in memory."""
+    assert isinstance(stage.router.blobs, MemoryBlobs)
+    return [key for key in stage.router.blobs._blobs if key.startswith(f"default/{job_id}/")]

@@ -1,18 +1,15 @@
-"""A1111's API against real NATS and Valkey, with a scripted router: by hand and by `webuiapi`, a client of A1111."""
+"""A1111's API in front of a scripted router."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 from typing import Any
 
-import numpy as np
 import pytest
 import pytest_asyncio
 import webuiapi
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # has no types
-from PIL import Image
 
 from giornata.wire.adapters import Annotator, ControlCard, ControlKind
 from giornata.wire.errors import SizeMismatch
@@ -97,40 +94,6 @@ async def test_an_edit_becomes_a_job_and_is_answered_in_a1111s_form(stage: Stage
     assert job.mask is not None
     assert await stage.router.blobs.get(job.image) == b"picture"
     assert await stage.router.blobs.get(job.mask) == b"mask"
-
-
-async def test_what_webuiapi_sends_by_itself_is_accepted(painter: Stage) -> None:
-    host, port = painter.url.removeprefix("http://").split(":")
-    image = Image.fromarray(np.zeros((48, 64, 3), np.uint8))
-
-    def use() -> Any:
-        client = webuiapi.WebUIApi(host=host, port=int(port))
-        client._to_api_result = lambda response: (
-            response.status_code,
-            response.json(),
-        )  # the pictures are none
-        with client.session:
-            titles = client.util_get_model_names()
-            named = {"override_settings": {"sd_model_checkpoint": titles[0]}}
-            painted = [
-                client.txt2img(prompt="a red barn", seed=3, width=1024, height=768, **named),
-                client.img2img(prompt="a barn", images=[image], width=64, height=48, **named),
-                client.img2img(prompt="a star", images=[image], mask_image=image, **named),
-            ]
-            told = client.get_options(), client.get_progress(), client.get_loras()
-            return titles, client.util_get_sampler_names(), painted, *told
-
-    titles, samplers, painted, options, progress, loras = await asyncio.to_thread(use)
-    assert titles == ["sdxl [5555555555]", "tiny [dddddddddd]"]
-    assert {"DPM++ 2M", "Euler", "Euler a", "LCM"} <= set(samplers)
-    assert [status for status, _ in painted] == [200, 200, 200], painted
-    assert (options["sd_model_checkpoint"], options["samples_format"]) == (None, "png")
-    assert (progress["progress"], progress["state"]["job_count"], loras) == (0.0, 0, [])
-    made, whole, masked = (job.parameters for job in painter.router.jobs.values())
-    assert (made.size, made.seed, made.num_inference_steps, made.guidance_scale) == ("1024x768", 3, 20, 7.0)
-    assert made.sampler is Sampler.EULER_ANCESTRAL
-    assert (whole.size, whole.strength, whole.padding_mask_crop) == ("64x48", 0.75, None)
-    assert (masked.strength, masked.padding_mask_crop, masked.mask_mode) == (1.0, 0, MaskMode.WHITE)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-import webuiapi
 from structlog.testing import capture_logs
 
 from giornata.wire.adapters import ControlCard, ControlKind
@@ -153,45 +152,6 @@ async def test_emphasis_of_one_request_is_not_that_of_the_next(flux: Stage) -> N
     assert (await flux.record()).job.parameters.prompt == "a red star"
     status, answer = await post(flux, "options", {"emphasis": "Ignore"})
     assert (status, answer["error"]["param"]) == (400, "emphasis")
-
-
-async def test_webuiapi_sets_the_options_that_it_got_and_lists_what_there_is(sdxl: Stage) -> None:
-    card = ControlCard(name="outline", digest="0123abcd" * 8, kind=ControlKind.UNET, text_channels=32)
-    sdxl.router.controlnets = {SDXL.name: (card,)}
-    await sdxl.router.announce()
-    host, port = sdxl.url.removeprefix("http://").split(":")
-
-    def use() -> dict[str, Any]:
-        client = webuiapi.WebUIApi(host=host, port=int(port))
-        with client.session:
-            client.util_set_model("sdxl")
-            return {
-                "options": client.set_options(client.get_options()),
-                "current": client.util_get_current_model(),
-                "schedulers": client.util_get_scheduler_names(),
-                "upscalers": [upscaler["name"] for upscaler in client.get_upscalers()],
-                "empty": [client.get_latent_upscale_modes(), client.get_sd_vae()],
-                "flags": client.get_cmd_flags()["api"],
-                "memory": client.get_memory().keys(),
-                "done": [client.refresh_checkpoints(), client.skip(), client.interrupt()],
-                "controlnets": client.controlnet_model_list(),
-                "modules": client.controlnet_module_list(),
-                "version": client.controlnet_version(),
-            }
-
-    assert await asyncio.to_thread(use) == {
-        "options": {},
-        "current": "sdxl [5555555555]",
-        "schedulers": ["automatic", "karras", "uniform"],
-        "upscalers": ["None"],
-        "empty": [[], []],
-        "flags": True,
-        "memory": {"ram", "cuda"},
-        "done": [{}, {}, {}],
-        "controlnets": ["outline [0123abcd]"],
-        "modules": ["none", "canny", "soft_edge", "tile", "tile_resample"],
-        "version": 2,
-    }
 
 
 async def test_a_listed_controlnet_is_a_units_model(stage: Stage) -> None:

@@ -21,6 +21,8 @@ from tests.integration.gateway.test_shared_pools import ALICE, BOB, edit, told
 from tests.integration.gateway_fakes import open_gateway, open_stage
 from tests.valkey import valkey
 
+pytestmark = pytest.mark.real_nats
+
 MIB: Final = 1 << 20
 LIMITS: Final = {"maxmemory": str(32 * MIB), "maxmemory-policy": "noeviction", "save": ""}
 KEYS: Final = {"sk-alice-123": "alice", "sk-robert-12": "bob"}

@@ -1,4 +1,4 @@
-"""ControlNets of requests, through both doors, against real NATS and Valkey, with a scripted router."""
+"""ControlNets of requests, through both doors in front of a scripted router."""
 
 from __future__ import annotations
 

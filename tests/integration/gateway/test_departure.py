@@ -16,6 +16,7 @@ import pytest_asyncio
 from giornata.bus.connection import barrier
 from giornata.client import connect
 from giornata.wire.subjects import TEMPLATES, bucket_stream
+from tests.integration.gateway.test_hostile import connection
 from tests.integration.gateway.test_templates import get, register
 from tests.integration.gateway_fakes import Stage, listening_port, open_gateway
 from tests.patience import HUNG_S
@@ -74,25 +75,23 @@ async def test_who_has_come_is_answered_and_nobody_else_comes(stage: Stage) -> N
     stage.router.hold = asyncio.Event()
     edit = asyncio.create_task(stage.edit())
     await stage.router.held.wait()
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(stage.url.rpartition(":")[2]))
-    writer.write(HEAD + BODY[:20])
-    idle_reader, idle_writer = await asyncio.open_connection("127.0.0.1", int(stage.url.rpartition(":")[2]))
-    idle_writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-    await idle_reader.readuntil(b"\r\n\r\n")
-    stage.stop.set()
-    await left(stage)
-    await idle_reader.read()  # it is closed
-    assert not edit.done()
-    writer.write(BODY[20:])
-    stage.router.hold.set()
-    assert (await edit)[0] == 200
-    answer = await reader.read()
-    assert answer.startswith(b"HTTP/1.1 200")
-    assert b"\r\nConnection: close\r\n" in answer
-    async with asyncio.timeout(HUNG_S):
+    idle = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with (
+        connection(stage, HEAD + BODY[:20]) as (reader, writer),
+        connection(stage, idle) as (idle_reader, _),
+    ):
+        await idle_reader.readuntil(b"\r\n\r\n")
+        stage.stop.set()
+        await left(stage)
+        await idle_reader.read()  # it is closed
+        assert not edit.done()
+        writer.write(BODY[20:])
+        stage.router.hold.set()
+        assert (await edit)[0] == 200
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"\r\nConnection: close\r\n" in answer
         await stage.serving
-    writer.close()
-    idle_writer.close()
 
 
 async def test_edits_over_nats_are_finished_and_go_elsewhere(

@@ -15,12 +15,13 @@ from giornata.blobs import RedisBlobs
 from giornata.bus import streams
 from giornata.wire.errors import BlobStoreFull, StorageFull
 from giornata.wire.subjects import JOBS, RECORDS, bucket_stream
-from giornata_gateway.storage import KNOWN_S
 from tests.full_disk import SmallDisk, small_disk
 from tests.integration.gateway_fakes import Stage, open_stage
 from tests.integration.nats_server import NatsServer
 from tests.patience import HUNG_S
 from tests.valkey import valkey
+
+pytestmark = pytest.mark.real_nats
 
 APPENDING = {"appendonly": "yes", "appendfsync": "no", "save": "", "maxmemory-policy": "noeviction"}
 RECORD_STREAM = bucket_stream(RECORDS)
@@ -148,14 +149,3 @@ async def test_a_store_that_reached_its_own_limit_is_full_too(nats_url: str, tmp
                 return status == 503 and set(view["storage_full"]) == {"blobs"}
 
             await eventually(unready)
-
-
-async def test_a_server_that_stands_still_is_not_called_full(
-    private_nats: NatsServer, redis_url: str, tmp_path: Path
-) -> None:
-    async with open_stage(private_nats.url, redis_url, tmp_path) as stage:
-        assert (await ready(stage))[1]["storage_full"] == {}
-        await asyncio.sleep(KNOWN_S)  # what was tried serves until then
-        with private_nats.frozen():
-            assert (await ready(stage))[1]["storage_full"] == {}
-        assert (await ready(stage))[1]["storage_full"] == {}

@@ -22,7 +22,7 @@ from giornata.wire.errors import (
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import IDEMPOTENCY_HEADER, EditMessage, EditReply
 from giornata.wire.requests import EditParameters
-from giornata_gateway.rules.idempotency import HEADER
+from giornata_gateway.jobs.preparation import HEADER
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import picture_of
 from tests.integration.gateway.repeating import edit, fresh, keys_below, second_gateway, stored
@@ -95,7 +95,7 @@ async def test_an_error_is_repeated_too_and_a_refusal_is_not(stage: Stage) -> No
     assert first[1]["error"]["code"] == again[1]["error"]["code"] == "row_poisoned"
     assert [first[2], again[2]] == [False, True]
     assert len(stage.router.jobs) == 1
-    assert len(await stored(stage)) == 2, "the pictures of the refused one stayed behind"
+    assert len(stored(stage)) == 2, "the pictures of the refused one stayed behind"
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -107,14 +107,14 @@ async def test_pictures_stay_where_a_router_that_did_not_answer_may_have_queued_
     status = (await edit(stage, fresh()))[0] if keyed else (await stage.edit())[0]
     assert status == 429
     (job_id,) = stage.router.submitted
-    assert len(await stored(stage)) == 2
+    assert len(stored(stage)) == 2
     stage.router.refusals = [QueueFull(retry_after_s=1)]
     assert (await stage.edit())[0] == 429
     async with asyncio.timeout(HUNG_S):
-        while len(await stored(stage)) > 2:  # noqa: ASYNC110 - forgetting is not told
+        while len(stored(stage)) > 2:  # noqa: ASYNC110 - forgetting is not told
             await asyncio.sleep(0.02)
     assert len(stage.router.submitted) == 2
-    assert all(job_id in key for key in await keys_below(stage, job_id))
+    assert all(job_id in key for key in keys_below(stage, job_id))
 
 
 async def test_a_cancelled_job_stays_cancelled_under_its_key(stage: Stage) -> None:
@@ -203,7 +203,7 @@ async def test_requests_at_the_same_time_share_one_job(stage: Stage, tmp_path: P
     assert len({answer["giornata"]["job_id"] for _, answer, _ in answers}) == 1
     assert [repeated for _, _, repeated in answers].count(False) == 1
     assert len(stage.router.jobs) == 1
-    assert len(await stored(stage)) == 2, "the pictures of those that came second stayed behind"
+    assert len(stored(stage)) == 2, "the pictures of those that came second stayed behind"
 
 
 async def test_of_two_edits_at_the_same_time_under_one_key_one_is_refused(
@@ -221,7 +221,7 @@ async def test_of_two_edits_at_the_same_time_under_one_key_one_is_refused(
         answers = await asyncio.gather(*running)
     assert sorted(status for status, _, _ in answers) == [200, 422]
     assert len(stage.router.jobs) == 1
-    assert len(await stored(stage)) == 2
+    assert len(stored(stage)) == 2
 
 
 async def test_who_leaves_cancels_nobodys_job(stage: Stage, tmp_path: Path) -> None:

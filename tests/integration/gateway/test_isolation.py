@@ -25,7 +25,7 @@ from giornata.wire.messages import (
     MaskRequest,
 )
 from giornata.wire.requests import EditParameters
-from giornata_gateway.rules.idempotency import HEADER, job_id_of
+from giornata_gateway.jobs.preparation import HEADER, job_id_of
 from tests.fakes.colours import CARD as COLOURS
 from tests.integration.fake_router import CARD
 from tests.integration.gateway.attacking import (
@@ -43,15 +43,13 @@ from tests.integration.gateway.attacking import (
 )
 from tests.integration.gateway.test_a1111 import EDIT
 from tests.integration.gateway.test_templates import edit
-from tests.integration.nats_accounts import NatsAccounts
+from tests.integration.gateway_fakes import MEMORY_BLOBS
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def scene(
-    nats_accounts: NatsAccounts, redis_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Scene]:
+async def scene(stage_account: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
     """What one attack leaves behind, the next one finds."""
-    async with open_scene(nats_accounts.url, redis_url, tmp_path_factory.mktemp("scene")) as scene:
+    async with open_scene(stage_account, MEMORY_BLOBS, tmp_path_factory.mktemp("scene")) as scene:
         yield scene
 
 

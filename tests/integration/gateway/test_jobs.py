@@ -1,4 +1,4 @@
-"""`/v1/jobs` against real NATS and Valkey, with a scripted router."""
+"""`/v1/jobs` in front of a scripted router."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from giornata.blobs import RedisBlobs
 from giornata.families import Family
 from giornata.wire.errors import MaskEmpty, RowPoisoned
 from giornata.wire.jobs import Priority
@@ -282,13 +281,12 @@ async def test_cancelling(stage: Stage) -> None:
     assert (await stage.get(f"/v1/jobs/{job_id}/image")).code == (409, "job_cancelled")
 
 
-async def test_an_expired_result_is_told_from_an_unknown_job(stage: Stage, redis_url: str) -> None:
+async def test_an_expired_result_is_told_from_an_unknown_job(stage: Stage) -> None:
     job_id = await submit(stage)
     await frames_of(stage, job_id)
     image = (await stage.record()).rows[0].image
     assert image is not None
-    async with RedisBlobs.open(redis_url) as blobs:
-        await blobs.delete(image)
+    await stage.router.blobs.delete(image)
     assert (await stage.get(f"/v1/jobs/{job_id}/image")).code == (410, "result_expired")
     for unknown in ("job_unknown", "a.b", "x" * 200):
         assert (await stage.get(f"/v1/jobs/{unknown}")).code == (404, "job_not_found")

@@ -1,4 +1,4 @@
-"""``/v1/loras`` between a real NATS server and a real LoRA store; prepost's answer is scripted."""
+"""``/v1/loras`` in front of a real LoRA store; prepost's answer is scripted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from giornata.wire.requests import EditParameters
 from giornata.wire.subjects import NatsRole
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import CARD
-from tests.integration.gateway_fakes import Opening, Stage, open_stage
+from tests.integration.gateway_fakes import MEMORY_BLOBS, Opening, Stage, open_stage
 from tests.integration.lora_bench import canonical, lora, open_bench
 from tests.patience import HUNG_MS
 
@@ -35,9 +35,7 @@ TENANTS = 24
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house(
-    stage_account: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Stage]:
+async def house(stage_account: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     """A gateway with the keys of many tenants, two LoRAs each, and a store."""
     folder = tmp_path_factory.mktemp("loras")
     keys = write_keys(folder, {f"sk-tenant-{n}": f"tenant-{n}" for n in range(TENANTS)})
@@ -51,7 +49,7 @@ async def house(
         bench.bus.serve("prepost", prepost, instance="tiny"),
         bench.instance(lora_file_bytes=4 << 20, lora_host_folder=folder / "host", lora_host_name=bench.model),
         open_stage(
-            stage_account, redis_url, folder, api_keys_file=keys, max_loras=2, max_pinned_loras=1
+            stage_account, MEMORY_BLOBS, folder, api_keys_file=keys, max_loras=2, max_pinned_loras=1
         ) as stage,
     ):
         yield stage

@@ -21,7 +21,7 @@ import pytest_asyncio
 from PIL import Image
 
 import giornata.client
-from giornata.blobs import RedisBlobs
+from giornata.blobs import BlobStore
 from giornata.bus import bus
 from giornata.wire import codec, subjects
 from giornata.wire.errors import (
@@ -30,7 +30,6 @@ from giornata.wire.errors import (
     InvalidField,
     MasksNotServed,
     NothingFound,
-    PayloadTooLarge,
     RateLimited,
     TooManyRequests,
     Unauthorized,
@@ -42,8 +41,6 @@ from giornata.wire.messages import (
     MaskMessageReply,
     MaskParameters,
 )
-from giornata_gateway import nats_door
-from giornata_gateway.rules.envelopes import REPLY_MARGIN_BYTES
 from tests.fakes.colours import CARD, ColourMasks
 from tests.fakes.key_files import write_keys
 from tests.integration.fake_router import CARD as MODEL
@@ -164,7 +161,7 @@ async def test_where_nothing_is_found_no_job_is_made_and_nothing_is_kept(scene: 
     await forgotten(scene.stage.router.blobs, asked.image)
 
 
-async def forgotten(blobs: RedisBlobs, ref: BlobRef) -> None:
+async def forgotten(blobs: BlobStore, ref: BlobRef) -> None:
     async with asyncio.timeout(HUNG_S):
         while await blobs.has(ref):  # noqa: ASYNC110 - forgetting is not told
             await asyncio.sleep(0.01)
@@ -393,33 +390,6 @@ async def test_both_doors_show_the_same_and_keep_nothing(scene: Scene, nats_url:
         kept = over_nats.image.model_copy(update={"key": over_nats.folder + name})
         await forgotten(scene.stage.router.blobs, kept)
     assert await answered_masks(scene) == before + 1
-
-
-async def test_a_mask_that_does_not_fit_is_a_claim_check_of_which_an_edit_can_be_made(
-    nats_url: str, redis_url: str, opening: Opening, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nats_door, "REPLY_BYTES", REPLY_MARGIN_BYTES)
-    async with opening() as stage, seeing(stage) as scene:
-        _, told = await scene.told()
-        image = await stage.router.blobs.put("default/upload/image", FILE, 60)
-        made = await answered(nats_url, image=image)
-        assert made.data is None
-        assert made.ref is not None
-        assert all(one.data is None and one.ref is not None for one in made.regions)
-        async with giornata.client.connect(nats_url, blobs_url=redis_url) as client:
-            whole = await client.mask(image=FILE, prompt=HATS)
-        assert base64.b64encode(whole.data).decode() == told["b64_png"]
-        assert [base64.b64encode(one.data).decode() for one in whole.regions] == [
-            one["b64_png"] for one in told["regions"]
-        ]
-        await forgotten(
-            stage.router.blobs, image.model_copy(update={"key": f"{scene.prepost.asked[-1].folder}image"})
-        )
-        assert await stage.router.blobs.has(made.ref), "it is there for its tenant"
-        assert await stage.router.blobs.has(image), "so is what the tenant has stored"
-        async with giornata.client.connect(nats_url) as client:
-            with pytest.raises(PayloadTooLarge, match="blobs_url"):
-                await client.mask(image=FILE, prompt=HATS)
 
 
 async def answered(

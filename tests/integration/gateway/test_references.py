@@ -1,4 +1,4 @@
-"""Pictures that a model looks at, through both doors, against real NATS and Valkey, with a scripted router."""
+"""Pictures that a model looks at, through both doors in front of a scripted router."""
 
 from __future__ import annotations
 

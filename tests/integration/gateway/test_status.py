@@ -1,22 +1,19 @@
-"""Health, readiness, metrics, lists and the document of the API, with real servers that come and go."""
+"""Health, readiness, metrics, lists and the document of the API, with servers that come and go."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
-import aiohttp
 import openai
 import pytest
 
+from giornata.wire.errors import ServiceUnavailable
 from giornata.wire.jobs import JobState
+from giornata_gateway.fleet import KNOWN_S
+from tests.fakes.nats_world.server import MemoryNatsServer
 from tests.integration.fake_router import CARD
-from tests.integration.gateway_fakes import Opening, Stage, open_stage
-from tests.integration.nats_server import NatsServer
+from tests.integration.gateway_fakes import Opening, Stage
 from tests.patience import HUNG_S
 
 
@@ -75,34 +72,36 @@ async def test_a_field_that_no_list_names_is_refused_with_the_models_whose_list_
 
 
 async def test_health_follows_the_servers(
-    private_nats: NatsServer, private_redis: tuple[str, Callable[[], None]], tmp_path: Path
+    memory_nats: MemoryNatsServer, opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, stop_redis = private_redis
-    async with open_stage(private_nats.url, url, tmp_path / "..") as stage:
+    async def ping() -> None:
+        raise ServiceUnavailable
+
+    async with opening() as stage:
         async with stage.http.get("/healthz") as response:
             assert (response.status, (await response.json())["healthy"]) == (200, True)
-        stop_redis()
+        monkeypatch.setattr(stage.router.blobs, "ping", ping)
         async with stage.http.get("/healthz") as response:
             assert (response.status, (await response.json())["nats"]) == (503, "ok")
             assert response.headers["Retry-After"] == "1"
-        private_nats.kill()
+        memory_nats.kill()
         async with stage.http.get("/healthz") as response:
             assert (response.status, (await response.json())["nats"] == "ok") == (503, False)
-        private_nats.start()
+        memory_nats.start()
 
 
 async def test_an_end_that_came_while_nats_was_away_is_noticed(
-    private_nats: NatsServer, redis_url: str, tmp_path: Path
+    memory_nats: MemoryNatsServer, opening: Opening
 ) -> None:
-    async with open_stage(private_nats.url, redis_url, tmp_path / "..") as stage:
+    async with opening() as stage:
         stage.router.hold = asyncio.Event()
         stage.router.publish_done = False
         request = asyncio.create_task(stage.edit())
         await stage.router.held.wait()
         stage.router.hold.set()
         await stage.router.ended.wait()  # its record says completed, and its event is lost
-        private_nats.kill()
-        private_nats.start()
+        memory_nats.kill()
+        memory_nats.start()
         async with asyncio.timeout(HUNG_S):
             status, answer = await request
         assert status == 200, answer
@@ -110,15 +109,15 @@ async def test_an_end_that_came_while_nats_was_away_is_noticed(
 
 
 async def test_streams_work_again_after_nats_was_away(
-    private_nats: NatsServer, redis_url: str, tmp_path: Path
+    memory_nats: MemoryNatsServer, opening: Opening
 ) -> None:
-    async with open_stage(private_nats.url, redis_url, tmp_path / "..") as stage:
+    async with opening() as stage:
         back = asyncio.Event()
         stage.front.on_reconnect.append(back.set)
         behind = asyncio.Event()
         stage.router.bus.on_reconnect.append(behind.set)
-        private_nats.kill()
-        private_nats.start()
+        memory_nats.kill()
+        memory_nats.start()
         async with asyncio.timeout(HUNG_S):
             await back.wait()
             await behind.wait()
@@ -164,26 +163,16 @@ async def test_unknown_paths_and_methods_have_the_same_form(stage: Stage) -> Non
         assert response.headers["Allow"] == "POST"
 
 
-async def test_the_process_starts_and_drains(nats_url: str, redis_url: str, tmp_path: Path) -> None:
-    port_file = tmp_path / "port"
-    environment = os.environ | {"GIORNATA_NATS_URL": nats_url, "GIORNATA_BLOBS_URL": redis_url}
-    flags = ("--port", "0", "--port-file", str(port_file))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "giornata_gateway", *flags, env=environment, stderr=asyncio.subprocess.PIPE
-    )
-    assert process.stderr is not None
-    try:
-        async with asyncio.timeout(HUNG_S):
-            while b"listening" not in await process.stderr.readline():
-                pass
-        url = f"http://127.0.0.1:{port_file.read_text().strip()}"
-        async with aiohttp.ClientSession(url) as http, http.get("/healthz") as response:
-            assert response.status == 200
-        process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(HUNG_S):
-            _, log = await process.communicate()
-        assert process.returncode == 0, log
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+async def test_a_server_that_stands_still_is_not_called_full(
+    memory_nats: MemoryNatsServer, opening: Opening
+) -> None:
+    async with opening() as stage:
+
+        async def full() -> Any:
+            return (await stage.get("/readyz")).json["storage_full"]
+
+        assert await full() == {}
+        await asyncio.sleep(KNOWN_S)  # what was tried serves until then
+        with memory_nats.frozen():
+            assert await full() == {}
+        assert await full() == {}

@@ -47,22 +47,10 @@ async def test_nothing_else_is_served(stage: Stage, path: str) -> None:
         assert (await answer.json())["error"]["code"] == "route_not_found"
 
 
-async def test_swagger_ui_is_served_from_its_package_with_its_licence(stage: Stage) -> None:
-    async with stage.http.get("/studio/swagger/swagger-ui-bundle.js") as answer:
-        assert answer.content_type == "text/javascript"
-        assert b"SwaggerUIBundle" in await answer.read()
-    async with stage.http.get("/studio/swagger/LICENSE") as answer:
-        assert b"Apache License" in await answer.read()
-
-
 def test_the_pages_name_only_files_that_are_there_and_no_inline_code() -> None:
     for page in ("index.html", "docs.html"):
         text = (STATIC / page).read_text("utf-8")
-        named = [
-            name
-            for name in re.findall(r'(?:src|href)="studio/([^"]+)"', text)
-            if not name.startswith("swagger/")
-        ]
+        named = re.findall(r'(?:src|href)="studio/([^"]+)"', text)
         assert len(named) > 3
         assert [name for name in named if not (STATIC / name).is_file()] == []
         assert re.findall(r"<script(?![^>]* src=)|<style|\sstyle=|\son\w+=", text) == []

@@ -1,4 +1,4 @@
-"""``/v1/templates`` and edits by template, between real servers, in front of a scripted router."""
+"""``/v1/templates`` and edits by template, in front of a scripted router."""
 
 from __future__ import annotations
 

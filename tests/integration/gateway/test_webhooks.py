@@ -17,7 +17,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from giornata.records import WebhookRecords
 from giornata.wire.errors import QueueFull
 from giornata.wire.templates import WebhookRecord, WebhookState
-from giornata_gateway.rules.idempotency import HEADER
+from giornata_gateway.jobs.preparation import HEADER
 from tests.integration.gateway.repeating import second_gateway
 from tests.integration.gateway.test_templates import ALICE, BOB, keys
 from tests.integration.gateway_fakes import Opening, Stage

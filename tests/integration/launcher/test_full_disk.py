@@ -17,6 +17,7 @@ from giornata.bus import bus, streams
 from giornata.wire import subjects
 from giornata.wire.errors import GiornataError
 from giornata.wire.subjects import JOBS, NatsRole
+from giornata_tools.launcher import stack as launcher
 from giornata_tools.launcher.process import LaunchCommand, StackProcess
 from giornata_tools.launcher.servers import NATS, NATS_LISTENS, VALKEY, free_ports
 from giornata_tools.launcher.stack import running
@@ -39,7 +40,10 @@ async def written_for_ever(blobs: RedisBlobs) -> None:
         await blobs.write("other", bytes(1 << 16), 600)
 
 
-async def test_embedded_servers_take_writes_again_when_there_is_room(tmp_path: Path) -> None:
+async def test_embedded_servers_take_writes_again_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "ROOM_S", 0.1)
     said: list[str] = []
     with small_disk(64) as disk:
         asked = plan(tmp_path, replicas={}, state=disk.folder / "state", logs=disk.folder / "logs")

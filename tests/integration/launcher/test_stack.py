@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from giornata import fleet
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus, streams
 from giornata.bus.connection import RefusedError
@@ -76,8 +77,9 @@ async def test_it_is_ready_when_telemetry_says_so_and_leaves_nothing(tmp_path: P
 
 
 async def test_a_frozen_process_is_missed_until_it_goes_on_and_others_are_ended_and_started(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fleet, "SILENCE_S", 1.0)  # a third, in this process alone
     async with running(plan(tmp_path)) as stack:
         await stack.bring_up()
         one, other = stack.instances(ServiceName.LORA_STORE)
@@ -168,7 +170,7 @@ async def test_three_nats_servers_are_one_and_each_comes_back(tmp_path: Path) ->
                 await stack.process(name).announced(HUNG_S)
                 async with bus.connect(f"nats://127.0.0.1:{port}", "again"):
                     pass
-                await streams.ensure(connected.jetstream, replicas=3, events_ttl_s=60)
+            await streams.ensure(connected.jetstream, replicas=3, events_ttl_s=60)
     assert stack.obituaries == []
 
 

@@ -54,6 +54,7 @@ def configured(folder: Path, nats_url: str, redis_url: str, **more: Any) -> Prep
         "instance": f"prepost-{secrets.token_hex(3)}",
         "device": "cpu",
         "image_processes": 1,
+        "model_pixels": 1 << 15,
     }
     return configs.configured(PrepostConfig, **given | more)
 

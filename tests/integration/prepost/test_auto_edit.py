@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 import torch
 from PIL import Image
 
@@ -22,19 +20,15 @@ from giornata.wire.errors import NotSupported
 from giornata.wire.jobs import Job
 from giornata.wire.messages import FinishReply, FinishRequest
 from giornata.wire.models import ModelCard
-from giornata_prepost.checkpoint import open_model
 from giornata_prepost.families.pipeline import ImageModel
 from tests.integration.prepost.asking import (
     INSTANCES,
     SCENE,
     a_job,
-    configured,
     encoded,
     finished,
     inspected,
-    own_name,
     png,
-    serving,
 )
 from tests.patience import HUNG_MS
 
@@ -42,27 +36,9 @@ MASKS = [np.zeros(SCENE.shape[:2], np.uint8) for _ in range(2)]
 MASKS[0][6:20, 8:22] = 255
 MASKS[1][40:60, 60:80] = 255
 ASKED: dict[str, Any] = {"padding_mask_crop": 4, "reuse": "off", "mask_blur": 0.0, "seed": 7}
-
-
+FAMILY = Family.FLUX_INPAINT
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 """The instance of prepost is a module's."""
-
-
-@pytest_asyncio.fixture(
-    params=[Family.FLUX_INPAINT, Family.SDXL], ids=str, scope="module", loop_scope="module"
-)
-async def model(
-    request: pytest.FixtureRequest,
-    tiny_checkpoint: Any,
-    nats_url: str,
-    redis_url: str,
-    caller: Bus,
-    blobs: RedisBlobs,
-) -> AsyncIterator[ImageModel]:
-    config = configured(tiny_checkpoint(request.param), nats_url, redis_url, model_name=own_name())
-    opened = open_model(config)
-    async with serving(config, caller, blobs, opened):
-        yield opened
 
 
 async def whole(blobs: RedisBlobs, card: ModelCard) -> Job:
@@ -72,6 +48,7 @@ async def whole(blobs: RedisBlobs, card: ModelCard) -> Job:
     return job.model_copy(update={"regions": tuple(regions)})
 
 
+@pytest.mark.parametrize("family", [FAMILY, Family.SDXL], indirect=True, ids=str)
 async def test_rows_are_those_of_edits_of_each_region_alone(
     caller: Bus, blobs: RedisBlobs, model: ImageModel
 ) -> None:

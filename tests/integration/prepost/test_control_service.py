@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 import torch
 
 from giornata import tensors
@@ -18,19 +15,15 @@ from giornata.families import Family
 from giornata.wire.adapters import Annotator, ControlUse
 from giornata.wire.errors import InvalidField, NotSupported
 from giornata.wire.jobs import Encoding, Inspection, Job
-from giornata_prepost.checkpoint import open_model
 from giornata_prepost.families.pipeline import ImageModel
 from giornata_prepost.images.conditions import canny
 from tests.integration.prepost.asking import (
     MASK,
     SCENE,
     a_job,
-    configured,
     encoded,
     inspected,
-    own_name,
     png,
-    serving,
 )
 
 USES = (
@@ -38,26 +31,9 @@ USES = (
     ControlUse(model="edges", digest="d", annotator=Annotator.CANNY),
 )
 CONTROL = np.random.default_rng(4).integers(0, 256, SCENE.shape, np.uint8)
-Checkpoint = Callable[[Family], Path]
-
-
+FAMILY = Family.FLUX_INPAINT
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 """The instance of prepost is a module's."""
-
-
-@pytest.fixture(scope="module")
-def family(request: pytest.FixtureRequest) -> Family:
-    return Family(getattr(request, "param", Family.FLUX_INPAINT))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def model(
-    family: Family, tiny_checkpoint: Checkpoint, nats_url: str, redis_url: str, caller: Bus, blobs: RedisBlobs
-) -> AsyncIterator[ImageModel]:
-    config = configured(tiny_checkpoint(family), nats_url, redis_url, model_name=own_name())
-    opened = open_model(config)
-    async with serving(config, caller, blobs, opened):
-        yield opened
 
 
 async def controlled(

@@ -39,8 +39,6 @@ SEED = 3
 CPU = torch.device("cpu")
 IMAGES = np.random.default_rng(8).integers(0, 256, (2, SIZE.height, SIZE.width, 3), np.uint8)
 Checkpoint = Callable[[Family], Path]
-opened = cache(oracle.opened)
-"""A pipeline gives its parts to others, which change none of them."""
 
 
 class Reached(Exception):
@@ -114,7 +112,7 @@ def controlled(
 
 def test_two_control_images_are_seen_and_drawn_as_in_diffusers(tiny_checkpoint: Checkpoint) -> None:
     folder = tiny_checkpoint(Family.FLUX_INPAINT)
-    pipeline = opened(folder)
+    pipeline = oracle.loaded(folder)
     both: Any = FluxMultiControlNetModel(nets(pipeline))
     images = [Image.fromarray(one) for one in IMAGES]
     how = {**edit(images), "controlnet_conditioning_scale": [1.0, 1.0]}
@@ -133,7 +131,7 @@ def test_two_control_images_are_seen_and_drawn_as_in_diffusers(tiny_checkpoint: 
 
 def test_a_generation_of_flux_draws_its_control_image_before_its_noise(tiny_checkpoint: Checkpoint) -> None:
     family = Family.FLUX_INPAINT
-    pipeline = opened(tiny_checkpoint(family))
+    pipeline = oracle.loaded(tiny_checkpoint(family))
     found = caught(
         FluxControlNetPipeline, pipeline, nets(pipeline)[0], control_image=Image.fromarray(IMAGES[0])
     )
@@ -147,7 +145,7 @@ def test_a_generation_of_flux_draws_its_control_image_before_its_noise(tiny_chec
 
 def test_xlabs_controlnets_see_pixels_and_draw_nothing(tiny_checkpoint: Checkpoint) -> None:
     family = Family.FLUX_INPAINT
-    pipeline = opened(tiny_checkpoint(family))
+    pipeline = oracle.loaded(tiny_checkpoint(family))
     (net, _) = nets(pipeline, conditioning_embedding_channels=16)
     found = caught(
         FluxControlNetInpaintPipeline,

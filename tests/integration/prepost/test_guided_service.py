@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
-import pytest_asyncio
 import torch
 from torch import Tensor
 
@@ -15,46 +11,22 @@ from giornata import tensors
 from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
 from giornata.families import Family
-from giornata.model_cards import read_model_card
 from giornata.wire.jobs import BlobRef
 from giornata.wire.models import ModelCard
-from giornata_prepost.checkpoint import open_model
 from tests.integration.prepost.asking import (
     MASK,
     SCENE,
     a_job,
-    configured,
     encoded,
     inspected,
     png,
-    serving,
     template_inputs,
 )
 
 UPRIGHT = np.ascontiguousarray(SCENE.transpose(1, 0, 2))
-
-
+FAMILY = Family.SDXL
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 """The instance of prepost is a module's."""
-
-
-@pytest.fixture(scope="module")
-def folder(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[Family], Path]) -> Path:
-    return tiny_checkpoint(getattr(request, "param", Family.SDXL))
-
-
-@pytest.fixture(scope="module")
-def card(folder: Path) -> ModelCard:
-    return read_model_card(folder)
-
-
-@pytest_asyncio.fixture(autouse=True, scope="module", loop_scope="module")
-async def prepost(
-    folder: Path, nats_url: str, redis_url: str, caller: Bus, blobs: RedisBlobs
-) -> AsyncIterator[None]:
-    config = configured(folder, nats_url, redis_url, model_pixels=128 * 128)
-    async with serving(config, caller, blobs, open_model(config)):
-        yield
 
 
 async def text_of(blobs: RedisBlobs, ref: BlobRef | None) -> dict[str, Tensor]:
@@ -89,7 +61,7 @@ async def test_the_empty_text_is_kept_by_size(caller: Bus, blobs: RedisBlobs, ca
     assert (await text_of(blobs, tall))["add_time_ids"].tolist() == [96, 64, 0, 0, 96, 64]
 
 
-@pytest.mark.parametrize("folder", [Family.QWEN_IMAGE_EDIT], indirect=True)
+@pytest.mark.parametrize("family", [Family.QWEN_IMAGE_EDIT], indirect=True)
 async def test_a_text_encoder_that_sees_is_shown_the_jobs_picture(
     caller: Bus, blobs: RedisBlobs, card: ModelCard
 ) -> None:
@@ -107,7 +79,7 @@ async def test_a_text_encoder_that_sees_is_shown_the_jobs_picture(
     assert not torch.equal(*asked)
 
 
-@pytest.mark.parametrize("folder", [Family.QWEN_IMAGE_EDIT_PLUS], indirect=True)
+@pytest.mark.parametrize("family", [Family.QWEN_IMAGE_EDIT_PLUS], indirect=True)
 async def test_a_text_encoder_that_sees_references_is_shown_them_in_order(
     caller: Bus, blobs: RedisBlobs, card: ModelCard
 ) -> None:

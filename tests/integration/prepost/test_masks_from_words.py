@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from io import BytesIO
 from typing import Any
 
@@ -77,10 +76,7 @@ async def asking(
     )
     segmenter = ColourSegmenter() if getattr(request, "param", True) else None
     told: list[ServiceState] = []
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(
-            serving(config, caller, blobs, open_model(config), hear=told.append, segmenter=segmenter)
-        )
+    async with serving(config, caller, blobs, open_model(config), hear=told.append, segmenter=segmenter):
         yield Asking(caller, blobs, config.served_name, told)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,8 @@ from typing import TypeVar, TypeVarTuple
 import numpy as np
 import psutil
 import pytest
+import pytest_asyncio
+from pebble.common.types import CONSTS
 from PIL import Image
 
 from giornata.families import Family
@@ -33,6 +34,7 @@ Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
 LIMITS = PixelLimits(1_000_000, 64 * 64)
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class UnpicklableError(Exception):
@@ -97,8 +99,9 @@ async def result_of(
     return result
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool() -> AsyncIterator[ImagePool]:
+    """One that outlives what each test does to its process."""
     async with ImagePool(processes=1) as pool:
         yield pool
 
@@ -162,18 +165,21 @@ async def test_a_task_that_takes_too_long_loses_its_process(pool: ImagePool) -> 
     assert await result_of(pool, process_id, limit_s=HUNG_S) != before
 
 
-async def test_standing_still_is_no_fault_of_the_picture(pool: ImagePool) -> None:
+async def test_standing_still_is_no_fault_of_the_picture(
+    pool: ImagePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As where the whole machine is stopped: the work's own time has not gone by."""
+    monkeypatch.setattr(CONSTS, "term_timeout", 0.1)  # how long a process may ignore that it is asked to end
     before = await result_of(pool, process_id, limit_s=HUNG_S)
     with pytest.raises(InternalError, match="stood still"):
-        await result_of(pool, hang, 600.0, True, limit_s=0.2)
+        await result_of(pool, hang, 600.0, True, limit_s=0.05)
     assert not psutil.pid_exists(before)
     assert await result_of(pool, process_id, limit_s=HUNG_S) != before
 
 
 @pytest.mark.usefixtures("unhurried")
 async def test_a_slow_machine_takes_no_time_from_a_picture(pool: ImagePool) -> None:
-    assert await result_of(pool, nap, 2.0, limit_s=1.5) == 2.0
+    assert await result_of(pool, nap, 0.5, limit_s=0.3) == 0.5
 
 
 async def test_a_cancelled_task_loses_its_process(pool: ImagePool, tmp_path: Path) -> None:
@@ -221,7 +227,10 @@ class Slow(int):
         return int, (int(self),)
 
 
-async def test_work_that_waits_in_a_pool_that_breaks_is_not_forgotten(pool: ImagePool) -> None:
+async def test_work_that_waits_in_a_pool_that_breaks_is_not_forgotten(
+    pool: ImagePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_pools, "FORGOTTEN_S", 0.1)
     process, slow = psutil.Process(await result_of(pool, process_id, limit_s=HUNG_S)), Slow(4)
     first = asyncio.ensure_future(result_of(pool, add, slow, 1, limit_s=HUNG_S))
     await asyncio.to_thread(slow.begun.wait, HUNG_S)
@@ -256,18 +265,17 @@ if __name__ == "__main__":
 """
 
 
-def test_processes_end_with_an_owner_that_was_killed(tmp_path: Path) -> None:
+async def test_processes_end_with_an_owner_that_was_killed(tmp_path: Path) -> None:
     script = tmp_path / "owner.py"
     script.write_text(OWNER, encoding="utf-8")
-    owner = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    owner = await asyncio.create_subprocess_exec(sys.executable, script, stdout=asyncio.subprocess.PIPE)
     assert owner.stdout is not None
     try:
-        worker = int(owner.stdout.readline())
+        worker = int(await owner.stdout.readline())
         family = [psutil.Process(worker), *psutil.Process(owner.pid).children(recursive=True)]
     finally:
         owner.kill()
-        owner.wait()
-        owner.stdout.close()
+        await owner.wait()
     gone, alive = psutil.wait_procs(family, timeout=HUNG_S)
     assert not alive
     assert gone

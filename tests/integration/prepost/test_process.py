@@ -5,17 +5,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import shutil
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-import pytest
 
 from giornata.blobs import RedisBlobs
 from giornata.bus import bus
@@ -27,16 +24,12 @@ from giornata.wire.jobs import Job
 from giornata.wire.messages import MaskReply, MaskRequest
 from giornata.wire.workers import ServiceName, ServiceState
 from tests.fakes.tiny_segmenters import clipseg
+from tests.forked_programs import program
 from tests.integration.prepost.asking import INSTANCES, SCENE, a_job, inspected, png
 from tests.patience import HUNG_MS, HUNG_S
 
 STARTED_S = 2 * HUNG_S
 """It imports torch and loads a model, maybe on a busy machine."""
-
-
-@pytest.fixture
-def environment(nats_url: str, redis_url: str) -> dict[str, str]:
-    return {**os.environ, "GIORNATA_NATS_URL": nats_url, "GIORNATA_BLOBS_URL": redis_url}
 
 
 async def masked(caller: bus.Bus, job: Job) -> MaskReply:
@@ -60,7 +53,6 @@ def mapped(process: psutil.Process) -> list[str]:
 async def test_the_process(
     tmp_path: Path,
     tiny_checkpoint: Callable[[Family], Path],
-    environment: dict[str, str],
     nats_url: str,
     redis_url: str,
 ) -> None:
@@ -80,10 +72,8 @@ async def test_the_process(
             subjects.telemetry(ServiceName.PREPOST, instance), ServiceState, heard.put_nowait
         ) as listening,
     ):
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "giornata_prepost", *flags), env=environment
-        )
-        try:
+        env = {"GIORNATA_NATS_URL": nats_url, "GIORNATA_BLOBS_URL": redis_url}
+        async with program("giornata_prepost", *flags, env=env, log=tmp_path / "log") as process:
             async with asyncio.timeout(STARTED_S):
                 state = await heard.get()
                 assert state.ready
@@ -101,10 +91,6 @@ async def test_the_process(
                 assert not [path for path in loaded if "torch" in path]
                 process.send_signal(signal.SIGTERM)
                 assert await process.wait() == 0
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
         await listening.caught_up()
     states = [heard.get_nowait() for _ in range(heard.qsize())]
     assert states[-1].draining

@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
-import pytest_asyncio
 
 from giornata import tensors
 from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
 from giornata.families import Family
-from giornata.model_cards import read_model_card
 from giornata.wire.errors import UnsupportedImageFormat
 from giornata.wire.jobs import Job
 from giornata.wire.models import ModelCard
-from giornata_prepost.checkpoint import open_model
-from tests.integration.prepost.asking import MASK, SCENE, a_job, configured, encoded, inspected, png, serving
+from tests.integration.prepost.asking import MASK, SCENE, a_job, encoded, inspected, png
 
 WIDE = np.random.default_rng(5).integers(0, 256, (32, 70, 3), np.uint8)
-
-
+FAMILY = Family.FLUX2_KLEIN
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 """The instance of prepost is a module's."""
-
-
-@pytest.fixture(scope="module")
-def folder(tiny_checkpoint: Callable[[Family], Path]) -> Path:
-    return tiny_checkpoint(Family.FLUX2_KLEIN)
-
-
-@pytest.fixture(scope="module")
-def card(folder: Path) -> ModelCard:
-    return read_model_card(folder)
-
-
-@pytest_asyncio.fixture(autouse=True, scope="module", loop_scope="module")
-async def prepost(
-    folder: Path, nats_url: str, redis_url: str, caller: Bus, blobs: RedisBlobs
-) -> AsyncIterator[None]:
-    config = configured(folder, nats_url, redis_url)
-    async with serving(config, caller, blobs, open_model(config)):
-        yield
 
 
 async def with_references(blobs: RedisBlobs, job: Job, *files: bytes) -> Job:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import shutil
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import pytest_asyncio
 import torch
 from PIL import Image
 
@@ -21,7 +18,6 @@ from giornata import tensors
 from giornata.blobs import RedisBlobs
 from giornata.bus.bus import Bus
 from giornata.families import Family
-from giornata.model_cards import read_model_card
 from giornata.wire.errors import (
     Failed,
     ImageUnreadable,
@@ -54,45 +50,17 @@ from tests.patience import HUNG_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 """The instance of prepost is a module's."""
-
-
-both = pytest.mark.parametrize("checkpoint", [Family.FLUX_INPAINT, Family.FLUX_FILL], indirect=True, ids=str)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(
-    request: pytest.FixtureRequest,
-    tiny_checkpoint: Callable[[Family], Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    folder = tmp_path_factory.mktemp("models") / f"tiny-{secrets.token_hex(3)}"
-    return Path(shutil.copytree(tiny_checkpoint(getattr(request, "param", Family.FLUX_INPAINT)), folder))
-
-
-@pytest.fixture(scope="module")
-def card(checkpoint: Path) -> ModelCard:
-    return read_model_card(checkpoint)
-
-
-@pytest.fixture(scope="module")
-def config(checkpoint: Path, nats_url: str, redis_url: str) -> PrepostConfig:
-    return configured(checkpoint, nats_url, redis_url)
+FAMILY = Family.FLUX_INPAINT
+both = pytest.mark.parametrize("family", [FAMILY, Family.FLUX_FILL], indirect=True, ids=str)
 
 
 @pytest.fixture
-def own(config: PrepostConfig) -> PrepostConfig:
+def own(tiny_checkpoint: Callable[[Family], Path], nats_url: str, redis_url: str) -> PrepostConfig:
     """An instance of a test alone, whose model has a name of its own."""
-    return config.model_copy(update={"instance": own_name(), "model_name": own_name()})
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def prepost(config: PrepostConfig, caller: Bus, blobs: RedisBlobs) -> AsyncIterator[None]:
-    async with serving(config, caller, blobs, open_model(config)):
-        yield
+    return configured(tiny_checkpoint(FAMILY), nats_url, redis_url, model_name=own_name())
 
 
 @both
-@pytest.mark.usefixtures("prepost")
 async def test_a_template_is_what_its_edits_are_without_their_mask(
     caller: Bus, blobs: RedisBlobs, card: ModelCard
 ) -> None:
@@ -112,7 +80,6 @@ async def test_a_template_is_what_its_edits_are_without_their_mask(
     assert own["mask"].count_nonzero() == 0
 
 
-@pytest.mark.usefixtures("prepost")
 async def test_rows_have_their_generators_state_where_their_sampler_draws(
     caller: Bus, blobs: RedisBlobs, card: ModelCard
 ) -> None:
@@ -130,7 +97,6 @@ async def test_rows_have_their_generators_state_where_their_sampler_draws(
     assert not torch.equal(first, second)
 
 
-@pytest.mark.usefixtures("prepost")
 async def test_what_cannot_be_a_template_is_refused(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None:
     with pytest.raises(UnsupportedImageFormat):
         await template_inputs(caller, blobs, card, b"no picture")
@@ -141,7 +107,6 @@ async def test_what_cannot_be_a_template_is_refused(caller: Bus, blobs: RedisBlo
 
 
 @both
-@pytest.mark.usefixtures("prepost")
 async def test_one_edit(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None:
     """Everything but the denoiser: what was encoded is decoded and pasted."""
     job = await a_job(blobs, card, png(SCENE), png(MASK), n=2, mask_blur=1.0)
@@ -176,7 +141,6 @@ async def test_one_edit(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None
     )
 
 
-@pytest.mark.usefixtures("prepost")
 async def test_errors_keep_their_class(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None:
     with pytest.raises(ImageUnreadable) as unreadable:
         await inspected(caller, await a_job(blobs, card, png(SCENE)[:500], None))
@@ -190,7 +154,6 @@ async def test_errors_keep_their_class(caller: Bus, blobs: RedisBlobs, card: Mod
         await inspected(caller, job)
 
 
-@pytest.mark.usefixtures("prepost")
 async def test_a_lost_intermediate_is_named(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None:
     job = await a_job(blobs, card, png(SCENE), None)
     inspection = await inspected(caller, job)
@@ -211,7 +174,6 @@ async def test_a_lost_intermediate_is_named(caller: Bus, blobs: RedisBlobs, card
     assert lost.value.field == "prepared"
 
 
-@pytest.mark.usefixtures("prepost")
 async def test_another_version_of_the_model_is_refused(
     caller: Bus, blobs: RedisBlobs, card: ModelCard
 ) -> None:
@@ -221,7 +183,6 @@ async def test_another_version_of_the_model_is_refused(
     assert caught.value.retryable
 
 
-@pytest.mark.usefixtures("prepost")
 async def test_a_blob_without_the_rows_latents(caller: Bus, blobs: RedisBlobs, card: ModelCard) -> None:
     job = await a_job(blobs, card, png(SCENE), None)
     inspection = await inspected(caller, job)
@@ -230,7 +191,6 @@ async def test_a_blob_without_the_rows_latents(caller: Bus, blobs: RedisBlobs, c
             await finished(caller, job, inspection, await blobs.put("wrong", tensors.pack(wrong), 60))
 
 
-@pytest.mark.usefixtures("prepost")
 async def test_a_stage_repeated_does_not_replace_the_first_ones_blobs(
     caller: Bus, blobs: RedisBlobs, card: ModelCard
 ) -> None:

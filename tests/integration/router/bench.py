@@ -22,25 +22,23 @@ from giornata.scheduling.queue import AGEING_S
 from giornata.scheduling.rock import AdapterPlan
 from giornata.wire import subjects
 from giornata.wire.errors import DeadlineExceeded, ServiceUnavailable
-from giornata.wire.jobs import BlobRef, Job, Priority
+from giornata.wire.jobs import BlobRef, Job, JobRecord, JobState, Priority
 from giornata.wire.messages import DoneEvent, JobAck, SubmitRequest
 from giornata.wire.requests import EditParameters, Reuse
 from giornata.wire.resolution import resolve
 from giornata.wire.subjects import STORE_BYTES, NatsRole
-from giornata.wire.workers import CostFit, WorkerCosts
 from giornata_router import denoise_stage, leadership
 from giornata_router.config import RouterConfig
 from giornata_router.service import Router
 from tests.configs import configured
 from tests.fakes.denoiser import FakeDenoiser
-from tests.fakes.fleet import CARD, FakePrepost
+from tests.fakes.fleet import CARD, FakePrepost, worker_costs
 from tests.patience import HUNG_MS, HUNG_S
 
-FIT = CostFit(weights=(0.0, 0.0, 0.1, 0.0, 0.0, 0.0), r2=1.0, residual_ms=0.0, samples=1, outliers=0)
 LEASE_S: Final = 30.0
 """The lease of a router here. In service it has a tenth of that: a machine that stands still for 3 s then ends it, and
 every test of something else would be one of a router that takes over."""
-COSTS = WorkerCosts(compute=FIT, load=FIT.model_copy(update={"weights": (0.0, 0.0)}), device="cpu")
+COSTS = worker_costs(0.0, 0.0, 0.1)
 IMAGE = BlobRef(key="image", size_bytes=1, sha256="0" * 64)
 
 
@@ -93,16 +91,29 @@ class Bench:
         if not future.done():
             future.set_result(event)
 
-    async def submit(self, job: Job) -> JobAck:
+    async def submit(self, *jobs: Job) -> None:
         """Submit again where no router answered, as one does not whose lease ends meanwhile on a slow machine."""
-        self.done.setdefault(job.job_id, asyncio.get_running_loop().create_future())
-        request = SubmitRequest(job=job, remaining_ms=job.budget_ms)
-        async with asyncio.timeout(HUNG_S):
-            while True:
-                try:
-                    return await self.bus.call(subjects.SUBMIT, request, JobAck, Deadline.after_ms(20_000))
-                except (ServiceUnavailable, DeadlineExceeded):
-                    await asyncio.sleep(0.1)
+        for job in jobs:
+            self.done.setdefault(job.job_id, asyncio.get_running_loop().create_future())
+            request = SubmitRequest(job=job, remaining_ms=job.budget_ms)
+            async with asyncio.timeout(HUNG_S):
+                while True:
+                    try:
+                        await self.bus.call(subjects.SUBMIT, request, JobAck, Deadline.after_ms(20_000))
+                        break
+                    except (ServiceUnavailable, DeadlineExceeded):
+                        await asyncio.sleep(0.1)
+
+    async def submitted(self, **fields: Any) -> Job:
+        """One that has just been submitted."""
+        job = make_job(**fields)
+        await self.submit(job)
+        return job
+
+    async def completed(self, job: Job) -> JobRecord:
+        """The record of one that has ended so."""
+        assert (await self.ended(job)).state is JobState.COMPLETED
+        return await self.records.get(job.job_id)
 
     async def ended(self, job: Job, timeout_s: float = HUNG_S) -> DoneEvent:
         return await asyncio.wait_for(self.done[job.job_id], timeout_s)

@@ -90,8 +90,7 @@ async def test_instances_are_reported_page_by_page(
 async def test_how_far_a_job_is_is_told_with_its_forecast(bench: Bench, stack: AsyncExitStack) -> None:
     fake = await denoiser(stack, bench, "d1")
     fake.going.clear()
-    job = make_job(n=2)
-    await bench.submit(job)
+    job = await bench.submitted(n=2)
     request = JobEstimateRequest(job_id=job.job_id, remaining_ms=HUNG_MS)
     forecast = JobEstimate()
     async with asyncio.timeout(HUNG_S), telemetry_of_workers(bench) as told:

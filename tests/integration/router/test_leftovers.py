@@ -283,8 +283,7 @@ async def test_one_picture_that_lost_its_latents_is_computed_again_alone(bench: 
     bench.prepost.losing = {Intermediate.LATENTS: 1}
     job = await stored_job(blobs, n=3)
     await bench.submit(job)
-    assert (await bench.ended(job)).state is JobState.COMPLETED
-    record = await bench.records.get(job.job_id)
+    record = await bench.completed(job)
     assert len(record.images) == 3
     assert bench.prepost.calls.count("finish") == 4
 

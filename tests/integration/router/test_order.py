@@ -71,8 +71,7 @@ async def counter(
         running_router(url, "r", policy=policy, ageing_s=ageing_s),
         worker.run(),
     ):
-        first = make_job(tenant="first", budget_ms=600_000)
-        await bench.submit(first)
+        first = await bench.submitted(tenant="first", budget_ms=600_000)
         await worker.news.until(lambda: bool(worker.requests))
         yield made
         await bench.ended(first)

@@ -38,8 +38,7 @@ async def test_jobs_outlast_the_silence_of_the_only_prepost(bench: Bench, stack:
 
     bench.prepost.fail = freeze
     jobs = [make_job() for _ in range(5)]
-    for job in jobs:
-        await bench.submit(job)
+    await bench.submit(*jobs)
     await bench.prepost.news.until(lambda: not bench.prepost.going.is_set())
     await asyncio.sleep(12 * SILENCE_S)  # longer than any number of tries would last
     bench.prepost.going.set()
@@ -50,8 +49,7 @@ async def test_what_a_frozen_prepost_has_is_done_by_the_other(bench: Bench, stac
     await denoiser(stack, bench, "d1")
     bench.prepost.hold = asyncio.Event()
     jobs = [make_job() for _ in range(6)]
-    for job in jobs:
-        await bench.submit(job)
+    await bench.submit(*jobs)
     await bench.prepost.news.until(lambda: len(set(bench.prepost.asked)) == len(jobs))
     bench.prepost.going.clear()
     other = await another(stack, bench, "p2")
@@ -65,18 +63,15 @@ async def test_what_a_frozen_prepost_has_is_done_by_the_other(bench: Bench, stac
 
 async def test_a_prepost_that_was_frozen_is_asked_again(bench: Bench, stack: AsyncExitStack) -> None:
     await denoiser(stack, bench, "d1")
-    first = make_job()
-    await bench.submit(first)
+    first = await bench.submitted()
     await all_completed(bench, [first])
     bench.prepost.going.clear()
-    job = make_job()
-    await bench.submit(job)
+    job = await bench.submitted()
     other = await another(stack, bench, "p2")
     await all_completed(bench, [job])
     other.going.clear()
     bench.prepost.going.set()
-    last = make_job()
-    await bench.submit(last)
+    last = await bench.submitted()
     await all_completed(bench, [last])
 
 
@@ -94,8 +89,7 @@ async def test_an_instance_has_no_more_than_it_can_begin_and_a_cancelled_job_giv
         await bench.submit(first)
         await small.news.until(lambda: small.asked == [f"inspect {first.job_id}"])
         waiting, last = make_job(), make_job()
-        for job in (waiting, last):
-            await bench.submit(job)
+        await bench.submit(waiting, last)
         await asyncio.sleep(1.5)
         freed_s = time.monotonic()
         for job in (waiting, first):
@@ -121,8 +115,7 @@ async def test_an_instance_with_another_version_of_the_model_is_asked_nothing(
     newer = CARD.model_copy(update={"digest": "e" * 64})
     other = await another(stack, bench, "p2", FakePrepost(bench.bus, "p2", card=newer))
     jobs = [make_job() for _ in range(8)]
-    for job in jobs:
-        await bench.submit(job)
+    await bench.submit(*jobs)
     await all_completed(bench, jobs)
     assert other.asked == []
 
@@ -136,8 +129,7 @@ async def test_unexpected_errors_end_no_job_however_many(bench: Bench, stack: As
             raise error
 
     bench.prepost.fail = fail
-    job = make_job()
-    await bench.submit(job)
+    job = await bench.submitted()
     await all_completed(bench, [job])
 
 
@@ -150,8 +142,7 @@ async def test_a_picture_that_takes_too_long_ends_its_job_at_once(
         raise ImageTimeout(received="more than 10 s")
 
     bench.prepost.fail = fail
-    job = make_job()
-    await bench.submit(job)
+    job = await bench.submitted()
     event = await bench.ended(job)
     assert (event.state, event.error and event.error.code) == (JobState.FAILED, "image_timeout")
     assert bench.prepost.calls == ["inspect"]
@@ -186,8 +177,7 @@ async def test_an_accepted_job_of_a_dead_router_is_prepared_by_the_next(
         small.hold = asyncio.Event()
         first = await stack.enter_async_context(running_router(nats_account, "router-a"))
         await denoiser(stack, bench, "d1")
-        job = make_job()
-        await bench.submit(job)
+        job = await bench.submitted()
         await small.news.until(lambda: len(small.asked) == 1)
         await stack.enter_async_context(running_router(nats_account, "router-b"))
         first.cancel()

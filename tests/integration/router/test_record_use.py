@@ -1,4 +1,4 @@
-"""How often a walk uses its record: it writes what a successor goes on from, and reads what others have written."""
+"""How often a walk uses its record, and that a router of this version loses nothing of what the next one writes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import asyncio
 import math
 from collections import Counter
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 
 from giornata.deadlines import Deadline
-from giornata.records import JobRecordStore, RecordRevision
-from giornata.wire.jobs import JobRecord, JobState
+from giornata.records import Change, JobRecordStore, RecordRevision
+from giornata.wire import codec
+from giornata.wire.jobs import Job, JobRecord, JobState
+from giornata.wire.subjects import RECORDS
 from giornata_router import job_records
+from tests.contract.versions import LATER, next_version, parts, sown
+from tests.fakes.denoiser import FakeDenoiser
 from tests.integration.router.bench import Bench, denoiser, make_job, running_router
 from tests.patience import HUNG_MS
 
@@ -43,13 +48,11 @@ async def test_an_undisturbed_walk_reads_its_record_once(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running_router(nats_account, "r1", records_of=CountedRecords))
         await denoiser(stack, bench, "d1")
-        first = make_job()
-        await bench.submit(first)
+        first = await bench.submitted()
         await bench.ended(first)
         USES.clear()
         jobs = [make_job() for _ in range(4)]
-        for job in jobs:
-            await bench.submit(job)
+        await bench.submit(*jobs)
         assert {(await bench.ended(job)).state for job in jobs} == {JobState.COMPLETED}
         assert USES["create"] == len(jobs)
         assert USES["write"] <= 2 * len(jobs)
@@ -61,8 +64,7 @@ async def test_a_state_that_lasts_is_in_the_record(bench: Bench, nats_account: s
         await stack.enter_async_context(running_router(nats_account, "r1"))
         await denoiser(stack, bench, "d1")
         bench.prepost.hold = asyncio.Event()
-        job = make_job()
-        await bench.submit(job)
+        job = await bench.submitted()
         found = await bench.records.until(
             job.job_id, lambda record: record.state is JobState.PREPARING, Deadline.after_ms(HUNG_MS)
         )
@@ -84,3 +86,54 @@ async def test_an_end_is_written_over_no_change_that_its_writer_does_not_know(be
         RecordRevision(accepted, revision),
     )
     assert (ended.record.state, ended.record.cancel) == (JobState.CANCELLED, True)
+
+
+Next = next_version(JobRecord)
+
+
+class NextRecords(JobRecordStore):
+    """The records as the next version changes them: it fills its new field in every part."""
+
+    async def change(self, key: str, change: Change[JobRecord]) -> JobRecord:
+        def marked(record: JobRecord) -> JobRecord | None:
+            following = change(record)
+            return following and sown(following, lambda _: {LATER: "denoiser"})
+
+        return await super().change(key, marked)
+
+
+async def test_what_the_next_version_writes_outlives_this_ones_changes(
+    bench: Bench, stack: AsyncExitStack
+) -> None:
+    later = replace(bench.records, kind=Next)
+    records = NextRecords(**vars(later))
+    worker = FakeDenoiser(bench.bus, records, "d1", step_s=0.05)
+    await stack.enter_async_context(worker.run())
+    job = sown(make_job(n=2), lambda _: {LATER: "gateway"})
+    await bench.submit(job)
+    assert (await bench.ended(job)).state is JobState.COMPLETED
+    sent: Job = worker.requests[0].job
+    assert {part.model_extra[LATER] for _, part in parts(sent) if part.model_extra} == {"gateway"}
+    entry = await bench.records.bucket.get(job.job_id)
+    assert entry.value is not None
+    record = codec.decode(Next, entry.value)
+    marks = {path: getattr(part, LATER) for path, part in parts(record)}
+    written_after = {path for path in marks if path[-1:] == ("image",) and path[0] == "rows"}
+    assert {path for path, mark in marks.items() if mark != "denoiser"} == written_after
+    assert {("job", "parameters"), ("rows", 1), ("inspection", "prepared"), ("stage_ms",)} <= set(marks)
+
+
+async def test_versions_change_a_record_in_turns(bench: Bench) -> None:
+    ours, theirs = bench.records, replace(bench.records, kind=Next)
+    assert ours.name == RECORDS
+    job = sown(make_job(n=2), lambda _: {LATER: "0"})
+    await ours.create(JobRecord(job=job))
+    for turn in range(1, 4):
+        mark = str(turn)
+        await theirs.change(job.job_id, lambda record, mark=mark: sown(record, lambda _: {LATER: mark}))  # type: ignore[misc]  # bound per turn
+        await ours.change(
+            job.job_id, lambda record: record.model_copy(update={"attempt": record.attempt + 1})
+        )
+        record = await theirs.get(job.job_id)
+        assert record.attempt == turn
+        assert {getattr(part, LATER) for _, part in parts(record)} == {mark}

@@ -1,4 +1,4 @@
-"""Pictures of one job at several workers: side by side, piece by piece, and each piece as durable as a whole job."""
+"""Pictures of one job at several workers, each piece as durable as a whole job, and rows that give way to others."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ def rows_of(worker: FakeDenoiser) -> list[list[int]]:
 
 async def completed(bench: Bench, job: Job) -> None:
     """Once, with all pictures."""
-    assert (await bench.ended(job)).state is JobState.COMPLETED
-    record = await bench.records.get(job.job_id)
+    record = await bench.completed(job)
     assert all(row.image is not None for row in record.rows)
     assert bench.done_count[job.job_id] == 1
 
@@ -141,3 +140,27 @@ async def test_a_worker_that_drains_hands_on_its_pictures_alone(bench: Bench, st
     await completed(bench, job)
     assert sorted(row for rows in rows_of(staying) for row in rows) == [0, 1, 2, 3]
     assert not (await bench.records.get(job.job_id)).causes
+
+
+async def test_rows_of_one_tenant_give_way_to_another_s_and_go_on_from_their_step(
+    bench: Bench, nats_account: str
+) -> None:
+    """Alice's long edits fill the worker and its queue; bob's comes at once and is the only one that may end."""
+    worker = FakeDenoiser(bench.bus, bench.records, "d1", capacity=2)
+    worker.going.clear()
+    async with running_router(nats_account, "r"), worker.run():
+        alices = [make_job(reuse=Reuse.OFF, tenant="alice") for _ in range(6)]
+        await bench.submit(*alices)
+        await worker.news.until(lambda: len(worker._running) == 2)
+        bobs = await bench.submitted(reuse=Reuse.OFF, tenant="bob")
+        await worker.news.until(lambda: any(one.job.tenant == "bob" for one in worker.requests))
+        backs = set(worker.cancelled)
+        assert backs
+        assert backs <= {job.job_id for job in alices}
+        worker.going.set()
+        ended = [await bench.ended(job) for job in (bobs, *alices)]
+    assert [event.state for event in ended] == [JobState.COMPLETED] * 7
+    for back in backs:
+        assert worker.cancelled.count(back) == 1, "its worker is told once to hand the rows back"
+        assert (await bench.records.get(back)).causes == ()
+        assert any(one.job.job_id == back and one.rows[0].resume for one in worker.requests)

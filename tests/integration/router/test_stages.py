@@ -26,10 +26,8 @@ from tests.integration.router.bench import Bench, denoiser, make_job, running_ro
 async def test_one_poisoned_row_leaves_the_others_their_pictures(bench: Bench, stack: AsyncExitStack) -> None:
     worker = await denoiser(stack, bench, "d1")
     worker.poisoned = {1}
-    job = make_job(n=2)
-    await bench.submit(job)
-    assert (await bench.ended(job)).state is JobState.COMPLETED
-    record = await bench.records.get(job.job_id)
+    job = await bench.submitted(n=2)
+    record = await bench.completed(job)
     assert record.rows[0].image is not None
     assert record.rows[1].error is not None
     assert record.rows[1].error.code == "row_poisoned"
@@ -40,8 +38,7 @@ async def test_regions_are_rows_of_one_picture(bench: Bench, stack: AsyncExitSta
         await denoiser(stack, bench, name)
     job = make_job().model_copy(update={"mask": REF, "regions": (REF,) * 3})
     await bench.submit(job)
-    assert (await bench.ended(job)).state is JobState.COMPLETED
-    record = await bench.records.get(job.job_id)
+    record = await bench.completed(job)
     assert [row.seed - record.rows[0].seed for row in record.rows] == [0, 1, 2]
     assert [row.image is not None for row in record.rows] == [True, False, False]
     assert [row.error for row in record.rows] == [None] * 3
@@ -70,14 +67,12 @@ async def test_a_bad_image_fails_the_job_with_its_own_code_and_no_other(
             raise ImageUnreadable
 
     bench.prepost.fail = fail
-    bad = make_job()
-    await bench.submit(bad)
+    bad = await bench.submitted()
     event = await bench.ended(bad)
     assert (event.state, event.error and event.error.code) == (JobState.FAILED, "image_unreadable")
     assert bench.prepost.calls == ["inspect"]
     bench.prepost.fail = lambda _verb: None
-    good = make_job()
-    await bench.submit(good)
+    good = await bench.submitted()
     assert (await bench.ended(good)).state is JobState.COMPLETED
 
 
@@ -88,8 +83,7 @@ async def test_a_question_that_nobody_has_is_asked_again(
     """Soon, and not after the stage's limit of two minutes: it was lost on its way, or its answer was."""
     await denoiser(stack, bench, "d1")
     bench.prepost.lost.add(verb)
-    job = make_job()
-    await bench.submit(job)
+    job = await bench.submitted()
     assert (await bench.ended(job)).state is JobState.COMPLETED
     assert bench.prepost.calls.count(verb) == 2
 
@@ -97,8 +91,7 @@ async def test_a_question_that_nobody_has_is_asked_again(
 async def test_a_question_that_takes_its_time_is_asked_once(bench: Bench, stack: AsyncExitStack) -> None:
     await denoiser(stack, bench, "d1")
     bench.prepost.hold = asyncio.Event()
-    job = make_job()
-    await bench.submit(job)
+    job = await bench.submitted()
     await asyncio.sleep(SILENCE_S + 2)  # in which it would have been asked again
     bench.prepost.hold.set()
     assert (await bench.ended(job)).state is JobState.COMPLETED
@@ -114,8 +107,7 @@ async def test_a_job_waits_for_a_prepost_that_is_away(nats_account: str) -> None
         await stack.enter_async_context(bus.listen(done, DoneEvent, bench.hear))
         await stack.enter_async_context(running_router(nats_account, "router-a"))
         await denoiser(stack, bench, "d1")
-        job = make_job()
-        await bench.submit(job)
+        job = await bench.submitted()
         await asyncio.sleep(3)  # longer than any number of tries would last
         await stack.enter_async_context(bench.prepost.run())
         assert (await bench.ended(job)).state is JobState.COMPLETED
@@ -126,8 +118,7 @@ async def test_cancel_ends_the_job_and_frees_the_worker(
     bench: Bench, stack: AsyncExitStack, priority: Priority
 ) -> None:
     worker = await denoiser(stack, bench, "d1", step_s=30)
-    job = make_job(priority=priority)
-    await bench.submit(job)
+    job = await bench.submitted(priority=priority)
     await worker.news.until(lambda: bool(worker.requests))
     await bench.records.change(job.job_id, lambda r: r.model_copy(update={"cancel": True}))
     await bench.bus.publish(subjects.cancel(job.job_id), CancelRows(job_id=job.job_id, attempt=0))
@@ -137,8 +128,7 @@ async def test_cancel_ends_the_job_and_frees_the_worker(
 
 
 async def test_the_budget_ends_a_job_that_no_worker_takes(bench: Bench, stack: AsyncExitStack) -> None:
-    job = make_job(budget_ms=4000)
-    await bench.submit(job)
+    job = await bench.submitted(budget_ms=4000)
     event = await bench.ended(job)
     assert event.error is not None
     assert event.error.code == "deadline_exceeded"
@@ -148,8 +138,7 @@ async def test_the_budget_ends_a_job_that_no_worker_takes(bench: Bench, stack: A
 async def test_an_end_that_is_told_again_is_kept_once(bench: Bench, stack: AsyncExitStack) -> None:
     """As by a router that was believed dead after it had written the end, and before it acknowledged the job."""
     await denoiser(stack, bench, "d1")
-    job = make_job()
-    await bench.submit(job)
+    job = await bench.submitted()
     await bench.ended(job)
     bench.done[job.job_id] = asyncio.get_running_loop().create_future()
     while (await bench.bus.jetstream.stream_info(subjects.JOBS)).state.messages:  # noqa: ASYNC110 - nothing tells of it
@@ -172,8 +161,7 @@ async def test_a_job_without_image_is_carried_to_its_end(bench: Bench, stack: As
     bench.prepost.inspection = WHOLE
     job = make_job(n=2, reuse=Reuse.OFF).model_copy(update={"image": None})
     await bench.submit(job)
-    assert (await bench.ended(job)).state is JobState.COMPLETED
-    record = await bench.records.get(job.job_id)
+    record = await bench.completed(job)
     assert record.job.image is None
     assert len(record.images) == 2
     assert bench.prepost.calls == ["inspect", "encode", "finish", "finish"]

@@ -164,8 +164,7 @@ async def test_the_worker_that_probably_gets_the_rows_next_loads_while_they_wait
 
     bench.prepost.fail = call
     jobs = [make_job(reuse=Reuse.OFF).model_copy(update={"loras": (LORA,)}) for _ in range(2)]
-    for job in jobs:
-        await bench.submit(job)
+    await bench.submit(*jobs)
     await encoded.until(lambda: called.count("encode") == 2)
     worker = FakeDenoiser(bench.bus, bench.records, "d1", capacity=1)
     worker.going.clear()

@@ -16,10 +16,9 @@ from giornata.wire.messages import DoneEvent
 from giornata.wire.values import StageTimes
 from giornata.wire.workers import ServiceName
 from giornata_lab.rehearsals.chaos.audit import GROWTH_MIB, AuditedSystem, violations
-from giornata_lab.rehearsals.chaos.edits import ChaosEdit, Outcome, OutcomeRecord, edits
-from giornata_lab.rehearsals.chaos.faults import Inflicted
-from giornata_lab.rehearsals.chaos.look import Blob, ProcessUsage, Streams
-from giornata_lab.rehearsals.chaos.plan import Fault, Kind
+from giornata_lab.rehearsals.chaos.faults import Fault, Inflicted, Kind
+from giornata_lab.rehearsals.chaos.load import ChaosEdit, Outcome, edits
+from giornata_lab.rehearsals.chaos.look import Blob, OutcomeRecord, ProcessUsage, Streams
 
 EDITS = edits(0, 3)
 JOB = EDITS[0].job_id
@@ -76,7 +75,7 @@ def seen() -> AuditedSystem:
         blobs=[
             Blob(f"default/{JOB}/image", 30.0, 100),
             Blob(f"{JOB}/latents-0", 9, 9),
-            Blob("shared/empty", 9999, 9),
+            Blob("shared-prepost-1-empty-text", 9999, 9),
         ],
         usage={7: used(50, 80, 90)},
         ttl_s=60,
@@ -149,7 +148,7 @@ def test_a_job_that_lost_all_its_workers_may_fail_for_good() -> None:
         ),
         (lambda: replace(seen(), blobs=[Blob("default/job_x/image", 9, 9)]), "belong to no edit"),
         (lambda: replace(seen(), blobs=[Blob("job_x/latents-0", 9, 9)]), "belong to no edit"),
-        (lambda: replace(seen(), blobs=[Blob("shared/empty", -1, 9)]), "kept for ever"),
+        (lambda: replace(seen(), blobs=[Blob("shared-prepost-1-empty-text", -1, 9)]), "kept for ever"),
         (lambda: replace(seen(), blobs=[Blob(f"default/{JOB}/image", -1, 9)]), "kept for ever"),
         (lambda: replace(seen(), blobs=[Blob(f"default/{JOB}/image", 9999, 9)]), "kept for longer"),
         (lambda: replace(seen(), usage={7: used(50, 80, 81 + GROWTH_MIB)}), "gateway-1 has grown"),
@@ -174,7 +173,6 @@ def lost(worker: str) -> OutcomeRecord:
     ("fault", "excused"),
     [
         (Fault(Kind.FREEZE, ServiceName.DENOISER, lasts_s=5), True),
-        (Fault(Kind.MUTE, ServiceName.DENOISER, lasts_s=5), True),
         (Fault(Kind.FREEZE, ServiceName.ROUTER, lasts_s=5), False),
         (Fault(Kind.RESTART, ServiceName.DENOISER), False),
     ],

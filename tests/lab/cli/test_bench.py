@@ -1,4 +1,4 @@
-"""``giornata bench``: its options, mistakes in them, and the trace that it saves."""
+"""``giornata bench``: its options, and mistakes in them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from giornata_lab.baseline.server import BaselineOptions
-from giornata_lab.loadgen import traces
 from giornata_lab.loadgen.pictures import generated
 from giornata_tools.checkout import TRAINED
 from giornata_tools.cli.app import cli
@@ -43,7 +42,6 @@ def test_a_value_that_is_none_is_told_with_its_option_and_what_was_typed(option:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--cv", "2"], "--cv belongs to --arrivals bursty"),
         (["--speed", "2"], "--speed belongs to --trace"),
         (["--trace", "TRACE", "--rate", "2"], "leave out --rate"),
         (["--trace", "TRACE", "--duration", "2"], "leave out --duration"),
@@ -51,14 +49,9 @@ def test_a_value_that_is_none_is_told_with_its_option_and_what_was_typed(option:
         (["--trace", "OTHER"], "does not end with .csv or .jsonl"),
         (["--trace", "TRACE", "--warmup", "100"], "no request of the trace is due"),
         (["--rate", "0.001", "--duration", "1"], "no request of 0.001 requests a second is due"),
-        (["--rate", "1,2", "--save-trace", "saved.csv"], "--save-trace writes one run"),
-        (["--save-trace", "saved.txt"], "does not end with .csv or .jsonl"),
-        (["--save-trace", "no/folder/saved.csv"], "No such file"),
         (["--field", "seed"], "seed is not of the form NAME=VALUE"),
         (["--field", "seed=1"], "seed is set twice, or has an option of its own"),
         (["--field", "halo=1", "--field", "halo=2"], "halo is set twice"),
-        (["--names", "a"], "--names are two"),
-        (["--names", "a,a"], "--names are two"),
         (["--api", "openai", "--steps", "8"], "--api openai has no field for steps"),
         (["--images", "EMPTY"], "no file in"),
         (["--images", "PICTURES", "--trace", "TRACE"], "edits template 3; the folder's last is 0"),
@@ -93,17 +86,6 @@ def test_a_server_that_is_not_there_ends_with_1_and_no_figures(tmp_path: Path) -
 def test_a_folder_that_takes_no_files_is_told_before_anything_is_sent() -> None:
     done = serve("--rate", "20", "--duration", "1", "--out", "/sys/nowhere")
     assert (done.exit_code, "[output_not_written]" in done.output) == (1, True), done.output
-
-
-@pytest.mark.parametrize("suffix", traces.SUFFIXES)
-def test_a_saved_trace_is_the_run_and_replays_as_the_same(tmp_path: Path, suffix: str) -> None:
-    saved, again = (str(tmp_path / f"{name}{suffix}") for name in ("saved", "again"))
-    short = ("--warmup", "0", "--out", str(tmp_path))
-    serve("--rate", "5", "--duration", "8", "-n", "production", "--seed", "3", "--save-trace", saved, *short)
-    serve("--trace", saved, "--save-trace", again, *short)
-    text = Path(saved).read_text()
-    assert len(text.splitlines()) > 20
-    assert Path(again).read_text() == text
 
 
 def test_the_baseline_takes_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,11 +36,7 @@ from giornata_gateway.http.a1111 import PICTURES, order_of
 from giornata_gateway.http.responses import GATEWAY
 from giornata_gateway.http.responses import TENANT as WHO
 from giornata_gateway.http.uploads import read_json, read_upload
-from giornata_gateway.rules import a1111_forms as a1111
-from giornata_gateway.rules import addresses
-from giornata_gateway.rules.a1111_forms import ImageToImage, TextToImage
-from giornata_gateway.rules.a1111_parameters import rename_field
-from giornata_gateway.rules.envelopes import (
+from giornata_gateway.nats_door import (
     EditEnvelope,
     GenerateEnvelope,
     MaskEnvelope,
@@ -50,6 +46,10 @@ from giornata_gateway.rules.envelopes import (
     read_mask,
     read_parameters,
 )
+from giornata_gateway.rules import a1111_forms as a1111
+from giornata_gateway.rules import tenants
+from giornata_gateway.rules.a1111_forms import ImageToImage, TextToImage
+from giornata_gateway.rules.a1111_parameters import rename_field
 from giornata_gateway.rules.forms import (
     EditForm,
     GenerationForm,
@@ -58,8 +58,8 @@ from giornata_gateway.rules.forms import (
     read_template_form,
 )
 from giornata_gateway.rules.tenants import Tenant
-from giornata_gateway.views.answers import ErrorAnswer, error_detail
 from giornata_gateway.views.catalog import choose_card
+from giornata_gateway.views.jobs import ErrorAnswer, error_detail
 from giornata_lab.loadgen import traces
 from giornata_lora_store.headers import LoraSizeLimits, inspect_file
 from giornata_prepost.images.pictures import decode
@@ -183,13 +183,13 @@ def mask_form(data: bytes) -> None:
 def webhook_url(data: bytes) -> None:
     """The URL of a webhook, which is kept in a record; the client that sends it sees the same host as the check."""
     url = data.decode(errors="surrogateescape")
-    for networks in ((), addresses.networks_in("10.0.0.0/8,fd00::/8")):
+    for networks in ((), tenants.networks_in("10.0.0.0/8,fd00::/8")):
         with refused():
-            taken = addresses.check_url(url, networks)
+            taken = tenants.check_url(url, networks)
             codec.encode(WebhookRecord(job_id="job_x", tenant="t", url=taken, created_s=0))
             with suppress(ValueError):  # the sender tells of it as of any other failure
                 host, plain = URL(taken).host or "", URL(taken).scheme == "http"
-                if not addresses.may_connect(ipaddress.ip_address(host), networks, plain=plain):
+                if not tenants.may_connect(ipaddress.ip_address(host), networks, plain=plain):
                     raise AssertionError(f"{taken!r} leads to {host}")
 
 

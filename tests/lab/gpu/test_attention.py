@@ -17,7 +17,9 @@ from tests.examples import examples
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
 """A wrong key or value makes more than 0.1."""
 SHAPES = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 300), st.booleans()), min_size=1, max_size=8)
-ANY_DEVICE = settings(examples(times=1 / 2), suppress_health_check=[HealthCheck.function_scoped_fixture])
+ANY_DEVICE = settings(
+    examples(times=1 / 2), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 @ANY_DEVICE

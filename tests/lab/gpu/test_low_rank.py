@@ -19,7 +19,9 @@ SPANS = st.lists(st.tuples(st.integers(1, 40), st.sampled_from([0, 1, 4, 16])), 
 """Lengths and ranks; rank 0 for nothing that acts."""
 
 
-@settings(examples(times=1 / 2), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    examples(times=1 / 2), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(spans=SPANS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_equal_each_span_alone_in_float64(

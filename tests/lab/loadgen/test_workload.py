@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from giornata_lab.loadgen import traces, workload
 from giornata_lab.loadgen.traces import drawn, replayed
 from giornata_lab.loadgen.workload import (
-    MAX_SEED,
     MaskShape,
     Workload,
-    WorkloadRequest,
     arrival_times,
     draw,
     zipf,
@@ -72,27 +70,6 @@ def test_few_requests_still_have_productions_masks_steps_and_pictures(seed: int)
     assert Counter(request.n for request in found)[1] == pytest.approx(60 * 0.578, abs=2)
     assert [request.at_s for request in found] == [float(number) for number in range(60)]
     assert len({request.seed for request in found}) == 60
-
-
-requests = st.builds(
-    WorkloadRequest,
-    at_s=st.floats(0, 1e6),
-    template=st.integers(0, 10**6),
-    mask_ratio=st.floats(0, 1),
-    steps=st.none() | st.integers(1, 200),
-    n=st.integers(1, 10),
-    seed=st.integers(0, MAX_SEED),
-    shape=st.sampled_from(MaskShape),
-)
-
-
-@given(
-    found=st.lists(requests, min_size=1, max_size=8).map(lambda many: sorted(many, key=lambda r: r.at_s)),
-    suffix=st.sampled_from(traces.SUFFIXES),
-)
-def test_what_was_written_is_read_again(found: list[WorkloadRequest], suffix: str) -> None:
-    served = Workload((0.2, 0.2), None, {2: 1.0}, {0: 1.0}, MaskShape.SQUARE)
-    assert traces.complete(traces.read_trace(traces.write(found, suffix), suffix), served, seed=5) == found
 
 
 def test_what_a_trace_does_not_tell_is_drawn_and_what_it_tells_is_kept() -> None:

@@ -79,10 +79,13 @@ def test_the_recipe_goes_on_where_it_stopped_and_ends_in_a_checkpoint(
     monkeypatch.setattr(segmenter, "POOLED", {48: 4, 96: 4})
     monkeypatch.setattr(segmenter, "BATCHES", ((0.5, 48, 2), (1.0, 96, 2)))
 
-    def plan(steps: int, deadline: float = float("inf")) -> StagePlan:
-        return StagePlan(tmp_path / "state", steps, 4, torch.device("cpu"), deadline=deadline)
+    def plan(steps: int) -> StagePlan:
+        return StagePlan(tmp_path / "state", steps, 4, torch.device("cpu"))
 
-    segmenter.run(plan(2, deadline=0.0))
+    over = iter([False, True])
+    with monkeypatch.context() as clock:
+        clock.setattr(StagePlan, "over", lambda _: next(over))
+        segmenter.run(plan(2))
     with pytest.raises(TrainingStateUnusable, match="stopped at step 1 of 2"):
         export.sinopia(tmp_path / "state", tmp_path / "made")
     segmenter.run(plan(2))

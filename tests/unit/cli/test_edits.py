@@ -12,10 +12,11 @@ from giornata.wire.models import Task
 from giornata.wire.requests import OutputFormat
 from giornata_gateway.http.jobs import HEARTBEAT
 from giornata_gateway.http.responses import frame
-from giornata_gateway.views.answers import ErrorAnswer, error_detail
 from giornata_gateway.views.jobs import (
+    ErrorAnswer,
     ToldEvent,
     completed_event,
+    error_detail,
     error_event,
     partial_image_event,
     progress_event,

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
@@ -57,6 +57,7 @@ CONTROLS = st.builds(
 )
 
 
+@settings(max_examples=30)
 @given(
     st.builds(
         EditParameters,

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-
-import pytest
 from rich.console import Console
 
 from giornata.fleet import SILENCE_S
@@ -94,10 +90,6 @@ def test_the_sums_say_what_is_unknown() -> None:
     assert "queued jobs: 3 (5 pictures)" in line
     assert "steps/s: ?" in line
     assert "queued jobs: ?;" in sums(told(STATES[:2]))
-
-
-def test_an_empty_fleet_is_a_sentence() -> None:
-    assert sums(told([])) == "No service tells of itself."
 
 
 def test_templates_of_all_workers_are_summed_up() -> None:
@@ -215,14 +207,6 @@ def test_adapters_are_shown_by_host_and_worker_and_reason() -> None:
     assert lines[4] == ["d1", "rack-1", "device", "0", "21", "0", "24", "25", "26", "1.5", "0"]
     assert lines[5] == ["memory", "0", "22", "0"]
     assert lines[6] == ["disk", "0", "23", "0"]
-
-
-def test_without_adapters_the_table_says_so() -> None:
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(adapter_table(told([state(ServiceName.GATEWAY, "g1")])))
-    assert "No LoRA store fills a host tier." in capture.get()
-    assert "No worker tells of LoRAs." in capture.get()
 
 
 def running(index: int, computed: int | None) -> RowProgress:
@@ -347,12 +331,3 @@ def test_the_picture_has_sums_and_a_line_for_each_worker() -> None:
         *("0.0", "0.0", "0.0", "0.0", "3.0", "0.0", "1.5"),
     ]
     assert second.split()[:2] == ["d2", "starting"]
-
-
-@pytest.mark.parametrize("heard", [False, True])
-def test_json_holds_all_that_is_known(heard: bool) -> None:
-    seen = TelemetryAggregator()
-    if heard:
-        seen.hear(worker(1, 1), 0.0)
-    told = json.loads(json.dumps(dataclasses.asdict(seen.top(0.0))))
-    assert len(told["workers"]) == heard

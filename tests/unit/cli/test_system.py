@@ -16,17 +16,17 @@ from giornata_lab.quality.evaluation import QualityOptions
 from giornata_tools import checkout
 from giornata_tools.cli.app import cli
 from giornata_tools.launcher import up
-from giornata_tools.launcher.up import Beside, UpOptions, idle
+from giornata_tools.launcher.up import UpOptions, idle
 from giornata_tools.lora_profiler.sessions import profiling
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """Name of each program that ran, and its options; each ends with 7."""
-    found: list[tuple[str, Any]] = []
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Name of each program that ran, its options, and what `up` does beside the stack; each ends with 7."""
+    found: list[tuple[Any, ...]] = []
 
     def run(name: str, main: Callable[..., Coroutine[Any, Any, int]]) -> int:
-        found.append((name, main.args[0]))  # type: ignore[attr-defined]  # a partial
+        found.append((name, main.args[0], *main.args[2:]))  # type: ignore[attr-defined]  # a partial
         return 7
 
     monkeypatch.setattr(up, "run", run)
@@ -35,38 +35,9 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize(("flags", "beside"), [((), idle), (("--profile-loras",), profiling)])
-def test_up_profiles_loras_where_it_is_told_to(
-    monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], beside: Beside
-) -> None:
-    given: list[Any] = []
-
-    def run(_: str, main: Any) -> int:
-        given.extend(main.args)
-        return 0
-
-    monkeypatch.setattr(up, "run", run)
-    assert CliRunner().invoke(cli, ["up", *flags]).exit_code == 0
-    assert given[2] is beside
-
-
-def test_up_takes_its_flags_and_ends_with_the_stacks_status(ran: list[tuple[str, Any]]) -> None:
-    arguments = [
-        "up",
-        "--denoisers",
-        "2",
-        "--nats-servers",
-        "3",
-        "--family",
-        "flux-fill",
-        "--port",
-        "0",
-        "--devices",
-        "cpu,cpu",
-        "--state",
-        "/a/state",
-    ]
-    assert CliRunner().invoke(cli, arguments).exit_code == 7
+def test_up_takes_its_flags_and_ends_with_the_stacks_status(ran: list[tuple[Any, ...]]) -> None:
+    words = "up --denoisers 2 --nats-servers 3 --family flux-fill --port 0 --devices cpu,cpu --state /a/state"
+    assert CliRunner().invoke(cli, words.split()).exit_code == 7
     options = UpOptions(
         host="127.0.0.1",
         port=0,
@@ -79,36 +50,25 @@ def test_up_takes_its_flags_and_ends_with_the_stacks_status(ran: list[tuple[str,
         devices="cpu,cpu",
         state=Path("/a/state"),
     )
-    assert ran == [("up", options)]
+    assert ran == [("up", options, idle)]
 
 
-def test_up_takes_several_models_or_a_family(ran: list[tuple[str, Any]]) -> None:
-    CliRunner().invoke(cli, ["up", "--model", "a/folder", "--model", "b=c d"])
-    [(_, options)] = ran
-    assert options.models == ("a/folder", "b=c d")
+def test_up_takes_several_models_or_a_family(ran: list[tuple[Any, ...]]) -> None:
+    CliRunner().invoke(cli, ["up", "--model", "a/folder", "--model", "b=c d", "--profile-loras"])
+    [(_, options, beside)] = ran
+    assert (options.models, beside) == (("a/folder", "b=c d"), profiling)
     refused = CliRunner().invoke(cli, ["up", "--model", "a", "--family", "sd"])
     assert (refused.exit_code, len(ran)) == (2, 1)
     assert "leave it or --model out" in refused.output
 
 
-def test_up_takes_its_address_from_the_environment(
-    ran: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GIORNATA_HOST", "0.0.0.0")  # noqa: S104 - never bound
-    monkeypatch.setenv("GIORNATA_PORT", "9000")
-    CliRunner().invoke(cli, ["up"])
-    monkeypatch.setenv("GIORNATA_PORT", "")
-    CliRunner().invoke(cli, ["up", "--host", "::1"])
-    assert [(options.host, options.port) for _, options in ran] == [("0.0.0.0", 9000), ("::1", 8000)]  # noqa: S104
-
-
-def test_demo_takes_its_flags(ran: list[tuple[str, Any]]) -> None:
+def test_demo_takes_its_flags(ran: list[tuple[Any, ...]]) -> None:
     assert CliRunner().invoke(cli, ["demo", "--steps", "2", "--out", "x", "--no-oracle"]).exit_code == 7
     options = DemoOptions(family=None, torch_threads=1, out=Path("x"), steps=2, seed=7, no_oracle=True)
     assert ran == [("demo", options)]
 
 
-def test_quality_takes_its_flags(ran: list[tuple[str, Any]]) -> None:
+def test_quality_takes_its_flags(ran: list[tuple[Any, ...]]) -> None:
     assert CliRunner().invoke(cli, ["quality", "--reuse", "off", "--nats", "nats://a:1"]).exit_code == 7
     [(name, options)] = ran
     assert isinstance(options, QualityOptions)
@@ -125,13 +85,9 @@ def test_quality_takes_its_flags(ran: list[tuple[str, Any]]) -> None:
         ["quality", "--reuse", "sometimes"],
     ],
 )
-def test_a_mistake_in_the_command_line_ends_with_2(arguments: list[str], ran: list[tuple[str, Any]]) -> None:
+def test_a_mistake_in_the_command_line_ends_with_2(arguments: list[str], ran: list[tuple[Any, ...]]) -> None:
     assert CliRunner().invoke(cli, arguments).exit_code == 2
     assert ran == []
-
-
-def test_this_checkout_is_found() -> None:
-    assert checkout.find() == Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("command", ["up", "demo", "quality"])

@@ -14,7 +14,6 @@ from giornata_denoiser.config import DenoiserConfig
     ("text", "devices"),
     [
         ("", ()),
-        (" ", ()),
         ("cpu,cpu", ("cpu", "cpu")),
         ("cuda:1, cuda:0", ("cuda:1", "cuda:0")),
         (",".join(["cpu"] * 8), ("cpu",) * 8),
@@ -32,8 +31,6 @@ def test_devices_are_listed_with_commas(text: str, devices: tuple[str, ...]) -> 
         ("gpu", "'gpu'; write each device as cpu, as cuda:N, or as cuda for any that is free"),
         ("cuda:0,", "''; write each device as cpu, as cuda:N, or as cuda for any that is free"),
         ("cuda,cuda:1,cuda", "2 of 3 GPUs without a number; number all or none"),
-        ("cpu,cuda", "the CPU beside GPUs; name devices of one kind"),
-        (",".join(["cuda"] * 9), "9 devices; a pool has at most 8"),
         ("cpu,cuda:0", "the CPU beside GPUs; name devices of one kind"),
         (",".join(["cpu"] * 9), "9 devices; a pool has at most 8: start another denoiser for the rest"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +38,7 @@ def documented() -> list[Resource]:
     """The overlay that the page tells an operator to write: all components."""
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     [text] = re.findall(r"^```yaml\n(apiVersion: kustomize.*?)^```", page, re.MULTILINE | re.DOTALL)
-    return of(yaml.safe_load(text.replace("deploy/kubernetes", "../..")), OVERLAYS / "own", [])
+    return of(yaml.load(text.replace("deploy/kubernetes", "../.."), yaml.CSafeLoader), OVERLAYS / "own", [])
 
 
 BUILT: Final = {path.name: build(path) for path in sorted(OVERLAYS.iterdir())} | {"documented": documented()}
@@ -106,6 +107,8 @@ def egress_ports(overlay: str, component: str) -> Iterator[int]:
             yield from (port["port"] for port in rule["ports"])
 
 
+@cache
 def compose() -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
+    text = (ROOT / "deploy" / "compose.yaml").read_text()
+    content: dict[str, Any] = yaml.load(text, yaml.CSafeLoader)["services"]
     return content

@@ -51,7 +51,6 @@ def test_a_service_is_built_probed_drained_and_told_where_the_servers_are(
 ) -> None:
     service, name = compose["services"][variant], service_of(variant)
     assert service["build"]["args"]["SERVICE"] == name
-    assert service["pull_policy"] == "build"
     assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "giornata.probe", name]
     assert re.fullmatch(r"\$\{[A-Z_]+_REPLICAS:-\d}", service["deploy"]["replicas"])
     environment = service["environment"]

@@ -16,7 +16,7 @@ from giornata.wire.workers import ServiceName
 from giornata_denoiser.service import HAND_BACK_S
 from giornata_gateway.http.routes import ROUTES
 from giornata_gateway.http.server import CLOSE_S
-from giornata_gateway.rules.addresses import may_connect
+from giornata_gateway.rules.tenants import may_connect
 from tests.fakes.published import published
 from tests.unit.deploy.kustomize import identity
 from tests.unit.deploy.overlays import (
@@ -143,15 +143,6 @@ def test_gateways_with_webhooks_read_their_secret_and_reach_receivers() -> None:
             "the policy refuses what the gateway refuses"
         )
     assert "gateways-reach-receivers" not in named("cpu", "NetworkPolicy")
-
-
-def test_prepost_makes_masks_from_words_where_the_operator_names_what_makes_them() -> None:
-    config = config_of(("documented", "prepost"))
-    assert (config.mask_model, config.mask_refiner) == (
-        "IDEA-Research/grounding-dino-tiny",
-        "facebook/sam2.1-hiera-tiny",
-    )
-    assert config_of(("cpu", "prepost")).mask_model is None
 
 
 @pytest.mark.parametrize("name", [str(name) for name in ServiceName])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 import tomllib
@@ -17,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import giornata
+from tests.unit.imports import imported
 
 ROOT = Path(__file__).parents[3]
 SHARED = ROOT / "shared"
@@ -60,8 +60,8 @@ RUN_BY_NAME = {
 }
 """Tools, and what tools load; no file imports them."""
 SERVICES = {f"giornata-{path.parent.name}" for path in ROOT.glob("services/*/pyproject.toml")}
-LAZILY = {"giornata-denoiser"}
-"""What a command imports when it runs, after it has said how to get it."""
+LAZILY = {"giornata-denoiser", "torch"}
+"""What a command imports when it runs, after it has said how to get it, or has a process of its own import."""
 COMPUTING = {
     "giornata.checkpoints": {"huggingface-hub", "torch"},
     "giornata.tensors": {"safetensors", "torch"},
@@ -160,15 +160,13 @@ def _imports(place: Path, besides: Collection[Path] = ()) -> set[str]:
     return set().union(*(_named(path) for path in files if not any(map(path.is_relative_to, besides))))
 
 
-@cache
-def _named(path: Path) -> frozenset[str]:
+def _named(path: Path) -> set[str]:
     """Dotted names of what a file imports."""
-    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return frozenset(names)
+    return {
+        name
+        for module, taken in imported(path).items()
+        for name in (module, *(f"{module}.{each}" for each in taken))
+    }
 
 
 _distributions_by_package = cache(metadata.packages_distributions)

@@ -19,7 +19,7 @@ from giornata.wire import codec, subjects
 from giornata.wire.jobs import JobState
 from giornata.wire.messages import DoneEvent, EventKind, StateEvent, StepEvent
 from giornata.wire.values import StageTimes
-from giornata_gateway.jobs.feed import StreamedEvent, open_feed
+from giornata_gateway.jobs.records import StreamedEvent, open_feed
 
 JOB = "job_1"
 

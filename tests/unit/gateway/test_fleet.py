@@ -18,7 +18,7 @@ from giornata.wire.workers import (
     WorkerState,
 )
 from giornata_gateway.fleet import FleetListener
-from giornata_gateway.http.status import FleetFrames
+from giornata_gateway.http.resources import FleetFrames
 from giornata_gateway.metrics import Metrics
 from giornata_gateway.views.catalog import fleet_view, mask_card
 from giornata_router.fleet_reports import SAMPLES_S, WINDOW_S, StepRates, report, summary

@@ -4,7 +4,7 @@ import pytest
 
 from giornata.wire.errors import GiornataError, InvalidField, UnknownField
 from giornata.wire.requests import MaskMode
-from giornata_gateway.rules.envelopes import REPLY_MARGIN_BYTES, inline_pictures
+from giornata_gateway.nats_door import REPLY_MARGIN_BYTES, inline_pictures
 from giornata_gateway.rules.forms import EditForm, JobForm, ResponseFormat, prefers_image, read_form
 
 

@@ -21,8 +21,7 @@ from giornata_gateway.http.jobs import HEARTBEAT
 from giornata_gateway.http.requests import PublicOrigin, last_event_id, public_origin
 from giornata_gateway.http.responses import IGNORED, NAME_CHARACTERS, TOLD, frame, header_value, ignore
 from giornata_gateway.http.server import REQUEST_ID, _counted
-from giornata_gateway.views.answers import ErrorDetail
-from giornata_gateway.views.jobs import ErrorEvent
+from giornata_gateway.views.jobs import ErrorDetail, ErrorEvent
 
 LOCAL = GatewayConfig().trusted_proxies
 PROTO, PREFIX = "X-Forwarded-Proto", "X-Forwarded-Prefix"

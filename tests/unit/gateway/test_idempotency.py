@@ -12,7 +12,7 @@ from giornata.wire import subjects
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import IdempotencyKeyReused, InvalidField
 from giornata.wire.requests import EditParameters
-from giornata_gateway.rules.idempotency import HEADER, check_same, fingerprint, job_id_of, read_key
+from giornata_gateway.jobs.preparation import HEADER, check_same, fingerprint, job_id_of, read_key
 from tests.contract.messages import JOB
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=255)

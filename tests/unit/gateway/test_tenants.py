@@ -16,7 +16,7 @@ from giornata import api_keys
 from giornata.api_keys import KeysFile, NatsUser, TenantLimits, with_key
 from giornata.wire.errors import CrossSite, InvalidField, ServiceUnavailable, Unauthorized
 from giornata_gateway.admission import LOOK_S, KeyFile
-from giornata_gateway.rules.envelopes import check_reply
+from giornata_gateway.nats_door import check_reply
 from giornata_gateway.rules.tenants import Tenant, bearer, check_site, is_loopback, tenant_of
 from tests.fakes.key_files import CREATED, keys_of, write_keys
 

@@ -11,9 +11,15 @@ from giornata.wire.messages import JobEstimate
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, OutputFormat
 from giornata.wire.workers import ServiceName
-from giornata_gateway.views.answers import background_of, error_detail, error_of, error_type, images_answer
 from giornata_gateway.views.catalog import choose_card, find_card, model_list, ready_view
-from giornata_gateway.views.jobs import job_view
+from giornata_gateway.views.jobs import (
+    background_of,
+    error_detail,
+    error_of,
+    error_type,
+    images_answer,
+    job_view,
+)
 
 BLOB = BlobRef(key="default/x", size_bytes=1, sha256="0" * 64)
 INSPECTION = Inspection(

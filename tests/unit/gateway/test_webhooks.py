@@ -20,7 +20,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from giornata.wire.errors import InvalidField, ServiceUnavailable, WebhookNotFound
 from giornata.wire.templates import WebhookRecord, WebhookState
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.rules.addresses import MAX_URL, check_url, may_connect, networks_in
+from giornata_gateway.rules.tenants import MAX_URL, check_url, may_connect, networks_in
 from giornata_gateway.webhooks import (
     AT_ONCE,
     AT_ONCE_OF_TENANT,

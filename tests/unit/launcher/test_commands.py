@@ -85,15 +85,11 @@ def test_services_state_what_they_need_of_gpus_in_the_stack_s_own_folder(
 
 
 def test_addresses_are_no_flags_because_they_may_hold_passwords() -> None:
-    env = surroundings({"PATH": "/bin"})
+    env = surroundings({"PATH": "/bin", "OMP_NUM_THREADS": "16"})
     argv = service_command(ServiceName.DENOISER, "denoiser-1", env).argv
     assert not any("secret" in word for word in argv)
     assert env["PATH"] == "/bin"
-
-
-def test_one_torch_thread_per_process() -> None:
-    env = surroundings({"OMP_NUM_THREADS": "16"})
-    assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "1"
+    assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "1", "the plan's torch threads"
 
 
 def test_a_model_is_told_with_its_name_or_without_one() -> None:
@@ -306,13 +302,6 @@ def test_of_two_builds_at_a_time_the_first_stays(tmp_path: Path) -> None:
     assert (folder / "made by").read_text() == "first"
     with pytest.raises(FileNotFoundError):
         publish(tmp_path / "nothing", tmp_path / "other")
-
-
-def test_a_plan_has_one_of_each_service() -> None:
-    replicas = StackPlan(state=Path("s"), logs=Path("l"), models=(StackModel("m"),)).replicas
-    assert {service for service, n in replicas.items() if n == 1} == set(ServiceName) - {
-        ServiceName.CONTROLNET
-    }
 
 
 def test_controlnet_services_are_started_when_they_are_asked_for_and_have_work(

@@ -57,7 +57,7 @@ CASES = {
 }
 
 
-@examples(times=1 / 2)  # interpreted kernels are slow
+@examples(times=1 / 4)  # interpreted kernels are slow
 @given(**CASES, channels=st.integers(2, 40))
 def test_modulation_is_the_twins(
     kernels: ElementwiseOps, lengths: list[int], dtype: torch.dtype, seed: int, channels: int
@@ -72,7 +72,7 @@ def test_modulation_is_the_twins(
     assert_alike(found, wanted)
 
 
-@examples(times=1 / 2)  # interpreted kernels are slow
+@examples(times=1 / 4)  # interpreted kernels are slow
 @given(**CASES, heads=st.integers(1, 3), pairs=st.integers(1, 9), streams=st.integers(1, 2))
 def test_normed_and_rotated_heads_are_the_twins(
     kernels: ElementwiseOps,

@@ -11,6 +11,7 @@ from giornata.packed.attention import DenseKV, KVPages, QuantisedTensor, beside,
 from giornata.packed.elementwise import ElementwiseOps
 from giornata.packed.packing import Segments
 from giornata_denoiser.rows.template import StoredTensor, store
+from tests.examples import examples
 from tests.unit.packed.test_elementwise import DEVICE, assert_alike, random, triton_kernels
 
 kernels = triton_kernels
@@ -28,6 +29,7 @@ def levels(tokens: int, bits: int, dtype: torch.dtype, seed: int) -> tuple[Quant
     return QuantisedTensor(*stored.tensors), packed.double() * stored.scale.double() + stored.low.double()
 
 
+@examples(times=1 / 3)  # interpreted kernels are slow
 @given(
     own=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     kinds=st.lists(
@@ -80,6 +82,7 @@ def test_own_and_stored_tokens_lie_side_by_side(
             assert_alike(attended[start:end], plain.transpose(0, 1).to(dtype), terms=4)
 
 
+@examples(times=1 / 3)  # likewise
 @given(
     own=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     kinds=st.lists(st.tuples(st.integers(1, 5), BITS, st.booleans()), min_size=2, max_size=3),

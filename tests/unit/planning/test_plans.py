@@ -168,7 +168,6 @@ def test_no_other_plan_of_one_row_of_a_batch_is_better(
             assert plan.finish_ms <= evaluate_modes(batch, other, link, base_ms).finish_ms * 1.01 + 1e-9
 
 
-@examples(times=2)  # as above
 @given(rows(most_rows=4, most_blocks=6, hidden=False), LINKS, BASES)
 def test_nothing_else_that_is_tried_is_much_better(
     batch: list[BatchRow], link: LoadLink, base_ms: float

@@ -85,6 +85,8 @@ def test_a_text_that_is_no_configuration_is_refused(text: str) -> None:
 def test_thousands_of_patterns_cost_nothing() -> None:
     patterns = {f"m{number}": number for number in range(4096)}
     many = config(lora_alpha=1, alpha_pattern=patterns)
-    assert [many.alpha(f"blocks.{number}.m{number}", 4) for number in range(4096)] == list(range(4096))
+    assert [many.alpha(f"blocks.{number}.m{number}", 4) for number in range(0, 4096, 8)] == [
+        *range(0, 4096, 8)
+    ]
     with pytest.raises(LoraNotSupported, match="4096"):
         config(lora_alpha=1, alpha_pattern={f"m{number}": number for number in range(5000)})

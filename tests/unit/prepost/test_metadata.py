@@ -8,7 +8,7 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, PngImagePlugin
 
 from giornata.picture_files import MAX_ICC_BYTES, exif_orientation, picture_parts
 from giornata.wire.requests import OutputFormat
@@ -56,15 +56,17 @@ def test_a_directory_that_lies_elsewhere_counts_as_none(start: int) -> None:
     assert exif_orientation(b"II*\0" + struct.pack("<I", start) + tiff(6)[8:]) == 1
 
 
+LARGE = 2 * PngImagePlugin.MAX_TEXT_CHUNK
+"""More than Pillow takes of one text, once it is unpacked."""
 BROKEN = bytearray(chunk(b"tEXt", b"Comment\0spoilt on its way"))
 BROKEN[-1] ^= 1
 TEXTS = {
-    "large zTXt": chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(80_000_000), 1)),
-    "large iTXt": chunk(b"iTXt", b"k\0\1\0\0\0" + zlib.compress(bytes(8_000_000), 1)),
-    "much tEXt": chunk(b"tEXt", b"k\0" + bytes(2_000_000)) * 40,
+    "large zTXt": chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(LARGE), 1)),
+    "large iTXt": chunk(b"iTXt", b"k\0\1\0\0\0" + zlib.compress(bytes(LARGE), 1)),
+    "much tEXt": chunk(b"tEXt", b"k\0" + bytes(PngImagePlugin.MAX_TEXT_MEMORY // 4)) * 5,
     "bad checksum": bytes(BROKEN),
     "iCCP of an unknown method": chunk(b"iCCP", b"n\0\7junk"),
-    "iCCP bomb": chunk(b"iCCP", b"n\0\0" + zlib.compress(bytes(80_000_000), 1)),
+    "iCCP bomb": chunk(b"iCCP", b"n\0\0" + zlib.compress(bytes(2 * MAX_ICC_BYTES), 1)),
     "cut gAMA": chunk(b"gAMA", b"\0"),
     "cut cHRM": chunk(b"cHRM", b"\0"),
     "cut pHYs": chunk(b"pHYs", b"\0"),

@@ -25,44 +25,25 @@ def edits(draw: st.DrawFn) -> tuple[Pixels, Alpha, Pixels]:
 
 
 @given(edit=edits())
-def test_where_alpha_is_0_the_output_is_the_original(edit: tuple[Pixels, Alpha, Pixels]) -> None:
+def test_a_painted_picture_is_seen_as_much_as_alpha_says(edit: tuple[Pixels, Alpha, Pixels]) -> None:
+    """Not at all where it is 0, alone and opaque where it is 1, and else as the weighted mean of opaque pictures."""
     original, alpha, painted = edit
     before = original.copy()
     output = paste(original, alpha, painted)
-    np.testing.assert_array_equal(output[alpha == 0], original[alpha == 0])
+    there = resize(painted, Size(original.shape[1], original.shape[0]))
     np.testing.assert_array_equal(original, before)
     assert output.shape == original.shape
     assert output.dtype == np.uint8
-
-
-@given(edit=edits())
-def test_where_alpha_is_1_the_output_is_the_painted_picture_and_opaque(
-    edit: tuple[Pixels, Alpha, Pixels],
-) -> None:
-    original, alpha, painted = edit
-    output = paste(original, alpha, painted)
-    there = resize(painted, Size(original.shape[1], original.shape[0]))
+    np.testing.assert_array_equal(output[alpha == 0], original[alpha == 0])
     np.testing.assert_array_equal(output[alpha == 1][:, :3], there[alpha == 1])
     assert (output[alpha == 1][:, 3:] == 255).all()
-
-
-@given(edit=edits())
-def test_the_feather_is_the_weighted_mean_of_opaque_pictures(edit: tuple[Pixels, Alpha, Pixels]) -> None:
-    original, alpha, painted = edit
-    output = paste(original[..., :3], alpha, painted).astype(float)
-    there = resize(painted, Size(original.shape[1], original.shape[0])).astype(float)
-    expected = original[..., :3] * (1 - alpha[..., None].astype(float)) + there * alpha[..., None]
-    assert np.abs(output - expected).max() <= 0.5 + 1e-3
-
-
-@given(edit=edits())
-def test_opaque_rgba_is_pasted_as_rgb(edit: tuple[Pixels, Alpha, Pixels]) -> None:
-    original, alpha, painted = edit
-    opaque = np.dstack([original[..., :3], np.full(original.shape[:2], 255, np.uint8)])
-    output = paste(opaque, alpha, painted)
-    rgb = paste(original[..., :3], alpha, painted)
-    assert np.abs(output[..., :3].astype(int) - rgb).max() <= 1
-    assert (output[..., 3] == 255).all()
+    rgb = original[..., :3]
+    opaque = paste(rgb, alpha, painted).astype(float)
+    expected = rgb * (1 - alpha[..., None].astype(float)) + there.astype(float) * alpha[..., None]
+    assert np.abs(opaque - expected).max() <= 0.5 + 1e-3
+    rgba = paste(np.dstack([rgb, np.full(rgb.shape[:2], 255, np.uint8)]), alpha, painted)
+    assert np.abs(rgba[..., :3] - opaque).max() <= 1
+    assert (rgba[..., 3] == 255).all()
 
 
 def test_colours_hidden_under_transparency_do_not_shine_through() -> None:

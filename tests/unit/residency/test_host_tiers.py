@@ -69,29 +69,6 @@ def test_any_loss_doubling_and_order_ends_in_the_truth_after_a_snapshot(
     assert not tiers.gaps()
 
 
-def test_the_loss_of_the_last_change_is_a_gap() -> None:
-    tiers, every = HostTiers(), numbered([(DIGESTS[0], 1), (DIGESTS[1], 2)])
-    tiers.observe("i", told(1, every[0]))
-    tiers.observe("i", told(2))
-    assert tiers.gaps() == {"h": "i"}
-
-
-def test_an_older_snapshot_changes_nothing() -> None:
-    tiers, every = HostTiers(), numbered([(DIGESTS[0], 1), (DIGESTS[0], None)])
-    tiers.observe("i", told(2, *every))
-    tiers.snapshot("i", snapshot(every[:1]))
-    assert tiers.held("h") == {}
-    assert not tiers.gaps()
-
-
-def test_changes_after_a_snapshot_that_come_before_it_are_not_lost() -> None:
-    tiers, every = HostTiers(), numbered([(DIGESTS[0], 1), (DIGESTS[1], 2), (DIGESTS[2], 3)])
-    tiers.observe("i", told(3, every[2]))
-    tiers.snapshot("i", snapshot(every[:2]))
-    assert tiers.held("h") == truth(every)
-    assert not tiers.gaps()
-
-
 def test_a_restarted_tier_begins_anew_and_its_forerunner_is_passed_over() -> None:
     tiers = HostTiers()
     (first,) = numbered([(DIGESTS[0], 1)])

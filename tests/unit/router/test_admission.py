@@ -22,15 +22,15 @@ from giornata.wire.errors import (
     TenantQueueFull,
 )
 from giornata.wire.jobs import Priority
-from giornata.wire.workers import CostFit, QueueState, ServiceState, StoreRoom, WorkerCosts
+from giornata.wire.workers import QueueState, ServiceState, StoreRoom
 from giornata_lab.bench.systems.networks import plain
 from giornata_router.admission import GROWTH_BYTES, FinishTimeEstimator, QueueLimiter, may_come
 from giornata_router.prepost import PrepostStage, StageCost, StagePlacement, Verb
 from giornata_tools.launcher.servers import MAX_FILE_STORE
 from tests.contract.messages import JOB
-from tests.fakes.fleet import CARD
+from tests.fakes.fleet import CARD, worker_costs
 from tests.unit.router.test_prepost import prepost
-from tests.unit.scheduling.test_placement import DEMAND, worker
+from tests.unit.scheduling.test_placement import DEMAND, telling, worker
 
 STEPS = 10
 STEP_MS = 160.0
@@ -60,13 +60,7 @@ def job(
 
 
 def known(state: ServiceState) -> ServiceState:
-    fit = CostFit(weights=(0.0, 0.0, 10.0, 0.0, 0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
-    load = CostFit(weights=(0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
-    assert state.worker is not None
-    costs = WorkerCosts(compute=fit, load=load, device="cpu")
-    return state.model_copy(
-        update={"worker": state.worker.model_copy(update={"blocks": plain(1), "cost_model": costs})}
-    )
+    return telling(state, blocks=plain(1), cost_model=worker_costs(0.0, 0.0, 10.0))
 
 
 def forecasting(

@@ -20,11 +20,12 @@ from giornata.scheduling.queue import FairQueue, RowQueue, SchedulingParams
 from giornata.scheduling.scheduler import QueueOrderScheduler, Scheduler, SchedulingDecision
 from giornata.wire.jobs import Assignment, Priority
 from giornata.wire.messages import DenoisedEvent
-from giornata.wire.workers import CostFit, LoadSample, ServiceState, TemplateCounters, Tier, WorkerCosts
+from giornata.wire.workers import LoadSample, ServiceState, TemplateCounters, Tier
 from giornata_lab.bench.systems.networks import plain
 from giornata_router.dispatch import Dispatch, NoReport
+from tests.fakes.fleet import worker_costs
 from tests.patience import HUNG_S
-from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, worker
+from tests.unit.scheduling.test_placement import DEMAND, SHAPE, row, telling, worker
 
 TWO = replace(DEMAND, shapes=(SHAPE,) * 2)
 FIRST = Assignment(1, "d1", (0,))
@@ -85,21 +86,6 @@ class Waiters:
         for task in self.tasks.values():
             task.cancel()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
-
-
-async def test_interactive_jobs_come_first_and_equals_in_order() -> None:
-    dispatch = dispatching()
-    waiters = Waiters(dispatch)
-    await waiters.ask("b1", priority=Priority.BATCH)
-    await waiters.ask("b2", priority=Priority.BATCH)
-    await waiters.ask("i1")
-    await waiters.ask("i2")
-    dispatch.observe(worker("d1", capacity=1))
-    for job in ("i1", "i2", "b1"):
-        await asyncio.sleep(0)
-        await waiters.release(job)
-    await asyncio.gather(*waiters.tasks.values())
-    assert waiters.served == ["i1", "i2", "b1", "b2"]
 
 
 async def test_pictures_of_one_job_go_to_whoever_has_room_and_the_rest_waits() -> None:
@@ -264,19 +250,14 @@ async def test_the_worker_that_reads_the_template_is_given_unless_it_has_become_
 
 def reading(name: str) -> ServiceState:
     """A worker that has a template on disk; reading it takes a tenth of an edit's time."""
-    fit = CostFit(weights=(8.0, 0.0, 1.0, 0.0, 0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
-    state = worker(name)
-    assert state.worker is not None
-    told = {
-        "blocks": plain(1),
-        "cost_model": WorkerCosts(
-            compute=fit, load=fit.model_copy(update={"weights": (0.0, 0.0)}), device="cpu"
-        ),
-        "loads": (LoadSample(tier=Tier.DISK, size_bytes=1000, load_ms=16.0),),
-        "resident": {Tier.DISK: ("t",)},
-        "templates": TemplateCounters(disk_bytes=1000),
-    }
-    return state.model_copy(update={"worker": state.worker.model_copy(update=told)})
+    return telling(
+        worker(name),
+        blocks=plain(1),
+        cost_model=worker_costs(8.0, 0.0, 1.0),
+        loads=(LoadSample(tier=Tier.DISK, size_bytes=1000, load_ms=16.0),),
+        resident={Tier.DISK: ("t",)},
+        templates=TemplateCounters(disk_bytes=1000),
+    )
 
 
 class Scripted:

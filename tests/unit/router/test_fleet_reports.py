@@ -6,7 +6,7 @@ import pytest
 
 from giornata.wire.workers import ServiceName, ServiceState, StepSample
 from giornata_router.fleet_reports import SAMPLES_S, WINDOW_S, StepRates, coarse, report, summary
-from tests.unit.scheduling.test_placement import row, worker
+from tests.unit.scheduling.test_placement import row, telling, worker
 
 STEP = StepSample(
     rows=1, sequences=1, image_tokens=1, text_tokens=1, attention_pairs=1, assemble_ms=0.0, step_ms=0.0
@@ -14,11 +14,8 @@ STEP = StepSample(
 
 
 def counted(steps_total: int, *steps_ms: float) -> ServiceState:
-    state = worker("d1")
-    assert state.worker is not None
     samples = tuple(STEP.model_copy(update={"step_ms": ms}) for ms in steps_ms)
-    told = state.worker.model_copy(update={"steps_total": steps_total, "samples": samples})
-    return state.model_copy(update={"worker": told})
+    return telling(worker("d1"), steps_total=steps_total, samples=samples)
 
 
 def test_steps_per_second_are_those_of_the_last_seconds() -> None:

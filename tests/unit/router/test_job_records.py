@@ -172,7 +172,7 @@ def test_a_demand_counts_only_what_is_still_to_be_computed() -> None:
     resumed = record.rows[0].model_copy(update={"resume": RowState(step=3, latents=REF)})
     done = record.rows[1].model_copy(update={"latents": REF})
     demand = demand_of(record.model_copy(update={"rows": (resumed, done)}))
-    assert (demand.rows, demand.steps, demand.tokens) == (1, 1, INSPECTION.tokens)
+    assert (demand.rows, demand.steps, demand.shapes[0].image) == (1, 1, INSPECTION.tokens)
 
 
 @pytest.mark.parametrize("reuse", list(Reuse))
@@ -193,12 +193,19 @@ def test_a_demand_tells_the_prefix_of_every_edit(reuse: Reuse) -> None:
     assert (shape.text, shape.prefix) == (0, 48)
 
 
+@pytest.mark.parametrize(("scale", "sequences"), [(None, 1), (3.0, 2)])
+def test_a_demand_counts_the_unguided_half_of_a_guided_job(scale: float | None, sequences: int) -> None:
+    record = job_records.accepted(JOB.model_copy(update={"cfg_scale": scale}))
+    [shape] = job_records.demand(record, INSPECTION, record.pending_rows, ENCODING).shapes
+    assert shape.sequences == sequences
+
+
 def test_a_demand_counts_companions_where_everything_is_computed() -> None:
     record = job_records.accepted(JOB)
     seen = INSPECTION.model_copy(update={"companion_tokens": 12})
     demand = job_records.demand(record, seen, record.pending_rows, ENCODING)
     [shape] = demand.shapes
-    assert (shape.image, shape.computed, demand.tokens) == (24, 9, 12)
+    assert (shape.image, shape.computed, shape.companions) == (24, 9, 12)
     whole = seen.model_copy(update={"compute_set": None})
     [shape] = job_records.demand(record, whole, record.pending_rows, ENCODING).shapes
     assert (shape.image, shape.computed) == (24, 24)

@@ -23,20 +23,17 @@ from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import CandidateWorker, finish_time
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase, ControlState
-from giornata.wire.workers import AdapterLoad, CostFit, ServiceName, ServiceState, Tier, WorkerCosts
+from giornata.wire.workers import AdapterLoad, ServiceName, ServiceState, Tier
 from giornata_lab.bench.systems.networks import plain
 from giornata_lab.simulation.baselines import SimPolicy, policy_of
+from tests.fakes.fleet import worker_costs
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, choose, placement, row, telling, worker
 
 TIERS = (None, Tier.DISK, Tier.MEMORY, Tier.DEVICE)
 MB = 1_000_000
 LORA = NeededLora("a" * 64, 341 * MB)
 OTHER = NeededLora("b" * 64, 797 * MB)
-COSTS = WorkerCosts(
-    compute=CostFit(weights=(1.0, 0.0, 0.001, 0.0, 0.0, 0.0), r2=1, residual_ms=0, samples=0, outliers=0),
-    load=CostFit(weights=(0.0, 0.0), r2=1, residual_ms=0, samples=0, outliers=0),
-    device="gpu",
-)
+COSTS = worker_costs(1.0, 0.0, 0.001)
 """A row of 16 tokens in full adds 0.016 ms a layer to a millisecond."""
 
 

@@ -23,9 +23,10 @@ from giornata.scheduling.scheduler import (
     SchedulingDecision,
     likely_worker,
 )
-from giornata.wire.workers import CostFit, ServiceState, Tier, WorkerCosts
+from giornata.wire.workers import ServiceState, Tier
 from giornata_lab.bench.systems.networks import plain
 from giornata_lab.simulation.baselines import SCHEDULERS, SimPolicy, scheduler_of
+from tests.fakes.fleet import worker_costs
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, placement, row, telling, worker
 
 MB: Final = 1_000_000
@@ -33,11 +34,7 @@ LORA: Final = NeededLora("a" * 64, 300 * MB)
 OTHER: Final = NeededLora("b" * 64, 300 * MB)
 ADAPTED: Final = replace(DEMAND, adapters=(LORA,))
 OURS: Final = QueueOrderScheduler(finish_time)
-COSTS: Final = WorkerCosts(
-    compute=CostFit(weights=(1000.0, 0, 0, 0, 0, 0), r2=1, residual_ms=0, samples=0, outliers=0),
-    load=CostFit(weights=(0.0, 0.0), r2=1, residual_ms=0, samples=0, outliers=0),
-    device="gpu",
-)
+COSTS: Final = worker_costs(1000.0)
 """A step takes a second, whatever rows it has."""
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.demand import LEAST, FinishEstimator, PlacementEstimate, RowLoad, WorkerLoad
+from giornata.scheduling.demand import LEAST, FinishEstimator, RowLoad, WorkerLoad
 
 loads = st.builds(
     RowLoad,
@@ -81,38 +81,17 @@ def test_rows_that_may_share_a_step_run_at_once_and_others_wait(backlog: WorkerL
     assert fitting.ends_ms() == pytest.approx(waiting.ends_ms(), abs=1e-6)
 
 
-@given(backlog=backlogs, load=loads, count=st.integers(1, 3))
+@given(backlog=backlogs, load=loads, count=st.integers(1, 3), others=st.lists(loads, min_size=1, max_size=3))
 def test_a_prediction_is_what_becomes_of_the_rows_and_of_all_others(
-    backlog: WorkerLoad, load: RowLoad, count: int
+    backlog: WorkerLoad, load: RowLoad, count: int, others: list[RowLoad]
 ) -> None:
+    """The delay of others is exact where the rows are equal."""
     before, after = step_by_step(backlog), step_by_step(joined(backlog, [load] * count))
     predicted = FinishEstimator(backlog).predict([load] * count)
     assert predicted.finish_ms == pytest.approx(max(after[-count:]), abs=1e-6)
     assert predicted.delay_ms == pytest.approx(sum(after[:-count]) - sum(before), abs=1e-5)
-
-
-@given(backlog=backlogs, rows=st.lists(loads, min_size=2, max_size=3))
-def test_rows_that_differ_are_predicted_too(backlog: WorkerLoad, rows: list[RowLoad]) -> None:
-    after = step_by_step(joined(backlog, rows))
-    assert FinishEstimator(backlog).predict(rows).finish_ms == pytest.approx(
-        max(after[-len(rows) :]), abs=1e-6
-    )
-
-
-def test_large_pictures_take_turns_where_a_step_has_no_room_for_two() -> None:
-    large = RowLoad(10, 5.0, tokens=16_000)
-    alone = WorkerLoad(places=8, base_ms=0.0, tokens=20_000).running_what_fits([large, large])
-    assert alone.ends_ms() == pytest.approx([50.0, 100.0])
-    assert FinishEstimator(alone).predict([large]).finish_ms == pytest.approx(150.0)
-    assert WorkerLoad(places=8, base_ms=0.0, waiting=(large, large)).ends_ms() == pytest.approx(
-        [100.0, 100.0]
-    )
-
-
-def test_nobody_delays_an_idle_worker() -> None:
-    idle = FinishEstimator(WorkerLoad(places=4, base_ms=2.0))
-    assert idle.predict([RowLoad(5, 10.0, 30.0)]) == PlacementEstimate(5 * 12.0 + 30.0, 0.0)
-    assert WorkerLoad(places=4, base_ms=2.0).ends_ms() == []
+    ends = step_by_step(joined(backlog, [load, *others]))[-1 - len(others) :]
+    assert FinishEstimator(backlog).predict([load, *others]).finish_ms == pytest.approx(max(ends), abs=1e-6)
 
 
 @given(

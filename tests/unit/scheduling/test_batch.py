@@ -43,13 +43,6 @@ def test_rows_may_fill_a_step_to_its_last_token() -> None:
     assert names(batch.admit()) == ["a", "b"]
 
 
-def test_rows_beyond_the_row_limit_wait() -> None:
-    batch: RowBatch[Seat] = RowBatch(Capacity(rows=2, tokens=10))
-    batch.submit([seat("a"), seat("b"), seat("c")])
-    assert names(batch.admit()) == ["a", "b"]
-    assert names(batch.waiting) == ["c"]
-
-
 def test_a_row_larger_than_the_capacity_runs_alone() -> None:
     batch: RowBatch[Seat] = RowBatch(Capacity(rows=4, tokens=10))
     batch.submit([seat("small"), seat("huge", 50), seat("next")])
@@ -97,10 +90,11 @@ def test_no_background_row_runs_while_somebody_waits() -> None:
     assert RowKey("x", 1, 0) not in batch
 
 
-def test_nobody_takes_background_rows_over() -> None:
-    batch: RowBatch[Seat] = RowBatch(Capacity(rows=2, tokens=10))
-    batch.submit([replace(seat("x"), background=True), seat("a")])
-    assert names(batch.take_all()) == ["a"]
+def test_all_rows_are_taken_over_but_background_rows() -> None:
+    batch: RowBatch[Seat] = RowBatch(Capacity(rows=1, tokens=10))
+    batch.submit([replace(seat("x"), background=True), seat("a"), seat("b")])
+    batch.admit()
+    assert names(batch.take_all()) == ["a", "b"]
     assert len(batch) == 0
 
 
@@ -128,14 +122,6 @@ def test_results_of_a_row_cancelled_meanwhile_are_dropped() -> None:
     batch.cancel("a")
     batch.settle([replace(s, step=1) for s in running], [])
     assert [(s.key.job_id, s.step) for s in batch.running] == [("b", 1)]
-
-
-def test_take_all_leaves_nothing() -> None:
-    batch: RowBatch[Seat] = RowBatch(Capacity(rows=1, tokens=100))
-    batch.submit([seat("a"), seat("b")])
-    batch.admit()
-    assert names(batch.take_all()) == ["a", "b"]
-    assert len(batch) == 0
 
 
 def test_a_row_that_is_not_ready_keeps_its_place_and_lets_others_step() -> None:

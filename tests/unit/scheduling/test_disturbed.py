@@ -15,6 +15,7 @@ from giornata.scheduling.demand import JobDemand
 from giornata.scheduling.placement import Placement
 from giornata.scheduling.worker_state import Attempt, WorkerTotals
 from giornata.wire.workers import ServiceState
+from tests.examples import examples
 from tests.unit.scheduling.test_estimates import TRUE, costs, predicted, sample, seeded, shown
 from tests.unit.scheduling.test_placement import DEMAND, SHAPE, choose, row, worker
 
@@ -193,6 +194,7 @@ def test_the_fleet_is_the_same_after_one_fresh_message_of_each(
     assert disturbed.all() == disturbed.expire(1e6) == []
 
 
+@examples(times=0.4)  # each takes in hundreds of steps
 @given(
     way=on_the_way(), slow=st.lists(st.floats(0.2, 6.0), min_size=12, max_size=12), seed=st.integers(0, 99)
 )

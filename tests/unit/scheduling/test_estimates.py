@@ -13,8 +13,9 @@ from giornata.planning.operations import StepWork
 from giornata.scheduling.cost_models import TEACHERS, WorkerCostModels, work_of
 from giornata.scheduling.demand import UNIT, RowShape
 from giornata.wire.values import BlockMode
-from giornata.wire.workers import CostFit, DegreeCosts, LoadSample, StepSample, Tier, WorkerCosts, WorkerState
+from giornata.wire.workers import DegreeCosts, LoadSample, StepSample, Tier, WorkerCosts, WorkerState
 from giornata_lab.bench.systems.networks import plain
+from tests.fakes.fleet import worker_costs
 
 BLOCKS = 10
 TRUE = (4.0, 0.0, 0.02, 1e-6, 0.0, 0.0)
@@ -25,9 +26,7 @@ def seeded(seed: int) -> Random:
 
 
 def costs(weights: tuple[float, ...] = TRUE, device: str = "gpu") -> WorkerCosts:
-    fit = CostFit(weights=weights, r2=0.9, residual_ms=1.0, samples=0, outliers=0)
-    load = CostFit(weights=(0.1, 1e-6), r2=0.9, residual_ms=0.1, samples=0, outliers=0)
-    return WorkerCosts(compute=fit, load=load, device=device)
+    return worker_costs(*weights, device=device, load=(0.1, 1e-6), r2=0.9)
 
 
 def shown(

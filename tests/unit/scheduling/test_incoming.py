@@ -1,4 +1,4 @@
-"""When LoRAs that a worker was told to load arrive."""
+"""When LoRAs that a worker was told to load arrive, and time that grows with an amount."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.adapters import (
+    KEPT,
     LANES,
     OVERDUE,
     STAYING,
@@ -14,6 +15,7 @@ from giornata.scheduling.adapters import (
     LoraLoadTimes,
     NeededLora,
     PendingAdapterLoads,
+    UnitTime,
 )
 from giornata.wire.workers import Tier
 
@@ -112,3 +114,33 @@ def test_a_copy_goes_its_own_way() -> None:
     copied.bring([other], {}, ARRIVALS, 0.0)
     assert incoming.left_ms(other.digest, 0.0) is None
     assert incoming.queue_ms(0.0) == 0 < copied.queue_ms(0.0)
+
+
+AMOUNTS = st.floats(1, 1e6)
+TIMES = st.floats(0.001, 1e6)
+
+
+def test_nothing_is_known_before_anything_was_observed() -> None:
+    assert UnitTime().ms(100) == 0.0
+
+
+@given(st.lists(st.tuples(AMOUNTS, TIMES), min_size=1, max_size=20), AMOUNTS)
+def test_a_rate_lies_between_those_observed_and_is_linear(
+    seen: list[tuple[float, float]], asked: float
+) -> None:
+    rate = UnitTime()
+    for amount, ms in seen:
+        rate.observe(amount, ms)
+    ratios = [ms / amount for amount, ms in seen]
+    assert min(ratios) * (1 - 1e-9) <= rate.ms(asked) / asked <= max(ratios) * (1 + 1e-9)
+    assert rate.ms(2 * asked) == pytest.approx(2 * rate.ms(asked))
+
+
+def test_what_changed_is_known_soon() -> None:
+    rate = UnitTime()
+    for _ in range(100):
+        rate.observe(10, 10)
+    for _ in range(22):  # a tenth of what was known is left
+        rate.observe(10, 100)
+    assert KEPT**22 < 0.1
+    assert rate.ms(1) > 9

@@ -12,19 +12,17 @@ from giornata.scheduling.placement import ModelSlack, Placement, StallTimeout
 from giornata.scheduling.policies import Policy, finish_time
 from giornata.scheduling.scheduler import LOOKED_AT
 from giornata.wire.workers import (
-    CostFit,
     LoadSample,
     RowProgress,
     ServiceName,
     ServiceState,
     TemplateCounters,
     Tier,
-    WorkerCosts,
     WorkerState,
 )
 from giornata_lab.bench.systems.networks import plain
 from giornata_lab.simulation.baselines import request_level
-from tests.fakes.fleet import CARD
+from tests.fakes.fleet import CARD, worker_costs
 
 SHAPE = RowShape(text=0, image=16, computed=16, steps=10)
 DEMAND = JobDemand(CARD.name, CARD.digest, (SHAPE,))
@@ -254,13 +252,11 @@ def test_telemetry_says_whether_rows_that_wait_may_go_to_its_worker() -> None:
 
 def test_reading_a_template_from_disk_takes_what_reads_have_taken() -> None:
     fleet = Placement()
-    fit = CostFit(weights=(0.0, 0.0, 1.0, 0.0, 0.0, 0.0), r2=1, residual_ms=0, samples=9, outliers=0)
-    costs = WorkerCosts(compute=fit, load=fit.model_copy(update={"weights": (0.0, 0.0)}), device="cpu")
     for name, tier in (("d1", Tier.DISK), ("d2", Tier.MEMORY)):
         state = telling(
             worker(name),
             blocks=plain(1),
-            cost_model=costs,
+            cost_model=worker_costs(0.0, 0.0, 1.0),
             loads=(LoadSample(tier=Tier.DISK, size_bytes=1000, load_ms=5.0),),
             resident={tier: ("t", "u")},
             templates=TemplateCounters(disk_bytes=4000),
@@ -291,8 +287,7 @@ def test_a_worker_gets_no_more_rows_than_make_it_faster_and_more_where_many_wait
     slack: float, waiting: int, rows: int
 ) -> None:
     known = Placement(slack=slack)
-    fit = CostFit(weights=(1.0, 0.0, 5 / 16, 0.0, 0.0, 0.0), r2=1.0, residual_ms=0.0, samples=0, outliers=0)
-    costs = WorkerCosts(compute=fit, load=fit.model_copy(update={"weights": (0.0, 0.0)}), device="d")
+    costs = worker_costs(1.0, 0.0, 5 / 16)
     known.observe(telling(worker("d", capacity=8), blocks=plain(1), cost_model=costs), 0)
     known.assign("before", 1, "d", DEMAND, now=0)
     model, other = (DEMAND.model, DEMAND.model_digest), ("another", "model")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +25,7 @@ from giornata_lab.simulation.baselines import (
     round_robin,
     token_level,
 )
+from tests.examples import examples
 
 SHAPE = RowShape(text=0, image=100, computed=10, steps=10)
 DEMAND = JobDemand("m", "d", (SHAPE,), template="t")
@@ -125,8 +125,9 @@ def test_a_deadline_takes_the_worker_that_delays_others_least() -> None:
 rows = st.lists(st.builds(RowLoad, steps=st.integers(1, 50), step_ms=st.floats(0, 50)), max_size=6)
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@examples(times=3)  # of all policies
 @given(
+    policy=st.sampled_from(sorted(POLICIES)),
     data=st.lists(st.tuples(rows, st.integers(1, 8), st.sampled_from([None, *Tier])), max_size=6),
     count=st.integers(1, 10),
     alone=st.booleans(),

@@ -16,7 +16,6 @@ from giornata.scheduling.policies import POLICIES, PolicyName
 from giornata.scheduling.pool_rows import PoolFinishEstimator
 from giornata.wire.adapters import ControlCard, ControlKind
 from giornata.wire.workers import (
-    CostFit,
     DegreeCosts,
     RankPhase,
     RankState,
@@ -27,16 +26,12 @@ from giornata.wire.workers import (
     WorkerState,
 )
 from giornata_lab.bench.systems.networks import plain
-from tests.fakes.fleet import CARD
+from tests.fakes.fleet import CARD, worker_costs
 
 STEPS = 10
 EDGES = ControlCard(name="edges", digest="e" * 64, kind=ControlKind.FLUX, text_channels=8)
 LARGE, SMALL = 800, 100
 """Tokens: 0.8 and 0.1 s a step on one device."""
-
-
-def fit(token_ms: float) -> CostFit:
-    return CostFit(weights=(0.0, 0.0, token_ms, 0.0, 0.0, 0.0), r2=1, residual_ms=0, samples=0, outliers=0)
 
 
 def speedup(degree: int) -> float:
@@ -45,9 +40,8 @@ def speedup(degree: int) -> float:
 
 def costs(*degrees: int) -> WorkerCosts:
     """A millisecond a token on one device; k of them are as fast as `speedup` says."""
-    wide = tuple(DegreeCosts(degree=k, compute=fit(1 / speedup(k))) for k in degrees)
-    load = CostFit(weights=(0.0, 0.0), r2=1, residual_ms=0, samples=0, outliers=0)
-    return WorkerCosts(compute=fit(1.0), load=load, degrees=wide, device="gpu")
+    wide = (DegreeCosts(degree=k, compute=worker_costs(0.0, 0.0, 1 / speedup(k)).compute) for k in degrees)
+    return worker_costs(0.0, 0.0, 1.0).model_copy(update={"degrees": tuple(wide)})
 
 
 def row(job: str, tokens: int, *, step: int = 5, degree: int = 1, due_s: float | None = None) -> RowProgress:

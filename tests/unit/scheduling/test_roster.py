@@ -26,7 +26,7 @@ moves = st.lists(
     st.tuples(
         st.integers(0, 25),
         st.sampled_from(["put", "drop", "give", "take"]),
-        st.integers(0, 3),
+        st.integers(0, CAPACITY),
         st.sets(st.sampled_from("tuv")),
         st.sets(st.sampled_from("lmn")),
     ),
@@ -117,6 +117,10 @@ def test_those_with_least_to_compute_among_all_and_among_holders(
             else:
                 members[name].take(key)
             roster.changed(name)
+        others = (each for each in members.values() if each.name not in excluded)
+        assert roster.has_room(DEMAND, excluded) is any(
+            DEMAND.fits(held(each).rows, CAPACITY) for each in others
+        )
         roster.least(1, excluded)
     able = [one for name, one in members.items() if name not in excluded]
     ordered = sorted(able, key=lambda one: (held(one).work_ms, one.name))
@@ -142,24 +146,12 @@ def test_those_with_least_to_compute_among_all_and_among_holders(
         assert roster.has_room(demand, excluded) is any(demand.fits(held(o).rows, CAPACITY) for o in able)
 
 
-@given(
-    rows=st.lists(st.integers(0, 7), min_size=1, max_size=30),
-    changed=st.lists(st.tuples(st.integers(0, 29), st.integers(0, 7)), max_size=10),
-    excluded=st.sets(st.integers(0, 29).map(lambda number: f"d{number}")),
-)
-def test_there_is_room_where_any_worker_has_some(
-    rows: list[int], changed: list[tuple[int, int]], excluded: set[str]
-) -> None:
+def test_a_sample_stands_in_the_middle_of_those_that_it_stands_for() -> None:
     roster = WorkerIndex(held)
-    members = {f"d{number}": occupied(number, count, set()) for number, count in enumerate(rows)}
-    for one in members.values():
-        roster.put(one)
-    for number, count in [(None, None), *changed]:
-        if number is not None and count is not None:
-            members[f"d{number}"] = occupied(number, count, set())
-            roster.put(members[f"d{number}"])
-        sums = [held(one) for name, one in members.items() if name not in excluded]
-        assert roster.has_room(DEMAND, excluded) == any(DEMAND.fits(t.rows, t.places) for t in sums)
+    for number in range(15):
+        roster.put(occupied(number, 0, set()))
+    ordered = roster.least(15)
+    assert roster.sample(3) == [(ordered[place], 5.0) for place in (2, 7, 12)]
 
 
 def test_a_forecast_sums_up_the_workers_that_it_looks_at_and_no_others() -> None:

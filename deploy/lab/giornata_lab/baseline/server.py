@@ -27,7 +27,7 @@ from giornata.wire.requests import (
     Prompt,
     request_error,
 )
-from giornata_gateway.views.answers import ErrorAnswer, error_detail
+from giornata_gateway.views.jobs import ErrorAnswer, error_detail
 from giornata_lab.baseline.pipeline import Pipeline, PipelineCallSettings, PipelineRow
 from giornata_prepost.images.masks import edited_region
 from giornata_prepost.images.pictures import decode

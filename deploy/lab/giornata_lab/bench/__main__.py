@@ -19,8 +19,6 @@ LONG: Final[dict[str, list[str]]] = {
     "unet_step": ["--repeats", "9"],
     "lora_rows": ["--tokens", "1024", "--text", "128", "--repeats", "9"],
     "step_rows": ["--tokens", "1024", "--text", "128"],
-    "step_trace": ["--tokens", "1024", "--text", "128"],
-    "launches": [],
     "step_calls": [],
     "loading": ["--tokens", "1024", "--text", "128", "--steps", "8", "--repeats", "5"],
     "throughput": [
@@ -28,13 +26,10 @@ LONG: Final[dict[str, list[str]]] = {
         *("--repeats", "3", "--mixes", "production,8/20/28/50"),
     ],
     "latency": ["--seconds", "180", "--divide", "4", "--shares", "0.2,0.4,0.6,0.8,0.95"],
-    "pictures": ["--limit", "48"],
     "reuse_quality": ["--limit", "24"],
     "router_decision": [],
-    "serve": ["--seconds", "300", "--shares", "0.2,0.4,0.6,0.8,1.0,1.2"],
     "adapters_at_scale": ["--device-mb", "512,2048"],
     "degrees": [],
-    "simulation": ["--seconds", "600", "--seeds", "5"],
 }
 """The benchmarks in their order, and the flags of a long run; each module's ``--help`` tells the others."""
 

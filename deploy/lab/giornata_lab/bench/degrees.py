@@ -6,22 +6,26 @@ The pictures are those of TetriServe's evaluation: 256 to 2048 pixels a side, 50
 written*: five steps a round, ties to fewest devices; other rounds take ties to progress. The bound knows all
 arrivals; its steps are fluid. Masks: edits of 512 to 2048 with production's masks, 30 steps, scale 1.5.
 
-Figures are means over seeds with standard errors. `giornata simulate-pool` draws charts, and leaves out parts of rules.
+Figures are means over seeds with standard errors.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Final
 
 from giornata.scheduling.degrees.pool import DEGREES
 from giornata_lab.bench import harness
-from giornata_lab.cli.simulate_pool import side_by_side
 from giornata_lab.flags import Several, option, parsed
-from giornata_lab.simulation.degrees.baselines import RoundSwitches, TieBreak
+from giornata_lab.simulation.degrees.baselines import TieBreak
 from giornata_lab.simulation.degrees.rules import (
     POWERS,
     BoundCase,
@@ -43,9 +47,7 @@ BOUND: Final = "bound"
 
 OURS: Final = RuleSetting()
 EVENTS: Final = RuleSetting(RuleName.EVENTS, POWERS)
-AS_WRITTEN: Final = RuleSetting(
-    RuleName.ROUNDS, POWERS, round_steps=5, rounds=RoundSwitches(ties=TieBreak.FEWEST)
-)
+AS_WRITTEN: Final = RuleSetting(RuleName.ROUNDS, POWERS, round_steps=5, ties=TieBreak.FEWEST)
 BY_LENGTH: Final = tuple(RuleSetting(RuleName.ROUNDS, POWERS, round_steps=steps) for steps in (1, 2, 5))
 BASELINES: Final[Mapping[str, RuleSetting]] = {
     **{f"degree {degree}": RuleSetting(RuleName.FIXED, (degree,)) for degree in POWERS},
@@ -141,6 +143,24 @@ def cases(entry: PoolEntry, load: PoolWorkload, seeds: range) -> list[PoolRuleCa
     return [
         PoolRuleCase(replace(load, in_full=entry.in_full, seed=seed), entry.rule, DEVICES) for seed in seeds
     ]
+
+
+@contextmanager
+def side_by_side(count: int) -> Iterator[ProcessPoolExecutor]:
+    """So many processes, which end with the block; what libraries in them print goes to standard error."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, context, initializer=_redirect) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _redirect() -> None:
+    """HiGHS prints lines of its own to standard output, where tables are read from."""
+    sys.stdout.flush()
+    os.dup2(2, 1)
 
 
 def simulate(chosen: Sequence[Table], seeds: range, processes: int) -> Simulated:

@@ -1,12 +1,9 @@
-"""A picture's time where loading is slow: the exact planner beside greedy, strawman and naive loading.
+"""A picture's time where loading is slow: the exact planner beside greedy and strawman loading.
 
 The loader is throttled so that loading a block's keys and values takes so many times what the block takes with them, as
 in figure 9 of FlashPS. Systems: `exact`, `greedy` (the paper's Algorithm 1), `strawman` (every block from the cache,
-loaded ahead), `naive` (a step's loads first, then its computing) and `full` (no reuse). All load one step ahead but
-`naive`; every step has its own entry. What was predicted stands beside what it took.
-
-Rows `the plan` carry out one plan of the whole picture, made before: the planners' optimum. Rows `the engine` are the
-engine's: it plans at every step, with one set of weights for all blocks, and planning is part of the picture's time.
+loaded ahead) and `full` (no reuse). The engine plans at every step, with one set of weights for all blocks; planning is
+part of the picture's time, and every step has its own entry. What was predicted stands beside what it took.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 import click
-import numpy as np
 import torch
 
 from giornata.packed.compute_set import BlockInputs, CachedTokens
@@ -29,25 +25,16 @@ from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
 from giornata.planning.plans import (
     BatchPlanner,
-    BatchRow,
-    LoadLink,
-    Modes,
-    Numbers,
-    RowBlocks,
-    RowPlanner,
-    evaluate_modes,
-    exact_modes,
     greedy_modes,
     plan_batch,
     plan_each_alone,
-    takes,
     uniform_modes,
 )
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.batch_tensors import assemble
 from giornata_denoiser.engine.denoise_step import denoise_step
-from giornata_denoiser.engine.loading import Loader, SlabRun, device_for
+from giornata_denoiser.engine.loading import device_for
 from giornata_denoiser.engine.recorders import EntryRecorder
 from giornata_denoiser.engine.slabs import Device, Slabs
 from giornata_denoiser.families.network import ModelFamily
@@ -127,44 +114,7 @@ class LoadingScene:
         return device_for(self.rows.family.device, 0)
 
 
-def picture_ms(scene: LoadingScene, modes: Sequence[BlockMode], rate_bytes_s: float, *, ahead: bool) -> float:
-    """Milliseconds of all steps of the picture.
-
-    Args:
-        scene: of what.
-        modes: of all blocks of all steps.
-        rate_bytes_s: of the loader.
-        ahead: load while computing, up to the end of the next step; otherwise all of a step before it is computed.
-    """
-    family, row = scene.rows.family, scene.row
-    steps = [tuple(modes[start : start + scene.blocks]) for start in range(0, len(modes), scene.blocks)]
-    slabs = [scene.slabs(entry) for entry in scene.entries]
-    assembly = assemble(family, [row])
-    wait_for(family.device)
-    with Loader(rate_bytes_s) as loader:
-        began = time.perf_counter()
-        for step, chosen in enumerate(steps):
-            wanted = range(step, min(step + 2, len(steps))) if ahead else (step,)
-            loader.schedule(
-                [SlabRun(slabs[which], takes(steps[which]).forms, scene.blocks)] for which in wanted
-            )
-            if not ahead:
-                for block, form in enumerate(takes(chosen).forms):
-                    _wait(slabs[step], block, form)
-            (made,) = denoise_step(family, assembly, [row], [BlockInputs(CachedTokens(chosen, slabs[step]))])
-            row = row.advanced(made.latent)
-        wait_for(family.device)
-        return (time.perf_counter() - began) * 1e3
-
-
-def _wait(slabs: Slabs, block: int, form: BlockMode) -> None:
-    if form is BlockMode.KV:
-        slabs.keys_values(block)
-    elif form is BlockMode.HIDDEN:
-        slabs.hidden(block)
-
-
-ENGINE_PLANNERS: Final[dict[str, BatchPlanner]] = {
+PLANNERS: Final[dict[str, BatchPlanner]] = {
     "strawman": plan_each_alone(uniform_modes(BlockMode.KV)),
     "greedy": plan_each_alone(greedy_modes),
     "full": plan_each_alone(uniform_modes(BlockMode.FULL)),
@@ -237,18 +187,7 @@ def picture(scene: LoadingScene, planner: BatchPlanner, costs: StepCosts, rate_b
     return LoadTimes((ended - began) * 1e3, predicted_ms)
 
 
-NAIVE: Final = "naive"
-THE_PLAN, THE_ENGINE = "the plan", "the engine"
 BEST: Final = "exact"
-PLANNERS: Final[dict[str, RowPlanner]] = {
-    "strawman": uniform_modes(BlockMode.KV),
-    NAIVE: uniform_modes(BlockMode.KV),
-    "greedy": greedy_modes,
-    "full": uniform_modes(BlockMode.FULL),
-    BEST: exact_modes,
-}
-KV_SLABS, HIDDEN_SLABS = 2, 1
-"""Keys and values are twice the bytes of a block's input."""
 
 
 @torch.inference_mode()
@@ -313,66 +252,29 @@ def _loaded(scene: LoadingScene, entry: Entry) -> Slabs:
     return slabs
 
 
-def _row(scene: LoadingScene, costs: BlockCosts) -> tuple[BatchRow, Numbers]:
-    """All blocks of all steps of the picture, and what is around a step's blocks, which counts as the first one's."""
-    kept, steps = scene.entries[0].blocks[0], len(scene.entries)
-    full, hidden, kv = (np.tile(costs.blocks[mode], steps) for mode in BlockMode)
-    count = steps * scene.blocks
-    hidden_slabs, kv_slabs = (np.full(count, float(size)) for size in (HIDDEN_SLABS, KV_SLABS))
-    fresh = np.arange(count) % scene.blocks == 0
-    hidden_kept, kv_kept = (np.full(count, part is not None) for part in (kept.hidden, kept.key))
-    blocks = RowBlocks(full, hidden, kv, hidden_slabs, kv_slabs, fresh, hidden_kept, kv_kept)
-    return BatchRow(blocks, "t"), np.where(fresh, costs.around_ms, 0.0)
-
-
 def _compared(
     scene: LoadingScene, costs: BlockCosts, load: float, options: SimpleNamespace
 ) -> Iterator[dict[str, Any]]:
     """Every system at one speed of loading; they take turns, and the first turn warms up."""
-    load_ms = load * costs.mean_ms(BlockMode.KV)
     size = scene.slabs(scene.entries[0]).load_bytes(0, BlockMode.KV)
-    rate = size / (load_ms / 1e3)
-    link = LoadLink(load_ms / KV_SLABS)
-    row, around_ms = _row(scene, costs)
-    plans: dict[str, Modes] = {}
-    plan_ms: dict[str, float] = {}
-    for name, planner in PLANNERS.items():
-        began = time.perf_counter()
-        plans[name] = planner(row.blocks, link, around_ms)
-        plan_ms[name] = (time.perf_counter() - began) * 1e3
-    ran = {name: evaluate_modes([row], [modes], link, around_ms) for name, modes in plans.items()}
-    predicted = {name: plan.finish_ms for name, plan in ran.items()}
-    computing = evaluate_modes([row], [plans[NAIVE]], LoadLink(0.0), around_ms)
-    predicted[NAIVE] = computing.finish_ms + computing.slabs * link.slab_ms
+    rate = size / (load * costs.mean_ms(BlockMode.KV) / 1e3)
     weights = linear(costs, scene.rows.family.operations, scene.row.shapes, rate)
-    carried_out: dict[str, list[LoadTimes]] = {name: [] for name in PLANNERS}
-    engines: dict[str, list[LoadTimes]] = {name: [] for name in ENGINE_PLANNERS}
+    found: dict[str, list[LoadTimes]] = {name: [] for name in PLANNERS}
     for turn in range(options.repeats + 1):
-        for name, modes in plans.items():
-            took_ms = picture_ms(scene, modes, rate, ahead=name != NAIVE)
+        for name, planner in PLANNERS.items():
+            took = picture(scene, planner, weights, rate)
             if turn:
-                carried_out[name].append(LoadTimes(took_ms, predicted[name]))
-        for name, of_engine in ENGINE_PLANNERS.items():
-            found = picture(scene, of_engine, weights, rate)
-            if turn:
-                engines[name].append(found)
-    for name, modes in plans.items():
-        counts = ((mode, modes.count(mode)) for mode in BlockMode)
-        yield _line(load, THE_PLAN, name, carried_out) | {
-            "plan ms": round(plan_ms[name], 2),
-            "blocks": " ".join(f"{mode} {count}" for mode, count in counts if count),
-        }
-    for name in engines:
-        yield _line(load, THE_ENGINE, name, engines) | {"plan ms": "", "blocks": ""}
+                found[name].append(took)
+    for name in found:
+        yield _line(load, name, found)
 
 
-def _line(load: float, run: str, name: str, pictures: dict[str, list[LoadTimes]]) -> dict[str, Any]:
-    """Return how many times longer than the exact planner's picture of that run, then the figures."""
+def _line(load: float, name: str, pictures: dict[str, list[LoadTimes]]) -> dict[str, Any]:
+    """Return how many times longer than the exact planner's picture, then the figures."""
     own = pictures[name]
     took_ms, predicted_ms = (statistics.median(part) for part in zip(*own, strict=True))
     return {
         "load": load,
-        "run": run,
         "loading": name,
         **compared("÷ exact", [took.ms for took in own], [best.ms for best in pictures[BEST]]),
         "picture ms": round(took_ms, 1),

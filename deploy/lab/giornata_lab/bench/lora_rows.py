@@ -8,16 +8,14 @@ rows. `by operations` counts the multiplications of the blocks' linear layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from giornata.packed.low_rank import SequenceLoras, low_rank
-from giornata.packed.packing import UNTRACED
 from giornata_denoiser.families.network import ModelFamily
-from giornata_lab.bench.compute.batches import Batches, StepKind
+from giornata_lab.bench.compute.batches import Batches
 from giornata_lab.bench.compute.models import described, transformer_of
 from giornata_lab.bench.harness import clock_of, compared, in_turns, median_ms, write
 from giornata_lab.bench.options import rows_of, shared
@@ -43,9 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = rows_of(options)
     batches = Batches(rows, options.mask)
     kinds = _kinds(rows.family, options.rows, options.rank)
-    steps = {name: batches.prepared(StepKind.MASKED, options.rows, sets) for name, sets in kinds.items()}
-    runs = {name: partial(step, UNTRACED) for name, step in steps.items()}
-    times = in_turns(runs, options.repeats, clock=clock_of(options), device=rows.family.device)
+    steps = {
+        name: batches.prepared(options.rows, masked=True, low_ranks=sets) for name, sets in kinds.items()
+    }
+    times = in_turns(steps, options.repeats, clock=clock_of(options), device=rows.family.device)
     lines = [_line(name, found, times[NONE], kinds[name], rows.family) for name, found in times.items()]
     workload = {**vars(options), "model": described(rows.family), "setting": rows.setting.as_dict()}
     write("lora_rows", lines, workload=workload)

@@ -12,15 +12,12 @@ Four measurements, those that FlashPS (EuroSys '26, section 6.6) has too beside 
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import random
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Final
 
 import aiohttp
 import torch
@@ -31,22 +28,18 @@ from giornata import tensors
 from giornata.blobs import BlobStore, intermediate, open_blobs
 from giornata.families import Family
 from giornata.scheduling.batch import Capacity, RowKey
-from giornata.scheduling.demand import JobDemand, RowShape
-from giornata.scheduling.placement import Placement
-from giornata.scheduling.policies import finish_time
 from giornata.scheduling.scheduler import LOOKED_AT
 from giornata.wire.values import Intermediate
-from giornata.wire.workers import RowProgress, ServiceName, ServiceState, WorkerState
 from giornata_denoiser.checkpoint import Checkpoint, load
 from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.families.rows import build_row, text_shapes
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.harness import Measurement, measured, write
-from giornata_lab.bench.router_decision import CARD
+from giornata_lab.bench.router_decision import decisions, fleet
 from giornata_lab.bench.systems.edit_forms import box, edit_form, file, scene
+from giornata_lab.simulation.baselines import SimPolicy
 from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import StackPlan, socket_folder
-from giornata_tools.launcher.servers import MAX_PAYLOAD, free_ports
 from giornata_tools.launcher.stack import running
 from giornata_tools.model.random.build import build
 
@@ -108,43 +101,6 @@ def _row(checkpoint: Checkpoint, index: int, repeat: int, seed: int) -> Row:
     )
 
 
-READY: Final = "Server is ready"
-
-
-@contextmanager
-def embedded() -> Iterator[tuple[str, str]]:
-    """NATS and Redis URLs of servers that live while inside."""
-    with tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()) as name, ExitStack() as opened:
-        folder = Path(name)
-        url = opened.enter_context(_nats(folder))
-        socket = folder / "redis.sock"
-        opened.enter_context(
-            ValkeyServer(port=0, unix_socket_path=socket, config={"appendonly": "yes", "appendfsync": "no"})
-        )
-        yield url, f"unix://{socket}"
-
-
-@contextmanager
-def _nats(folder: Path) -> Iterator[str]:
-    """The URL of a NATS server with JetStream and without users."""
-    (port,) = free_ports(1)
-    config = folder / "nats.conf"
-    config.write_text(
-        f'listen: "127.0.0.1:{port}"\nmax_payload: {MAX_PAYLOAD}\n'
-        f'jetstream {{ store_dir: "{folder}", max_mem: 512MB, max_file: 8GB }}\n'
-    )
-    program = Path(sys.executable).with_name("nats-server")
-    with subprocess.Popen([program, "--config", config], stderr=subprocess.PIPE, text=True) as process:
-        try:
-            if process.stderr is None or not any(READY in line for line in process.stderr):
-                raise RuntimeError("nats-server ended before it was ready")
-            reader = threading.Thread(target=process.stderr.read, daemon=True)
-            reader.start()
-            yield f"nats://127.0.0.1:{port}"
-        finally:
-            process.kill()
-
-
 SEED = 0
 EDITS = 40
 WARM_UP = 8
@@ -153,7 +109,6 @@ SIZE = 256
 HAND_OVERS = 200
 WARM_HAND_OVERS = 20
 WORKERS = 64
-ROWS_PER_WORKER = 8
 PAPER_MS = {"router decision": 0.6, "batch assembly": 1.2, "latent hand-over": 2.4}
 AIM_MS = {"batch assembly": 0.5, "latent hand-over": 1.0}
 """Ours."""
@@ -183,31 +138,8 @@ async def request_overhead(model: Path, state: Path) -> tuple[Measurement, Measu
 
 def router_decisions() -> Measurement:
     """Milliseconds to choose among a busy fleet, with as many assignments that telemetry does not show yet."""
-    placement = Placement()
-    for worker in range(WORKERS):
-        rows = tuple(
-            RowProgress(job_id=f"j{worker}-{i}", attempt=1, index=0, step=i, steps=30, tokens=4096)
-            for i in range(ROWS_PER_WORKER)
-        )
-        state = ServiceState(
-            service=ServiceName.DENOISER,
-            instance=f"d{worker}",
-            host="h",
-            version="0",
-            ready=True,
-            models=(CARD,),
-            worker=WorkerState(capacity_rows=64, capacity_tokens=1 << 20, running=rows),
-        )
-        placement.observe(state, 0)
-    demand = JobDemand(CARD.name, CARD.digest, (RowShape(text=512, image=4096, computed=600, steps=30),))
-    times = []
-    for i in range(500):
-        began = time.perf_counter()
-        chosen = finish_time(placement.candidates(demand, LOOKED_AT), demand)
-        times.append((time.perf_counter() - began) * 1000)
-        if chosen is not None and i < WORKERS:
-            placement.assign(f"new{i}", 1, chosen.instance, demand, 0)
-    return measured(times[100:])
+    states = fleet(WORKERS, random.Random(SEED))  # noqa: S311 - a workload
+    return decisions(SimPolicy.FINISH_TIME, states, LOOKED_AT, 0)[0]
 
 
 async def hand_overs() -> dict[str, Measurement]:
@@ -215,7 +147,11 @@ async def hand_overs() -> dict[str, Measurement]:
     times: dict[str, list[float]] = {}
     generator = torch.Generator().manual_seed(SEED)
     async with AsyncExitStack() as stack:
-        _, url = stack.enter_context(embedded())
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gio-", dir=socket_folder()))
+        socket = Path(folder) / "redis.sock"
+        config = {"appendonly": "yes", "appendfsync": "no"}
+        stack.enter_context(ValkeyServer(port=0, unix_socket_path=socket, config=config))
+        url = f"unix://{socket}"
         denoiser, prepost = [
             await stack.enter_async_context(open_blobs(url)) for _ in ("denoiser", "prepost")
         ]
@@ -281,7 +217,7 @@ async def main() -> None:
     handed_over = await hand_overs()
     workload = {
         "request": f"{EDITS} sequential edits after {WARM_UP}, {SIZE}x{SIZE}, {STEPS} steps, tiny flux-fill, float32",
-        "router": f"{WORKERS} workers with {ROWS_PER_WORKER} rows each",
+        "router": f"{WORKERS} workers with 3 to 7 rows each",
         "assembly": "8 rows of 512 to 1024 image tokens and 48 text tokens",
         "latents": "(4096, 64); the store is Valkey over a unix socket, append-only",
         "seed": SEED,

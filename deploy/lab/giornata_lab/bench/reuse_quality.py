@@ -1,7 +1,7 @@
 """What reuse costs in picture: accelerated against full computation, on held-out edits.
 
-Every switch beside the default: form, bits, recorded levels, halo. Full computation has the noise that reuse has, or
-with ``--beside off`` that of `reuse=off` with the same seed, so that the last line tells what another seed is apart.
+Full computation has the noise that reuse has, or with ``--beside off`` that of `reuse=off` with the same seed, so that
+the last line tells what another seed is apart.
 `tokens of full` counts tokens and no time: what a form costs to load, or `hidden` to project again, is not in it.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from giornata.planning.cost_model import refresh_offset
-from giornata.planning.operations import is_all_or_nothing
+from giornata.planning.cost_model import refresh_interval, refresh_offset
 from giornata.wire.models import Sampler
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
@@ -38,47 +37,19 @@ from giornata_tools.lora_profiler.profiler import ssim
 
 MODEL: Final = Path("deploy/model/fresco")
 STEPS: Final = 20
-STRICT: Final = 0
-"""Recorded noise levels: those of the edit's own steps."""
-BITS: Final = (0, 8, 4)
-LEVELS: Final = (4, 6, 8, 12, 16, STRICT)
-HALOS: Final = (0, 1, 2)
-RENEWALS: Final = (2, 3, 4, 5, 7, 10)
-"""One step in so many is computed in full where there is no template."""
 KEPT_FOR: Final = DenoiserConfig.renew_steps
-ANYWHERE, SAME = 1.0, 1e-4
-"""Tolerances of noise levels."""
+ANYWHERE: Final = 1.0
+"""Tolerance of noise levels."""
 
 
-def axes(default: BenchSetting) -> Iterator[BenchSetting]:
-    """The default, and every switch by itself."""
-    for keeps_padding in (False, True):
-        yield from (replace(default, teacher=teacher, keeps_padding=keeps_padding) for teacher in Teacher)
-    yield replace(default, corrected=False)
-    yield replace(default, form=CacheForm.HIDDEN)
-    yield from (replace(default, bits=bits) for bits in BITS)
-    yield from (replace(default, levels=levels) for levels in LEVELS)
-    yield from (replace(default, halo=halo) for halo in HALOS)
-    yield replace(default, bits=0, levels=STRICT)
-    yield replace(default, bits=8, levels=4)
-    yield from (replace(default, halo=halo, corrected=False) for halo in HALOS)
-    yield from (replace(default, renewed_every=every) for every in RENEWALS)
-    yield replace(default, renewed_every=KEPT_FOR, keeps_padding=True)
-
-
-def possible(settings: Iterable[BenchSetting], model: BenchModel) -> list[BenchSetting]:
-    """Each once, in order of their recordings, without what the network does not tell apart.
-
-    Where blocks have no use for their inputs there is one form, and prompts without padding have none to keep.
-    """
-    one_form = (
-        form_of(DenoiserConfig(model="any", template_form=CacheForm.HIDDEN), model.family) is CacheForm.KV
-    )
-    pads = not is_all_or_nothing(model.family.specs)
-    kept = (
-        s for s in settings if not (one_form and s.form is CacheForm.HIDDEN) and (pads or not s.keeps_padding)
-    )
-    return sorted(dict.fromkeys(kept), key=_order)
+def settings(default: BenchSetting, model: BenchModel) -> list[BenchSetting]:
+    """Hits by whom they are corrected, hits that are not, the other form where there are two, and misses."""
+    found = [replace(default, teacher=teacher) for teacher in Teacher]
+    found.append(replace(default, corrected=False))
+    other = DenoiserConfig(model="any", template_form=CacheForm.HIDDEN)
+    if form_of(other, model.family) is CacheForm.HIDDEN:
+        found.append(replace(default, form=CacheForm.HIDDEN))
+    return [*found, replace(default, renewed_every=refresh_interval(model.steps, KEPT_FOR))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,9 +113,8 @@ class Comparison:
             every = switches.renewed_every
             later = refresh_offset(0, model.steps, every)
             return [replace(row, renewed_every=every, renewed_later=later) for row in rows]
-        tolerance = ANYWHERE if switches.levels else SAME
         return [
-            replace(row, template=template, tolerance=tolerance)
+            replace(row, template=template, tolerance=ANYWHERE)
             for row, template in zip(rows, self._recorded(switches), strict=True)
         ]
 
@@ -171,12 +141,12 @@ class Comparison:
         return self._full[halo]
 
     def _recorded(self, switches: BenchSetting) -> list[CachedTemplate]:
-        """The latest stay, so that variants in order of them record little."""
-        key = (switches.form, switches.bits, switches.levels)
+        """Those of the latest form stay."""
+        key = switches.form
         if self._templates[0] != key:
             recording = RecordingSpec(frozenset({switches.form}), switches.bits)
-            steps = switches.levels or self._model.steps
-            self._templates = key, [self._model.template(r, recording, steps) for r in self._requests]
+            made = [self._model.template(r, recording, switches.levels) for r in self._requests]
+            self._templates = key, made
         return self._templates[1]
 
 
@@ -188,7 +158,7 @@ def _named(switches: BenchSetting) -> dict[str, Any]:
     return {
         "form": str(switches.form),
         "bits": switches.bits or 32,
-        "levels": switches.levels or "strict",
+        "levels": switches.levels,
         "halo": switches.halo,
         "corrected": str(switches.teacher) if switches.corrected else "",
         **text,
@@ -245,26 +215,13 @@ def main() -> None:
     comparison = Comparison(model, requests, off=options.beside == "off")
     default = BenchSetting(levels=levels_of(DenoiserConfig(model="any"), model.family))
     rows = []
-    for switches in possible(axes(default), model):
+    for switches in settings(default, model):
         rows.append(comparison.row(switches))
         print(rows[-1], flush=True)
     rows.append(comparison.other_seed())
     workload = {"edits": len(requests), "side": options.side, "beside": options.beside}
     workload |= {"steps": model.steps, "guidance": model.guidance, "sampler": model.sampler}
     write("reuse_quality", rows, workload=workload)
-
-
-def _order(switches: BenchSetting) -> tuple[object, ...]:
-    """Variants of one recording in a row."""
-    return (
-        switches.form,
-        switches.bits,
-        switches.levels,
-        switches.corrected,
-        switches.keeps_padding,
-        switches.teacher,
-        switches.halo,
-    )
 
 
 if __name__ == "__main__":

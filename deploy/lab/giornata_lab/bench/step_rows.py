@@ -7,14 +7,12 @@ there from step to step, `peak` is the most that a step holds beyond. `a row` is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from giornata.packed.packing import UNTRACED
 from giornata_denoiser.profiling.measuring import _peak_bytes
-from giornata_lab.bench.compute.batches import MASK, Batches, Step, StepKind
+from giornata_lab.bench.compute.batches import MASK, Batches
 from giornata_lab.bench.compute.models import described
 from giornata_lab.bench.harness import clock_of, compared, in_turns, median_ms, write
 from giornata_lab.bench.options import family_option, rows_of, shared
@@ -45,14 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for count in options.rows:
         # One after the other: what a batch keeps leaves no room for another one's.
         full, masked = (
-            _measured(batches.prepared(kind, count), rows.family.device, options)
-            for kind in (StepKind.FULL, StepKind.MASKED)
+            _measured(batches.prepared(count, masked=masks), rows.family.device, options)
+            for masks in (False, True)
         )
         line = _line(count, full, masked, batches.kept_bytes(count))
-        for kind, name in ((StepKind.FULL, "full"), (StepKind.MASKED, "masked")):
-            line[f"{name} TFLOP/s"] = round(
-                batches.tera_operations(kind, count) / line[f"{name} ms"] * 1e3, 3
-            )
+        for masks, name in ((False, "full"), (True, "masked")):
+            operations = batches.tera_operations(count, masked=masks)
+            line[f"{name} TFLOP/s"] = round(operations / line[f"{name} ms"] * 1e3, 3)
         lines.append(line)
     _with_differences(lines)
     workload = {
@@ -64,11 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     write("step_rows", lines, workload=workload)
 
 
-def _measured(step: Step, device: Any, options: SimpleNamespace) -> MeasuredRows:
+def _measured(step: Callable[[], object], device: Any, options: SimpleNamespace) -> MeasuredRows:
     """Repeats after one that warms up, and one more whose memory is measured."""
-    run = partial(step, UNTRACED)
-    times = in_turns({"": run}, options.repeats, clock=clock_of(options), device=device)
-    return MeasuredRows(times[""], _peak_bytes(device, run))
+    times = in_turns({"": step}, options.repeats, clock=clock_of(options), device=device)
+    return MeasuredRows(times[""], _peak_bytes(device, step))
 
 
 def _line(count: int, full: MeasuredRows, masked: MeasuredRows, kept_bytes: int) -> dict[str, Any]:

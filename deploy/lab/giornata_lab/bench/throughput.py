@@ -15,7 +15,6 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
@@ -26,7 +25,7 @@ from giornata.scheduling.batch import BatchingMode
 from giornata_denoiser.config import DenoiserConfig
 from giornata_lab.bench.compute import engines
 from giornata_lab.bench.compute.engines import BenchSetting
-from giornata_lab.bench.compute.models import autoencoder, described, transformer_of
+from giornata_lab.bench.compute.models import autoencoder, described
 from giornata_lab.bench.compute.rows import Rows
 from giornata_lab.bench.compute.static_batching import (
     KLEIN,
@@ -34,7 +33,6 @@ from giornata_lab.bench.compute.static_batching import (
     StaticBatching,
     in_batches,
     in_equal_batches,
-    skipped_share,
 )
 from giornata_lab.bench.compute.workload import MIXES, WorkloadEdit, edits, token_limit
 from giornata_lab.bench.harness import clock_of, compared, in_turns, write
@@ -86,7 +84,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ),
             option("--divide", type=int, default=4, help="mixed step counts by this, so that runs are short"),
             option("--templates", type=int, default=2, help="distinct pictures"),
-            option("--threshold", type=float, default=0.1, help="of the first-block cache"),
         ],
         arguments,
     )
@@ -115,10 +112,8 @@ def _equal(
     rows: Rows, static: StaticBatching | KleinStaticBatching, options: SimpleNamespace, batch: int
 ) -> list[dict[str, Any]]:
     drawn = edits(batch, {options.steps: 1.0}, templates=options.templates, seed=options.seed)
-    systems: dict[str, System] = {STATIC: lambda: static.denoised(drawn, options.steps)}
-    if isinstance(static, StaticBatching):  # Klein's would go on with what the call before has cached
-        systems[f"first-block cache, {options.threshold}"] = partial(_cached, static, drawn, options)
-    systems |= {
+    systems: dict[str, System] = {
+        STATIC: lambda: static.denoised(drawn, options.steps),
         "ours, reuse off": _engine(rows, drawn, batch, reuse=False),
         UNCORRECTED: _engine(rows, drawn, batch, reuse=True, setting=BenchSetting(corrected=False)),
         REUSE: _engine(rows, drawn, batch, reuse=True),
@@ -127,17 +122,7 @@ def _equal(
     }
     times = _times(systems, rows, options, warm_up=1)
     limits = _limits(rows, drawn, options.steps)
-    lines = _lines(f"equal, {options.steps}, {batch} rows", len(drawn), times, STATIC, limits)
-    if isinstance(static, StaticBatching):
-        share = skipped_share(transformer_of(rows.family), partial(_cached, static, drawn, options))
-        skips = f"skips {share:.0%} of the steps; with random weights that says nothing"
-        lines[1]["note"] = _noted(lines[1]["note"], skips)
-    return lines
-
-
-def _cached(static: StaticBatching, drawn: Sequence[WorkloadEdit], options: SimpleNamespace) -> None:
-    with static.first_block_cache(options.threshold):
-        static.denoised(drawn, options.steps)
+    return _lines(f"equal, {options.steps}, {batch} rows", len(drawn), times, STATIC, limits)
 
 
 def _limits(rows: Rows, drawn: Sequence[WorkloadEdit], steps: int) -> dict[str, Limits]:
@@ -183,10 +168,7 @@ def _mixed(
         REUSE: _engine(rows, drawn, batch, reuse=True),
     }
     times = _times(systems, rows, options, warm_up=0)  # the other table has warmed it up
-    lines = _lines(f"mixed, {mix}, {batch} rows", len(drawn), times, STATIC, {})
-    for line in lines:
-        line["note"] = _noted(line["note"], "denoising only")
-    return lines
+    return _lines(f"mixed, {mix}, {batch} rows", len(drawn), times, STATIC, {})
 
 
 def _engine(
@@ -244,10 +226,6 @@ def _lines(
             }
         )
     return lines
-
-
-def _noted(*notes: str) -> str:
-    return "; ".join(filter(None, notes))
 
 
 def _over(value: float | None, by: float | None) -> float | str:

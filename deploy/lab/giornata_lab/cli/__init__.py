@@ -4,5 +4,5 @@
 * `system` - ``demo`` and ``quality``, around :mod:`giornata_lab.demo` and :mod:`giornata_lab.quality`
 * `bench` - ``bench serve`` and ``bench baseline``: options, what follows from them and the runs, around
   :mod:`giornata_lab.loadgen`
-* `simulate`, `simulate_pool` - ``simulate`` and ``simulate-pool``, around :mod:`giornata_lab.simulation`
+* `simulate` - ``simulate``, around :mod:`giornata_lab.simulation`
 """

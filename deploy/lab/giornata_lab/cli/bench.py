@@ -20,8 +20,7 @@ import click
 from giornata import __version__
 from giornata.wire.errors import ErrorBody
 from giornata_lab.cli import workload
-from giornata_lab.cli.workload import read_trace, trace_suffix
-from giornata_lab.loadgen import traces
+from giornata_lab.cli.workload import read_trace
 from giornata_lab.loadgen import workload as facts
 from giornata_lab.loadgen.driver import ApiDialect, ImagesApi, drive, open_images_api
 from giornata_lab.loadgen.outcomes import RequestOutcome, figures
@@ -176,6 +175,8 @@ def _report(plan: BenchPlan, runs: list[MeasuredRun], *, interrupted: bool) -> N
     click.echo(f"{plan.out / REPORT} has all of it; charts lie beside it.")
 
 
+NAMES: Final = ("giornata", "baseline")
+"""What --url and --against are called."""
 OWN: Final = ("image", "mask", "n", "num_inference_steps", "prompt", "seed")
 """Fields that options of their own stand for, or that requests differ in."""
 SIDES: Final = range(16, 4097)
@@ -199,18 +200,17 @@ def size(text: str) -> tuple[int, int]:
 
 
 def plan_of(chosen: Options, typed: Collection[str]) -> BenchPlan:
-    """The plan; a trace that is to be saved is written. `typed` are the options that were typed.
+    """The plan; `typed` are the options that were typed.
 
     Raises:
         click.UsageError: options that contradict each other, or a file that cannot be read.
     """
     loads = _loads(chosen, typed)
-    if chosen["save_trace"]:
-        _save(chosen["save_trace"], loads)
     return BenchPlan(
         targets=_targets(chosen),
         api=ApiDialect(chosen["api"]),
-        api_key=_api_key(chosen["api_key_file"]),
+        # Never an argument, which others on the machine could read.
+        api_key=os.environ.get("GIORNATA_API_KEY", "").strip() or None,
         loads=tuple(loads),
         templates=_given(chosen["images"], loads),
         size=chosen["picture_size"].value,
@@ -225,10 +225,7 @@ def plan_of(chosen: Options, typed: Collection[str]) -> BenchPlan:
 
 
 def _loads(chosen: Options, typed: Collection[str]) -> list[OfferedLoad]:
-    bursty = chosen["arrivals"] == "bursty"
-    if chosen["cv"] is not None and not bursty:
-        raise click.UsageError("--cv belongs to --arrivals bursty.")
-    if chosen["trace"] and (by_chance := {"rate", "arrivals", "duration"} & set(typed)):
+    if chosen["trace"] and (by_chance := {"rate", "cv", "duration"} & set(typed)):
         raise click.UsageError(f"--trace says when requests are due; leave out --{min(by_chance)}.")
     if "steps" in typed and chosen["api"] == ApiDialect.OPENAI:
         raise click.UsageError(
@@ -236,7 +233,6 @@ def _loads(chosen: Options, typed: Collection[str]) -> list[OfferedLoad]:
         )
     if "speed" in typed and not chosen["trace"]:
         raise click.UsageError("--speed belongs to --trace.")
-    cv = chosen["cv"] if chosen["cv"] is not None else facts.BURSTS
     shared = {"warmup_s": chosen["warmup"], "seed": chosen["seed"]}
     with usage_errors(chosen["trace"] or "No load"):
         if chosen["trace"]:
@@ -245,7 +241,7 @@ def _loads(chosen: Options, typed: Collection[str]) -> list[OfferedLoad]:
         return drawn(
             chosen["rate"].value,
             _workload(chosen),
-            cv=cv if bursty else 1.0,
+            cv=chosen["cv"],
             seconds=chosen["duration"],
             **shared,
         )
@@ -263,19 +259,8 @@ def _workload(chosen: Options) -> Workload:
 
 
 def _targets(chosen: Options) -> tuple[BenchTarget, ...]:
-    names = chosen["names"].split(",")
-    if len(names) != 2 or len({*names, ""}) != 3:
-        raise click.UsageError(
-            f"--names are two with a comma between them, not alike; received {chosen['names']}."
-        )
     urls = [chosen["url"], *([chosen["against"]] if chosen["against"] else [])]
-    return tuple(BenchTarget(name, gateway_of(url)) for name, url in zip(names, urls, strict=False))
-
-
-def _api_key(path: Path | None) -> str | None:
-    """The key in the file, else in the environment; it is never an argument, which others on the machine could read."""
-    key = path.read_text(encoding="utf-8") if path else os.environ.get("GIORNATA_API_KEY", "")
-    return key.strip() or None
+    return tuple(BenchTarget(name, gateway_of(url)) for name, url in zip(NAMES, urls, strict=False))
 
 
 def _fields(chosen: Options) -> dict[str, str]:
@@ -314,13 +299,6 @@ def _given(folder: Path | None, loads: Sequence[OfferedLoad]) -> dict[int, Templ
     return found
 
 
-def _save(path: Path, loads: Sequence[OfferedLoad]) -> None:
-    if len(loads) > 1:
-        raise click.UsageError("--save-trace writes one run; give one rate.")
-    with usage_errors("--save-trace"):
-        path.write_text(traces.write(loads[0].requests, trace_suffix(path)), encoding="utf-8")
-
-
 def _told(name: str, value: Any) -> Any:
     """An option for the report."""
     if name in {"url", "against"} and value:
@@ -337,40 +315,15 @@ def bench() -> None:
 @options.url_option
 @click.option("--against", metavar="URL", help="Another server, measured in turn with the same requests.")
 @click.option(
-    "--names", default="giornata,baseline", metavar="NAME,NAME", help="What --url and --against are called."
-)
-@click.option(
     "--api",
     type=click.Choice([str(api) for api in ApiDialect]),
     default=str(ApiDialect.GIORNATA),
     help="openai: only the fields of OpenAI's API; giornata: num_inference_steps and seed too.",
 )
-@click.option(
-    "--api-key-file",
-    type=options.READABLE,
-    help="File that holds the key to send; by default GIORNATA_API_KEY holds it, where one is asked for.",
-)
 @workload.rate_option(default="1", help="Requests a second; a run for each.")
-@click.option(
-    "--arrivals",
-    type=click.Choice(["poisson", "bursty"]),
-    default="poisson",
-    help="bursty: gamma-distributed times between requests.",
-)
-@click.option(
-    "--cv",
-    type=options.AT_LEAST_0,
-    help=f"Of bursty arrivals: standard deviation of the times between requests over their mean.  "
-    f"[default: {facts.BURSTS:g}, as in a real trace]",
-    show_default=False,
-)
+@workload.cv_option
 @workload.trace_option(help=f"Replay a .csv or .jsonl file instead: {workload.TRACE}.")
 @workload.speed_option
-@click.option(
-    "--save-trace",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the requests of the run, .csv or .jsonl, to replay them.",
-)
 @workload.duration_option(default=60.0, help="Of each run, after the warm-up.")
 @workload.warmup_option(default=10.0, help="Requests due before it are sent and left out of all figures.")
 @workload.masks_option

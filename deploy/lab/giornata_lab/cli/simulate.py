@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -15,6 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from giornata.planning.cost_model import Profile, StepCosts
 from giornata.scheduling.policies import LOAD_WEIGHT
 from giornata.scheduling.rock import AdapterPlan
 from giornata_lab.cli import workload
@@ -30,14 +29,14 @@ from giornata_lab.loadgen.workload import (
 )
 from giornata_lab.simulation import machines
 from giornata_lab.simulation.baselines import PLANNERS, SimPolicy
-from giornata_lab.simulation.jobs import AdapterDemand, PictureSetting, held_controls, template_name
+from giornata_lab.simulation.jobs import AdapterDemand, PictureSetting, held_controls
 from giornata_lab.simulation.machines import Machine, TemplateStorage
 from giornata_lab.simulation.options import RunOptions, StageSetting
 from giornata_lab.simulation.residency import AdapterSetting, TemplateSetting
 from giornata_lab.simulation.results import PolicyRun, SimulationSummary, charts
 from giornata_lab.simulation.scenario import ArrivalSetting, Scenario, fewest_workers, popular
 from giornata_tools.cli import extras
-from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, COUNT, READABLE, folder_option
+from giornata_tools.cli.options import ABOVE_0, AT_LEAST_0, COUNT, folder_option
 from giornata_tools.terminal import counting, show, table
 
 
@@ -47,13 +46,7 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
     Raises:
         ValueError: a file holds something else than it should.
     """
-    if given["padding_tokens"] > max(0, given["text_tokens"] - 1):
-        raise ValueError(
-            f"received {given['padding_tokens']} padding tokens of {given['text_tokens']} text tokens; "
-            "accepted are fewer than all"
-        )
     weights = zipf(given["templates"], given["zipf"])
-    names = frozenset(map(template_name, weights))
     controls = held_controls(round(given["controlnet_gb"] * 1e9)) if given["controlnet_gb"] else ()
     return Scenario(
         machines=tuple(replace(machine, controls=controls) for machine in _machines(given)),
@@ -65,13 +58,10 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
             given["text_tokens"],
             given["tokens"],
             given["halo"],
-            given["corrects"],
-            given["padding_tokens"],
         ),
         templates=TemplateSetting(
             size_bytes=given["template_gb"] * 1e9,
             kv_bytes=given["step_gb"] * 1e9,
-            registered=names if given["registered"] else frozenset(),
             preloaded=() if given["cold"] else popular(weights),
         ),
         stages=StageSetting(given["encode_ms"], given["finish_ms"], given["prepost"]),
@@ -91,37 +81,26 @@ def scenario_of(given: Mapping[str, Any]) -> Scenario:
             link_latency_s=given["link_latency_s"],
             workers_a_host=given["workers_a_host"],
         ),
-        reuse=given["reuse"],
         slo_s=given["slo"],
     )
 
 
 def _machines(given: Mapping[str, Any]) -> list[Machine]:
-    path: Path | None = given["cluster"]
-    if path is not None:
-        try:
-            return machines.read(
-                path.read_text(encoding="utf-8"),
-                path.suffix,
-                lambda name: (path.parent / name).read_text(encoding="utf-8"),
-            )
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from error
-    named = given["machine"] in machines.PUBLISHED
-    group = machines.WorkerGroup(
-        machine=given["machine"] if named else None,
-        profile=None if named else given["machine"],
-        rows=given["rows"],
-        noise=given["noise"],
-        link_gb_per_s=given["link_gb_per_s"] if given["step_gb"] else None,
-    )
+    name = given["machine"]
     try:
-        machine = group.of(lambda name: Path(name).read_text(encoding="utf-8"))
+        if name in machines.PUBLISHED:
+            machine = machines.PUBLISHED[name]()
+        else:
+            machine = machines.of_profile(Profile.model_validate_json(Path(name).read_bytes()))
     except (OSError, ValueError) as error:
         known = ", ".join(machines.PUBLISHED)
         raise ValueError(f"--machine is {known} or a file of `giornata profile`; {error}") from error
+    costs = machine.costs
+    if given["step_gb"]:
+        costs = StepCosts(costs.compute, (0.0, 1e-6 / given["link_gb_per_s"]))
     storage = TemplateStorage(given["memory_gb"] * 1e9, given["disk_gb"] * 1e9, given["disk_gb_per_s"] * 1e9)
-    return [replace(machine, storage=storage)] * int(given["workers"])
+    alike = replace(machine, costs=costs, rows=given["rows"], storage=storage)
+    return [alike] * int(given["workers"])
 
 
 def _arriving(given: Mapping[str, Any]) -> ArrivalSetting:
@@ -209,14 +188,13 @@ def _options(given: Mapping[str, Any], policy: str, seed: int) -> RunOptions:
         load_weight=given["load_weight"],
         loads_ahead=given["loads_ahead"],
         telemetry_hz=given["telemetry_hz"],
-        looked_at=given["looked_at"],
         seed=seed,
     )
 
 
 def _answer(scenario: Scenario, rates: Sequence[float], given: Mapping[str, Any]) -> None:
     """For each policy and rate, how few workers are enough."""
-    percent, slo_s = given["percentile"], given["slo"]
+    percent, slo_s = 95.0, given["slo"]
     figures = ("workers", f"P{percent:g} s", "with one fewer")
     title = f"Fewest workers with P{percent:g} within {slo_s:g} s"
     drawn = table("policy", "jobs a second", *figures, numbers=figures, title=title)
@@ -306,58 +284,23 @@ def _write(folder: Path, runs: Sequence[PolicyRun], given: Mapping[str, Any], sc
 
     rows = [
         {
-            **_kind(run),
+            "policy": run.policy,
+            "rate": run.rate,
+            "seed": run.seed,
             **asdict(run.summary),
             "bound_mean_s": run.bound_mean_s,
             "bound_p95_s": run.bound_p95_s,
         }
         for run in runs
     ]
-    queues = [
-        {**_kind(run), "moments": [[m.at_s, m.waiting, m.unfinished] for m in run.run.moments]}
-        for run in runs
-    ]
     plain = {name: v for name, v in given.items() if isinstance(v, str | int | float | list | Path | None)}
     setting = {name: str(v) if isinstance(v, Path) else v for name, v in plain.items()}
     drawn = charts(runs, scenario.arriving.warmup_s)
     files = {
-        "report.json": json.dumps({"setting": setting, "runs": rows, "queues": queues}, indent=1) + "\n",
-        "runs.csv": _csv(rows),
-        "jobs.csv": _csv([row for run in runs for row in _jobs(run)]),
+        "report.json": json.dumps({"setting": setting, "runs": rows}, indent=1) + "\n",
         **{name: svg(figure(chart)) for name, chart in drawn.items()},
     }
     _save(folder, files)
-
-
-def _kind(run: PolicyRun) -> dict[str, object]:
-    return {"policy": run.policy, "rate": run.rate, "seed": run.seed}
-
-
-def _jobs(run: PolicyRun) -> Iterator[dict[str, object]]:
-    """Every job, in the order of their arrival."""
-    for ended in sorted(run.run.ended, key=lambda e: e.job.at_s):
-        shape = ended.job.demand.shapes[0]
-        yield {
-            **_kind(run),
-            "job": ended.job.job_id,
-            "arrived_s": round(ended.job.at_s, 4),
-            "assigned_s": round(ended.assigned_s, 4),
-            "denoised_s": round(ended.denoised_s, 4),
-            "ended_s": round(ended.ended_s, 4),
-            "worker": ended.worker,
-            "pictures": ended.job.demand.rows,
-            "steps": shape.steps,
-            "computed_tokens": shape.computed,
-            "template": ended.job.demand.template,
-        }
-
-
-def _csv(rows: Sequence[Mapping[str, object]]) -> str:
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _save(folder: Path, files: Mapping[str, str]) -> None:
@@ -402,20 +345,8 @@ def _sizes(text: str) -> tuple[float, float] | None:
     "file of `giornata profile`.",
 )
 @click.option("--rows", type=COUNT, default=8, help="Rows that share a step, at most.")
-@click.option("--noise", type=AT_LEAST_0, default=0.0, help="Coefficient of variation of equal steps' times.")
-@click.option(
-    "--cluster",
-    type=READABLE,
-    metavar="FILE",
-    help="Groups of workers that differ, in TOML or JSON, instead of --workers, --machine, --rows and --noise.",
-)
 @workload.rate_option(default="4", help="Jobs a second, of all workers together; a run for each.")
-@click.option(
-    "--cv",
-    type=AT_LEAST_0,
-    default=1.0,
-    help=f"Of the times between jobs: standard deviation over mean; 1 is Poisson, a real trace has {facts.BURSTS:g}.",
-)
+@workload.cv_option
 @workload.trace_option(help=f"Replay a .csv or .jsonl file: {workload.TRACE}.")
 @workload.speed_option
 @workload.duration_option(default=600.0, help="Virtual, after the warm-up.")
@@ -426,16 +357,8 @@ def _sizes(text: str) -> tuple[float, float] | None:
 @click.option("--tokens", type=COUNT, default=4096, help="Of a picture; 4096: 1024 x 1024.")
 @click.option("--text-tokens", type=click.IntRange(min=0), default=512, help="Of a prompt.")
 @click.option(
-    "--padding-tokens",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Of these, those that workers keep from step to step, as GIORNATA_REUSE_TEXT=padding does.",
-)
-@click.option(
     "--halo", type=click.IntRange(min=0), default=0, help="Tokens around a mask that are computed too."
 )
-@click.option("--corrects/--no-corrects", default=False, help="Edits compute their first step in full.")
-@click.option("--reuse/--no-reuse", default=True, help="Whether edits take from templates.")
 @click.option("--templates", type=COUNT, default=1, help="Distinct pictures.")
 @workload.zipf_option
 @click.option(
@@ -532,11 +455,6 @@ def _sizes(text: str) -> tuple[float, float] | None:
     "--blind", is_flag=True, help="The router does not know the jobs' adapters; FlashPS's policies never do."
 )
 @click.option("--cold", is_flag=True, help="No template is in memory at the start.")
-@click.option(
-    "--registered",
-    is_flag=True,
-    help="Templates are recorded at their first edit on a worker, not the second.",
-)
 @workload.read_option(
     "--policy",
     "policies",
@@ -544,9 +462,6 @@ def _sizes(text: str) -> tuple[float, float] | None:
     default="all",
     metavar="NAME[,NAME...]",
     help=f"all, or of {', '.join(SimPolicy)}.",
-)
-@click.option(
-    "--looked-at", type=COUNT, default=16, help="Of many workers, how many the policy is asked about."
 )
 @click.option("--telemetry-hz", type=ABOVE_0, default=4.0, help="How often workers tell of themselves.")
 @click.option("--encode-ms", type=AT_LEAST_0, default=0.0, help="Before denoising, a job.")
@@ -560,10 +475,9 @@ def _sizes(text: str) -> tuple[float, float] | None:
 )
 @click.option("--bound/--no-bound", default=True, help="Compare with what no schedule could beat.")
 @click.option(
-    "--find-workers", is_flag=True, help="Answer how few workers keep --percentile of latencies within --slo."
+    "--find-workers", is_flag=True, help="Answer how few workers keep 95 % of latencies within --slo."
 )
-@click.option("--percentile", type=click.FloatRange(1, 100), default=95.0, help="For --find-workers.")
-@folder_option("-o", "--out", help="Write report.json, runs.csv, jobs.csv and charts there.")
+@folder_option("-o", "--out", help="Write report.json and charts there.")
 def simulate(**given: Any) -> None:
     r"""Simulate a cluster: the router's own policies, line and batches on a virtual clock.
 

@@ -65,7 +65,7 @@ def demo(ctx: click.Context, /, **given: Any) -> None:
 @folder_option(
     "--out",
     default=Path("out/quality"),
-    help="Folder of the pictures; numbers and page go beside it, as .json and .html.",
+    help="Folder of the pictures; numbers go beside it, as .json, and a picture of the edits that fail.",
 )
 @folder_option("--against", help="An earlier run's --out, to compare with.")
 @click.option("--limit", type=COUNT, metavar="N", help="A quick look at N edits, spread over the set.")

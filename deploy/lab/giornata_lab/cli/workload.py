@@ -102,6 +102,13 @@ trace_option = partial(
 )
 TRACE: Final = "timestamp, and where they are known mask_ratio, steps, template, n, adapters"
 """Columns of a trace."""
+cv_option = click.option(
+    "--cv",
+    type=AT_LEAST_0,
+    default=1.0,
+    help="Of the times between arrivals: standard deviation over mean; 1 is Poisson, a real trace has "
+    f"{workload.BURSTS:g}.",
+)
 speed_option = click.option(
     "--speed", type=ABOVE_0, default=1.0, help="Replay a trace so many times as fast."
 )

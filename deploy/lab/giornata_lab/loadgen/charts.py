@@ -13,7 +13,6 @@ class PointStyle(Enum):
     """How points are drawn: the line that joins them, and the marker on each."""
 
     LINE = ("-", "")
-    DOTS = ("", ".")
     BOTH = ("-", "o")
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from operator import attrgetter
 from typing import Any, Final
 
 from rich.table import Table
@@ -75,28 +73,17 @@ def charts(runs: Sequence[MeasuredRun]) -> dict[str, Chart]:
     Lines without points are left out, and charts without lines.
     """
     several = len({run.target for run in runs}) > 1
-    lines = {f"{run.target} {run.arrivals}" if several else run.arrivals: _latencies(run) for run in runs}
-    shares = {name: thinned(distribution(y for _, y in points)) for name, points in lines.items()}
+    shares = {
+        f"{run.target} {run.arrivals}" if several else run.arrivals: thinned(distribution(_latencies(run)))
+        for run in runs
+    }
     found = {
-        "latency_cdf.svg": Chart("Requests answered within", "seconds", "share", shares, PointStyle.LINE),
-        "latency_over_time.svg": Chart(
-            "Latency of requests", "due after seconds", "seconds", lines, PointStyle.DOTS, logarithmic=True
-        ),
+        "latency_cdf.svg": Chart("Requests answered within", "seconds", "share", shares, PointStyle.LINE)
     }
     if len({run.rate for run in runs}) > 1:
-        rate = "requests due a second"
-        percentiles = {f" {name.upper()}": partial(_drawn_latency, name) for name in ("p50", "p95", "p99")}
-        served = {f" {name}": attrgetter(f"{name}_per_s") for name in ("throughput", "goodput")}
-        in_time = {"": attrgetter("slo_share")}
-        found |= {
-            "latency_by_rate.svg": Chart(
-                "Latency against rate", rate, "seconds", _by_rate(runs, percentiles), logarithmic=True
-            ),
-            "throughput_by_rate.svg": Chart(
-                "What was served", rate, "requests a second", _by_rate(runs, served)
-            ),
-            "slo_by_rate.svg": Chart("Requests within the limit", rate, "share", _by_rate(runs, in_time)),
-        }
+        found["latency_by_rate.svg"] = Chart(
+            "Latency against rate", "requests due a second", "seconds", _by_rate(runs), logarithmic=True
+        )
     kept = {
         name: replace(chart, lines={line: points for line, points in chart.lines.items() if points})
         for name, chart in found.items()
@@ -169,26 +156,18 @@ def _rounded(told: Any) -> Any:
     return told
 
 
-def _latencies(run: MeasuredRun) -> Points:
-    """(seconds after the warm-up, latency) of what succeeded."""
-    return [
-        (outcome.request.at_s - run.warmup_s, max(LEAST_S, outcome.latency_s))
-        for outcome in sorted(run.outcomes, key=lambda outcome: outcome.request.at_s)
-        if outcome.answer.code is None and outcome.request.at_s >= run.warmup_s
-    ]
+def _latencies(run: MeasuredRun) -> list[float]:
+    """Of what succeeded after the warm-up."""
+    counted = (outcome for outcome in run.outcomes if outcome.request.at_s >= run.warmup_s)
+    return [max(LEAST_S, outcome.latency_s) for outcome in counted if outcome.answer.code is None]
 
 
-def _drawn_latency(name: str, figures: LoadFigures) -> float | None:
-    return None if figures.latency_s is None else max(LEAST_S, getattr(figures.latency_s, name))
-
-
-def _by_rate(
-    runs: Sequence[MeasuredRun], kinds: Mapping[str, Callable[[LoadFigures], float | None]]
-) -> dict[str, Points]:
-    """A line for each target and kind of figure, named after both: the figure of its runs against their rate."""
-    lines: dict[str, Points] = {}
-    for target in dict.fromkeys(run.target for run in runs):
-        for kind, figure in kinds.items():
-            values = [(run.rate or 0.0, figure(run.figures)) for run in runs if run.target == target]
-            lines[target + kind] = [(rate, value) for rate, value in sorted(values) if value is not None]
-    return lines
+def _by_rate(runs: Sequence[MeasuredRun]) -> dict[str, Points]:
+    """A line for each target and percentile, named after both: the figure of its runs against their rate."""
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for run in sorted(runs, key=lambda run: run.rate or 0.0):
+        if run.figures.latency_s is not None:
+            for name in ("p50", "p95", "p99"):
+                point = (run.rate or 0.0, max(LEAST_S, getattr(run.figures.latency_s, name)))
+                lines.setdefault(f"{run.target} {name.upper()}", []).append(point)
+    return dict(lines)

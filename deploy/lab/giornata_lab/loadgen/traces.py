@@ -92,22 +92,6 @@ def complete(lines: Sequence[TraceLine], workload: Workload, seed: int) -> list[
     return [replace(request, **_told(line)) for request, line in zip(drawn, lines, strict=True)]
 
 
-def write(requests: Sequence[WorkloadRequest], suffix: str) -> str:
-    """A file's text, from which :func:`read` makes the same `requests`, which are in the order of their times."""
-    rows = [
-        {name: getattr(request, "at_s" if name == "timestamp" else name) for name in TraceLine.model_fields}
-        | {"adapters": " ".join(request.adapters) or NONE}
-        for request in requests
-    ]
-    if suffix == ".jsonl":
-        return "".join(json.dumps(row) + "\n" for row in rows)
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(TraceLine.model_fields), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
 def _told(line: TraceLine) -> dict[str, Any]:
     names = TraceLine.model_fields.keys() - {"timestamp"}
     return {name: value for name in names if (value := getattr(line, name)) is not None}

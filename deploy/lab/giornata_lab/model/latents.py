@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from diffusers import AutoencoderKL
 
-from giornata_lab.model.architecture import LATENT_CHANNELS, VAE_SCALE_FACTOR
+from giornata_lab.model.architecture import VAE_SCALE_FACTOR
 
 
 def pack(latents: torch.Tensor) -> torch.Tensor:
@@ -13,14 +13,6 @@ def pack(latents: torch.Tensor) -> torch.Tensor:
     rows, channels, height, width = latents.shape
     patches = latents.view(rows, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
     return patches.reshape(rows, (height // 2) * (width // 2), channels * 4)
-
-
-def unpack(tokens: torch.Tensor) -> torch.Tensor:
-    """The inverse of `pack` for square pictures."""
-    rows, count, _ = tokens.shape
-    side = round(count**0.5)
-    patches = tokens.view(rows, side, side, LATENT_CHANNELS, 2, 2).permute(0, 3, 1, 4, 2, 5)
-    return patches.reshape(rows, LATENT_CHANNELS, 2 * side, 2 * side)
 
 
 def pack_mask(masks: torch.Tensor) -> torch.Tensor:

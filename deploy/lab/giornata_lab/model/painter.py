@@ -5,7 +5,6 @@ One forward is what `FluxFillPipeline` computes for one step, from token ids and
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any, Final, Protocol
 
 import torch
@@ -14,7 +13,6 @@ from torch import nn
 from transformers import CLIPTextModel, T5EncoderModel
 
 from giornata_lab.model import latents
-from giornata_lab.model.architecture import shifted
 from giornata_tools.model.random.text_encoders import TextEncoders
 
 UNGUIDED: Final = 1.0
@@ -100,24 +98,3 @@ def beside_tokens(
         "txt_ids": torch.zeros(embeddings.shape[1], 3).to(noisy),
         "return_dict": False,
     }
-
-
-@torch.no_grad()
-def denoise(
-    painter: Predictor,
-    condition: torch.Tensor,
-    text: tuple[torch.Tensor, torch.Tensor],
-    noise: torch.Tensor,
-    *,
-    steps: int,
-    guidance: float,
-) -> torch.Tensor:
-    """Euler's method from `noise` (rows, tokens, 32), as the checkpoint's scheduler goes at 128 and at 256 px."""
-    rows = noise.shape[0]
-    scale = torch.full((rows,), guidance, device=noise.device)
-    sigmas = shifted(torch.linspace(1, 1 / steps, steps, device=noise.device), noise.shape[1])
-    sigmas = torch.cat([sigmas, sigmas.new_zeros(1)])
-    x = noise
-    for now, then in pairwise(sigmas):
-        x = x + (then - now) * painter(x, condition, text, time=now.expand(rows), guidance=scale)
-    return x

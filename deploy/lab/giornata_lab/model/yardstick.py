@@ -111,34 +111,3 @@ class Inpainter(nn.Module):
         seen = torch.cat([noisy, condition], dim=1)
         noise: torch.Tensor = self.unet(seen, timesteps, text, return_dict=False)[0]
         return noise
-
-
-@torch.no_grad()
-def denoise(
-    inpainter: Inpainter,
-    condition: torch.Tensor,
-    text: tuple[torch.Tensor, torch.Tensor],
-    noise: torch.Tensor,
-    *,
-    steps: int,
-    guidance: float,
-) -> torch.Tensor:
-    """The latents that `steps` of the checkpoint's scheduler make of `noise`, (rows, 4, height, width).
-
-    Args:
-        inpainter: what predicts.
-        condition: as its forward takes it.
-        text: embeddings of the captions and of no caption, (rows, text tokens, width) each.
-        noise: (rows, 4, height, width).
-        steps: forwards of twice the rows.
-        guidance: classifier-free scale (Ho & Salimans, 2022).
-    """
-    schedule = scheduler()
-    schedule.set_timesteps(steps, device=noise.device)
-    asked, blank = text
-    both, twice = torch.cat([blank, asked]), torch.cat([condition, condition])
-    x = noise
-    for timestep in schedule.timesteps:
-        free, wanted = inpainter(torch.cat([x, x]), twice, both, timestep.expand(2 * len(x))).chunk(2)
-        x = schedule.step(free + guidance * (wanted - free), timestep, x, return_dict=False)[0]
-    return x

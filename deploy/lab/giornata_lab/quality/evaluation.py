@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from PIL import Image
 from rich.console import Console
 
 from giornata.wire.requests import Reuse
-from giornata_lab.quality import cases, pictures, report
-from giornata_lab.quality import page as tables
+from giornata_lab.quality import cases, pictures, report, tables
 from giornata_lab.quality.cases import QualityCase
 from giornata_lab.quality.metrics import (
     Pixels,
@@ -25,7 +25,6 @@ from giornata_lab.quality.metrics import (
     score,
     strayed_px,
 )
-from giornata_lab.quality.page import page
 from giornata_lab.quality.report import MaskBlur, QualityReport, QualityRun, RunComparison
 from giornata_lab.quality.system import EditSetting, SystemUnderTest, attached, edit_all, started
 from giornata_tools import provenance, terminal
@@ -86,8 +85,10 @@ async def evaluate(options: QualityOptions) -> int:
         raise LaunchError(
             f"--against {options.against} would be overwritten by this run: name another --out."
         )
-    page_path, numbers_path = (options.out.with_name(options.out.name + end) for end in (".html", ".json"))
-    for path in (page_path, numbers_path):
+    numbers_path, failed_path = (
+        options.out.with_name(options.out.name + end) for end in (".json", "-failed.png")
+    )
+    for path in (numbers_path, failed_path):
         path.unlink(missing_ok=True)  # nothing of an earlier run may pass for this one's
     every = cases.slots()
     drawn = await asyncio.to_thread(lambda: [cases.draw(slot) for slot in cases.spread(every, options.limit)])
@@ -106,11 +107,16 @@ async def evaluate(options: QualityOptions) -> int:
     closeness = _closeness(scored, earlier) if earlier else None
     result = assess(run, scored, closeness)
     numbers_path.write_text(result.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    page_path.write_text(page(result, scored), encoding="utf-8")
-    for table in tables.rich_tables(result):
+    failed = tables.failures(scored)
+    if failed is not None:
+        Image.fromarray(failed).save(failed_path)
+    for table in tables.tables(result):
         show(table, "")
     console.print(tables.described(result), highlight=False)
-    console.print(f"See {page_path} and {numbers_path}; pictures are in {options.out}.", highlight=False)
+    console.print(
+        f"See {numbers_path} and, of edits that fail, {failed_path}; pictures are in {options.out}.",
+        highlight=False,
+    )
     return 0 if result.holds or options.no_gates else 1
 
 

@@ -1,37 +1,19 @@
-"""Workers as the simulator knows them; clusters of them are described by hand, as groups of alike workers. Pure.
-
-Example::
-
-    [[workers]]
-    count = 6
-    machine = "h800-flux"
-    rows = 4
-
-    [[workers]]
-    count = 2
-    profile = "slow.json"        # of `giornata profile`, relative to this file
-    slowness = 1.3
-    memory_gb = 64
-"""
+"""Workers as the simulator knows them. Pure."""
 
 from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from giornata.planning.cost_model import LOAD, Profile, StepCosts, encode_compute_fit, fit
+from giornata.planning.cost_model import Profile, StepCosts, encode_compute_fit, fit
 from giornata.planning.operations import (
-    COMPUTE,
-    NETWORK,
     NetworkOperations,
     SequenceShape,
     step_work,
@@ -84,8 +66,6 @@ TOKEN_BLOCKS: Final = NetworkOperations(
 FLUX_PICTURE: Final = PictureSetting(FLUX["text_tokens"], FLUX["image_tokens"])
 DECODE_MS: Final = float(FLUX["decode_ms"][0])
 """Decoding of one picture at a time."""
-MOST: Final = 1000
-"""Most workers of a cluster."""
 
 
 @dataclass(frozen=True)
@@ -193,97 +173,3 @@ PUBLISHED: Final[dict[str, Callable[[], Machine]]] = {
     "flashps-flux": flashps_flux,
     **{name: partial(_shipped, name) for name in DERIVED},
 }
-
-
-PLAIN: Final = BlockSpec(linear=1.0, text=1.0, pair=1.0, text_pair=1.0)
-"""Whose linear operations are computed tokens, and whose attention is pairs of query and key."""
-
-
-class StepCostSetting(BaseModel):
-    """Step costs by hand: milliseconds a unit of what `blocks` count."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    compute: tuple[float, ...] = Field(min_length=len(NETWORK), max_length=len(COMPUTE))
-    """In the order of :data:`giornata.planning.operations.COMPUTE`; adapters cost nothing where they are left out."""
-    load: tuple[float, ...] = Field((0.0,) * len(LOAD), min_length=len(LOAD), max_length=len(LOAD))
-    blocks: tuple[BlockSpec, ...] = Field((PLAIN,), min_length=1)
-
-
-class WorkerGroup(BaseModel):
-    """Alike workers; `machine`, `profile` or `costs` says what their steps cost."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    count: int = Field(1, ge=1, le=MOST)
-    machine: str | None = None
-    profile: str | None = None
-    costs: StepCostSetting | None = None
-    device: str | None = None
-    rows: int = Field(8, ge=1)
-    tokens: int = Field(1 << 40, ge=1)
-    step_limit_ms: float = Field(math.inf, gt=0)
-    slowness: float = Field(1.0, gt=0)
-    noise: float = Field(0.0, ge=0)
-    memory_gb: float = Field(math.inf, ge=0)
-    disk_gb: float = Field(0.0, ge=0)
-    disk_gb_per_s: float = Field(2.0, gt=0)
-    link_gb_per_s: float | None = Field(None, gt=0)
-    """From memory to the device; None: as the profile says, and neglected where there is none."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> WorkerGroup:
-        given = [name for name in ("machine", "profile", "costs") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(
-                f"one of machine, profile and costs is needed; received {', '.join(given) or 'none'}"
-            )
-        if self.machine is not None and self.machine not in PUBLISHED:
-            raise ValueError(f"no machine is called {self.machine}; there are {', '.join(PUBLISHED)}")
-        return self
-
-    def of(self, read: Callable[[str], str]) -> Machine:
-        """One worker; `read` gives the text of a profile's file."""
-        alike = self.model_dump(include={"rows", "tokens", "step_limit_ms", "slowness", "noise"})
-        storage = TemplateStorage(self.memory_gb * 1e9, self.disk_gb * 1e9, self.disk_gb_per_s * 1e9)
-        made = replace(self._source(read), **alike, storage=storage)
-        if self.device is not None:
-            made = replace(made, device=self.device)
-        if self.link_gb_per_s is not None:
-            made = replace(made, costs=StepCosts(made.costs.compute, (0.0, 1e-6 / self.link_gb_per_s)))
-        return made
-
-    def _source(self, read: Callable[[str], str]) -> Machine:
-        if self.profile is not None:
-            return of_profile(Profile.model_validate_json(read(self.profile)))
-        if self.costs is not None:
-            compute = (*self.costs.compute, *(0.0,) * (len(COMPUTE) - len(self.costs.compute)))
-            return Machine(StepCosts(compute, self.costs.load), NetworkOperations(self.costs.blocks))
-        return PUBLISHED[self.machine or ""]()
-
-
-class _Cluster(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    workers: tuple[WorkerGroup, ...] = Field(min_length=1)
-
-
-def read(text: str, suffix: str, profile: Callable[[str], str]) -> list[Machine]:
-    """The workers of a file.
-
-    `suffix` is that of its name, `.toml` or `.json`; `profile` gives the text of a profile that the file names.
-
-    Raises:
-        ValueError: says what is wrong where.
-    """
-    try:
-        told = tomllib.loads(text) if suffix == ".toml" else json.loads(text)
-        groups = _Cluster.model_validate(told).workers
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{where or 'the file'}: {first['msg']}") from error
-    machines = [machine for group in groups for machine in [group.of(profile)] * group.count]
-    if len(machines) > MOST:
-        raise ValueError(f"received {len(machines)} workers; at most {MOST} are simulated")
-    return machines

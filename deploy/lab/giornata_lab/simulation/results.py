@@ -130,12 +130,6 @@ class SimulationSummary:
     lora_loads: float | None
     """Loads onto devices over uses. As the two above, after the warm-up."""
 
-    @property
-    def hit_share(self) -> float:
-        """Share of jobs that may reuse whose worker had their template."""
-        found = self.hits_memory + self.hits_disk
-        return found / max(1, found + self.misses)
-
 
 def summary(run: SimulatedRun, warmup_s: float = 0.0) -> SimulationSummary:
     """Sum up the jobs that arrived after the warm-up; the figures of workers are those of the whole run.
@@ -206,15 +200,7 @@ def charts(runs: Sequence[PolicyRun], warmup_s: float) -> dict[str, Chart]:
     several = len({run.rate for run in runs}) > 1
     named = {f"{r.policy} {r.rate:g}/s" if several else r.policy: r.run for r in first}
     cdfs = {name: thinned(distribution(run.latencies(warmup_s))) for name, run in named.items()}
-    queues, unfinished = (
-        {name: thinned([(m.at_s, float(count(m))) for m in run.moments]) for name, run in named.items()}
-        for count in (attrgetter("waiting"), attrgetter("unfinished"))
-    )
-    found = {
-        "latency_cdf.svg": Chart("Jobs ended within", "seconds", "share", cdfs, PointStyle.LINE),
-        "queue.svg": Chart("Jobs in the router's line", "seconds", "jobs", queues, PointStyle.LINE),
-        "unfinished.svg": Chart("Unfinished jobs", "seconds", "jobs", unfinished, PointStyle.LINE),
-    }
+    found = {"latency_cdf.svg": Chart("Jobs ended within", "seconds", "share", cdfs, PointStyle.LINE)}
     return found | (_by_rate(runs) if several else {})
 
 
@@ -229,14 +215,8 @@ def _by_rate(runs: Sequence[PolicyRun]) -> dict[str, Chart]:
         latencies["bound of P95"] = [
             (rate, max(LEAST_S, *(r.bound_p95_s or 0.0 for r in known if r.rate == rate))) for rate in rates
         ]
-    shares = _means(runs, lambda run: run.summary.utilisation)
-    hits = _means(runs, lambda run: run.summary.hit_share)
-    rate = "jobs a second"
-    return {
-        "latency_by_rate.svg": Chart("Latency against rate", rate, "seconds", latencies, logarithmic=True),
-        "utilisation_by_rate.svg": Chart("Share of time in which workers compute", rate, "share", shares),
-        "hits_by_rate.svg": Chart("Jobs that found their template", rate, "share", hits),
-    }
+    chart = Chart("Latency against rate", "jobs a second", "seconds", latencies, logarithmic=True)
+    return {"latency_by_rate.svg": chart}
 
 
 def _means(runs: Sequence[PolicyRun], value: Callable[[PolicyRun], float]) -> dict[str, Points]:

@@ -34,10 +34,6 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "quality": ("giornata_lab.cli.system", "Measure what the model's edits are worth."),
     "bench": ("giornata_lab.cli.bench", "Measure a server under load."),
     "simulate": ("giornata_lab.cli.simulate", "Simulate a cluster: policies, capacity, bounds."),
-    "simulate-pool": (
-        "giornata_lab.cli.simulate_pool",
-        "Simulate a pool: deadlines kept, rules, a bound.",
-    ),
     "doctor": (
         "giornata_tools.cli.doctor",
         "Find what is missing for an edit on this machine, and say what to do.",

@@ -23,9 +23,9 @@ from giornata.wire.adapters import ControlUse, ControlWork, LoraUse
 from giornata.wire.errors import InputLost, InvalidField, SchemaMismatch, TaskNotSupported
 from giornata.wire.jobs import Job, RowRecord, RowState
 from giornata.wire.messages import RunRequest
-from giornata.wire.models import StepCache, Task
+from giornata.wire.models import Task
 from giornata.wire.requests import EditParameters
-from giornata.wire.resolution import guided_by, steps_of
+from giornata.wire.resolution import check_taken, guided_by, steps_of
 from giornata.wire.values import Intermediate
 from giornata_denoiser.checkpoint import Checkpoint
 from giornata_denoiser.engine.step_budget import recorded_bytes, reuse_profits, run_ms
@@ -157,13 +157,7 @@ def _made(
     generated = request.job.task is Task.GENERATE
     if generated and Task.GENERATE not in checkpoint.card.tasks:
         raise TaskNotSupported(received=Task.GENERATE, accepted=", ".join(checkpoint.card.tasks))
-    if parameters.step_cache not in {StepCache.OFF, *checkpoint.card.step_caches}:
-        raise InvalidField(
-            "This worker has no such step cache.",
-            field="step_cache",
-            received=parameters.step_cache,
-            accepted=", ".join((StepCache.OFF, *checkpoint.card.step_caches)),
-        )
+    check_taken({"step_cache": parameters.step_cache}, checkpoint.card)
     multiple, family = checkpoint.card.pixel_multiple, checkpoint.family
     fields, cells = tensors.unpack(conditioning), inspection.computed_by(parameters)
     where = None if reusing is None or cells is None else region_of(cells)

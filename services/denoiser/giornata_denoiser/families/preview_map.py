@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
-from giornata.latents import LatentNormalisation, normalisation_of
+from giornata.tensors import LatentNormalisation, normalisation_of
 from giornata.weight_loading import load_network
 
 SIDE: Final = 256

@@ -6,32 +6,31 @@ import asyncio
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from aiohttp import web
 from pydantic import BaseModel, RootModel
 
-from giornata.deadlines import Deadline
+from giornata.wire.adapters import ControlCard
 from giornata.wire.errors import GiornataError, InvalidField, ModelNotFound
-from giornata.wire.jobs import JobRecord, Priority
+from giornata.wire.jobs import JobRecord, JobState
+from giornata.wire.loras import LoraRecord, LoraState
 from giornata.wire.messages import JobEstimate, StepEvent
 from giornata.wire.models import ModelCard
 from giornata_gateway.fleet import FleetListener
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http.requests import check_query, trace_of
+from giornata_gateway.http.requests import check_query, order_in
 from giornata_gateway.http.responses import (
     GATEWAY,
     JOB_ID,
     JSON,
-    JSON_COPIES,
     TENANT,
     Handler,
     ignore,
     json_answer,
-    room,
-    send,
+    send_pictures,
 )
 from giornata_gateway.http.routes import GET, ONCE, POST, Body, Reply, Route
 from giornata_gateway.http.uploads import read_json
@@ -43,21 +42,222 @@ from giornata_gateway.rules.a1111_forms import (
     ImageToImage,
     Settings,
     TextToImage,
+    hash_of,
     model_of,
+    names_of,
     read,
     read_settings,
+    title_of,
 )
 from giornata_gateway.rules.a1111_parameters import (
+    AUTOMATIC,
     MODULES,
+    NAMES,
     SCRIPTS,
+    PaintedAnswer,
     controls_of,
+    painted,
     parameters_of,
     rename_field,
+    stamp,
+    taken,
     unused_fields,
 )
-from giornata_gateway.rules.forms import picture
-from giornata_gateway.views import a1111 as views
-from giornata_gateway.views.answers import error_of
+from giornata_gateway.rules.forms import RequestBody, picture
+from giornata_gateway.views.jobs import View, error_of, job_view
+
+
+class ProgressState(View):
+    """`state` of a progress."""
+
+    skipped: bool = False
+    interrupted: bool = False
+    stopping_generation: bool = False
+    job: str = ""
+    """The job's id; empty while there is none."""
+    job_count: int = 0
+    """The tenant's jobs in progress at this gateway."""
+    job_timestamp: str = "0"
+    job_no: int = 0
+    sampling_step: int = 0
+    sampling_steps: int = 0
+
+
+class ProgressView(View):
+    """Answer of ``GET /sdapi/v1/progress``: the oldest of the tenant's jobs."""
+
+    progress: float = 0.0
+    """0 to 1."""
+    eta_relative: float = 0.0
+    """Seconds until its pictures should be there; 0 where that is not known."""
+    state: ProgressState = ProgressState()
+    current_image: None = None
+    """Always null."""
+    textinfo: None = None
+    current_task: str | None = None
+
+
+class StableDiffusionModel(View):
+    """A served model."""
+
+    title: str
+    """What `sd_model_checkpoint` names it by; its `model_name` and its hash do, too."""
+    model_name: str
+    hash: str
+    sha256: str
+    filename: str
+    config: None = None
+
+
+class StableDiffusionModels(RootModel[list[StableDiffusionModel]]):
+    """Answer of ``GET /sdapi/v1/sd-models``: by name."""
+
+
+class SamplerItem(View):
+    """A sampler that some served model takes."""
+
+    name: str
+    aliases: list[str]
+    options: dict[str, str]
+    """`scheduler`: what `automatic` stands for."""
+
+
+class SamplerItems(RootModel[list[SamplerItem]]):
+    """Answer of ``GET /sdapi/v1/samplers``: by name."""
+
+
+class SchedulerItem(View):
+    """Noise levels that some served model takes."""
+
+    name: str
+    label: str
+    aliases: None = None
+    default_rho: float = -1.0
+    need_inner_model: bool = False
+
+
+class SchedulerItems(RootModel[list[SchedulerItem]]):
+    """Answer of ``GET /sdapi/v1/schedulers``."""
+
+
+class ControlModels(View):
+    """Answer of ``GET /controlnet/model_list``: what `model` of a unit names."""
+
+    model_list: list[str]
+
+
+class LoraItem(View):
+    """A LoRA that the tenant may use."""
+
+    name: str
+    """What a prompt calls it; `alias` does, too."""
+    alias: str
+    path: str
+    metadata: dict[str, str]
+
+
+class LoraItems(RootModel[list[LoraItem]]):
+    """Answer of ``GET /sdapi/v1/loras``: the newest first."""
+
+
+class Options(View):
+    """The options that hold for requests which override nothing."""
+
+    sd_model_checkpoint: str | None
+    """The model's title; null where several are served, and requests name one."""
+    sd_checkpoint_hash: str | None
+    samples_format: Literal["png"] = "png"
+
+
+class Nothing(View):
+    """An empty answer."""
+
+
+def progress(records: Sequence[JobRecord], forecast: JobEstimate | None, now: float) -> ProgressView:
+    """Return how far the first of a tenant's jobs is, by a `forecast` of it; `now` is the Unix time in seconds."""
+    if not records:
+        return ProgressView()
+    record = records[0]
+    view, job = job_view(record, "", forecast), record.job
+    steps = job.denoising_steps * max(1, len(record.rows))
+    done = sum(picture.step or 0 for picture in view.pictures)
+    share = done / steps if record.state is JobState.RUNNING else float(record.state is JobState.FINISHING)
+    return ProgressView(
+        progress=share,
+        eta_relative=view.predicted_finish_s or 0.0,
+        state=ProgressState(
+            interrupted=record.cancel,
+            job=job.job_id,
+            job_count=len(records),
+            job_timestamp=stamp(now),
+            sampling_step=view.step or 0,
+            sampling_steps=job.denoising_steps,
+        ),
+        current_task=job.job_id,
+    )
+
+
+def models(cards: Mapping[str, ModelCard]) -> StableDiffusionModels:
+    """Served models."""
+    listed = [
+        StableDiffusionModel(
+            title=title_of(card), model_name=name, hash=hash_of(card), sha256=card.digest, filename=name
+        )
+        for name, card in sorted(cards.items())
+    ]
+    return StableDiffusionModels(listed)
+
+
+def samplers(cards: Mapping[str, ModelCard]) -> SamplerItems:
+    """The samplers that the served models take, each once."""
+    listed = {named.name: named for card in cards.values() for named in taken(card) if named.automatic}
+    items = [
+        SamplerItem(
+            name=name,
+            aliases=[sampler for sampler, other in NAMES.items() if other.name == name],
+            options={"scheduler": named.scheduler},
+        )
+        for name, named in sorted(listed.items())
+    ]
+    return SamplerItems(items)
+
+
+def schedulers(cards: Mapping[str, ModelCard]) -> SchedulerItems:
+    """The noise levels that the served models take, each once."""
+    listed = {named.scheduler for card in cards.values() for named in taken(card)}
+    return SchedulerItems(
+        [SchedulerItem(name=name, label=name.title()) for name in (AUTOMATIC, *sorted(listed))]
+    )
+
+
+def control_models(controlnets: Mapping[str, Sequence[ControlCard]]) -> ControlModels:
+    """The served ControlNets by name, each once."""
+    listed = {f"{card.name} [{card.digest[:8]}]" for cards in controlnets.values() for card in cards}
+    return ControlModels(model_list=sorted(listed))
+
+
+def loras(records: Iterable[LoraRecord]) -> LoraItems:
+    """LoRAs that are ready."""
+    listed = [
+        LoraItem(
+            name=names_of(record)[0],
+            alias=record.lora_id,
+            path=record.shared_path or record.lora_id,
+            metadata={"model": record.model or ""},
+        )
+        for record in records
+        if record.state is LoraState.READY
+    ]
+    return LoraItems(listed)
+
+
+def options(cards: Mapping[str, ModelCard]) -> Options:
+    """Return what stands in place of A1111's settings."""
+    only = next(iter(cards.values())) if len(cards) == 1 else None
+    return Options(
+        sd_model_checkpoint=title_of(only) if only else None, sd_checkpoint_hash=only.digest if only else None
+    )
+
 
 # ``/sdapi/v1`` and ``/controlnet``: A1111's API, a translation onto the jobs that the other routes make.
 #
@@ -112,7 +312,7 @@ async def img2img(request: web.Request) -> web.StreamResponse:
     return await _painted(request, ImageToImage)
 
 
-async def progress(request: web.Request) -> web.Response:
+async def tell_progress(request: web.Request) -> web.Response:
     """Return how far the oldest of the tenant's jobs is."""
     check_query(request.query, "skip_current_image")
     ledger, tenant = request.app[GATEWAY].ledger, request[TENANT].name
@@ -122,21 +322,21 @@ async def progress(request: web.Request) -> web.Response:
     if oldest is not None:
         told = await ledger.forecast(oldest) or JobEstimate()
         forecast = told.model_copy(update={"steps": tuple(awaited[oldest].items())})
-    return json_answer(views.progress(records, forecast, time.time()))
+    return json_answer(progress(records, forecast, time.time()))
 
 
 async def interrupt(request: web.Request) -> web.Response:
     """Cancel all of the tenant's jobs in progress."""
     for job_id in request.app[AWAITED_JOBS].of(request[TENANT].name):
         await request.app[GATEWAY].ledger.cancel(job_id)
-    return json_answer(views.Nothing())
+    return json_answer(Nothing())
 
 
 async def skip(request: web.Request) -> web.Response:
     """Cancel the oldest of the tenant's jobs in progress: the one that `progress` tells of."""
     if (oldest := next(iter(request.app[AWAITED_JOBS].of(request[TENANT].name)), None)) is not None:
         await request.app[GATEWAY].ledger.cancel(oldest)
-    return json_answer(views.Nothing())
+    return json_answer(Nothing())
 
 
 def telling(view: Callable[[FleetListener], BaseModel]) -> Handler:
@@ -148,9 +348,9 @@ def telling(view: Callable[[FleetListener], BaseModel]) -> Handler:
     return tell
 
 
-async def loras(request: web.Request) -> web.Response:
+async def list_loras(request: web.Request) -> web.Response:
     """The LoRAs that the tenant may use."""
-    return json_answer(views.loras(await request.app[GATEWAY].loras.of(request[TENANT].name)))
+    return json_answer(loras(await request.app[GATEWAY].loras.of(request[TENANT].name)))
 
 
 async def set_options(request: web.Request) -> web.Response:
@@ -172,16 +372,14 @@ async def set_options(request: web.Request) -> web.Response:
             received=getattr(settings, name),
             accepted=f"override_settings.{name} in every request",
         )
-    return json_answer(views.Nothing())
+    return json_answer(Nothing())
 
 
 async def _painted(request: web.Request, kind: type[TextToImage]) -> web.StreamResponse:
     gateway, tenant = request.app[GATEWAY], request[TENANT]
-    gateway.places.check(tenant)
-    gateway.quotas.check(tenant)
     try:
         with ExitStack() as held:
-            with gateway.uploads.growing(tenant) as grow:
+            with gateway.receiving(tenant) as grow:
                 form, ignored = read(kind, await read_json(request, grow, PICTURES))
                 ignore(request, ignored)
                 admitted = await gateway.admit(await order_of(request, form), None, held)
@@ -221,17 +419,8 @@ async def order_of(request: web.Request, form: TextToImage) -> EditOrder:
     form = form.model_copy(update={"prompt": prompt, "negative_prompt": negative})
     parameters = parameters_of(form, card, named, controls)
     ignore(request, (*controls.ignored, *unused_fields(form, card, parameters)))
-    return EditOrder(
-        parameters=parameters,
-        image=image,
-        mask=mask,
-        control_images=controls.images,
-        tenant=tenant,
-        priority=Priority.INTERACTIVE,
-        deadline=Deadline.after_ms(gateway.config.budget_s * 1000),
-        task=form.task,
-        traceparent=trace_of(request),
-    )
+    brought = RequestBody((), image, mask, (), controls.images)
+    return order_in(request, parameters, form.task, brought)
 
 
 def _card(gateway: Gateway, form: TextToImage) -> ModelCard:
@@ -246,15 +435,13 @@ def _card(gateway: Gateway, form: TextToImage) -> ModelCard:
 
 
 async def _answer(request: web.Request, form: TextToImage, record: JobRecord) -> web.StreamResponse:
-    gateway, asked = request.app[GATEWAY], form.model_dump(exclude=set(PICTURES))
-    refs = [row.image for row in record.images if row.image is not None]
-    async with room(request, JSON_COPIES * sum(ref.size_bytes for ref in refs)):
-        pictures = [await gateway.picture(ref) for ref in refs]
-        body = await asyncio.to_thread(
-            lambda: views.painted(record, pictures, asked, time.time()).model_dump_json().encode()
-        )
-        pictures.clear()
-        return await send(request, body, "application/json", {"X-Giornata-Job": record.job.job_id})
+    asked, refs = form.model_dump(exclude=set(PICTURES)), [row.image for row in record.images if row.image]
+    headers = {"X-Giornata-Job": record.job.job_id}
+
+    def told(pictures: Sequence[bytes]) -> PaintedAnswer:
+        return painted(record, pictures, asked, time.time())
+
+    return await send_pictures(request, refs, headers, told, request.app[GATEWAY].picture)
 
 
 _SKIP: Final = {
@@ -280,11 +467,11 @@ FIXED: Final[Mapping[str, Any]] = {
 """Answers that are always the same, in A1111's forms. A gateway's memory says nothing about that of workers."""
 
 LISTED: Final[Mapping[str, tuple[type[BaseModel], Callable[[FleetListener], BaseModel]]]] = {
-    "/sdapi/v1/sd-models": (views.StableDiffusionModels, lambda fleet: views.models(fleet.cards())),
-    "/sdapi/v1/samplers": (views.SamplerItems, lambda fleet: views.samplers(fleet.cards())),
-    "/sdapi/v1/schedulers": (views.SchedulerItems, lambda fleet: views.schedulers(fleet.cards())),
-    "/sdapi/v1/options": (views.Options, lambda fleet: views.options(fleet.cards())),
-    "/controlnet/model_list": (views.ControlModels, lambda fleet: views.control_models(fleet.controlnets())),
+    "/sdapi/v1/sd-models": (StableDiffusionModels, lambda fleet: models(fleet.cards())),
+    "/sdapi/v1/samplers": (SamplerItems, lambda fleet: samplers(fleet.cards())),
+    "/sdapi/v1/schedulers": (SchedulerItems, lambda fleet: schedulers(fleet.cards())),
+    "/sdapi/v1/options": (Options, lambda fleet: options(fleet.cards())),
+    "/controlnet/model_list": (ControlModels, lambda fleet: control_models(fleet.controlnets())),
 }
 """Answers that tell what is served."""
 
@@ -304,40 +491,40 @@ A1111_ROUTES: Final = (
     *(_fixed(path, answer) for path, answer in FIXED.items()),
     Route(
         POST, "/sdapi/v1/txt2img", txt2img, "a1111TextToImage", "A1111: make pictures from text.",
-        {200: Reply("Made.", {JSON: views.PaintedAnswer})}, ONCE, json_body=TextToImage, basic=True,
+        {200: Reply("Made.", {JSON: PaintedAnswer})}, ONCE, json_body=TextToImage, basic=True,
     ),
     Route(
         POST, "/sdapi/v1/img2img", img2img, "a1111ImageToImage", "A1111: edit a picture.",
-        {200: Reply("Edited.", {JSON: views.PaintedAnswer})}, ONCE, json_body=ImageToImage, basic=True,
+        {200: Reply("Edited.", {JSON: PaintedAnswer})}, ONCE, json_body=ImageToImage, basic=True,
     ),
     Route(
-        GET, "/sdapi/v1/progress", progress, "a1111Progress",
+        GET, "/sdapi/v1/progress", tell_progress, "a1111Progress",
         "A1111: how far the oldest of the tenant's jobs is that A1111's requests wait for at this gateway.",
-        {200: Reply("Its progress.", {JSON: views.ProgressView})}, (400, 401, 503), (_SKIP,), basic=True,
+        {200: Reply("Its progress.", {JSON: ProgressView})}, (400, 401, 503), (_SKIP,), basic=True,
     ),
     Route(
         POST, "/sdapi/v1/interrupt", interrupt, "a1111Interrupt",
         "A1111: cancel the tenant's jobs that A1111's requests wait for at this gateway.",
-        {200: Reply("They end at their next step.", {JSON: views.Nothing})}, (401, 403, 503), basic=True,
+        {200: Reply("They end at their next step.", {JSON: Nothing})}, (401, 403, 503), basic=True,
     ),
     Route(
         POST, "/sdapi/v1/skip", skip, "a1111Skip",
         "A1111: cancel the oldest of the tenant's jobs that A1111's requests wait for at this gateway.",
-        {200: Reply("It ends at its next step.", {JSON: views.Nothing})}, (401, 403, 503), basic=True,
+        {200: Reply("It ends at its next step.", {JSON: Nothing})}, (401, 403, 503), basic=True,
     ),
     Route(
-        POST, "/sdapi/v1/refresh-checkpoints", telling(lambda _: views.Nothing()), "a1111RefreshCheckpoints",
+        POST, "/sdapi/v1/refresh-checkpoints", telling(lambda _: Nothing()), "a1111RefreshCheckpoints",
         "A1111: nothing, since lists tell what is served now.",
-        {200: Reply("Done.", {JSON: views.Nothing})}, (401, 403), basic=True,
+        {200: Reply("Done.", {JSON: Nothing})}, (401, 403), basic=True,
     ),
     Route(
-        GET, "/sdapi/v1/loras", loras, "a1111Loras", "A1111: LoRAs that the tenant may use.",
-        {200: Reply("The newest first.", {JSON: views.LoraItems})}, (401, 503), basic=True,
+        GET, "/sdapi/v1/loras", list_loras, "a1111Loras", "A1111: LoRAs that the tenant may use.",
+        {200: Reply("The newest first.", {JSON: LoraItems})}, (401, 503), basic=True,
     ),
     Route(
         POST, "/sdapi/v1/options", set_options, "a1111SetOptions",
         "A1111: accept options that are as they stand; none are kept.",
-        {200: Reply("They are.", {JSON: views.Nothing})}, (400, 401, 403, 408, 413, 429),
+        {200: Reply("They are.", {JSON: Nothing})}, (400, 401, 403, 408, 413, 429),
         json_body=Settings, basic=True,
     ),
 )  # fmt: skip

@@ -30,7 +30,7 @@ from giornata.wire.errors import (
 )
 from giornata_gateway.http.responses import SERVER, error_answer, http_answer
 from giornata_gateway.rules.tenants import Tenant
-from giornata_gateway.views.answers import ErrorAnswer, error_detail
+from giornata_gateway.views.jobs import ErrorAnswer, error_detail
 
 PROBES: Final = 4
 """How often a silent peer is asked for a sign of life within the time that it may take."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -31,10 +31,10 @@ from giornata_gateway.http.responses import (
     json_answer,
     looking_on,
     room,
-    send,
+    send_pictures,
     write,
 )
-from giornata_gateway.jobs.feed import (
+from giornata_gateway.jobs.records import (
     StepEventBuffer,
     StreamedEvent,
     done_sequence,
@@ -50,12 +50,14 @@ from giornata_gateway.rules.forms import (
     ResponseFormat,
     SyncResponseFields,
 )
-from giornata_gateway.views.answers import error_of, images_answer
 from giornata_gateway.views.jobs import (
+    ImagesAnswer,
     JobView,
     ToldEvent,
     completed_event,
     error_event,
+    error_of,
+    images_answer,
     job_view,
     partial_image_event,
     progress_event,
@@ -255,10 +257,8 @@ async def image(request: web.Request) -> web.StreamResponse:
     }
     if any(tag.value == row.image.sha256 for tag in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
-    gateway = request.app[GATEWAY]
-    content_type = f"image/{record.job.parameters.output_format}"
-    async with room(request, row.image.size_bytes):
-        return await send(request, await gateway.picture(row.image), content_type, headers)
+    read = request.app[GATEWAY].picture
+    return await send_pictures(request, [row.image], headers, content_type(record), read)
 
 
 async def events(request: web.Request) -> web.StreamResponse:
@@ -288,22 +288,22 @@ async def _answer(request: web.Request, form: SyncResponseFields, record: JobRec
     error = error_of(record)
     if error is not None:
         raise error
-    gateway, base, now = request.app[GATEWAY], base_url(request), int(time.time())
+    base, now = base_url(request), int(time.time())
     headers = {"X-Giornata-Job": record.job.job_id}
     if form.response_format is ResponseFormat.URL:
         return json_answer(images_answer(record, None, base, now), headers=headers)
-    raw = form.response_format is ResponseFormat.IMAGE
-    size_bytes = sum(row.image.size_bytes for row in record.images if row.image is not None)
-    async with room(request, size_bytes * (1 if raw else JSON_COPIES)):
-        pictures = {row.index: await gateway.picture(row.image) for row in record.images if row.image}
-        if raw:
-            content_type = f"image/{record.job.parameters.output_format}"
-            return await send(request, pictures[0], content_type, headers)
-        body = await asyncio.to_thread(
-            lambda: images_answer(record, pictures, base, now).model_dump_json().encode()
-        )
-        pictures.clear()
-        return await send(request, body, "application/json", headers)
+    refs = {row.index: row.image for row in record.images if row.image is not None}
+
+    def told(pictures: Sequence[bytes]) -> ImagesAnswer:
+        return images_answer(record, dict(zip(refs, pictures, strict=True)), base, now)
+
+    answer = content_type(record) if form.response_format is ResponseFormat.IMAGE else told
+    return await send_pictures(request, [*refs.values()], headers, answer, request.app[GATEWAY].picture)
+
+
+def content_type(record: JobRecord) -> str:
+    """The type of a job's pictures."""
+    return f"image/{record.job.parameters.output_format}"
 
 
 async def _record(request: web.Request) -> JobRecord:

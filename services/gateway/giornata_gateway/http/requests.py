@@ -20,15 +20,15 @@ from giornata.tracing import TraceSpanKind, span
 from giornata.wire.adapters import CONTROL_IMAGES
 from giornata.wire.errors import BadRequest, InvalidField
 from giornata.wire.jobs import Priority
-from giornata.wire.requests import REFERENCE, asked, check_count
+from giornata.wire.models import Task
+from giornata.wire.requests import REFERENCE, EditParameters, asked, check_count
 from giornata_gateway.admission import ByteReservation
 from giornata_gateway.config import GatewayConfig
 from giornata_gateway.http.responses import GATEWAY, JOB_ID, JSON, OUTCOME, TENANT, Handler, ignore
 from giornata_gateway.http.uploads import PICTURES, read_json, read_upload, too_large
-from giornata_gateway.jobs.preparation import EditOrder
+from giornata_gateway.jobs.preparation import HEADER, EditOrder, read_key
 from giornata_gateway.jobs.submission import AdmittedJob
 from giornata_gateway.rules.adapters import in_order
-from giornata_gateway.rules.addresses import check_url, hosts_in, names_of, networks_in
 from giornata_gateway.rules.forms import (
     EditFields,
     EditForm,
@@ -47,7 +47,7 @@ from giornata_gateway.rules.forms import (
     picture,
     read_form,
 )
-from giornata_gateway.rules.idempotency import HEADER, read_key
+from giornata_gateway.rules.tenants import check_url, hosts_in, names_of, networks_in
 from giornata_gateway.webhooks import guarded_session, told
 
 
@@ -213,10 +213,8 @@ async def receive(request: web.Request, kind: type[F], held: ExitStack) -> tuple
     """
     gateway, tenant = request.app[GATEWAY], request[TENANT]
     key = read_key(request.headers.getall(HEADER, ()), HEADER)
-    gateway.places.check(tenant)
-    if key is None:  # a repetition may be answered for nothing, which only its body tells
-        gateway.quotas.check(tenant)
-    with gateway.uploads.growing(tenant) as grow:
+    # a repetition may be answered for nothing, which only its body tells
+    with gateway.receiving(tenant, counted=key is None) as grow:
         form, upload = await _read(request, kind, grow)
         order, stay = _order(request, form, upload), None
         ignore(request, form.ignored)
@@ -280,21 +278,27 @@ def _pictures(
 
 
 def _order(request: web.Request, form: Form, upload: RequestBody) -> EditOrder:
-    config, job = (
-        request.app[GATEWAY].config,
-        form if isinstance(form, (JobForm, GenerationJobForm)) else None,
-    )
+    order = order_in(request, form.parameters(), form.task, upload)
+    if isinstance(form, EditFields):
+        order = replace(order, template_id=form.template_id)
+    if not isinstance(form, (JobForm, GenerationJobForm)):
+        return order
+    budget_s = request.app[GATEWAY].config.job_budget_s
+    return replace(order, priority=form.priority, deadline=Deadline.after_ms(budget_s * 1000))
+
+
+def order_in(request: web.Request, parameters: EditParameters, task: Task, upload: RequestBody) -> EditOrder:
+    """What a request asks for whose client waits for the answer."""
     return EditOrder(
-        parameters=form.parameters(),
+        parameters=parameters,
         image=upload.image,
         mask=upload.mask,
         references=upload.references,
         control_images=upload.control_images,
         tenant=request[TENANT],
-        priority=job.priority if job else Priority.INTERACTIVE,
-        deadline=Deadline.after_ms((config.job_budget_s if job else config.budget_s) * 1000),
-        task=form.task,
-        template_id=form.template_id if isinstance(form, EditFields) else None,
+        priority=Priority.INTERACTIVE,
+        deadline=Deadline.after_ms(request.app[GATEWAY].config.budget_s * 1000),
+        task=task,
         traceparent=trace_of(request),
     )
 

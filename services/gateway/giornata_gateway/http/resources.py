@@ -1,28 +1,43 @@
-"""``/v1/masks``, ``/v1/templates``, ``/v1/webhooks`` and ``/v1/loras``."""
+"""Masks, templates, webhooks and LoRAs; health, readiness, metrics, models and instances; the document."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
+from operator import attrgetter
 from pathlib import PurePosixPath
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple
 
+import nats.errors
 from aiohttp import hdrs, web
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 
+from giornata.bus.bus import Bus
 from giornata.deadlines import Deadline
 from giornata.lora_files import open_upload
-from giornata.wire.errors import InvalidField
+from giornata.wire.errors import GiornataError, InvalidField, ServiceUnavailable
 from giornata.wire.loras import PIECE_BYTES, LoraRecord
 from giornata.wire.requests import asked
+from giornata.wire.workers import FleetView, InstanceReport
+from giornata_gateway.fleet import FleetListener
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.http.requests import base_path, check_query, number_of, page_of
-from giornata_gateway.http.responses import GATEWAY, JSON_COPIES, TENANT, json_answer, room, send
+from giornata_gateway.http.responses import (
+    EVENT_STREAM,
+    GATEWAY,
+    TENANT,
+    frame,
+    json_answer,
+    looking_on,
+    send_pictures,
+    write,
+)
 from giornata_gateway.http.uploads import BUFFER_BYTES, FORM, FormReader, read_upload, receiving
-from giornata_gateway.jobs.preparation import StandaloneMask
+from giornata_gateway.jobs.preparation import HEADER, StandaloneMask
 from giornata_gateway.rules.forms import (
     LoraForm,
     MaskFormat,
@@ -31,10 +46,22 @@ from giornata_gateway.rules.forms import (
     read_mask_form,
     read_template_form,
 )
-from giornata_gateway.rules.idempotency import HEADER
+from giornata_gateway.views.catalog import (
+    HealthView,
+    ModelList,
+    find_card,
+    fleet_view,
+    model_list,
+    ready_view,
+    tenant_view,
+)
+from giornata_gateway.views.jobs import View
 from giornata_gateway.views.resources import (
+    DeletedResource,
+    ListPage,
     LoraDeleted,
     LoraList,
+    MaskAnswer,
     TemplateDeleted,
     TemplateList,
     WebhookDeleted,
@@ -52,44 +79,79 @@ async def make_mask(request: web.Request) -> web.StreamResponse:
     """Find what words name, and answer with the masks. It counts as a picture, and nothing of it is kept."""
     gateway, tenant = request.app[GATEWAY], request[TENANT]
     check_no_key(request.headers, HEADER)
-    gateway.places.check(tenant)
-    gateway.quotas.check(tenant)
-    deadline = Deadline.after_ms(gateway.config.budget_s * 1000)
     async with AsyncExitStack() as held:
-        with gateway.uploads.growing(tenant) as grow:
+        with gateway.receiving(tenant) as grow:
+            deadline = Deadline.after_ms(gateway.config.budget_s * 1000)
             upload = await read_upload(request, grow)
             form = read_mask_form(upload, request.headers.get("Accept", ""))
             shown = await held.enter_async_context(gateway.shown(tenant, form, upload.picture, deadline))
             del upload
-        return await _answer(request, gateway, shown, form.response_format)
+        return await _send_masks(request, shown, form.response_format)
 
 
-async def _answer(
-    request: web.Request, gateway: Gateway, shown: StandaloneMask, form: MaskFormat
-) -> web.StreamResponse:
-    reply, whole = shown.reply, form is MaskFormat.IMAGE
-    refs = [reply.mask] if whole else shown.pictures
-    size_bytes = sum(ref.size_bytes for ref in refs)
-    async with room(request, size_bytes * (1 if whole else JSON_COPIES)):
-        pngs = {ref.key: await gateway.blobs.get(ref) for ref in refs}
-        if whole:
-            return await send(request, pngs[reply.mask.key], "image/png", {})
-        now = int(time.time())
-        body = await asyncio.to_thread(lambda: mask_answer(reply, pngs, now).model_dump_json().encode())
-        pngs.clear()
-        return await send(request, body, "application/json", {})
+async def _send_masks(request: web.Request, shown: StandaloneMask, form: MaskFormat) -> web.StreamResponse:
+    keys, now = [ref.key for ref in shown.pictures], int(time.time())
+
+    def told(pngs: Sequence[bytes]) -> MaskAnswer:
+        return mask_answer(shown.reply, dict(zip(keys, pngs, strict=True)), now)
+
+    answer = "image/png" if form is MaskFormat.IMAGE else told
+    return await send_pictures(request, shown.pictures, {}, answer, request.app[GATEWAY].blobs.get)
 
 
-T = TypeVar("T")
 MAX_WAIT_MS: Final = 60_000
+
+
+class OwnedRoutes(NamedTuple):
+    """The routes that every kind of a tenant's records has."""
+
+    name: str
+    """The field, and the part of the path, that holds the id."""
+    kept: Callable[[Gateway], Any]
+    """What keeps them, by tenant and id: it has `get`, `of`, `delete`, and `settled` where it tells how far one is."""
+    view: Callable[[Any], View]
+    listed: type[ListPage[Any]]
+    deleted: Callable[..., DeletedResource]
+
+    async def status(self, request: web.Request) -> web.Response:
+        """How far one is; with `wait_ms`, once it is settled, at the latest after that time."""
+        gateway = request.app[GATEWAY]
+        check_query(request.query, "wait_ms")
+        wait_ms = number_of(request.query, "wait_ms", 0, MAX_WAIT_MS)
+        kept, whose, found = self.kept(gateway), self._whose(request), None
+        if wait_ms:
+            async with gateway.watchers.lent(request[TENANT]):
+                waited = kept.settled(*whose, Deadline.after_ms(wait_ms))
+                found = await gateway.departure.before(waited)
+        return json_answer(self.view(found or await kept.get(*whose)))
+
+    async def list(self, request: web.Request) -> web.Response:
+        """The tenant's own, and those that it may use, page by page, the newest first."""
+        limit, after = page_of(request.query)
+        records = await self.kept(request.app[GATEWAY]).of(request[TENANT].name)
+        return json_answer(page(self.listed, self.view, records, self.name, limit=limit, after=after))
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Forget one of the tenant's own."""
+        tenant, name = self._whose(request)
+        await self.kept(request.app[GATEWAY]).delete(tenant, name)
+        return json_answer(self.deleted(id=name))
+
+    def _whose(self, request: web.Request) -> tuple[str, str]:
+        return request[TENANT].name, request.match_info[self.name]
+
+
+TEMPLATES: Final = OwnedRoutes(
+    "template_id", attrgetter("registration"), template_view, TemplateList, TemplateDeleted
+)
+LORAS: Final = OwnedRoutes("lora_id", attrgetter("loras"), lora_view, LoraList, LoraDeleted)
+WEBHOOKS: Final = OwnedRoutes("job_id", attrgetter("webhooks"), webhook_view, WebhookList, WebhookDeleted)
 
 
 async def register_template(request: web.Request) -> web.Response:
     """Register a template: 202 with its state and its Location, once a worker records it."""
     gateway, tenant = request.app[GATEWAY], request[TENANT]
-    gateway.places.check(tenant)
-    gateway.quotas.check(tenant)
-    with gateway.uploads.growing(tenant) as grow:
+    with gateway.receiving(tenant) as grow:
         upload = await read_upload(request, grow)
         form = read_template_form(upload)
         budget_s = gateway.config.budget_s
@@ -100,59 +162,10 @@ async def register_template(request: web.Request) -> web.Response:
     return json_answer(template_view(record), status=202, headers={"Location": location})
 
 
-async def settled(
-    request: web.Request, wait: Callable[[Deadline], Awaitable[T]], get: Callable[[], Awaitable[T]]
-) -> T:
-    """How far something is; with `wait_ms`, what `wait` finds, at the latest after that time."""
-    gateway = request.app[GATEWAY]
-    check_query(request.query, "wait_ms")
-    wait_ms = number_of(request.query, "wait_ms", 0, MAX_WAIT_MS)
-    found = None
-    if wait_ms:
-        async with gateway.watchers.lent(request[TENANT]):
-            found = await gateway.departure.before(wait(Deadline.after_ms(wait_ms)))
-    return found or await get()
-
-
-async def template_status(request: web.Request) -> web.Response:
-    """How far a template is."""
-    kept, whose = request.app[GATEWAY].registration, (request[TENANT].name, request.match_info["template_id"])
-    found = await settled(request, partial(kept.settled, *whose), partial(kept.get, *whose))
-    return json_answer(template_view(found))
-
-
-async def list_templates(request: web.Request) -> web.Response:
-    """The tenant's templates, page by page, the newest first."""
-    limit, after = page_of(request.query)
-    records = await request.app[GATEWAY].registration.of(request[TENANT].name)
-    return json_answer(page(TemplateList, template_view, records, "template_id", limit=limit, after=after))
-
-
-async def delete_template(request: web.Request) -> web.Response:
-    """Forget a template, its picture and its recording."""
-    name = request.match_info["template_id"]
-    await request.app[GATEWAY].registration.delete(request[TENANT].name, name)
-    return json_answer(TemplateDeleted(id=name))
-
-
-async def list_webhooks(request: web.Request) -> web.Response:
-    """The tenant's webhooks that were not taken yet, page by page, the newest first."""
-    limit, after = page_of(request.query)
-    hooks = await request.app[GATEWAY].webhooks.of(request[TENANT].name)
-    return json_answer(page(WebhookList, webhook_view, hooks, "job_id", limit=limit, after=after))
-
-
 async def retry_webhook(request: web.Request) -> web.Response:
     """Send a webhook that was given up again; another one stays as it is."""
     job_id = request.match_info["job_id"]
     return json_answer(webhook_view(await request.app[GATEWAY].webhooks.again(request[TENANT].name, job_id)))
-
-
-async def delete_webhook(request: web.Request) -> web.Response:
-    """Send a webhook no more."""
-    job_id = request.match_info["job_id"]
-    await request.app[GATEWAY].webhooks.forget(request[TENANT].name, job_id)
-    return json_answer(WebhookDeleted(id=job_id))
 
 
 async def webhook_secret(request: web.Request) -> web.Response:
@@ -200,7 +213,7 @@ async def receive_lora(request: web.Request) -> LoraRecord:
         form = asked(LoraForm, once_each(fields))
         if upload is None:
             raise InvalidField("The file is missing.", field=FILE, accepted="one file of safetensors")
-        model = gateway.loras.model(form.model)
+        model = gateway.fleet.choose(form.model).name
         return await upload.finish(tenant, model, form.name or _stem(filename))
 
 
@@ -217,29 +230,13 @@ HELD_BYTES: Final = BUFFER_BYTES + 3 * PIECE_BYTES
 async def upload_lora(request: web.Request) -> web.Response:
     """Take a LoRA: 202 with its state and its Location, once its file is whole and its header accepted."""
     gateway, tenant = request.app[GATEWAY], request[TENANT]
-    gateway.places.check(tenant)
-    with gateway.uploads.growing(tenant) as grow:
+    with gateway.receiving(tenant, counted=False) as grow:
         async with grow.receiving():
             grow(HELD_BYTES)
             await gateway.loras.check_room(tenant.name)
             record = await receive_lora(request)
     location = f"{base_path(request)}/v1/loras/{record.lora_id}"
     return json_answer(lora_view(record), status=202, headers={"Location": location})
-
-
-async def lora_status(request: web.Request) -> web.Response:
-    """How far a LoRA is."""
-    kept, whose = request.app[GATEWAY].loras, (request[TENANT].name, request.match_info["lora_id"])
-    return json_answer(
-        lora_view(await settled(request, partial(kept.settled, *whose), partial(kept.get, *whose)))
-    )
-
-
-async def list_loras(request: web.Request) -> web.Response:
-    """The LoRAs that the tenant may use, page by page, the newest first."""
-    limit, after = page_of(request.query)
-    records = await request.app[GATEWAY].loras.of(request[TENANT].name)
-    return json_answer(page(LoraList, lora_view, records, "lora_id", limit=limit, after=after))
 
 
 async def pin_lora(request: web.Request) -> web.Response:
@@ -249,8 +246,126 @@ async def pin_lora(request: web.Request) -> web.Response:
     return json_answer(lora_view(record))
 
 
-async def delete_lora(request: web.Request) -> web.Response:
-    """Forget a LoRA of the tenant's own."""
-    name = request.match_info["lora_id"]
-    await request.app[GATEWAY].loras.delete(request[TENANT].name, name)
-    return json_answer(LoraDeleted(id=name))
+CHECK_S: Final = 2.0
+"""A dependency that takes longer to answer counts as gone."""
+PERIOD_S: Final = 0.5
+"""Between two events of the fleet's live stream; telemetry comes 2-4 times a second."""
+FLEET_EVENT: Final = "fleet"
+"""Name of the events of that stream."""
+DOCUMENT: Final = web.AppKey("document", dict)
+"""The OpenAPI document, made when the gateway starts."""
+
+
+async def healthz(request: web.Request) -> web.Response:
+    """200 while this process, its NATS connection and its blob store answer; else 503."""
+    gateway = request.app[GATEWAY]
+    blobs = asyncio.wait_for(gateway.blobs.ping(), CHECK_S)
+    nats_state, blobs_state = await asyncio.gather(_state(_flushed(gateway.bus)), _state(blobs))
+    view = HealthView(healthy=nats_state == blobs_state == "ok", nats=nats_state, blobs=blobs_state)
+    return _state_answer(view, good=view.healthy)
+
+
+async def readyz(request: web.Request) -> web.Response:
+    """200 while an edit would be carried out: services are ready and stores take writes; else 503."""
+    gateway = request.app[GATEWAY]
+    draining = gateway.departure.announced.is_set()
+    known = gateway.fleet
+    full = {store: str(error) for store, error in (await gateway.storage.full()).items()}
+    view = ready_view(known.cards(), known.missing(), known.nearly_full(), full, draining=draining)
+    return _state_answer(view, good=view.ready)
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Prometheus' text format."""
+    gateway = request.app[GATEWAY]
+    await gateway.storage.full()
+    body = gateway.metrics.exposition(await gateway.fleet.reports(gateway.bus) or (), gateway.fleet.waits_s())
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def models(request: web.Request) -> web.Response:
+    """Models that can be asked for."""
+    return json_answer(_models(request.app[GATEWAY].fleet))
+
+
+async def model(request: web.Request) -> web.Response:
+    """The model of a name or an alias; ModelNotFound tells the names there are."""
+    fleet = request.app[GATEWAY].fleet
+    named = find_card(request.match_info["model"], fleet.cards(), fleet.aliases).name
+    return json_answer(next(one for one in _models(fleet).data if one.id == named))
+
+
+def _models(fleet: FleetListener) -> ModelList:
+    return model_list(fleet.cards(), fleet.controlnets(), fleet.masks(), fleet.aliases)
+
+
+class FleetFrames:
+    """Events of the fleet's live streams: each is made once for all streams that tell the same."""
+
+    def __init__(self) -> None:
+        self._reports: Sequence[InstanceReport] | None = None
+        self._made: dict[int | None, bytes] = {}
+
+    def of(self, reports: Sequence[InstanceReport] | None, own_rows: int | None) -> bytes:
+        """The event of `reports` as :func:`_view` shows them; it is made again when they are others."""
+        if reports is not self._reports:
+            self._reports, self._made = reports, {}
+        made = self._made.get(own_rows) or frame(FLEET_EVENT, _view(reports, own_rows))
+        return self._made.setdefault(own_rows, made)
+
+
+FRAMES: Final = web.AppKey("fleet_frames", FleetFrames)
+
+
+async def fleet(request: web.Request) -> web.StreamResponse:
+    """Every live instance and their sums, or what a tenant may know; again and again where an event stream is asked."""
+    gateway, tenant = request.app[GATEWAY], request[TENANT]
+
+    async def known() -> tuple[list[InstanceReport] | None, int | None]:
+        return await gateway.fleet.reports(
+            gateway.bus
+        ), None if tenant.operator else gateway.quotas.in_progress(tenant)
+
+    accepted = request.headers.get("Accept", "").split(",", maxsplit=1)[0].partition(";")[0]
+    if accepted.strip().lower() != "text/event-stream":
+        return json_answer(_view(*await known()))
+    response = web.StreamResponse(headers=EVENT_STREAM)
+    async with looking_on(request, response):
+        await response.prepare(request)
+        while not gateway.departure.begun.is_set():
+            await write(request, response, request.app[FRAMES].of(*await known()))
+            await asyncio.sleep(PERIOD_S)  # the rate of the stream, not a poll
+    return response
+
+
+def _view(reports: Sequence[InstanceReport] | None, own_rows: int | None) -> FleetView:
+    """All of `reports` for an operator; a tenant has `own_rows` pictures in progress, and sees less."""
+    return fleet_view(reports) if own_rows is None else tenant_view(reports, own_rows)
+
+
+async def openapi(request: web.Request) -> web.Response:
+    """This API, from the table that serves it and the types that validate it."""
+    return web.json_response(request.app[DOCUMENT] | {"servers": [{"url": base_path(request) or "/"}]})
+
+
+def _state_answer(view: BaseModel, *, good: bool) -> web.Response:
+    return json_answer(view, status=200 if good else 503, headers=None if good else {"Retry-After": "1"})
+
+
+async def _flushed(bus: Bus) -> None:
+    if not bus.client.is_connected:
+        raise ServiceUnavailable("not connected")
+    await bus.client.flush(timeout=int(CHECK_S))
+
+
+async def _state(check: Awaitable[None]) -> str:
+    """`ok`, or what is wrong."""
+    try:
+        await check
+    except TimeoutError:
+        return "does not answer in time"
+    except GiornataError as error:
+        return error.message
+    except (nats.errors.Error, OSError) as error:
+        return f"does not answer: {type(error).__name__}"
+    return "ok"

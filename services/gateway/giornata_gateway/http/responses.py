@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Final
 from urllib.parse import quote
@@ -16,9 +16,10 @@ from aiohttp import hdrs, web
 from pydantic import BaseModel
 
 from giornata.wire.errors import GiornataError, InternalError, ServiceUnavailable, TooManyStreams
+from giornata.wire.jobs import BlobRef
 from giornata_gateway.gateway import Gateway
 from giornata_gateway.rules.tenants import Tenant
-from giornata_gateway.views.answers import ErrorAnswer, ErrorDetail, error_detail, error_type
+from giornata_gateway.views.jobs import ErrorAnswer, ErrorDetail, error_detail, error_type
 
 log = structlog.get_logger(__name__)
 
@@ -163,6 +164,27 @@ async def send(
         await write(request, response, data)
     await end(request, response)
     return response
+
+
+async def send_pictures(
+    request: web.Request,
+    refs: Sequence[BlobRef],
+    headers: Mapping[str, str],
+    answer: str | Callable[[Sequence[bytes]], BaseModel],
+    read: Callable[[BlobRef], Awaitable[bytes]],
+) -> web.StreamResponse:
+    """Answer with the first picture itself, where `answer` is its type, or with the JSON that it makes of all of them.
+
+    The answer begins once there is room for it.
+    """
+    if isinstance(answer, str):
+        async with room(request, refs[0].size_bytes):
+            return await send(request, await read(refs[0]), answer, headers)
+    async with room(request, JSON_COPIES * sum(ref.size_bytes for ref in refs)):
+        pictures = [await read(ref) for ref in refs]
+        body = await asyncio.to_thread(lambda: answer(pictures).model_dump_json().encode())
+        pictures.clear()
+        return await send(request, body, JSON, headers)
 
 
 async def write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:

@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
-import swagger_ui
 from aiohttp import hdrs, web
 
 from giornata import tracing as spans
 from giornata.wire.errors import GiornataError, ServiceUnavailable, Unauthorized
 from giornata_gateway.gateway import Gateway
-from giornata_gateway.http import status
+from giornata_gateway.http import resources
 from giornata_gateway.http.a1111 import A1111_ROUTES, AWAITED_JOBS, AwaitedJobs
 from giornata_gateway.http.connections import ConnectionLimits, LimitedRunner
-from giornata_gateway.http.openapi import document
 from giornata_gateway.http.requests import traced
 from giornata_gateway.http.responses import (
     GATEWAY,
@@ -36,9 +34,9 @@ from giornata_gateway.http.responses import (
     header_value,
 )
 from giornata_gateway.http.responses import HEADER as IGNORED_HEADER
-from giornata_gateway.http.routes import ROUTE, ROUTES
+from giornata_gateway.http.routes import ROUTE, ROUTES, document
+from giornata_gateway.jobs.preparation import REPEATED as REPEATED_HEADER
 from giornata_gateway.rules import tenants
-from giornata_gateway.rules.idempotency import REPEATED as REPEATED_HEADER
 
 CONTENT_TYPES: Final = {
     ".css": "text/css; charset=utf-8",
@@ -58,11 +56,6 @@ POLICY: Final = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
 """Nothing comes from elsewhere, nothing is inline, and no text becomes markup."""
-DOCS_POLICY: Final = POLICY.partition("; require-trusted-types-for")[0]
-"""Swagger UI writes markup, which it cleans itself."""
-
-SWAGGER: Final = ("swagger-ui-bundle.js", "swagger-ui.css", "LICENSE")
-"""The files of Swagger UI (Apache-2.0) in the package swagger-ui-py that ``/docs`` shows."""
 
 
 class Asset(NamedTuple):
@@ -77,41 +70,38 @@ ASSETS: Final = web.AppKey("assets", Mapping[str, Asset])
 
 
 def load_assets() -> Mapping[str, Asset]:
-    """Every file of ``static/`` by its path there, and Swagger UI's below ``swagger/``."""
+    """Every file of ``static/`` by its path there."""
     static = Path(str(files("giornata_gateway"))) / "static"
-    swagger = Path(str(files(swagger_ui))) / "static"
-    paths = {path.relative_to(static).as_posix(): path for path in static.rglob("*")}
-    served = {name: path for name, path in paths.items() if path.suffix in CONTENT_TYPES}
-    served |= {f"swagger/{name}": swagger / name for name in SWAGGER}
-    return {name: _asset(path) for name, path in served.items()}
+    served = (path for path in static.rglob("*") if path.suffix in CONTENT_TYPES)
+    return {path.relative_to(static).as_posix(): _asset(path) for path in served}
 
 
 async def studio(request: web.Request) -> web.Response:
     """``GET /``: the page on which a person edits."""
-    return _answer(request, "index.html", POLICY)
+    return _answer(request, "index.html")
 
 
 async def docs(request: web.Request) -> web.Response:
     """``GET /docs``: the OpenAPI document as a page."""
-    return _answer(request, "docs.html", DOCS_POLICY)
+    return _answer(request, "docs.html")
 
 
 async def asset(request: web.Request) -> web.Response:
     """``GET /studio/{path}``: what the two pages are made of."""
-    return _answer(request, request.match_info["path"], POLICY)
+    return _answer(request, request.match_info["path"])
 
 
 PAGES: Final = (web.get("/", studio), web.get("/docs", docs), web.get("/studio/{path:.+}", asset))
 
 
-def _answer(request: web.Request, path: str, policy: str) -> web.Response:
+def _answer(request: web.Request, path: str) -> web.Response:
     found = request.app[ASSETS].get(path)
     if found is None:
         raise web.HTTPNotFound
     headers = {
         "ETag": f'"{found.etag}"',
         "Cache-Control": "no-cache",
-        "Content-Security-Policy": policy,
+        "Content-Security-Policy": POLICY,
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cross-Origin-Opener-Policy": "same-origin",
@@ -124,8 +114,7 @@ def _answer(request: web.Request, path: str, policy: str) -> web.Response:
 
 def _asset(path: Path) -> Asset:
     body = path.read_bytes()
-    content_type = CONTENT_TYPES.get(path.suffix, "text/plain; charset=utf-8")
-    return Asset(body, content_type, hashlib.sha256(body).hexdigest()[:32])
+    return Asset(body, CONTENT_TYPES[path.suffix], hashlib.sha256(body).hexdigest()[:32])
 
 
 log = structlog.get_logger(__name__)
@@ -188,8 +177,8 @@ def _application(gateway: Gateway) -> web.Application:
     app[ASSETS] = load_assets()
     app[AWAITED_JOBS] = AwaitedJobs()
     routes = (*ROUTES, *(A1111_ROUTES if gateway.config.a1111 else ()))
-    app[status.FRAMES] = status.FleetFrames()
-    app[status.DOCUMENT] = document(routes)
+    app[resources.FRAMES] = resources.FleetFrames()
+    app[resources.DOCUMENT] = document(routes)
     app.add_routes([*(route.served() for route in routes), *PAGES])
     return app
 

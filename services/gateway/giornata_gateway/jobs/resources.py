@@ -46,7 +46,6 @@ class Loras:
     config: GatewayConfig
     bus: Bus
     records: LoraRecords
-    fleet: FleetListener
     _sorted: dict[str, tuple[int, Sequence[LoraRecord]]] = field(default_factory=dict)
     """The latest lists by tenant, each with what the mirror had seen when it was sorted."""
 
@@ -54,10 +53,6 @@ class Loras:
     def mirror(self) -> BucketMirror[LoraRecord]:
         """Every LoRA, for lists and counts."""
         return BucketMirror(self.records.bucket)
-
-    def model(self, name: str | None) -> str:
-        """The model that a LoRA is for; ModelNotFound where none of this name is served, or several without one."""
-        return self.fleet.choose(name).name
 
     async def check_room(self, tenant: str) -> None:
         """Raise LoraLimit where the tenant has no room for another LoRA; uploads at once may exceed it."""
@@ -202,8 +197,7 @@ class TemplateRegistry:
     async def of(self, tenant: str) -> list[TemplateRecord]:
         """A tenant's templates, the newest first."""
         now_s = time.time()
-        found = [record for record in await self.records.all_of(tenant) if record.expires_s > now_s]
-        return sorted(found, key=lambda record: (record.created_s, record.template_id), reverse=True)
+        return [record for record in await self.records.all_of(tenant) if record.expires_s > now_s]
 
     async def delete(self, tenant: str, template_id: str) -> None:
         """Forget the template that :meth:`get` finds, and its recording; edits that have begun end as before."""

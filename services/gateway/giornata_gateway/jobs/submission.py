@@ -34,12 +34,9 @@ from giornata.wire.jobs import Job, JobRecord
 from giornata.wire.messages import DoneEvent, EventKind, JobAck, SubmitRequest
 from giornata_gateway.admission import AdmissionSlot
 from giornata_gateway.config import GatewayConfig
-from giornata_gateway.fleet import FleetListener
-from giornata_gateway.jobs.feed import StepEventBuffer, hearing
-from giornata_gateway.jobs.preparation import EditOrder, JobPreparer
-from giornata_gateway.jobs.records import JobEnds, JobLedger
-from giornata_gateway.rules.idempotency import check_same
-from giornata_gateway.storage import StorageProbe
+from giornata_gateway.fleet import FleetListener, StorageProbe
+from giornata_gateway.jobs.preparation import EditOrder, JobPreparer, check_same
+from giornata_gateway.jobs.records import JobEnds, JobLedger, StepEventBuffer, hearing
 
 log = structlog.get_logger(__name__)
 

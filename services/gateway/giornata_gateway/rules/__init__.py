@@ -1,1 +1,1 @@
-"""The rules by which requests are read and let in: forms, envelopes, tenants, idempotency, addresses. Pure."""
+"""The rules by which requests are read and let in: forms of requests, adapters, tenants. Pure."""

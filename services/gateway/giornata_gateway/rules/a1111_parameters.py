@@ -1,16 +1,20 @@
-"""From A1111's fields, samplers and ControlNet units to the parameters of a job. Pure."""
+"""From A1111's fields, samplers and ControlNet units to the parameters of a job, and back to its answer. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from giornata import __version__
 from giornata.wire import resolution
 from giornata.wire.adapters import MAX_CONTROLNETS, MAX_SCALE, Annotator, AskedLora
 from giornata.wire.errors import GiornataError, InvalidField
+from giornata.wire.jobs import JobRecord, PromptTokens
 from giornata.wire.models import WITH_LIGHTNING, Guidance, ModelCard, Sampler
 from giornata.wire.requests import EditParameters, GenerationParameters, MaskMode, asked
 from giornata_gateway.rules.a1111_forms import (
@@ -25,6 +29,7 @@ from giornata_gateway.rules.a1111_forms import (
     unlabelled,
 )
 from giornata_gateway.rules.forms import picture
+from giornata_gateway.views.jobs import PictureError, View, picture_errors, usage_of
 
 AUTOMATIC: Final = "automatic"
 KARRAS: Final = "karras"
@@ -398,3 +403,116 @@ def _refused(field: str, received: float | None, card: ModelCard, accepted: str)
         received=f"{received:g}",
         accepted=f"{accepted}, or leave {field} out",
     )
+
+
+class PaintedAnswer(View):
+    """Answer of ``txt2img`` and ``img2img``."""
+
+    images: list[str]
+    """PNG as base64."""
+    parameters: dict[str, Any]
+    """The request without its pictures."""
+    info: str
+    """JSON: :class:`PaintedInfo`."""
+
+
+class PaintedInfo(View):
+    """The parameters with which pictures were made, in A1111's names."""
+
+    prompt: str
+    all_prompts: list[str]
+    negative_prompt: str
+    all_negative_prompts: list[str]
+    seed: int
+    all_seeds: list[int]
+    width: int
+    height: int
+    sampler_name: str
+    cfg_scale: float
+    steps: int
+    batch_size: int
+    sd_model_name: str
+    sd_model_hash: str
+    denoising_strength: float | None
+    index_of_first_image: Literal[0] = 0
+    infotexts: list[str]
+    job_timestamp: str
+    version: str
+    job_id: str
+    """The job's id in Giornata: `/v1/jobs` tells more of it."""
+    errors: list[PictureError]
+    """Why pictures are missing, where others were made."""
+    prompt_tokens: PromptTokens | None
+    negative_prompt_tokens: PromptTokens | None
+    """How many tokens the prompts have, and how many were read; null where that is not known."""
+
+
+def painted(
+    record: JobRecord, pictures: Sequence[bytes], parameters: Mapping[str, Any], created: float
+) -> PaintedAnswer:
+    """The answer of a completed job: its pictures, encoded; `created` is the Unix time in seconds."""
+    return PaintedAnswer(
+        images=[base64.b64encode(picture).decode() for picture in pictures],
+        parameters=dict(parameters),
+        info=_info(record, created).model_dump_json(),
+    )
+
+
+def _info(record: JobRecord, created: float) -> PaintedInfo:
+    job, asked = record.job, record.job.parameters
+    seeds = [row.seed for row in record.images]
+    prompts, negative = [asked.prompt] * len(seeds), asked.negative_prompt or ""
+    width, height = (
+        (record.inspection.output_width, record.inspection.output_height) if record.inspection else (0, 0)
+    )
+    tokens = usage_of(record, 0).input_tokens_details
+    scales = (job.cfg_scale, asked.guidance_scale)
+    scale = next((scale for scale in scales if scale is not None), 1.0)
+    info = PaintedInfo(
+        prompt=asked.prompt,
+        all_prompts=prompts,
+        negative_prompt=negative,
+        all_negative_prompts=[negative] * len(seeds),
+        seed=seeds[0],
+        all_seeds=seeds,
+        width=width,
+        height=height,
+        sampler_name=NAMES[asked.sampler or Sampler.EULER].name,
+        cfg_scale=scale,
+        steps=asked.num_inference_steps or job.denoising_steps,
+        batch_size=asked.n,
+        sd_model_name=job.model,
+        sd_model_hash=job.model_digest[:10],
+        denoising_strength=asked.strength if job.image is not None else None,
+        infotexts=[],
+        job_timestamp=stamp(created),
+        version=f"giornata {__version__}",
+        job_id=job.job_id,
+        errors=picture_errors(record),
+        prompt_tokens=tokens.prompt_tokens,
+        negative_prompt_tokens=tokens.negative_prompt_tokens,
+    )
+    return info.model_copy(update={"infotexts": [_infotext(info, seed) for seed in seeds]})
+
+
+def _infotext(info: PaintedInfo, seed: int) -> str:
+    """A picture's parameters in the lines that A1111 writes into its files."""
+    negative = f"\nNegative prompt: {info.negative_prompt}" if info.negative_prompt else ""
+    shown = {
+        "Steps": info.steps,
+        "Sampler": info.sampler_name,
+        "CFG scale": f"{info.cfg_scale:g}",
+        "Seed": seed,
+        "Size": f"{info.width}x{info.height}",
+        "Model hash": info.sd_model_hash,
+        "Model": info.sd_model_name,
+        "Denoising strength": info.denoising_strength,
+    }
+    return f"{info.prompt}{negative}\n" + ", ".join(
+        f"{name}: {value}" for name, value in shown.items() if value is not None
+    )
+
+
+def stamp(seconds: float) -> str:
+    """A Unix time in seconds as A1111 writes it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%d%H%M%S")

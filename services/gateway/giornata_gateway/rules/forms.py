@@ -326,8 +326,6 @@ def read_form(kind: type[F], fields: Iterable[tuple[str, object]], accept: str =
                 received=values[name],
                 accepted=f"leave {name} out; see /v1/jobs/{{id}}/events and /image",
             )
-    if not issubclass(kind, EditParameters):
-        resolution.check_fields(values)
     form = asked(kind, values)
     form._dropped = dropped  # noqa: SLF001 - what the form cannot tell from its fields
     streamed: bool = getattr(form, "stream", True)  # a job's events can always be followed

@@ -23,7 +23,7 @@ from giornata.wire.workers import (
     TemplateCounters,
     WorkerView,
 )
-from giornata_gateway.views.answers import View
+from giornata_gateway.views.jobs import View
 
 NEEDED: Final = (ServiceName.ROUTER, ServiceName.PREPOST, ServiceName.DENOISER)
 """An edit needs one ready instance of each."""

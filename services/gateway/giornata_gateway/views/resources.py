@@ -12,8 +12,7 @@ from giornata.wire.jobs import BlobRef, Box, JobRecord, JobState
 from giornata.wire.loras import EVERYONE, LoraRecord, LoraState, LoraStyle
 from giornata.wire.messages import MaskedRegion, MaskMessageReply, MaskReply
 from giornata.wire.templates import TemplateRecord, TemplateState, WebhookRecord, WebhookState
-from giornata_gateway.views.answers import ErrorDetail, View, error_detail
-from giornata_gateway.views.jobs import JobView, job_view
+from giornata_gateway.views.jobs import ErrorDetail, JobView, View, error_detail, job_view
 
 T = TypeVar("T", bound=View)
 R = TypeVar("R")

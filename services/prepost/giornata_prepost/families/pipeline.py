@@ -33,8 +33,8 @@ from torch import nn
 from torch.nn.functional import interpolate, pixel_shuffle, pixel_unshuffle
 
 from giornata.checkpoints import pipeline_variant
-from giornata.latents import normalisation_of
 from giornata.memory_plan import TILE, PrepostPlan
+from giornata.tensors import normalisation_of
 from giornata.weight_loading import multiply_scales
 from giornata.wire.adapters import ControlInput, control_name
 from giornata.wire.errors import InvalidField, NotSupported, RowPoisoned

@@ -14,9 +14,3 @@ def members() -> Iterator[Members]:
     made = Members(4)
     yield made
     made.close()
-
-
-@pytest.fixture(autouse=True)
-def _groups(members: Members) -> None:
-    """Each test has groups of its own."""
-    members.epoch += 1

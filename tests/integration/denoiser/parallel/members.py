@@ -53,7 +53,7 @@ class Members:
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._processes: dict[int, tuple[BaseProcess, Connection]] = {}
         self.epoch = 0
-        """The last that a test has used."""
+        """That of the groups that calls use."""
         for me in range(count):
             self.start(me)
 
@@ -82,10 +82,13 @@ class Members:
         """What `job` answers on each of the devices."""
         self.begin(devices, job, *args)
         answers = self.end(devices)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        assert not any(isinstance(answer, Lost) for answer in answers), answers
+        errors = [answer for answer in answers if isinstance(answer, Exception | Lost)]
+        if errors:
+            self.epoch += 1  # other calls have other groups
+        for error in errors:
+            if isinstance(error, Exception):
+                raise error
+        assert not errors
         return answers
 
     def signal(self, device: int, number: signal.Signals) -> None:

@@ -50,9 +50,10 @@ def step_of(
     together: Together = shared,
 ) -> Latents:
     """The rows' latents after a step that a group computes."""
-    if making not in member.kept:
-        member.kept[making] = making()
-    of, rows, uses = member.kept[making]
+    name = repr(making)  # two of equal parts are equal in nothing else
+    if name not in member.kept:
+        member.kept[name] = making()
+    of, rows, uses = member.kept[name]
     at = [
         replace(row, latent=torch.from_numpy(latent), step=step)
         for row, latent in zip(rows, latents, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -287,9 +287,11 @@ class Case:
         return f"{' and '.join(sorted(self.forms))}, {self.bits} bits, {'kept' if self.kept else 'stored'}"
 
 
-def rows_of(of: ModelFamily, case: Case) -> list[Row]:
+@cache
+def rows_of(forms: frozenset[CacheForm]) -> tuple[Row, ...]:
     """In full, under a LoRA, taking from a template, and taking their own; guided or not, with padding or without."""
-    taken = template(of, case.forms, steps=6)
+    of = tiny_flux.family()
+    taken = template(of, forms, steps=6)
     full = tiny_flux.row(of, Spec("full", grid=(5, 3), steps=6, seed=1))
     adapted = tiny_flux.row(
         of, Spec("adapted", grid=GRID, text_tokens=4, steps=6, seed=2, true_cfg_scale=2.0)
@@ -298,18 +300,19 @@ def rows_of(of: ModelFamily, case: Case) -> list[Row]:
     taking = replace(edit(of, taken, spec), keeps_padding=True)
     beside = edit(of, taken, Spec("beside", grid=GRID, steps=6, seed=4), where((1, 2, 3)))
     own = edit(of, None, replace(spec, job_id="own", seed=5), where((6,)))
-    return [
+    return (
         full,
         replace(adapted, adapters=Adapters((LORA,))),
         taking,
         replace(beside, adapters=Adapters((LORA,))),
         replace(own, renewed_every=3, keeps_padding=True),
-    ]
+    )
 
 
-def shelf(of: ModelFamily) -> LoraSetStore:
+@cache
+def shelf() -> LoraSetStore:
     """A random set of every layer."""
-    generator, network = torch.Generator().manual_seed(0), of.network
+    generator, network = torch.Generator().manual_seed(0), tiny_flux.family().network
     tensors = {
         f"{path}.{part}": 0.1 * torch.randn(shape, generator=generator)
         for path, layer in network.layers.items()
@@ -321,15 +324,14 @@ def shelf(of: ModelFamily) -> LoraSetStore:
 
 def leg(of: ModelFamily, case: Case, latents: Latents | None, begin: int, steps: int) -> Latents:
     """The rows' latents after so many steps of an engine that is new to them."""
-    whole = tiny_flux.family()
-    rows = rows_of(whole, case)
+    rows: Sequence[Row] = rows_of(case.forms)
     if latents is not None:
         rows = [
             replace(row, latent=torch.from_numpy(latent), step=begin)
             for row, latent in zip(rows, latents, strict=True)
         ]
     reusing = ReuseOptions(correction_bits=case.bits, device=Device() if case.kept else Unkept())
-    made = Engine(of, ROOMY, lambda: 0.0, reusing=reusing, low_ranks=shelf(whole))
+    made = Engine(of, ROOMY, lambda: 0.0, reusing=reusing, low_ranks=shelf())
     made.batch.submit(rows)
     found: dict[str, Row] = {}
     for _ in range(steps):

@@ -17,6 +17,12 @@ from tests.integration.denoiser.parallel.test_forward import unequal
 ALL = (0, 1, 2, 3)
 
 
+@pytest.fixture(autouse=True)
+def _groups(members: Members) -> None:
+    """Each test has groups of its own."""
+    members.epoch += 1
+
+
 def traded(member: Member, devices: tuple[int, ...], epoch: int = 0) -> list[float]:
     """One uneven all-to-all: each member sends as many of its own number as the receiver's rank tells, and one more."""
     group = member.group(devices, epoch)

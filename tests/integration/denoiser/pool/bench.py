@@ -8,12 +8,12 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from giornata.families import Family
 from giornata.packed.compute_set import make_region
 from giornata.planning.cost_model import CostModel, DegreeFit, Profile
 from giornata.scheduling.batch import Capacity, RowKey
@@ -35,7 +35,6 @@ from giornata_denoiser.pool.shared_memory import Arena
 from giornata_denoiser.pool.state import PoolTimes
 from giornata_denoiser.profiling.fitting import profile
 from giornata_denoiser.rows.row import Row
-from giornata_tools.model.random.build import build
 from tests.fakes.profiles import PROFILE
 from tests.patience import HUNG_S
 
@@ -54,6 +53,22 @@ class Model:
         return DenoiserConfig(
             model=str(self.folder), profile=self.profile, devices=",".join(["cpu"] * devices)
         )
+
+    def profiled(self, path: Path, degrees: Collection[int], *, halves: bool = False) -> Model:
+        """With a profile at `path` in which several devices are quicker, and quickest by `halves`, if it has them."""
+        told: dict[str, Any] = {
+            "compute": PROFILE.compute,
+            "load": PROFILE.load,
+            "activation": (4096.0, 4096.0),
+        }
+        measured = profile(self.checkpoint, **told)
+        fits = [_quicker(measured, degree) for degree in degrees]
+        if halves:
+            fits.append(_quicker(measured, 8).model_copy(update={"degree": 2, "halves": True}))
+        device = measured.device.rsplit(":", 1)[0] + ": 1"  # as many threads as ranks have
+        several = measured.model_copy(update={"degrees": tuple(fits), "device": device})
+        path.write_text(several.model_dump_json())
+        return replace(self, profile=path)
 
     def row(
         self,
@@ -114,35 +129,9 @@ class Model:
         return found
 
 
-def make_model(
-    folder: Path,
-    degrees: Collection[int] = (2, 3, 4),
-    *,
-    halves: bool = False,
-    of: Family = Family.FLUX_INPAINT,
-) -> Model:
-    """A tiny model, and a profile in which several devices are quicker, and quickest by `halves`, if it has them."""
-    build(of, folder / "tiny")
-    return profiled(folder / "tiny", folder / "profile.json", degrees, halves=halves)
-
-
-def profiled(folder: Path, path: Path, degrees: Collection[int], *, halves: bool = False) -> Model:
-    """The checkpoint in `folder`, with a profile at `path` in which several devices are quicker, as one would wish."""
-    checkpoint = open_checkpoint(DenoiserConfig(model=str(folder), device="cpu"))
-    measured = profile(checkpoint, compute=PROFILE.compute, load=PROFILE.load, activation=(4096.0, 4096.0))
-    fits = [_quicker(measured, degree) for degree in degrees]
-    if halves:
-        fits.append(_quicker(measured, 8).model_copy(update={"degree": 2, "halves": True}))
-    device = measured.device.rsplit(":", 1)[0] + ": 1"  # as many threads as ranks have
-    several = measured.model_copy(update={"degrees": tuple(fits), "device": device})
-    path.write_text(several.model_dump_json())
-    return Model(folder, path, checkpoint)
-
-
 def open_model(folder: Path) -> Model:
-    """What :func:`make_model` has left in a folder, in another process."""
-    checkpoint = open_checkpoint(DenoiserConfig(model=str(folder / "tiny"), device="cpu"))
-    return Model(folder / "tiny", folder / "profile.json", checkpoint)
+    """The checkpoint in `folder`, which has no profile yet."""
+    return Model(folder, Path(), open_checkpoint(DenoiserConfig(model=str(folder), device="cpu")))
 
 
 def _quicker(alone: Profile, degree: int) -> DegreeFit:

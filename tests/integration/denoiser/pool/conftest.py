@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
+from giornata.families import Family
 from giornata_denoiser.pool import ranks
 from tests.fakes.forked_rank import ForkedRankProcess
-from tests.integration.denoiser.pool.bench import Model, make_model, open_model
-from tests.shared_files import SharedFolders
+from tests.integration.denoiser.pool.bench import Model, open_model
 
 
 @pytest.fixture(autouse=True)
@@ -17,5 +20,6 @@ def _forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def model(shared_folders: SharedFolders) -> Model:
-    return open_model(shared_folders.folder("pool", make_model))
+def model(tiny_checkpoint: Callable[[Family], Path], tmp_path_factory: pytest.TempPathFactory) -> Model:
+    path = tmp_path_factory.mktemp("pool") / "profile.json"
+    return open_model(tiny_checkpoint(Family.FLUX_INPAINT)).profiled(path, (2, 3, 4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from giornata_denoiser.pool.leader import DevicePool
@@ -16,7 +17,8 @@ def tell(pool: DevicePool) -> None:
 
 
 if __name__ == "__main__":
-    model = open_model(Path(sys.argv[1]))
+    folder, profile = map(Path, sys.argv[1:])
+    model = replace(open_model(folder), profile=profile)
     with running(model.config(2), after=After(6, tell)) as bench:
         bench.pool.submit([model.row("long", steps=40), model.row("other", steps=40, seed=1)])
         bench.until_ended(["long"])

@@ -28,13 +28,14 @@ from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Adapters, Row, RowControl, RowLora, name_of
 from giornata_denoiser.rows.step_cache import TaylorRule
 from tests.fakes.local_controls import controls_of
-from tests.integration.denoiser.pool.bench import After, Model, Walk, equal, profiled, running
+from tests.integration.denoiser.pool.bench import After, Model, Walk, equal, running
 from tests.integration.denoiser.test_service_controls import CPU, fitting
 from tests.integration.test_composition import TOKEN, ControlInstance
 from tests.patience import HUNG_S
 
 STEPS = 6
-WALK: list[Devices] = [(0,), (0, 1), (0, 1), (1,), (0, 1), (0, 1)]
+PLAN: list[Devices] = [(0,), (0, 1), (1,), (1,), (0, 1), (0, 1), (0,), (0, 1)]
+"""Rows of :data:`STEPS` steps begin with the third."""
 
 
 class Sets:
@@ -65,25 +66,50 @@ def with_loras(row: Row, *loras: RowLora, first: int = 0, early: bool = True) ->
     return replace(row, adapters=Adapters(loras, first, joins_early=early))
 
 
-def test_loras_act_on_one_device_and_on_two(model: Model) -> None:
-    """Two sets, one that joins at a later step, and a row without any, as their degrees change."""
-    sets = Sets(model.checkpoint.family, ONE, OTHER)
-    rows = [
+@pytest.mark.parametrize("halves", [False, True], ids=["by tokens", "by guidance halves"])
+def test_adapters_and_step_caches_act_on_one_device_and_on_two(
+    model: Model, tmp_path: Path, halves: bool
+) -> None:
+    """LoRAs, one of which joins at a later step, a ControlNet, step caches, and a row without any.
+
+    The same steps are extrapolated as in one process, whichever devices computed those before.
+    """
+    fitting(model.checkpoint).save_pretrained(tmp_path / "edges")
+    configured = f"edges={tmp_path / 'edges'}"
+    family, multiple = model.checkpoint.family, model.checkpoint.card.pixel_multiple
+    target = control_target(family.network, multiple)
+    nets = open_controls(configured, target, dtype=torch.float32, device=CPU)
+    (digest,) = nets
+    image = torch.randn(20, 64, generator=torch.Generator().manual_seed(7))
+    use = RowControl("edges", digest, 0.8, 1, STEPS, work=nets[digest].card.work, image=image)
+    sets = Sets(family, ONE, OTHER)
+    edges = model.row("edges", steps=STEPS, seed=4, guided=True)
+    adapted = [
         with_loras(model.row("one", steps=STEPS), ONE),
         with_loras(model.row("other", steps=STEPS, seed=1, guided=True), OTHER),
         with_loras(model.row("later", steps=STEPS, seed=2), ONE, first=3, early=False),
-        model.row("none", steps=STEPS, seed=3),
+        replace(edges, adapters=Adapters(controls=(use,))),
     ]
-    with running(model.config(2), Walk(WALK), low_ranks=sets) as bench:
+    rule, steps = TaylorRule(TaylorSeerSchedule(2, 1), 2), len(PLAN)
+    cached = [
+        replace(model.row("cached", steps=steps), step_cache=rule),
+        replace(model.row("guided", steps=steps, seed=1, guided=True), step_cache=rule),
+    ]
+    rows = [*adapted, *cached, model.row("none", steps=STEPS, seed=3)]
+    config = model.profiled(tmp_path / "profile.json", (2,), halves=halves).config(2)
+    config = config.model_copy(update={"controlnets": configured})
+    with running(config, Walk(PLAN), low_ranks=sets) as bench:
+        assert bench.checkpoint.control_cards.keys() == {digest}
         assert bench.pool.submit(rows)
         bench.until_ended([row.key.job_id for row in rows])
+    ways = {StepParallelism(), StepParallelism(2)} | {StepParallelism(2, halves=halves)}
+    assert {StepParallelism(sample.degree, sample.halves) for sample in bench.samples} == ways
     found = bench.latents()
-    equal(found, model.alone(rows, sets))
-    bare = model.alone([replace(row, adapters=Adapters()) for row in rows])
-    for row in rows:
-        assert torch.allclose(found[row.key.job_id], bare[row.key.job_id], atol=1e-3) == (
-            not row.adapters.loras
-        )
+    equal(found, model.alone(rows, sets, controls_of(nets, family.network, multiple, 2)))
+    skipped = sum(rule.steps.skipped(steps) * len(row.prompts) for row in cached) * family.depth
+    assert bench.skipped_blocks == skipped > 0
+    bare = model.alone([replace(row, adapters=Adapters()) for row in adapted])
+    assert not any(torch.allclose(found[name], latent, atol=1e-3) for name, latent in bare.items())
 
 
 def test_a_row_waits_for_its_loras_and_another_takes_them_when_they_come(model: Model) -> None:
@@ -108,65 +134,6 @@ def test_a_row_waits_for_its_loras_and_another_takes_them_when_they_come(model: 
     equal(bench.latents(), model.alone([waits, expected], sets))
 
 
-def test_guidance_halves_have_loras(model: Model, tmp_path: Path) -> None:
-    model = profiled(model.folder, tmp_path / "profile.json", (2,), halves=True)
-    sets = Sets(model.checkpoint.family, ONE)
-    row = with_loras(model.row("guided", steps=3, guided=True), ONE)
-    with running(model.config(2), Walk([(0, 1)] * 3), low_ranks=sets) as bench:
-        assert bench.pool.submit([row])
-        bench.until_ended(["guided"])
-    assert {StepParallelism(sample.degree, sample.halves) for sample in bench.samples} == {
-        StepParallelism(2, halves=True)
-    }
-    equal(bench.latents(), model.alone([row], sets))
-
-
-def test_what_a_step_cache_remembers_follows_its_row(model: Model) -> None:
-    """The same steps are extrapolated as in one process, whichever devices computed those before."""
-    rule = TaylorRule(TaylorSeerSchedule(2, 1), 2)
-    plan: list[Devices] = [(0,), (0, 1), (1,), (1,), (0, 1), (0, 1), (0,), (0, 1)]
-    rows = [
-        replace(model.row("cached", steps=len(plan)), step_cache=rule),
-        replace(model.row("guided", steps=len(plan), seed=1, guided=True), step_cache=rule),
-    ]
-    skipped = (
-        sum(rule.steps.skipped(len(plan)) * len(row.prompts) for row in rows) * model.checkpoint.family.depth
-    )
-    with running(model.config(2), Walk(plan)) as bench:
-        assert bench.pool.submit(rows)
-        bench.until_ended([row.key.job_id for row in rows])
-    equal(bench.latents(), model.alone(rows))
-    assert bench.skipped_blocks == skipped > 0
-
-
-@pytest.mark.parametrize("halves", [False, True], ids=["by tokens", "by guidance halves"])
-def test_ranks_compute_the_controlnets_of_rows_that_they_share(
-    model: Model, tmp_path: Path, halves: bool
-) -> None:
-    fitting(model.checkpoint).save_pretrained(tmp_path / "edges")
-    configured = f"edges={tmp_path / 'edges'}"
-    family, multiple = model.checkpoint.family, model.checkpoint.card.pixel_multiple
-    nets = open_controls(
-        configured, control_target(family.network, multiple), dtype=torch.float32, device=CPU
-    )
-    (digest,) = nets
-    image = torch.randn(20, 64, generator=torch.Generator().manual_seed(7))
-    use = RowControl("edges", digest, 0.8, 1, STEPS, work=nets[digest].card.work, image=image)
-    bare = model.row("guided", steps=STEPS, guided=True)
-    row = replace(bare, adapters=Adapters(controls=(use,)))
-    profile = profiled(model.folder, tmp_path / "profile.json", (2,), halves=halves)
-    with running(profile.config(2).model_copy(update={"controlnets": configured}), Walk(WALK)) as bench:
-        assert bench.checkpoint.control_cards.keys() == {digest}
-        assert bench.pool.submit([row])
-        bench.until_ended(["guided"])
-    assert StepParallelism(2, halves=halves) in {
-        StepParallelism(each.degree, each.halves) for each in bench.samples
-    }
-    found = bench.latents()
-    equal(found, model.alone([row], controls=controls_of(nets, family.network, multiple, 2)))
-    assert not torch.allclose(found["guided"], model.alone([bare])["guided"], atol=1e-3)
-
-
 def test_ranks_ask_the_service_for_rows_that_it_has_open(model: Model, tmp_path: Path) -> None:
     """A row waits until it is open, and again where it has been lost; others go on meanwhile."""
     made = fitting(model.checkpoint)
@@ -180,11 +147,12 @@ def test_ranks_ask_the_service_for_rows_that_it_has_open(model: Model, tmp_path:
     use = RowControl("edges", ours.card.digest, 0.8, 1, STEPS, image=image)
     row = replace(bare, adapters=Adapters(controls=(use,)))
     lost: queue.Queue[RowKey] = queue.Queue()
+    walk: list[Devices] = [(0,), *[(0, 1)] * (STEPS - 1)]
     controls = PoolControls(lambda key, _: lost.put(key))
     with ExitStack() as stack:
         opened = ControlInstance(tmp_path, theirs, stack).opened(row, target)
         address = ControlLinkAddress(DataPath.UNIX, str(tmp_path / "link.sock"), TOKEN, 32 << 20)
-        bench = stack.enter_context(running(model.config(2), Walk(WALK), controls=controls))
+        bench = stack.enter_context(running(model.config(2), Walk(walk), controls=controls))
         assert bench.pool.submit([row, model.row("plain", steps=STEPS, seed=1)])
         bench.until_ended(["plain"])
         assert bench.pool.paused == 1

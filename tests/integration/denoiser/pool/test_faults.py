@@ -68,7 +68,8 @@ def test_a_pool_without_ranks_ends(model: Model) -> None:
 async def test_nothing_is_left_of_a_pool_whose_leader_is_killed(model: Model, tmp_path: Path) -> None:
     """Ranks end with it. What they share has no name, so that it goes with them."""
     log = tmp_path / "log"
-    leading = program("tests.integration.denoiser.pool.leader", str(model.folder.parent), env={}, log=log)
+    where = str(model.folder), str(model.profile)
+    leading = program("tests.integration.denoiser.pool.leader", *where, env={}, log=log)
     async with leading as leader:
         async with asyncio.timeout(HUNG_S):
             told = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from giornata_denoiser.engine.slabs import Device
 from giornata_denoiser.engine.step_plan import ReuseOptions
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Correction
-from tests.integration.denoiser.pool.bench import Gathered, Model, Walk, equal, make_model, profiled, running
+from tests.integration.denoiser.pool.bench import Gathered, Model, Walk, equal, open_model, running
 
 # Pools compute what one process computes, whichever devices compute which step.
 
@@ -33,16 +33,6 @@ def test_rows_of_two_ranks_equal_those_of_one_process(model: Model) -> None:
     with running(model.config(2)) as bench:
         assert bench.pool.submit(rows)
         bench.until_ended([row.key.job_id for row in rows])
-    equal(bench.latents(), model.alone(rows))
-
-
-def test_degree_and_devices_change_between_the_steps_of_a_row(model: Model) -> None:
-    plan = [(0,), (0, 1), (0, 1, 2, 3), (2, 3), (0, 1, 2), (3,), (3,), (0, 1, 2, 3)]
-    rows = [model.row("walks", steps=len(plan)), model.row("too", steps=len(plan), seed=1, guided=True)]
-    with running(model.config(4), Walk(plan)) as bench:
-        assert bench.pool.submit(rows)
-        bench.until_ended(["walks", "too"])
-    assert sorted(bench.degrees) == sorted(2 * [len(devices) for devices in plan])
     equal(bench.latents(), model.alone(rows))
 
 
@@ -128,9 +118,11 @@ def compared(model: Model, rows: Sequence[Row], plan: Sequence[Devices]) -> None
         assert not row.entries
 
 
-def test_rows_with_a_template_with_and_without_known_corrections(tmp_path: Path) -> None:
+def test_rows_with_a_template_with_and_without_known_corrections(
+    tiny_checkpoint: Callable[[Family], Path], tmp_path: Path
+) -> None:
     """Of a network that does not blend: ranks have the pictures in the run's latents, too."""
-    model = make_model(tmp_path, of=Family.FLUX_FILL)
+    model = open_model(tiny_checkpoint(Family.FLUX_FILL)).profiled(tmp_path / "profile.json", (2, 3))
     rows: list[Row] = []
     for index, forms in enumerate(FORMS):
         recording = template(model, forms)
@@ -147,12 +139,13 @@ def test_rows_with_a_template_with_and_without_known_corrections(tmp_path: Path)
         assert torch.allclose(stays, moves, rtol=0, atol=1e-4) == (row.corrections is not None)
 
 
-def test_rows_that_renew_their_own_leave_nothing_of_a_group(model: Model) -> None:
-    plan: list[Devices] = [(0,), (0,), (0, 1), (0, 1), (1,), (0, 1, 2)]
-    own = model.row("own", grid=GRID, steps=STEPS, seed=4, guided=True, masked=True)
-    other = model.row("leaves", grid=(3, 5), steps=STEPS, seed=6, masked=True)
-    recording = RecordingSpec(FORMS[0], EXACT, name="first")
-    compared(model, [own, replace(other, records=recording)], plan)
+def test_degree_and_devices_change_between_the_steps_of_a_row(model: Model) -> None:
+    """Of rows that renew their own, too; and of one that is to leave something, and leaves nothing of a group."""
+    plan: list[Devices] = [(0,), (0,), (0, 1), (0, 1), (1,), (0, 1, 2, 3), (2, 3), (0, 1, 2), (3,)]
+    own = model.row("own", grid=GRID, steps=len(plan), seed=4, guided=True, masked=True)
+    other = model.row("leaves", grid=(3, 5), steps=len(plan), seed=6, masked=True)
+    leaves = replace(other, records=RecordingSpec(FORMS[0], EXACT, name="first"))
+    compared(model, [model.row("walks", steps=len(plan), guided=True), own, leaves], plan)
 
 
 # Guidance halves, chosen by step where they are the quicker way of two devices: equal to one process.
@@ -167,7 +160,7 @@ def test_guided_rows_of_a_transformer_have_halves_and_others_share_tokens(
     model: Model, tmp_path: Path
 ) -> None:
     """A row that learns a correction by halves has it by halves afterwards."""
-    model = profiled(model.folder, tmp_path / "profile.json", (2,), halves=True)
+    model = model.profiled(tmp_path / "profile.json", (2,), halves=True)
     plan: list[Devices] = [(0, 1), (0, 1), (0, 1), (1,), (0, 1), (0, 1)]
     rows = [
         model.row("guided", steps=STEPS, guided=True),
@@ -187,9 +180,12 @@ def test_guided_rows_of_a_transformer_have_halves_and_others_share_tokens(
     equal(bench.latents(), {row.key.job_id: walked(model, row, plan).latent for row in rows})
 
 
-def test_a_unet_is_computed_by_halves_and_in_no_other_way(tmp_path: Path) -> None:
+def test_a_unet_is_computed_by_halves_and_in_no_other_way(
+    tiny_checkpoint: Callable[[Family], Path], tmp_path: Path
+) -> None:
     """Whatever its profile has: its rows without guidance have one device."""
-    model = make_model(tmp_path, (2, 3), halves=True, of=Family.SD_INPAINT)
+    unet = open_model(tiny_checkpoint(Family.SD_INPAINT))
+    model = unet.profiled(tmp_path / "profile.json", (2, 3), halves=True)
     rows = [model.row(f"{seed}", grid=(4, 4), seed=seed, guided=seed < 2) for seed in range(3)]
     with running(model.config(2)) as bench:
         assert bench.pool.submit(rows)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -30,14 +28,9 @@ ANOTHER: Final = {"transformer": "to_k", "unet": "to_q", "text_encoder": "v_proj
 """Those of them that have an alpha of their own."""
 
 
-def opened(folder: Path) -> Any:
-    """diffusers' pipeline of a checkpoint, float32, to be changed."""
-    return copy.deepcopy(loaded(folder))
-
-
 @lru_cache(maxsize=2)
 def loaded(folder: Path) -> Any:
-    """The same for those who only look at it."""
+    """diffusers' pipeline of a checkpoint, float32. Whoever puts a LoRA into it takes it out again."""
     index = json.loads((folder / "model_index.json").read_text())
     own: dict[str, Any] = {}
     if index["_class_name"] == "QwenImage21Pipeline":  # it asks its processor for a template when it is made
@@ -66,7 +59,7 @@ def saved(
     `told`: PEFT's configuration is in the file's metadata. Returns the file.
     """
     torch.manual_seed(seed)
-    pipeline = opened(folder)
+    pipeline = loaded(folder)
     layers: dict[str, Any] = {}
     for part in (network_of(pipeline), *texts_of(pipeline)):
         model = getattr(pipeline, part)
@@ -87,6 +80,7 @@ def saved(
         if told:
             layers[f"{part}_lora_adapter_metadata"] = config.to_dict()  # type: ignore[no-untyped-call]  # PEFT annotates it in part
     pipeline.save_lora_weights(target, **layers)
+    pipeline.unload_lora_weights()
     return target / FILE
 
 
@@ -102,48 +96,36 @@ def layers(module: nn.Module) -> dict[str, tuple[Tensor, Tensor, float]]:
     }
 
 
-def fused(folder: Path, file: Path) -> dict[str, Tensor]:
-    """What diffusers adds to each weight when it loads and fuses a LoRA; text encoders' names begin with theirs."""
-    pipeline = opened(folder)
-    before = {name: weight.clone() for name, weight in _weights(pipeline).items()}
+def added(folder: Path, file: Path) -> dict[str, Tensor]:
+    """What diffusers adds to each weight under a LoRA that it has loaded; text encoders' names begin with theirs."""
+    pipeline = loaded(folder)
     pipeline.load_lora_weights(file.parent, weight_name=file.name)
-    pipeline.fuse_lora(components=[network_of(pipeline), *texts_of(pipeline)])
+    parts = {"": network_of(pipeline), **{f"{name}.": name for name in texts_of(pipeline)}}
+    changes = {
+        f"{prefix}{path}.weight": scale * product(down, up)
+        for prefix, part in parts.items()
+        for path, (down, up, scale) in layers(getattr(pipeline, part)).items()
+    }
     pipeline.unload_lora_weights()
-    changes = {name: weight - before[name] for name, weight in _weights(pipeline).items()}
     return {name: change for name, change in changes.items() if change.abs().max() > 0}
 
 
-def _weights(pipeline: Any) -> dict[str, Tensor]:
-    network = network_of(pipeline)
-    parts: Mapping[str, nn.Module] = {
-        "": getattr(pipeline, network),
-        **{f"{name}.": getattr(pipeline, name) for name in texts_of(pipeline)},
-    }
-    return {
-        prefix + name: weight.detach()
-        for prefix, model in parts.items()
-        for name, weight in model.state_dict().items()
-        if name.endswith(".weight")
-    }
+def product(down: Tensor, up: Tensor) -> Tensor:
+    """The change of a weight, in its shape."""
+    return torch.einsum("or,ri->oi", up.flatten(1), down.flatten(1)).reshape(up.shape[0], *down.shape[1:])
 
 
 def products(file: Path) -> dict[str, Tensor]:
     """By the weight's name: the change that a canonical file means."""
     with safe_open(file, framework="pt") as opened_file:
         tensors = {name: opened_file.get_tensor(name).float() for name in opened_file.keys()}  # noqa: SIM118 - it is no dictionary
-    return {
-        f"{path}.weight": torch.einsum(
-            "or,ri->oi", tensors[f"{path}.up"].flatten(1), down.flatten(1)
-        ).reshape(tensors[f"{path}.up"].shape[0], *down.shape[1:])
-        for path, down in (
-            (name.removesuffix(".down"), t) for name, t in tensors.items() if name.endswith(".down")
-        )
-    }
+    paths = [name.removesuffix(".down") for name in tensors if name.endswith(".down")]
+    return {f"{path}.weight": product(tensors[f"{path}.down"], tensors[f"{path}.up"]) for path in paths}
 
 
 def check_equal(canonical: Path, folder: Path, source: Path) -> None:
     """Assert that a canonical file changes what diffusers changes, as much."""
-    wanted, found = fused(folder, source), products(canonical)
+    wanted, found = added(folder, source), products(canonical)
     assert found.keys() == wanted.keys()
     for name, change in wanted.items():
         assert torch.allclose(found[name], change, rtol=1e-4, atol=1e-5), name

@@ -39,11 +39,10 @@ def _modules_are_built_once() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def loaded(tiny_checkpoint: Checkpoint) -> Callable[[str, Mapping[str, Tensor], Path], Changes]:
-    """What diffusers loads of a file into the network of a family's pipeline, which is opened once."""
-    opened = cache(lambda family: oracle.opened(tiny_checkpoint(Family(family))))
+    """What diffusers loads of a file into the network of a family's pipeline."""
 
     def load(family: str, tensors: Mapping[str, Tensor], scratch: Path) -> Changes:
-        pipeline, file = opened(family), scratch / "theirs.safetensors"
+        pipeline, file = oracle.loaded(tiny_checkpoint(Family(family))), scratch / "theirs.safetensors"
         save_file({name: one.contiguous() for name, one in tensors.items()}, file)
         with warnings.catch_warnings():  # of Chroma: names of its layers are ends of others
             warnings.filterwarnings("ignore", "While injecting the PEFT adapters", RuntimeWarning)

@@ -25,14 +25,20 @@ from giornata_prepost.config import PrepostConfig
 from giornata_prepost.families.protocol import Tensors
 from giornata_prepost.images.geometry import Size
 from giornata_prepost.loras.canonical import TextFactors, TextLora, act_text_loras, read_text_part
+from tests.forked_processes import FORKS
 from tests.integration.lora_bench import open_bench
 from tests.integration.prepost.asking import MASK, SCENE, a_job, encoded, inspected, png, serving
 from tests.integration.prepost.loras import oracle
 
 
 async def test_a_store_and_a_prepost_make_a_canonical_file(
-    nats_url: str, redis_url: str, tmp_path: Path, tiny_checkpoint: Callable[[Family], Path]
+    nats_url: str,
+    redis_url: str,
+    tmp_path: Path,
+    tiny_checkpoint: Callable[[Family], Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("multiprocessing.get_context", lambda _: FORKS)
     folder = tiny_checkpoint(Family.FLUX_INPAINT)
     config = PrepostConfig(
         nats_url=nats_url,

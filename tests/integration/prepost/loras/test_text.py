@@ -53,18 +53,20 @@ def test_two_loras_make_of_prompts_what_diffusers_makes(
     family: Family, tiny_checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
     folder = tiny_checkpoint(family)
-    pipeline, model, loras = oracle.opened(folder), model_of(family, folder), []
+    pipeline, model, loras = oracle.loaded(folder), model_of(family, folder), []
     plain = model.encode_text(PROMPT, SIZE) | model.encode_unguided(NEGATIVE, SIZE)
-    for index, scale in enumerate(SCALES):
-        own = tmp_path / str(index)
+    folders = [tmp_path / str(index) for index in range(len(SCALES))]
+    for index, own in enumerate(folders):
         own.mkdir()
         source = oracle.saved(folder, own, rank=4 + index, seed=index)
-        pipeline.load_lora_weights(own, weight_name=source.name, adapter_name=f"lora_{index}")
-        loras.append(TextLora(scale, text_part(source, folder, own)))
+        loras.append(TextLora(SCALES[index], text_part(source, folder, own)))
+    for index, own in enumerate(folders):
+        pipeline.load_lora_weights(own, weight_name=oracle.FILE, adapter_name=f"lora_{index}")
     pipeline.set_adapters(["lora_0", "lora_1"], list(SCALES))
     model_under, model.pipeline = model.pipeline, pipeline  # the same code reads diffusers' adapted encoders
     expected = model.encode_text(PROMPT, SIZE) | model.encode_unguided(NEGATIVE, SIZE)
     model.pipeline = model_under
+    pipeline.unload_lora_weights()
     with act_text_loras(model, loras):
         found = model.encode_text(PROMPT, SIZE) | model.encode_unguided(NEGATIVE, SIZE)
     assert found.keys() == expected.keys()

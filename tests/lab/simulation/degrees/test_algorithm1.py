@@ -9,12 +9,11 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from giornata.scheduling.degrees.pool import PoolRow, StepStart
+from giornata.scheduling.degrees.pool import PoolDecision, PoolRow, StepStart
 from giornata_lab.simulation.degrees.baselines import (
     DegreeOption,
     EventDrivenRule,
     RoundBasedRule,
-    RoundSwitches,
     TieBreak,
     knapsack,
     least_device_time,
@@ -85,57 +84,46 @@ def test_rows_of_as_many_devices_as_before_keep_them() -> None:
         StepStart((1,), (0,)),
         StepStart((2,), (1,)),
     )
-    moved = placed(rows, chosen, ALL, keeps=False)
-    assert moved == (StepStart((0,), (0, 1)), StepStart((1,), (2,)), StepStart((2,), (3,)))
 
 
-def rounds(length_s: float = 1.0, **switches: object) -> RoundBasedRule:
-    return RoundBasedRule(length_s, 4, RoundSwitches(**switches))  # type: ignore[arg-type]  # fields of the switches
+def rounds(length_s: float = 1.0, ties: TieBreak = TieBreak.EAGER) -> RoundBasedRule:
+    return RoundBasedRule(length_s, 4, ties)
+
+
+NARROW = {1: 1.0}
+"""Of rows that nothing widens."""
 
 
 def test_a_round_gives_whole_steps_and_asks_to_be_woken_at_its_end() -> None:
-    decision = rounds(2.0, scale_up=False).decide(5.0, [row(due_s=30.0)], ALL)
+    decision = rounds(2.0).decide(5.0, [row(due_s=30.0, step_s=NARROW)], ALL)
     assert degrees_of(decision.begins) == {0: (1, 2)}
     assert decision.wake_s == 7.0
 
 
 def test_an_arrival_waits_for_the_round_unless_no_row_has_begun() -> None:
-    for idle_start, begun in ((True, 1), (False, 0)):
-        rule = rounds(2.0, idle_start=idle_start)
-        rule.decide(0.0, [row()], ALL)
-        decision = rule.decide(0.5, [row(1)], ALL)
-        assert len(decision.begins) == begun
-        assert decision.wake_s == (2.5 if begun else 2.0)
-        running = row(devices=(0,), until_s=2.0)
-        assert rule.decide(1.0, [running, row(1)], ALL - {0}).begins == ()
+    rule = rounds(2.0)
+    rule.decide(0.0, [row()], ALL)
+    running = row(devices=(0,), until_s=2.0)
+    assert rule.decide(1.0, [running, row(1)], ALL - {0}) == PoolDecision(wake_s=2.0)
+    decision = rule.decide(1.5, [row(1)], ALL)
+    assert (len(decision.begins), decision.wake_s) == (1, 3.5)
 
 
 def test_a_row_gets_the_degree_that_its_deadline_needs() -> None:
-    tight = row(due_s=1.7)
-    assert degrees_of(rounds(0.4).decide(0.0, [tight], ALL).begins) == {0: (4, 1)}
-
-
-def test_of_choices_that_keep_as_many_deadlines_ties_take_progress_or_fewest_devices() -> None:
-    calm = [row(due_s=100.0)]
-    bare = {"fill": False, "scale_up": False}
-    assert rounds(ties=TieBreak.FEWEST, **bare).decide(0.0, calm, ALL).begins == ()
-    assert degrees_of(rounds(ties=TieBreak.EAGER, **bare).decide(0.0, calm, ALL).begins) == {0: (1, 1)}
+    assert degrees_of(rounds(0.4).decide(0.0, [row(due_s=1.7)], ALL).begins) == {0: (4, 1)}
 
 
 def test_idle_devices_go_to_rows_that_were_not_chosen_and_then_widen() -> None:
-    calm = [row(due_s=100.0)]
-    filled = rounds(ties=TieBreak.FEWEST, scale_up=False).decide(0.0, calm, ALL).begins
-    assert degrees_of(filled) == {0: (1, 1)}
-    widened = rounds(1.25).decide(0.0, calm, ALL).begins
+    calm = [row(key, due_s=100.0, step_s=NARROW) for key in range(2)]
+    assert degrees_of(rounds(ties=TieBreak.FEWEST).decide(0.0, calm, ALL).begins) == {0: (1, 1), 1: (1, 1)}
+    widened = rounds(1.25).decide(0.0, [row(due_s=100.0)], ALL).begins
     assert degrees_of(widened) == {0: (4, 3)}
 
 
 def test_a_round_reckons_with_what_whole_steps_leave_unused() -> None:
     """In 1.5 s one device makes one step of 1 s: four take 6 s, and so 5 s need more devices."""
-    bare = {"ties": TieBreak.EAGER, "fill": False, "scale_up": False}
-    due = [row(due_s=5.0)]
-    assert degrees_of(rounds(1.5, whole_steps=False, **bare).decide(0.0, due, ALL).begins) == {0: (1, 1)}
-    assert degrees_of(rounds(1.5, whole_steps=True, **bare).decide(0.0, due, ALL).begins) == {0: (2, 2)}
+    options = rounds(1.5)._options(row(due_s=5.0), 0.0)
+    assert [option.degree for option in options] == [0, 2]
 
 
 def test_events_begin_one_step_of_what_deadlines_need_and_then_widen() -> None:

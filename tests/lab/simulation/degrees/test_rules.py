@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.scheduling.degrees.rule import ReplanningOptions
-from giornata_lab.simulation.degrees.baselines import RoundSwitches, TieBreak
+from giornata_lab.simulation.degrees.baselines import TieBreak
 from giornata_lab.simulation.degrees.rules import (
     POWERS,
     BoundCase,
@@ -27,9 +27,7 @@ ALL = [
     RuleSetting(parts=ReplanningOptions(waits=False, widens=False)),
     RuleSetting(RuleName.EVENTS, POWERS),
     RuleSetting(RuleName.ROUNDS, POWERS),
-    RuleSetting(
-        RuleName.ROUNDS, POWERS, round_steps=1, rounds=RoundSwitches(TieBreak.FEWEST, placement=False)
-    ),
+    RuleSetting(RuleName.ROUNDS, POWERS, round_steps=1, ties=TieBreak.FEWEST),
     RuleSetting(RuleName.DEADLINE, POWERS),
     RuleSetting(RuleName.RESOLUTION, POWERS),
     RuleSetting(RuleName.FIXED, (4,)),
@@ -80,16 +78,3 @@ def ends_of(rule: RuleSetting, scale: float = 1.0) -> list[float]:
 )
 def test_every_switch_of_the_rule_changes_what_it_does(other: RuleSetting) -> None:
     assert ends_of(other) != ends_of(RuleSetting())
-
-
-ROUNDS = RuleSetting(RuleName.ROUNDS, POWERS)
-
-
-def test_rounds_keep_rows_where_they_are() -> None:
-    kept, moved = (
-        run_case(
-            PoolRuleCase(LOADED, replace(ROUNDS, rounds=RoundSwitches(placement=placement)))
-        ).summary.moved
-        for placement in (True, False)
-    )
-    assert kept < moved

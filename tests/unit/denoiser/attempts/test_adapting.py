@@ -14,6 +14,7 @@ from giornata_denoiser.attempts.inputs import adapters_of
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.contract.messages import JOB, REF
+from tests.unit.denoiser.engine.test_masked import OF
 
 USE = LoraUse(lora_id="lora_a", sha256="a" * 64, size_bytes=6, rank=4, modules=2)
 
@@ -76,8 +77,7 @@ def test_a_rows_sequences_count_what_its_controlnets_compute(shared: bool) -> No
         for name, scale in (("here", 0.5), ("elsewhere", 1.0), ("idle", 0.0))
     ]
     job = JOB.model_copy(update={"controls": tuple(uses)})
-    of = tiny_flux.family()
-    row = tiny_flux.row(of, Spec(grid=(3, 4), true_cfg_scale=2.0, steps=4))
+    row = tiny_flux.row(OF, Spec(grid=(3, 4), true_cfg_scale=2.0, steps=4))
     row = replace(row, adapters=adapters_of(job, 4, nets={"here": work, "idle": work}))
     counted = [sum(shape.control for shape in replace(row, step=step).shapes) for step in range(4)]
     texts = [prompt.joint_tokens for prompt in row.prompts]

@@ -48,6 +48,7 @@ from giornata_denoiser.rows.row import Adapters, RowLora
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import SCHEDULER, Spec
 from tests.fakes.fleet import CARD
+from tests.unit.denoiser.engine.test_masked import OF
 
 # Attempts count what is unfinished, and the record takes an outcome only from its present owner.
 
@@ -93,7 +94,7 @@ def request(job_id: str = "job", attempt: int = 1, rows: tuple[RowRecord, ...] |
 
 
 def test_rows_and_telemetry_are_told_when_the_last_step_is_to_end() -> None:
-    row = tiny_flux.row(tiny_flux.family(), Spec(steps=2))
+    row = tiny_flux.row(OF, Spec(steps=2))
     asked = request().model_copy(update={"denoise_within_ms": 1500.0})
     made = Attempt(asked, accepted_s=1.0)
     promised = made.promised(row)
@@ -105,9 +106,8 @@ def test_rows_and_telemetry_are_told_when_the_last_step_is_to_end() -> None:
 
 
 def test_an_attempt_follows_its_rows_and_no_others() -> None:
-    of = tiny_flux.family()
-    first, second = (tiny_flux.row(of, Spec(index=i, steps=2)) for i in range(2))
-    stranger = tiny_flux.row(of, Spec(attempt=2))
+    first, second = (tiny_flux.row(OF, Spec(index=i, steps=2)) for i in range(2))
+    stranger = tiny_flux.row(OF, Spec(attempt=2))
     made = Attempt(request(), accepted_s=1.0)
     made.rows = {0: first, 1: second}
     assert list(made.unfinished) == [0, 1]
@@ -124,14 +124,13 @@ def test_an_attempt_follows_its_rows_and_no_others() -> None:
 
 
 def test_progress_lists_the_unfinished_and_all_while_the_report_is_written() -> None:
-    of = tiny_flux.family()
     resumed = RowRecord(index=1, seed=1, resume=RowState(step=2, latents=REF))
     made = Attempt(request(rows=(RowRecord(index=0, seed=0), resumed)), accepted_s=0.0)
     assert [(row.index, row.step, row.steps, row.tokens) for row in made.progress(0.0)] == [
         (0, 0, 4, 12),
         (1, 2, 4, 12),
     ]
-    rows = [tiny_flux.row(of, Spec(index=i)) for i in range(2)]
+    rows = [tiny_flux.row(OF, Spec(index=i)) for i in range(2)]
     made.rows = dict(enumerate(rows))
     done = replace(rows[0], step=4)
     made.advance(StepReport(0.0, 1.0, advanced=(done,)))
@@ -144,7 +143,7 @@ def test_progress_lists_the_unfinished_and_all_while_the_report_is_written() -> 
 def test_telemetry_tells_the_padding_that_a_row_keeps(keeps: bool) -> None:
     made = Attempt(request(rows=(RowRecord(index=0, seed=0),)), accepted_s=0.0)
     assert not next(made.progress(0.0)).shape_known
-    built = tiny_flux.row(tiny_flux.family(), Spec(text_tokens=6, padding_tokens=4))
+    built = tiny_flux.row(OF, Spec(text_tokens=6, padding_tokens=4))
     cells = torch.eye(3, 4).bool()
     made.rows = {0: replace(built, region=make_region(cells), renewed_every=3, keeps_padding=keeps)}
     (told,) = made.progress(0.0)
@@ -247,9 +246,9 @@ class OneRecord:
 async def test_a_row_that_is_not_finite_leaves_an_error_and_no_latents() -> None:
     held = tuple(RowRecord(index=index, seed=0, attempt=1, worker="worker") for index in range(2))
     records: Any = OneRecord(JobRecord(job=JOB, state=JobState.RUNNING, rows=held))
-    attempt, of = Attempt(request(rows=held), 0.0), tiny_flux.family()
+    attempt = Attempt(request(rows=held), 0.0)
     for index, value in enumerate((0.5, float("nan"))):
-        row = tiny_flux.row(of, Spec("job", index=index))
+        row = tiny_flux.row(OF, Spec("job", index=index))
         attempt.rows[index] = replace(row, step=2, latent=torch.full_like(row.latent, value))
     written, _ = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
     good, bad = written.rows
@@ -264,10 +263,10 @@ async def test_a_row_that_is_not_finite_leaves_an_error_and_no_latents() -> None
 async def test_the_record_tells_the_step_from_which_loras_act() -> None:
     held = tuple(RowRecord(index=index, seed=0, attempt=1, worker="worker") for index in range(3))
     records: Any = OneRecord(JobRecord(job=JOB, state=JobState.RUNNING, rows=held))
-    attempt, of = Attempt(request(rows=held), 0.0), tiny_flux.family()
+    attempt = Attempt(request(rows=held), 0.0)
     under = Adapters((RowLora("a" * 64),), loras_from=3)
     for index, (step, adapters) in enumerate(((2, under), (4, under), (4, Adapters()))):
-        row = tiny_flux.row(of, Spec("job", index=index))
+        row = tiny_flux.row(OF, Spec("job", index=index))
         attempt.rows[index] = replace(row, step=step, adapters=adapters)
     written, _ = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
     under_way, done, without = written.rows
@@ -282,7 +281,7 @@ async def test_latents_of_a_void_attempt_are_deleted() -> None:
     )
     records: Any = OneRecord(record)
     attempt = Attempt(request(rows=(RowRecord(index=0, seed=0, attempt=1, worker="worker"),)), 0.0)
-    row = tiny_flux.row(tiny_flux.family(), Spec("job", index=0))
+    row = tiny_flux.row(OF, Spec("job", index=0))
     attempt.rows[0] = replace(row, step=row.steps)
     _, superseded = await AttemptResultWriter(MemoryBlobs(), records, "worker").write(attempt)
     assert len(superseded) == 1
@@ -325,7 +324,7 @@ class Outcomes:
 def carrier(
     tasks: asyncio.TaskGroup, fetch: Fetch = fetch_for_ever, outcomes: Any = None, capacity_rows: int = 2
 ) -> AttemptRunner:
-    engine = Engine(tiny_flux.family(), Capacity(rows=2, tokens=1000), lambda: 0.0)
+    engine = Engine(OF, Capacity(rows=2, tokens=1000), lambda: 0.0)
     return AttemptRunner(
         "worker",
         capacity_rows=capacity_rows,

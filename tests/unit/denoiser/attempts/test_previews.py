@@ -26,6 +26,7 @@ from giornata_denoiser.rows.row import preview_steps
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.contract.messages import JOB, PARAMETERS
+from tests.unit.denoiser.engine.test_masked import OF
 
 GENERATOR = torch.Generator().manual_seed(0)
 SEEN = PreviewMap(torch.randn(16, 3, generator=GENERATOR) / 8, torch.full((3,), 0.5))
@@ -102,13 +103,12 @@ def run(made: Engine) -> list[StepReport]:
 
 
 def test_only_rows_that_ask_are_shown_and_when_they_asked() -> None:
-    of = tiny_flux.family()
-    made = engine(of)
+    made = engine(OF)
     made.batch.submit(
         [
-            tiny_flux.row(of, Spec("quiet", steps=6)),
-            tiny_flux.row(of, Spec("shown", steps=6, partial_images=2)),
-            tiny_flux.row(of, Spec("short", steps=2, partial_images=9, grid=(2, 5))),
+            tiny_flux.row(OF, Spec("quiet", steps=6)),
+            tiny_flux.row(OF, Spec("shown", steps=6, partial_images=2)),
+            tiny_flux.row(OF, Spec("short", steps=2, partial_images=9, grid=(2, 5))),
         ]
     )
     shown = [
@@ -162,20 +162,14 @@ def test_a_preview_is_what_one_step_to_the_end_would_give(fill: bool) -> None:
     assert preview.pixels.std() > 20  # otherwise the comparison would prove nothing
 
 
-def test_a_row_that_is_cancelled_while_its_step_runs_is_not_shown() -> None:
-    of = tiny_flux.family()
-    made = engine(of)
-    made.batch.submit([tiny_flux.row(of, Spec(name, partial_images=3)) for name in ("a", "b")])
+def test_a_row_that_is_cancelled_while_its_step_runs_is_neither_reported_nor_shown() -> None:
+    made = engine(OF)
+    made.batch.submit([tiny_flux.row(OF, Spec(name, partial_images=3)) for name in ("a", "b")])
     report = made.computing.compute(made.plan())
     made.batch.cancel("a")
-    assert [preview.key.job_id for preview in made.settle(report).previews] == ["b"]
-
-
-def test_unpacking_is_diffusers_own() -> None:
-    of = tiny_flux.family()
-    latents = torch.randn(1, 16, 6, 10)
-    packed = FluxPipeline._pack_latents(latents, 1, 16, 6, 10)[0]
-    assert torch.equal(of.network.unpacked(packed, (3, 5)), latents[0])
+    settled = made.settle(report)
+    assert [row.key.job_id for row in settled.advanced] == ["b"]
+    assert [preview.key.job_id for preview in settled.previews] == ["b"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,7 @@ PIXELS: Mapping[str, int] = {"flux": 16, "sd3": 16, "sd": 32, "xl": 16}
 XLABS: dict[str, Any] = {"conditioning_embedding_channels": tiny_flux.LATENT // 4, "patch_size": 2}
 
 
+@cache
 def network(name: str) -> ControlNetTarget:
     of: Any = tiny_unet.network(name, fill=name == "xl") if name in tiny_unet.SHAPES else None
     if of is None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pathlib import Path as FilePath
+from typing import cast
 
 import pytest
 import torch
@@ -43,6 +44,7 @@ from tests.fakes import control_instance
 from tests.fakes.control_instance import TOKENS, Instance
 from tests.fakes.tiny_flux_control import net
 from tests.patience import HUNG_S
+from tests.unit.denoiser.engine.test_masked import OF
 
 # What rows that are open at instances ask for and let go of, over data paths to instances of other
 # processes.
@@ -50,9 +52,7 @@ from tests.patience import HUNG_S
 
 SOON_S = 0.05
 CPU = torch.device("cpu")
-FAMILY = tiny_flux.family()
-NETWORK = control_target(FAMILY.network, 16)
-assert NETWORK is not None
+NETWORK = cast("ControlNetTarget", control_target(OF.network, 16))
 BLOCKS = len(NETWORK.base.channels)
 BEHIND = (0, *(None,) * (BLOCKS - 1))
 """One sample, behind the first block."""
@@ -61,7 +61,7 @@ WAITS = WaitTimer(lambda: 0.0)
 
 
 def controlled_row(name: str, *controls: RowControl) -> Row:
-    row = tiny_flux.row(FAMILY, Spec(name, steps=6))
+    row = tiny_flux.row(OF, Spec(name, steps=6))
     return replace(row, adapters=Adapters(controls=controls or (NET,)))
 
 
@@ -73,7 +73,6 @@ class Open:
     """Rows that are open at instances, and what their owner is told."""
 
     def __init__(self, late_s: float = HUNG_S) -> None:
-        assert NETWORK is not None
         self.lost: list[tuple[str, type[Exception]]] = []
         self.remote = RemoteControls(NETWORK, torch.float32, CPU, self._take, late_s=late_s)
 
@@ -179,7 +178,7 @@ def test_a_row_that_is_open_elsewhere_by_now_is_not_lost_there(served: Instance,
 
 
 def test_a_row_that_is_closed_between_plan_and_step_is_no_failed_row(served: Instance) -> None:
-    row, plain = controlled_row("closed"), tiny_flux.row(FAMILY, Spec("plain"))
+    row, plain = controlled_row("closed"), tiny_flux.row(OF, Spec("plain"))
     made = Open()
     controls = ControlDispatcher(None, made.remote)
     with linked(served) as link:
@@ -195,7 +194,7 @@ def test_a_row_that_is_closed_between_plan_and_step_is_no_failed_row(served: Ins
 @pytest.mark.slow
 def test_samples_of_a_row_that_has_left_go_with_the_next_step_of_any_row(served: Instance) -> None:
     """Not before: a device may read them while rows are chosen."""
-    row, plain = controlled_row("left"), tiny_flux.row(FAMILY, Spec("plain"))
+    row, plain = controlled_row("left"), tiny_flux.row(OF, Spec("plain"))
     made = Open()
     controls = ControlDispatcher(None, made.remote)
     with linked(served) as link:
@@ -224,18 +223,12 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> ControlNet:
     return load(folder, torch.float32, CPU)
 
 
-def network() -> ControlNetTarget:
-    found = control_target(FAMILY.network, 16)
-    assert found is not None
-    return found
-
-
 def masked(of: ControlNet) -> Row:
     cells = torch.zeros(GRID, dtype=torch.bool)
     cells[1, 1:3] = True
     hint = torch.randn(12, LATENT, generator=torch.Generator().manual_seed(3))
     return replace(
-        tiny_flux.row(FAMILY, Spec(grid=GRID, steps=6)),
+        tiny_flux.row(OF, Spec(grid=GRID, steps=6)),
         region=make_region(cells),
         adapters=Adapters(controls=(RowControl("edges", of.card.digest, 1.0, 0, 6, image=hint),)),
     )
@@ -259,12 +252,12 @@ def first(of: OfSequences) -> Tensor:
 def test_a_step_in_full_takes_nothing_that_an_instance_would_not_have_made_for_it(loaded: ControlNet) -> None:
     """One makes the region's samples alone; here they are of the picture, and serve no longer for that."""
     nets, row = {loaded.card.digest: loaded}, masked(loaded)
-    controls = LocalControls(nets, network(), 2)
+    controls = LocalControls(nets, NETWORK, 2)
     before = first(added(controls, row, whole=False))
     again = added(controls, one_later(row), whole=True)
-    fresh = added(LocalControls(nets, network(), 2), one_later(row), whole=True)
+    fresh = added(LocalControls(nets, NETWORK, 2), one_later(row), whole=True)
     torch.testing.assert_close(first(again), first(fresh), rtol=0, atol=0)
-    held = added(LocalControls(nets, network(), 2), row, whole=True)
+    held = added(LocalControls(nets, NETWORK, 2), row, whole=True)
     torch.testing.assert_close(first(held), before, rtol=0, atol=0)
     assert (first(fresh) - before).abs().max() > 1e-3, "the comparison sees the step"
 
@@ -274,7 +267,7 @@ def test_a_row_that_is_computed_here_until_it_is_open_elsewhere_costs_what_it_co
 ) -> None:
     """Else its steps would be predicted, and the network's costs learned, as if its ControlNets took no time."""
     opened = Open()
-    controls = ControlDispatcher(LocalControls({loaded.card.digest: loaded}, network()), opened.remote)
+    controls = ControlDispatcher(LocalControls({loaded.card.digest: loaded}, NETWORK), opened.remote)
     row = with_control_costs(masked(loaded), {})
     here = controls.able(row)
     assert here is not None

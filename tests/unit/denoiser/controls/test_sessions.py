@@ -114,7 +114,6 @@ async def bench(
     paths: Sequence[DataPath] = (DataPath.UNIX,),
     device: torch.device = CPU,
 ) -> AsyncIterator[Bench]:
-    assert NETWORK is not None
     unix = folder / "s"
     wire = Wire({DataPath.UNIX: str(unix)})
     wire.opens.set()

@@ -24,6 +24,7 @@ from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, assert_nothing_kept, edit, template
+from tests.unit.denoiser.engine.test_masked import OF
 
 FLOAT32 = 1e-5
 
@@ -88,20 +89,19 @@ def failed(told: Sequence[StepReport]) -> list[tuple[int, str, int]]:
 
 
 def test_a_step_is_given_before_the_one_before_is_judged() -> None:
-    of, ahead = tiny_flux.family(), Ahead()
-    made = engine(of, ahead)
-    made.batch.submit([tiny_flux.row(of, Spec("a", steps=4))])
+    ahead = Ahead()
+    made = engine(OF, ahead)
+    made.batch.submit([tiny_flux.row(OF, Spec("a", steps=4))])
     reports(made)
     inner = [("made", 0), ("made", 1), ("read", 0), ("made", 2), ("read", 1), ("made", 3), ("read", 2)]
     assert ahead.told == [*inner, ("read", 3)]
 
 
 def test_latents_and_samples_are_those_of_an_engine_that_waits() -> None:
-    of = tiny_flux.family()
-    rows = [tiny_flux.row(of, Spec(name, steps=steps, seed=steps)) for name, steps in (("a", 3), ("b", 6))]
+    rows = [tiny_flux.row(OF, Spec(name, steps=steps, seed=steps)) for name, steps in (("a", 3), ("b", 6))]
     found = []
     for ahead in (None, Ahead()):
-        made = engine(of, ahead)
+        made = engine(OF, ahead)
         made.batch.submit(rows)
         found.append(reports(made))
     calm, late = found
@@ -115,12 +115,11 @@ def test_latents_and_samples_are_those_of_an_engine_that_waits() -> None:
 
 @pytest.mark.parametrize(("at_step", "last"), [(0, False), (2, False), (3, True)])
 def test_a_poisoned_row_fails_alone_and_its_last_good_step_is_known(at_step: int, last: bool) -> None:
-    of = tiny_flux.family()
-    good, bad = (tiny_flux.row(of, Spec(name, steps=4, seed=i)) for i, name in enumerate(("good", "bad")))
-    alone = engine(of, None)
+    good, bad = (tiny_flux.row(OF, Spec(name, steps=4, seed=i)) for i, name in enumerate(("good", "bad")))
+    alone = engine(OF, None)
     alone.batch.submit([good])
     wanted = ended(reports(alone))["good"].latent
-    made = engine(of, Ahead())
+    made = engine(OF, Ahead())
     made.batch.submit([good, bad])
     for _ in range(at_step):
         made.step()
@@ -134,9 +133,8 @@ def test_a_poisoned_row_fails_alone_and_its_last_good_step_is_known(at_step: int
 
 @pytest.mark.parametrize("at_step", [0, 1])
 def test_a_poisoned_row_is_not_shown(at_step: int) -> None:
-    of = tiny_flux.family()
-    made = engine(of, Ahead(), PreviewMap(torch.zeros(16, 3), torch.zeros(3)))
-    rows = [tiny_flux.row(of, Spec(name, steps=4, partial_images=1)) for name in ("good", "bad")]
+    made = engine(OF, Ahead(), PreviewMap(torch.zeros(16, 3), torch.zeros(3)))
+    rows = [tiny_flux.row(OF, Spec(name, steps=4, partial_images=1)) for name in ("good", "bad")]
     made.batch.submit(rows)
     for _ in range(at_step):
         made.step()
@@ -149,10 +147,9 @@ def test_a_poisoned_row_is_not_shown(at_step: int) -> None:
 
 
 def test_nothing_of_a_poisoned_row_is_taught_or_handed_back() -> None:
-    of = tiny_flux.family()
-    taken = template(of)
-    rows = [edit(of, taken, Spec(name, grid=GRID, steps=5, seed=i)) for i, name in enumerate(("good", "bad"))]
-    made = engine(of, Ahead())
+    taken = template(OF)
+    rows = [edit(OF, taken, Spec(name, grid=GRID, steps=5, seed=i)) for i, name in enumerate(("good", "bad"))]
+    made = engine(OF, Ahead())
     made.batch.submit(rows)
     made.plan()
     poison(made, "bad")
@@ -171,14 +168,13 @@ def test_nothing_of_a_poisoned_row_is_taught_or_handed_back() -> None:
 
 
 def test_another_row_of_its_name_is_not_blamed() -> None:
-    of = tiny_flux.family()
-    made = engine(of, Ahead())
-    made.batch.submit([tiny_flux.row(of, Spec("a", seed=1)), tiny_flux.row(of, Spec("b", seed=2))])
+    made = engine(OF, Ahead())
+    made.batch.submit([tiny_flux.row(OF, Spec("a", seed=1)), tiny_flux.row(OF, Spec("b", seed=2))])
     made.plan()
     poison(made, "a")
     made.step()
     made.batch.cancel("a")
-    made.batch.submit([tiny_flux.row(of, Spec("a", seed=3))])
+    made.batch.submit([tiny_flux.row(OF, Spec("a", seed=3))])
     told = reports(made)
     assert failed(told) == []
     assert set(ended(told)) == {"a", "b"}
@@ -202,9 +198,9 @@ class Losing(NoControls):
 
 def test_a_step_that_is_lost_makes_the_one_before_it_no_longer() -> None:
     """It may have waited for seconds, and nobody knows when the device had ended the one before."""
-    of, now = tiny_flux.family(), 0.0
-    made = Engine(of, Capacity(8, 10_000), lambda: now, judge=Ahead(), controls=Losing(lost_in=3))
-    made.batch.submit([tiny_flux.row(of, Spec(steps=5))])
+    now = 0.0
+    made = Engine(OF, Capacity(8, 10_000), lambda: now, judge=Ahead(), controls=Losing(lost_in=3))
+    made.batch.submit([tiny_flux.row(OF, Spec(steps=5))])
     told: list[StepReport | None] = []
     while made.batch.running or made.batch.waiting:
         now += 1.0 if made.batch.running and len(told) == 2 else 0.001
@@ -242,9 +238,9 @@ class Waiting(NoControls):
 @pytest.mark.parametrize("ahead", [None, Ahead()])
 def test_what_a_step_waits_for_controlnets_is_in_no_steps_time(ahead: Ahead | None) -> None:
     """Steps that take held samples wait for none. A step is judged when the next one's host has waited already."""
-    of, controls = tiny_flux.family(), Waiting()
-    made = Engine(of, Capacity(8, 10_000), lambda: controls.now, judge=ahead, controls=controls)
-    made.batch.submit([tiny_flux.row(of, Spec(steps=6))])
+    controls = Waiting()
+    made = Engine(OF, Capacity(8, 10_000), lambda: controls.now, judge=ahead, controls=controls)
+    made.batch.submit([tiny_flux.row(OF, Spec(steps=6))])
     samples = [report.sample for report in reports(made) if report.sample is not None]
     assert all(0.0 <= sample.step_ms <= 2000.0 for sample in samples), "with the next one's second"
     assert {sample.controls_waited_ms for sample in samples} == {0.0, 5000.0}

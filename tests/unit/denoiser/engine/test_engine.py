@@ -25,7 +25,8 @@ from giornata_denoiser.rows.row import Row, Snapshot
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.precision import float32_bound
-from tests.unit.denoiser.engine.edits import assert_nothing_kept
+from tests.unit.denoiser.engine.edits import assert_nothing_kept, finish_rows, finished
+from tests.unit.denoiser.engine.test_masked import OF, exact_family
 
 ROOMY = Capacity(rows=8, tokens=10_000)
 MIXED = [
@@ -50,15 +51,8 @@ def reports(made: Engine) -> Iterator[StepReport]:
     assert_nothing_kept(made)
 
 
-def run(made: Engine) -> dict[str, Tensor]:
-    """Final latents by job, once nothing is left to do."""
-    return {row.key.job_id: row.latent for report in reports(made) for row in report.advanced if row.done}
-
-
 def alone(of: ModelFamily, spec: Spec) -> Tensor:
-    made = engine(of)
-    made.batch.submit([tiny_flux.row(of, spec)])
-    return run(made)[spec.job_id]
+    return finish_rows(of, [tiny_flux.row(of, spec)])[spec.job_id].latent
 
 
 @pytest.mark.slow
@@ -75,7 +69,7 @@ def test_a_row_in_a_mixed_batch_equals_the_row_alone(fill: bool, dtype: torch.dt
             assert report.failed == ()
             final |= {row.key.job_id: row.latent for row in report.advanced if row.done}
     assert sorted(final) == sorted(spec.job_id for spec in MIXED)
-    double = tiny_flux.family(fill=fill, dtype=torch.float64)
+    double = exact_family(fill=fill)
     for spec in MIXED:
         by_itself, exact = alone(of, spec), alone(double, spec)
         tolerance = float32_bound(by_itself, exact) if dtype == torch.float32 else 1e-12
@@ -83,10 +77,9 @@ def test_a_row_in_a_mixed_batch_equals_the_row_alone(fill: bool, dtype: torch.dt
 
 
 def test_every_step_is_reported_with_its_sample() -> None:
-    of = tiny_flux.family()
-    made = engine(of)
+    made = engine(OF)
     made.batch.submit(
-        [tiny_flux.row(of, Spec("a", steps=1)), tiny_flux.row(of, Spec("b", steps=2, true_cfg_scale=2.0))]
+        [tiny_flux.row(OF, Spec("a", steps=1)), tiny_flux.row(OF, Spec("b", steps=2, true_cfg_scale=2.0))]
     )
     first, second = reports(made)
     assert [(row.key.job_id, row.step, row.done) for row in first.advanced] == [
@@ -105,14 +98,14 @@ def test_every_step_is_reported_with_its_sample() -> None:
         "projected_tokens": 0,
         "attention_pairs": 17**2 + 17**2 + 19**2,
         "calls": 1,
-        "linear": of.depth * of.specs[0].linear * (17 + 17 + 19),
-        "attention": of.depth * of.specs[0].pair * (17**2 + 17**2 + 19**2),
+        "linear": OF.depth * OF.specs[0].linear * (17 + 17 + 19),
+        "attention": OF.depth * OF.specs[0].pair * (17**2 + 17**2 + 19**2),
         "convolution": 0.0,
         "gathered": 0.0,
         "low_rank": 0.0,
         "segments": 0,
         "control": 0.0,
-        "blocks": 3 * of.depth,
+        "blocks": 3 * OF.depth,
         "skipped_blocks": 0,
         "loaded_bytes": 0,
         "waited_ms": 0.0,
@@ -125,34 +118,22 @@ def test_every_step_is_reported_with_its_sample() -> None:
 
 
 def test_capacity_holds_rows_back_until_others_leave() -> None:
-    of = tiny_flux.family()
-    made = engine(of, Capacity(rows=1, tokens=10_000))
-    made.batch.submit([tiny_flux.row(of, Spec(name, steps=2)) for name in ("a", "b")])
+    made = engine(OF, Capacity(rows=1, tokens=10_000))
+    made.batch.submit([tiny_flux.row(OF, Spec(name, steps=2)) for name in ("a", "b")])
     assert [row.key.job_id for report in reports(made) for row in report.advanced] == ["a", "a", "b", "b"]
 
 
-def test_the_assembly_is_made_again_when_a_row_is_replaced_by_another_of_the_same_name() -> None:
-    of = tiny_flux.family()
-    made = engine(of)
-    made.batch.submit([tiny_flux.row(of, Spec(seed=1))])
-    made.step()
-    made.batch.cancel("job")
-    made.batch.submit([tiny_flux.row(of, Spec(seed=2))])
-    torch.testing.assert_close(run(made)["job"], alone(of, Spec(seed=2)), atol=1e-5, rtol=0)
-
-
 def test_a_row_that_is_not_finite_fails_alone() -> None:
-    of = tiny_flux.family()
-    made = engine(of)
-    poisoned = tiny_flux.row(of, Spec("poisoned"))
+    made = engine(OF)
+    poisoned = tiny_flux.row(OF, Spec("poisoned"))
     poisoned.conditioning["noise"][0, 0] = float("nan")
-    made.batch.submit([tiny_flux.row(of, MIXED[0]), replace(poisoned, latent=poisoned.latent * float("inf"))])
+    made.batch.submit([tiny_flux.row(OF, MIXED[0]), replace(poisoned, latent=poisoned.latent * float("inf"))])
     first = made.step()
     assert first is not None
     assert [(failure.row.key.job_id, type(failure.error)) for failure in first.failed] == [
         ("poisoned", RowPoisoned)
     ]
-    torch.testing.assert_close(run(made)["plain"], alone(of, MIXED[0]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(finished(made)["plain"].latent, alone(OF, MIXED[0]), atol=1e-5, rtol=0)
 
 
 class Choking(FluxInpaint):
@@ -190,7 +171,7 @@ def test_a_row_that_raises_fails_alone(cause: Exception, kind: type[Exception]) 
     assert type(failure.error) is kind
     assert failure.error.__cause__ is cause
     assert "detail" not in str(failure.error)
-    torch.testing.assert_close(run(made)["guided"], alone(of, MIXED[1]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(finished(made)["guided"].latent, alone(of, MIXED[1]), atol=1e-5, rtol=0)
 
 
 def test_a_lost_device_is_nobodys_fault() -> None:
@@ -203,17 +184,6 @@ def test_a_lost_device_is_nobodys_fault() -> None:
     with pytest.raises(torch.AcceleratorError):
         made.step()
     assert len(made.batch) == 1
-
-
-def test_a_row_cancelled_while_its_step_runs_is_reported_no_more() -> None:
-    of = tiny_flux.family()
-    made = engine(of)
-    made.batch.submit([tiny_flux.row(of, Spec(name, steps=1)) for name in ("a", "b")])
-    report = made.computing.compute(made.plan())
-    made.batch.cancel("a")
-    settled = made.settle(report)
-    assert [row.key.job_id for row in settled.advanced] == ["b"]
-    assert made.step() is None
 
 
 @pytest.mark.parametrize(
@@ -229,16 +199,15 @@ def test_a_row_cancelled_while_its_step_runs_is_reported_no_more() -> None:
     ],
 )
 def test_tensors_that_do_not_fit_are_named(spoil: object, message: str) -> None:
-    of = tiny_flux.family()
-    text, tensors = tiny_flux.inputs(of, Spec())
+    text, tensors = tiny_flux.inputs(OF, Spec())
     assert callable(spoil)
     spoil(text, tensors)
     with pytest.raises(SchemaMismatch, match=message):
         build_row(
-            of,
+            OF,
             RowKey("job", 1, 0),
             grid=(3, 4),
-            track=of.schedule.track(sampler=of.schedule.default_sampler, steps=4, strength=1.0, cells=12),
+            track=OF.schedule.track(sampler=OF.schedule.default_sampler, steps=4, strength=1.0, cells=12),
             text=text,
             conditioning=tensors,
             guidance_scale=3.5,
@@ -246,10 +215,9 @@ def test_tensors_that_do_not_fit_are_named(spoil: object, message: str) -> None:
 
 
 def test_a_row_does_not_resume_beyond_its_end() -> None:
-    of = tiny_flux.family()
-    snapshot = replace(tiny_flux.row(of, Spec()).export(), step=4)
+    snapshot = replace(tiny_flux.row(OF, Spec()).export(), step=4)
     with pytest.raises(SchemaMismatch, match="resumes at a step it does not have"):
-        tiny_flux.row(of, Spec(steps=4), resume=snapshot)
+        tiny_flux.row(OF, Spec(steps=4), resume=snapshot)
 
 
 DISCRETE = DiscreteTime({"_class_name": "EulerDiscreteScheduler", "beta_schedule": "scaled_linear"})
@@ -257,8 +225,7 @@ DISCRETE = DiscreteTime({"_class_name": "EulerDiscreteScheduler", "beta_schedule
 
 def resumed(sampler: Sampler, *states: Tensor | None) -> Row:
     """A row after one of its steps, with the states that were kept of its sampler."""
-    of = tiny_flux.family()
-    text, tensors = tiny_flux.inputs(of, Spec())
+    text, tensors = tiny_flux.inputs(OF, Spec())
     track = DISCRETE.track(sampler=sampler, steps=5, strength=1.0, cells=12)
     how: dict[str, Any] = {
         "grid": (3, 4),
@@ -267,7 +234,7 @@ def resumed(sampler: Sampler, *states: Tensor | None) -> Row:
         "conditioning": tensors,
         "guidance_scale": 3.5,
     }
-    return build_row(of, RowKey("job", 1, 0), resume=Snapshot(1, tensors["noise"], *states), **how)
+    return build_row(OF, RowKey("job", 1, 0), resume=Snapshot(1, tensors["noise"], *states), **how)
 
 
 @pytest.mark.parametrize(
@@ -290,12 +257,11 @@ def test_a_row_does_not_go_on_without_what_its_sampler_remembers() -> None:
 
 
 def test_negative_prompt_without_scale_above_one_is_not_computed() -> None:
-    of = tiny_flux.family()
-    row = tiny_flux.row(of, Spec(true_cfg_scale=2.0))
+    row = tiny_flux.row(OF, Spec(true_cfg_scale=2.0))
     assert len(row.prompts) == 2
     assert len(row.shapes) == 2
-    text, tensors = tiny_flux.inputs(of, Spec(true_cfg_scale=2.0))
+    text, tensors = tiny_flux.inputs(OF, Spec(true_cfg_scale=2.0))
     plain = build_row(
-        of, row.key, grid=row.grid, track=row.track, text=text, conditioning=tensors, guidance_scale=3.5
+        OF, row.key, grid=row.grid, track=row.track, text=text, conditioning=tensors, guidance_scale=3.5
     )
     assert len(plain.prompts) == 1

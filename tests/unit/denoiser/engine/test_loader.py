@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 
 from giornata.packed.compute_set import make_region
-from giornata.scheduling.batch import Capacity
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import EXACT, CacheForm
-from giornata_denoiser.engine.engine import Engine
 from giornata_denoiser.engine.loading import (
     AsyncHostCopy,
     FinishedSlabLoad,
@@ -27,14 +25,13 @@ from giornata_denoiser.engine.loading import (
 )
 from giornata_denoiser.engine.recorders import EntryRecorder
 from giornata_denoiser.engine.slabs import Device, Slabs, TransferHandle, WaitTimer
-from giornata_denoiser.engine.step_plan import ReuseOptions
-from giornata_denoiser.families.network import ModelFamily
-from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, StoredTensor, store
+from giornata_denoiser.rows.row import RecordingSpec
+from giornata_denoiser.rows.template import CachedBlock, Entry, StoredTensor, store
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.patience import HUNG_S
-from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finished, template
+from tests.unit.denoiser.engine.edits import FORMS, GRID, edit, engine, finish_rows, finished, template
+from tests.unit.denoiser.engine.test_masked import OF
 
 # Loading ahead: the same pictures, slabs in the order of their use, nobody left waiting.
 
@@ -53,43 +50,19 @@ def entry(level: float = 0.5, blocks: int = BLOCKS) -> Entry:
 def slabs(of: Entry) -> Slabs:
     where = make_region(torch.tensor([[True, False, False], [False, False, False]]))
     assert where is not None
-    return Slabs(of, where, own=2, family=tiny_flux.family())
-
-
-def entry_of(of: ModelFamily) -> Entry:
-    run = tiny_flux.row(of, Spec("t", grid=(4, 4), steps=1))
-    return done([replace(run, records=RecordingSpec(frozenset({CacheForm.KV}), 8))], None)["t"].entries[0]
-
-
-def done(rows: list[Row], loader: Loader | None) -> dict[str, Row]:
-    made = Engine(tiny_flux.family(), Capacity(8, 10_000), lambda: 0.0, reusing=ReuseOptions(loader))
-    made.batch.submit(rows)
-    ended: dict[str, Row] = {}
-    while (report := made.step()) is not None:
-        assert report.failed == ()
-        ended |= {row.key.job_id: row for row in report.advanced if row.done}
-    return ended
+    return Slabs(of, where, own=2, family=OF)
 
 
 def test_loading_ahead_changes_no_picture() -> None:
-    of = tiny_flux.family()
-    run = replace(
-        tiny_flux.row(of, Spec("t", grid=(4, 4), steps=3)),
-        records=RecordingSpec(frozenset({CacheForm.KV}), 8),
-    )
-    template = CachedTemplate("t", (4, 4), done([run], None)["t"].entries)
-    where = make_region(torch.eye(4, dtype=torch.bool))
+    taken = template(OF, steps=3)
     rows = [
-        replace(tiny_flux.row(of, spec), region=where, template=template)
-        for spec in (
-            Spec("a", grid=(4, 4), steps=5, seed=1),
-            Spec("b", grid=(4, 4), steps=7, true_cfg_scale=2.0, seed=2),
-        )
+        edit(OF, taken, Spec("a", grid=GRID, steps=5, seed=1)),
+        edit(OF, taken, Spec("b", grid=GRID, steps=7, true_cfg_scale=2.0, seed=2)),
     ]
     heard: list[FinishedSlabLoad] = []
     with Loader(on_loaded=heard.append) as loader:
-        ahead = done(rows, loader)
-    inline = done(rows, None)
+        ahead = finish_rows(OF, rows, loader=loader)
+    inline = finish_rows(OF, rows)
     assert all(torch.equal(ahead[name].latent, inline[name].latent) for name in "ab")
     # Three entries, each gathered once for a's one sequence and once for each of b's two.
     assert len(heard) == 3 * BLOCKS * 3
@@ -98,19 +71,13 @@ def test_loading_ahead_changes_no_picture() -> None:
 
 
 def test_equal_regions_share_slabs_where_nothing_is_corrected() -> None:
-    of = tiny_flux.family()
-    taken = CachedTemplate("t", (4, 4), (entry_of(of),))
-    where = make_region(torch.eye(4, dtype=torch.bool))
-    rows = [
-        replace(tiny_flux.row(of, Spec(name, grid=(4, 4), steps=2, seed=seed)), region=where, template=taken)
-        for seed, name in enumerate("ab")
-    ]
+    taken = template(OF, steps=1)
     heard: list[FinishedSlabLoad] = []
     with Loader(on_loaded=heard.append) as loader:
-        made = Engine(
-            of, Capacity(8, 10_000), lambda: 0.0, reusing=ReuseOptions(loader, correction_bits=None)
+        made = engine(OF, loader=loader, correction_bits=None)
+        made.batch.submit(
+            [edit(OF, taken, Spec(name, grid=GRID, steps=2, seed=n)) for n, name in enumerate("ab")]
         )
-        made.batch.submit(rows)
         assert made.step() is not None
     assert len(heard) == BLOCKS
 
@@ -273,22 +240,21 @@ def test_an_entry_that_did_not_arrive_is_told_of_whenever_its_run_ends() -> None
 
 
 def test_an_engine_reports_a_run_once_all_of_it_has_arrived() -> None:
-    of = tiny_flux.family()
-    wanted = template(of, steps=3)
-    made = engine(of)
+    wanted = template(OF, steps=3)
+    made = engine(OF)
     made.computing.hosting = copies(Device())
     spec = RecordingSpec(FORMS[0], EXACT)
-    made.batch.submit([replace(tiny_flux.row(of, Spec("run", grid=GRID, steps=3)), records=spec)])
+    made.batch.submit([replace(tiny_flux.row(OF, Spec("run", grid=GRID, steps=3)), records=spec)])
     for found, entry in zip(finished(made)["run"].entries, wanted.entries, strict=True):
         assert all(torch.equal(*pair) for pair in zip(tensors(found), tensors(entry), strict=True))
 
 
 def test_a_run_whose_entries_are_lost_fails_and_its_neighbours_do_not() -> None:
-    of, device = tiny_flux.family(), Slow(MemoryError("no buffers"))
+    device = Slow(MemoryError("no buffers"))
     device.gate.set()
-    made = engine(of)
+    made = engine(OF)
     made.computing.hosting = copies(device)
-    run, beside = (tiny_flux.row(of, Spec(name, grid=GRID, steps=3)) for name in ("run", "beside"))
+    run, beside = (tiny_flux.row(OF, Spec(name, grid=GRID, steps=3)) for name in ("run", "beside"))
     made.batch.submit([replace(run, records=RecordingSpec(FORMS[0], EXACT)), beside])
     reports = list(iter(made.step, None))
     told = [(failure.row.key.job_id, failure.error.code) for report in reports for failure in report.failed]
@@ -299,11 +265,11 @@ def test_a_run_whose_entries_are_lost_fails_and_its_neighbours_do_not() -> None:
 @pytest.mark.parametrize("lost", [False, True])
 def test_an_edit_ends_even_if_what_it_leaves_is_lost(lost: bool) -> None:
     """Otherwise all of it has arrived by then, though the last step records nothing."""
-    of, device = tiny_flux.family(), Slow(MemoryError("no buffers") if lost else None)
+    device = Slow(MemoryError("no buffers") if lost else None)
     device.gate.set()
     spec = RecordingSpec(FORMS[0], EXACT, name="left")
-    row = replace(edit(of, None, Spec("edit", grid=GRID, steps=5)), renewed_every=3, records=spec)
-    here, far = engine(of), engine(of)
+    row = replace(edit(OF, None, Spec("edit", grid=GRID, steps=5)), renewed_every=3, records=spec)
+    here, far = engine(OF), engine(OF)
     far.computing.hosting = copies(device)
     for made in (here, far):
         made.batch.submit([row])

@@ -24,6 +24,7 @@ from giornata_denoiser.rows.row import Adapters, Row, RowLora
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.patience import HUNG_S
+from tests.unit.denoiser.engine.test_masked import OF
 
 # The engine's thread: how it ends. What it owes the service is in :mod:`tests.contract.test_row_engine`.
 
@@ -111,7 +112,7 @@ def test_an_idle_loop_ends_at_once() -> None:
 
 
 LORAS = (RowLora("a" * 64),)
-PLAIN = tiny_flux.row(tiny_flux.family(), Spec("x"))
+PLAIN = tiny_flux.row(OF, Spec("x"))
 
 
 class ResidentLoraSets:

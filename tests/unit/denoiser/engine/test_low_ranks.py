@@ -21,6 +21,7 @@ from giornata_denoiser.templates.store import CorrectionCache
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, template
+from tests.unit.denoiser.engine.test_masked import exact_family
 
 ONE, TWO = RowLora("one", 1.0), RowLora("two", 0.5)
 SETS = ((), (ONE,), (ONE, TWO))
@@ -39,7 +40,7 @@ class LoraSetStore:
 
 @pytest.fixture(scope="module")
 def of() -> ModelFamily:
-    return tiny_flux.family(dtype=torch.float64)
+    return exact_family()
 
 
 @pytest.fixture(scope="module")

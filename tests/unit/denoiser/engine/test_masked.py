@@ -22,11 +22,20 @@ from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from giornata_lab.bench.compute.workload import grown
+from tests.examples import examples
 
+OF = tiny_flux.family()
+"""What every test computes with that needs no network of its own."""
 BLOCKS = 4
 FLOAT32 = 1e-5
 DOUBLE = torch.float64
 """What is compared in: rounding in float32 depends on the processor."""
+
+
+@cache
+def exact_family(*, fill: bool = False) -> ModelFamily:
+    """In double precision; one for all tests."""
+    return tiny_flux.family(fill=fill, dtype=DOUBLE)
 
 
 class Everything:
@@ -120,7 +129,7 @@ def masked(of: ModelFamily, spec: Spec, tokens: list[int], halo: int = 0) -> Row
     [(mode, not number % 2, (1.0, 2.5)[number // 3]) for number, mode in enumerate([*BlockMode] * 2)],
 )
 def test_masked_equals_full_on_the_compute_set(mode: BlockMode, fill: bool, scale: float) -> None:
-    of = tiny_flux.family(fill=fill, dtype=DOUBLE)
+    of = exact_family(fill=fill)
     row = masked(of, Spec(grid=(4, 5), true_cfg_scale=scale), [6, 7, 11])
     assert row.region is not None
     whole, recorders = recorded(of, replace(row, region=None))
@@ -132,20 +141,15 @@ def test_masked_equals_full_on_the_compute_set(mode: BlockMode, fill: bool, scal
     torch.testing.assert_close(latent[row.region.outside], after[row.region.outside], atol=0, rtol=0)
 
 
-@cache
-def exact_family(fill: bool) -> ModelFamily:
-    """One for all examples."""
-    return tiny_flux.family(fill=fill, dtype=DOUBLE)
-
-
 PLANS = st.lists(st.sampled_from(BlockMode), min_size=BLOCKS, max_size=BLOCKS)
 
 
 @pytest.mark.slow
+@examples(times=1 / 3)  # each computes whole models
 @given(st.data())
 def test_rows_that_differ_in_everything_equal_full_computation(data: st.DataObject) -> None:
     """Templates, plans, masks, halos, sizes, guidance, prompt lengths, rows in full: all in one batch."""
-    of = exact_family(data.draw(st.booleans()))
+    of = exact_family(fill=data.draw(st.booleans()))
     rows, wanted, reuse = [], [], {}
     for index in range(data.draw(st.integers(1, 4))):
         grid = data.draw(st.integers(2, 4)), data.draw(st.integers(2, 4))
@@ -178,14 +182,13 @@ def test_rows_that_differ_in_everything_equal_full_computation(data: st.DataObje
 @pytest.mark.parametrize("scale", [1.0, 2.5])
 def test_a_sequence_takes_and_records_at_once(modes: list[BlockMode], scale: float) -> None:
     """A recorder sees the tokens that a block computes; what it sees there is what a forward in full shows."""
-    of = tiny_flux.family()
-    row = masked(of, Spec(grid=(4, 5), true_cfg_scale=scale), [6, 7, 11])
+    row = masked(OF, Spec(grid=(4, 5), true_cfg_scale=scale), [6, 7, 11])
     assert row.region is not None
-    whole, recorders = recorded(of, replace(row, region=None))
+    whole, recorders = recorded(OF, replace(row, region=None))
     beside = [Everything() for _ in recorders]
     uses = reusing(row, recorders, modes, room=True)
     both = [replace(use, recorder=each) for use, each in zip(uses, beside, strict=True)]
-    (latent,) = step(of, [row], both)
+    (latent,) = step(OF, [row], both)
     torch.testing.assert_close(latent[row.region.computed], whole[row.region.computed], atol=FLOAT32, rtol=0)
     for seen, wanted in zip(beside, recorders, strict=True):
         for block, mode in enumerate(modes):

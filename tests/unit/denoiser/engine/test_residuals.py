@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from diffusers.models.controlnets.controlnet_flux import FluxControlNetModel
 from torch import Tensor
 
 from giornata.packed import attention, elementwise
@@ -22,8 +21,17 @@ from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import JOINT_DIM, LATENT, POOLED_DIM, Spec
+from tests.fakes import tiny_flux_control
 from tests.precision import float32_bound
-from tests.unit.denoiser.engine.test_masked import BLOCKS, DOUBLE, Everything, masked, reusing
+from tests.unit.denoiser.engine.test_masked import (
+    BLOCKS,
+    DOUBLE,
+    OF,
+    Everything,
+    exact_family,
+    masked,
+    reusing,
+)
 
 # What ControlNets add behind blocks of packed rows, beside diffusers' own transformer and a forward in
 # full.
@@ -59,12 +67,15 @@ def output(of: ModelFamily, rows: Sequence[Row], uses: Sequence[BlockInputs]) ->
     return list(torch.split(out, assembly.computed_lengths))
 
 
+def ids(grid: tuple[int, int]) -> Tensor:
+    found = torch.zeros(grid[0] * grid[1], 3)
+    found[:, 1] = torch.arange(grid[0]).repeat_interleave(grid[1])
+    found[:, 2] = torch.arange(grid[1]).repeat(grid[0])
+    return found
+
+
 def by_diffusers(of: ModelFamily, row: Row, samples: Sequence[Tensor]) -> Tensor:
     prompt: Any = row.prompts[0]
-    height, width = row.grid
-    ids = torch.zeros(row.image_tokens, 3)
-    ids[:, 1] = torch.arange(height).repeat_interleave(width)
-    ids[:, 2] = torch.arange(width).repeat(height)
     network: Any = of.network
     with torch.inference_mode():
         velocity: Tensor = network.transformer(
@@ -72,7 +83,7 @@ def by_diffusers(of: ModelFamily, row: Row, samples: Sequence[Tensor]) -> Tensor
             encoder_hidden_states=prompt.embeds[None],
             pooled_projections=prompt.pooled[None],
             timestep=row.track.times[:1] / 1000,
-            img_ids=ids,
+            img_ids=ids(row.grid),
             txt_ids=torch.zeros(len(prompt.embeds), 3),
             guidance=torch.tensor([prompt.guidance_scale]),
             controlnet_block_samples=[sample[None] for sample in samples[:2]],
@@ -83,17 +94,16 @@ def by_diffusers(of: ModelFamily, row: Row, samples: Sequence[Tensor]) -> Tensor
 
 
 def test_mixed_rows_with_and_without_residuals_equal_diffusers() -> None:
-    of = tiny_flux.family()
     rows = [
-        tiny_flux.row(of, Spec(f"{i}", grid=grid, seed=i)) for i, grid in enumerate([(3, 4), (4, 4), (2, 3)])
+        tiny_flux.row(OF, Spec(f"{i}", grid=grid, seed=i)) for i, grid in enumerate([(3, 4), (4, 4), (2, 3)])
     ]
     samples = [drawn(row.image_tokens, i) for i, row in enumerate(rows)]
     uses = [BlockInputs(residuals=Given(samples[0])), BlockInputs(), BlockInputs(residuals=Given(samples[2]))]
     none = [torch.zeros_like(sample) for sample in samples[1]]
-    packed = output(of, rows, uses)
+    packed = output(OF, rows, uses)
     for mine, row, given in zip(packed, rows, (samples[0], none, samples[2]), strict=True):
-        torch.testing.assert_close(mine, by_diffusers(of, row, given), atol=CLOSE, rtol=0)
-    plain = output(of, rows[:1], [BlockInputs()])[0]
+        torch.testing.assert_close(mine, by_diffusers(OF, row, given), atol=CLOSE, rtol=0)
+    plain = output(OF, rows[:1], [BlockInputs()])[0]
     assert (packed[0] - plain).abs().max() > 0.05, "the comparison sees residuals"
 
 
@@ -108,7 +118,7 @@ def test_mixed_rows_with_and_without_residuals_equal_diffusers() -> None:
 )
 def test_the_compute_set_equals_the_forward_in_full(modes: tuple[BlockMode, ...], whole: bool) -> None:
     """Where what lies outside is taken from a forward with the same residuals; its blocks' inputs hold them."""
-    of = tiny_flux.family(dtype=DOUBLE)
+    of = exact_family()
     row = masked(of, Spec(grid=(4, 5)), [6, 7, 11])
     assert row.region is not None
     samples = [sample.to(DOUBLE) for sample in drawn(row.image_tokens)]
@@ -123,10 +133,9 @@ def test_the_compute_set_equals_the_forward_in_full(modes: tuple[BlockMode, ...]
 
 
 def test_a_residual_of_a_region_needs_one() -> None:
-    of = tiny_flux.family()
-    row = tiny_flux.row(of, Spec())
+    row = tiny_flux.row(OF, Spec())
     with pytest.raises(ValueError, match="has no region"):
-        output(of, [row], [BlockInputs(residuals=Given(drawn(2), whole=False))])
+        output(OF, [row], [BlockInputs(residuals=Given(drawn(2), whole=False))])
 
 
 # A Flux ControlNet over packed rows, beside diffusers' own forward of each row.
@@ -136,38 +145,8 @@ CPU = torch.device("cpu")
 GRIDS = ((3, 4), (4, 4), (2, 3))
 
 
-def net() -> Any:
-    torch.manual_seed(0)
-    kind: Any = FluxControlNetModel
-    made = kind(
-        in_channels=LATENT,
-        num_layers=2,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=4,
-        joint_attention_dim=JOINT_DIM,
-        pooled_projection_dim=POOLED_DIM,
-        guidance_embeds=True,
-        axes_dims_rope=(4, 6, 6),
-    )
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            if name.startswith("controlnet_"):  # zeros before training
-                weight.normal_(0, 0.1)
-            elif ".attn." in name:
-                weight.mul_(2.0)
-    return made.eval().requires_grad_(requires_grad=False)
-
-
-def ids(grid: tuple[int, int]) -> Tensor:
-    found = torch.zeros(grid[0] * grid[1], 3)
-    found[:, 1] = torch.arange(grid[0]).repeat_interleave(grid[1])
-    found[:, 2] = torch.arange(grid[1]).repeat(grid[0])
-    return found
-
-
 def test_packed_samples_equal_those_of_each_row_alone() -> None:
-    model = net()
+    model: Any = tiny_flux_control.net()
     texts = [torch.randn(4 + i, JOINT_DIM) for i in range(3)]
     pooled, times = torch.randn(3, POOLED_DIM), torch.tensor([900.0, 500.0, 40.0])
     latents, conditions = ([torch.randn(h * w, LATENT) for h, w in GRIDS] for _ in range(2))
@@ -248,9 +227,9 @@ def picked(of: ModelFamily, step: int) -> list[Tensor]:
 @pytest.mark.parametrize("step", [0, 5])
 @torch.inference_mode()
 def test_vectors_of_all_steps_are_those_of_each_step(step: int) -> None:
-    exact = stepwise(tiny_flux.family(dtype=torch.float64), step)
-    reference, found = stepwise(tiny_flux.family(), step), picked(tiny_flux.family(), step)
-    double = picked(tiny_flux.family(dtype=torch.float64), step)
+    exact = stepwise(exact_family(), step)
+    reference, found = stepwise(OF, step), picked(OF, step)
+    double = picked(exact_family(), step)
     for wanted, single, of_float, of_double in zip(exact, reference, found, double, strict=True):
         # A product of several rows may group its sums otherwise than the product of one.
         torch.testing.assert_close(of_float.double(), wanted, atol=float32_bound(single, wanted), rtol=0)
@@ -259,10 +238,9 @@ def test_vectors_of_all_steps_are_those_of_each_step(step: int) -> None:
 
 @torch.inference_mode()
 def test_what_is_prepared_is_the_sequences_own() -> None:
-    of = tiny_flux.family()
-    row = tiny_flux.row(of, SPEC)
-    first, second = (cast("Tensor", sequence.prepared) for sequence in place_inputs(row, of).sequences)
-    again = cast("Tensor", of.network.prepare(row.prompts[0], row.track.times, row.conditioning, ()))
+    row = tiny_flux.row(OF, SPEC)
+    first, second = (cast("Tensor", sequence.prepared) for sequence in place_inputs(row, OF).sequences)
+    again = cast("Tensor", OF.network.prepare(row.prompts[0], row.track.times, row.conditioning, ()))
     assert torch.equal(first, again)
     assert (first - second).abs().max() > 1e-3
     assert (first[0] - first[1]).abs().max() > 1e-3

@@ -39,7 +39,8 @@ from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes.profiles import WEIGHTS
 from tests.unit.denoiser.attempts.test_attempt import INSPECTION, JOB
-from tests.unit.denoiser.templates.desk import CHECKPOINT, COSTS, FAMILY, WIDTH, desk
+from tests.unit.denoiser.engine.test_masked import OF
+from tests.unit.denoiser.templates.desk import CHECKPOINT, COSTS, WIDTH, desk
 
 # Regions, stored activations, templates and slabs.
 
@@ -145,7 +146,7 @@ def test_slabs_are_the_recorded_tokens_behind_room_for_the_others(bits: int) -> 
         recorder.keys_values(block, heads[block, 0], heads[block, 1])
     where = make_region(torch.tensor([[True, False, False], [True, False, False]]))
     assert where is not None
-    slabs = Slabs(recorder.entry(), where, own=5, family=tiny_flux.family())
+    slabs = Slabs(recorder.entry(), where, own=5, family=OF)
     tolerance = {0: 0.0, 8: 0.03, 4: 0.4}[bits]
     outside = slabs.gathered(1)
     assert (outside.room, tuple(outside.key.shape)) == (5, (9, 4, 3))
@@ -162,7 +163,7 @@ def test_what_was_not_recorded_is_not_made_up() -> None:
     recorder.keys_values(0, torch.zeros(2, 4, 1), torch.zeros(2, 4, 1))
     where = make_region(torch.tensor([[True, False]]))
     assert where is not None
-    slabs = Slabs(recorder.entry(), where, own=1, family=tiny_flux.family())
+    slabs = Slabs(recorder.entry(), where, own=1, family=OF)
     assert slabs.hidden(0).shape == (1, 4)
     with pytest.raises(LookupError, match="does not hold"):
         slabs.keys_values(0)
@@ -231,15 +232,15 @@ async def test_noise_levels_and_regions_are_made_off_the_event_loop(monkeypatch:
 
 
 def test_a_template_that_is_not_worth_it_is_told_apart_from_none() -> None:
-    row = tiny_flux.row(FAMILY, Spec())
+    row = tiny_flux.row(OF, Spec())
     cells = torch.zeros(row.grid, dtype=torch.bool)
     cells[0, 0] = True
     where = make_region(cells)
     kept = CachedBlock(*(store(torch.zeros(row.image_tokens, WIDTH), 8) for _ in range(2)))
-    made = CachedTemplate("t", row.grid, (Entry(1.0, (kept,) * FAMILY.depth),))
+    made = CachedTemplate("t", row.grid, (Entry(1.0, (kept,) * OF.depth),))
     slow = StepCosts(WEIGHTS, (1e6, 1.0))
     uses = [
-        attempt.template_use(job_that_reuses(), with_reuse(row, computed, how, FAMILY))
+        attempt.template_use(job_that_reuses(), with_reuse(row, computed, how, OF))
         for computed, how in (
             (where, TemplateReuse(1.0, made, COSTS)),
             (where, TemplateReuse(1.0, made, slow)),
@@ -254,11 +255,11 @@ def test_a_template_that_is_not_worth_it_is_told_apart_from_none() -> None:
 def test_an_edit_under_adapters_leaves_no_template() -> None:
     spec = RecordingSpec(frozenset({CacheForm.KV}), 8)
     how = TemplateReuse(1.0, None, COSTS, renew_steps=3, leaves=spec, room_bytes=1 << 30)
-    plain = tiny_flux.row(FAMILY, Spec(grid=(4, 4), steps=7))
+    plain = tiny_flux.row(OF, Spec(grid=(4, 4), steps=7))
     cells = torch.zeros(plain.grid, dtype=torch.bool)
     cells[0, 0] = True
     for adapters, left in ((Adapters(), spec), (Adapters((RowLora("a"),)), None)):
-        found = with_reuse(replace(plain, adapters=adapters), make_region(cells), how, FAMILY)
+        found = with_reuse(replace(plain, adapters=adapters), make_region(cells), how, OF)
         assert found.renewed_every
         assert found.records == left
 
@@ -290,7 +291,7 @@ async def test_a_row_computes_the_compute_set_that_its_inspection_carries() -> N
     carried = CellMap(height=3, width=4, bits=np.packbits(cells).tobytes())
     inspection = INSPECTION.model_copy(update={"compute_set": {1: carried}})
     kept = CachedBlock(*(store(torch.zeros(12, WIDTH), 8) for _ in range(2)))
-    made = CachedTemplate("t", (3, 4), (Entry(1.0, (kept,) * FAMILY.depth),))
+    made = CachedTemplate("t", (3, 4), (Entry(1.0, (kept,) * OF.depth),))
     async with desk(template_policy="off") as at:
         request = at.request.model_copy(update={"inspection": inspection})
         (plain,) = await rows_of(request, CHECKPOINT, at.blobs, None)

@@ -17,7 +17,7 @@ from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes.step_caches import taylor
 from tests.unit.denoiser.engine.edits import GRID, ROOMY, edit, engine, template
-from tests.unit.denoiser.engine.test_masked import BLOCKS, DOUBLE
+from tests.unit.denoiser.engine.test_masked import BLOCKS, OF, exact_family
 
 TOLERANCE = 1e-10
 TAYLOR = taylor(interval=4, order=1, warmup=2)
@@ -43,12 +43,11 @@ def run(made: Engine, arrivals: dict[int, list[Row]]) -> tuple[dict[str, Tensor]
 
 
 def test_a_row_whose_output_is_extrapolated_leaves_the_sample_to_others() -> None:
-    of = tiny_flux.family()
     rule = taylor(interval=3, order=1, warmup=1)
-    beside, alone = engine(of), engine(of)
+    beside, alone = engine(OF), engine(OF)
     rows = [
-        cached(tiny_flux.row(of, Spec("t", steps=6)), rule),
-        tiny_flux.row(of, Spec("o", steps=6, seed=1)),
+        cached(tiny_flux.row(OF, Spec("t", steps=6)), rule),
+        tiny_flux.row(OF, Spec("o", steps=6, seed=1)),
     ]
     _, blocks = run(beside, {0: rows})
     computed = [rule.steps.computes(step) for step in range(6)]
@@ -59,10 +58,9 @@ def test_a_row_whose_output_is_extrapolated_leaves_the_sample_to_others() -> Non
 
 
 def test_steps_that_others_take_from_are_computed() -> None:
-    of = tiny_flux.family()
     never = taylor(interval=100, order=1, warmup=0)
-    made = engine(of)
-    made.batch.submit([cached(replace(edit(of, None, Spec(grid=GRID, steps=9)), renewed_every=4), never)])
+    made = engine(OF)
+    made.batch.submit([cached(replace(edit(OF, None, Spec(grid=GRID, steps=9)), renewed_every=4), never)])
     computed = [report.sample is not None for report in iter(made.step, None)]
     assert [step for step, now in enumerate(computed) if now] == [0, 1, 4, 8]  # the rule's own is the step 1
 
@@ -70,10 +68,9 @@ def test_steps_that_others_take_from_are_computed() -> None:
 def test_what_is_remembered_says_nothing_of_other_loras_first_steps_that_others_take_from_and_recordings() -> (
     None
 ):
-    of = tiny_flux.family()
     output = torch.zeros(1, 12, 64)
     known = TaylorExpansion(0, 3, (output,))
-    row = replace(cached(tiny_flux.row(of, Spec(steps=9)), taylor(100, 1, 1)), step=4, degree=1, cached=known)
+    row = replace(cached(tiny_flux.row(OF, Spec(steps=9)), taylor(100, 1, 1)), step=4, degree=1, cached=known)
     assert extrapolated(row, learns=True) is known
     assert extrapolated(replace(row, degree=0), learns=True) is known, (
         "it has brought along what it remembers"
@@ -83,28 +80,28 @@ def test_what_is_remembered_says_nothing_of_other_loras_first_steps_that_others_
     for other in (
         late,
         replace(row, degree=0, prefix=(3,)),
-        replace(row, degree=0, region=edit(of, None, Spec(grid=GRID)).region),
+        replace(row, degree=0, region=edit(OF, None, Spec(grid=GRID)).region),
         replace(row, cached=None),
         replace(row, records=recording),
     ):
         assert extrapolated(other, learns=True) is None
-    uncorrected = replace(row, region=edit(of, None, Spec(grid=GRID)).region, template=template(of))
+    uncorrected = replace(row, region=edit(OF, None, Spec(grid=GRID)).region, template=template(OF))
     assert extrapolated(uncorrected, learns=True) is None
     assert extrapolated(uncorrected, learns=False) is known
 
 
 def test_a_row_that_goes_on_elsewhere_begins_its_cache_again() -> None:
-    of, rule = tiny_flux.family(), TAYLOR
+    rule = TAYLOR
     spec = Spec(steps=12)
-    made = engine(of)
-    made.batch.submit([cached(tiny_flux.row(of, spec), rule)])
+    made = engine(OF)
+    made.batch.submit([cached(tiny_flux.row(OF, spec), rule)])
     for _ in range(5):
         made.step()
     (row,) = made.batch.take_all()
     assert row.cached is not None
-    resumed = cached(tiny_flux.row(of, spec, row.export()), rule)
+    resumed = cached(tiny_flux.row(OF, spec, row.export()), rule)
     assert resumed.cached is None
-    _, blocks = run(engine(of), {0: [resumed]})
+    _, blocks = run(engine(OF), {0: [resumed]})
     assert blocks[0] == (BLOCKS, 0)
     assert len(blocks) == spec.steps - 5 - rule.steps.skipped(spec.steps - 5)
 
@@ -113,12 +110,11 @@ def test_a_row_that_goes_on_elsewhere_begins_its_cache_again() -> None:
     ("rule", "scale", "masked"), [(taylor(3, 0, 1), 1.0, True), (taylor(4, 2, 4), 2.0, False)]
 )
 def test_memory_counts_what_is_remembered(rule: TaylorRule, scale: float, *, masked: bool) -> None:
-    of = tiny_flux.family()
     spec = Spec(grid=GRID, steps=8, true_cfg_scale=scale)
-    row = cached(replace(edit(of, None, spec), renewed_every=3) if masked else tiny_flux.row(of, spec), rule)
-    counted = row_bytes(row, of, None) - row_bytes(cached(row, None), of, None)
+    row = cached(replace(edit(OF, None, spec), renewed_every=3) if masked else tiny_flux.row(OF, spec), rule)
+    counted = row_bytes(row, OF, None) - row_bytes(cached(row, None), OF, None)
     assert counted == cache_bytes(row) > 0
-    made, held = engine(of), 0
+    made, held = engine(OF), 0
     made.batch.submit([row])
     while (report := made.step()) is not None:
         (after,) = report.advanced
@@ -129,7 +125,7 @@ def test_memory_counts_what_is_remembered(rule: TaylorRule, scale: float, *, mas
 
 def test_a_failed_step_is_repeated_as_it_was() -> None:
     """A step that one row fails is computed again row by row: what rows remember is that of the step before."""
-    of = tiny_flux.family(dtype=DOUBLE)
+    of = exact_family()
     row = cached(tiny_flux.row(of, Spec("good", steps=9)), TAYLOR)
     alone, _ = run(engine(of), {0: [row]})
     made = Engine(of, ROOMY, lambda: 0.0)

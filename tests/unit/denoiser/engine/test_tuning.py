@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 
 from giornata.gpus import DeviceLedger
 from giornata.memory_plan import CONTEXT_BYTES, USABLE, ModelMemory, plan_prepost
-from giornata.packed.compute_set import make_region
 from giornata.planning.cost_model import CostModel
 from giornata.planning.operations import StepWork
 from giornata.planning.plans import plan_each_alone, uniform_modes
@@ -23,48 +21,33 @@ from giornata.runtime import memory_bytes
 from giornata.scheduling.batch import BatchingMode
 from giornata.wire.values import BlockMode
 from giornata_denoiser import startup
-from giornata_denoiser.choices import EXACT, CacheForm
+from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.engine.engine import Engine
-from giornata_denoiser.rows.row import RecordingSpec, Row
-from giornata_denoiser.rows.template import CachedTemplate
+from giornata_denoiser.rows.row import Row
 from giornata_denoiser.startup import MemoryBudget, engine_of, memory_of, memory_on, shared_memory
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.configs import configured
 from tests.contract.messages import CARD
 from tests.fakes.profiles import PROFILE, Steady
-
-GRID = (4, 4)
+from tests.unit.denoiser.engine.edits import GRID, edit, finished, template
+from tests.unit.denoiser.engine.test_masked import OF
 
 
 def config(**options: Any) -> DenoiserConfig:
     return configured(DenoiserConfig, model="tiny", **options)
 
 
-def run(engine: Engine, rows: list[Row]) -> dict[str, Row]:
-    engine.batch.submit(rows)
-    done: dict[str, Row] = {}
-    while (report := engine.step()) is not None:
-        assert report.failed == ()
-        done |= {row.key.job_id: row for row in report.advanced if row.done}
-    return done
-
-
 def edited(rows: list[Row] | None = None, **options: Any) -> tuple[dict[str, Row], CostModel]:
     """Rows by an engine that is configured so; by default one that takes from its own picture's template."""
-    checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None, card=CARD, controlnets={})
+    checkpoint: Any = SimpleNamespace(family=OF, preview_map=None, card=CARD, controlnets={})
     model = Steady.of(PROFILE)
     with engine_of(config(**options), checkpoint, PROFILE, model) as engine:
         if rows is None:
-            recording = RecordingSpec(frozenset(CacheForm), EXACT)
-            spec = Spec("run", grid=GRID, steps=4)
-            plain = tiny_flux.row(checkpoint.family, spec)
-            taken = CachedTemplate("t", GRID, run(engine, [replace(plain, records=recording)])["run"].entries)
-            where = make_region(torch.eye(4, dtype=torch.bool))
-            edit = tiny_flux.row(checkpoint.family, Spec("edit", grid=GRID, steps=4, seed=1))
-            rows = [replace(edit, region=where, template=taken)]
-        return run(engine, rows), model
+            taken = template(OF, frozenset(CacheForm))
+            rows = [edit(OF, taken, Spec("edit", grid=GRID, steps=4, seed=1))]
+        engine.batch.submit(rows)
+        return finished(engine), model
 
 
 @pytest.fixture
@@ -80,8 +63,7 @@ def test_whether_a_first_step_is_computed_in_full_is_configured() -> None:
 
 
 def test_steps_and_loads_reach_the_cost_model() -> None:
-    of = tiny_flux.family()
-    _, model = edited([tiny_flux.row(of, Spec("long", grid=GRID, steps=40))])
+    _, model = edited([tiny_flux.row(OF, Spec("long", grid=GRID, steps=20))])
     assert model.state.compute.samples + model.state.compute.outliers >= 16
     _, model = edited()
     for _ in range(40):
@@ -91,7 +73,7 @@ def test_steps_and_loads_reach_the_cost_model() -> None:
 
 def steps_of(rows: list[Row], **options: Any) -> list[list[str]]:
     """Who shared every step."""
-    checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None, card=CARD, controlnets={})
+    checkpoint: Any = SimpleNamespace(family=OF, preview_map=None, card=CARD, controlnets={})
     profile = PROFILE.model_copy(update={"activation_bytes": 1e5, "even_bytes": None})
     with engine_of(config(**options), checkpoint, profile, Steady.of(PROFILE)) as engine:
         engine.batch.submit(rows)
@@ -102,9 +84,8 @@ def steps_of(rows: list[Row], **options: Any) -> list[list[str]]:
 
 
 def three() -> list[Row]:
-    of = tiny_flux.family()
     return [
-        tiny_flux.row(of, Spec(name, grid=GRID, steps=steps))
+        tiny_flux.row(OF, Spec(name, grid=GRID, steps=steps))
         for name, steps in (("a", 1), ("b", 2), ("c", 1))
     ]
 
@@ -204,7 +185,7 @@ def test_what_cuda_tells_of_its_memory_is_divided(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("memory_mb", "told"), [(1 << 20, []), (0, ["0 of 4"])])
 def test_a_budget_too_small_for_a_template_is_told_at_the_start(memory_mb: int, told: list[str]) -> None:
-    checkpoint: Any = SimpleNamespace(family=tiny_flux.family(), preview_map=None, card=CARD, controlnets={})
+    checkpoint: Any = SimpleNamespace(family=OF, preview_map=None, card=CARD, controlnets={})
     small = config(template_memory_mb=memory_mb)
     with (
         structlog.testing.capture_logs() as logs,

@@ -26,9 +26,8 @@ from giornata_lab.bench.compute.tiny_flux import SCHEDULER, Spec
 from tests.fakes import tiny_driven
 from tests.fakes.tiny_driven import FAMILIES
 from tests.unit.denoiser.engine.test_masked import Everything, Recorded
-from tests.unit.denoiser.families.test_driven import EXACT, predicted
+from tests.unit.denoiser.families.test_driven import DIFFERENT, EXACT, NAMES, predicted
 
-NAMES = sorted(FAMILIES)
 TEXT = 32
 HEIGHTS = (4, 8)
 """Heights of pictures 8 tokens wide, which Z-Image does not pad."""
@@ -59,7 +58,7 @@ def outer(of: ModelFamily) -> tuple[int, int]:
     return before, last.weight.numel()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_specs_count_what_cells_texts_and_pairs_multiply(name: str) -> None:
     """Differences of pictures and of prompts, counted operation by operation."""
     of = tiny_driven.family(name)
@@ -78,7 +77,7 @@ def test_specs_count_what_cells_texts_and_pairs_multiply(name: str) -> None:
         assert counted - small == pytest.approx(wanted - wanted_small, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_specs_count_what_a_projected_cell_multiplies(name: str) -> None:
     of = tiny_driven.family(name)
     whole = row(of, HEIGHTS[0])
@@ -98,7 +97,7 @@ def test_specs_count_what_a_projected_cell_multiplies(name: str) -> None:
     assert difference == sum(spec.outside for spec in of.specs[1:]) * len(one.region.outside)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_specs_name_the_channels_that_recorders_see(name: str) -> None:
     of = tiny_driven.family(name)
     seen = Everything()

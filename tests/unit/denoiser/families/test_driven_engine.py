@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,13 +26,12 @@ from giornata_denoiser.profiling.mixtures import RowSize, StepShape
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes import tiny_driven
-from tests.fakes.tiny_driven import FAMILIES
 from tests.unit.denoiser.engine.edits import engine, finished
+from tests.unit.denoiser.families.test_driven import DIFFERENT
 
 EXACT = 1e-5
 GRID = (4, 5)
 TOUCHED = (6, 7, 11, 12)
-NAMES = sorted(FAMILIES)
 SCALE = 2.5
 
 
@@ -52,7 +52,7 @@ def masked(row: Row) -> Row:
     return replace(row, region=with_companions(found, row.companions))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_a_miss_takes_what_its_own_step_in_full_made(name: str) -> None:
     of = tiny_driven.family(name)
     row = replace(masked(edit(of, Spec("miss", steps=3, true_cfg_scale=SCALE, seed=5))), renewed_every=3)
@@ -74,8 +74,7 @@ def test_a_miss_takes_what_its_own_step_in_full_made(name: str) -> None:
     torch.testing.assert_close(latent, row.latent, atol=EXACT, rtol=0)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "bits"), list(zip(DIFFERENT, cycle([8, 4]), strict=False)))
 def test_pages_are_attended_to_as_what_they_hold(name: str, bits: int) -> None:
     """As on a GPU: keys and values are gathered where a block attends, those of several attentions together."""
     of = tiny_driven.family(name)

@@ -12,6 +12,7 @@ from giornata.wire.values import BlockMode
 from giornata_denoiser.families.unet.network import network_of
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from tests.fakes import tiny_driven
+from tests.unit.denoiser.engine.test_masked import OF
 from tests.unit.denoiser.engine.test_rehearsal import CARD
 
 DRIVEN = {
@@ -61,7 +62,7 @@ def says(pipeline: str, config: Any, blocks: Any) -> None:
 
 
 def test_a_level_of_flux() -> None:
-    says("FluxFillPipeline", tiny_flux.transformer().config, tiny_flux.family().network.blocks)
+    says("FluxFillPipeline", tiny_flux.transformer().config, OF.network.blocks)
 
 
 @pytest.mark.parametrize("name", DRIVEN)

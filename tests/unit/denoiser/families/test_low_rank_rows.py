@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from itertools import cycle
@@ -17,6 +18,7 @@ from giornata.packed.low_rank import SequenceLoras
 from giornata.wire.values import BlockMode
 from giornata_denoiser.engine.batch_tensors import assemble, place_inputs, with_low_ranks
 from giornata_denoiser.families.network import ModelFamily
+from giornata_denoiser.families.unet.network import network_of
 from giornata_denoiser.rows.row import Row
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from giornata_lab.bench.compute.tiny_flux import Spec
@@ -25,7 +27,7 @@ from tests.fakes import tiny_driven
 from tests.fakes.loras import Chosen, Loras
 from tests.fakes.tiny_driven import FAMILIES
 from tests.unit.denoiser.engine.test_masked import Everything, Recorded, masked
-from tests.unit.denoiser.families.test_driven import region_of
+from tests.unit.denoiser.families.test_driven import DIFFERENT, region_of
 
 EXACT = 1e-5
 """Tolerance over the largest value: diffusers turns positions and times in float32."""
@@ -136,54 +138,50 @@ def test_masked_flux_rows_equal_full_ones_under_their_loras(mode: BlockMode) -> 
 # Driven transformers
 
 
-DIFFERENT = sorted(FAMILIES.keys() - {"flux2", "flux2-klein", "qwen-image"})
-"""Networks with different hooks: the others have those of Klein-KV, and of Qwen-Image-Edit."""
-
-
 @cache
 def driven(name: str) -> Loras:
     return Loras(tiny_driven.transformer(name))
 
 
 @pytest.mark.parametrize(("name", "alike"), list(zip(DIFFERENT, cycle([False, True]), strict=False)))
-def test_driven_rows_equal_peft_alone(name: str, alike: bool) -> None:
+def test_driven_rows_equal_peft_alone_and_masked_ones_those_in_full(name: str, alike: bool) -> None:
     of, loras = tiny_driven.family(name), driven(name)
     specs = [replace(SPECS[0], seed=spec.seed) for spec in SPECS] if alike else SPECS
     rows = [replace(tiny_driven.row(of, spec), step=index % 3) for index, spec in enumerate(specs)]
-    for row, chosen, out in zip(rows, CHOSEN, predicted(of, rows, loras.sets(CHOSEN)), strict=True):
+    sets, seen = loras.sets(CHOSEN), [Everything() for _ in rows]
+    whole = predicted(of, rows, sets, [BlockInputs(recorder=each) for each in seen])
+    for row, chosen, out in zip(rows, CHOSEN, whole, strict=True):
         with loras.alone(chosen) as model, torch.no_grad():
             close(out, FAMILIES[name].alone(model, row))
-
-
-@pytest.mark.parametrize("name", DIFFERENT)
-def test_masked_driven_rows_equal_full_ones_under_their_loras(name: str) -> None:
-    of, sets = tiny_driven.family(name), driven(name).sets(CHOSEN)
-    rows = [tiny_driven.row(of, spec) for spec in SPECS]
-    seen = [Everything() for _ in rows]
-    whole = predicted(of, rows, sets, [BlockInputs(recorder=each) for each in seen])
-    rows = [replace(row, region=region_of(row, (1, 2, 7))) for row in rows]
+    regions = [region_of(row, (1, 2, 7)) for row in rows]
+    modes = (BlockMode.HIDDEN, BlockMode.KV, BlockMode.HIDDEN, BlockMode.HIDDEN)
     uses = [
-        BlockInputs(
-            CachedTokens(
-                (BlockMode.HIDDEN, BlockMode.KV, BlockMode.HIDDEN, BlockMode.HIDDEN),
-                Recorded(kept, row.region),
-            )
-        )
-        for row, kept in zip(rows, seen, strict=True)
-        if row.region is not None
+        BlockInputs(CachedTokens(modes, Recorded(kept, region)))
+        for kept, region in zip(seen, regions, strict=True)
     ]
-    for row, part, full in zip(rows, predicted(of, rows, sets, uses), whole, strict=True):
-        assert row.region is not None
-        close(part, full[row.region.computed])
+    some = [replace(row, region=region) for row, region in zip(rows, regions, strict=True)]
+    for part, full, region in zip(predicted(of, some, sets, uses), whole, regions, strict=True):
+        close(part, full[region.computed])
 
 
 # UNets
 
 
+SMALL: Mapping[str, Mapping[str, Any]] = {
+    "sd": {
+        "block_out_channels": (16, 32),
+        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+    },
+    "shallow": {},
+}
+"""Of two levels each, by shape."""
+
+
 @cache
 def unet(shape: str) -> tuple[Any, Loras]:
-    of = tiny_unet.network(shape, dtype=torch.float64)
-    return of, Loras(tiny_unet.unet(shape, dtype=torch.float64))
+    model = tiny_unet.unet(shape, dtype=torch.float64, **SMALL[shape])
+    return network_of(deepcopy(model)), Loras(model)
 
 
 def unet_predicted(
@@ -216,7 +214,7 @@ def unet_predicted(
     return list(torch.split(out, lengths))
 
 
-@pytest.mark.parametrize("shape", ["sd", "xl"])
+@pytest.mark.parametrize("shape", SMALL)
 def test_unet_rows_equal_peft_alone_as_maps_and_as_tiles(shape: str) -> None:
     """Linear layers, convolutions, the timestep's layers, and what is made of text when a row joins."""
     of, loras = unet(shape)

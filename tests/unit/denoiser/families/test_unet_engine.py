@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,9 +28,9 @@ from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.rows import build_row
 from giornata_denoiser.families.sampling import FlowMatching, shifted_by_size
 from giornata_denoiser.profiling.fitting import calibrate
+from giornata_denoiser.profiling.measuring import StepMeter
 from giornata_denoiser.rows.row import RecordingSpec, Row
 from giornata_denoiser.rows.template import CachedTemplate, Entry
-from giornata_denoiser.templates import store
 from giornata_denoiser.templates.identity import form_of, storage_budget
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens, drawn
@@ -51,7 +50,7 @@ KV = frozenset({CacheForm.KV})
 @cache
 def family(fill: bool = False, dtype: torch.dtype = torch.float64) -> ModelFamily:
     """A tiny UNet; any schedule steps it."""
-    network = tiny_unet.network("xl", fill=fill, dtype=dtype)
+    network = tiny_unet.network("shallow", fill=fill, dtype=dtype)
     return ModelFamily(network.text, FlowMatching(tiny_flux.SCHEDULER, shifted_by_size), network)
 
 
@@ -138,9 +137,8 @@ def expected(of: ModelFamily, at: Row, taken: CachedTemplate, *, corrected: bool
 @pytest.mark.parametrize(
     ("device", "scale", "corrected", "ahead"),
     [
-        (Device(), 1.0, True, False),
         (Device(), 2.0, False, True),
-        (Unkept(), 2.0, True, True),
+        (Unkept(), 1.0, True, False),
     ],
 )
 def test_edits_take_from_the_entries_of_their_levels(
@@ -227,19 +225,6 @@ def test_half_precision_keeps_statistics_in_float32() -> None:
     assert finished(made)["a"].latent.isfinite().all()
 
 
-def test_a_recording_comes_back_from_a_file(tmp_path: Path) -> None:
-    taken = template(family(), bits=8)
-    store.write_recording(taken, tmp_path / "t")
-    found = store.read_recording(tmp_path / "t", "t")
-    for one, other in zip(taken.entries, found.entries, strict=True):
-        for kept, back in zip(one.blocks, other.blocks, strict=True):
-            assert [part is None for part in vars(kept).values()] == [
-                part is None for part in vars(back).values()
-            ]
-            for left, right in zip(kept.parts, back.parts, strict=True):
-                assert all(map(torch.equal, left.tensors, right.tensors))
-
-
 def test_slabs_are_as_large_as_they_say() -> None:
     of = family()
     slabs = Slabs(template(of).entries[0], WHERE, len(WHERE.computed), of)
@@ -259,9 +244,9 @@ def test_slabs_are_as_large_as_they_say() -> None:
     ("budget_mb", "bits", "kept"),
     [
         (100, 0, (10, 0, 0)),
-        (20, 0, (10, 0, 8)),
-        (5, 8, (10, 0, 4)),
-        (3, 8, (8, 0, 4)),
+        (8, 0, (10, 0, 8)),
+        (3, 8, (10, 0, 4)),
+        (2, 8, (7, 0, 4)),
         (1, 8, None),
     ],
 )
@@ -283,12 +268,14 @@ def test_blocks_without_an_input_to_keep_keep_keys_and_values() -> None:
     assert form_of(config, tiny_flux.family()) is CacheForm.HIDDEN
 
 
-def test_its_costs_are_measured_at_the_start() -> None:
+def test_its_costs_are_measured_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepMeter, "step_ms", lambda of, step: step.work(of.operations).multiplications)
+    monkeypatch.setattr(StepMeter, "load_ms", lambda of, size: of.load_bytes(size))
     checkpoint: Any = SimpleNamespace(card=CARD, family=family(dtype=torch.float32))
     found, operations = calibrate(checkpoint, 8), checkpoint.family.operations
     rates = StepCosts(found.compute.weights).rates(operations)
     assert (rates >= 0).all()
-    assert rates.sum() > 0, "a step costs time; how it divides is measured, on a machine that may be busy"
+    assert rates.sum() > 0
 
 
 def test_a_region_is_needed_to_take() -> None:

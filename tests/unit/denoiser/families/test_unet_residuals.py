@@ -14,12 +14,8 @@ from giornata.packed.compute_set import BlockInputs, CachedTokens, Region
 from giornata.packed.packing import maps_to_tiles
 from giornata.wire.values import BlockMode
 from giornata_lab.bench.compute import tiny_unet
-from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens, drawn
-
-EXACT = 1e-9
-"""In float64; a residual at a wrong place is off by a hundredth and more."""
-L_SHAPE = drawn("#....", "#....", "###..", ".....")
-STRIP = drawn("#...", "##..", ".##.", "..##", "...#")
+from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens
+from tests.unit.denoiser.families.test_unet import EXACT, KINDS, L_SHAPE, STRIP, pair
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +51,10 @@ def added(maps: Sequence[Tensor], grid: tuple[int, int], region: Region | None =
     return Added(samples, region is None, [])
 
 
-@pytest.mark.parametrize(("shape", "fill"), [("sd", True), ("xl", False)])
+@pytest.mark.parametrize(("shape", "fill"), KINDS)
 @torch.inference_mode()
 def test_rows_with_and_without_share_a_forward(shape: str, fill: bool) -> None:
-    model, of = (make(shape, fill=fill, dtype=torch.float64) for make in (tiny_unet.unet, tiny_unet.network))
+    model, of = pair(shape, fill)
     rows = [
         tiny_unet.picture(of, (4, 5), step=0, seed=1),
         tiny_unet.picture(of, (5, 4), words=9, step=1, seed=2),
@@ -110,7 +106,7 @@ def test_rows_with_and_without_share_a_forward(shape: str, fill: bool) -> None:
 
 @torch.inference_mode()
 def test_a_sample_of_nothing_adds_nothing() -> None:
-    model, of = (make("xl", dtype=torch.float64) for make in (tiny_unet.unet, tiny_unet.network))
+    model, of = pair(*KINDS[1])
     row = tiny_unet.picture(of, (2, 3))
     torch.manual_seed(9)
     maps = [torch.randn(*one).double() for one in shapes(model, row.grid, of.side)]

@@ -22,6 +22,7 @@ from giornata_denoiser.rows.template import CachedTemplate
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.engine.edits import GRID, where
+from tests.unit.denoiser.engine.test_masked import OF
 
 
 def travelled(thing: object, kept: object = None) -> object:
@@ -53,7 +54,7 @@ DRIVEN = Prompt({"prompt_embeds": torch.randn(3, 4).bfloat16(), "none": torch.em
 
 
 def row() -> Row:
-    made = tiny_flux.row(tiny_flux.family(), Spec(grid=GRID, steps=4))
+    made = tiny_flux.row(OF, Spec(grid=GRID, steps=4))
     return replace(
         made,
         region=where(),

@@ -33,11 +33,9 @@ from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.fakes.pool import OneDevice
 from tests.unit.denoiser.engine.edits import FORMS, GRID, where
+from tests.unit.denoiser.engine.test_masked import OF
 
 # What a rank keeps of rows from step to step, and when it lets go of it.
-
-
-FAMILY = tiny_flux.family()
 
 
 class Bench:
@@ -45,7 +43,7 @@ class Bench:
 
     def __init__(self, families: GroupFamilies | None = None) -> None:
         self.computing: list[ModelRunner] = []
-        self.steps = RankSteps(0, families or OneDevice(FAMILY), self._made, RankLoras(FAMILY.device))
+        self.steps = RankSteps(0, families or OneDevice(OF), self._made, RankLoras(OF.device))
         self._shelf, self._told = SharedRowStore(Arena()), RankKnowledge()
 
     def _made(self, family: ModelFamily) -> ModelRunner:
@@ -69,7 +67,7 @@ class Bench:
 def test_what_is_kept_of_a_row_goes_when_the_row_does(gone: type[ReleaseRows | ForgetResources]) -> None:
     """It renews its own values: what it kept is of no use any more, and it may come back, but for a forgotten one."""
     bench = Bench()
-    row = replace(tiny_flux.row(FAMILY, Spec(grid=GRID, steps=6)), region=where(), renewed_every=3)
+    row = replace(tiny_flux.row(OF, Spec(grid=GRID, steps=6)), region=where(), renewed_every=3)
     shared, held = bench.put(row)
     for step, fresh in enumerate((True, False)):
         assert isinstance(bench.compute(shared, held, step, fresh=fresh), RankStepEnded)
@@ -86,7 +84,7 @@ def test_what_is_kept_of_a_row_goes_when_the_row_does(gone: type[ReleaseRows | F
 
 def test_an_order_of_a_row_at_another_step_is_refused() -> None:
     bench = Bench()
-    shared, held = bench.put(tiny_flux.row(FAMILY, Spec(grid=GRID, steps=6)))
+    shared, held = bench.put(tiny_flux.row(OF, Spec(grid=GRID, steps=6)))
     assert isinstance(bench.compute(shared, held, 0, fresh=True), RankStepEnded)
     refused = bench.compute(shared, held, 2, fresh=False)
     assert isinstance(refused, RankStepFailed)
@@ -98,7 +96,7 @@ class Aborted(OneDevice):
     """A group of which a member was lost while it computed, as the leader has said."""
 
     def __init__(self) -> None:
-        super().__init__(FAMILY)
+        super().__init__(OF)
         self.aborted: set[tuple[Devices, int]] = set()
 
     def check(self, devices: Devices, epoch: int) -> None:
@@ -111,7 +109,7 @@ class Aborted(OneDevice):
 
 def test_what_an_aborted_group_has_computed_is_nothing() -> None:
     bench = Bench(Aborted())
-    shared, held = bench.put(tiny_flux.row(FAMILY, Spec(grid=GRID, steps=6)))
+    shared, held = bench.put(tiny_flux.row(OF, Spec(grid=GRID, steps=6)))
     assert isinstance(bench.compute(shared, held, 0, fresh=True), RankStepEnded)
     written = shared.ring.read(shared.memory, held, 1).latent.clone()
     bench.steps.abort((0,), 1)
@@ -144,7 +142,7 @@ def entered(row: Row, steps: Sequence[Step]) -> RowStepStart:
 
 def test_a_rule_is_shown_what_a_job_has_been_promised() -> None:
     book = PoolState(lambda _: RowTimes({1: 1.0}, {1: 2.0}, None))
-    row = tiny_flux.row(tiny_flux.family(), Spec(grid=GRID, steps=6))
+    row = tiny_flux.row(OF, Spec(grid=GRID, steps=6))
     row = replace(row, due_s=9.0, priority=Priority.BATCH)
     shared, held = SharedRowStore(Arena()).put(row)
     book.add(held, shared, 4.0)
@@ -168,13 +166,13 @@ def test_a_rule_is_shown_what_a_job_has_been_promised() -> None:
 def test_a_row_goes_on_where_devices_group_and_way_stay(
     steps: list[Step], fresh: bool, left: set[int]
 ) -> None:
-    found = entered(tiny_flux.row(tiny_flux.family(), Spec(grid=GRID, steps=6)), steps)
+    found = entered(tiny_flux.row(OF, Spec(grid=GRID, steps=6)), steps)
     assert (found.fresh, set(found.left)) == (fresh, left)
 
 
 @pytest.mark.parametrize(("devices", "leaves"), [((0,), True), (PAIR, False)])
 def test_a_row_leaves_nothing_once_a_group_has_computed_a_step(devices: Devices, leaves: bool) -> None:
-    row = tiny_flux.row(tiny_flux.family(), Spec(grid=GRID, steps=6))
+    row = tiny_flux.row(OF, Spec(grid=GRID, steps=6))
     row = replace(row, records=RecordingSpec(FORMS[0], 0, name="first"))
     found = entered(row, [((0,), 1, False), (devices, 2, False), ((0,), 1, False)])
     assert (found.held.row.records is not None) == leaves

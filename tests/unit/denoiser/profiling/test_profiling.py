@@ -45,6 +45,7 @@ from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.systems.networks import PLAIN_4, plain
 from tests.fakes import tiny_driven
 from tests.fakes.profiles import PROFILE
+from tests.unit.denoiser.engine.test_masked import OF
 from tests.unit.denoiser.engine.test_rehearsal import CARD
 from tests.unit.denoiser.families import test_unet_engine
 
@@ -124,7 +125,7 @@ class Far(Device):
 
 
 def meter_with(device: Device) -> StepMeter:
-    checkpoint = Checkpoint(CARD, tiny_flux.family(), PREVIEW_MAP)
+    checkpoint = Checkpoint(CARD, OF, PREVIEW_MAP)
     ticks = iter(range(1000))
     return StepMeter(checkpoint, 8, device, lambda: float(next(ticks)))
 
@@ -293,7 +294,7 @@ def counting(of: ModelFamily, counter: FlopCounterMode) -> StepMeter:
 def test_steps_are_measured_with_the_factors_of_every_linear_layer() -> None:
     """A set of LoRAs computes what it says: as many multiplications a token as its factors have weights."""
     meter = meter_with(Far())
-    layers = tiny_flux.family().network.layers
+    layers = OF.network.layers
     loras = RandomLoras(layers)
     linear = {path: layer for path, layer in layers.items() if isinstance(layer, nn.Linear)}
     assert meter.lora_weights == sum(16 * (each.in_features + each.out_features) for each in linear.values())
@@ -302,7 +303,7 @@ def test_steps_are_measured_with_the_factors_of_every_linear_layer() -> None:
     assert one is loras.set_of(1) is not other
     assert set(one.modules) == set(linear)
     assert one.size_bytes == 4 * loras.weights, "float32 as the layers are"
-    size = RowSize(4, 4, 8, (BlockMode.FULL,) * tiny_flux.family().depth)
+    size = RowSize(4, 4, 8, (BlockMode.FULL,) * OF.depth)
     mixture = StepShape((replace(size, lora=1), replace(size, lora=2), size)).adapted(
         meter.lora_weights, None
     )
@@ -372,13 +373,13 @@ def test_weights_that_a_cache_can_hold_are_not_read_again() -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint() -> Checkpoint:
-    return Checkpoint(CARD, tiny_flux.family(), PreviewMap(torch.zeros(16, 3), torch.zeros(3)))
+    return Checkpoint(CARD, OF, PreviewMap(torch.zeros(16, 3), torch.zeros(3)))
 
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
     return PROFILE.model_copy(
-        update={"device": device_name(torch.device("cpu")), "blocks": tiny_flux.family().operations.specs}
+        update={"device": device_name(torch.device("cpu")), "blocks": OF.operations.specs}
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from giornata_denoiser.engine.denoise_step import SamplerState, StepNoise, advance_states, draw_noise
+from giornata_denoiser.engine.denoise_step import advance_states, draw_noise
 from giornata_denoiser.rows.row import SamplerTable
 
 
@@ -45,40 +44,19 @@ class Sampled:
 
 def stepped(rows: list[Sampled], outputs: list[Tensor], region: Tensor | None = None) -> list[Sampled]:
     """`rows` after their next step, in one batch; `outputs` are (tokens, channels), of the region if there is one."""
-    drawn = _drawn(rows, outputs)
-    states = batch_of(rows, outputs, region, drawn)()
+    network: Any = Latents(outputs[0].dtype)
+    batch: Any = rows
+    lengths = [len(output) for output in outputs]
+    assembly: Any = SimpleNamespace(
+        computed_lengths=lengths,
+        regions=[region] * len(rows),
+        matrices=[row.track.matrices for row in rows],
+        row_of_computed=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths)),
+    )
+    drawn = [draw_noise(row, network) for row in batch]
+    latents = torch.cat([row.latent if region is None else row.latent[region] for row in rows])
+    states = advance_states(assembly, batch, latents, torch.cat(outputs), [each.noise for each in drawn])
     return [
         replace(row, latent=state.latent, memory=state.memory, generator=each.generator, step=row.step + 1)
         for row, state, each in zip(rows, states, drawn, strict=True)
     ]
-
-
-def batch_of(
-    rows: list[Sampled],
-    outputs: list[Tensor],
-    region: Tensor | None = None,
-    drawn: Sequence[StepNoise] | None = None,
-) -> Callable[[], list[SamplerState]]:
-    """Return what makes the next step of a batch; it draws noise where none is `drawn`."""
-    device, lengths = outputs[0].device, [len(output) for output in outputs]
-    assembly: Any = SimpleNamespace(
-        computed_lengths=lengths,
-        regions=[region] * len(rows),
-        matrices=[row.track.matrices.to(device) for row in rows],
-        row_of_computed=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths)).to(device),
-    )
-    latents = torch.cat([row.latent if region is None else row.latent[region] for row in rows])
-    batch: Any = rows
-    packed = torch.cat(outputs)
-
-    def step() -> list[SamplerState]:
-        found = _drawn(rows, outputs) if drawn is None else drawn
-        return advance_states(assembly, batch, latents, packed, [each.noise for each in found])
-
-    return step
-
-
-def _drawn(rows: list[Sampled], outputs: list[Tensor]) -> list[StepNoise]:
-    network: Any = Latents(outputs[0].dtype)
-    batch: Any = rows
-    return [draw_noise(row, network) for row in batch]

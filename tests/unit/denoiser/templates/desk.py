@@ -43,13 +43,13 @@ from tests.fakes.profiles import LOAD_WEIGHTS, WEIGHTS
 from tests.fakes.row_engine import SteppedEngine
 from tests.patience import HUNG_S
 from tests.unit.denoiser.attempts.test_attempt import INSPECTION, JOB
+from tests.unit.denoiser.engine.test_masked import OF
 
 COSTS = StepCosts(WEIGHTS, LOAD_WEIGHTS)
-FAMILY = tiny_flux.family()
-WIDTH = FAMILY.specs[0].parts["key"]
+WIDTH = OF.specs[0].parts["key"]
 CHECKPOINT: Any = SimpleNamespace(
     card=CARD.model_copy(update={"family": FamilyName.FLUX_INPAINT}),
-    family=FAMILY,
+    family=OF,
     controlnets={},
     control_cards={},
 )
@@ -123,7 +123,7 @@ class Desk:
 
     async def fill(self) -> None:
         """Put the inputs of the edit where they belong."""
-        text, conditioning = tiny_flux.inputs(FAMILY, Spec())
+        text, conditioning = tiny_flux.inputs(OF, Spec())
         refs = [
             await self.blobs.put(secrets.token_hex(4), tensors.pack(made), 60)
             for made in (text, conditioning)
@@ -164,7 +164,7 @@ class Desk:
         tokens = torch.zeros(row.image_tokens, WIDTH)
         block = CachedBlock(*(store(tokens, row.records.bits) for _ in range(2)))
         kept = tuple(
-            CachedBlock() if number < row.records.first_block else block for number in range(FAMILY.depth)
+            CachedBlock() if number < row.records.first_block else block for number in range(OF.depth)
         )
         entries = tuple(Entry(float(level), kept) for level in row.track.levels[:-1])
         self.engine.batch.settle([], [row.key])

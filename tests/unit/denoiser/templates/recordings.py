@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from giornata_denoiser.choices import EXACT
 from giornata_denoiser.rows.template import CachedBlock, CachedTemplate, Entry, store
 
 
@@ -19,6 +20,8 @@ def template(name: str, bits: int = 8, tokens: int = 6, seed: int = 0) -> Cached
             (
                 CachedBlock(key=store(random(), bits), value=store(random(), bits)),
                 CachedBlock(hidden=store(random(), bits)),
+                CachedBlock(border=store(random(), bits)),
+                CachedBlock(moments=store(random().float(), EXACT)),
                 CachedBlock(),
             ),
         )
@@ -28,27 +31,19 @@ def template(name: str, bits: int = 8, tokens: int = 6, seed: int = 0) -> Cached
 
 
 def same(one: CachedTemplate, other: CachedTemplate) -> bool:
-    parts = [
-        [
-            part
-            for entry in t.entries
-            for block in entry.blocks
-            for part in (block.key, block.value, block.hidden)
-        ]
-        for t in (one, other)
+    return told(one) == told(other) and all(map(torch.equal, tensors(one), tensors(other)))
+
+
+def told(of: CachedTemplate) -> object:
+    """All but the values: names, levels, and which part of which block has which tensors."""
+    parts = [vars(block) for entry in of.entries for block in entry.blocks]
+    kinds = [
+        {name: part and [each.dtype for each in part.tensors] for name, part in each.items()}
+        for each in parts
     ]
-    return (one.id, one.grid, [e.level for e in one.entries]) == (
-        other.id,
-        other.grid,
-        [e.level for e in other.entries],
-    ) and all(
-        (a is None and b is None)
-        or (
-            a is not None
-            and b is not None
-            and torch.equal(a.data, b.data)
-            and (a.scale is None) == (b.scale is None)
-            and (a.scale is None or (torch.equal(a.scale, b.scale) and torch.equal(a.low, b.low)))
-        )
-        for a, b in zip(*parts, strict=True)
-    )
+    return of.id, of.grid, [entry.level for entry in of.entries], kinds
+
+
+def tensors(of: CachedTemplate) -> list[torch.Tensor]:
+    parts = (part for entry in of.entries for block in entry.blocks for part in block.parts)
+    return [tensor for part in parts for tensor in part.tensors]

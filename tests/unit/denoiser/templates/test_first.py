@@ -22,21 +22,22 @@ from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.patience import HUNG_S
 from tests.unit.denoiser.engine.edits import edit, where
-from tests.unit.denoiser.templates.desk import FAMILY, Desk, desk
+from tests.unit.denoiser.engine.test_masked import OF
+from tests.unit.denoiser.templates.desk import Desk, desk
 from tests.unit.denoiser.templates.recordings import template
 
 # First templates: what edits leave is kept while it is expected, whole and finite, within a budget, for its
 # tenant.
 
 
-NOISE = edit(FAMILY, None, Spec(grid=(4, 4))).conditioning["noise"]
+NOISE = edit(OF, None, Spec(grid=(4, 4))).conditioning["noise"]
 SIZE = 3 * 2 * 16 * 4 + NOISE.nbytes
 """Bytes of what a row leaves."""
 
 
 def done(name: str, *, job: str = "job", levels: int = 3, value: float = 1.0, bits: int = 0) -> Row:
     spec = RecordingSpec(frozenset({CacheForm.KV}), bits, name=name)
-    row = replace(edit(FAMILY, None, Spec(job, grid=(4, 4), steps=7)), renewed_every=3, records=spec)
+    row = replace(edit(OF, None, Spec(job, grid=(4, 4), steps=7)), renewed_every=3, records=spec)
     kept = CachedBlock(*(store(torch.full((16, 1 if bits == 0 else 2), value), bits) for _ in range(2)))
     entries = tuple(Entry(1.0 - i / 10, (kept,)) for i in range(levels))
     return replace(row, step=7, entries=entries)
@@ -234,7 +235,7 @@ async def test_template_runs_and_edits_are_told_apart() -> None:
     async with desk(template_first_mb=1) as made:
         row = done("x")
         made.runs.advance(StepReport(0.0, 1.0, (row,)))
-        run = replace(tiny_flux.row(FAMILY, Spec()), records=row.records, step=4)
+        run = replace(tiny_flux.row(OF, Spec()), records=row.records, step=4)
         made.lookup.learn([run])
         assert (run.background, row.background) == (True, False)
         assert made.store.first.size_bytes == 0
@@ -249,7 +250,6 @@ def unregistered(made: Desk) -> Any:
 # is.
 
 
-OF = tiny_flux.family()
 CORRECTION_BYTES = 8 * 10**3
 """Bytes of a sequence's correction."""
 

@@ -13,7 +13,8 @@ from giornata.wire.jobs import BlobRef
 from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.unit.denoiser.attempts.test_attempt import INSPECTION
-from tests.unit.denoiser.templates.desk import CHECKPOINT, FAMILY, desk
+from tests.unit.denoiser.engine.test_masked import OF
+from tests.unit.denoiser.templates.desk import CHECKPOINT, desk
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), MemoryError()])
@@ -121,7 +122,7 @@ async def test_a_picture_that_nothing_holds_is_never_recorded() -> None:
 async def test_a_picture_larger_than_memory_is_recorded_once_and_smaller() -> None:
     tokens = 1024  # of 4 blocks, 2 parts and 7 levels of float32: 14 MiB
     async with desk(template_memory_mb=3, template_bits=0, template_levels=7) as made:
-        text, conditioning = tiny_flux.inputs(FAMILY, Spec(grid=(32, 32)))
+        text, conditioning = tiny_flux.inputs(OF, Spec(grid=(32, 32)))
         refs = [
             await made.blobs.put(name, tensors.pack(data), 60)
             for name, data in (("a", text), ("b", conditioning))

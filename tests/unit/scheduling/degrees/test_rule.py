@@ -28,6 +28,7 @@ from tests.unit.scheduling.degrees.pools import (
 ALL = frozenset(range(8))
 NARROW = ReplanningOptions(widens=False)
 """Degrees as planned."""
+OFF = ReplanningOptions(waits=False, widens=False, shares=False, ages_s=math.inf, cap_s=math.inf)
 SLOW_ALONE: Times = {1: 3.0, 8: 0.6}
 
 
@@ -41,27 +42,17 @@ def in_flight(key: str, devices: tuple[int, ...], until_s: float, left: int = 0,
     return row(key, 99.0, left, devices=devices, until_s=until_s, **more)
 
 
+@pytest.mark.parametrize("switches", [ReplanningOptions(), OFF], ids=["on", "off"])
 @given(moments())
-def test_every_decision_is_one_that_the_pool_can_carry_out(moment: Moment) -> None:
+def test_every_decision_is_one_that_the_pool_can_carry_out_whatever_came_before(
+    switches: ReplanningOptions, moment: Moment
+) -> None:
     for together in (None, at_once):
-        check(
-            moment,
-            ReplanningRule(moment.devices, together=together).decide(moment.now_s, moment.rows, moment.free),
-        )
-
-
-@given(moments())
-def test_parts_that_are_off_leave_a_rule(moment: Moment) -> None:
-    off = ReplanningOptions(waits=False, widens=False, shares=False, ages_s=math.inf, cap_s=math.inf)
-    check(moment, ReplanningRule(moment.devices, off).decide(moment.now_s, moment.rows, moment.free))
-
-
-@given(moments())
-def test_a_decision_does_not_depend_on_those_before_it(moment: Moment) -> None:
-    rule = ReplanningRule(moment.devices, together=at_once)
-    first = rule.decide(moment.now_s, moment.rows, moment.free)
-    rule.decide(moment.now_s + 1, moment.rows[1:], frozenset())
-    assert rule.decide(moment.now_s, moment.rows, moment.free) == first
+        rule = ReplanningRule(moment.devices, switches, together=together)
+        decision = rule.decide(moment.now_s, moment.rows, moment.free)
+        check(moment, decision)
+        rule.decide(moment.now_s + 1, moment.rows[1:], frozenset())
+        assert rule.decide(moment.now_s, moment.rows, moment.free) == decision
 
 
 # 1. Free devices over time
@@ -188,7 +179,7 @@ def test_a_row_that_is_twice_as_old_may_have_a_long_step() -> None:
 
 def test_no_row_starves() -> None:
     """Promised rows keep coming, and would take all that is idle."""
-    stream = [row(f"p{i}", i * 1.25 + 60, 8, arrived_s=i * 1.25) for i in range(100)]
+    stream = [row(f"p{i}", i * 1.25 + 60, 8, arrived_s=i * 1.25) for i in range(80)]
     others = [
         row("late", 0.5, 20),
         row("line", left=8),
@@ -196,7 +187,7 @@ def test_no_row_starves() -> None:
     ]
     young = VirtualPool(ReplanningRule(8)).run([*stream, *others])
     never = VirtualPool(ReplanningRule(8, ReplanningOptions(ages_s=math.inf))).run([*stream, *others])
-    assert len(young) == len(never) == 103
+    assert len(young) == len(never) == 83
     last_s = max(young.values())
     for key in ("late", "line", "template"):
         assert young[key] < 0.8 * last_s < never[key]

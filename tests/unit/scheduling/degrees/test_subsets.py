@@ -93,7 +93,7 @@ def test_the_degrees_of_a_pool_are_those_of_the_devices_that_are_left() -> None:
             st.frozensets(st.integers(0, devices - 1)),
             st.lists(
                 st.tuples(st.sampled_from(DEGREES), st.sampled_from(device_subsets(devices)), st.booleans()),
-                max_size=8,
+                max_size=5,
             ),
         )
     )

@@ -1,9 +1,8 @@
-"""The baselines that are diffusers itself: its pipeline, called with a batch, and its first-block cache."""
+"""The baseline that is diffusers itself: its pipeline, called with a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -13,7 +12,6 @@ from diffusers import (
     Flux2KleinInpaintPipeline,
     FluxInpaintPipeline,
 )
-from diffusers.hooks import FirstBlockCacheConfig
 from torch import Tensor
 
 from giornata_lab.bench.compute import families
@@ -48,7 +46,6 @@ class StaticBatching:
             transformer=transformer_of(rows.family),
         )
         self._pipeline.set_progress_bar_config(disable=True)
-        self._runs = 0
 
     def denoised(self, edits: Sequence[WorkloadEdit], steps: int) -> Tensor:
         """(edits, tokens, channels) final latents: the pipeline without its autoencoder."""
@@ -59,43 +56,31 @@ class StaticBatching:
         """(edits, 3, height, width) float pixels: the whole pipeline from `pictures`, pixels in 0..1."""
         return self._called(edits, steps, pictures, "pt")
 
-    @contextmanager
-    def first_block_cache(self, threshold: float) -> Iterator[None]:
-        """Inside, the transformer skips all blocks but the first where that one's output changed by less."""
-        transformer = transformer_of(self._rows.family)
-        transformer.enable_cache(FirstBlockCacheConfig(threshold=threshold))
-        try:
-            yield
-        finally:
-            transformer.disable_cache()
-
     def _called(self, edits: Sequence[WorkloadEdit], steps: int, images: Tensor, output: str) -> Tensor:
         rows, family = self._rows, self._rows.family
         pixels = rows.side * TOKEN_PIXELS
         given: Mapping[str, Any] = (
             {"masked_image_latents": images.to(family.device, family.dtype)} if output == "latent" else {}
         )
-        self._runs += 1
-        with transformer_of(family).cache_context(f"batch {self._runs}"):
-            found: Tensor = self._pipeline(
-                image=images,
-                mask_image=torch.stack([_pixel_mask(edit, rows.side) for edit in edits]),
-                height=pixels,
-                width=pixels,
-                strength=1.0,
-                num_inference_steps=steps,
-                guidance_scale=3.5,
-                generator=[torch.Generator().manual_seed(edit.index) for edit in edits],
-                output_type=output,
-                return_dict=False,
-                **{
-                    name: torch.stack([rows.text(edit.template)[name] for edit in edits]).to(
-                        family.device, family.dtype
-                    )
-                    for name in ("prompt_embeds", "pooled_prompt_embeds")
-                },
-                **given,
-            )[0]
+        found: Tensor = self._pipeline(
+            image=images,
+            mask_image=torch.stack([_pixel_mask(edit, rows.side) for edit in edits]),
+            height=pixels,
+            width=pixels,
+            strength=1.0,
+            num_inference_steps=steps,
+            guidance_scale=3.5,
+            generator=[torch.Generator().manual_seed(edit.index) for edit in edits],
+            output_type=output,
+            return_dict=False,
+            **{
+                name: torch.stack([rows.text(edit.template)[name] for edit in edits]).to(
+                    family.device, family.dtype
+                )
+                for name in ("prompt_embeds", "pooled_prompt_embeds")
+            },
+            **given,
+        )[0]
         return found
 
     def _unpacked(self, latents: Tensor) -> Tensor:
@@ -163,28 +148,6 @@ def _unused_autoencoder(rows: Rows) -> Any:
         batch_norm_eps=0.0,
     )
     return model.to(rows.family.device, rows.family.dtype).eval().requires_grad_(requires_grad=False)
-
-
-def skipped_share(transformer: Any, run: Callable[[], object]) -> float:
-    """The share of a transformer's calls, made by `run`, in which its first-block cache skipped the other blocks."""
-    calls = {"all": 0, "whole": 0}
-
-    def count(name: str) -> Any:
-        def hook(*_: object) -> None:
-            calls[name] += 1
-
-        return hook
-
-    handles = [
-        transformer.register_forward_pre_hook(count("all")),
-        transformer.single_transformer_blocks[-1].attn.register_forward_pre_hook(count("whole")),
-    ]
-    try:
-        run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return 1 - calls["whole"] / calls["all"]
 
 
 def in_batches(edits: Sequence[WorkloadEdit], size: int) -> list[tuple[list[WorkloadEdit], int]]:

@@ -32,7 +32,16 @@ XL: Final[Mapping[str, Any]] = {
     "addition_time_embed_dim": 8,
     "projection_class_embeddings_input_dim": POOLED + 6 * 8,
 }
-SHAPES: Final = {"sd": SD, "xl": XL}
+SHALLOW: Final[Mapping[str, Any]] = {
+    **XL,
+    "block_out_channels": (16, 32),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+    "transformer_layers_per_block": (1, 1),
+    "attention_head_dim": (1, 2),
+}
+"""An XL of two levels, whose steps cost half as much: for what any of its blocks shows."""
+SHAPES: Final = {"sd": SD, "xl": XL, "shallow": SHALLOW}
 
 
 def unet(shape: str = "xl", *, fill: bool = False, dtype: torch.dtype = torch.float32, **config: Any) -> Any:

@@ -11,7 +11,6 @@ python -m giornata_lab.model.train control                  the ControlNet, like
 from __future__ import annotations
 
 import math
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -95,18 +94,12 @@ USUAL: Final = "; ".join(
 @click.command(context_settings={"show_default": True})
 @click.argument("stage")
 @click.option("--model", type=click.Choice(list(RECIPES)), default="fresco")
-@click.option("--folder", type=FOLDER, default=Path("out/train"), help="State, sample grids and results.")
+@click.option("--folder", type=FOLDER, default=Path("out/train"), help="State and results.")
 @click.option("--steps", type=int, help=f"Of one stage, in total.  [default: {USUAL}]")
 @click.option(
     "--minutes",
     type=click.FloatRange(0, min_open=True),
     help="Stop one stage after so long, its state saved.",
-)
-@click.option(
-    "--start",
-    type=FOLDER,
-    metavar="CHECKPOINT",
-    help="Learn on from these weights where the folder holds no state of the stage.",
 )
 @click.option("--seed", type=int, default=0, help="Of weights, scenes and noise.")
 @click.option("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda.")
@@ -119,7 +112,6 @@ def main(
     folder: Path,
     steps: int | None,
     minutes: float | None,
-    start: Path | None,
     seed: int,
     device: str,
     threads: int,
@@ -134,42 +126,25 @@ def main(
     if stage in ADAPTERS:
         model, stage = stage, "all"
     recipe = RECIPES[model]
-    _refuse(recipe, stage, start=start, minutes=minutes)
+    stages = ["all", *recipe.stages, "export"]
+    if stage not in stages:
+        raise click.UsageError(f"{stage!r} is no stage of this model; it has: {', '.join(stages)}")
+    if minutes and stage == "all":
+        raise click.UsageError("--minutes goes with one stage: the next one builds on its end")
     torch.set_num_threads(threads)
     folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes if minutes else math.inf
-    plan = StagePlan(folder, 0, seed, torch.device(device), start, deadline=deadline)
+    plan = StagePlan(folder, 0, seed, torch.device(device), deadline)
     try:
-        _train(recipe, stage, plan, steps, checkpoint or recipe.checkpoint)
+        for name, part in recipe.stages.items():
+            if stage in {"all", name}:
+                part.run(replace(plan, steps=steps or part.steps))
+        if stage in {"all", "export"}:
+            recipe.export(folder, checkpoint or recipe.checkpoint)
     except TrainingStateUnusable as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _refuse(recipe: Recipe, stage: str, *, start: Path | None, minutes: float | None) -> None:
-    """UsageError for a stage that the recipe does not have, and for options that go with one stage alone."""
-    stages = ["all", *recipe.stages, "export"]
-    if stage not in stages:
-        raise click.UsageError(f"{stage!r} is no stage of this model; it has: {', '.join(stages)}")
-    if start and stage == "all":
-        raise click.UsageError(
-            "--start goes with one stage: all of them begin with an autoencoder of their own"
-        )
-    if minutes and stage == "all":
-        raise click.UsageError("--minutes goes with one stage: the next one builds on its end")
-
-
-def _train(recipe: Recipe, stage: str, plan: StagePlan, steps: int | None, checkpoint: Path) -> None:
-    """Run what `stage` names."""
-    folder, start = plan.folder, plan.start
-    if start and not (folder / "vae").exists():
-        shutil.copytree(start / "vae", folder / "vae")
-    for name, part in recipe.stages.items():
-        if stage in {"all", name}:
-            part.run(replace(plan, steps=steps or part.steps))
-    if stage in {"all", "export"}:
-        recipe.export(folder, checkpoint)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from diffusers import AutoencoderKL
 from giornata_lab.model import architecture
 from giornata_lab.model.architecture import FILL_LATENTS, LatentSpace
 from giornata_lab.model.scenes import sample
-from giornata_lab.model.train.run import CoderLoop, Losses, StagePlan, coder_optimisers
+from giornata_lab.model.train.run import Losses, StagePlan, TrainingLoop, coder_optimisers
 
 SIDE: Final = 64
 CROPS: Final = ((0.75, 32, 16), (1.0, 64, 6))
@@ -33,7 +33,6 @@ POOL: Final = 4096
 REFRESH_EVERY: Final = 16
 REFRESHED: Final = 32
 """Every so many steps, so many pictures of the pool are rendered again."""
-SAVE_EVERY: Final = 200
 MEASURED: Final = 512
 
 
@@ -45,20 +44,21 @@ def run(plan: StagePlan, space: LatentSpace = FILL_LATENTS) -> None:
     steps, seed, device = plan.steps, plan.seed, plan.device
     torch.manual_seed(seed)
     vae = architecture.autoencoder(space).to(device, memory_format=torch.channels_last)
-    loop = CoderLoop(
+    loop = TrainingLoop(
         "autoencoder", plan, vae, coder_optimisers((vae.encoder, vae.decoder), PEAK_RATES), PEAK_RATES
     )
-    if loop.first >= steps and (plan.folder / "vae").exists():
+    first = loop.step
+    if first >= steps and (plan.folder / "vae").exists():
         return
-    pictures = _pictures((seed, loop.first), POOL).to(device)
+    pictures = _pictures((seed, first), POOL).to(device)
 
     def loss_of(step: int) -> Losses:
-        if step % REFRESH_EVERY == 0 and step > loop.first:
+        if step % REFRESH_EVERY == 0 and step > first:
             place = (step // REFRESH_EVERY * REFRESHED) % POOL
             pictures[place : place + REFRESHED] = _pictures((seed + 1, step), REFRESHED).to(device)
         return _loss(vae, _crops(pictures, step / steps).float() / 127.5 - 1)
 
-    if loop.run(loss_of, lambda step: _schedule(step, steps), SAVE_EVERY):
+    if loop.run(loss_of, lambda step: _schedule(step, steps)):
         _finish(vae, pictures[:MEASURED], plan.folder, space)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -20,18 +19,17 @@ from torch import nn
 from giornata_lab.model import latents
 from giornata_lab.model.adapters import lessons
 from giornata_lab.model.architecture import PATCH_CHANNELS
-from giornata_lab.model.painter import UNGUIDED, Painter, beside_tokens, denoise
+from giornata_lab.model.painter import UNGUIDED, Painter, beside_tokens
 from giornata_lab.model.scenes import Scene
 from giornata_lab.model.train.painter import (
     GREATEST,
-    USUAL,
     FillEncoder,
     FrozenFillCheckpoint,
     begin_on,
     flow_loss,
     load_frozen,
 )
-from giornata_lab.model.train.pool import SceneBatch, as_input, fixed_noise, show_samples
+from giornata_lab.model.train.pool import SceneBatch, as_input
 from giornata_lab.model.train.run import (
     CurriculumStage,
     Muon,
@@ -53,8 +51,6 @@ OUTLINE: Final = TrainingCurriculum(
 )
 GUIDANCES: Final = (UNGUIDED, GREATEST)
 """Least and greatest scale: one that it has not seen would break pictures, and an outline leaves little to guide."""
-SHOWN_SIDE: Final = 128
-SHOWN_STEPS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -158,24 +154,9 @@ def resumed(plan: StagePlan) -> tuple[TrainingRun[nn.Module], ControlledPainter]
 
 
 def run(plan: StagePlan) -> None:
-    """Train, going on from ``outline.pt`` in the plan's folder; sample grids land there too."""
+    """Train, going on from ``outline.pt`` in the plan's folder."""
     state, painter = resumed(plan)
-    averaged = ControlledPainter(painter.painter, state.average)
-    state.train(partial(flow_loss, painter, guidance=GUIDANCES), partial(show, averaged, state))
-
-
-def show(painter: ControlledPainter, run: TrainingRun[nn.Module], path: Path) -> None:
-    """Write a grid of edits under the ControlNet."""
-
-    def paint(batch: SceneBatch) -> torch.Tensor:
-        noise = fixed_noise(batch.clean)
-        read = painter.read(*batch.token_ids)
-        scale = USUAL
-        return latents.unpack(
-            denoise(painter, batch.condition, read, noise, steps=SHOWN_STEPS, guidance=scale)
-        )
-
-    show_samples(paint, run.encoder, path, SHOWN_SIDE, lessons.sample_free)
+    state.train(partial(flow_loss, painter, guidance=GUIDANCES))
 
 
 def optimisers(net: FluxControlNetModel) -> Optimisers:

@@ -17,7 +17,7 @@ from torch import nn
 from giornata_lab.model import architecture
 from giornata_lab.model.scenes import sample
 from giornata_lab.model.train import autoencoder
-from giornata_lab.model.train.run import CoderLoop, Losses, StagePlan, coder_optimisers
+from giornata_lab.model.train.run import Losses, StagePlan, TrainingLoop, coder_optimisers
 
 BATCHES: Final = ((96, 4), (128, 2), (256, 1))
 """Side in pixels and pictures a step, in turn; the last one every `LARGE_EVERY` steps."""
@@ -29,18 +29,18 @@ PEAK_RATES: Final = (1e-3, 5e-4)
 WARM_UP: Final = 20
 NOISE: Final = 0.05
 """Standard deviation of what is added to normalised latents: the transformer's latents are not exact either."""
-SAVE_EVERY: Final = 100
 
 
 def run(plan: StagePlan) -> None:
     """Go on from ``decoder.pt`` or ``vae`` in the plan's folder, and replace ``vae``."""
     vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
     vae.decoder.requires_grad_(requires_grad=True)
-    loop = CoderLoop("decoder", plan, vae.decoder, coder_optimisers((vae.decoder,), PEAK_RATES), PEAK_RATES)
+    loop = TrainingLoop(
+        "decoder", plan, vae.decoder, coder_optimisers((vae.decoder,), PEAK_RATES), PEAK_RATES
+    )
     ended = loop.run(
         lambda step: _loss(vae, _pictures(plan.seed + 2, step).to(plan.device)),
         lambda step: min(1.0, (step + 1) / WARM_UP, (plan.steps - step) / plan.steps * 1.5),
-        SAVE_EVERY,
     )
     if ended:
         architecture.bfloat16_exact(vae)

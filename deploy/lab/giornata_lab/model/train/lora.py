@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -18,21 +17,18 @@ from diffusers import AutoencoderKL
 from peft import LoraConfig
 from torch import nn
 
-from giornata_lab.model import latents
 from giornata_lab.model.adapters import lessons
-from giornata_lab.model.architecture import PATCH_CHANNELS
-from giornata_lab.model.painter import UNGUIDED, Painter, denoise
+from giornata_lab.model.painter import UNGUIDED, Painter
 from giornata_lab.model.scenes import Scene
 from giornata_lab.model.train.painter import (
     GREATEST,
-    USUAL,
     FillEncoder,
     begin_on,
     load_frozen,
     random_corner,
     random_times,
 )
-from giornata_lab.model.train.pool import SceneBatch, SceneEncoder, fixed_noise, show_samples
+from giornata_lab.model.train.pool import SceneBatch, SceneEncoder
 from giornata_lab.model.train.run import (
     CurriculumStage,
     Optimisers,
@@ -58,8 +54,6 @@ MODULATION: Final = ("norm1.linear", "norm1_context.linear", "norm.linear")
 RATES: Final = (3e-3, 6e-3)
 """Learning rates of the factors that read, and higher ones of those that write (LoRA+, Hayou et al., ICML 2024)."""
 AVERAGE_DECAY: Final = 0.98
-SHOWN_SIDE: Final = 128
-SHOWN_STEPS: Final = 16
 
 Loss = Callable[[Painter, SceneBatch], torch.Tensor]
 
@@ -206,21 +200,9 @@ def resumed(name: str, plan: StagePlan) -> TrainingRun[Painter]:
 
 
 def run(name: str, plan: StagePlan) -> None:
-    """Train, going on from ``<name>.pt`` in the plan's folder; sample grids land there too."""
+    """Train, going on from ``<name>.pt`` in the plan's folder."""
     state = resumed(name, plan)
-    state.train(partial(LESSONS[name].loss, state.model), partial(show, state))
-
-
-def show(state: TrainingRun[Painter], path: Path) -> None:
-    """Write a grid of edits under the averaged LoRA."""
-
-    def paint(batch: SceneBatch) -> torch.Tensor:
-        noise = fixed_noise(batch.clean[..., :PATCH_CHANNELS])
-        read = state.average.read(*batch.token_ids[:2])
-        x = denoise(state.average, batch.condition, read, noise, steps=SHOWN_STEPS, guidance=USUAL)
-        return latents.unpack(x)
-
-    show_samples(paint, state.encoder, path, SHOWN_SIDE)
+    state.train(partial(LESSONS[name].loss, state.model))
 
 
 def optimisers(painter: nn.Module) -> Optimisers:

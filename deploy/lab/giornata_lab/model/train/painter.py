@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -23,10 +22,10 @@ from torch import nn
 
 from giornata_lab.model import architecture, latents
 from giornata_lab.model.architecture import NATIVE_PIXELS, TEXT_TOKENS, TOKEN_PIXELS
-from giornata_lab.model.painter import UNGUIDED, Painter, Predictor, denoise
+from giornata_lab.model.painter import UNGUIDED, Painter, Predictor
 from giornata_lab.model.scenes import Scene
 from giornata_lab.model.train import autoencoder
-from giornata_lab.model.train.pool import SceneBatch, encode_both, fixed_noise, masks_of, show_samples
+from giornata_lab.model.train.pool import SceneBatch, encode_both, masks_of
 from giornata_lab.model.train.run import (
     CurriculumStage,
     Model,
@@ -54,8 +53,6 @@ STAGES: Final = (
 ROWS: Final = {48: 64, 64: 40, 96: 20, 128: 12, 256: 4}
 """Rows of a batch by side: about the same number of tokens."""
 PAINTER: Final = TrainingCurriculum("painter", STAGES, ROWS, RATES)
-SHOWN_SIDE: Final = 128
-SHOWN_STEPS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ class FillEncoder:
 
 
 class PainterRun(TrainingRun[Painter]):
-    """A course of the painter on its way; begins with the plan's checkpoint where there is no state."""
+    """A course of the painter on its way."""
 
     def __init__(self, plan: StagePlan, course: TrainingCurriculum = PAINTER) -> None:
         torch.manual_seed(plan.seed)
@@ -103,34 +100,12 @@ class PainterRun(TrainingRun[Painter]):
         painter = Painter(architecture.transformer(), text).to(plan.device)
         vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
         super().__init__(plan, course, painter, FillEncoder(vae, text), optimisers(painter))
-        if plan.start and not self.path.exists():
-            self._take(plan.start)
-
-    def _take(self, checkpoint: Path) -> None:
-        """The weights of a checkpoint of this architecture."""
-        pipeline = FluxFillPipeline.from_pretrained(checkpoint, dtype=torch.float32)
-        for model in (self.model, self.average):
-            model.transformer.load_state_dict(pipeline.transformer.state_dict())
-            model.clip.load_state_dict(pipeline.text_encoder.state_dict())
-            model.t5.load_state_dict(pipeline.text_encoder_2.state_dict())
 
 
 def run(plan: StagePlan) -> None:
-    """Train, going on from ``painter.pt`` in the plan's folder; sample grids land there too."""
+    """Train, going on from ``painter.pt`` in the plan's folder."""
     state = PainterRun(plan, PAINTER)
-    state.train(partial(flow_loss, state.model), partial(show, state, UNGUIDED))
-
-
-def show(state: PainterRun, guidance: float, path: Path) -> None:
-    """Write a grid of edits by the average at `guidance`."""
-
-    def paint(batch: SceneBatch) -> torch.Tensor:
-        noise = fixed_noise(batch.clean)
-        read = state.average.read(*batch.token_ids)
-        x = denoise(state.average, batch.condition, read, noise, steps=SHOWN_STEPS, guidance=guidance)
-        return latents.unpack(x)
-
-    show_samples(paint, state.encoder, path, SHOWN_SIDE)
+    state.train(partial(flow_loss, state.model))
 
 
 def flow_loss(
@@ -183,8 +158,6 @@ GREATEST: Final = 60.0
 UNITS_PER_SCALE: Final = 12.0
 GUIDANCE_UNITS: Final = 1000.0
 """`FluxTransformer2DModel.forward` scales guidance by this before it embeds it."""
-USUAL: Final = 30.0
-"""What requests get that do not say: the default of Fill."""
 SHARES: Final = {48: 0.1, 96: 0.3, 128: 0.3, 256: 0.3}
 GUIDANCE: Final = TrainingCurriculum(
     "guidance", (CurriculumStage(1.01, SHARES),), ROWS, (0.35 * RATES[0], 0.35 * RATES[1])
@@ -203,10 +176,8 @@ def distil(plan: StagePlan) -> None:
         Unusable: there is no painter to learn from, or ``guidance.pt`` learnt from another one.
     """
     taught = PainterRun(plan)
-    if taught.step == 0 and plan.start is None:
-        raise TrainingStateUnusable(
-            f"{taught.path} is missing: train the painter first, or name a checkpoint by --start"
-        )
+    if taught.step == 0:
+        raise TrainingStateUnusable(f"{taught.path} is missing: train the painter first")
     teacher = taught.average
     weights = digest(teacher)
     student = PainterRun(replace(plan, seed=plan.seed + 1), GUIDANCE)
@@ -221,9 +192,7 @@ def distil(plan: StagePlan) -> None:
         )
     blank = (ids.to(plan.device) for ids in student.encoder.tokenize([""]))
     nothing = teacher.read(*blank)
-    student.train(
-        lambda batch: distillation_loss(teacher, student.model, batch, nothing), partial(show, student, USUAL)
-    )
+    student.train(lambda batch: distillation_loss(teacher, student.model, batch, nothing))
 
 
 @torch.no_grad()
@@ -272,9 +241,8 @@ class FrozenFillCheckpoint:
 
 
 def load_frozen(plan: StagePlan) -> FrozenFillCheckpoint:
-    """The plan's checkpoint, or the one that ships, in float32 on the plan's device."""
-    folder: Path = plan.start or TRAINED
-    pipeline = FluxFillPipeline.from_pretrained(folder, dtype=torch.float32)
+    """The checkpoint that ships, in float32 on the plan's device."""
+    pipeline = FluxFillPipeline.from_pretrained(TRAINED, dtype=torch.float32)
     text = TextEncoders(
         pipeline.text_encoder, pipeline.tokenizer, pipeline.text_encoder_2, pipeline.tokenizer_2
     )

@@ -31,14 +31,12 @@ class StagePlan:
     """What is to be trained, and where."""
 
     folder: Path
-    """State, sample grids and results."""
+    """State and results."""
     steps: int
     """Steps in total, the ones before a restart included."""
     seed: int
     """Seed of weights, scenes and noise."""
     device: torch.device
-    start: Path | None = None
-    """A checkpoint whose weights are learnt on from, where `folder` holds no state; None for random ones."""
     deadline: float = math.inf
     """When the stage is to stop with its state saved, in seconds of `time.monotonic`."""
 
@@ -124,91 +122,118 @@ def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
 
 
 TELL_EVERY: Final = 50
+SAVE_EVERY_S: Final = 180.0
 GREATEST_GRADIENT: Final = 1.0
 MOST_SKIPPED: Final = 10
 """Steps in a row whose gradients are not finite."""
 
 Losses = dict[str, torch.Tensor]
 """Scalars by name; `loss` is what is minimised."""
+Model = TypeVar("Model", bound=nn.Module)
+Optimisers = tuple[torch.optim.Optimizer, torch.optim.Optimizer]
+"""Muon for the matrices, AdamW for the rest."""
 
 
-class CoderLoop:
+class TrainingLoop(Generic[Model]):
     """A stage's steps, from wherever ``<title>.pt`` in the plan's folder stopped."""
 
     def __init__(
         self,
         title: str,
         plan: StagePlan,
-        trained: nn.Module,
-        optimisers: tuple[torch.optim.Optimizer, torch.optim.Optimizer],
+        model: Model,
+        optimisers: Optimisers,
         rates: tuple[float, float],
     ) -> None:
-        """Take up the state on disk.
+        """Take up the state on disk, where there is one.
 
         Args:
             title: name of the stage, and of its state's file.
-            plan: what is to be trained.
-            trained: the module whose weights are learnt and saved.
-            optimisers: Muon and AdamW, of its weights.
+            plan: how long, where.
+            model: what is trained, on the plan's device.
+            optimisers: of the model's weights.
             rates: greatest learning rates of both.
         """
-        self._title, self._plan, self._trained, self._rates = title, plan, trained, rates
-        self._optimisers = optimisers
-        self._path = plan.folder / f"{title}.pt"
+        self.title, self.plan, self.model = title, plan, model
+        self.optimisers, self._rates = optimisers, rates
+        self.step = 0
+        """Steps that were taken, before a restart too."""
         self._skipped = 0
-        self.first = 0
-        """Steps that were taken before."""
-        if state := load_state(self._path):
-            trained.load_state_dict(state["weights"])
-            for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
-                optimiser.load_state_dict(saved)
-            self.first = state["step"]
+        if state := load_state(self.path):
+            self.take(state)
 
-    def run(
-        self, loss_of: Callable[[int], Losses], rate_factor: Callable[[int], float], save_every: int
-    ) -> bool:
+    @property
+    def path(self) -> Path:
+        """Return where the state lies."""
+        return self.plan.folder / f"{self.title}.pt"
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        self.model.load_state_dict(state["weights"])
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        self.step = state["step"]
+
+    def state(self) -> dict[str, Any]:
+        """Return what a restart goes on from."""
+        return {
+            "step": self.step,
+            "steps": self.plan.steps,
+            "seed": self.plan.seed,
+            "weights": self.model.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+        }
+
+    def save(self) -> None:
+        """Write the state beside the last one, then put it in its place."""
+        save_state(self.path, self.state())
+
+    def moment(self) -> int:
+        """A seed of this step."""
+        return int(np.random.default_rng((self.plan.seed, self.step)).integers(2**31))
+
+    def run(self, loss_of: Callable[[int], Losses], rate_factor: Callable[[int], float]) -> bool:
         """Take the steps that are left, or those until the plan's deadline; tell whether all are taken.
 
         Args:
             loss_of: the losses of a step; torch's generator is seeded for it.
             rate_factor: factor of the learning rates at a step.
-            save_every: so many steps.
 
         Raises:
             Unusable: gradients of many steps in a row are not finite; of few they are left out.
         """
-        began, steps = time.perf_counter(), self._plan.steps
-        for step in range(self.first, steps):
-            torch.manual_seed(int(np.random.default_rng((self._plan.seed, step)).integers(2**31)))
-            losses = loss_of(step)
-            self._update(losses["loss"], rate_factor(step))
-            if step % TELL_EVERY == TELL_EVERY - 1:
-                rate = (step + 1 - self.first) / (time.perf_counter() - began)
+        began, first, steps = time.monotonic(), self.step, self.plan.steps
+        saved = began
+        while self.step < steps and not self.plan.over():
+            torch.manual_seed(self.moment())
+            losses = loss_of(self.step)
+            self.update(losses["loss"], rate_factor(self.step))
+            if self.step == steps or self.step % TELL_EVERY == 0:
+                rate = (self.step - first) / (time.monotonic() - began)
                 told = " ".join(f"{name} {float(value.detach()):.4f}" for name, value in losses.items())
-                print(f"{self._title} {step + 1}/{steps} {told} {rate:.2f} steps/s", flush=True)
-            over = self._plan.over()
-            if over or step % save_every == save_every - 1 or step + 1 == steps:
-                states = [optimiser.state_dict() for optimiser in self._optimisers]
-                weights = self._trained.state_dict()
-                place = {"step": step + 1, "steps": steps, "seed": self._plan.seed}
-                save_state(self._path, {**place, "weights": weights, "optimisers": states})
-            if over:
-                return step + 1 == steps
-        return True
+                print(f"{self.title} {self.step}/{steps} {told} {rate:.2f} steps/s", flush=True)
+            if time.monotonic() - saved > SAVE_EVERY_S:
+                self.save()
+                saved = time.monotonic()
+        if self.step > first:
+            self.save()
+        return self.step >= steps
 
-    def _update(self, loss: torch.Tensor, rate_factor: float) -> None:
-        self._trained.zero_grad()
+    def update(self, loss: torch.Tensor, rate_factor: float) -> None:
+        """One step of both optimisers."""
+        self.model.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(self._trained.parameters(), GREATEST_GRADIENT)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), GREATEST_GRADIENT)
+        self.step += 1
         if not norm.isfinite():  # a step less, where the weights would be lost
             self._skipped += 1
             if self._skipped > MOST_SKIPPED:
                 raise TrainingStateUnusable(
-                    f"{self._title}: the gradients of {self._skipped} steps in a row were not finite"
+                    f"{self.title}: the gradients of {self._skipped} steps in a row were not finite"
                 )
             return
         self._skipped = 0
-        for optimiser, peak in zip(self._optimisers, self._rates, strict=True):
+        for optimiser, peak in zip(self.optimisers, self._rates, strict=True):
             optimiser.param_groups[0]["lr"] = peak * rate_factor
             optimiser.step()
 
@@ -236,12 +261,6 @@ MASKED_WEIGHT: Final = 8.0
 """Loss of a place that the mask touches; the others, which the condition shows, count 1."""
 FRESH_PER_STEP: Final = 8
 """One in this many rows of a batch is rendered again."""
-SAVE_EVERY_S: Final = 180.0
-SHOW_EVERY: Final = 500
-
-Model = TypeVar("Model", bound=nn.Module)
-Optimisers = tuple[torch.optim.Optimizer, torch.optim.Optimizer]
-"""Muon for the matrices, AdamW for the rest."""
 
 
 @dataclass(frozen=True)
@@ -269,8 +288,8 @@ class TrainingCurriculum:
     """What draws the scenes."""
 
 
-class TrainingRun(Generic[Model]):
-    """A course on its way.
+class TrainingRun(TrainingLoop[Model]):
+    """A course on its way, with the average of the model's weights.
 
     A restart goes on with the same weights, optimisers and schedule, and with scenes that no batch has shown yet; the
     pool of scenes that batches are drawn from begins again, so that the batches themselves are others.
@@ -293,50 +312,54 @@ class TrainingRun(Generic[Model]):
             encoder: makes scenes a batch.
             optimisers: of the model's weights.
         """
-        self.plan, self.course, self.model, self.encoder = plan, course, model, encoder
+        self.course, self.encoder = course, encoder
         self.average = copy.deepcopy(model).eval().requires_grad_(requires_grad=False)
-        self.optimisers = optimisers
-        self.step = 0
         self.taught_by = ""
         """Digest of the teacher's weights, where there is one."""
         self._rendered: dict[int, int] = {}
         self._pools: dict[int, ScenePool] = {}
-        if state := load_state(self.path):
-            self.model.load_state_dict(state["weights"])
-            self.average.load_state_dict(state["average"])
-            for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
-                optimiser.load_state_dict(saved)
-            self.step, self._rendered = state["step"], state["rendered"]
-            self.taught_by = state["taught_by"]
+        super().__init__(course.title, plan, model, optimisers, course.rates)
 
-    @property
-    def path(self) -> Path:
-        """Return where the state lies."""
-        return self.plan.folder / f"{self.course.title}.pt"
+    def take(self, state: dict[str, Any]) -> None:
+        """Go on from `state`."""
+        super().take(state)
+        self.average.load_state_dict(state["average"])
+        self._rendered, self.taught_by = state["rendered"], state["taught_by"]
 
-    def save(self) -> None:
-        """Write the state beside the last one, then put it in its place."""
+    def state(self) -> dict[str, Any]:
+        """Return what a restart goes on from."""
         self._rendered |= {side: pool.rendered for side, pool in self._pools.items()}
-        state: dict[str, Any] = {
-            "step": self.step,
-            "steps": self.plan.steps,
-            "seed": self.plan.seed,
+        return {
+            **super().state(),
             "taught_by": self.taught_by,
             "rendered": self._rendered,
-            "weights": self.model.state_dict(),
             "average": self.average.state_dict(),
-            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
         }
-        save_state(self.path, state)
 
-    def draw(self) -> SceneBatch:
-        """This step's batch, on the device; seeds torch's generator for the step."""
+    def train(self, loss_of: Callable[[SceneBatch], torch.Tensor]) -> None:
+        """Take the steps that are left, or those until the plan's deadline, with the losses of batches."""
+
+        def rate_factor(step: int) -> float:
+            remaining = (self.plan.steps - step) / (COOL_DOWN * self.plan.steps)
+            return min(1.0, (step + 1) / WARM_UP, remaining)
+
+        self.run(lambda _: {"loss": loss_of(self._draw())}, rate_factor)
+
+    def update(self, loss: torch.Tensor, rate_factor: float) -> None:
+        """One step of both optimisers and of the average."""
+        super().update(loss, rate_factor)
+        decay = min(self.course.average_decay, self.step / (self.step + 9))
+        with torch.no_grad():
+            for mean, now in zip(self.average.parameters(), self.model.parameters(), strict=True):
+                mean.lerp_(now, 1 - decay)
+
+    def _draw(self) -> SceneBatch:
+        """This step's batch, on the device; seeds torch's generator again."""
         progress = self.step / self.plan.steps
         shares = next(part.shares for part in self.course.stages if progress < part.until)
         sides = list(shares)
-        torch.manual_seed(self._moment())
         side = sides[int(torch.multinomial(torch.tensor([shares[side] for side in sides]), 1))]
-        torch.manual_seed(self._moment() + 1)
+        torch.manual_seed(self.moment() + 1)
         rows = self.course.rows[side]
         if side not in self._pools:
             rendered, source = self._rendered.get(side, 0), self.course.source
@@ -346,58 +369,6 @@ class TrainingRun(Generic[Model]):
         if self.step % FRESH_PER_STEP == 0:
             self._pools[side].refresh(rows)
         return self._pools[side].draw(rows).to(self.plan.device)
-
-    def update(self, loss: torch.Tensor) -> None:
-        """One step of both optimisers and of the average."""
-        remaining = (self.plan.steps - self.step) / (COOL_DOWN * self.plan.steps)
-        factor = min(1.0, (self.step + 1) / WARM_UP, remaining)
-        self.model.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimiser, peak in zip(self.optimisers, self.course.rates, strict=True):
-            optimiser.param_groups[0]["lr"] = peak * factor
-            optimiser.step()
-        self.step += 1
-        decay = min(self.course.average_decay, self.step / (self.step + 9))
-        with torch.no_grad():
-            for mean, now in zip(self.average.parameters(), self.model.parameters(), strict=True):
-                mean.lerp_(now, 1 - decay)
-
-    def _moment(self) -> int:
-        """A seed of this step."""
-        return int(np.random.default_rng((self.plan.seed, self.step)).integers(2**31))
-
-    def train(self, loss_of: Callable[[SceneBatch], torch.Tensor], show: Callable[[Path], None]) -> None:
-        """Take the steps that are left, or those until the plan's deadline, telling, saving and showing on the way.
-
-        Args:
-            loss_of: the loss of a batch.
-            show: writes a grid of sample edits.
-        """
-        began, first, mean_loss = time.monotonic(), self.step, 0.0
-        saved = began
-        steps = self.plan.steps
-        while self.step < steps and not self.plan.over():
-            loss = loss_of(self.draw())
-            self.update(loss)
-            mean_loss = 0.98 * mean_loss + 0.02 * loss.item() if self.step > first + 1 else loss.item()
-            if self.step == steps or self.step % TELL_EVERY == 0:
-                rate = (self.step - first) / (time.monotonic() - began)
-                told = f"{self.course.title} {self.step}/{steps} loss {mean_loss:.4f} {rate:.2f} steps/s"
-                print(f"{time.strftime('%H:%M:%S')} {told}", flush=True)
-            if time.monotonic() - saved > SAVE_EVERY_S:
-                self.save()
-                saved = time.monotonic()
-            if self.step % SHOW_EVERY == 0:
-                show(self._grid)
-        if self.step > first:
-            self.save()
-            show(self._grid)
-
-    @property
-    def _grid(self) -> Path:
-        """Return where this step's sample edits go."""
-        return self.plan.folder / f"{self.course.title}-{self.step:06}.png"
 
 
 def weighted_error(

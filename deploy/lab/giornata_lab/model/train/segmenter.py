@@ -21,7 +21,7 @@ from giornata_lab.model.segmenter import architecture
 from giornata_lab.model.segmenter import scenes as phrases
 from giornata_lab.model.segmenter.architecture import GRID, PATCH, SIDE, TAKEN
 from giornata_lab.model.segmenter.scenes import GROUND, NAMES, NamedScene, sample
-from giornata_lab.model.train.run import CoderLoop, Losses, Muon, StagePlan
+from giornata_lab.model.train.run import Losses, Muon, StagePlan, TrainingLoop
 
 TITLE: Final = "segmenter"
 BATCHES: Final = ((0.65, 48, 16), (1.0, SIDE, 4))
@@ -42,7 +42,6 @@ WARM_UP: Final = 50
 SMOOTH: Final = 16.0
 """Pixels; what a mask is not told apart from none by, in Dice's loss."""
 NAMES_WEIGHT: Final = 0.5
-SAVE_EVERY: Final = 50
 PRODUCTS: Final = "products"
 """Name of `products` among the attentions of transformers."""
 
@@ -153,23 +152,22 @@ def run(plan: StagePlan) -> None:
     torch.manual_seed(plan.seed)
     lesson = SegmenterTrainingModel().to(plan.device)
     tokenizer = architecture.tokenizer()
-    loop = CoderLoop(TITLE, plan, lesson, optimisers(lesson), RATES)
+    loop = TrainingLoop(TITLE, plan, lesson, optimisers(lesson), RATES)
+    first = loop.step
     pools: dict[int, NamedScenePool] = {}
 
     def loss_of(step: int) -> Losses:
         rng = np.random.default_rng((plan.seed, step))
         side, count = next((side, count) for until, side, count in BATCHES if step / plan.steps < until)
         if side not in pools:
-            pools[side] = NamedScenePool(
-                side, plan.seed, POOLED[side] + step * FRESH[side] if loop.first else 0
-            )
+            pools[side] = NamedScenePool(side, plan.seed, POOLED[side] + step * FRESH[side] if first else 0)
         pools[side].refresh()
         batch = asked(rng, pools[side].draw(rng, count), tokenizer)
         row, column = rng.integers(GRID - side // PATCH + 1, size=2)
         logits, names = lesson(batch.pixels, batch.ids, (int(row), int(column)))
         return losses(logits, names, batch)
 
-    loop.run(loss_of, lambda step: schedule(step, plan.steps), SAVE_EVERY)
+    loop.run(loss_of, lambda step: schedule(step, plan.steps))
 
 
 def schedule(step: int, steps: int) -> float:

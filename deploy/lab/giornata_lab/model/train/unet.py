@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import torch
-from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionInpaintPipeline
+from diffusers import AutoencoderKL, DDIMScheduler
 from torch import nn
 
 from giornata_lab.model import yardstick
 from giornata_lab.model.architecture import VAE_SCALE_FACTOR
 from giornata_lab.model.scenes import Scene
 from giornata_lab.model.train import autoencoder
-from giornata_lab.model.train.pool import SceneBatch, encode_both, fixed_noise, masks_of, show_samples
+from giornata_lab.model.train.pool import SceneBatch, encode_both, masks_of
 from giornata_lab.model.train.run import (
     CurriculumStage,
     Muon,
@@ -29,7 +28,7 @@ from giornata_lab.model.train.run import (
     TrainingRun,
     weighted_error,
 )
-from giornata_lab.model.yardstick import Inpainter, TextEncoder, denoise
+from giornata_lab.model.yardstick import Inpainter, TextEncoder
 
 RATES: Final = (4e-3, 2e-3)
 """Learning rates of Muon and of AdamW."""
@@ -42,10 +41,9 @@ UNET: Final = TrainingCurriculum(
     rates=RATES,
     average_decay=0.999,
 )
-SHOWN_SIDE: Final = 64
 STEPS: Final = 20
 GUIDANCE: Final = 2.0
-"""What sample grids are painted with, and what requests get that do not say."""
+"""What requests get that do not say."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class UNetEncoder:
 
 
 class UNetRun(TrainingRun[Inpainter]):
-    """A course of the UNet on its way; begins with the plan's checkpoint where there is no state."""
+    """A course of the UNet on its way."""
 
     def __init__(self, plan: StagePlan, course: TrainingCurriculum = UNET) -> None:
         torch.manual_seed(plan.seed)
@@ -86,34 +84,12 @@ class UNetRun(TrainingRun[Inpainter]):
         inpainter = Inpainter(yardstick.unet(), text.clip).to(plan.device)
         vae = autoencoder.load(plan.folder).to(plan.device, memory_format=torch.channels_last)
         super().__init__(plan, course, inpainter, UNetEncoder(vae, text), optimisers(inpainter))
-        if plan.start and not self.path.exists():
-            self._take(plan.start)
-
-    def _take(self, checkpoint: Path) -> None:
-        """The weights of a checkpoint of this architecture."""
-        pipeline = StableDiffusionInpaintPipeline.from_pretrained(checkpoint, dtype=torch.float32)
-        for model in (self.model, self.average):
-            model.unet.load_state_dict(pipeline.unet.state_dict())
-            model.clip.load_state_dict(pipeline.text_encoder.state_dict())
-
-    def show(self, path: Path) -> None:
-        """Write a grid of edits by the average."""
-        show_samples(self.paint, self.encoder, path, SHOWN_SIDE)
-
-    @torch.no_grad()
-    def paint(self, batch: SceneBatch) -> torch.Tensor:
-        """Latents of the average's edits, (rows, 4, height, width)."""
-        (ids,) = batch.token_ids
-        (blank,) = self.encoder.tokenize([""])
-        text = self.average.read(ids), self.average.read(blank.to(ids.device).expand_as(ids))
-        noise = fixed_noise(batch.clean)
-        return denoise(self.average, batch.condition, text, noise, steps=STEPS, guidance=GUIDANCE)
 
 
 def run(plan: StagePlan) -> None:
-    """Train, going on from ``unet.pt`` in the plan's folder; sample grids land there too."""
+    """Train, going on from ``unet.pt`` in the plan's folder."""
     state = UNetRun(plan, UNET)
-    state.train(partial(noise_loss, state.model, yardstick.scheduler()), state.show)
+    state.train(partial(noise_loss, state.model, yardstick.scheduler()))
 
 
 def noise_loss(inpainter: Inpainter, scheduler: DDIMScheduler, batch: SceneBatch) -> torch.Tensor:

@@ -7,51 +7,49 @@ import secrets
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from giornata.families import Family
-from giornata_lab.rehearsals.chaos.plan import ALL
-from giornata_lab.rehearsals.chaos.report import OUT, Report
-from giornata_lab.rehearsals.chaos.run import RehearsalSize, run
+from giornata_lab.rehearsals.chaos.faults import ALL
+from giornata_lab.rehearsals.chaos.run import Report, run
 from giornata_tools.checkout import MODELS
 from giornata_tools.launcher.models import choose
 from giornata_tools.launcher.process import LaunchError
 
+OUT: Final = Path("out") / "chaos.json"
 LOGS: Final = OUT.parent / "chaos-logs"
 say = partial(print, flush=True)
 
 
 @click.command("chaos", context_settings={"show_default": True})
-@click.option("--edits", type=int, default=1000, help="How many are sent.")
+@click.option("--edits", type=int, default=500, help="How many are sent.")
 @click.option(
     "--faults",
     type=int,
-    default=60,
-    help=f"How many are inflicted; from {ALL} on every kind comes to every service and server that it can come to.",
+    default=ALL,
+    help=f"How many are inflicted; from {ALL} on every kind comes to every service and server.",
 )
 @click.option("--seed", type=int, help="Draws the same edits and faults again; any by default.")
-@click.option("--nats-servers", type=click.Choice([1, 3]), default=1, help="How many are started.")
 @click.pass_context
-def main(ctx: click.Context, /, **flags: Any) -> None:
+def main(ctx: click.Context, edits: int, faults: int, seed: int | None) -> None:
     """Faults under load; ends with 1 and a list of what broke where anything did."""
-    if flags["seed"] is None:
-        flags["seed"] = secrets.randbelow(10_000)
+
+    async def disturbed() -> Report:
+        model = await choose({}, Family.FLUX_FILL, MODELS, say)
+        chosen = secrets.randbelow(10_000) if seed is None else seed
+        return await run(edits, faults, chosen, Path(model.source), LOGS, say)
+
     try:
-        report = asyncio.run(_run(RehearsalSize(**flags)))
+        report = asyncio.run(disturbed())
     except LaunchError as error:
         print(error, file=sys.stderr)
         ctx.exit(1)
-    report.write()
+    report.write(OUT)
     report.show()
     say(f"Written to {OUT}; logs are in {LOGS}.")
     ctx.exit(1 if report.violations else 0)
-
-
-async def _run(size: RehearsalSize) -> Report:
-    model = await choose({}, Family.FLUX_FILL, MODELS, say)
-    return await run(size, Path(model.source), LOGS, say)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,9 @@ from giornata.wire import subjects
 from giornata.wire.jobs import TAKE_OVER_S, JobState
 from giornata.wire.messages import DoneEvent
 from giornata.wire.workers import ServiceName
-from giornata_lab.rehearsals.chaos.edits import Outcome, OutcomeRecord
-from giornata_lab.rehearsals.chaos.faults import Inflicted
-from giornata_lab.rehearsals.chaos.look import Blob, ProcessUsage, Streams
-from giornata_lab.rehearsals.chaos.plan import Kind
+from giornata_lab.rehearsals.chaos.faults import Inflicted, Kind
+from giornata_lab.rehearsals.chaos.load import Outcome
+from giornata_lab.rehearsals.chaos.look import Blob, OutcomeRecord, ProcessUsage, Streams
 from giornata_tools.launcher.servers import NATS, VALKEY
 
 EXCUSED: Final = frozenset({"attempts_exhausted", "deadline_exceeded"})
@@ -32,9 +31,9 @@ POOLS: Final = 8
 """Processes that keep connections to the blob store: two each of gateway, router, prepost and denoiser."""
 SAMPLES: Final = 3
 """A process that was not seen so often has not lived long enough to leak."""
-SHARED: Final = "shared/"
+SHARED: Final = "shared-"
 """Before the names of blobs that are of no job."""
-LOSING: Final = frozenset({Kind.KILL, Kind.FREEZE, Kind.DEAF, Kind.MUTE})
+LOSING: Final = frozenset({Kind.KILL, Kind.FREEZE})
 """Faults of a worker with which its attempts may be lost."""
 WORKER: Final = re.compile(r"attempt \d+ on (\S+):")
 """The worker in one of a record's causes."""
@@ -120,7 +119,7 @@ def _of_edit(outcome: Outcome, seen: AuditedSystem) -> Iterator[str]:
 
 
 def _of_losses(seen: AuditedSystem) -> Iterator[str]:
-    """An attempt is lost only with a worker that was killed, frozen or cut off."""
+    """An attempt is lost only with a worker that was killed or frozen."""
     guilty = {
         name
         for one in seen.faults

@@ -1,172 +1,171 @@
-"""What each kind of fault does to a stack: signals to processes, the network, the stores' room, the clocks."""
+"""Which faults come, after how many edits, and what they do to the processes of a stack."""
 
 from __future__ import annotations
 
 import asyncio
-import os
+import random
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from enum import StrEnum
 from typing import Any, Final
 
-import redis.asyncio
-from nats.js import JetStreamContext
-
-from giornata.retries import COMING_UP_S, ask_jetstream
-from giornata.wire import subjects
 from giornata.wire.workers import ServiceName, ServiceState
-from giornata_lab.rehearsals.chaos.load import Pace
+from giornata_lab.rehearsals.chaos.load import AT_ONCE, Pace
 from giornata_lab.rehearsals.chaos.look import ProcessUsage, usage
-from giornata_lab.rehearsals.chaos.plan import AT_ONCE, Fault, FaultRound, Kind, Server
-from giornata_lab.rehearsals.chaos.relay import Direction, RelayNetwork
 from giornata_tools.launcher.process import LaunchError, StackProcess
 from giornata_tools.launcher.servers import NATS, VALKEY
 from giornata_tools.launcher.stack import Stack
 
+
+class Kind(StrEnum):
+    """What happens to a process."""
+
+    KILL = "kill"
+    """SIGKILL, as a crash; a successor is started."""
+    FREEZE = "freeze"
+    """SIGSTOP to it and its children, SIGCONT after a while, as on a machine that stalls."""
+    RESTART = "restart"
+    """SIGTERM: it drains; a successor is started."""
+
+
+class Server(StrEnum):
+    """What is no service."""
+
+    NATS = "nats"
+    VALKEY = "valkey"
+
+
+Target = ServiceName | Server
+TARGETS: Final[tuple[Target, ...]] = (*ServiceName, *Server)
+
+LASTS_S: Final[dict[Target, tuple[float, float]]] = {
+    ServiceName.DENOISER: (5.0, 8.0),  # beyond its silence and its stall limit
+    ServiceName.ROUTER: (2.0, 10.0),  # less and more than its lease
+    Server.NATS: (1.0, 6.0),
+}
+"""Between which seconds a target is frozen, where not :data:`ANY_S`."""
+ANY_S: Final = (0.5, 8.0)
+WIRED: Final = (ServiceName.GATEWAY, ServiceName.ROUTER, ServiceName.DENOISER, ServiceName.PREPOST)
+"""Services that every edit needs."""
+LEAST: Final = 3
+"""Edits that are in progress when a round comes, at least: so the others are hit at every stage."""
+PAIR_SHARE: Final = 0.25
+"""Share of rounds with two faults at once."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of one target."""
+
+    kind: Kind
+    target: Target
+    everyone: bool = False
+    """All instances of the service at once, so that for a while there is none."""
+    pick: float = 0.0
+    """Which instance otherwise, 0..1: those that are at work come first."""
+    lasts_s: float = 0.0
+    """How long it is frozen."""
+
+
+@dataclass(frozen=True)
+class FaultRound:
+    """Faults that come at the same moment. The next round waits until everything is whole again."""
+
+    after: int
+    """Edits that have been begun before."""
+    in_progress: int
+    """It comes when no more of them are left."""
+    faults: tuple[Fault, ...]
+
+
+_ESSENTIAL: Final[tuple[tuple[Kind, Target, bool], ...]] = (
+    (Kind.KILL, Server.NATS, False),
+    (Kind.KILL, Server.VALKEY, False),
+    (Kind.FREEZE, ServiceName.DENOISER, False),
+    (Kind.FREEZE, ServiceName.ROUTER, False),
+    (Kind.KILL, ServiceName.GATEWAY, False),
+    (Kind.KILL, ServiceName.ROUTER, False),
+    (Kind.KILL, ServiceName.DENOISER, False),
+    (Kind.KILL, ServiceName.PREPOST, False),
+    (Kind.RESTART, ServiceName.ROUTER, False),
+)
+"""What every plan of nine faults has."""
+_ALL: Final[tuple[tuple[Kind, Target, bool], ...]] = (
+    *((kind, target, False) for kind in Kind for target in TARGETS),
+    *((Kind.KILL, service, True) for service in WIRED),
+)
+ALL: Final = len(_ALL)
+"""A plan of so many faults has every kind on every target that it can come to."""
+
+
+def draw(seed: int, *, edits: int, faults: int) -> tuple[FaultRound, ...]:
+    """Rounds of `faults` faults in all, spread over `edits` edits.
+
+    Every kind comes to every target before one comes again; the essential ones come first of all, in any order.
+    """
+    chance = random.Random(seed)  # noqa: S311 - a plan, no secret
+    drawn = _faults(chance)
+    grouped: list[list[Fault]] = []
+    for _ in range(faults):
+        fault = next(drawn)
+        beside = grouped[-1] if grouped else []
+        if len(beside) == 1 and beside[0].target is not fault.target and chance.random() < PAIR_SHARE:
+            beside.append(fault)
+        else:
+            grouped.append([fault])
+    share = edits / (len(grouped) + 1)
+    return tuple(
+        FaultRound(int(share * (i + chance.uniform(0.5, 1.0))), chance.randint(LEAST, AT_ONCE), tuple(group))
+        for i, group in enumerate(grouped)
+    )
+
+
+def _faults(chance: random.Random) -> Iterator[Fault]:
+    """Deck after deck, each shuffled; the first begins with the essential ones."""
+    first = list(_ESSENTIAL)
+    chance.shuffle(first)
+    deck = first + _shuffled(chance, [card for card in _ALL if card not in first])
+    while True:
+        for kind, target, everyone in deck:
+            lasts_s = chance.uniform(*LASTS_S.get(target, ANY_S)) if kind is Kind.FREEZE else 0.0
+            yield Fault(kind, target, everyone, chance.random(), lasts_s)
+        deck = _shuffled(chance, list(_ALL))
+
+
+def _shuffled(
+    chance: random.Random, cards: list[tuple[Kind, Target, bool]]
+) -> list[tuple[Kind, Target, bool]]:
+    chance.shuffle(cards)
+    return cards
+
+
 ENDS_S: Final = 60.0
 """Longest that a process may take to end after SIGTERM; then it is killed, and has not drained."""
-HEADROOM_BYTES: Final = 256 << 10
-FILLED: Final = 0.95
-"""How full a store is at once: beyond what a door accepts, and running jobs can still end."""
-CLOCK: Final = Path(__file__).with_name("clock")
-"""Folder of what services import at their start."""
-_DIRECTIONS: Final = {Kind.DEAF: Direction.IN, Kind.MUTE: Direction.OUT}
 
 
-class Clocks:
-    """The wall clocks of the services, by a file each in `folder`; monotonic clocks stay."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._ahead_s = dict.fromkeys(ServiceName, 0)
-        folder.mkdir(parents=True, exist_ok=True)
-        for service in ServiceName:
-            self._write(service)
-
-    def env(self, service: ServiceName) -> Mapping[str, str]:
-        """The environment in which a service's clock can jump."""
-        path = os.pathsep.join(filter(None, (str(CLOCK), os.environ.get("PYTHONPATH"))))
-        return {"PYTHONPATH": path, "CHAOS_CLOCK": str(self._file(service))}
-
-    def put_forward(self, service: ServiceName, seconds: int) -> None:
-        """Let the clock of a service jump, by less than 0 for back."""
-        self._ahead_s[service] += seconds
-        self._write(service)
-
-    def _write(self, service: ServiceName) -> None:
-        draft = self._file(service).with_suffix(".new")
-        draft.write_text(str(self._ahead_s[service]))
-        draft.replace(self._file(service))
-
-    def _file(self, service: ServiceName) -> Path:
-        return self._folder / service
-
-
-class Faults:
-    """Inflicts one fault at a time on `stack`.
-
-    Args:
-        stack: is disturbed.
-        jetstream: of a user that may change streams.
-        network: between the services and NATS.
-        clocks: of the services.
-    """
-
-    def __init__(
-        self, stack: Stack, jetstream: JetStreamContext, network: RelayNetwork, clocks: Clocks
-    ) -> None:
-        self._stack, self._jetstream = stack, jetstream
-        self._network, self._clocks = network, clocks
-
-    async def inflict(self, fault: Fault, victims: Sequence[str]) -> list[int]:
-        """Do it, and return when it is over: exit statuses of the victims that have ended."""
-        match fault.kind:
-            case Kind.KILL | Kind.RESTART:
-                return await self._end(fault.kind, victims)
-            case Kind.FREEZE:
-                await self._freeze(victims, fault.lasts_s)
-            case Kind.DEAF | Kind.MUTE:
-                await self._cut_off(victims, _DIRECTIONS[fault.kind], fault.lasts_s)
-            case Kind.SLOW:
-                await self._slow_down(fault)
-            case Kind.FULL:
-                async with self._full(fault.target):
-                    await asyncio.sleep(fault.lasts_s)
-            case Kind.CLOCK:
-                assert isinstance(fault.target, ServiceName)
-                self._clocks.put_forward(fault.target, fault.jump_s)
-        return []
-
-    async def _end(self, kind: Kind, victims: Sequence[str]) -> list[int]:
-        processes = [self._stack.process(name) for name in victims]
-        number = signal.SIGKILL if kind is Kind.KILL else signal.SIGTERM
-        try:
-            async with asyncio.timeout(ENDS_S):
-                return await _ended(processes, number)
-        except TimeoutError:
-            return await _ended(processes, signal.SIGKILL)
-
-    async def _freeze(self, victims: Sequence[str], lasts_s: float) -> None:
-        processes = [self._stack.process(name) for name in victims]
+async def inflict(stack: Stack, fault: Fault, victims: Sequence[str]) -> list[int]:
+    """Do it to the processes of these names, and return when it is over: exit statuses of those that have ended."""
+    processes = [stack.process(name) for name in victims]
+    if fault.kind is Kind.FREEZE:
         try:
             for process in processes:
                 process.freeze()
-            await asyncio.sleep(lasts_s)
+            await asyncio.sleep(fault.lasts_s)
         finally:
             for process in processes:
                 process.thaw()
-
-    async def _cut_off(self, victims: Sequence[str], direction: Direction, lasts_s: float) -> None:
-        try:
-            for name in victims:
-                self._network.hold(name, direction)
-            await asyncio.sleep(lasts_s)
-        finally:
-            for name in victims:
-                self._network.release(name, direction)
-
-    async def _slow_down(self, fault: Fault) -> None:
-        self._network.delay_s = fault.delay_s
-        try:
-            await asyncio.sleep(fault.lasts_s)
-        finally:
-            self._network.delay_s = 0.0
-
-    @asynccontextmanager
-    async def _full(self, target: object) -> AsyncIterator[None]:
-        """A store that is nearly full and takes nothing more from new jobs, while inside."""
-        if target is Server.NATS:
-            found = await self._limit_records(None)
-            try:
-                yield
-            finally:
-                await self._limit_records(found)
-            return
-        async with redis.asyncio.from_url(self._stack.blobs_url) as client:
-            info: dict[str, Any] = await client.info("memory")
-            used, most = int(info["used_memory"]), int(info["maxmemory"])
-            await client.config_set("maxmemory", used + HEADROOM_BYTES)
-            try:
-                yield
-            finally:
-                await client.config_set("maxmemory", most)
-
-    async def _limit_records(self, limit: int | None) -> int:
-        """Set the limit of the bucket of job records, None: little more than it holds; return the limit before."""
-        name = subjects.bucket_stream(subjects.RECORDS)
-        info = await ask_jetstream(lambda: self._jetstream.stream_info(name), COMING_UP_S)
-        if limit is None:
-            used = info.state.bytes
-            limit = max(int(used / FILLED), used + HEADROOM_BYTES)
-        changed = info.config.evolve(max_bytes=limit)
-        await ask_jetstream(lambda: self._jetstream.update_stream(changed), COMING_UP_S)
-        return info.config.max_bytes or -1
+        return []
+    number = signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGTERM
+    try:
+        async with asyncio.timeout(ENDS_S):
+            return await ended_by(processes, number)
+    except TimeoutError:
+        return await ended_by(processes, signal.SIGKILL)
 
 
-async def _ended(processes: Sequence[StackProcess], number: signal.Signals) -> list[int]:
+async def ended_by(processes: Sequence[StackProcess], number: signal.Signals) -> list[int]:
     """Exit statuses after a signal."""
     return await asyncio.gather(*(process.crash(number) for process in processes))
 
@@ -204,11 +203,10 @@ class Inflicted:
 
 
 class Chaos:
-    """Inflicts `faults` on `stack`, in step with the load's `pace`."""
+    """Disturbs `stack`, in step with the load's `pace`."""
 
-    def __init__(self, stack: Stack, faults: Faults, pace: Pace) -> None:
-        self._stack, self._faults = stack, faults
-        self._pace = pace
+    def __init__(self, stack: Stack, pace: Pace) -> None:
+        self._stack, self._pace = stack, pace
         self._servers = len(stack.servers)
         self.inflicted: list[Inflicted] = []
         self.usage: dict[int, list[ProcessUsage]] = {}
@@ -262,5 +260,5 @@ class Chaos:
         )
 
     async def _inflict(self, one: Inflicted) -> None:
-        one.statuses = await self._faults.inflict(one.fault, one.victims)
+        one.statuses = await inflict(self._stack, one.fault, one.victims)
         one.over_s = time.monotonic()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 import redis.asyncio
@@ -21,13 +21,25 @@ from giornata.blobs.redis import PREFIX
 from giornata.bus import bus
 from giornata.retries import COMING_UP_S, ask_jetstream
 from giornata.wire import codec, subjects
-from giornata.wire.jobs import JobRecord
+from giornata.wire.jobs import JobRecord, JobState
 from giornata.wire.messages import DoneEvent, EventKind
 from giornata.wire.subjects import NatsRole, events_of_kind
-from giornata_lab.rehearsals.chaos.edits import OutcomeRecord
 
 QUIET_S: Final = 60.0
 """How long the stack may take to clear up behind the last edit."""
+
+
+@dataclass(frozen=True)
+class OutcomeRecord:
+    """A job's record when it was looked at."""
+
+    revision: int
+    state: JobState
+    code: str | None
+    """Code of the error that ended the job."""
+    attempt: int
+    pictures: int
+    causes: tuple[str, ...] = ()
 
 
 class Records:
@@ -120,10 +132,6 @@ class ProcessUsage:
     rss_mib: float
     descriptors: int
     threads: int
-
-    def summary(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 async def quiet_streams(jetstream: JetStreamContext) -> Streams:

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import giornata.client
 from giornata.wire.messages import DoneEvent
 from giornata.wire.workers import ServiceName
-from giornata_lab.rehearsals.chaos import look, plan
-from giornata_lab.rehearsals.chaos.audit import AuditedSystem
-from giornata_lab.rehearsals.chaos.doors import RestClient
-from giornata_lab.rehearsals.chaos.edits import VARIANTS, ChaosEdit, Door, Outcome, edits, pixels, variants
-from giornata_lab.rehearsals.chaos.faults import Chaos, Clocks, Faults
-from giornata_lab.rehearsals.chaos.load import BUDGET_S, Load
-from giornata_lab.rehearsals.chaos.relay import RelayNetwork, relayed
-from giornata_lab.rehearsals.chaos.report import Report
+from giornata_lab.loadgen.outcomes import DistributionSummary, spread
+from giornata_lab.rehearsals.chaos import faults, look
+from giornata_lab.rehearsals.chaos.audit import AuditedSystem, violations
+from giornata_lab.rehearsals.chaos.faults import TARGETS, Chaos, Kind
+from giornata_lab.rehearsals.chaos.load import (
+    BUDGET_S,
+    VARIANTS,
+    ChaosEdit,
+    Door,
+    Load,
+    Outcome,
+    RestClient,
+    edits,
+    pixels,
+    variants,
+)
 from giornata_tools.launcher.models import StackModel
 from giornata_tools.launcher.plan import ONE_EACH, StackPlan, socket_folder
 from giornata_tools.launcher.stack import Stack, running
+from giornata_tools.terminal import show, table
 
 READY_S: Final = 240.0
 RESULT_TTL_S: Final = 300
@@ -45,20 +55,86 @@ Records outlive the run, which looks at all of them."""
 
 
 @dataclass(frozen=True)
-class RehearsalSize:
-    """Size of a run."""
+class Report:
+    """What one run has shown."""
 
-    edits: int
-    faults: int
     seed: int
-    nats_servers: int = 1
+    seconds: float
+    """From the first edit to the last one's end."""
+    seen: AuditedSystem
+    violations: Sequence[str]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return how many edits and jobs there were, and what the run took."""
+        outcomes = self.seen.outcomes
+        ended = [record for record in self.seen.finally_.values() if record is not None]
+        return {
+            "edits": len(outcomes),
+            **{f"by {door}": sum(o.edit.door is door for o in outcomes) for door in Door},
+            "accepted": sum(outcome.accepted for outcome in outcomes),
+            **Counter(
+                f"{record.state}: {record.code}" if record.code else record.state.value for record in ended
+            ),
+            "pictures": sum(len(outcome.pictures) for outcome in outcomes),
+            "submissions beyond the first": sum(outcome.tries - 1 for outcome in outcomes),
+            "requests made again": sum(outcome.again.total() for outcome in outcomes),
+            "attempts lost with their worker": sum(len(record.causes) for record in ended),
+            "faults": len(self.seen.faults),
+        }
+
+    def spreads(self) -> dict[str, DistributionSummary | None]:
+        """Seconds of an edit, and until the stack was whole, by kind of fault."""
+        found: dict[str, list[float]] = {"an edit": [outcome.latency_s for outcome in self.seen.outcomes]}
+        for one in self.seen.faults:
+            if one.recovery_s is not None:
+                found.setdefault(f"whole again after {one.fault.kind}", []).append(one.recovery_s)
+        return {name: spread(seconds) for name, seconds in found.items()}
+
+    def write(self, path: Path) -> None:
+        """As JSON: everything that a look into a failure needs."""
+        seen = self.seen
+        content: dict[str, Any] = {
+            "seed": self.seed,
+            "seconds": round(self.seconds, 1),
+            "counts": self.counts,
+            "violations": list(self.violations),
+            "spreads_s": {name: one and asdict(one) for name, one in self.spreads().items()},
+            "faults": [fault.summary() for fault in seen.faults],
+            "streams": asdict(seen.streams),
+            "usage": [[asdict(one) for one in samples] for samples in seen.usage.values()],
+            "edits": [outcome.summary() for outcome in seen.outcomes],
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+
+    def show(self) -> None:
+        """Print the tables and what broke."""
+        counts = table("count", "n", numbers=("n",), title=f"chaos, seed {self.seed}, {self.seconds:.0f} s")
+        for name, value in self.counts.items():
+            counts.add_row(name, str(value))
+        times = table("seconds", "p50", "p95", "most", numbers=("p50", "p95", "most"))
+        for name, one in self.spreads().items():
+            if one is not None:
+                times.add_row(name, *(f"{value:.1f}" for value in (one.p50, one.p95, one.most)))
+        inflicted = table("target", *Kind, numbers=tuple(Kind))
+        came = Counter((fault.fault.target, fault.fault.kind) for fault in self.seen.faults)
+        for target in TARGETS:
+            inflicted.add_row(target, *(str(came[target, kind]) for kind in Kind))
+        for each in (counts, times, inflicted):
+            show(each, "")
+        print(*self.violations or ["Every accepted edit ended exactly once; nothing leaked."], sep="\n")
 
 
-async def run(size: RehearsalSize, model: Path, logs: Path, say: Callable[[str], None]) -> Report:
+async def run(
+    edits: int, faults: int, seed: int, model: Path, logs: Path, say: Callable[[str], None]
+) -> Report:
     """Start, disturb, wait for quiet, stop, judge.
 
     Args:
-        size: of the run.
+        edits: how many are sent.
+        faults: how many are inflicted.
+        seed: draws both.
         model: folder of the checkpoint, best a tiny one.
         logs: folder of one log file per process.
         say: told what happens.
@@ -73,15 +149,19 @@ async def run(size: RehearsalSize, model: Path, logs: Path, say: Callable[[str],
             restarts.append(sentence.split(maxsplit=1)[0])
             say(sentence)
 
-        network, clocks, addresses = RelayNetwork(), Clocks(Path(folder) / "clocks"), list[str]()
-        async with relayed(lambda: addresses, size.nats_servers, network) as relays:
-            planned = _plan(Path(folder), logs, model, size.nats_servers, relays, clocks)
-            async with running(planned, restarted) as stack:
-                addresses += stack.nats_url.split(",")
-                await stack.bring_up()
-                stack.keep_up = True
-                say(f"{size.edits} edits and {size.faults} faults, seed {size.seed}.")
-                seen, seconds = await _disturbed(stack, size, network, clocks)
+        planned = StackPlan(
+            state=Path(folder),
+            logs=logs,
+            models=(StackModel(str(model), "tiny"),),
+            ready_s=READY_S,
+            replicas=REPLICAS,
+            env=ENV,
+        )
+        async with running(planned, restarted) as stack:
+            await stack.bring_up()
+            stack.keep_up = True
+            say(f"{edits} edits and {faults} faults, seed {seed}.")
+            seen, seconds = await _disturbed(stack, edits, faults, seed)
         seen = replace(
             seen,
             restarts=restarts,
@@ -89,12 +169,14 @@ async def run(size: RehearsalSize, model: Path, logs: Path, say: Callable[[str],
             left=await look.left(folder, GONE_S),
             obituaries=stack.obituaries,
         )
-    return Report.of(size.seed, seconds, seen)
+    return Report(seed, seconds, seen, violations(seen))
 
 
-async def _disturbed(
-    stack: Stack, size: RehearsalSize, network: RelayNetwork, clocks: Clocks
-) -> tuple[AuditedSystem, float]:
+def _read(logs: Path) -> dict[str, str]:
+    return {path.stem: path.read_text(errors="replace") for path in logs.glob("*.log")}
+
+
+async def _disturbed(stack: Stack, n_edits: int, n_faults: int, seed: int) -> tuple[AuditedSystem, float]:
     """Return what is left behind by the edits while the stack still stands, quiet again; and the seconds they took."""
     done: defaultdict[str, list[DoneEvent]] = defaultdict(list)
 
@@ -107,65 +189,39 @@ async def _disturbed(
         giornata.client.connect(stack.nats_url) as nats,
     ):
         load = Load(variants(), rest, nats, records)
-        chaos = Chaos(stack, Faults(stack, records.jetstream, network, clocks), load.pace)
-        quiet = await _quietly(load, size.seed)
+        chaos = Chaos(stack, load.pace)
+        quiet = await _quietly(load, seed)
         began_s = time.monotonic()
-        rounds = plan.draw(size.seed, edits=size.edits, faults=size.faults)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(load.carry_out(edits(size.seed, size.edits)))
-            tasks.create_task(chaos.carry_out(rounds, size.edits))
+            tasks.create_task(load.carry_out(edits(seed, n_edits)))
+            tasks.create_task(chaos.carry_out(faults.draw(seed, edits=n_edits, faults=n_faults), n_edits))
         seconds = time.monotonic() - began_s
-        seen = await _looked(stack, chaos, records, [*quiet, *load.outcomes])
-    return replace(seen, done=done), seconds
-
-
-def _plan(state: Path, logs: Path, model: Path, nats_servers: int, relays: str, clocks: Clocks) -> StackPlan:
-    return StackPlan(
-        state=state,
-        logs=logs,
-        models=(StackModel(str(model), "tiny"),),
-        ready_s=READY_S,
-        replicas=REPLICAS,
-        nats_servers=nats_servers,
-        env={**ENV, "GIORNATA_NATS_URL": relays},
-        env_of={service: clocks.env(service) for service in ServiceName},
+        outcomes = [*quiet, *load.outcomes]
+        streams = await look.quiet_streams(records.jetstream)
+        accepted = [outcome.edit.job_id for outcome in outcomes if outcome.accepted]
+        finally_ = {job_id: await records.of(job_id) for job_id in accepted}
+        chaos.measure()
+        kept = await look.blobs(stack.blobs_url)
+    seen = AuditedSystem(
+        outcomes=outcomes,
+        finally_=finally_,
+        done=done,
+        faults=chaos.inflicted,
+        streams=streams,
+        blobs=kept,
+        usage=chaos.usage,
+        ttl_s=RESULT_TTL_S,
+        budget_s=BUDGET_S,
+        broken=chaos.broken,
     )
-
-
-def _read(logs: Path) -> dict[str, str]:
-    return {path.stem: path.read_text(errors="replace") for path in logs.glob("*.log")}
+    return seen, seconds
 
 
 async def _quietly(load: Load, seed: int) -> list[Outcome]:
     """Every variant once before anything happens: what its pictures are to look like, and everything warm."""
     outcomes = []
     for i in range(VARIANTS):
-        outcome = await load.carry(
-            ChaosEdit(number=-1 - i, key=f"quiet-{seed}-{i}", door=Door.REST, variant=i)
-        )
+        outcome = await load.carry(ChaosEdit(-1 - i, f"quiet-{seed}-{i}", Door.REST, i))
         load.refer(outcome, [pixels(picture) for picture in outcome.pictures])
         outcomes.append(outcome)
     return outcomes
-
-
-async def _looked(
-    stack: Stack, chaos: Chaos, records: look.Records, outcomes: list[Outcome]
-) -> AuditedSystem:
-    """All that can be seen of a stack that still stands, once it is quiet."""
-    streams = await look.quiet_streams(records.jetstream)
-    finally_ = {
-        outcome.edit.job_id: await records.of(outcome.edit.job_id) for outcome in outcomes if outcome.accepted
-    }
-    chaos.measure()
-    return AuditedSystem(
-        outcomes=outcomes,
-        finally_=finally_,
-        done={},
-        faults=chaos.inflicted,
-        streams=streams,
-        blobs=await look.blobs(stack.blobs_url),
-        usage=chaos.usage,
-        ttl_s=RESULT_TTL_S,
-        budget_s=BUDGET_S,
-        broken=chaos.broken,
-    )

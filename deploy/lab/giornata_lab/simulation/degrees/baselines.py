@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -97,23 +96,22 @@ def placed(
     degrees: Mapping[Hashable, int],
     free: AbstractSet[int],
     steps: Mapping[Hashable, int] | None = None,
-    *,
-    keeps: bool = True,
 ) -> tuple[StepStart, ...]:
     """Steps on devices: any that are free may compute together, as TetriServe has it.
+
+    A row of as many devices as before keeps them where they are free (placement preservation, section 4.4).
 
     Args:
         rows: all that are known.
         degrees: by the keys of rows that begin, together no more than `free`.
         free: devices.
         steps: by key, without another decision; default one.
-        keeps: whether a row of as many devices as before keeps them where they are free (placement preservation).
     """
     found: dict[Hashable, Devices] = {}
     rest = set(free)
     chosen = [row for row in rows if row.key in degrees]
     for row in chosen:
-        if keeps and len(row.devices) == degrees[row.key] and rest.issuperset(row.devices):
+        if len(row.devices) == degrees[row.key] and rest.issuperset(row.devices):
             found[row.key] = row.devices
             rest -= set(row.devices)
     moving = (row for row in chosen if row.key not in found)
@@ -147,44 +145,32 @@ class TieBreak(StrEnum):
     """The one of fewest devices."""
 
 
-@dataclass(frozen=True)
-class RoundSwitches:
-    """What the paper names as parts (section 4.4), or does not say."""
-
-    ties: TieBreak = TieBreak.EAGER
-    placement: bool = True
-    """A row of as many devices as before keeps them."""
-    scale_up: bool = True
-    """Idle devices widen rows that have some."""
-    fill: bool = True
-    """Idle devices go first to rows in time that were not chosen, by deadline."""
-    idle_start: bool = True
-    """A round begins at an arrival where no row has begun."""
-    whole_steps: bool = True
-    """An allocation reckons with the time that whole steps leave unused in a round."""
-
-
 class RoundBasedRule:
-    """Decides for all rows at once, and then not before the round is over."""
+    """Decides for all rows at once, and then not before the round is over.
 
-    def __init__(self, round_s: float, devices: int = 8, switches: RoundSwitches | None = None) -> None:
+    A round begins at an arrival where no row has begun. Idle devices go first to rows in time that were not chosen, by
+    deadline, and then widen rows that have some (section 4.4). An allocation reckons with the time that whole steps
+    leave unused in a round.
+    """
+
+    def __init__(self, round_s: float, devices: int = 8, ties: TieBreak = TieBreak.EAGER) -> None:
         """Make one for a pool; it knows when its round ends, and so serves one run.
 
         Args:
             round_s: length; a row whose step is longer gets none.
             devices: of the pool.
-            switches: default as :class:`RoundSwitches` has them.
+            ties: between choices that keep equally many deadlines, which the paper does not say.
         """
         self._round_s, self._devices = round_s, devices
-        self._switches = switches or RoundSwitches()
+        self._ties = ties
         self._next_s = 0.0
 
     @classmethod
     def of_steps(
-        cls, steps: int, longest_s: float, devices: int = 8, switches: RoundSwitches | None = None
+        cls, steps: int, longest_s: float, devices: int = 8, ties: TieBreak = TieBreak.EAGER
     ) -> RoundBasedRule:
         """Rounds as long as so many steps of the largest row on all devices."""
-        return cls(steps * longest_s * ROOM, devices, switches)
+        return cls(steps * longest_s * ROOM, devices, ties)
 
     def decide(self, now_s: float, rows: Sequence[PoolRow], free: AbstractSet[int]) -> PoolDecision:
         """Begin a round, or wait for the end of the present one."""
@@ -196,19 +182,17 @@ class RoundBasedRule:
         options = [self._options(row, now_s) for row in timely]
         chosen = zip(timely, knapsack(options, len(free)), strict=True)
         degrees: Degrees = {row.key: degree for row, degree in chosen if degree}
-        if self._switches.fill:
-            self._fill(by_due(row for row in timely if row.key not in degrees), degrees, len(free))
+        self._fill(by_due(row for row in timely if row.key not in degrees), degrees, len(free))
         late = sorted((row for row in ready if hopeless(row, now_s)), key=lambda row: row.arrived_s)
         self._serve_late(late, degrees, len(free))
-        if self._switches.scale_up:
-            self._scale_up(ready, degrees, now_s, len(free))
+        self._scale_up(ready, degrees, now_s, len(free))
         steps = {row.key: self._steps(row, degrees[row.key]) for row in ready if row.key in degrees}
-        begins = placed(ready, degrees, free, steps, keeps=self._switches.placement)
+        begins = placed(ready, degrees, free, steps)
         return PoolDecision(begins, wake_s=self._next_s)
 
     def _starts_idle(self, rows: Sequence[PoolRow], free: AbstractSet[int]) -> bool:
         fresh = all(row.boundary and not row.devices for row in rows)
-        return self._switches.idle_start and len(free) == self._devices and fresh
+        return len(free) == self._devices and fresh
 
     def _steps(self, row: PoolRow, degree: int) -> int:
         """That a row computes in a round."""
@@ -219,11 +203,7 @@ class RoundBasedRule:
         ends_s = now_s + self._round_s
         survives = ends_s + row.left * row.fastest_s <= row.due_s + EPSILON_S
         options = [DegreeOption(0, float(survives))]
-        times = (
-            {k: self._reckoned(t) for k, t in row.step_s.items()}
-            if self._switches.whole_steps
-            else row.step_s
-        )
+        times = {k: self._reckoned(t) for k, t in row.step_s.items()}
         shares = least_device_time(times, row.left, row.due_s - now_s)
         for degree in [share.degree for share in shares] or [fastest(row.step_s)]:
             steps = self._steps(row, degree)
@@ -233,7 +213,7 @@ class RoundBasedRule:
             survives = ends_s + left * row.fastest_s <= row.due_s + EPSILON_S
             done = not left and now_s + steps * row.step_s[degree] <= row.due_s + EPSILON_S
             worth = float(survives or done)
-            if self._switches.ties is TieBreak.EAGER:
+            if self._ties is TieBreak.EAGER:
                 worth += EAGER * steps / row.left
             options.append(DegreeOption(degree, worth))
         return options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -11,14 +11,13 @@ from typing import Final
 
 from giornata.scheduling.degrees.pool import DEGREES, Devices, PoolRule, device_subsets
 from giornata.scheduling.degrees.rule import ReplanningOptions, ReplanningRule
-from giornata_lab.loadgen.charts import Chart, Points, PointStyle, distribution, thinned
 from giornata_lab.loadgen.outcomes import percentile
 from giornata_lab.simulation.degrees import step_times
 from giornata_lab.simulation.degrees.baselines import (
     EventDrivenRule,
     FixedDegrees,
     RoundBasedRule,
-    RoundSwitches,
+    TieBreak,
 )
 from giornata_lab.simulation.degrees.bound import FluidTask, most_in_time
 from giornata_lab.simulation.degrees.workloads import (
@@ -29,9 +28,6 @@ from giornata_lab.simulation.degrees.workloads import (
     tokens_of,
 )
 from giornata_lab.simulation.degrees.world import Listener, PoolRowOutcome, PoolWorld
-
-BOUND: Final = "bound"
-"""What the bound's line is called."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +56,8 @@ class PoolSummary:
 
 @dataclass(frozen=True)
 class PoolRun:
-    """A workload served by a rule, or what no rule can beat on it."""
+    """A workload served by a rule."""
 
-    rule: str
-    workload: PoolWorkload
     summary: PoolSummary
     outcomes: tuple[PoolRowOutcome, ...]
     """In the order of arrival."""
@@ -108,72 +102,6 @@ def standard_error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
 
-Bounds = Mapping[PoolWorkload, float]
-"""The greatest attainment of workloads; those that are absent have none."""
-
-
-def charts(runs: Sequence[PoolRun], bounds: Bounds) -> dict[str, Chart]:
-    """Charts by file name: attainment over what varies, latencies and resolutions of each mix or trace."""
-    found: dict[str, Chart] = {}
-    for mix in dict.fromkeys(run.workload.name for run in runs):
-        mine = [run for run in runs if run.workload.name == mix]
-        for name, title, over in (
-            ("scale", "SLO scale", lambda load: load.scale),
-            ("rate", "pictures a minute", lambda load: load.per_minute),
-        ):
-            lines = attainment_lines(mine, bounds, over)
-            if any(len(points) > 1 for points in lines.values()):
-                found[f"attainment_by_{name}_{mix}.svg"] = Chart(
-                    f"Deadlines kept, {mix}", title, "share", lines
-                )
-        found[f"latency_cdf_{mix}.svg"] = Chart(
-            f"Pictures ended within, {mix}", "seconds", "share", latency_lines(mine), PointStyle.LINE
-        )
-        found[f"attainment_by_side_{mix}.svg"] = Chart(
-            f"Deadlines kept by resolution, {mix}", "pixels a side", "share", side_lines(mine)
-        )
-    return found
-
-
-def attainment_lines(
-    runs: Sequence[PoolRun], bounds: Bounds, over: Callable[[PoolWorkload], float]
-) -> dict[str, Points]:
-    """Mean attainment of each rule, and of the bound, over a quantity of the workload."""
-    lines: dict[str, Points] = {}
-    for rule in dict.fromkeys(run.rule for run in runs):
-        lines[rule] = _means((over(run.workload), run.summary.attainment) for run in runs if run.rule == rule)
-    known = dict.fromkeys(run.workload for run in runs if run.workload in bounds)
-    if known:
-        lines[BOUND] = _means((over(workload), bounds[workload]) for workload in known)
-    return lines
-
-
-def latency_lines(runs: Sequence[PoolRun]) -> dict[str, Points]:
-    """Shares of all rows of a rule that ended within a time."""
-    ended: dict[str, list[float]] = {}
-    for run in runs:
-        ended.setdefault(run.rule, []).extend(outcome.latency_s for outcome in run.outcomes)
-    return {rule: thinned(distribution(latencies)) for rule, latencies in ended.items()}
-
-
-def side_lines(runs: Sequence[PoolRun]) -> dict[str, Points]:
-    """Attainment of a rule by pixels a side."""
-    ended: dict[str, list[PoolRowOutcome]] = {}
-    for run in runs:
-        ended.setdefault(run.rule, []).extend(run.outcomes)
-    return {
-        rule: [(float(side), share) for side, share in by_side(outcomes).items()]
-        for rule, outcomes in ended.items()
-    }
-
-
-def _means(points: Iterable[tuple[float, float]]) -> Points:
-    gathered: dict[float, list[float]] = {}
-    for x, y in points:
-        gathered.setdefault(x, []).append(y)
-    return [(x, statistics.fmean(gathered[x])) for x in sorted(gathered)]
-
-
 POWERS: Final = (1, 2, 4, 8)
 """Degrees of TetriServe and its baselines."""
 BEST_DEGREES: Final = {256: 1, 512: 1, 1024: 2, 2048: 8}
@@ -208,24 +136,10 @@ class RuleSetting:
     """That it may use; a fixed one uses the first."""
     parts: ReplanningOptions = field(default_factory=ReplanningOptions)
     """Switches of our rule."""
-    without: str = ""
-    """Which part of ours is off, for its label."""
     round_steps: int = 5
     """Steps in a round, of the largest row on most devices."""
-    rounds: RoundSwitches = field(default_factory=RoundSwitches)
-
-    @property
-    def label(self) -> str:
-        """Return what tables and charts call it."""
-        match self.name:
-            case RuleName.FIXED:
-                return f"degree {self.degrees[0]}"
-            case RuleName.ROUNDS:
-                return f"rounds of {self.round_steps}, {self.rounds.ties}"
-            case RuleName.REPLANNING:
-                return f"{self.name} without {self.without}" if self.without else str(self.name)
-            case _:
-                return str(self.name)
+    ties: TieBreak = TieBreak.EAGER
+    """Of rounds."""
 
     def make(self, devices: int) -> PoolRule:
         """The rule for one run."""
@@ -237,7 +151,7 @@ class RuleSetting:
                 return EventDrivenRule()
             case RuleName.ROUNDS:
                 longest = step_times.times(PoolRowSize(LARGEST, tokens_of(LARGEST)), self._able(devices))
-                return RoundBasedRule.of_steps(self.round_steps, longest[max(longest)], devices, self.rounds)
+                return RoundBasedRule.of_steps(self.round_steps, longest[max(longest)], devices, self.ties)
             case RuleName.FIXED:
                 return FixedDegrees(devices, self.degrees[0])
             case _:
@@ -275,7 +189,7 @@ def run_case(case: PoolRuleCase, listener: Listener | None = None) -> PoolRun:
     )
     outcomes = world.run()
     summary = summarise(outcomes, case.devices, world.decisions)
-    return PoolRun(case.rule.label, case.workload, summary, tuple(outcomes))
+    return PoolRun(summary, tuple(outcomes))
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,6 @@ SKEW_TOKENS: Final = 16384
 """The skewed mix draws a size in proportion to exp(tokens / this)."""
 
 
-BEGUN: Final[Mapping[float, float]] = {0.1: 0.3, 0.2: 0.3, 0.3: 0.2, 0.4: 0.1, 0.5: 0.1}
-"""Chances of where a row begins that a prompt cache helps, as a share of its steps: Nirvana's 5 to 25 of 50."""
-HITS_SAVE: Final = sum(share * chance for share, chance in BEGUN.items())
-"""Share of all steps that is saved where every picture finds a latent."""
-MOST_SAVED: Final = max(BEGUN)
-"""Share of all steps that is saved where every picture begins as late as it can."""
-
-
 class SizeMix(StrEnum):
     """Which sizes are asked for."""
 
@@ -89,16 +81,11 @@ class PoolWorkload:
     """A trace of :data:`giornata_lab.loadgen.workload.MASK_RATIOS` that the masks come from; None: whole pictures."""
     in_full: bool = False
     """Whether masks are drawn and not used: every step computes all tokens."""
-    saved: float = 0.0
-    """Share of all steps that a prompt cache saves: pictures begin later, by chance as :data:`BEGUN` says; beyond
-    :data:`HITS_SAVE` some begin as late as can be."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.cv < 1:
             raise ValueError(f"received a coefficient of variation of {self.cv:g}; accepted are 1 and more")
-        if not 0 <= self.saved <= MOST_SAVED:
-            raise ValueError(f"received {self.saved:g} of the steps saved; accepted are 0 to {MOST_SAVED:g}")
 
     @property
     def name(self) -> str:
@@ -108,22 +95,13 @@ class PoolWorkload:
     def draw(self) -> list[PoolRequest]:
         """The requests in the order of their arrival."""
         chance = random.Random(self.seed)  # noqa: S311 - a workload, no secret
-        begins = random.Random(f"{self.seed} begun")  # noqa: S311 - so that other draws are the same without it
         draw_size = self._masked if self.masks else self._whole
         now, made = 0.0, []
         for number in range(self.requests):
             now += self._gap_s(chance)
             size = draw_size(chance)
-            steps = self.steps - round(self.steps * self._begun(begins))
-            made.append(PoolRequest(number, now, now + SLO_S[size.side] * self.scale, size, max(1, steps)))
+            made.append(PoolRequest(number, now, now + SLO_S[size.side] * self.scale, size, self.steps))
         return made
-
-    def _begun(self, chance: random.Random) -> float:
-        """Share of its steps that a picture need not make."""
-        drawn, (share,) = chance.random(), chance.choices(list(BEGUN), list(BEGUN.values()))
-        if self.saved <= HITS_SAVE:
-            return share if drawn < self.saved / HITS_SAVE else 0.0
-        return MOST_SAVED if drawn < (self.saved - HITS_SAVE) / (MOST_SAVED - HITS_SAVE) else share
 
     def _gap_s(self, chance: random.Random) -> float:
         mean = 60 / self.per_minute

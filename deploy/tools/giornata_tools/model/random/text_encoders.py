@@ -141,7 +141,7 @@ def learn_merges(words: list[str], end: str = "</w>") -> list[tuple[str, str]]:
     while counts := Counter(pair for symbols in split for pair in pairwise(symbols)):
         best = max(counts, key=lambda pair: (counts[pair], pair))
         merges.append(best)
-        split = [_merge(symbols, best) for symbols in split]
+        split = [_merge(symbols, best) if best[0] in symbols else symbols for symbols in split]
     return merges
 
 
