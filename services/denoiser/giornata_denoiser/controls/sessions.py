@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import structlog
@@ -170,7 +170,8 @@ class ControlDataPath:
     """A link, and how much of its memory rows may still take. Everything is of one event loop."""
 
     def __init__(self, link: ControlLink | ControlLinkAddress, size_bytes: int) -> None:
-        self.link, self.size_bytes = link, size_bytes
+        self.link: Any = link
+        self.size_bytes = size_bytes
         self._free = size_bytes
         self._changed = asyncio.Event()
 

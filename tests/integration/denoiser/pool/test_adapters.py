@@ -147,11 +147,12 @@ def test_ranks_ask_the_service_for_rows_that_it_has_open(model: Model, tmp_path:
     use = RowControl("edges", ours.card.digest, 0.8, 1, STEPS, image=image)
     row = replace(bare, adapters=Adapters(controls=(use,)))
     lost: queue.Queue[RowKey] = queue.Queue()
+    walk: list[Devices] = [(0,), *[(0, 1)] * (STEPS - 1)]
     controls = PoolControls(lambda key, _: lost.put(key))
     with ExitStack() as stack:
         opened = ControlInstance(tmp_path, theirs, stack).opened(row, target)
         address = ControlLinkAddress(DataPath.UNIX, str(tmp_path / "link.sock"), TOKEN, 32 << 20)
-        bench = stack.enter_context(running(model.config(2), Walk(PLAN[:STEPS]), controls=controls))
+        bench = stack.enter_context(running(model.config(2), Walk(walk), controls=controls))
         assert bench.pool.submit([row, model.row("plain", steps=STEPS, seed=1)])
         bench.until_ended(["plain"])
         assert bench.pool.paused == 1
