@@ -59,8 +59,8 @@ class NatsAccounts:
     def __init__(self, folder: Path, count: int = ACCOUNTS, wait_s: float = HUNG_S) -> None:
         self._wait_s = wait_s
         names = [f"test{number}" for number in range(count)]
-        limits = {"max_file": "64GB", "max_memory": "16GB"}  # streams reserve theirs, and take what they hold
-        self._server = NatsServer(folder, accounts_config(names), **limits)
+        # streams reserve theirs, and take what they hold
+        self._server = NatsServer(folder, accounts_config(names), max_file="64GB", max_memory="16GB")
         self._free = deque(names)
         self._connected: defaultdict[str, dict[int, str]] = defaultdict(dict)
         self._gone: defaultdict[str, set[int]] = defaultdict(set)

@@ -25,13 +25,14 @@ class NatsCluster:
     def __init__(self, folder: Path) -> None:
         self.users = folder / "users"
         write_users(self.users, anonymous=None)
-        places = [f"127.0.0.1:{port}" for port in free_ports(len(NAMES))]
+        ports = free_ports(2 * len(NAMES))  # at once, for none is held until its server listens
+        places = [f"127.0.0.1:{port}" for port in ports[len(NAMES) :]]
         self.servers: dict[str, NatsServer] = {}
-        for name, place in zip(NAMES, places, strict=True):
+        for name, place, port in zip(NAMES, places, ports, strict=False):
             write_cluster(self.users, place, places, f"{name}.conf")
             (folder / name).mkdir()
             includes = f'include "../users/{USERS_CONF}"\ninclude "../users/server/{name}.conf"'
-            self.servers[name] = NatsServer(folder / name, f"server_name: {name}\n{includes}")
+            self.servers[name] = NatsServer(folder / name, f"server_name: {name}\n{includes}", port=port)
 
     @property
     def url(self) -> str:

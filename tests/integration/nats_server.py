@@ -55,15 +55,21 @@ class NatsServer:
         config: more of its configuration; includes are relative to `folder`.
         max_file: of its store.
         max_memory: of streams that it keeps in memory.
+        port: for clients; any free one by default.
     """
 
     def __init__(
-        self, folder: Path, config: str = "", max_file: str = "8GB", max_memory: str = "512MB"
+        self,
+        folder: Path,
+        config: str = "",
+        max_file: str = "8GB",
+        max_memory: str = "512MB",
+        port: int | None = None,
     ) -> None:
         self._folder = folder
         self._config = config
         self._max_file, self._max_memory = max_file, max_memory
-        self._port = free_ports(1)[0]
+        self._port = port or free_ports(1)[0]
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
 
@@ -82,11 +88,15 @@ class NatsServer:
         binary = Path(sys.executable).parent / "nats-server"
         self._process = subprocess.Popen([binary, "-c", config], stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
+        said = []
         for line in self._process.stderr:
+            said.append(line)
             if "Server is ready" in line:
                 break
         else:
-            raise RuntimeError("nats-server ended before it was ready")
+            raise RuntimeError(
+                f"nats-server ended with {self._process.wait()} before it was ready: {''.join(said)}"
+            )
         self._reader = threading.Thread(target=self._process.stderr.read, daemon=True)
         self._reader.start()
 
