@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from giornata.families import Family
 from giornata.wire import codec, subjects
-from giornata.wire.adapters import MAX_CONTROLNETS, LoraWait
+from giornata.wire.adapters import MAX_CONTROLNETS, AskedLora, LoraWait
 from giornata.wire.errors import GiornataError, InvalidField, UnknownField
 from giornata.wire.jobs import BlobRef
 from giornata.wire.models import DISCRETE_TIME, Guidance, ModelCard, Sampler, Task
@@ -21,6 +21,7 @@ from giornata.wire.requests import (
     EditParameters,
     GenerationParameters,
     OutputFormat,
+    Reuse,
     asked,
     evaluations_of,
 )
@@ -91,7 +92,10 @@ def test_all_mistakes_are_in_one_sentence() -> None:
         ({"output_compression": 50, "output_format": "png"}, "output_compression"),
         ({"negative_prompt": "blurry", "true_cfg_scale": 1}, "negative_prompt"),
         ({"negative_prompt": "blurry", "true_cfg_scale": 0}, "true_cfg_scale"),
-        ({"true_cfg_scale": 4}, "negative_prompt"),
+        ({"true_cfg_scale": 1.5}, "negative_prompt"),
+        ({"mask_prompt": "hat", "auto_edit": True, "reuse": "strict"}, "reuse"),
+        ({"lora_join": 0.5}, "lora_join"),
+        ({"loras": [{"id": f"lora_{0:032}"}], "lora_wait": "bounded", "lora_join": 0.5}, "lora_join"),
     ],
 )
 def test_fields_that_would_have_no_effect_are_refused_by_name(fields: dict[str, object], named: str) -> None:
@@ -144,6 +148,8 @@ def test_the_jobs_with_the_longest_prompts_that_one_tenant_may_queue_fit_their_s
 def test_fields_that_have_an_effect_together_are_accepted() -> None:
     EditParameters(prompt="x", output_format=OutputFormat.JPEG, output_compression=50)
     EditParameters(prompt="x", negative_prompt="blurry", true_cfg_scale=4)
+    EditParameters(prompt="x", mask_prompt="hat", auto_edit=True, reuse=Reuse.AUTO)
+    EditParameters(prompt="x", loras=(AskedLora(id=f"lora_{0:032}"),), lora_join=0.5)
 
 
 def test_unknown_fields_are_refused_by_name_and_adapters_by_theirs() -> None:

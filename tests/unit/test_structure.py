@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from giornata.wire import codec
-from giornata.wire.codec import DEPTH, NAMES, VALUES, JsonLimits, read_json
+from giornata.wire.codec import DEPTH, ESCAPE_EVERY, ESCAPES, NAMES, VALUES, JsonLimits, read_json
 from giornata.wire.errors import PayloadTooLarge, SchemaMismatch, UnknownField
 from giornata.wire.messages import CancelMessage
 from giornata.wire.requests import GenerationParameters, asked
@@ -73,6 +73,13 @@ def test_json_of_a_request_passes(value: dict[str, Any], slash: str) -> None:
 def test_json_beyond_the_limits_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         read_json(text)
+
+
+def test_as_many_escapes_pass_as_the_error_says() -> None:
+    most = ESCAPES + ESCAPES // (ESCAPE_EVERY - 1)  # each is a byte, too
+    take_all(b"\\" * most)
+    with pytest.raises(PayloadTooLarge):
+        take_all(b"\\" * (most + 1))
 
 
 def test_json_at_the_limits_is_read() -> None:

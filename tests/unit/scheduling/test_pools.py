@@ -158,6 +158,8 @@ def test_devices_that_are_lost_keep_no_promise() -> None:
     effects = predicted(placement, demand(LARGE, within_s=1.5))
     assert (effects["whole"].gained, effects["broken"].gained) == (1, 0)
     assert chosen(placement, demand(LARGE, within_s=1.5)) == "whole"
+    placement.observe(worker("whole", ready=3, lost=5), 1.0)
+    assert predicted(placement, demand(LARGE, within_s=1.5))["whole"].gained == 0
 
 
 def test_what_was_just_assigned_counts_with_its_deadline() -> None:

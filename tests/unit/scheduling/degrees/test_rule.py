@@ -172,9 +172,9 @@ def test_an_old_row_comes_before_widening() -> None:
 
 def test_a_row_that_is_twice_as_old_may_have_a_long_step() -> None:
     held = in_flight("held", (1, 2, 3, 4, 5, 6, 7), 99.0)
-    late = row("late", 0.1, 5)
-    assert decide(late, held, now_s=59.0, free=frozenset({0})).begins == ()
-    assert degrees(decide(late, held, now_s=61.0, free=frozenset({0}))) == {"late": 1}
+    late = row("late", 10.1, 5, arrived_s=10.0)
+    assert decide(late, held, now_s=69.0, free=frozenset({0})).begins == ()
+    assert degrees(decide(late, held, now_s=71.0, free=frozenset({0}))) == {"late": 1}
 
 
 def test_no_row_starves() -> None:
