@@ -225,6 +225,17 @@ def test_rows_of_one_template_load_once() -> None:
     assert together.slabs < apart.slabs or together.finish_ms < apart.finish_ms
 
 
+def test_a_row_takes_what_another_one_of_its_template_loads_anyway() -> None:
+    """Of two rows the second block of one takes entries that it would not load alone."""
+    first = blocks_of((7, 2, 0.5, 2, 7, True, True, True), (2, 2, 0.5, 3, 6, False, True, True))
+    second = blocks_of((5, 3, 2, 1, 7, True, True, True), (4, 4, 1, 0, 6, False, True, True))
+    rows, link = [BatchRow(first, "t"), BatchRow(second, "t")], LoadLink(slab_ms=1)
+    least = min(
+        evaluate_modes(rows, modes, link).finish_ms for modes in product(every(rows[0]), every(rows[1]))
+    )
+    assert plan_batch(rows, link).finish_ms == least
+
+
 def test_unequal_rows_and_unequal_modes_are_refused() -> None:
     one, two = (BatchRow(equal_blocks(count, 1, 1, 1, 0, 0), 0) for count in (1, 2))
     with pytest.raises(ValueError, match=r"rows have \[1, 2\] blocks"):
