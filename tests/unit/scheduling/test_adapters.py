@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from giornata.fleet import SILENCE_S
 from giornata.planning.operations import low_rank_weights
+from giornata.residency.host_tiers import HostTiers
 from giornata.scheduling.adapters import (
     LANES,
     LoraLoadTimes,
@@ -23,6 +24,7 @@ from giornata.scheduling.placement import Placement
 from giornata.scheduling.policies import CandidateWorker, finish_time
 from giornata.wire.adapters import ControlCard, ControlKind, ControlWork
 from giornata.wire.controlnets import ControlBase, ControlState
+from giornata.wire.loras import HostTier, TierChange
 from giornata.wire.workers import AdapterLoad, ServiceName, ServiceState, Tier
 from giornata_lab.bench.systems.networks import plain
 from giornata_lab.simulation.baselines import SimPolicy, policy_of
@@ -124,6 +126,19 @@ def test_only_what_waiting_for_a_place_does_not_hide_is_exposed(
 @pytest.mark.parametrize("tier", [Tier.DEVICE, Tier.MEMORY, Tier.DISK])
 def test_the_worker_that_has_the_lora_is_chosen_though_it_is_busier(tier: Tier) -> None:
     known = placement(having("a", None), having("b", tier, LORA, running=2), having("c", Tier.DISK, OTHER))
+    assert choose(known, DEMAND) == "a"
+    assert choose(known, replace(DEMAND, adapters=(LORA,))) == "b"
+
+
+def test_what_the_host_tier_of_a_machine_has_counts_as_on_the_disks_of_its_workers() -> None:
+    known, tiers = Placement(), HostTiers()
+    change = TierChange(number=1, sha256=LORA.digest, size_bytes=LORA.size_bytes)
+    tiers.observe(
+        "i", HostTier(name="m", epoch=1, number=1, changes=(change,), budget_bytes=1 << 30, used_bytes=0)
+    )
+    known.hosts(tiers)
+    for state in (having("a", None), telling(having("b", None, running=2), lora_host="m")):
+        known.observe(state, 0)
     assert choose(known, DEMAND) == "a"
     assert choose(known, replace(DEMAND, adapters=(LORA,))) == "b"
 
