@@ -405,7 +405,7 @@ class Matrix:
         )
         for row in rows:
             if "service" in row.key.job_id.split("+"):
-                remote.put(row.key, self._instance.opened(row, target))
+                remote.sessions.put(row.key, self._instance.opened(row, target))
         engine = partial(
             Engine,
             of,

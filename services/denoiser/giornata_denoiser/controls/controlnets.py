@@ -28,6 +28,7 @@ from giornata_denoiser.config import DenoiserConfig
 from giornata_denoiser.controls.residuals import (
     ControlNetTarget,
     LocalControls,
+    OpenControls,
     PoolControls,
     RemoteControls,
     control_target,
@@ -223,7 +224,28 @@ class ControlDispatcher:
         return self._local is not None and self._local.has(row)
 
     def _asks(self, row: Row) -> bool:
-        return self._remote is not None and self._remote.has(row.key)
+        return self._remote is not None and self._remote.sessions.has(row.key)
+
+
+def dispatcher_of(
+    config: DenoiserConfig,
+    checkpoint: Checkpoint,
+    network: ControlNetTarget,
+    sessions: OpenControls,
+    lost: Callable[[RowKey, Exception], None],
+) -> ControlDispatcher:
+    """Return what computes the checkpoint's ControlNets, and asks in `sessions` for others; `lost` is of its rows."""
+    family, nets, held = checkpoint.family, checkpoint.controlnets, config.control_held_steps
+    remote = RemoteControls(
+        network,
+        family.dtype,
+        family.device,
+        lost,
+        held_steps=held,
+        late_s=config.control_late_s,
+        sessions=sessions,
+    )
+    return ControlDispatcher(LocalControls(nets, network, held) if nets else None, remote)
 
 
 class DenoiserControlNets:
@@ -245,21 +267,9 @@ class DenoiserControlNets:
         self.pool = PoolControls(sessions.lost) if pooled else None
         """Where the rows of a pool are open."""
         self.controls: ControlExecutor = NoControls()
-        if self.pool is not None:
-            sessions.remote = self.pool
-            return
-        family, nets = checkpoint.family, checkpoint.controlnets
-        held = config.control_held_steps
-        local = LocalControls(nets, network, held) if nets else None
-        remote = RemoteControls(
-            network,
-            family.dtype,
-            family.device,
-            sessions.lost,
-            held_steps=held,
-            late_s=config.control_late_s,
-        )
-        sessions.remote, self.controls = remote, ControlDispatcher(local, remote)
+        sessions.opened = self.pool or OpenControls()
+        if self.pool is None:
+            self.controls = dispatcher_of(config, checkpoint, network, sessions.opened, sessions.lost)
 
     @property
     def base(self) -> ControlBase:

@@ -311,14 +311,11 @@ class PendingResiduals:
 
 
 class OpenControls:
-    """The rows that are open at instances. Sessions come and go in other threads than the engine's.
+    """The rows that are open at instances. Sessions come and go in other threads than the engine's."""
 
-    What is made `of` another has the same rows.
-    """
-
-    def __init__(self, of: OpenControls | None = None) -> None:
-        self._lock: threading.Lock = threading.Lock() if of is None else of._lock  # noqa: SLF001 - of its own class
-        self._sessions: dict[RowKey, ControlNetSession] = {} if of is None else of._sessions  # noqa: SLF001 - likewise
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: dict[RowKey, ControlNetSession] = {}
 
     def put(self, key: RowKey, session: ControlNetSession) -> None:
         """The row is open there from now on."""
@@ -338,6 +335,11 @@ class OpenControls:
     def has(self, key: RowKey) -> bool:
         """Return whether the row is open at an instance that can be asked."""
         return self.session(key) is not None
+
+    def over(self, link: ControlLink) -> Mapping[RowKey, ControlNetSession]:
+        """Return the rows that are open over a link."""
+        with self._lock:
+            return {key: session for key, session in self._sessions.items() if session.link is link}
 
     def end(self, key: RowKey, session: ControlNetSession) -> bool:
         """Drop the row if it is open in this session; whether it was."""
@@ -367,8 +369,8 @@ class PoolControls(OpenControls):
             self._lost(key, LinkLost(reason))
 
 
-class RemoteControls(OpenControls):
-    """Asks for the residuals of rows that are open at instances.
+class RemoteControls:
+    """Asks for the residuals of rows that are open at instances, in the `sessions` of whoever opens them.
 
     `lost` is told of a row whose instance does not compute it any longer, and why. What a step adds serves `held_steps`
     of a row that reuses. An instance is given up when a sample takes more than `late_s`.
@@ -383,9 +385,9 @@ class RemoteControls(OpenControls):
         *,
         held_steps: int = 1,
         late_s: float = LATE_S,
-        of: OpenControls | None = None,
+        sessions: OpenControls | None = None,
     ) -> None:
-        super().__init__(of)
+        self.sessions = sessions or OpenControls()
         self._network, self._dtype, self._device, self._lost = network, dtype, device, lost
         self._held_steps, self._late_s = held_steps, late_s
         self._holding: ResidualCache[PendingResiduals] = ResidualCache()
@@ -424,7 +426,7 @@ class RemoteControls(OpenControls):
     def _asked(
         self, row: Row, acting: tuple[bool, ...], waits: WaitTimer, *, whole: bool
     ) -> PendingResiduals:
-        session = self.session(row.key)
+        session = self.sessions.session(row.key)
         if session is None:
             raise ControlLost({row.key})
         base = self._network.base
@@ -444,7 +446,7 @@ class RemoteControls(OpenControls):
                     whole=whole,
                 )
         except LinkLost as error:
-            raise self._gone(self._over(session.link), error) from error
+            raise self._gone(self.sessions.over(session.link), error) from error
         except LinkLate as error:
             raise self._gone({row.key: session}, error) from error
         return PendingResiduals(row.key, session, asked, sums, count, whole)
@@ -465,21 +467,16 @@ class RemoteControls(OpenControls):
             with waits.waiting():
                 flat = coming.asked.sample(index, self._late_s)
         except LinkLost as error:
-            raise self._gone(self._over(coming.session.link), error, coming) from error
+            raise self._gone(self.sessions.over(coming.session.link), error, coming) from error
         except LinkLate as error:
             raise self._gone(self._as_late(coming), error, coming) from error
         except ControlFailed as error:
             raise self._gone({coming.key: coming.session}, error, coming) from error
         return to_device(flat.view(coming.sequences, -1, flat.shape[1]), self._device)
 
-    def _over(self, link: ControlLink) -> Mapping[RowKey, ControlNetSession]:
-        """The rows that are open over a link."""
-        with self._lock:
-            return {key: session for key, session in self._sessions.items() if session.link is link}
-
     def _as_late(self, coming: PendingResiduals) -> Mapping[RowKey, ControlNetSession]:
         """Rows of the same link whose samples are not here either, and were asked for no later than what waits here."""
-        pending = {key: self._holding.added(key) for key in self._over(coming.session.link)}
+        pending = {key: self._holding.added(key) for key in self.sessions.over(coming.session.link)}
         late = (each for each in pending.values() if each is not None and not each.here)
         return {coming.key: coming.session, **{each.key: each.session for each in late}}
 
@@ -492,7 +489,9 @@ class RemoteControls(OpenControls):
             if (coming := self._holding.forget(key)) is not None:
                 self._used.append(coming)
         for key, session in rows.items():
-            if self.end(key, session):  # else it is open elsewhere by now, or its owner has closed it
+            if self.sessions.end(
+                key, session
+            ):  # else it is open elsewhere by now, or its owner has closed it
                 self._lost(key, error)
         return ControlLost(keys)
 

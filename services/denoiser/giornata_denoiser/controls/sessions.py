@@ -245,12 +245,11 @@ class DataPathPool:
         return ControlDataPath(link, self._slab_bytes)
 
     def _link(self, opened: OpenControlReply) -> ControlLink | ControlLinkAddress:
+        address = ControlLinkAddress(opened.path, opened.address, opened.token, self._slab_bytes)
         if self._device is None:
-            return ControlLinkAddress(opened.path, opened.address, opened.token, self._slab_bytes)
+            return address
         try:
-            return ControlLink(
-                opened.path, opened.address, opened.token, slab_bytes=self._slab_bytes, device=self._device
-            )
+            return address.open(self._device)
         except (OSError, RuntimeError) as error:  # torch tells of memory that is not to be had by the latter
             raise LinkLost(f"no data path over {opened.path} to {opened.address}: {error}") from error
 
@@ -294,7 +293,7 @@ class ControlNetSessionManager:
         self._losses: dict[RowKey, asyncio.Queue[Exception]] = {}
         self._closing: dict[tuple[RowKey, str], asyncio.Task[None]] = {}
         """Rows that an instance is being told to close."""
-        self.remote: OpenControls
+        self.opened: OpenControls
         """Set by the owner: it tells :meth:`lost`."""
 
     def lost(self, key: RowKey, reason: Exception) -> None:
@@ -365,11 +364,11 @@ class ControlNetSessionManager:
         try:
             await path.take(taken)
             try:
-                self.remote.put(row.key, session)
+                self.opened.put(row.key, session)
                 self._resume(row.key.job_id, row.key.attempt)
                 return await losses.get()
             finally:
-                self.remote.drop(row.key)
+                self.opened.drop(row.key)
                 path.give_back(taken)
         finally:
             self._begin_close(row.key, session.instance)

@@ -35,13 +35,11 @@ from giornata.scheduling.degrees.pool import Devices
 from giornata.wire.errors import GiornataError
 from giornata_denoiser.checkpoint import Checkpoint, open_checkpoint
 from giornata_denoiser.config import DenoiserConfig
-from giornata_denoiser.controls.controlnets import ControlDispatcher
+from giornata_denoiser.controls.controlnets import dispatcher_of
 from giornata_denoiser.controls.residuals import (
     ControlLinkAddress,
     ControlNetSession,
-    LocalControls,
     OpenControls,
-    RemoteControls,
     control_target,
 )
 from giornata_denoiser.engine.batch_tensors import ControlExecutor
@@ -185,21 +183,7 @@ class RankControls(OpenControls):
         """What a group's steps ask: each of its members does, all of them alike."""
         if self._network is None:
             return None
-        nets, held, family = (
-            self._checkpoint.controlnets,
-            self._config.control_held_steps,
-            self._checkpoint.family,
-        )
-        remote = RemoteControls(
-            self._network,
-            family.dtype,
-            family.device,
-            self._lose,
-            held_steps=held,
-            late_s=self._config.control_late_s,
-            of=self,
-        )
-        return ControlDispatcher(LocalControls(nets, self._network, held) if nets else None, remote)
+        return dispatcher_of(self._config, self._checkpoint, self._network, self, self._lose)
 
     def follow(self, key: RowKey, session: ControlNetSession | None) -> None:
         """The row is open there, as the leader says; None for nowhere."""

@@ -82,7 +82,7 @@ class Open:
     def put(self, link: ControlLink, *rows: Row) -> None:
         for row in rows:
             nets = len(row.adapters.controls)
-            self.remote.put(row.key, ControlNetSession("c", link, row.key.job_id, (BEHIND,) * nets))
+            self.remote.sessions.put(row.key, ControlNetSession("c", link, row.key.job_id, (BEHIND,) * nets))
 
     def ask(self, *rows: Row) -> tuple[OfSequences, ...]:
         return self.remote.ask(rows, [True] * len(rows), WAITS)
@@ -135,7 +135,7 @@ def test_all_rows_of_a_link_are_lost_with_it(doomed: Instance) -> None:
             value(asked[0])
     assert lost.value.keys == {row.key for row in rows}
     assert sorted(made.lost) == [("one", LinkLost), ("three", LinkLost), ("two", LinkLost)]
-    assert not any(made.remote.has(row.key) for row in rows)
+    assert not any(made.remote.sessions.has(row.key) for row in rows)
 
 
 def test_a_step_waits_once_for_a_late_instance_whatever_rows_it_has(served: Instance) -> None:
@@ -153,8 +153,8 @@ def test_a_step_waits_once_for_a_late_instance_whatever_rows_it_has(served: Inst
             value(asked[1])
         assert lost.value.keys == {late.key, too.key}
         assert sorted(made.lost) == [("late", LinkLate), ("too", LinkLate)]
-        assert made.remote.has(here.key)
-        assert made.remote.has(idle.key), "nothing was asked for it"
+        assert made.remote.sessions.has(here.key)
+        assert made.remote.sessions.has(idle.key), "nothing was asked for it"
         made.remote.retain(())
 
 
@@ -165,7 +165,7 @@ def test_a_row_that_is_open_elsewhere_by_now_is_not_lost_there(served: Instance,
     with linked(served) as sound, linked(doomed) as link:
         made.put(link, row)
         (asked,) = made.ask(row)
-        made.remote.drop(row.key)
+        made.remote.sessions.drop(row.key)
         made.put(sound, row)
         doomed.kill()
         with pytest.raises(ControlLost):
@@ -184,7 +184,7 @@ def test_a_row_that_is_closed_between_plan_and_step_is_no_failed_row(served: Ins
     with linked(served) as link:
         made.put(link, row)
         assert controls.able(row) is row
-        made.remote.drop(row.key)
+        made.remote.sessions.drop(row.key)
         with pytest.raises(ControlLost) as lost:
             controls.residuals((row, plain), (True, True), WAITS)
     assert lost.value.keys == {row.key}
@@ -281,7 +281,7 @@ def test_a_row_that_is_computed_here_until_it_is_open_elsewhere_costs_what_it_co
             there = controls.able(here)
     assert there is not None
     assert sum(shape.control for shape in there.shapes) == 0
-    opened.remote.drop(row.key)
+    opened.remote.sessions.drop(row.key)
     again = controls.able(there)
     assert again is not None
     assert again.adapters == here.adapters

@@ -30,7 +30,7 @@ from giornata.wire.controlnets import (
 from giornata.wire.errors import ControlNetUnavailable
 from giornata.wire.messages import RunRequest
 from giornata_denoiser.controls import sessions as module
-from giornata_denoiser.controls.residuals import RemoteControls
+from giornata_denoiser.controls.residuals import OpenControls
 from giornata_denoiser.controls.sessions import (
     ControlClientInfo,
     ControlNetInstances,
@@ -95,16 +95,16 @@ class Bench:
     wire: Wire
     instances: ControlNetInstances
     sessions: ControlNetSessionManager
-    remote: RemoteControls
+    opened: OpenControls
     resumed: asyncio.Queue[str]
 
     async def asked(self) -> None:
         """Until the row's instance can be asked."""
         await asyncio.wait_for(self.resumed.get(), HUNG_S)
-        assert self.remote.has(ROW.key)
+        assert self.opened.has(ROW.key)
 
     def lose(self, reason: Exception) -> None:
-        self.remote.drop(ROW.key)
+        self.opened.drop(ROW.key)
         self.sessions.lost(ROW.key, reason)
 
 
@@ -131,13 +131,13 @@ async def bench(
                 resume=lambda job_id, _: resumed.put_nowait(job_id),
                 tasks=tasks,
             )
-            sessions.remote = RemoteControls(NETWORK, torch.float32, CPU, sessions.lost)
-            yield Bench(wire, instances, sessions, sessions.remote, resumed)
+            sessions.opened = OpenControls()
+            yield Bench(wire, instances, sessions, sessions.opened, resumed)
         linked = [making.result() for making in links._paths.values() if making.exception() is None]
         assert {each._free for each in linked} <= {SLAB_BYTES}, "rows that have ended take no room"
         assert not wire.open, "instances that had the row are told that it has ended"
         assert not sessions._losses
-        assert not sessions.remote.has(ROW.key)
+        assert not sessions.opened.has(ROW.key)
         await links.close()
 
 
