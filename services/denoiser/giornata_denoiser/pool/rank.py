@@ -193,6 +193,7 @@ class RankControls(OpenControls):
         link, known = self._links.get(session.link), self.session(key)
         try:
             if link is None or link.lost:
+                self._close_lost()
                 link = self._links[session.link] = session.link.open(self._checkpoint.family.device)
         except (OSError, RuntimeError) as error:  # torch tells of memory that is not to be had by the latter
             self.drop(key)
@@ -205,6 +206,11 @@ class RankControls(OpenControls):
         """Return the rows that have been lost since the last call, and why."""
         lost, self._lost = self._lost, {}
         return lost
+
+    def _close_lost(self) -> None:
+        """Let go of the memory of instances that are gone: one that was started again has another address."""
+        for address in [address for address, link in self._links.items() if link.lost]:
+            self._links.pop(address).close()
 
     def close(self) -> None:
         """Close all links."""

@@ -25,6 +25,7 @@ from giornata_denoiser.controls.residuals import (
     open_controls,
 )
 from giornata_denoiser.families.network import ModelFamily
+from giornata_denoiser.pool.rank import RankControls
 from giornata_denoiser.rows.row import Adapters, Row, RowControl, RowLora, name_of
 from giornata_denoiser.rows.step_cache import TaylorRule
 from tests.fakes.local_controls import controls_of
@@ -170,3 +171,31 @@ def test_ranks_ask_the_service_for_rows_that_it_has_open(model: Model, tmp_path:
     equal(found, model.alone([row], controls=controls_of(nets, family.network, multiple, 2)))
     without = model.alone([bare])
     assert not torch.allclose(found["guided"], without["guided"], atol=1e-3)
+
+
+def test_a_rank_closes_the_link_to_an_instance_that_is_gone(model: Model, tmp_path: Path) -> None:
+    family, multiple = model.checkpoint.family, model.checkpoint.card.pixel_multiple
+    fitting(model.checkpoint).save_pretrained(tmp_path / "edges")
+    net = load(tmp_path / "edges", torch.float32, CPU, "edges")
+    target = control_target(family.network, multiple)
+    assert target is not None
+    image = torch.randn(20, 64, generator=torch.Generator().manual_seed(7))
+    use = RowControl("edges", net.card.digest, 0.8, 1, STEPS, image=image)
+    row = replace(model.row("guided", steps=STEPS, guided=True), adapters=Adapters(controls=(use,)))
+    controls = RankControls(model.checkpoint, model.config(2))
+    with ExitStack() as stack:
+        stack.callback(controls.close)
+        opened = ControlInstance(tmp_path, net, stack).opened(row, target)
+        address = ControlLinkAddress(DataPath.UNIX, str(tmp_path / "link.sock"), TOKEN, 32 << 20)
+        links = []
+        for slab_bytes in (
+            32 << 20,
+            16 << 20,
+        ):  # of an instance that was started again, under another address
+            controls.follow(row.key, replace(opened, link=replace(address, slab_bytes=slab_bytes)))
+            session = controls.session(row.key)
+            assert session is not None
+            links.append(session.link)
+            session.link.close()
+        assert controls._links.keys() == {replace(address, slab_bytes=16 << 20)}
+        assert links[0] is not links[1]
