@@ -16,7 +16,7 @@ from giornata_lab.bench import harness, options
 from giornata_lab.rehearsals import gpu
 from giornata_lab.rehearsals.gpu import (
     TINY,
-    Part,
+    CampaignPart,
     Record,
     Status,
     carried_out,
@@ -49,7 +49,12 @@ def test_parts_share_a_process_until_one_fails_and_each_leaves_a_record(
     programs: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    every = [Part("a", "done", ()), Part("b", "done", ()), Part("c", "failing", ()), Part("d", "done", ())]
+    every = [
+        CampaignPart("a", "done", ()),
+        CampaignPart("b", "done", ()),
+        CampaignPart("c", "failing", ()),
+        CampaignPart("d", "done", ()),
+    ]
     found = list(carried_out(every, out, 600.0))
     assert [one.status for one in found] == [Status.DONE, Status.DONE, Status.FAILED, Status.DONE]
     first, second, _, after = ([row["pid"] for row in one.rows] for one in found)
@@ -65,20 +70,20 @@ def test_a_part_that_hangs_has_failed_or_is_to_be_run_again(
 ) -> None:
     """At its own limit it has failed; when the campaign's time is up, it is to be run again."""
     process = gpu.SharedProcess()
-    found = gpu.run(Part("hang", "hanging", (), limit_s), process, 0.1, tmp_path)
+    found = gpu.run(CampaignPart("hang", "hanging", (), limit_s), process, 0.1, tmp_path)
     assert found.status is status
     assert "ended after 0 s" in found.output
 
 
 def test_no_part_begins_when_the_time_is_up(tmp_path: Path) -> None:
-    assert list(carried_out([Part("a", "done", ())], tmp_path, 0.0)) == []
+    assert list(carried_out([CampaignPart("a", "done", ())], tmp_path, 0.0)) == []
 
 
 def test_a_second_call_runs_what_is_not_done_and_what_failed_last() -> None:
     def record(name: str, status: Status) -> Record:
         return Record(name, status, 1.0, "python", "2026-11-23T12:00:00", None, "")
 
-    every = [Part(name, "done", ()) for name in "abcd"]
+    every = [CampaignPart(name, "done", ()) for name in "abcd"]
     known = {"a": record("a", Status.FAILED), "b": record("b", Status.DONE), "c": record("c", Status.CUT)}
     assert [part.name for part in due(every, known)] == ["c", "d", "a"]
 

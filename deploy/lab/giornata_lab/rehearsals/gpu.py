@@ -115,7 +115,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Part:
+class CampaignPart:
     """One program of the campaign, ended after `limit_s`; tests have a process of their own."""
 
     name: str
@@ -150,10 +150,10 @@ class Record:
         return found
 
 
-def parts(size: str, device: str) -> tuple[Part, ...]:
+def parts(size: str, device: str) -> tuple[CampaignPart, ...]:
     """All parts, those first that tell most: on an H100 nine minutes bring them up to the tests."""
 
-    def measured(benchmark: str, family: str = "flux", *more: str) -> Part:
+    def measured(benchmark: str, family: str = "flux", *more: str) -> CampaignPart:
         flags = (
             *SHAPES[size, family],
             "--device",
@@ -162,11 +162,11 @@ def parts(size: str, device: str) -> tuple[Part, ...]:
             "float32" if device == "cpu" else "bfloat16",
         )
         name = benchmark if family == "flux" else f"{benchmark}_{family}"
-        return Part(name, f"giornata_lab.bench.{benchmark}", (*flags, *FLAGS[size, benchmark], *more))
+        return CampaignPart(name, f"giornata_lab.bench.{benchmark}", (*flags, *FLAGS[size, benchmark], *more))
 
-    def tested(name: str, files: Sequence[str]) -> Part:
+    def tested(name: str, files: Sequence[str]) -> CampaignPart:
         flags = ("--config-file", "tests/lab/gpu/campaign.ini", "--rootdir", ".", "-p", "no:cacheprovider")
-        return Part(name, "pytest", (*flags, *files))
+        return CampaignPart(name, "pytest", (*flags, *files))
 
     kernels = () if device == "cpu" else KERNELS
     return (
@@ -187,7 +187,7 @@ class SharedProcess:
         self._process: Any = None
         self._to_child: Connection
 
-    def ended(self, part: Part, folder: Path, limit_s: float) -> int | None:
+    def ended(self, part: CampaignPart, folder: Path, limit_s: float) -> int | None:
         """The exit status of a part whose report and log go to `folder`; None where it had to be ended."""
         if part.is_test:
             self.end()
@@ -236,7 +236,7 @@ def _serve(orders: Connection) -> None:
             orders.send(status)
 
 
-def _status(part: Part) -> int:
+def _status(part: CampaignPart) -> int:
     sys.argv = [part.module, *part.arguments]
     try:
         runpy.run_module(part.module, run_name="__main__", alter_sys=True)
@@ -248,7 +248,7 @@ def _status(part: Part) -> int:
     return 0
 
 
-def run(part: Part, process: SharedProcess, limit_s: float, scratch: Path) -> Record:
+def run(part: CampaignPart, process: SharedProcess, limit_s: float, scratch: Path) -> Record:
     """Run a part to its end, or to the limit; whatever happens to it is in the record."""
     began = time.monotonic()
     folder = scratch / part.name
@@ -273,7 +273,7 @@ def run(part: Part, process: SharedProcess, limit_s: float, scratch: Path) -> Re
     )
 
 
-def carried_out(todo: Iterable[Part], out: Path, seconds: float) -> Iterator[Record]:
+def carried_out(todo: Iterable[CampaignPart], out: Path, seconds: float) -> Iterator[Record]:
     """The record of every part as it ends, kept in `out`; no part begins after `seconds`, and none lasts beyond."""
     began, process = time.monotonic(), SharedProcess()
     with TemporaryDirectory() as scratch:
@@ -300,7 +300,7 @@ def records(out: Path) -> dict[str, Record]:
     return found
 
 
-def due(every: Sequence[Part], known: Mapping[str, Record]) -> list[Part]:
+def due(every: Sequence[CampaignPart], known: Mapping[str, Record]) -> list[CampaignPart]:
     """The parts that are not done, those last that failed."""
     became = {name: record.status for name, record in known.items()}
     left = [part for part in every if became.get(part.name) is not Status.DONE]
