@@ -75,7 +75,7 @@ def ids(grid: tuple[int, int]) -> Tensor:
 
 
 def by_diffusers(of: ModelFamily, row: Row, samples: Sequence[Tensor]) -> Tensor:
-    prompt: Any = row.prompts[0]
+    prompt: Any = row.inputs.prompts[0]
     network: Any = of.network
     with torch.inference_mode():
         velocity: Tensor = network.transformer(
@@ -203,7 +203,7 @@ SPEC = Spec(steps=6, true_cfg_scale=2.0)
 def stepwise(of: ModelFamily, step: int) -> list[Tensor]:
     """What every norm's linear layer makes of one step of both sequences, in the order of the forward."""
     row, model = tiny_flux.row(of, SPEC), cast("Any", of.network).transformer
-    pooled = torch.stack([cast("Any", prompt).pooled for prompt in row.prompts])
+    pooled = torch.stack([cast("Any", prompt).pooled for prompt in row.inputs.prompts])
     time = row.track.times[[step] * 2].to(of.dtype) / 1000 * 1000
     guidance = torch.full((2,), SPEC.guidance_scale).to(of.dtype) * 1000
     conditioning = model.time_text_embed(time, guidance, pooled)
@@ -240,7 +240,9 @@ def test_vectors_of_all_steps_are_those_of_each_step(step: int) -> None:
 def test_what_is_prepared_is_the_sequences_own() -> None:
     row = tiny_flux.row(OF, SPEC)
     first, second = (cast("Tensor", sequence.prepared) for sequence in place_inputs(row, OF).sequences)
-    again = cast("Tensor", OF.network.prepare(row.prompts[0], row.track.times, row.conditioning, ()))
+    again = cast(
+        "Tensor", OF.network.prepare(row.inputs.prompts[0], row.track.times, row.inputs.conditioning, ())
+    )
     assert torch.equal(first, again)
     assert (first - second).abs().max() > 1e-3
     assert (first[0] - first[1]).abs().max() > 1e-3

@@ -24,7 +24,8 @@ from giornata_denoiser.attempts.inputs import rows_of, with_reuse
 from giornata_denoiser.choices import BITS, CacheForm
 from giornata_denoiser.engine.recorders import EntryRecorder
 from giornata_denoiser.engine.slabs import Slabs
-from giornata_denoiser.rows.row import Adapters, RecordingSpec, RowLora
+from giornata_denoiser.rows.adapters import Adapters, RowLora
+from giornata_denoiser.rows.row import RecordingSpec
 from giornata_denoiser.rows.template import (
     CachedBlock,
     CachedTemplate,
@@ -260,7 +261,7 @@ def test_an_edit_under_adapters_leaves_no_template() -> None:
     cells[0, 0] = True
     for adapters, left in ((Adapters(), spec), (Adapters((RowLora("a"),)), None)):
         found = with_reuse(replace(plain, adapters=adapters), make_region(cells), how, OF)
-        assert found.renewed_every
+        assert found.reuse.renewed_every
         assert found.records == left
 
 
@@ -297,7 +298,7 @@ async def test_a_row_computes_the_compute_set_that_its_inspection_carries() -> N
         (plain,) = await rows_of(request, CHECKPOINT, at.blobs, None)
         (hit,) = await rows_of(request, CHECKPOINT, at.blobs, TemplateReuse(1.0, made, COSTS))
         (miss,) = await rows_of(request, CHECKPOINT, at.blobs, TemplateReuse(1.0, None, COSTS))
-        own = plain.conditioning["noise"]
+        own = plain.inputs.conditioning["noise"]
         left = replace(made, noise=torch.full_like(own, 2.0))
         (after,) = await rows_of(request, CHECKPOINT, at.blobs, TemplateReuse(1.0, left, COSTS))
     assert plain.region is miss.region is None
@@ -305,7 +306,7 @@ async def test_a_row_computes_the_compute_set_that_its_inspection_carries() -> N
     assert hit.region.computed.tolist() == [5, 6]
     inside = torch.from_numpy(cells.flatten())
     for row, outside in ((hit, template_noise(*own.shape)), (after, left.noise), (miss, own)):
-        noise = row.conditioning["noise"]
+        noise = row.inputs.conditioning["noise"]
         assert outside is not None
         assert torch.equal(noise[~inside], outside[~inside])
         assert torch.equal(noise[inside], own[inside])

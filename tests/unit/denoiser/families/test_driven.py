@@ -54,7 +54,7 @@ def region_of(row: Row, computed: Sequence[int]) -> Region:
     touched.view(-1)[list(computed)] = True
     found = make_region(touched)
     assert found is not None
-    return with_companions(found, row.companions)
+    return with_companions(found, row.inputs.companions)
 
 
 @pytest.mark.parametrize("name", NAMES)
