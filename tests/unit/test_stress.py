@@ -23,13 +23,16 @@ TESTS = """
 import threading
 import pytest
 
+ran = []
+
 @pytest.fixture
 def thread():
     threading.Thread(target=int).start()
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_starts(thread, number, stress_round):
-    assert not (stress_round == 1 and number == 2)
+def test_starts(thread, number):
+    ran.append(number)
+    assert ran.count(2) != 2 or number != 2
 
 def test_starts_nothing():
     pass
@@ -51,6 +54,7 @@ def test_tests_that_start_something_are_repeated_and_their_failures_counted(
     assert counted(pytester, tmp_path / "record.json") == {
         "test_it.py::test_starts[1]": [3, 0],
         "test_it.py::test_starts[2]": [3, 1],
+        "test_it.py::test_starts_nothing": [1, 0],
     }
 
 
