@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Final
 
 RUN_S: Final = (1.0, 4.0)
@@ -31,13 +32,16 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def disturb(run: subprocess.Popen[bytes], processes: Callable[[], Iterable[int]], draw: random.Random) -> int:
-    """Stop the `processes` of `run` again and again until it ends: all at once, or one alone. Returns how often."""
+    """Stop the `processes` of `run` again and again until it ends: all at once, or one alone. Returns how often.
+
+    One that stands still by itself does so on: a test has stopped it, and wants it to.
+    """
     stops = 0
     while True:
         with suppress(subprocess.TimeoutExpired):
             run.wait(draw.uniform(*RUN_S))
             return stops
-        found = sorted(processes())
+        found = [process for process in sorted(processes()) if not _stands_still(process)]
         chosen = [draw.choice(found)] if found and draw.random() < 0.5 else found
         try:
             _send(chosen, signal.SIGSTOP)
@@ -45,6 +49,15 @@ def disturb(run: subprocess.Popen[bytes], processes: Callable[[], Iterable[int]]
         finally:
             _send(chosen, signal.SIGCONT)
         stops += 1
+
+
+def _stands_still(process: int) -> bool:
+    """Whether a process is stopped, or is gone."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except OSError:
+        return True
+    return state == b"T"
 
 
 def _send(processes: Iterable[int], number: signal.Signals) -> None:

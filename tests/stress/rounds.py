@@ -23,11 +23,22 @@ STARTS: Final = frozenset(
 )
 """Python's audit events of who starts a process or a server, or talks to one; it has none for threads before 3.12."""
 
+TIMES: Final = 4
+"""How much longer than elsewhere a test may wait, and last as a whole: five loops on two cores leave it a third."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("stress")
     group.addoption("--rounds", type=int, default=1, help="How often each test runs.")
     group.addoption("--rounds-record", type=Path, help="A JSON file: test → [rounds, failures].")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Multiply the time that each test may take."""
+    for item in items if config.pluginmanager.hasplugin("timeout") else ():
+        marker = item.get_closest_marker("timeout")
+        limit_s = float(marker.args[0] if marker else config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(TIMES * limit_s), append=False)
 
 
 @cache

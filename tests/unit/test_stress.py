@@ -88,6 +88,30 @@ def test_what_is_stopped_goes_on_until_the_run_ends(monkeypatch: pytest.MonkeyPa
     assert sent[:2] == [(run.pid, signal.SIGSTOP), (run.pid, signal.SIGCONT)]
 
 
+def test_what_a_test_has_stopped_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    command = [sys.executable, "-I", "-S", "-c", "input()"]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE) as run,
+        subprocess.Popen(command, stdin=subprocess.PIPE) as frozen,
+    ):
+        frozen.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, frozen.pid, os.WSTOPPED)
+
+        kill = os.kill
+
+        def send(process: int, _number: int) -> None:
+            sent.append(process)
+            kill(run.pid, signal.SIGKILL)
+
+        monkeypatch.setattr(disturbing, "RUN_S", (0.0, 0.01))
+        monkeypatch.setattr(disturbing, "STOP_S", (0.0, 0.01))
+        monkeypatch.setattr(os, "kill", send)
+        disturb(run, lambda: [frozen.pid, run.pid], random.Random(0))  # noqa: S311 - no secret
+        frozen.kill()
+    assert set(sent) == {run.pid}
+
+
 def test_busy_loops_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIO_TEST_LOOPS", "these")
     with busy_loops(2):
