@@ -90,6 +90,7 @@ def test_what_is_stopped_goes_on_until_the_run_ends(monkeypatch: pytest.MonkeyPa
 
 def test_what_a_test_has_stopped_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
+    kill = os.kill
     command = [sys.executable, "-I", "-S", "-c", "input()"]
     with (
         subprocess.Popen(command, stdin=subprocess.PIPE) as run,
@@ -97,8 +98,6 @@ def test_what_a_test_has_stopped_itself_is_left_alone(monkeypatch: pytest.Monkey
     ):
         frozen.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, frozen.pid, os.WSTOPPED)
-
-        kill = os.kill
 
         def send(process: int, _number: int) -> None:
             sent.append(process)
@@ -108,7 +107,7 @@ def test_what_a_test_has_stopped_itself_is_left_alone(monkeypatch: pytest.Monkey
         monkeypatch.setattr(disturbing, "STOP_S", (0.0, 0.01))
         monkeypatch.setattr(os, "kill", send)
         disturb(run, lambda: [frozen.pid, run.pid], random.Random(0))  # noqa: S311 - no secret
-        frozen.kill()
+        kill(frozen.pid, signal.SIGKILL)
     assert set(sent) == {run.pid}
 
 
