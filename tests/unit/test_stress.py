@@ -88,27 +88,38 @@ def test_what_is_stopped_goes_on_until_the_run_ends(monkeypatch: pytest.MonkeyPa
     assert sent[:2] == [(run.pid, signal.SIGSTOP), (run.pid, signal.SIGCONT)]
 
 
-def test_what_a_test_has_stopped_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[int] = []
-    kill = os.kill
+@pytest.mark.parametrize("early", [True, False])
+def test_what_a_test_stops_itself_stays_stopped(monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
+    monkeypatch.setattr(disturbing, "RUN_S", (0.0, 0.01))
+    monkeypatch.setattr(disturbing, "STOP_S", (0.0, 0.01))
     command = [sys.executable, "-I", "-S", "-c", "input()"]
+    kill, sent = os.kill, list[int]()
     with (
         subprocess.Popen(command, stdin=subprocess.PIPE) as run,
         subprocess.Popen(command, stdin=subprocess.PIPE) as frozen,
     ):
-        frozen.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, frozen.pid, os.WSTOPPED)
 
-        def send(process: int, _number: int) -> None:
-            sent.append(process)
-            kill(run.pid, signal.SIGKILL)
+        def freeze() -> None:
+            kill(frozen.pid, signal.SIGSTOP)
+            while Path(f"/proc/{frozen.pid}/stat").read_text().split()[2] != "T":
+                pass
 
-        monkeypatch.setattr(disturbing, "RUN_S", (0.0, 0.01))
-        monkeypatch.setattr(disturbing, "STOP_S", (0.0, 0.01))
+        def send(process: int, number: int) -> None:
+            sent.append(number)
+            freeze()  # as it is told to
+            kill(process, signal.SIGSTOP)  # and once more, as a test would
+
+        def processes() -> Iterator[int]:
+            yield frozen.pid
+            if sent or early:
+                kill(run.pid, signal.SIGKILL)
+
+        if early:
+            freeze()
         monkeypatch.setattr(os, "kill", send)
-        disturb(run, lambda: [frozen.pid, run.pid], random.Random(0))  # noqa: S311 - no secret
+        disturb(run, processes, random.Random(0))  # noqa: S311 - no secret
         kill(frozen.pid, signal.SIGKILL)
-    assert set(sent) == {run.pid}
+    assert sent == ([] if early else [signal.SIGSTOP])
 
 
 def test_busy_loops_end(monkeypatch: pytest.MonkeyPatch) -> None:
