@@ -115,7 +115,7 @@ gpu: ## test and measure on a GPU, 25 minutes at most, again where it stopped; w
 # What images with torch and transformers lack, or have too old a version of, and what these bring.
 WHEELS := annotated-types diffusers importlib-metadata lazy-importer msgpack nats-py pydantic pydantic-core \
 	pydantic-settings python-dotenv structlog tenacity torchao typing-extensions typing-inspection uvloop zipp
-gpu-wheels: ## collect what a machine with torch and no network lacks, about 10 MB, into .whl; ARGS="--python-version 3.11"
+gpu-wheels: ## collect what a machine with torch and no network lacks, about 18 MB, into .whl; ARGS="--python-version 3.11"
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m pip download --quiet --no-deps --only-binary :all: --python-version 3.12 \
 		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
 		--constraint constraints.txt --dest .whl $(ARGS) $(WHEELS)
