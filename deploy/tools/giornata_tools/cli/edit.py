@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -139,11 +138,7 @@ class EditDelivery:
     def _write(self, name: str, index: int, data: bytes) -> bool:
         """Write a file; whether that succeeded."""
         try:
-            if name == STDOUT:
-                sys.stdout.buffer.write(data)
-                sys.stdout.buffer.flush()
-            else:
-                Path(name).write_bytes(data)
+            write(name, data)
         except OSError as error:
             self.lost[name] = PictureFailure(_not_written(name, error).message, NOT_WRITTEN, index)
             return False
@@ -166,6 +161,13 @@ class EditDelivery:
             ],
             "errors": [{"code": f.code, "message": f.sentence, "index": f.index} for f in failures],
         }
+
+
+def write(name: str, data: bytes) -> None:
+    """Write the file `name`, or to standard output."""
+    with click.open_file(name, "wb") as file:
+        file.write(data)
+        file.flush()
 
 
 @contextmanager
