@@ -79,10 +79,10 @@ def picture_files(out: str, n: int) -> list[str]:
     return [str(path.with_name(f"{path.stem}-{index}{path.suffix}")) for index in range(n)]
 
 
-def preview_file(file: str, number: int, suffix: str) -> str:
-    """The name of preview `number` of the picture in `file`: edited-preview-0.webp beside edited.png."""
+def preview_file(file: str, preview: Preview) -> str:
+    """The name of a preview of the picture in `file`: edited-preview-0.webp beside edited.png."""
     path = Path(file)
-    return str(path.with_name(f"{path.stem}-preview-{number}{suffix}"))
+    return str(path.with_name(f"{path.stem}-preview-{preview.partial_image_index}.{preview.format}"))
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class EditDelivery:
 
     def preview(self, preview: Preview) -> None:
         """Write a preview beside its picture; where that fails, the edit goes on and :meth:`finished` tells."""
-        name = preview_file(self.files[preview.index], preview.number, preview.suffix)
+        name = preview_file(self.files[preview.index], preview)
         self.previews.pop(name, None)
-        if self._write(name, preview.index, preview.data):
+        if self._write(name, preview.index, preview.image):
             self.previews[name] = preview
 
     def finished(self, outcome: EditOutcome, elapsed_s: float) -> int:
