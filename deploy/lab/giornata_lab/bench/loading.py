@@ -23,13 +23,7 @@ from giornata.packed.compute_set import BlockInputs, CachedTokens
 from giornata.packed.packing import TraceLane
 from giornata.planning.cost_model import StepCosts
 from giornata.planning.operations import NetworkOperations, SequenceShape, step_work
-from giornata.planning.plans import (
-    BatchPlanner,
-    greedy_modes,
-    plan_batch,
-    plan_each_alone,
-    uniform_modes,
-)
+from giornata.planning.plans import BatchPlanner, greedy_modes, plan_batch, plan_each_alone, uniform_modes
 from giornata.wire.values import BlockMode
 from giornata_denoiser.choices import CacheForm
 from giornata_denoiser.engine.batch_tensors import assemble
