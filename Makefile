@@ -96,7 +96,7 @@ check: setup ## lint, format, types, import rules, the pages, and the schemas of
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --quiet tests/unit/test_import_rules.py tests/unit/test_readme_facts.py \
-		tests/unit/deploy/test_kustomize.py tests/unit/deploy/test_kubernetes.py tests/unit/deploy/test_kubernetes_api.py
+		tests/unit/deploy/test_kubernetes.py
 	$(MAKE) --no-print-directory docs
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml deploy/compose.cluster.yaml
 

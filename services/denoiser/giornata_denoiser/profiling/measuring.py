@@ -198,7 +198,7 @@ class StepMeter:
         return [slabs.load_bytes(block, size.modes[0]) for block in range(self._family.depth)]
 
     def _prepared(self, mixture: StepShape) -> Callable[[], object]:
-        rows = [self._row(size, index) for index, size in enumerate(mixture.rows)]
+        rows = [self.row(size, index) for index, size in enumerate(mixture.rows)]
         low_ranks = [self._loras.set_of(size.lora) for size in mixture.rows]
         plain = by_sequence([self._uses(size, row) for size, row in zip(mixture.rows, rows, strict=True)])
         uses = with_low_ranks(plain, rows, low_ranks)
@@ -215,7 +215,7 @@ class StepMeter:
 
         return step
 
-    def _row(self, size: RowSize, index: int) -> Row:
+    def row(self, size: RowSize, index: int) -> Row:
         """The `index`-th row of a batch, of noise."""
         key, grid = RowKey("profile", 0, index), (size.height, size.width)
         text = size.text or self._checkpoint.card.max_text_tokens
@@ -241,7 +241,7 @@ class StepMeter:
         """Return what a template run over such a picture leaves, in both forms, in the host's memory."""
         grid, family = (size.height, size.width), self._checkpoint.family
         if grid not in self._entries:
-            row = self._row(RowSize(*grid, size.text, (BlockMode.FULL,) * family.depth), 0)
+            row = self.row(RowSize(*grid, size.text, (BlockMode.FULL,) * family.depth), 0)
             recorder = EntryRecorder(row.level, family.depth, self._recording)
             with torch.inference_mode():
                 denoise_step(family, assemble(family, [row]), [row], [BlockInputs(recorder=recorder)])

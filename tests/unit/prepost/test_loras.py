@@ -1,9 +1,10 @@
-"""Text parts of LoRAs on disk: fetched once, checked, kept by bytes."""
+"""LoRAs' text parts on disk, and the configuration in a stranger's file."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,12 +18,14 @@ from giornata.wire.errors import (
     GiornataError,
     LoraMismatch,
     LoraNotFound,
+    LoraNotSupported,
     LoraTooLarge,
     LoraUnreadable,
     ServiceUnavailable,
 )
 from giornata.wire.loras import FileChunk, ReadFile
-from giornata_prepost.loras.canonical import FETCHES, SUFFIX, TextLoraCache, write_canonical, write_text_part
+from giornata_prepost.loras.canonical import FETCHES, SUFFIX, TextLoraCache, write_canonical
+from giornata_prepost.loras.source import METADATA, AdapterConfig, read_configs
 from tests.patience import HUNG_S
 
 FILE_BYTES = 1 << 22
@@ -152,16 +155,6 @@ async def test_few_files_are_fetched_at_the_same_time(
     assert len(store.begun) == 6
 
 
-async def test_the_least_recently_used_go_first(store: Store, tmp_path: Path) -> None:
-    uses = [lora(store, tmp_path, seed) for seed in range(3)]
-    write_text_part(tmp_path / "lora-0", tmp_path / "part")
-    parts = made(store, tmp_path, 2 * (tmp_path / "part").stat().st_size)
-    await parts.of(uses[:2])
-    await parts.of(uses[:1])
-    await parts.of(uses[2:])
-    assert kept(tmp_path) == {uses[0].sha256, uses[2].sha256}
-
-
 async def test_one_that_is_larger_than_all_may_be_acts_and_is_not_kept(store: Store, tmp_path: Path) -> None:
     parts, use = made(store, tmp_path, 0), lora(store, tmp_path, 2)
     assert len(await parts.of([use, use])) == 2
@@ -198,3 +191,88 @@ async def test_a_text_part_is_never_dropped_silently(
     with pytest.raises(expected):
         await parts.of([use])
     assert kept(tmp_path) == set()
+
+
+# PEFT's configuration in a stranger's file: its fields are typed, and its patterns are no programs.
+
+
+MODULE = "blocks.0.attn.to_q"
+
+
+def config(**fields: Any) -> AdapterConfig:
+    metadata = {METADATA: json.dumps({f"transformer.{name}": value for name, value in fields.items()})}
+    return read_configs(metadata, ("transformer", "text_encoder"))["transformer"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "alpha"),
+    [
+        ("to_q", 2.0),
+        ("attn.to_q", 2.0),
+        (MODULE, 2.0),
+        (f"^{MODULE}", 2.0),
+        (f"^{MODULE}$", 2.0),
+        ("^to_q", 16.0),
+        ("o_q", 16.0),
+        ("blocks.0.attn.to_", 16.0),
+    ],
+)
+def test_a_pattern_is_the_end_of_a_modules_name(pattern: str, alpha: float) -> None:
+    assert config(lora_alpha=16, alpha_pattern={pattern: 2}).alpha(MODULE, 4) == alpha
+
+
+def test_names_of_z_images_layers_have_hyphens() -> None:
+    assert config(lora_alpha=1, alpha_pattern={"all_x_embedder.2-1": 3}).alpha("all_x_embedder.2-1", 4) == 3.0
+
+
+def test_the_first_pattern_counts() -> None:
+    assert config(lora_alpha=1, alpha_pattern={"to_k": 5, "to_q": 3, MODULE: 2}).alpha(MODULE, 4) == 3.0
+
+
+def test_without_an_alpha_it_is_the_rank_and_rslora_scales_by_its_root() -> None:
+    assert config().alpha(MODULE, 4) == 4.0
+    assert read_configs({}, ("unet",)) == {"unet": AdapterConfig()}
+    assert config(lora_alpha=8, use_rslora=True, r=4, target_modules=["to_q"]).alpha(MODULE, 4) == 16.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "received"),
+    [
+        ({"lora_alpha": "abc"}, "transformer.lora_alpha: 'abc'"),
+        ({"lora_alpha": [1]}, "transformer.lora_alpha: [1]"),
+        ({"lora_alpha": True}, "transformer.lora_alpha: True"),
+        ({"lora_alpha": float("nan")}, "transformer.lora_alpha: nan"),
+        ({"lora_alpha": 1e300}, "transformer.lora_alpha: 1e+300"),
+        ({"lora_alpha": 1, "alpha_pattern": ["to_q"]}, "transformer.alpha_pattern: ['to_q']"),
+        ({"lora_alpha": 1, "alpha_pattern": {"to_q": "x"}}, "transformer.alpha_pattern.to_q: 'x'"),
+        ({"lora_alpha": 1, "alpha_pattern": {"(": 1}}, "transformer.alpha_pattern.(: '('"),
+        (
+            {"lora_alpha": 1, "alpha_pattern": {"([a-z_0-9.]+)+!": 1}},
+            "transformer.alpha_pattern.([a-z_0-9.]+)+!",
+        ),
+        ({"use_rslora": "yes"}, "transformer.use_rslora: 'yes'"),
+        ({"use_dora": True}, "transformer.use_dora: True"),
+    ],
+)
+def test_what_is_not_accepted_is_told(fields: dict[str, Any], received: str) -> None:
+    with pytest.raises(LoraNotSupported) as refused:
+        config(**fields)
+    assert (refused.value.received or "").startswith(received)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", "1", '{"transformer.lora_alpha": ' + "9" * 5000 + "}", "[" * 100_000]
+)
+def test_a_text_that_is_no_configuration_is_refused(text: str) -> None:
+    with pytest.raises(LoraNotSupported):
+        read_configs({METADATA: text}, ("transformer",))
+
+
+def test_thousands_of_patterns_cost_nothing() -> None:
+    patterns = {f"m{number}": number for number in range(4096)}
+    many = config(lora_alpha=1, alpha_pattern=patterns)
+    assert [many.alpha(f"blocks.{number}.m{number}", 4) for number in range(0, 4096, 8)] == [
+        *range(0, 4096, 8)
+    ]
+    with pytest.raises(LoraNotSupported, match="4096"):
+        config(lora_alpha=1, alpha_pattern={f"m{number}": number for number in range(5000)})

@@ -1,4 +1,4 @@
-"""The two stages without torch: inspect before, finish after."""
+"""The two stages without torch: inspect before, finish after; of one region or several."""
 
 from __future__ import annotations
 
@@ -13,23 +13,30 @@ from PIL import Image
 from safetensors.numpy import load
 
 from giornata.families import Family
-from giornata.wire.errors import InvalidField, MaskEmpty, TooManyPixels
+from giornata.wire.errors import InvalidField, MaskEmpty, SizeMismatch, TooManyPixels
 from giornata.wire.models import ModelCard
 from giornata.wire.requests import EditParameters, MaskMode
-from giornata_prepost.images.geometry import Box
+from giornata_prepost.images.geometry import Box, Size
+from giornata_prepost.images.masks import Alpha, paste, place_painted, resize, resize_alpha
 from giornata_prepost.images.pictures import Pixels, flatten
-from giornata_prepost.images.stages import InspectedEdit, PixelLimits, finish, inspect, read_edit
+from giornata_prepost.images.stages import (
+    InspectedEdit,
+    PixelLimits,
+    finish,
+    finish_regions,
+    inspect,
+    inspect_regions,
+    read_edit,
+)
+from tests.fakes.fleet import CARD
 
 LIMITS = PixelLimits(max_pixels=500_000, budget_pixels=128 * 128)
 SCENE = np.random.default_rng(3).integers(0, 256, (160, 240, 3), np.uint8)
 
 
 def card(family: Family = Family.FLUX_FILL, digest: str = "d1") -> ModelCard:
-    return ModelCard(
-        name="tiny", family=family, digest=digest, vae_scale_factor=8, latent_channels=16,
-        max_text_tokens=48, takes_guidance=True, takes_true_cfg=False, default_steps=4,
-        default_guidance_scale=30.0, default_strength=1.0, mask_grain=8 if family is Family.FLUX_INPAINT else 1,
-    )  # fmt: skip
+    grain = 8 if family is Family.FLUX_INPAINT else 1
+    return CARD.model_copy(update={"family": family, "digest": digest, "mask_grain": grain})
 
 
 def file(pixels: Pixels, form: str = "PNG", **options: Any) -> bytes:
@@ -154,22 +161,6 @@ def test_limits_hold_for_image_mask_and_output() -> None:
     with pytest.raises(TooManyPixels) as size:
         inspected(size="2400x1600")
     assert [caught.value.field for caught in (image, mask, size)] == ["image", "mask", "size"]
-
-
-@pytest.mark.parametrize("channels", [3, 4])
-def test_finish_changes_the_edited_pixels_only(channels: int) -> None:
-    random = np.random.default_rng(5)
-    original = random.integers(0, 256, (160, 240, channels), np.uint8)
-    painted = np.full((96, 144, 3), (10, 200, 30), np.uint8)
-    result = finished(
-        file(original), box(top=10, left=20, bottom=50, right=80), asked(mask_mode="white"), painted
-    )
-    output = np.asarray(Image.open(BytesIO(result)))
-    inside = np.zeros((160, 240), np.bool_)
-    inside[10:50, 20:80] = True
-    np.testing.assert_array_equal(output[~inside], original[~inside])
-    assert (output[inside][:, :3] == (10, 200, 30)).all()
-    assert output.shape == original.shape
 
 
 @pytest.mark.parametrize("form", ["png", "jpeg", "webp"])
@@ -333,3 +324,194 @@ def test_equal_masks_have_one_key_whatever_their_files_and_a_pixel_makes_another
     whole = found(np.full_like(mask, 255))
     assert whole.measures.mask_whole
     assert whole.measures.mask_key != first.measures.mask_key
+
+
+# Regions that are painted one by one: measured and pasted as edits of their crops would be, one after the
+# other.
+
+
+FILE = file(SCENE)
+REGIONS = [box(top=10, left=20, bottom=50, right=60), box(top=90, left=150, bottom=120, right=200)]
+
+
+def shown(data: bytes) -> Any:
+    return np.asarray(Image.open(BytesIO(data)))
+
+
+def painted(height: int, width: int, seed: int) -> Any:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+@pytest.mark.parametrize("fields", [{}, {"grow_mask": 3, "mask_blur": 2.0}, {"size": "480x320"}])
+def test_one_region_is_an_edit_of_its_crop(fields: dict[str, Any]) -> None:
+    parameters = asked(padding_mask_crop=8, **fields)
+    edit = inspect(FILE, REGIONS[0], parameters, card(), LIMITS)
+    alone = inspect_regions(FILE, REGIONS[:1], parameters, card(), LIMITS)
+    assert alone.measures.crops == (edit.measures.crop,)
+    for name in (
+        "width",
+        "model_width",
+        "model_height",
+        "output_width",
+        "tokens",
+        "compute_tokens",
+        "mask_ratio",
+    ):
+        assert getattr(alone.measures, name) == getattr(edit.measures, name), name
+    ours, theirs = load(alone.prepared), load(edit.prepared)
+    assert np.array_equal(ours["image_0"], theirs["image"])
+    assert np.array_equal(ours["mask_0"], theirs["mask"])
+    picture = painted(edit.measures.model_height, edit.measures.model_width, 1)
+    if "size" not in fields:
+        pasted = finish_regions(FILE, alone.alpha, parameters, LIMITS, [picture], alone.measures.crops)
+        assert pasted == finish(FILE, edit.alpha, parameters, LIMITS, picture, edit.measures.crop)
+
+
+def test_several_regions_are_edits_one_after_the_other() -> None:
+    parameters = asked(padding_mask_crop=8)
+    found = inspect_regions(FILE, REGIONS, parameters, card(), LIMITS)
+    pictures = [painted(found.measures.model_height, found.measures.model_width, seed) for seed in range(2)]
+    expected = FILE
+    for region, picture in zip(REGIONS, pictures, strict=True):
+        edit = inspect(expected, region, parameters, card(), LIMITS)
+        assert edit.measures.model_width == found.measures.model_width
+        assert edit.measures.model_height == found.measures.model_height
+        expected = finish(expected, edit.alpha, parameters, LIMITS, picture, edit.measures.crop)
+    pasted = shown(finish_regions(FILE, found.alpha, parameters, LIMITS, pictures, found.measures.crops))
+    assert np.array_equal(pasted, shown(expected))
+    outside = (shown(REGIONS[0]) | shown(REGIONS[1])) == 0
+    assert np.array_equal(pasted[outside], SCENE[outside])
+    assert found.measures.template_key == ""
+    assert found.measures.compute_set is None
+    assert found.measures.compute_tokens / (2 * found.measures.tokens) == pytest.approx(
+        found.measures.mask_ratio
+    )
+
+
+def test_another_output_size_is_resized_to_once() -> None:
+    parameters = asked(padding_mask_crop=8, size="480x320")
+    found = inspect_regions(FILE, REGIONS, parameters, card(), LIMITS)
+    pictures = [painted(found.measures.model_height, found.measures.model_width, seed) for seed in range(2)]
+    whole = asked(padding_mask_crop=8)
+    small = finish_regions(FILE, found.alpha, whole, LIMITS, pictures, found.measures.crops)
+    large = finish_regions(FILE, found.alpha, parameters, LIMITS, pictures, found.measures.crops)
+    expected = Image.open(BytesIO(small)).resize((480, 320), Image.Resampling.LANCZOS)
+    assert np.array_equal(shown(large), np.asarray(expected))
+
+
+def test_bad_regions_and_sizes_are_refused_as_those_of_an_edit() -> None:
+    with pytest.raises(MaskEmpty):
+        inspect_regions(FILE, [file(np.zeros(SCENE.shape[:2], np.uint8))], asked(), card(), LIMITS)
+    with pytest.raises(SizeMismatch):
+        inspect_regions(FILE, REGIONS, asked(size="100x100"), card(), LIMITS)
+
+
+# Compositing: nothing changes where alpha is 0.
+
+
+@st.composite
+def edits(draw: st.DrawFn) -> tuple[Pixels, Alpha, Pixels]:
+    """An original, an effective alpha with zeros, ones and a feather, a painted picture of another size."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    height, width = draw(st.integers(1, 40)), draw(st.integers(1, 40))
+    original = random.integers(0, 256, (height, width, draw(st.sampled_from([3, 4]))), np.uint8)
+    alpha = random.uniform(-0.5, 1.5, (height, width)).clip(0, 1).astype(np.float32)
+    painted = random.integers(0, 256, (draw(st.integers(1, 40)), draw(st.integers(1, 40)), 3), np.uint8)
+    return original, alpha, painted
+
+
+@given(edit=edits())
+def test_a_painted_picture_is_seen_as_much_as_alpha_says(edit: tuple[Pixels, Alpha, Pixels]) -> None:
+    """Not at all where it is 0, alone and opaque where it is 1, and else as the weighted mean of opaque pictures."""
+    original, alpha, painted = edit
+    before = original.copy()
+    output = paste(original, alpha, painted)
+    there = resize(painted, Size(original.shape[1], original.shape[0]))
+    np.testing.assert_array_equal(original, before)
+    assert output.shape == original.shape
+    assert output.dtype == np.uint8
+    np.testing.assert_array_equal(output[alpha == 0], original[alpha == 0])
+    np.testing.assert_array_equal(output[alpha == 1][:, :3], there[alpha == 1])
+    assert (output[alpha == 1][:, 3:] == 255).all()
+    rgb = original[..., :3]
+    opaque = paste(rgb, alpha, painted).astype(float)
+    expected = rgb * (1 - alpha[..., None].astype(float)) + there.astype(float) * alpha[..., None]
+    assert np.abs(opaque - expected).max() <= 0.5 + 1e-3
+    rgba = paste(np.dstack([rgb, np.full(rgb.shape[:2], 255, np.uint8)]), alpha, painted)
+    assert np.abs(rgba[..., :3] - opaque).max() <= 1
+    assert (rgba[..., 3] == 255).all()
+
+
+def test_colours_hidden_under_transparency_do_not_shine_through() -> None:
+    hidden = np.zeros((1, 1, 4), np.uint8)
+    hidden[..., 1] = 255
+    red = np.array([[[255, 0, 0]]], np.uint8)
+    assert paste(hidden, np.full((1, 1), 0.5, np.float32), red)[0, 0].tolist() == [255, 0, 0, 128]
+
+
+def test_another_output_size_resizes_the_original_first() -> None:
+    random = np.random.default_rng(0)
+    original = random.integers(0, 256, (30, 40, 4), np.uint8)
+    painted = random.integers(0, 256, (16, 16, 3), np.uint8)
+    alpha = np.zeros((30, 40), np.float32)
+    alpha[10:20, 10:20] = 1
+    output = paste(original, alpha, painted, Size(80, 60))
+    there = np.asarray(Image.fromarray(original).resize((80, 60), Image.Resampling.LANCZOS))
+    scaled = resize_alpha(alpha, Size(80, 60))
+    assert output.shape == (60, 80, 4)
+    np.testing.assert_array_equal(output[scaled == 0], there[scaled == 0])
+    assert (scaled[24:36, 24:36] == 1).all()
+    assert (scaled[:16] == 0).all()
+
+
+@given(scale=st.integers(1, 4), value=st.floats(0, 1, width=32))
+def test_resized_alpha_stays_in_range(scale: int, value: float) -> None:
+    alpha = np.full((8, 8), value, np.float32)
+    alpha[:4] = 0
+    for size in (Size(8 * scale, 8 * scale), Size(8 // scale, 8 // scale)):
+        resized = resize_alpha(alpha, size)
+        assert resized.dtype == np.float32
+        assert resized.shape == (size.height, size.width)
+        assert resized.min() >= 0
+        assert resized.max() <= 1
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_nothing_is_resized_where_sizes_agree(channels: int) -> None:
+    pixels = np.zeros((4, 5, channels), np.uint8)
+    assert resize(pixels, Size(5, 4)) is pixels
+
+
+@given(
+    crop=st.builds(Box, st.integers(0, 30), st.integers(0, 20), st.integers(4, 40), st.integers(4, 30)),
+    output=st.builds(Size, st.integers(20, 300), st.integers(20, 300)),
+    painted=st.builds(Size, st.integers(4, 100), st.integers(4, 100)),
+)
+def test_a_crop_lands_where_it_was_cut(crop: Box, output: Size, painted: Size) -> None:
+    """A ramp over the original, seen through the crop, is the same ramp over the output, to a level of its steps."""
+    original = Size(70, 50)
+    x = (crop.left + (np.arange(painted.width) + 0.5) / painted.width * crop.width) / original.width
+    y = (crop.top + (np.arange(painted.height) + 0.5) / painted.height * crop.height) / original.height
+    ramp = np.dstack(
+        [np.tile(x, (painted.height, 1)), np.tile(y[:, None], (1, painted.width)), np.zeros(painted[::-1])]
+    )
+    place, pixels = place_painted((ramp * 255).round().astype(np.uint8), crop, original, output)
+    assert pixels.shape == (place.height, place.width, 3)
+    ends = [(crop.left, crop.left + crop.width), (crop.top, crop.top + crop.height)]
+    for axis, limit in enumerate((original.width, original.height)):
+        start, length, total = place[axis], place[axis + 2], output[axis]
+        assert 0 <= start < start + length <= total
+        there = (start + np.arange(length) + 0.5) / total
+        expected = there.clip(ends[axis][0] / limit, ends[axis][1] / limit) * 255
+        found = pixels.mean(axis=axis)[:, axis]
+        step = 255 / limit * ((ends[axis][1] - ends[axis][0]) / painted[axis] + limit / total)
+        assert np.abs(found - expected).max() <= step + 2
+        assert start <= max(0, ends[axis][0] / limit * total - 1) + 1e-9  # the reach of resized alpha
+        assert start + length >= min(total, ends[axis][1] / limit * total + 1) - 1e-9
+
+
+def test_at_the_originals_size_a_crop_is_resized_to_its_box_and_no_more() -> None:
+    painted = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+    place, pixels = place_painted(painted, Box(5, 6, 32, 20), Size(70, 50), Size(70, 50))
+    assert place == (5, 6, 32, 20)
+    np.testing.assert_array_equal(pixels, resize(painted, Size(32, 20)))
