@@ -22,7 +22,7 @@ from giornata_tools.cli.options import option_name
 
 
 class AdapterParamType(click.ParamType[dict[str, object]]):
-    """What `read` makes the fields of an adapter, which are validated later; its ValueError tells what is wrong."""
+    """The fields of an adapter, which `read` makes of a text; they are validated later, and a ValueError tells why not."""
 
     def __init__(self, name: str, read: Callable[[str], dict[str, object]]) -> None:
         self.name, self._read = name, read
