@@ -422,7 +422,11 @@ def checkpoint() -> Checkpoint:
 @pytest.fixture(scope="module")
 def profile() -> Profile:
     return PROFILE.model_copy(
-        update={"device": device_name(torch.device("cpu")), "blocks": OF.operations.specs}
+        update={
+            "model_digest": CARD.digest,
+            "device": device_name(torch.device("cpu")),
+            "blocks": OF.operations.specs,
+        }
     )
 
 
