@@ -100,7 +100,7 @@ def _parts(folder: Path, extra: str) -> list[Path]:
         return [folder / "giornata_tools" / "lora_profiler"]
     if folder == LAB:
         return [folder / "giornata_lab" / name for name in ("baseline", "demo", "model", "quality")]
-    return [folder / "giornata_tools" / name for name in ("lora_profiler", "launcher", "model")]
+    return [folder / "giornata_tools" / name for name in ("lora_profiler", "launcher")]
 
 
 EXTRAS = [(folder, name) for folder in FOLDERS for name in _extras(folder)]

@@ -12,10 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from giornata.planning.plans import (
-    BatchRow,
-    LoadLink,
-    Modes,
-    RowBlocks,
     evaluate_modes,
     exact_modes,
     greedy_modes,
@@ -23,9 +19,9 @@ from giornata.planning.plans import (
     plan_each_alone,
     prefix_batch,
     scanned,
-    takes,
     uniform_modes,
 )
+from giornata.planning.row_blocks import BatchRow, LoadLink, Modes, RowBlocks, takes
 from giornata.wire.values import BlockMode
 from tests.examples import examples
 from tests.present import present

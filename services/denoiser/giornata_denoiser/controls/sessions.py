@@ -301,7 +301,7 @@ class ControlNetSessionManager:
         self._losses: dict[RowKey, asyncio.Queue[Exception]] = {}
         self._closing: dict[tuple[RowKey, str], asyncio.Task[None]] = {}
         """Rows that an instance is being told to close."""
-        self.opened: OpenControls
+        self.opened: OpenControls[Any]
         """Set by the owner: it tells :meth:`lost`."""
 
     def lost(self, key: RowKey, reason: Exception) -> None:
@@ -365,7 +365,11 @@ class ControlNetSessionManager:
         return ControlNetUnavailable("The row was lost at its ControlNet instances.", received=reasons[-1])
 
     async def _asked_there(
-        self, row: Row, session: ControlNetSession, path: ControlDataPath, losses: asyncio.Queue[Exception]
+        self,
+        row: Row,
+        session: ControlNetSession[Any],
+        path: ControlDataPath,
+        losses: asyncio.Queue[Exception],
     ) -> Exception:
         """Let the engine ask for the row at an instance, until it is lost there: why it is."""
         taken = room_bytes(self._asking, row, session.behind)
@@ -383,7 +387,7 @@ class ControlNetSessionManager:
 
     async def _opened(
         self, request: RunRequest, row: Row, excluded: set[str], *, lost: bool
-    ) -> tuple[ControlNetSession, ControlDataPath]:
+    ) -> tuple[ControlNetSession[Any], ControlDataPath]:
         """The row at an instance that is not excluded; after a while, at any.
 
         One that was `lost` has been open: its ControlNets exist, though nobody may tell of them now.
@@ -434,7 +438,7 @@ class ControlNetSessionManager:
 
     async def _open_at(
         self, state: ServiceState, request: RunRequest, row: Row
-    ) -> tuple[ControlNetSession, ControlDataPath]:
+    ) -> tuple[ControlNetSession[Any], ControlDataPath]:
         """The row at this instance; by its next best data path where one cannot be had after all.
 
         Raises:

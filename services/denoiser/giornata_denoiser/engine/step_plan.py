@@ -22,14 +22,13 @@ from giornata.planning.operations import (
     sample_fields,
     step_work,
 )
-from giornata.planning.plans import (
+from giornata.planning.plans import BatchPlanner, plan_batch
+from giornata.planning.row_blocks import (
     SLABS,
-    BatchPlanner,
     BatchRow,
     BlockLoads,
     Counts,
     LoadLink,
-    plan_batch,
     row_blocks,
     slab_unit,
     takes,

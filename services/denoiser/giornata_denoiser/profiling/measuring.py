@@ -59,16 +59,39 @@ ProgressBar = Callable[[Sequence[int]], Iterable[int]]
 """Passes on what it is given, one by one, and may show how far it is."""
 
 
+STABLE: Final = 0.1
+"""Times that differ from their median by at most this share agree with it."""
+MORE_ROUNDS: Final = 6
+"""At most so many rounds follow for what is not stable yet."""
+
+
 def measure_medians(
     things: Sequence[T], measure: Callable[[T], float], *, rounds: int, seed: int, bar: ProgressBar = iter
 ) -> list[float]:
-    """The median time of every thing, in ms; each round takes all of them in an order of its own."""
+    """The median time of every thing, in ms; each round takes all of them in an order of its own.
+
+    What is not stable by then, because most of its times do not agree with their median, is measured again.
+    """
     chance = random.Random(seed)  # noqa: S311 - an order, not a secret
-    order = [index for _ in range(rounds) for index in chance.sample(range(len(things)), len(things))]
     times: list[list[float]] = [[] for _ in things]
-    for index in bar(order):
-        times[index].append(measure(things[index]))
+
+    def take(order: Sequence[int]) -> None:
+        for index in bar(order):
+            times[index].append(measure(things[index]))
+
+    take([index for _ in range(rounds) for index in chance.sample(range(len(things)), len(things))])
+    for _ in range(MORE_ROUNDS):
+        unstable = [index for index, of_one in enumerate(times) if not _agree(of_one)]
+        if not unstable:
+            break
+        take(chance.sample(unstable, len(unstable)))
     return [statistics.median(of_one) for of_one in times]
+
+
+def _agree(times: Sequence[float]) -> bool:
+    """Return whether more than half of these times lie near their median."""
+    median = statistics.median(times)
+    return 2 * sum(abs(each - median) <= STABLE * median for each in times) > len(times)
 
 
 class StepMeter:

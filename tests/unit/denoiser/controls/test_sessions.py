@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from giornata.bus.bus import Bus
 from giornata.control.link import slabs
+from giornata.control.link.client import ControlLink
 from giornata.control.link.messages import ControlFailed
 from giornata.control.link.server import Listener
 from giornata.wire.controlnets import (
@@ -95,7 +96,7 @@ class Bench:
     wire: Wire
     instances: ControlNetInstances
     sessions: ControlNetSessionManager
-    opened: OpenControls
+    opened: OpenControls[ControlLink]
     resumed: asyncio.Queue[str]
 
     async def asked(self) -> None:

@@ -20,13 +20,12 @@ from giornata.planning.operations import SequenceShape, StepWork, step_work
 from giornata.planning.plans import (
     BatchPlan,
     BatchPlanner,
-    BatchRow,
-    LoadLink,
     evaluate_modes,
     plan_batch,
     plan_each_alone,
     uniform_modes,
 )
+from giornata.planning.row_blocks import BatchRow, LoadLink
 from giornata.scheduling.cost_models import work_of
 from giornata.wire.values import BlockMode
 from giornata.wire.workers import StepSample

@@ -71,7 +71,7 @@ def test_specs_count_what_cells_texts_and_pairs_multiply(name: str) -> None:
         one = tiny_driven.row(of, Spec(grid=(height, 8), text_tokens=text))
         own = before * one.block_tokens + behind * one.image_tokens
         work = step_work(of.operations, one.shapes, [blocks])
-        return multiplications(of, one, BlockInputs()) - own, work.multiplications
+        return multiplications(of, one, BlockInputs()) - own, work.linear + work.attention
 
     (small, wanted_small), *others = (inside(*size) for size in ((4, TEXT), (8, TEXT), (4, 2 * TEXT)))
     for counted, wanted in others:

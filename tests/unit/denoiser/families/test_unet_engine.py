@@ -34,6 +34,7 @@ from giornata_denoiser.rows.template import CachedTemplate, Entry
 from giornata_denoiser.templates.identity import form_of, storage_budget
 from giornata_lab.bench.compute import tiny_flux, tiny_unet
 from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens, drawn
+from giornata_lab.bench.compute.workload import multiplications
 from tests.configs import configured
 from tests.contract.messages import CARD
 from tests.present import present
@@ -268,7 +269,7 @@ def test_blocks_without_an_input_to_keep_keep_keys_and_values() -> None:
 
 
 def test_its_costs_are_measured_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepMeter, "step_ms", lambda of, step: step.work(of.operations).multiplications)
+    monkeypatch.setattr(StepMeter, "step_ms", lambda of, step: multiplications(step.work(of.operations)))
     monkeypatch.setattr(StepMeter, "load_ms", lambda of, size: of.load_bytes(size))
     checkpoint: Any = SimpleNamespace(card=CARD, family=family(dtype=torch.float32))
     found, operations = calibrate(checkpoint, 8), checkpoint.family.operations

@@ -30,9 +30,10 @@ from giornata_denoiser.engine.slabs import Device
 from giornata_denoiser.families.network import ModelFamily
 from giornata_denoiser.families.preview_map import PreviewMap
 from giornata_denoiser.profiling import fitting
-from giornata_denoiser.profiling.__main__ import report
+from giornata_denoiser.profiling.__main__ import check_fits, report
 from giornata_denoiser.profiling.fitting import device_name, proportional_fit, read_profile, write_profile
 from giornata_denoiser.profiling.measuring import (
+    MORE_ROUNDS,
     RandomLoras,
     StepMeter,
     measure_medians,
@@ -218,6 +219,54 @@ def test_every_measurement_is_told() -> None:
     assert machine.measured == fitting.QUICK_ROUNDS * len(found.steps)
 
 
+def test_what_is_disturbed_is_measured_again_until_it_is_stable() -> None:
+    """One of two times of the third thing, and of the sixth, is far too long; the seventh is never the same twice."""
+    taken = list[int]()
+
+    def took(thing: int) -> float:
+        taken.append(thing)
+        count = taken.count(thing)
+        return 1018.0 if thing in {3, 6} and count == 1 else 10.0 * (3**count if thing == 7 else 1)
+
+    found = measure_medians(range(10), took, rounds=2, seed=0)
+    assert [ms for thing, ms in enumerate(found) if thing != 7] == [10.0] * 9
+    assert [taken.count(thing) for thing in range(10)] == [2, 2, 2, 3, 2, 2, 3, 2 + MORE_ROUNDS, 2, 2]
+
+
+def test_a_fit_that_does_not_tell_what_was_measured_is_refused_by_its_worst_samples() -> None:
+    found = measured(KnownMachine(), quick=True)
+
+    def check(found: fitting.ProfileMeasurements, least_r2: float = 0.9) -> None:
+        check_fits(profiled(found), found, {}, least_r2)
+
+    check(found)
+    slow = max(range(len(found.steps)), key=lambda index: len(found.steps[index].mixture.rows))
+    steps = [
+        step._replace(ms=step.ms * (50 if index == slow else 1)) for index, step in enumerate(found.steps)
+    ]
+    spoilt = replace(found, steps=tuple(steps))
+    with pytest.raises(
+        Failed, match=rf"of computing fits no line.*Worst: .* {steps[slow].ms:.3f} ms measured"
+    ) as told:
+        check(spoilt)
+    assert told.value.accepted == "0.9 and more"
+    check(spoilt, -1e9)
+    alike = [sample._replace(ms=1 + 0.01 * (index % 2)) for index, sample in enumerate(found.load_samples)]
+    check(replace(found, load_samples=tuple(alike)))  # R² says nothing where all times are alike
+    wild = [sample._replace(ms=1 + 5.0 * (index % 2)) for index, sample in enumerate(found.load_samples)]
+    with pytest.raises(Failed, match=r"of loading fits no line.*bytes"):
+        check(replace(found, load_samples=tuple(wild)))
+
+
+def profiled(found: fitting.ProfileMeasurements) -> Profile:
+    return fitting.profile(
+        Checkpoint(CARD, tiny_flux.family(fill=True), PREVIEW_MAP),
+        compute=fitting.fit_samples(COMPUTE, found.step_samples),
+        load=fitting.fit_samples(LOAD, found.load_samples),
+        activation=(2048.0, 1024.0),
+    )
+
+
 def test_mixtures_are_of_every_kind_and_within_the_extent() -> None:
     every = list_mixtures(EXTENT, 0)
     rows = [row for mixture in every for row in mixture.rows]
@@ -259,13 +308,7 @@ def test_a_few_steps_and_the_number_of_operations_tell_the_costs() -> None:
 
 def test_the_report_names_weights_units_and_the_worst() -> None:
     found = measured(KnownMachine(), quick=True)
-    profile = fitting.profile(
-        Checkpoint(CARD, tiny_flux.family(fill=True), PREVIEW_MAP),
-        compute=fitting.fit_samples(COMPUTE, found.step_samples),
-        load=fitting.fit_samples(LOAD, found.load_samples),
-        activation=(2048.0, 1024.0),
-    )
-    text = report(profile, found)
+    text = report(profiled(found), found)
     for part in (
         "Computing: R² 1.0000",
         "ms a multiplication of linear layers",

@@ -14,19 +14,22 @@ from diffusers import (
     StableDiffusionXLInpaintPipeline,
     UNet2DConditionModel,
 )
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
+from transformers import CLIPTextModelWithProjection, CLIPTokenizer
 
-from giornata_tools.model.random.autoencoders import NATIVE_PIXELS, autoencoder, sharpen
-from giornata_tools.model.random.text_encoders import (
-    CLIP_TOKENS,
+from giornata_lab.model.random.autoencoders import NATIVE_PIXELS, autoencoder, sharpen
+from giornata_lab.model.random.text_encoders import (
     CORPUS,
     T5_TOKENS,
+    clip_config,
+    clip_encoder,
     clip_tokenizer,
     text_encoders,
 )
 
 WIDTH: Final = 32
 """Width of each text encoder."""
+LAYERS: Final = 3
+"""Layers of each of CLIP's."""
 GAIN: Final = 2.0
 ATTENTION: Final = ("to_q.weight", "to_k.weight", "to_v.weight", "to_out.0.weight")
 JOINT: Final = (*ATTENTION, "norm_q.weight", "norm_k.weight", "norm_added_q.weight", "norm_added_k.weight")
@@ -56,7 +59,7 @@ def stable_diffusion(channels: int) -> StableDiffusionInpaintPipeline:
     sharpen(unet, GAIN, ATTENTION)
     return StableDiffusionInpaintPipeline(
         vae=autoencoder(4, 0.18215, quant=True),
-        text_encoder=_clip(tokenizer),
+        text_encoder=clip_encoder(tokenizer, width=WIDTH, layers=LAYERS).eval(),
         tokenizer=tokenizer,
         unet=unet,
         scheduler=PNDMScheduler(**BETAS, skip_prk_steps=True, set_alpha_to_one=False),
@@ -89,7 +92,7 @@ def stable_diffusion_xl(channels: int) -> StableDiffusionXLInpaintPipeline:
     sharpen(unet, GAIN, ATTENTION)
     return StableDiffusionXLInpaintPipeline(
         vae=autoencoder(4, 0.13025, quant=True),
-        text_encoder=_clip(tokenizer),
+        text_encoder=clip_encoder(tokenizer, width=WIDTH, layers=LAYERS).eval(),
         text_encoder_2=_clip_projected(tokenizer_2),
         tokenizer=tokenizer,
         tokenizer_2=tokenizer_2,
@@ -129,24 +132,5 @@ def stable_diffusion_3() -> StableDiffusion3InpaintPipeline:
     )
 
 
-def _clip(tokenizer: CLIPTokenizer) -> CLIPTextModel:
-    return CLIPTextModel(_clip_config(tokenizer)).eval()
-
-
 def _clip_projected(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
-    return CLIPTextModelWithProjection(_clip_config(tokenizer)).eval()
-
-
-def _clip_config(tokenizer: CLIPTokenizer) -> CLIPTextConfig:
-    return CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
-        projection_dim=WIDTH,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        max_position_embeddings=CLIP_TOKENS,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    return CLIPTextModelWithProjection(clip_config(tokenizer, WIDTH, LAYERS)).eval()

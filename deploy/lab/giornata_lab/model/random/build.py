@@ -1,6 +1,6 @@
 """Builds a small checkpoint of a family with random weights, in diffusers' layout and without a download.
 
-``python -m giornata_tools.model.random.build FOLDER --family flux-inpaint [--seed 0]``
+``python -m giornata_lab.model.random.build FOLDER --family flux-inpaint [--seed 0]``
 
 The folder loads with the family's inpainting pipeline like a published checkpoint; equal seeds give equal bytes. What
 it paints is texture: it exercises the system, it knows nothing of pictures.
@@ -18,7 +18,7 @@ import torch
 from diffusers import FluxFillPipeline, FluxInpaintPipeline, FluxKontextInpaintPipeline
 
 from giornata.families import Family
-from giornata_tools.model.random.flow_transformers import (
+from giornata_lab.model.random.flow_transformers import (
     chroma,
     flux,
     flux2,
@@ -30,7 +30,7 @@ from giornata_tools.model.random.flow_transformers import (
     qwen_image_edit_plus,
     z_image,
 )
-from giornata_tools.model.random.stable_diffusion import (
+from giornata_lab.model.random.stable_diffusion import (
     stable_diffusion,
     stable_diffusion_3,
     stable_diffusion_xl,

@@ -26,16 +26,15 @@ from diffusers import (
     ZImageTransformer2DModel,
 )
 
-from giornata_prepost.families.processors import PICTURE, QwenTextProcessor
-from giornata_tools.model.random.autoencoders import (
+from giornata_lab.model.random.autoencoders import (
     autoencoder,
     klein_autoencoder,
     qwen_21_autoencoder,
     qwen_autoencoder,
     sharpen,
 )
-from giornata_tools.model.random.stable_diffusion import GAIN, JOINT, WIDTH
-from giornata_tools.model.random.text_encoders import (
+from giornata_lab.model.random.stable_diffusion import GAIN, JOINT, WIDTH
+from giornata_lab.model.random.text_encoders import (
     CHAT_IN_PARTS,
     CORPUS,
     T5_TOKENS,
@@ -50,11 +49,20 @@ from giornata_tools.model.random.text_encoders import (
     qwen_vl,
     text_encoders,
 )
+from giornata_prepost.families.processors import PICTURE, QwenTextProcessor
 
 # Small checkpoints of Flux, Flux Kontext and Flux Fill with random weights.
 
 
 P = TypeVar("P", FluxInpaintPipeline, FluxKontextInpaintPipeline, FluxFillPipeline)
+
+SHIFTED_BY_SIZE: Final[dict[str, Any]] = {
+    "shift": 3.0,
+    "use_dynamic_shifting": True,
+    "base_shift": 0.5,
+    "max_shift": 1.15,
+}
+"""The configuration that FLUX.1-dev and FLUX.1-Fill-dev publish; what it leaves out is diffusers' default."""
 
 LATENT_CHANNELS: Final = 16
 VAE_SCALE_FACTOR: Final = 8
@@ -87,26 +95,13 @@ def flux(kind: type[P]) -> P:
     vae = autoencoder(LATENT_CHANNELS, 0.3611, 0.1159)
     text = text_encoders(CORPUS, T5_TOKENS, width=TEXT_WIDTH, layers=2)
     return kind(
-        scheduler=_scheduler(),
+        scheduler=FlowMatchEulerDiscreteScheduler(**SHIFTED_BY_SIZE),
         vae=vae,
         text_encoder=text.clip.eval(),
         tokenizer=text.clip_tokenizer,
         text_encoder_2=text.t5.eval(),
         tokenizer_2=text.t5_tokenizer,
         transformer=_transformer(FILL_CHANNELS if kind is FluxFillPipeline else PATCH_CHANNELS),
-    )
-
-
-def _scheduler() -> FlowMatchEulerDiscreteScheduler:
-    """The configuration that FLUX.1-dev and FLUX.1-Fill-dev publish."""
-    return FlowMatchEulerDiscreteScheduler(
-        num_train_timesteps=1000,
-        shift=3.0,
-        use_dynamic_shifting=True,
-        base_shift=0.5,
-        max_shift=1.15,
-        base_image_seq_len=256,
-        max_image_seq_len=4096,
     )
 
 
@@ -145,12 +140,6 @@ BLOCKS: Final[dict[str, Any]] = {
     "attention_head_dim": 32,
     "num_attention_heads": 2,
     "num_layers": 2,
-}
-SHIFTED_BY_SIZE: Final[dict[str, Any]] = {
-    "shift": 3.0,
-    "use_dynamic_shifting": True,
-    "base_shift": 0.5,
-    "max_shift": 1.15,
 }
 
 

@@ -93,10 +93,16 @@ def text_encoders(words: str, tokens: int, *, width: int, layers: int) -> TextEn
 
 def clip_encoder(tokenizer: CLIPTokenizer, *, width: int, layers: int) -> CLIPTextModel:
     """CLIP's text encoder of random weights with four heads, for prompts as long as `tokenizer` pads them."""
-    config = CLIPTextConfig(
+    return CLIPTextModel(clip_config(tokenizer, width, layers))
+
+
+def clip_config(tokenizer: CLIPTokenizer, width: int, layers: int) -> CLIPTextConfig:
+    """That of :func:`clip_encoder`; a projection of what it pools is as wide."""
+    return CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
         intermediate_size=2 * width,
+        projection_dim=width,
         num_hidden_layers=layers,
         num_attention_heads=4,
         max_position_embeddings=tokenizer.model_max_length,
@@ -104,7 +110,6 @@ def clip_encoder(tokenizer: CLIPTokenizer, *, width: int, layers: int) -> CLIPTe
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return CLIPTextModel(config)
 
 
 def clip_tokenizer(words: str = CORPUS, length: int = CLIP_TOKENS) -> CLIPTokenizer:
@@ -219,7 +224,6 @@ def qwen3_causal(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen3For
 
 def qwen_vl(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen2_5_VLForConditionalGeneration:
     """Qwen-Image's encoder, and Qwen-Image-Edit's, whose tokenizer knows :data:`VISION`."""
-    half = width // HEADS // 2
     text = {
         "vocab_size": len(tokenizer),
         "bos_token_id": None,
@@ -230,20 +234,9 @@ def qwen_vl(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen2_5_VLFor
         "num_attention_heads": HEADS,
         "num_key_value_heads": 2,
         "max_position_embeddings": 2048,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10_000.0,
-            "mrope_section": [half - 2 * (half // 3), half // 3, half // 3],
-        },
+        "rope_parameters": _rope(width),
     }
-    vision = {
-        "depth": 1,
-        "hidden_size": width,
-        "intermediate_size": width,
-        "num_heads": 2,
-        "out_hidden_size": width,
-        "fullatt_block_indexes": [0],
-    }
+    vision = _vision(width) | {"fullatt_block_indexes": [0]}
     places = dict(zip(VISION_IDS, map(tokenizer.convert_tokens_to_ids, VISION), strict=True))
     known = places if PICTURE in tokenizer.get_vocab() else {}
     config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, **known)
@@ -258,26 +251,27 @@ def picture_processor(tokenizer: Qwen2Tokenizer) -> QwenPictureProcessor:
 
 def qwen3_vl(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen3VLForConditionalGeneration:
     """Qwen-Image 2.1's encoder; its pictures' part is there, and no prompt reads it."""
-    half = width // HEADS // 2
-    text = _config(tokenizer, width, layers).to_dict() | {
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10_000.0,
-            "mrope_section": [half - 2 * (half // 3), half // 3, half // 3],
-            "mrope_interleaved": True,
-        }
-    }
+    text = _config(tokenizer, width, layers).to_dict()
+    text |= {"rope_parameters": _rope(width) | {"mrope_interleaved": True}}
     text.pop("model_type")
-    vision = {
-        "depth": 1,
-        "hidden_size": width,
-        "intermediate_size": width,
-        "num_heads": 2,
-        "out_hidden_size": width,
-        "deepstack_visual_indexes": [0],
-        "num_position_embeddings": 16,
-    }
+    vision = _vision(width) | {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
     return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision)).eval()
+
+
+def _rope(width: int) -> dict[str, Any]:
+    """Rotary embeddings of three axes."""
+    third, half = width // HEADS // 2 // 3, width // HEADS // 2
+    return {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "mrope_section": [half - 2 * third, third, third],
+    }
+
+
+def _vision(width: int) -> dict[str, Any]:
+    """A pictures' part of one block."""
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "out_hidden_size"), width)
+    return {**sizes, "depth": 1, "num_heads": 2}
 
 
 def _config(tokenizer: Qwen2Tokenizer, width: int, layers: int) -> Qwen3Config:
