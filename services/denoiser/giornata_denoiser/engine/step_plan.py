@@ -419,6 +419,11 @@ class StepPlanner:
         """What the loader's queue follows from, by row."""
         self._shared: WeakValueDictionary[tuple[object, ...], Slabs] = WeakValueDictionary()
 
+    @property
+    def keys(self) -> frozenset[RowKey]:
+        """Rows of which something that they take is held."""
+        return frozenset(self._running)
+
     def retain(self, keys: Collection[RowKey]) -> None:
         """Forget all rows but these."""
         for key in self._running.keys() - keys:

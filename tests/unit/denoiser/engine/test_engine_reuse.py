@@ -40,6 +40,7 @@ from giornata_lab.bench.compute import tiny_flux
 from giornata_lab.bench.compute.rows import changed
 from giornata_lab.bench.compute.tiny_flux import Spec
 from tests.examples import examples
+from tests.present import present
 from tests.unit.denoiser.engine.edits import (
     FORMS,
     GRID,
@@ -134,8 +135,7 @@ def test_any_modes_give_the_runs_own_step(seed: int, *, ahead: bool) -> None:
         made = engine(OF, planner=chaotic(seed), loader=loader if ahead else None, correction_bits=None)
         made.batch.submit([edit(OF, taken, spec, place)])
         report = made.step()
-    assert report is not None
-    (row,) = report.advanced
+    (row,) = present(report).advanced
     torch.testing.assert_close(row.latent[place.computed], wanted[place.computed], atol=FLOAT32, rtol=0)
 
 

@@ -38,6 +38,7 @@ from giornata_lab.bench.compute.tiny_unet import Everything, RecordedUnetTokens,
 from giornata_lab.bench.compute.workload import multiplications
 from tests.configs import configured
 from tests.contract.messages import CARD
+from tests.present import present
 from tests.unit.denoiser.engine.edits import Measured, engine, finished
 from tests.unit.denoiser.engine.test_masked import step
 from tests.unit.denoiser.engine.test_unkept import Unkept
@@ -95,8 +96,7 @@ class Corrected:
 
     def _part(self, block: int, part: str, own: Tensor | None) -> Tensor:
         def kept(entry: Entry) -> Tensor:
-            stored = entry.blocks[block].part(part)
-            assert stored is not None
+            stored = present(entry.blocks[block].part(part))
             return stored.data[WHERE.outside]
 
         if own is None:
@@ -191,8 +191,7 @@ def test_without_a_template_rows_take_what_their_last_step_in_full_made(fill: bo
     # What it leaves for the picture's next edits: what its steps in full were, of the unguided half.
     assert [entry.level for entry in ended.entries] == renewing.track.levels[[0, 3]].tolist()
     for (block, part), shown in seen[-1].parts.items():
-        stored = ended.entries[-1].blocks[block].part(part)
-        assert stored is not None
+        stored = present(ended.entries[-1].blocks[block].part(part))
         torch.testing.assert_close(stored.data, shown.flatten(1), atol=CLOSE, rtol=0)
 
 

@@ -74,9 +74,9 @@ def test_what_is_kept_of_a_row_goes_when_the_row_does(gone: type[ReleaseRows | F
     for step, fresh in enumerate((True, False)):
         assert isinstance(bench.compute(shared, held, step, fresh=fresh), RankStepEnded)
     (computing,) = bench.computing
-    assert computing.sources._running.keys() == {row.key}
+    assert computing.sources.keys == {row.key}
     bench.steps.take(gone((shared.number,)), ())
-    assert not computing.sources._running
+    assert not computing.sources.keys
     refused = bench.compute(shared, held, 2, fresh=False)
     assert isinstance(refused, RankStepFailed)
     assert refused.reason == "stale"

@@ -23,6 +23,7 @@ from torch import nn
 from giornata_lab.model import architecture, latents
 from giornata_lab.model.architecture import NATIVE_PIXELS, TEXT_TOKENS, TOKEN_PIXELS
 from giornata_lab.model.painter import UNGUIDED, Painter, Predictor
+from giornata_lab.model.random.text_encoders import TextEncoders
 from giornata_lab.model.scenes import Scene
 from giornata_lab.model.train import autoencoder
 from giornata_lab.model.train.pool import SceneBatch, encode_both, masks_of
@@ -39,7 +40,6 @@ from giornata_lab.model.train.run import (
     weighted_error,
 )
 from giornata_tools.checkout import TRAINED
-from giornata_tools.model.random.text_encoders import TextEncoders
 
 RATES: Final = (4e-3, 2e-3)
 """Learning rates of Muon and of AdamW."""
