@@ -22,7 +22,7 @@ from giornata_tools.cli.options import option_name
 
 
 class AdapterParamType(click.ParamType[dict[str, object]]):
-    """What `read` makes the fields of an adapter, which are validated later; its ValueError tells what is wrong."""
+    """An adapter as an option writes it: `read` makes its fields, which are validated later, or raises ValueError."""
 
     def __init__(self, name: str, read: Callable[[str], dict[str, object]]) -> None:
         self.name, self._read = name, read
